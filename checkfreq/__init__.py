@@ -1,0 +1,41 @@
+"""checkfreq: frequent, low-overhead, crash-safe checkpoints for PyTorch training.
+
+The names below are imported on first use (PEP 562): the persist worker and the
+command line run in a Python that never imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from checkfreq.checkpoint import CFCheckpoint as CFCheckpoint
+    from checkfreq.config import CFConfig as CFConfig
+    from checkfreq.manager import CFManager as CFManager
+    from checkfreq.policy.retention import KeepLast as KeepLast
+    from checkfreq.reader import load as load
+    from checkfreq.types import CFMode as CFMode
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "CFCheckpoint": "checkfreq.checkpoint",
+    "CFConfig": "checkfreq.config",
+    "CFManager": "checkfreq.manager",
+    "CFMode": "checkfreq.types",
+    "KeepLast": "checkfreq.policy.retention",
+    "load": "checkfreq.reader",
+}
+
+__all__ = ["CFCheckpoint", "CFConfig", "CFManager", "CFMode", "KeepLast", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'checkfreq' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,73 @@
+"""Every setting that is not an argument of CFManager: name, unit, default, check."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from checkfreq.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CFConfig:
+    """Settings of the machinery. Times in seconds, sizes in bytes.
+
+    Names and classes of state
+        verify_settled: compare live settled tensors with the snapshot at every barrier and
+            raise StateError on a difference (slow: for tests and for doubts).
+
+    Snapshot
+        num_slots: snapshots that can exist at once (one copying while one persists).
+        arena_slack: spare room in each slot, a fraction of the state, for state that grows.
+        host_memory_limit: most host memory for all slots; None means the cgroup's limit.
+        barrier_timeout_s: longest that a weight update waits for a copy.
+
+    Persist
+        writer_threads: threads that write one snapshot.
+        write_chunk_bytes: bytes per write call; a multiple of 4096.
+        max_write_bytes_per_s: rate limit of persists; None means none.
+        persist_timeout_s: a persist that takes longer is a failure and its worker is replaced.
+        takeover_s: how long to wait for the previous run's worker to let go of the directory.
+        close_timeout_s: longest that close() waits for work in flight.
+        nice: niceness of the worker process.
+
+    Stopping
+        stop_signals: names of the signals that mean "save and stop".
+    """
+
+    verify_settled: bool = False
+    num_slots: int = 2
+    arena_slack: float = 0.05
+    host_memory_limit: int | None = None
+    barrier_timeout_s: float = 600.0
+    writer_threads: int = 4
+    write_chunk_bytes: int = 8 << 20
+    max_write_bytes_per_s: int | None = None
+    persist_timeout_s: float = 1800.0
+    takeover_s: float = 60.0
+    close_timeout_s: float = 1800.0
+    nice: int = 10
+    stop_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1")
+
+    def __post_init__(self) -> None:
+        for name in ("num_slots", "writer_threads", "write_chunk_bytes"):
+            _require(self, name, getattr(self, name) >= 1, "at least 1")
+        for name in ("barrier_timeout_s", "persist_timeout_s", "takeover_s", "close_timeout_s"):
+            value = getattr(self, name)
+            _require(self, name, math.isfinite(value) and value >= 0, "a finite number >= 0")
+        for name in ("host_memory_limit", "max_write_bytes_per_s"):
+            value = getattr(self, name)
+            _require(self, name, value is None or value > 0, "None or more than 0 bytes")
+        _require(self, "write_chunk_bytes", self.write_chunk_bytes % 4096 == 0, "a multiple of 4096")
+        _require(self, "arena_slack", 0 <= self.arena_slack <= 1, "a fraction from 0 to 1")
+        _require(self, "nice", 0 <= self.nice <= 19, "from 0 to 19")
+
+
+def _require(config: CFConfig, name: str, holds: bool, expected: str) -> None:
+    if not holds:
+        raise ConfigError(f"CFConfig.{name}: expected {expected}, got {getattr(config, name)!r}")
+
+
+def setting_names() -> tuple[str, ...]:
+    """Names of all settings, in order."""
+    return tuple(field.name for field in fields(CFConfig))

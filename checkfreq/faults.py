@@ -1,0 +1,121 @@
+"""Named instants at which a test can kill, fail or pause a process.
+
+A point is passed by calling ``reach("commit.rename")``. With no script installed that is one
+attribute test. A script comes from the environment variable ``CHECKFREQ_FAULT``, so that it
+crosses ``exec``: ``point:action[:hit]`` clauses joined by ``;`` where ``hit`` counts passes
+of that point from 1 (default 1; ``*`` is every pass) and ``action`` is one of
+
+* ``kill-self``, ``kill-peer``, ``kill-both``: SIGKILL of this process, of the other one
+  (trainer or worker), or of both, the other one first;
+* ``raise-ENOSPC`` or any other errno name: an OSError from that point;
+* ``pause-FILE``: wait until FILE exists (at most 60 s), having created ``FILE.reached``.
+
+``CHECKFREQ_FAULT_LOG`` names a file to which each reached point is appended.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+#: Every instant of an attempt, in the order in which an undisturbed one passes them.
+#: Those under ``snapshot.`` and ``socket.`` are passed by the trainer, the others by the worker.
+POINTS: tuple[str, ...] = (
+    "snapshot.copy_start",
+    "snapshot.copy_end",
+    "socket.send",
+    "worker.receive",
+    "commit.mkdir",
+    "commit.write",
+    "commit.truncate",
+    "commit.sync_payload",
+    "commit.write_manifest",
+    "commit.sync_manifest",
+    "commit.sync_temp_dir",
+    "commit.supersede",
+    "commit.rename",
+    "commit.sync_parent",
+    "commit.pointer",
+    "worker.reply",
+    "socket.receive",
+    "slot.release",
+    "prune.remove",
+)
+
+_ENV = "CHECKFREQ_FAULT"
+_ENV_LOG = "CHECKFREQ_FAULT_LOG"
+_PAUSE_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Clause:
+    action: str
+    hit: int | None  # None: every pass
+
+
+def _parse(script: str) -> dict[str, _Clause]:
+    clauses = {}
+    for part in filter(None, script.split(";")):
+        point, action, *hit = part.split(":")
+        if point not in POINTS:
+            raise ValueError(f"{_ENV} names an unknown point {point!r}; known: {', '.join(POINTS)}")
+        text = hit[0] if hit else "1"
+        clauses[point] = _Clause(action, None if text == "*" else int(text))
+    return clauses
+
+
+class _Script:
+    def __init__(self) -> None:
+        self._clauses = _parse(os.environ.get(_ENV, ""))
+        self._log = os.environ.get(_ENV_LOG)
+        self._passes = dict.fromkeys(POINTS, 0)
+        self.peer_pid: int | None = None
+        self.active = bool(self._clauses or self._log)
+
+    def reach(self, point: str) -> None:
+        self._passes[point] += 1
+        if self._log is not None:
+            _append(self._log, point)
+        clause = self._clauses.get(point)
+        if clause is not None and clause.hit in (None, self._passes[point]):
+            self._act(point, clause.action)
+
+    def _act(self, point: str, action: str) -> None:
+        if action in ("kill-peer", "kill-both") and self.peer_pid is not None:
+            os.kill(self.peer_pid, signal.SIGKILL)
+        if action in ("kill-self", "kill-both"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action.startswith("raise-"):
+            code = getattr(errno, action.removeprefix("raise-"))
+            raise OSError(code, f"{os.strerror(code)} (injected at {point})")
+        if action.startswith("pause-"):
+            _pause(action.removeprefix("pause-"))
+
+
+def _append(path: str, point: str) -> None:
+    with open(path, "a") as log:
+        log.write(point + "\n")
+
+
+def _pause(path: str) -> None:
+    _append(path + ".reached", "")
+    deadline = time.monotonic() + _PAUSE_LIMIT_S
+    while not os.path.exists(path) and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+_script = _Script()
+
+
+def set_peer(pid: int | None) -> None:
+    """Tell which process ``kill-peer`` means."""
+    _script.peer_pid = pid
+
+
+def reach(point: str) -> None:
+    """Pass a fault point; does nothing unless a script is installed."""
+    if _script.active:
+        _script.reach(point)

@@ -1,0 +1,48 @@
+"""Small closed sets and values shared by every layer. No torch, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+#: What ``json.loads`` can return.
+Json: TypeAlias = Any
+
+
+class CFMode(Enum):
+    """Who chooses the interval: the profiler (AUTO) or the user's ``chk_freq`` (MANUAL)."""
+
+    AUTO = "auto"
+    MANUAL = "manual"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor in a file image.
+
+    ``name`` is its key in the safetensors header; ``dtype`` torch's name without the
+    ``torch.`` ("bfloat16"); ``offset`` counts bytes from the start of the file.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileSpec:
+    """One safetensors file: where its image lies in an arena slot, and what it holds.
+
+    ``slot_offset`` is page aligned. The image is ``header_bytes`` of header (8-byte length
+    and JSON padded to a page) followed by the tensors without holes; ``num_bytes`` is its
+    exact length, and the slot has room up to the next page boundary.
+    """
+
+    name: str
+    slot_offset: int
+    num_bytes: int
+    header_bytes: int
+    tensors: tuple[TensorSpec, ...]
