@@ -29,8 +29,7 @@ class UpdateGate:
         self._boundary_attempts = 0
         self._boundary_declared = 0
         self._hooks = [
-            optimizer.register_step_pre_hook(self._before_step)
-            for optimizer in optimizers.values()
+            optimizer.register_step_pre_hook(self._before_step) for optimizer in optimizers.values()
         ]
 
     @property

@@ -16,8 +16,9 @@ from pathlib import Path
 from xxhash import xxh3_64_hexdigest
 
 from checkfreq.errors import CorruptCheckpointError
-from checkfreq.store.fileops import FileOps, ReadFile
+from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import FileEntry, Manifest
+from checkfreq.store.store import CheckpointStore
 
 PAGE_BYTES = 4096
 _NUM_DIGEST_THREADS = 2
@@ -37,20 +38,20 @@ def room_for(manifest: Manifest) -> int:
 
 
 def read_images(
-    folder: Path,
+    store: CheckpointStore,
     manifest: Manifest,
     buffer: memoryview,
     *,
-    ops: FileOps,
     num_threads: int = 4,
     chunk_bytes: int = 8 << 20,
 ) -> Mapping[str, Image]:
-    """Read all files of a checkpoint into ``buffer`` (page aligned, ``room_for`` bytes).
+    """Read all files of a committed step into ``buffer`` (page aligned, ``room_for`` bytes).
 
     Returns the image of each file by its name. Raises CorruptCheckpointError at the first
     wrong size or digest, or missing file; other OSErrors pass through.
     """
     images: dict[str, Image] = {}
+    folder = store.path(manifest.step)
     start = 0
     with (
         ExitStack() as stack,
@@ -59,7 +60,7 @@ def read_images(
     ):
         checks: list[Future[None]] = []
         for entry in manifest.files:
-            file = _open(folder / entry.name, entry, ops)
+            file = store.open_payload(manifest.step, entry)
             stack.callback(file.close)
             area = buffer[start : start + _round_up(entry.num_bytes)]
             start += len(area)
@@ -84,30 +85,12 @@ def _first_error(checks: Sequence[Future[None]]) -> None:
         raise
 
 
-def _open(path: Path, entry: FileEntry, ops: FileOps) -> ReadFile:
-    try:
-        file = ops.open_for_read(path)
-    except FileNotFoundError:
-        raise CorruptCheckpointError(
-            str(path), check="file", expected="present", got="missing"
-        ) from None
-    if file.size != entry.num_bytes:
-        size = file.size
-        file.close()
-        raise CorruptCheckpointError(
-            str(path), check="size in bytes", expected=entry.num_bytes, got=size
-        )
-    return file
-
-
 def _read_chunk(file: ReadFile, area: memoryview, start: int, chunk_bytes: int) -> None:
     end = min(start + chunk_bytes, len(area))
-    at = start
-    while at < min(end, file.size):
-        count = file.preadinto(area[at:end], at)
-        if count == 0:
-            raise OSError(f"unexpected end of file at byte {at}")
-        at += count
+    wanted = min(end, file.size) - start
+    got = file.preadinto(area[start:end], start)
+    if got != wanted:
+        raise OSError(f"expected {wanted} bytes at byte {start}, got {got}: the file shrank")
 
 
 def _submit_checks(
@@ -119,7 +102,7 @@ def _submit_checks(
 ) -> Iterator[Future[None]]:
     entry = image.entry
     parts = [("header", 0, entry.header_bytes, entry.header_digest)]
-    parts += [(f"tensor {t.name}", t.offset, t.num_bytes, t.digest) for t in entry.tensors]
+    parts += [(f"tensor {t.name}", t.offset, t.num_bytes, t.digest) for t in entry.in_file_order()]
     for group in _groups(parts, chunk_bytes):
         yield pool.submit(_check, str(folder / entry.name), image, group, reads, chunk_bytes)
 
@@ -147,7 +130,9 @@ def _check(
             reads[index].result()
         got = xxh3_64_hexdigest(image.view[start : start + num_bytes])
         if got != expected:
-            raise CorruptCheckpointError(path, check=f"digest of {name}", expected=expected, got=got)
+            raise CorruptCheckpointError(
+                path, check=f"digest of {name}", expected=expected, got=got
+            )
 
 
 def _round_up(num_bytes: int) -> int:

@@ -37,7 +37,9 @@ class StopNotice:
     def install(self) -> None:
         """Start listening; only the main thread may, elsewhere it says so and does nothing."""
         if threading.current_thread() is not threading.main_thread():
-            logger.warning("stop signals are not watched: CFManager was made outside the main thread")
+            logger.warning(
+                "stop signals are not watched: CFManager was made outside the main thread"
+            )
             return
         for number in self._numbers:
             self._previous[number] = signal.signal(number, self._handle)

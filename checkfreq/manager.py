@@ -324,7 +324,9 @@ class CFManager:
 
     def _is_written(self) -> bool:
         book = self._persistence.book
-        return book.last_durable_step == self._global_step or book.find(self._global_step) is not None
+        return (
+            book.last_durable_step == self._global_step or book.find(self._global_step) is not None
+        )
 
     def _capture(self) -> CapturedState:
         positions = {name: source.state_dict() for name, source in self._sources.items()}

@@ -24,6 +24,7 @@ from checkfreq.persist.persister import Persister
 from checkfreq.policy.lifecycle import AttemptState
 from checkfreq.policy.retention import CheckpointInfo, RetentionPolicy
 from checkfreq.snapshot.arena import Slot
+from checkfreq.store.marks import Mark
 from checkfreq.store.store import CheckpointStore
 from checkfreq.types import Json
 
@@ -67,18 +68,16 @@ class Persistence:
             self._known = {}
             marks = self.store.marks()
             for step in self.store.steps():
-                self._learn(step, marks.get(step))
+                self._learn(step, marks.get(step, Mark()))
 
-    def _learn(self, step: int, mark: object) -> None:
+    def _learn(self, step: int, mark: Mark) -> None:
         """Note an existing checkpoint; one that cannot be read is left alone by retention."""
         assert self._known is not None
         try:
-            manifest = self.store.manifest(step)
+            self.store.manifest(step)
         except (CheckFreqError, OSError):
             return
-        keep = manifest.keep or bool(getattr(mark, "keep", False))
-        metrics = {**manifest.metrics, **(getattr(mark, "metrics", None) or {})}
-        self._known[step] = CheckpointInfo(step, keep=keep, metrics=metrics)
+        self._known[step] = CheckpointInfo(step, keep=mark.keep, metrics=mark.metrics)
 
     # ---- attempts
 
@@ -141,7 +140,9 @@ class Persistence:
     def close(self, *, timeout_s: float) -> None:
         """Let the worker finish and exit."""
         if not self.persister.close(timeout_s=timeout_s):
-            logger.error("the persist worker did not finish within %.0f s and was killed", timeout_s)
+            logger.error(
+                "the persist worker did not finish within %.0f s and was killed", timeout_s
+            )
 
     def record(self, kind: str, step: int, **data: object) -> None:
         """Note an event: in memory and in events.jsonl."""
@@ -159,7 +160,9 @@ class Persistence:
             case p.OpenFailed():
                 raise ConfigError(f"the persist worker lost the directory: {reply.message}")
             case p.Trouble():
-                logger.error("%s failed: %s\n%s", reply.request, reply.message, reply.child_traceback)
+                logger.error(
+                    "%s failed: %s\n%s", reply.request, reply.message, reply.child_traceback
+                )
                 self.record("trouble", -1, request=reply.request, message=reply.message)
             case p.Done(request="Prune"):
                 self._pruned(reply.steps)

@@ -14,7 +14,6 @@ from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
 from checkfreq.images import Image, read_images, room_for
 from checkfreq.snapshot.apply import Loaded, RestorePlan, prepare
-from checkfreq.store.fileops import LocalFileOps
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import CheckpointStore, Rejected
 
@@ -41,8 +40,7 @@ class Restorer:
     """Reads checkpoints of one directory; never writes to it."""
 
     def __init__(self, chk_dir: Path, *, buffers: BufferSource, num_threads: int = 4) -> None:
-        self._ops = LocalFileOps()
-        self._store = CheckpointStore(chk_dir, ops=self._ops)
+        self._store = CheckpointStore(chk_dir)
         self._buffers = buffers
         self._num_threads = num_threads
 
@@ -56,11 +54,13 @@ class Restorer:
             self._require(step)
             manifest, images = self._read(step)
             return Found(step, manifest, images, ())
-        if not self._store.steps():
-            self._require_untouched()
+        try:
+            newest = self._store.newest_valid(check=self._read)
+        except NoCheckpointError:
+            self._require_none_set_aside()
             return None
-        found, (manifest, images), rejected = self._store.newest_valid(check=self._read)
-        return Found(found, manifest, images, tuple(rejected))
+        manifest, images = newest.value
+        return Found(newest.step, manifest, images, newest.rejected)
 
     def _require(self, step: int) -> None:
         steps = self._store.steps()
@@ -68,25 +68,21 @@ class Restorer:
             there = ", ".join(map(str, steps)) or "none"
             raise NoCheckpointError(f"{self._store.root} has no step {step}; it has: {there}")
 
-    def _require_untouched(self) -> None:
-        """No checkpoint is fine on a first run, but not when all were set aside."""
-        for name in ("quarantine", "superseded"):
-            aside = self._store.root / name
-            if aside.is_dir() and any(aside.iterdir()):
-                raise CorruptCheckpointError(
-                    str(self._store.root),
-                    check="checkpoints",
-                    expected="at least one that validates",
-                    got=f"none, but some in {name}/; move one back, or pass fresh=True",
-                )
+    def _require_none_set_aside(self) -> None:
+        """No checkpoint is fine on a first run, but not when a crash left them all set aside."""
+        aside = self._store.root / "superseded"
+        if aside.is_dir() and any(aside.iterdir()):
+            raise NoCheckpointError(
+                f"{self._store.root} holds no checkpoint, but {aside.name}/ does: move one back, "
+                "or pass fresh=True"
+            )
 
     def _read(self, step: int) -> tuple[Manifest, Mapping[str, Image]]:
         manifest = self._store.manifest(step)
         images = read_images(
-            self._store.path(step),
+            self._store,
             manifest,
             self._buffers(room_for(manifest)),
-            ops=self._ops,
             num_threads=self._num_threads,
         )
         return manifest, images
@@ -102,6 +98,4 @@ def plan_restore(
     strict: bool,
 ) -> RestorePlan:
     """Compare a checkpoint with the live objects; raises MismatchError, changes nothing."""
-    return prepare(
-        chk, found.loaded(), only=only, exclude=exclude, strict=strict, path=str(path)
-    )
+    return prepare(chk, found.loaded(), only=only, exclude=exclude, strict=strict, path=str(path))

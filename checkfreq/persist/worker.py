@@ -158,7 +158,9 @@ class Desk:
             case p.Prune():
                 return tuple(self._store.prune(request.steps))
             case p.AddMark():
-                self._store.add_mark(request.step, keep=request.keep, metrics=request.metrics)
+                self._store.add_mark(
+                    request.step, keep=request.keep or None, metrics=request.metrics
+                )
             case p.Quarantine():
                 self._store.quarantine(request.step, request.reason)
         return (request.step,)
@@ -178,9 +180,10 @@ class _Attempt:
         request, store = self._request, self._desk._store
         files = self._desk._layouts[request.slot]
         num_bytes = sum(file.num_bytes for file in files)
-        store.require_free(num_bytes + _SPARE_BYTES)
         self.phase = "begin"
-        self._pending = store.begin(request.step, attempt=request.attempt)
+        self._pending = store.begin(
+            request.step, attempt=request.attempt, num_bytes=num_bytes + _SPARE_BYTES
+        )
         written = self._write(self._pending, files)
         write_s = time.monotonic() - start_s
         self.phase = "commit"
@@ -189,6 +192,7 @@ class _Attempt:
         result = store.commit(
             self._pending, self._manifest(written), supersede_after=request.supersede_after
         )
+        self._add_marks()
         return p.Committed(
             attempt=request.attempt,
             step=request.step,
@@ -201,18 +205,15 @@ class _Attempt:
 
     def _write(self, pending: Pending, files: tuple[FileSpec, ...]) -> WriteResult:
         self.phase = "write"
-        payloads = [
-            pending.create_payload(file.name, num_bytes=file.num_bytes) for file in files
-        ]
+        payloads = [pending.create_payload(file.name, file.num_bytes) for file in files]
         try:
             with memoryview(self._desk._slots[self._request.slot]) as slot:
                 written = self._desk._writer.write(files, slot, payloads)
             self.phase = "sync"
             for file, payload in zip(files, payloads, strict=True):
-                pending.finish_payload(payload, num_bytes=file.num_bytes)
+                pending.finish_payload(payload, file.num_bytes)
         finally:
-            for payload in payloads:
-                payload.close()
+            pending.close()
         return written
 
     def _manifest(self, written: WriteResult) -> Manifest:
@@ -225,9 +226,12 @@ class _Attempt:
             versions=request.versions,
             files=written.files,
             objects=request.objects,
-            keep=request.keep,
-            metrics=request.metrics,
         )
+
+    def _add_marks(self) -> None:
+        request = self._request
+        if request.keep or request.metrics:
+            self._desk.carry_out(p.AddMark(request.step, request.keep, request.metrics))
 
     def clean_up(self) -> None:
         if self._pending is not None:

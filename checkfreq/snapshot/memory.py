@@ -13,7 +13,11 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def available_host_bytes(
-    *, v2: Path = _V2, v1: Path = _V1, meminfo: Path = _MEMINFO, own: Path = Path("/proc/self/cgroup")
+    *,
+    v2: Path = _V2,
+    v1: Path = _V1,
+    meminfo: Path = _MEMINFO,
+    own: Path = Path("/proc/self/cgroup"),
 ) -> int | None:
     """Return the bytes of host memory still available to this process; None if unknown.
 
@@ -24,10 +28,7 @@ def available_host_bytes(
     candidates = [
         _machine_available(meminfo),
         *(_left(v2 / g, "memory.max", "memory.current") for g in groups),
-        *(
-            _left(v1 / g, "memory.limit_in_bytes", "memory.usage_in_bytes")
-            for g in groups
-        ),
+        *(_left(v1 / g, "memory.limit_in_bytes", "memory.usage_in_bytes") for g in groups),
     ]
     known = [value for value in candidates if value is not None]
     return min(known) if known else None

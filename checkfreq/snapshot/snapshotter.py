@@ -84,9 +84,7 @@ class Snapshotter:
         for slot in self._arena.slots:
             self._listener.share_slot(slot.index, fd=slot.fd, num_bytes=slot.num_bytes)
 
-    def take(
-        self, captured: CapturedState, slot: Slot, *, on_copied: OnCopied
-    ) -> Snapshot:
+    def take(self, captured: CapturedState, slot: Slot, *, on_copied: OnCopied) -> Snapshot:
         """Begin a snapshot into ``slot``; ``make_room`` came before with the same state."""
         layout = self._layout
         assert layout is not None
