@@ -439,7 +439,7 @@ class CFManager:
         )
         plan.apply()
         self._continue_from(found, explicit=step is not None)
-        self._set_positions(found, only=only, exclude=exclude)
+        self._set_positions(plan.positions)
         plan.apply_rng()
         self._apply_rng = plan.apply_rng
         return True
@@ -475,12 +475,8 @@ class CFManager:
         lost = max((r.step for r in found.rejected), default=found.step) - found.step
         self._persistence.record("restored", found.step, steps_lost=lost)
 
-    def _set_positions(
-        self, found: Found, *, only: Collection[str] | None, exclude: Collection[str]
-    ) -> None:
-        for name, state in found.positions().items():
-            if name in exclude or (only is not None and name not in only):
-                continue
+    def _set_positions(self, positions: Mapping[str, dict[str, Any]]) -> None:
+        for name, state in positions.items():
             if name in self._sources:
                 self._sources[name].load_state_dict(state)
             else:

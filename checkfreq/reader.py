@@ -46,8 +46,7 @@ def load(
         logger.warning("step %d does not validate, skipped: %s", rejected.step, rejected.error)
     if into is not None:
         _load_into(found, into, chk_dir, only=only, strict=strict)
-    state = materialise(found.loaded())
-    return {name: tree for name, tree in state.items() if only is None or name in only}
+    return materialise(found.loaded(), only=only, path=str(chk_dir))
 
 
 def _load_into(

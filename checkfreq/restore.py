@@ -13,7 +13,7 @@ from pathlib import Path
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
 from checkfreq.images import Image, read_images, room_for
-from checkfreq.snapshot.apply import Loaded, RestorePlan, prepare
+from checkfreq.snapshot.apply import Loaded, LoadedFile, RestorePlan, prepare
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import CheckpointStore, Rejected
 
@@ -32,8 +32,10 @@ class Found:
 
     def loaded(self) -> Loaded:
         """What ``snapshot.apply`` works on."""
-        views = {name: image.view for name, image in self.images.items()}
-        return Loaded(self.manifest.objects, self.manifest.files, views)
+        files = {
+            name: LoadedFile(image.entry.tensors, image.view) for name, image in self.images.items()
+        }
+        return Loaded(self.manifest.objects, files)
 
 
 class Restorer:

@@ -101,11 +101,14 @@ class Snapshotter:
         return self._engine.barrier(timeout_s=self._config.barrier_timeout_s)
 
     def changed_settled(self) -> list[str]:
-        """Settled tensors that differ from the latest snapshot while its slot still holds it."""
-        if self._latest is None or self._latest.slot.is_free:
+        """Settled tensors that differ from the snapshot at the first update after it.
+
+        Empty without ``CFConfig.verify_settled``, and for every later update.
+        """
+        latest, self._latest = self._latest, None
+        if latest is None or latest.slot.is_free:
             return []
-        settled = [copy for copy in self._latest.copies if copy.settled]
-        return differing(settled, self._latest.slot)
+        return differing([copy for copy in latest.copies if copy.settled], latest.slot)
 
     def _prepare(self, slot: Slot, layout: StateLayout) -> None:
         if slot.layout is layout:
