@@ -119,8 +119,10 @@ class Position:
             numbers["step"],
             Ledger.from_dict(state["ledger"]),
             Layout(
-                *(_count(layout, name) for name in ("world", "batch", "workers")),
-                versions=tuple(layout["versions"].items()),
+                _count(layout, "world"),
+                _count(layout, "batch"),
+                _count(layout, "workers"),
+                tuple(layout["versions"].items()),
             ),
         )
 
