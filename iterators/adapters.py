@@ -31,7 +31,10 @@ ADAPTERS: tuple[Callable[[Any, int], Adapter | None], ...] = (_torch_adapter,)
 
 
 def adapted(loader: Iterable[Any] | Adapter, *, seed: int | None, exact: bool) -> Adapter:
-    """``loader`` as an adapter; ``NotResumableError`` with the reason, or replayed if not ``exact``."""
+    """``loader`` as an adapter.
+
+    One that cannot be resumed is refused (``NotResumableError``), or replayed if not ``exact``.
+    """
     if isinstance(loader, Adapter):
         if seed not in (None, loader.identity.seed):
             raise ValueError(f"seed is {seed} here and {loader.identity.seed} in the loader")

@@ -16,6 +16,7 @@ import logging
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from enum import Enum
+from inspect import GEN_RUNNING, getgeneratorstate
 from typing import Any, Literal
 
 import numpy as np
@@ -186,7 +187,7 @@ class CFIterator:
         the epoch.
         """
         running = self._running() if self._running else None
-        if running is not None and not running.gi_running:
+        if running is not None and getgeneratorstate(running) != GEN_RUNNING:
             running.close()
 
     def finish(self) -> None:

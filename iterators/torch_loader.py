@@ -9,28 +9,22 @@ settings, or says why it cannot. Training process only; one open epoch at a time
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
     default_collate,
     default_convert,
 )
-from torch.utils.data.distributed import DistributedSampler
 
-from iterators.errors import NotResumableError
 from iterators.fingerprint import dataset_fingerprint
 from iterators.order import EpochOrder, Int64, ListedOrder, Order, SequentialOrder, fold64
 from iterators.position import Identity, Layout
 from iterators.protocol import Delivery
+from iterators.sampling import LoaderSettings, Tail, length_of, read_sampling, settings_of
 from iterators.tickets import (
     Delivered,
     Seeding,
@@ -42,24 +36,9 @@ from iterators.tickets import (
 
 #: The user's own order: ``(seed, epoch) -> ids``, the same for the same arguments, always.
 OrderFunction: TypeAlias = Callable[[int, int], Sequence[int] | Int64]
-Tail: TypeAlias = Literal["short", "drop"]
 
 _VERSIONS = (("numpy", np.__version__), ("torch", str(torch.__version__)))
 _GENERATORS = ("torch", "python", "numpy")
-
-
-class LoaderSettings(TypedDict, total=False):
-    """``DataLoader`` settings that pass through unchanged; meanings and defaults are torch's."""
-
-    num_workers: int
-    collate_fn: Callable[[list[Any]], Any] | None
-    pin_memory: bool
-    pin_memory_device: str
-    timeout: float
-    worker_init_fn: Callable[[int], None] | None
-    multiprocessing_context: Any
-    prefetch_factor: int | None
-    persistent_workers: bool
 
 
 class ResumableDataLoader:
@@ -96,7 +75,7 @@ class ResumableDataLoader:
     ) -> None:
         self._share = _share(batch_size, tail, rank, world)
         self._shuffle, self._function, self._seed = shuffle, order, seed
-        self._num_samples = _length(dataset)
+        self._num_samples = length_of(dataset)
         self._current = self._make_order(0)
         self._identity = Identity(
             self._current.algorithm,
@@ -132,7 +111,7 @@ class ResumableDataLoader:
         Raises ``NotResumableError`` with the reason where that would change what it serves; a
         custom sampler can be replaced by ``order``.
         """
-        found = _read_sampling(loader, custom_order=order is not None)
+        found = read_sampling(loader, custom_order=order is not None)
         return cls(
             loader.dataset,
             found.batch_size,
@@ -144,7 +123,7 @@ class ResumableDataLoader:
             world=found.world,
             seeded=seeded,
             fingerprint=fingerprint,
-            **_settings_of(loader),
+            **settings_of(loader),
         )
 
     @property
@@ -251,95 +230,6 @@ class TorchDeliveries:
         self._batches = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Sampling:
-    """What a given loader's samplers say, in our terms."""
-
-    batch_size: int | None
-    tail: Tail = "short"
-    shuffle: bool = False
-    rank: int | None = None
-    world: int | None = None
-
-
-def _read_sampling(loader: DataLoader[Any], *, custom_order: bool) -> _Sampling:
-    _require_plain(loader)
-    batches = loader.batch_sampler
-    if batches is None:
-        return _read_sampler(loader, loader.sampler, _Sampling(None), custom_order)
-    if type(batches) is not BatchSampler:
-        raise NotResumableError(
-            f"{type(batches).__name__} decides in its own way which samples form a batch, so a "
-            "position in our order means nothing to it. Use "
-            "ResumableDataLoader(dataset, batch_size, order=lambda seed, epoch: ids)"
-        )
-    tail: Tail = "drop" if batches.drop_last else "short"
-    found = _Sampling(batches.batch_size, tail)
-    return _read_sampler(loader, batches.sampler, found, custom_order)
-
-
-def _require_plain(loader: DataLoader[Any]) -> None:
-    kind = type(loader)
-    changed = (
-        kind.__iter__ is not DataLoader.__iter__ and kind.__module__.split(".")[0] != "torchdata"
-    )
-    if changed:
-        raise NotResumableError(
-            f"{kind.__name__} overrides DataLoader.__iter__, so what it serves is unknown. "
-            "Give its dataset to ResumableDataLoader"
-        )
-    if isinstance(loader.dataset, IterableDataset):
-        raise NotResumableError(_iterable(loader.dataset))
-    if not getattr(loader, "in_order", True):
-        raise NotResumableError(
-            "in_order=False lets batches overtake each other, so counting them says nothing "
-            "about which were served. Use in_order=True"
-        )
-
-
-def _read_sampler(
-    loader: DataLoader[Any], sampler: Any, found: _Sampling, custom_order: bool
-) -> _Sampling:
-    if custom_order:
-        return found
-    if type(sampler) is DistributedSampler:
-        shared = replace(found, rank=sampler.rank, world=sampler.num_replicas)
-        return replace(shared, shuffle=sampler.shuffle)
-    if type(sampler) is SequentialSampler:
-        return found
-    whole = type(sampler) is RandomSampler and not sampler.replacement
-    if whole and sampler.num_samples == _length(loader.dataset):
-        return replace(found, shuffle=True)
-    raise NotResumableError(
-        f"the order of {_described(sampler)} cannot be entered in the middle. Give the same order "
-        "as a function: ResumableDataLoader.like(loader, order=lambda seed, epoch: ids); for a "
-        "part of a dataset use torch.utils.data.Subset with shuffle=True"
-    )
-
-
-def _described(sampler: Any) -> str:
-    if type(sampler) is RandomSampler:
-        return (
-            f"RandomSampler(replacement={sampler.replacement}, num_samples={sampler.num_samples})"
-        )
-    return f"the custom sampler {type(sampler).__name__}"
-
-
-def _settings_of(loader: DataLoader[Any]) -> LoaderSettings:
-    settings: LoaderSettings = {
-        "num_workers": loader.num_workers,
-        "collate_fn": loader.collate_fn,
-        "pin_memory": loader.pin_memory,
-        "pin_memory_device": loader.pin_memory_device,
-        "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
-        "multiprocessing_context": loader.multiprocessing_context,
-        "prefetch_factor": loader.prefetch_factor,
-        "persistent_workers": loader.persistent_workers,
-    }
-    return settings
-
-
 def _share(batch_size: int | None, tail: str, rank: int | None, world: int | None) -> Share:
     if tail not in ("short", "drop"):
         raise ValueError(f"tail must be 'short' or 'drop', got {tail!r}")
@@ -360,24 +250,3 @@ def _seeding(seed: int, seeded: Collection[str]) -> Seeding:
     if unknown or isinstance(seeded, str):
         raise ValueError(f"seeded is a collection of {_GENERATORS}, got {seeded!r}")
     return Seeding(seed, *(name in seeded for name in _GENERATORS))
-
-
-def _length(dataset: Any) -> int:
-    if isinstance(dataset, IterableDataset):
-        raise NotResumableError(_iterable(dataset))
-    try:
-        length = len(dataset)
-    except (TypeError, NotImplementedError) as error:
-        raise NotResumableError(
-            f"{type(dataset).__name__} has no length, so there is no epoch to be in"
-        ) from error
-    if not length:
-        raise ValueError(f"{type(dataset).__name__} is empty")
-    return length
-
-
-def _iterable(dataset: Any) -> str:
-    return (
-        f"{type(dataset).__name__} is an IterableDataset: it has no sample ids to continue at, "
-        "and resuming iterable datasets exactly is not built yet. exact=False replays it"
-    )
