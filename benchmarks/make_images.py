@@ -68,7 +68,7 @@ def class_names(count: int) -> list[str]:
 
 
 def draw(label: int, *, images: ImageSet, rng: np.random.Generator) -> Image.Image:
-    """One image of class ``label``: its pattern and hue at a random size, angle, scale and place."""
+    """One image of class ``label``: its pattern and hue; size, angle, scale and place vary."""
     width, height = (int(n) for n in rng.integers(images.smallest, images.largest + 1, size=2))
     y, x = np.mgrid[0:height, 0:width] / images.largest - rng.uniform(0.2, 0.5, size=(2, 1, 1))
     angle, periods = rng.uniform(0, np.pi), rng.uniform(4, 7)

@@ -69,8 +69,8 @@ def loss_of(criterion: nn.Module, *, output: object, target: torch.Tensor) -> to
         loss: torch.Tensor = criterion(output, target)
         return loss
     logits, aux = output  # type: ignore[misc]  # torchvision's InceptionOutputs
-    loss = criterion(logits, target) + 0.4 * criterion(aux, target)
-    return loss
+    combined: torch.Tensor = criterion(logits, target) + 0.4 * criterion(aux, target)
+    return combined
 
 
 def logits_of(output: object) -> torch.Tensor:
