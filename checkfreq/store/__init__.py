@@ -1,0 +1,1 @@
+"""Checkpoints on disk: file operations, the manifest, and the store. No torch."""

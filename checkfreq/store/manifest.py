@@ -1,0 +1,337 @@
+"""The commit record: what a checkpoint's files are, byte for byte, and its non-tensor state.
+
+``manifest.json`` is JSON that people can read. Its first line is the same in every format
+version, so that a reader can tell a newer manifest from a damaged one::
+
+    {"format_version": 1, "digest": "<xxh3_64 of the whole file with this digest as zeros>",
+
+A manifest is checked when it is made and again when it is read, by the same code. The
+tensors of a file follow its header without holes, so every byte of every file is under a
+digest. Digests are xxh3_64 as 16 hexadecimal digits. No torch, no I/O.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import xxhash
+
+from checkfreq.errors import ConfigError, CorruptCheckpointError
+from checkfreq.types import Json
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+
+#: The 8-byte length with which a safetensors file begins.
+_MIN_HEADER_BYTES = 8
+_LARGEST = 2**63 - 1
+_NO_DIGEST = b"0" * 16
+_FRAME = re.compile(rb'\{"format_version": ([0-9]{1,9}), "digest": "([0-9a-f]{16})",\n')
+_DIGEST = re.compile(r"[0-9a-f]{16}")
+_ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_DTYPE = re.compile(r"[a-z][a-z0-9_]{0,31}")
+
+#: Bytes per element; a dtype not named here is taken at its entry's word.
+_ITEM_BYTES = {
+    **dict.fromkeys(("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2"), 1),
+    **dict.fromkeys(("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
+    **dict.fromkeys(("uint16", "int16", "float16", "bfloat16"), 2),
+    **dict.fromkeys(("uint32", "int32", "float32", "complex32"), 4),
+    **dict.fromkeys(("uint64", "int64", "float64", "complex64"), 8),
+    "complex128": 16,
+}
+
+#: Bounded in length and depth: a damaged manifest may hold anything.
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 120
+
+T = TypeVar("T")
+
+
+class ManifestError(ValueError):
+    """A manifest that says something impossible: ``check``, ``expected`` against ``got``."""
+
+    def __init__(self, check: str, expected: object, got: object) -> None:
+        self.check = check
+        self.expected = expected
+        self.got = _REPR.repr(got)
+        super().__init__(f"manifest: {check}: expected {expected}, got {self.got}")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor: its key, torch's dtype name, shape, where its bytes are, their digest."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+    digest: str
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.name, str), "tensor name", "a string", self.name)
+        where = f"tensor {self.name!r:.80}"
+        _matches(_DTYPE, self.dtype, f"{where}: dtype", "the name of a dtype")
+        for size in self.shape:
+            _count(size, f"{where}: shape")
+        _count(self.offset, f"{where}: offset")
+        _count(self.num_bytes, f"{where}: num_bytes")
+        _matches(_DIGEST, self.digest, f"{where}: digest", "16 hexadecimal digits")
+        item_bytes = _ITEM_BYTES.get(self.dtype)
+        if item_bytes is not None:
+            expected = item_bytes * math.prod(self.shape)
+            _require(self.num_bytes == expected, f"{where}: num_bytes", expected, self.num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One payload file: a header of ``header_bytes``, then tensors up to ``num_bytes``."""
+
+    name: str
+    num_bytes: int
+    header_bytes: int
+    header_digest: str
+    tensors: tuple[TensorEntry, ...]
+
+    def __post_init__(self) -> None:
+        _require(_is_file_name(self.name), "file name", "a plain file name", self.name)
+        _count(self.num_bytes, f"{self.name}: num_bytes")
+        _count(self.header_bytes, f"{self.name}: header_bytes")
+        in_range = _MIN_HEADER_BYTES <= self.header_bytes <= self.num_bytes
+        limits = f"from {_MIN_HEADER_BYTES} to {self.num_bytes}"
+        _require(in_range, f"{self.name}: header_bytes", limits, self.header_bytes)
+        digest = self.header_digest
+        _matches(_DIGEST, digest, f"{self.name}: header_digest", "16 hexadecimal digits")
+        _unique((tensor.name for tensor in self.tensors), f"{self.name}: tensor names")
+        self._check_tiling()
+
+    def in_file_order(self) -> tuple[TensorEntry, ...]:
+        """The tensors by offset, empty ones before the one that begins where they lie."""
+        return tuple(sorted(self.tensors, key=lambda tensor: (tensor.offset, tensor.num_bytes)))
+
+    def _check_tiling(self) -> None:
+        end = self.header_bytes
+        for tensor in self.in_file_order():
+            check = f"{self.name}: offset of tensor {tensor.name!r:.80}"
+            _require(tensor.offset == end, check, end, tensor.offset)
+            end += tensor.num_bytes
+        _require(end == self.num_bytes, f"{self.name}: end of its tensors", self.num_bytes, end)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One checkpoint. ``objects`` holds the JSON state tree of each tracked name."""
+
+    step: int
+    attempt: str
+    world: int
+    created_unix_s: float
+    versions: dict[str, str]
+    files: tuple[FileEntry, ...]
+    objects: Json
+
+    def __post_init__(self) -> None:
+        _count(self.step, "step")
+        _matches(_ATTEMPT, self.attempt, "attempt", "letters, digits, - and _")
+        _count(self.world, "world")
+        _require(self.world >= 1, "world", "at least 1", self.world)
+        _require(_is_time(self.created_unix_s), "created_unix_s", "a time", self.created_unix_s)
+        _unique((file.name for file in self.files), "file names")
+        _require(isinstance(self.objects, dict), "objects", "an object", self.objects)
+        named = all(isinstance(name, str) for name in self.objects)
+        _require(named, "names of objects", "strings", list(self.objects))
+        _require(isinstance(self.versions, dict), "versions", "an object", self.versions)
+        texts = all(isinstance(text, str) for text in self.versions.values())
+        _require(texts, "versions", "strings", self.versions)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in all payload files."""
+        return sum(file.num_bytes for file in self.files)
+
+    def file(self, name: str) -> FileEntry:
+        """The payload file called ``name``; KeyError if there is none."""
+        for entry in self.files:
+            if entry.name == name:
+                return entry
+        raise KeyError(name)
+
+    def encode(self) -> bytes:
+        """The file's bytes; ValueError if ``objects`` holds what JSON cannot say."""
+        head = f'{{"format_version": {FORMAT_VERSION}, "digest": "'.encode()
+        tail = f'",\n{_body_text(self)}}}\n'.encode("ascii")
+        return head + digest_of(head, _NO_DIGEST, tail).encode() + tail
+
+    @staticmethod
+    def decode(data: bytes, *, path: Path | str) -> Manifest:
+        """The manifest in ``data``, which ``path`` (for messages) held.
+
+        Raises CorruptCheckpointError when it is damaged or says something impossible, and
+        ConfigError when it is whole but of a newer format than this version can read.
+        """
+        frame = _FRAME.match(data)
+        if frame is None:
+            raise CorruptCheckpointError(
+                str(path), check="first line", expected="a manifest", got=repr(data[:60])
+            )
+        _check_own_digest(data, frame, path)
+        version = int(frame[1])
+        if version > FORMAT_VERSION:
+            raise ConfigError(
+                f"{path} has format version {version}, and this checkfreq reads up to "
+                f"{FORMAT_VERSION}. The checkpoint is whole: read it with a newer checkfreq."
+            )
+        try:
+            return _manifest_from(_load_json(data), version)
+        except ManifestError as error:
+            raise CorruptCheckpointError(
+                str(path), check=error.check, expected=error.expected, got=error.got
+            ) from None
+
+
+def digest_of(*pieces: bytes | bytearray | memoryview) -> str:
+    """xxh3_64 of the pieces one after another, as 16 hexadecimal digits."""
+    state = xxhash.xxh3_64()
+    for piece in pieces:
+        state.update(piece)
+    return str(state.hexdigest())
+
+
+def _body_text(manifest: Manifest) -> str:
+    """Every field after the frame: a line per field, tensor and tracked object."""
+    fields = [
+        f'"step": {manifest.step}',
+        f'"attempt": {_text(manifest.attempt)}',
+        f'"world": {manifest.world}',
+        f'"created_unix_s": {_text(manifest.created_unix_s)}',
+        f'"versions": {_text(manifest.versions)}',
+        f'"files": [{_lines(map(_file_text, manifest.files))}]',
+        f'"objects": {{{_lines(map(_object_text, manifest.objects.items()))}}}',
+    ]
+    return ",\n".join(fields)
+
+
+def _file_text(file: FileEntry) -> str:
+    head = f'"name": {_text(file.name)}, "num_bytes": {file.num_bytes}'
+    header = f'"header_bytes": {file.header_bytes}, "header_digest": {_text(file.header_digest)}'
+    tensors = _lines(map(_tensor_text, file.tensors))
+    return f'{{{head}, {header}, "tensors": [{tensors}]}}'
+
+
+def _tensor_text(tensor: TensorEntry) -> str:
+    return _text({name: getattr(tensor, name) for name in TensorEntry.__slots__})
+
+
+def _object_text(item: tuple[str, Json]) -> str:
+    return f"{_text(item[0])}: {_text(item[1])}"
+
+
+def _lines(texts: Iterable[str]) -> str:
+    return ",".join(f"\n{text}" for text in texts)
+
+
+def _text(value: Json) -> str:
+    return json.dumps(value, allow_nan=False)
+
+
+def _check_own_digest(data: bytes, frame: re.Match[bytes], path: Path | str) -> None:
+    view = memoryview(data)
+    expected = frame[2].decode()
+    got = digest_of(view[: frame.start(2)], _NO_DIGEST, view[frame.end(2) :])
+    if got != expected:
+        raise CorruptCheckpointError(str(path), check="own digest", expected=expected, got=got)
+
+
+def _load_json(data: bytes) -> Json:
+    try:
+        return json.loads(data, object_pairs_hook=_object, parse_constant=_no_constant)
+    except ManifestError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise ManifestError("JSON", "a JSON text", str(error)) from None
+
+
+def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    _require(len(found) == len(pairs), "keys of an object", "no repetition", list(found))
+    return found
+
+
+def _no_constant(name: str) -> Json:
+    raise ManifestError("number", "a finite number", name)
+
+
+def _manifest_from(value: Json, version: int) -> Manifest:
+    _require(version >= 1, "format_version", "at least 1", version)
+    fields = dict(value)
+    del fields["format_version"], fields["digest"]
+    return _make(Manifest, {**fields, "files": _each(fields.get("files"), _file_from)})
+
+
+def _file_from(value: Json) -> FileEntry:
+    fields = _as_object(value, "file entry")
+    return _make(FileEntry, {**fields, "tensors": _each(fields.get("tensors"), _tensor_from)})
+
+
+def _tensor_from(value: Json) -> TensorEntry:
+    fields = _as_object(value, "tensor entry")
+    return _make(TensorEntry, {**fields, "shape": _each(fields.get("shape"), lambda size: size)})
+
+
+def _make(kind: Callable[..., T], fields: Mapping[str, Json]) -> T:
+    names = set(getattr(kind, "__slots__"))  # noqa: B009  (mypy knows no __slots__ of a callable)
+    got = sorted(fields)
+    _require(set(fields) == names, "names of fields", sorted(names), got)
+    return kind(**fields)
+
+
+def _each(value: Json, convert: Callable[[Json], T]) -> tuple[T, ...]:
+    _require(isinstance(value, list), "list", "a list", value)
+    return tuple(convert(item) for item in value)
+
+
+def _as_object(value: Json, what: str) -> dict[str, Json]:
+    _require(isinstance(value, dict), what, "an object", value)
+    found: dict[str, Json] = value
+    return found
+
+
+def _require(holds: bool, check: str, expected: object, got: object) -> None:
+    if not holds:
+        raise ManifestError(check, expected, got)
+
+
+def _count(value: Any, check: str) -> None:
+    good = type(value) is int and 0 <= value <= _LARGEST
+    _require(good, check, "a whole number from 0 to 2**63-1", value)
+
+
+def _matches(pattern: re.Pattern[str], value: Any, check: str, expected: str) -> None:
+    good = isinstance(value, str) and pattern.fullmatch(value) is not None
+    _require(good, check, expected, value)
+
+
+def _unique(names: Iterable[str], check: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        _require(name not in seen, check, "no repetition", name)
+        seen.add(name)
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= _LARGEST
+
+
+def _is_file_name(value: Any) -> bool:
+    """A name that stays inside the checkpoint and is neither hidden nor the manifest's."""
+    if not isinstance(value, str) or value == MANIFEST_NAME or not value.isprintable():
+        return False
+    return not value.startswith(".") and "/" not in value and 0 < len(value.encode()) <= 255

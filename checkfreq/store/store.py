@@ -1,0 +1,445 @@
+"""The checkpoints of one directory: begin, commit, list, walk back, quarantine, prune.
+
+A directory called ``step-<n>`` is complete and is never modified. It comes into being in
+one instant, the rename in `CheckpointStore.commit`, after everything in it is durable, so
+that a crash anywhere leaves the old set, or the old set plus one::
+
+    .tmp-<step>-<attempt>/ ->  step-<step>/  ->  superseded/, quarantine/, or .trash-<step>/
+
+Readers (`steps`, `manifest`, `verify`, `newest_valid`, ...) take no lock, change nothing
+and believe nothing that fails validation. The other methods are for the one process that
+holds the directory's lock, one call at a time; only a payload's `pwrite` is for many threads.
+Errors of the file system come out as OSError and are never taken for corruption, except
+that a file which a committed directory lacks is.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from checkfreq import faults
+from checkfreq.errors import (
+    CheckFreqError,
+    CorruptCheckpointError,
+    NoCheckpointError,
+    PersistError,
+)
+from checkfreq.store.fileops import FileOps, LocalFileOps, PayloadFile, ReadFile
+from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest
+from checkfreq.store.marks import Mark, mark_line, read_marks
+from checkfreq.store.verify import expect_size, verify_digests
+
+logger = logging.getLogger(__name__)
+
+_STEP = re.compile(r"step-([0-9]{8,18})")
+_STALE = (".tmp-", ".trash-")
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Pending:
+    """A checkpoint that is being written, in a directory no reader looks into."""
+
+    step: int
+    attempt: str
+    path: Path
+    _ops: FileOps
+    _open: list[PayloadFile] = field(default_factory=list)
+
+    def create_payload(self, name: str, num_bytes: int) -> PayloadFile:
+        """Create a payload file of about ``num_bytes``. OSError when the disk is full."""
+        file = self._ops.create_payload(self.path / name, num_bytes=num_bytes)
+        self._open.append(file)
+        return file
+
+    def finish_payload(self, file: PayloadFile, num_bytes: int) -> None:
+        """Cut the padding of the last page off, make the file durable and close it."""
+        faults.reach("commit.truncate")
+        file.truncate(num_bytes)
+        faults.reach("commit.sync_payload")
+        file.datasync()
+        file.close()
+        self._open.remove(file)
+
+    def close(self) -> None:
+        """Close payloads that were not finished; no thread may still be writing them."""
+        while self._open:
+            self._open.pop().close()
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """Where the step is, and whether it was there already (the new one was dropped)."""
+
+    path: Path
+    kept_existing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A step that was walked past, and why."""
+
+    step: int
+    error: CorruptCheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[T]):
+    """The newest valid step, what its check returned, and newer ones that failed theirs."""
+
+    step: int
+    value: T
+    rejected: tuple[Rejected, ...]
+
+
+class CheckpointStore:
+    """The checkpoints under ``root``."""
+
+    def __init__(self, root: Path, *, ops: FileOps | None = None) -> None:
+        self.root = root
+        self.ops: FileOps = LocalFileOps() if ops is None else ops
+
+    # Writing: for the holder of the lock.
+
+    def open(self) -> None:
+        """Make the directory, and remove what interrupted commits and prunes left in it."""
+        self._make_durable_dir(self.root)
+        for name in self.ops.listdir(self.root):
+            if name.startswith(_STALE):
+                self.ops.remove_tree(self.root / name)
+
+    def begin(self, step: int, *, attempt: str, num_bytes: int = 0) -> Pending:
+        """Start writing a checkpoint; OSError (ENOSPC) if ``num_bytes`` cannot fit."""
+        free_bytes = self.ops.free_bytes(self.root)
+        if num_bytes > free_bytes:
+            text = f"{os.strerror(errno.ENOSPC)}: step {step} needs {num_bytes} bytes"
+            raise OSError(errno.ENOSPC, f"{text}, {free_bytes} are free", str(self.root))
+        faults.reach("commit.mkdir")
+        path = self.root / f".tmp-{step}-{attempt}"
+        self.ops.mkdir(path)
+        return Pending(step, attempt, path, self.ops)
+
+    def commit(
+        self, pending: Pending, manifest: Manifest, *, supersede_after: int | None = None
+    ) -> CommitResult:
+        """Turn a pending checkpoint, its payloads finished, into the checkpoint of its step.
+
+        ``supersede_after``: first move every later step to ``superseded/`` (-1: all of them).
+        A step that is there, validates and is not superseded is kept and ``pending`` is
+        dropped; one that is there and does not is quarantined. When this returns the
+        checkpoint survives a power cut. After an error the earlier ones are as they were
+        (only the last sync's leaves the new one among them): call `abort`. Raises OSError,
+        and PersistError when payloads and manifest disagree.
+        """
+        self._check_parts(pending, manifest)
+        superseded = self._steps_after(supersede_after)
+        if pending.step not in superseded and self._keeps_existing(pending.step):
+            self.abort(pending)
+            self.ops.sync_dir(self.root)  # it may be there without ever having been synced
+            return CommitResult(self.path(pending.step), kept_existing=True)
+        self._write_record(pending.path, manifest)
+        self._enter_set(pending, superseded)
+        faults.reach("commit.sync_parent")
+        self.ops.sync_dir(self.root)
+        self._after_commit(pending.step, superseded)
+        return CommitResult(self.path(pending.step), kept_existing=False)
+
+    def abort(self, pending: Pending) -> None:
+        """Drop a pending checkpoint; what cannot be removed now, `open` removes later."""
+        pending.close()
+        if not self.ops.exists(pending.path):
+            return
+        try:
+            self.ops.remove_tree(pending.path)
+        except OSError as error:
+            logger.warning("%s is left until the next start: %s", pending.path, error)
+
+    def quarantine(self, step: int, reason: str) -> Path:
+        """Set a bad checkpoint aside, with the reason in a text file beside it; where it went."""
+        target = self._set_aside(step, "quarantine")
+        self._sync_moves("quarantine")
+        note = target.with_name(f"{target.name}.reason.txt")
+        self.ops.replace_file(note, f"{reason}\n".encode(errors="backslashreplace"))
+        return target
+
+    def prune(self, steps: Iterable[int]) -> list[int]:
+        """Remove steps; those removed, ascending.
+
+        If none of the others looks valid, the newest of ``steps`` that does is kept.
+        """
+        present = self.steps()
+        doomed = sorted(set(steps).intersection(present))
+        if doomed and self._newest_intact(set(present).difference(doomed)) is None:
+            last = self._newest_intact(doomed)
+            doomed = [step for step in doomed if step != last]
+        trash = [self._move_to_trash(step) for step in doomed]
+        if trash:
+            # Before anything in them goes: else a power cut could bring a final name back
+            # with half of its files.
+            self.ops.sync_dir(self.root)
+        for path in trash:
+            self.ops.remove_tree(path)
+        return doomed
+
+    def add_mark(
+        self, step: int, *, keep: bool | None = None, metrics: Mapping[str, float] | None = None
+    ) -> None:
+        """Pin or unpin a step (None: leave it), and add metrics to it; durable on return."""
+        self._append_mark(mark_line(step, keep=keep, metrics=metrics))
+
+    # Reading: for anyone.
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of ``step`` is, or would be."""
+        return self.root / f"step-{step:08d}"
+
+    def steps(self) -> list[int]:
+        """Committed steps, ascending; a directory that does not exist has none."""
+        names = self._names(self.root)
+        return sorted(step for step in map(_step_of, names) if step is not None)
+
+    def ever_held(self) -> bool:
+        """Whether a checkpoint is here, or was and had to be quarantined."""
+        names = self._names(self.root / "quarantine")
+        return bool(self.steps()) or any(name.startswith("step-") for name in names)
+
+    def manifest(self, step: int) -> Manifest:
+        """The step's commit record.
+
+        Raises NoCheckpointError, CorruptCheckpointError, ConfigError (newer format), OSError.
+        """
+        path = self.path(step) / MANIFEST_NAME
+        data = self._of_committed(step, path, lambda: self.ops.read_bytes(path))
+        manifest = Manifest.decode(data, path=path)
+        if manifest.step != step:
+            raise CorruptCheckpointError(str(path), check="step", expected=step, got=manifest.step)
+        return manifest
+
+    def inspect(self, step: int) -> Manifest:
+        """`manifest`, and the presence and size of every file: cheap, reads no payload."""
+        manifest = self.manifest(step)
+        for entry in manifest.files:
+            path = self.path(step) / entry.name
+            size = self._of_committed(step, path, lambda path=path: self.ops.file_size(path))  # type: ignore[misc]
+            expect_size(path, entry, size)
+        return manifest
+
+    def verify(self, step: int) -> Manifest:
+        """`manifest`, and every digest of every file."""
+        manifest = self.manifest(step)
+        for entry in manifest.files:
+            file = self.open_payload(step, entry)
+            try:
+                verify_digests(self.path(step) / entry.name, entry, file)
+            finally:
+                file.close()
+        return manifest
+
+    def open_payload(self, step: int, entry: FileEntry) -> ReadFile:
+        """Open a payload file of a step; CorruptCheckpointError if missing or of another size."""
+        path = self.path(step) / entry.name
+        file = self._of_committed(step, path, lambda: self.ops.open_for_read(path))
+        try:
+            expect_size(path, entry, file.size)
+        except CorruptCheckpointError:
+            file.close()
+            raise
+        return file
+
+    def newest_valid(self, *, check: Callable[[int], T]) -> Found[T]:
+        """Walk back from the newest step to the first for which ``check`` returns.
+
+        ``check`` is `verify`, or anything that raises CorruptCheckpointError for a step that
+        must be walked past; every other error goes to the caller. Steps that another
+        process prunes meanwhile do not count. Raises NoCheckpointError if the directory
+        never held a checkpoint, CorruptCheckpointError if it did and none validates.
+        """
+        while True:
+            rejected: list[Rejected] = []
+            for step in reversed(self.steps()):
+                try:
+                    return Found(step, check(step), tuple(rejected))
+                except CorruptCheckpointError as error:
+                    rejected.append(Rejected(step, error))
+                except NoCheckpointError:
+                    if self.ops.exists(self.path(step)):
+                        raise
+                    break  # pruned since it was listed, so there is a newer one: list again
+            else:
+                raise self._none_valid(rejected)
+
+    def marks(self) -> dict[int, Mark]:
+        """What was said of each step. Lines that a crash tore are skipped."""
+        path = self.root / "marks.jsonl"
+        if not self.ops.exists(path):
+            return {}
+        return read_marks(self.ops.read_bytes(path), path=path)
+
+    # The parts of a commit.
+
+    def _check_parts(self, pending: Pending, manifest: Manifest) -> None:
+        """A record that does not describe the files beside it must never be written."""
+        wrong = []
+        if (manifest.step, manifest.attempt) != (pending.step, pending.attempt):
+            wrong.append(f"the manifest is of step {manifest.step}, attempt {manifest.attempt}")
+        for entry in manifest.files:
+            size = self.ops.file_size(pending.path / entry.name)
+            if size != entry.num_bytes:
+                wrong.append(f"{entry.name} has {size} bytes, its entry says {entry.num_bytes}")
+        if wrong:
+            text = f"step {pending.step} was not committed: {'; '.join(wrong)}"
+            raise PersistError(text, step=pending.step, phase="commit")
+
+    def _steps_after(self, step: int | None) -> list[int]:
+        return [] if step is None else [later for later in self.steps() if later > step]
+
+    def _keeps_existing(self, step: int) -> bool:
+        if not self.ops.exists(self.path(step)):
+            return False
+        try:
+            self.verify(step)
+        except CorruptCheckpointError as error:
+            self.quarantine(step, f"found when step {step} was committed again: {error}")
+            return False
+        return True
+
+    def _write_record(self, directory: Path, manifest: Manifest) -> None:
+        """After the payloads' sync: a valid manifest must imply valid payloads."""
+        path = directory / MANIFEST_NAME
+        faults.reach("commit.write_manifest")
+        self.ops.write_file(path, manifest.encode())
+        faults.reach("commit.sync_manifest")
+        self.ops.sync_file(path)
+        faults.reach("commit.sync_temp_dir")
+        self.ops.sync_dir(directory)
+
+    def _enter_set(self, pending: Pending, superseded: Sequence[int]) -> None:
+        faults.reach("commit.supersede")
+        moved: list[tuple[int, Path]] = []
+        try:
+            for step in superseded:
+                moved.append((step, self._set_aside(step, "superseded")))  # noqa: PERF401
+            if moved:
+                self._sync_moves("superseded")
+            faults.reach("commit.rename")
+            self.ops.rename(pending.path, self.path(pending.step))
+        except OSError:
+            self._bring_back(moved)
+            raise
+
+    def _bring_back(self, moved: Sequence[tuple[int, Path]]) -> None:
+        """Undo a supersession whose commit failed: the old set stays the set."""
+        try:
+            for step, path in reversed(moved):
+                self.ops.rename(path, self.path(step))
+            if moved:
+                self._sync_moves("superseded")
+        except OSError as error:
+            logger.error("later steps may have stayed in superseded/: %s", error)
+
+    def _after_commit(self, step: int, superseded: Sequence[int]) -> None:
+        """Conveniences: the checkpoint is durable, and a failure here must not deny that."""
+        try:
+            faults.reach("commit.pointer")
+            self.ops.replace_file(self.root / "latest", f"{self.path(step).name}\n".encode())
+            for old in sorted(set(superseded).intersection(self.marks())):
+                self._append_mark(mark_line(old, reset=True))
+        except OSError as error:
+            logger.warning("step %d is committed, its pointer is not updated: %s", step, error)
+
+    # Moves and directories.
+
+    def _set_aside(self, step: int, folder: str) -> Path:
+        """Move a step into a folder; it counts as moved for good after `_sync_moves`."""
+        self._make_durable_dir(self.root / folder)
+        target = self._free_name(self.root / folder / self.path(step).name)
+        self.ops.rename(self.path(step), target)
+        return target
+
+    def _sync_moves(self, folder: str) -> None:
+        # The arrival first: a power cut in between must not leave the step in neither.
+        self.ops.sync_dir(self.root / folder)
+        self.ops.sync_dir(self.root)
+
+    def _move_to_trash(self, step: int) -> Path:
+        target = self._free_name(self.root / f".trash-{step}")
+        faults.reach("prune.remove")
+        self.ops.rename(self.path(step), target)
+        return target
+
+    def _free_name(self, path: Path) -> Path:
+        candidate, number = path, 0
+        while self.ops.exists(candidate):
+            number += 1
+            candidate = path.with_name(f"{path.name}.{number}")
+        return candidate
+
+    def _make_durable_dir(self, path: Path) -> None:
+        """Make a directory and its missing parents, each entry durable."""
+        if self.ops.is_dir(path):
+            return
+        if path.parent != path:
+            self._make_durable_dir(path.parent)
+        self.ops.mkdir(path)
+        self.ops.sync_dir(path.parent)
+
+    def _append_mark(self, line: str) -> None:
+        path = self.root / "marks.jsonl"
+        self.ops.append_line(path, line)
+        self.ops.sync_file(path)
+        self.ops.sync_dir(self.root)
+
+    # The parts of reading.
+
+    def _names(self, path: Path) -> list[str]:
+        try:
+            return self.ops.listdir(path)
+        except FileNotFoundError:
+            return []
+
+    def _of_committed(self, step: int, path: Path, read: Callable[[], T]) -> T:
+        """``read()``, in whose place a missing file or a directory is corruption."""
+        try:
+            return read()
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            if not self.ops.exists(self.path(step)):
+                raise NoCheckpointError(f"{self.root} holds no checkpoint of step {step}") from None
+            raise CorruptCheckpointError(
+                str(path), check="file", expected="a regular file", got=error.strerror
+            ) from None
+
+    def _newest_intact(self, steps: Iterable[int]) -> int | None:
+        for step in sorted(steps, reverse=True):
+            try:
+                self.inspect(step)
+            except CheckFreqError:
+                continue
+            return step
+        return None
+
+    def _none_valid(self, rejected: Sequence[Rejected]) -> CheckFreqError:
+        if not rejected and not self.ever_held():
+            return NoCheckpointError(f"{self.root} holds no checkpoint")
+        found = "; ".join(f"step {item.step}: {item.error}" for item in rejected)
+        return CorruptCheckpointError(
+            str(self.root),
+            check="checkpoints",
+            expected="at least one that validates",
+            got=found or "only quarantined ones",
+        )
+
+
+def _step_of(name: str) -> int | None:
+    match = _STEP.fullmatch(name)
+    if match is None:
+        return None
+    step = int(match[1])
+    return step if name == f"step-{step:08d}" else None

@@ -1,0 +1,66 @@
+"""Comparing a payload file with its manifest entry. Reads only; any thread."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+from checkfreq.errors import CorruptCheckpointError
+from checkfreq.store.fileops import ReadFile
+from checkfreq.store.manifest import FileEntry
+
+_READ_CHUNK_BYTES = 4 << 20
+
+
+def expect_size(path: Path, entry: FileEntry, got: int) -> None:
+    """CorruptCheckpointError unless ``got`` is the size that the entry says."""
+    if got != entry.num_bytes:
+        raise CorruptCheckpointError(
+            str(path), check="size in bytes", expected=entry.num_bytes, got=got
+        )
+
+
+def verify_digests(path: Path, entry: FileEntry, file: ReadFile) -> None:
+    """Compare every digest of a file, in one pass with one buffer."""
+    regions = [("header digest", entry.header_bytes, entry.header_digest)]
+    for tensor in entry.in_file_order():
+        check = f"digest of tensor {tensor.name!r}"
+        regions.append((check, tensor.num_bytes, tensor.digest))
+    bytes_left = _ByteStream(_chunks(file))
+    for check, num_bytes, expected in regions:
+        got = bytes_left.digest_next(num_bytes)
+        if got != expected:
+            raise CorruptCheckpointError(str(path), check=check, expected=expected, got=got)
+
+
+def _chunks(file: ReadFile) -> Iterator[memoryview]:
+    """The file in order, each piece valid until the next; the buffer suits direct I/O."""
+    buffer = memoryview(mmap.mmap(-1, _READ_CHUNK_BYTES))
+    offset = 0
+    while count := file.preadinto(buffer, offset):
+        yield buffer[:count]
+        offset += count
+
+
+class _ByteStream:
+    """Digests of consecutive regions of a stream that comes in pieces."""
+
+    def __init__(self, pieces: Iterator[memoryview]) -> None:
+        self._pieces = pieces
+        self._piece = memoryview(b"")
+
+    def digest_next(self, num_bytes: int) -> str:
+        """Digest of the next bytes; a stream that ends early gives that of what there is."""
+        state = xxhash.xxh3_64()
+        while num_bytes:
+            if not len(self._piece):
+                self._piece = next(self._pieces, memoryview(b""))
+                if not len(self._piece):
+                    break
+            part, self._piece = self._piece[:num_bytes], self._piece[num_bytes:]
+            state.update(part)
+            num_bytes -= len(part)
+        return str(state.hexdigest())
