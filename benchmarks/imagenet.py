@@ -19,7 +19,6 @@ import hashlib
 import json
 import math
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +32,11 @@ from tqdm import tqdm
 from benchmarks import options
 from benchmarks.images import Images, open_images
 from benchmarks.models import build, logits_of, loss_of
+from benchmarks.progress import History, Progress
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from iterators import CFIterator
+
+Batches = CFIterator | DataLoader[Any]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -45,17 +47,20 @@ def main(argv: list[str] | None = None) -> None:
     loader = train_loader(train_set, args)
     task = make_task(args, num_classes=num_classes, steps_per_epoch=len(loader))
 
-    with open_manager(args, task) as cf_manager:
-        batches = loader
+    with History(args.history) as history, open_manager(args, task) as cf_manager:
+        batches: Batches = loader
         if args.cf_iterator:
             batches = CFIterator(
                 loader, seed=args.seed, cf_manager=cf_manager, steps_to_run=args.steps_to_run
             )
         if cf_manager is not None:
             cf_manager.restore()
-        for epoch in epochs_of(batches, args.epochs):
-            train_epoch(epoch, batches, task, cf_manager, args)
-            if not args.noeval:
+        for epoch in epochs_of(batches, args.epochs, history):
+            with Progress(
+                epoch, batches, history=history, cf_manager=cf_manager, args=args
+            ) as progress:
+                train_epoch(batches, task, cf_manager, progress, args)
+            if progress.epoch_is_over and not args.noeval:
                 evaluate(epoch, val_set, task, args)
         if cf_manager is not None:
             cf_manager.wait()
@@ -115,7 +120,7 @@ def lr_factor(epochs_done: float, args: argparse.Namespace) -> float:
     a checkpoint: never on a batch index, which starts anew with the process.
     """
     if epochs_done < args.warmup_epochs:
-        return max(epochs_done, 0.01) / args.warmup_epochs
+        return 0.01 + 0.99 * epochs_done / args.warmup_epochs
     if args.lr_schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * min(1.0, epochs_done / args.epochs)))
     return 0.1 ** (int(epochs_done) * 3 // args.epochs)  # a tenth after each third
@@ -135,26 +140,29 @@ def open_manager(args: argparse.Namespace, task: Task) -> Iterator[CFManager | N
         yield cf_manager
 
 
-def epochs_of(batches: CFIterator | DataLoader[Any], total: int) -> Iterator[int]:
+def epochs_of(batches: Batches, total: int, history: History) -> Iterator[int]:
     """Epoch numbers from 0; a resumable iterator continues where its checkpoint was taken."""
-    return batches.epochs(total) if isinstance(batches, CFIterator) else iter(range(total))
+    epochs = batches.epochs(total) if isinstance(batches, CFIterator) else iter(range(total))
+    for epoch in epochs:
+        history.write_epoch(batches)  # the one before, whose last boundary has now been passed
+        yield epoch
+    history.write_epoch(batches)
 
 
 def train_epoch(
-    epoch: int,
-    batches: CFIterator | DataLoader[Any],
+    batches: Batches,
     task: Task,
     cf_manager: CFManager | None,
+    progress: Progress,
     args: argparse.Namespace,
 ) -> None:
-    """One epoch, or what is left of it. The epoch's last boundary is passed after the tail."""
+    """One epoch, or what is left of it. Its last boundary is passed later, after the tail."""
     task.model.train()
     if args.chk_mode_baseline and args.chk_freq == 0 and cf_manager is not None:
         cf_manager.wait()  # the checkpoint of the epoch that has just ended
-    with Progress(epoch, batches, cf_manager, args) as progress:
-        for images, target in batches:
-            save_if_synchronous(cf_manager, args)
-            train_step(images, target, task, cf_manager, progress)
+    for images, target in batches:
+        save_if_synchronous(cf_manager, args)
+        train_step(images, target, task, cf_manager, progress)
 
 
 def train_step(
@@ -251,67 +259,6 @@ def eval_loader(images: Images, args: argparse.Namespace) -> DataLoader[Any]:
     )
 
 
-class Progress:
-    """The progress bar and the history of an epoch; reads the loss only at ``--print-freq``."""
-
-    def __init__(
-        self,
-        epoch: int,
-        batches: CFIterator | DataLoader[Any],
-        cf_manager: CFManager | None,
-        args: argparse.Namespace,
-    ) -> None:
-        self._epoch, self._cf_manager, self._args = epoch, cf_manager, args
-        self._batch = batches.batch if isinstance(batches, CFIterator) else 0
-        self._steps_per_epoch = len(batches)
-        self._images, self._began_s = 0, time.monotonic()
-        self._history = None if args.history is None else args.history.open("ab", buffering=0)
-        self._bar = tqdm(
-            desc=f"epoch {epoch + 1}/{args.epochs}",
-            total=self._steps_per_epoch,
-            initial=self._batch,
-            unit="batch",
-            disable=True if args.quiet else None,  # None: only on a terminal
-        )
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-        if self._history is not None:
-            self._history.close()
-
-    def update(self, *, loss: torch.Tensor, logits: torch.Tensor, target: torch.Tensor) -> None:
-        """One update was made. ``loss`` is a scalar, ``logits`` [N, C], ``target`` [N]."""
-        self._batch += 1
-        self._images += len(target)
-        line: dict[str, float] = {
-            "step": self._epoch * self._steps_per_epoch + self._batch,
-            "epoch": self._epoch,
-            "batch": self._batch,
-        }
-        if self._batch % self._args.print_freq == 0:
-            line["loss"] = float(loss)  # waits for the device
-            line["accuracy"] = float((logits.argmax(1) == target).float().mean())
-            self._show(line)
-        if self._history is not None:
-            self._history.write(json.dumps(line).encode() + b"\n")
-        self._bar.update()
-
-    def _show(self, line: dict[str, float]) -> None:
-        rate = self._images / (time.monotonic() - self._began_s)
-        figures = {"loss": f"{line['loss']:.3f}", "acc": f"{line['accuracy']:.0%}"}
-        figures |= {"images/s": f"{rate:.0f}", "checkpoint": last_checkpoint(self._cf_manager)}
-        self._bar.set_postfix(figures, refresh=False)
-
-
-def last_checkpoint(cf_manager: CFManager | None) -> str:
-    """The step of the newest durable checkpoint, for the progress bar."""
-    step = None if cf_manager is None else cf_manager.stats().last_durable_step
-    return "-" if step is None else str(step)
-
-
 def digest(state: dict[str, Any]) -> str:
     """One SHA-256 over every tensor of a state dict: name, type, shape and bits."""
     total = hashlib.sha256()
@@ -334,7 +281,7 @@ def write_report(
     path: Path,
     *,
     task: Task,
-    batches: CFIterator | DataLoader[Any],
+    batches: Batches,
     cf_manager: CFManager | None,
 ) -> None:
     """What the run ended with, as JSON: digests, the data ledger, checkpoint statistics."""
@@ -348,13 +295,7 @@ def write_report(
         report["position"] = batches.state_dict()
     if cf_manager is not None:
         report["checkpoints"] = cf_manager.stats()
-    path.write_text(json.dumps(report, indent=2, default=_plain) + "\n")
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses become dicts, anything else its text."""
-    fields = getattr(value, "__dataclass_fields__", None)
-    return str(value) if fields is None else {name: getattr(value, name) for name in fields}
+    path.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":
