@@ -1,0 +1,161 @@
+"""The attempts of one run: which snapshots are on their way, which became durable, which failed.
+
+One ``Attempt`` per snapshot, from the boundary that took it to its end state. Replies of the
+worker end attempts and free their slots; failures are counted and raised when there are more
+in a row than the user tolerates. Belongs to the training thread, except ``copied``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from checkfreq import faults
+from checkfreq.errors import CheckFreqError, PersistError, SnapshotError
+from checkfreq.persist import protocol as p
+from checkfreq.policy.lifecycle import AttemptState, moved
+from checkfreq.snapshot.arena import Slot
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Marks:
+    """A pin and metrics for a step."""
+
+    keep: bool = False
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def merge(self, other: Marks) -> None:
+        """Add another request's marks."""
+        self.keep = self.keep or other.keep
+        self.metrics.update(other.metrics)
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One snapshot on its way to a checkpoint. Times are ``time.perf_counter`` seconds."""
+
+    step: int
+    slot: Slot
+    reason: str
+    marks: Marks
+    started_s: float
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    state: AttemptState = AttemptState.COPYING
+    num_bytes: int = 0
+    hold_s: float = 0.0
+    copied_s: float | None = None
+    ended_s: float | None = None
+    late_marks: Marks | None = None
+    error: CheckFreqError | None = None
+    result: p.Committed | None = None
+
+    def copied(self, error: BaseException | None) -> bool:
+        """Note the end of the copy (any thread); True if the snapshot may be handed over."""
+        self.copied_s = time.perf_counter()
+        if error is not None:
+            self.error = SnapshotError(f"the snapshot of step {self.step} failed: {error!r}")
+            self.error.__cause__ = error
+            return False
+        self.state = moved(self.state, AttemptState.PERSISTING)
+        return True
+
+    def mark(self, marks: Marks) -> None:
+        """Add marks that came after the attempt began; they are written after the commit."""
+        if self.late_marks is None:
+            self.late_marks = Marks()
+        self.late_marks.merge(marks)
+
+
+class AttemptBook:
+    """Attempts in flight and the score of those that ended."""
+
+    def __init__(self, *, tolerate_failures: int, release: Callable[[Slot], None]) -> None:
+        self._tolerate_failures = tolerate_failures
+        self._release = release
+        self._active: dict[str, Attempt] = {}
+        self._failures_in_row = 0
+        self._last_error: CheckFreqError | None = None
+        self.num_committed = 0
+        self.num_failed = 0
+        self.last_durable_step: int | None = None
+
+    @property
+    def active(self) -> tuple[Attempt, ...]:
+        """Attempts that have not ended, oldest first."""
+        return tuple(self._active.values())
+
+    def find(self, step: int) -> Attempt | None:
+        """The attempt in flight for ``step``, if there is one."""
+        return next((a for a in self._active.values() if a.step == step), None)
+
+    def add(self, attempt: Attempt) -> None:
+        """A snapshot was begun."""
+        self._active[attempt.id] = attempt
+
+    def take_void(self) -> list[Attempt]:
+        """End and return the attempts whose copy failed."""
+        void = [a for a in self._active.values() if a.error is not None]
+        for attempt in void:
+            self._end(attempt, AttemptState.VOID)
+            self._count_failure(attempt)
+        return void
+
+    def commit(self, reply: p.Committed) -> Attempt:
+        """The worker reported a durable checkpoint."""
+        attempt = self._active[reply.attempt]
+        attempt.result = reply
+        self._end(attempt, AttemptState.COMMITTED)
+        self.num_committed += 1
+        self._failures_in_row = 0
+        self.last_durable_step = attempt.step
+        return attempt
+
+    def fail(self, reply: p.Failed) -> Attempt:
+        """The worker reported a failed persist."""
+        attempt = self._active[reply.attempt]
+        attempt.error = PersistError(
+            f"step {reply.step} was not checkpointed: {reply.message} (during {reply.phase})",
+            step=reply.step,
+            phase=reply.phase,
+            child_traceback=reply.child_traceback,
+        )
+        self._end(attempt, AttemptState.FAILED)
+        self._count_failure(attempt)
+        return attempt
+
+    def abandon(self, attempt: Attempt, error: CheckFreqError) -> Attempt:
+        """The worker died with this attempt once too often."""
+        attempt.error = error
+        self._end(attempt, AttemptState.FAILED)
+        self._count_failure(attempt)
+        return attempt
+
+    def raise_if_intolerable(self) -> None:
+        """Raise the latest failure when there were too many in a row; counting starts anew."""
+        if self._failures_in_row > self._tolerate_failures and self._last_error is not None:
+            error, self._last_error, self._failures_in_row = self._last_error, None, 0
+            raise error
+
+    def _end(self, attempt: Attempt, state: AttemptState) -> None:
+        attempt.state = moved(attempt.state, state)
+        attempt.ended_s = time.perf_counter()
+        del self._active[attempt.id]
+        faults.reach("slot.release")
+        self._release(attempt.slot)
+
+    def _count_failure(self, attempt: Attempt) -> None:
+        self.num_failed += 1
+        self._failures_in_row += 1
+        self._last_error = attempt.error
+        logger.error(
+            "checkpoint of step %d failed (%d in a row, %d tolerated): %s",
+            attempt.step,
+            self._failures_in_row,
+            self._tolerate_failures,
+            attempt.error,
+        )

@@ -1,0 +1,83 @@
+"""The gate in front of every weight update.
+
+An optimizer step pre-hook on each tracked optimizer makes the update wait for the copy of the
+settled state and counts it as an attempt; ``updating()`` does the same for writes that go
+through no hooked ``optimizer.step()``. Belongs to the training thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from checkfreq.errors import StateError
+
+
+class UpdateGate:
+    """Counts update attempts and orders each of them after the copy in progress."""
+
+    def __init__(
+        self, optimizers: Mapping[str, torch.optim.Optimizer], *, barrier: Callable[[], None]
+    ) -> None:
+        self._barrier = barrier
+        self._attempts = 0
+        self._declared = 0
+        self._captured = False
+        self._boundary_attempts = 0
+        self._boundary_declared = 0
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step) for optimizer in optimizers.values()
+        ]
+
+    @property
+    def attempts(self) -> int:
+        """Updates attempted so far, skipped ones of a GradScaler included."""
+        return self._attempts
+
+    @property
+    def at_boundary(self) -> bool:
+        """True while no update was attempted since the last boundary."""
+        return self._attempts == self._boundary_attempts
+
+    def count(self) -> None:
+        """Count an attempt that may not reach the hook (a GradScaler skips bad steps)."""
+        self._attempts += 1
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Bracket a parameter write that no hook sees."""
+        self._barrier()
+        self._attempts += 1
+        self._declared += 1
+        yield
+
+    def pass_boundary(self) -> None:
+        """Note an iteration boundary.
+
+        Raises StateError when a captured CUDA graph replays updates that nobody announced: the
+        hook ran once, at capture, so only ``updating()`` can order them after a copy.
+        """
+        if self._captured and self._declared == self._boundary_declared:
+            raise StateError(
+                "an optimizer step was captured in a CUDA graph, so its replays pass no hook and "
+                "a snapshot could be torn. Expected every replay inside "
+                "`with cf_manager.updating(): graph.replay()`, found a boundary without it"
+            )
+        self._boundary_attempts = self._attempts
+        self._boundary_declared = self._declared
+
+    def close(self) -> None:
+        """Remove the hooks; idempotent."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            self._captured = True  # waiting is not allowed during capture
+            return
+        self._barrier()
+        self._attempts += 1

@@ -1,0 +1,139 @@
+"""Reads the file images of a checkpoint into memory, verifying every digest on the way.
+
+Chunks are read by several threads with direct I/O, while other threads digest the tensors
+whose chunks have arrived. Nothing is returned unless all of it is what the manifest says. No
+torch: the command line and the restore path share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from xxhash import xxh3_64_hexdigest
+
+from checkfreq.errors import CorruptCheckpointError
+from checkfreq.store.fileops import ReadFile
+from checkfreq.store.manifest import FileEntry, Manifest
+from checkfreq.store.store import CheckpointStore
+
+PAGE_BYTES = 4096
+_NUM_DIGEST_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One file in memory: its manifest entry and its bytes, exactly ``num_bytes`` long."""
+
+    entry: FileEntry
+    view: memoryview
+
+
+def room_for(manifest: Manifest) -> int:
+    """Bytes of buffer that ``read_images`` needs: every file rounded up to a page."""
+    return sum(_round_up(file.num_bytes) for file in manifest.files)
+
+
+def read_images(
+    store: CheckpointStore,
+    manifest: Manifest,
+    buffer: memoryview,
+    *,
+    num_threads: int = 4,
+    chunk_bytes: int = 8 << 20,
+) -> Mapping[str, Image]:
+    """Read all files of a committed step into ``buffer`` (page aligned, ``room_for`` bytes).
+
+    Returns the image of each file by its name. Raises CorruptCheckpointError at the first
+    wrong size or digest, or missing file; other OSErrors pass through.
+    """
+    images: dict[str, Image] = {}
+    folder = store.path(manifest.step)
+    start = 0
+    with (
+        ExitStack() as stack,
+        ThreadPoolExecutor(num_threads, thread_name_prefix="checkfreq-read") as readers,
+        ThreadPoolExecutor(_NUM_DIGEST_THREADS, thread_name_prefix="checkfreq-digest") as checkers,
+    ):
+        checks: list[Future[None]] = []
+        for entry in manifest.files:
+            file = store.open_payload(manifest.step, entry)
+            stack.callback(file.close)
+            area = buffer[start : start + _round_up(entry.num_bytes)]
+            start += len(area)
+            reads = [
+                readers.submit(_read_chunk, file, area, at, chunk_bytes)
+                for at in range(0, entry.num_bytes, chunk_bytes)
+            ]
+            image = Image(entry, area[: entry.num_bytes])
+            images[entry.name] = image
+            checks += _submit_checks(checkers, folder, image, reads, chunk_bytes)
+        _first_error(checks)
+    return images
+
+
+def _first_error(checks: Sequence[Future[None]]) -> None:
+    try:
+        for check in checks:
+            check.result()
+    except BaseException:
+        for check in checks:
+            check.cancel()
+        raise
+
+
+def _read_chunk(file: ReadFile, area: memoryview, start: int, chunk_bytes: int) -> None:
+    end = min(start + chunk_bytes, len(area))
+    wanted = min(end, file.size) - start
+    got = file.preadinto(area[start:end], start)
+    if got != wanted:
+        raise OSError(f"expected {wanted} bytes at byte {start}, got {got}: the file shrank")
+
+
+def _submit_checks(
+    pool: ThreadPoolExecutor,
+    folder: Path,
+    image: Image,
+    reads: Sequence[Future[None]],
+    chunk_bytes: int,
+) -> Iterator[Future[None]]:
+    entry = image.entry
+    parts = [("header", 0, entry.header_bytes, entry.header_digest)]
+    parts += [(f"tensor {t.name}", t.offset, t.num_bytes, t.digest) for t in entry.in_file_order()]
+    for group in _groups(parts, chunk_bytes):
+        yield pool.submit(_check, str(folder / entry.name), image, group, reads, chunk_bytes)
+
+
+_Part = tuple[str, int, int, str]
+
+
+def _groups(parts: Sequence[_Part], chunk_bytes: int) -> Iterator[list[_Part]]:
+    """Neighbouring parts of about a chunk together: fewer, larger tasks."""
+    group: list[_Part] = []
+    for part in parts:
+        group.append(part)
+        if part[1] + part[2] - group[0][1] >= chunk_bytes:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _check(
+    path: str, image: Image, parts: Sequence[_Part], reads: Sequence[Future[None]], chunk_bytes: int
+) -> None:
+    for name, start, num_bytes, expected in parts:
+        for index in range(start // chunk_bytes, -(-(start + num_bytes) // chunk_bytes)):
+            reads[index].result()
+        got = xxh3_64_hexdigest(image.view[start : start + num_bytes])
+        if got != expected:
+            raise CorruptCheckpointError(
+                path, check=f"digest of {name}", expected=expected, got=got
+            )
+
+
+def _round_up(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES

@@ -1,0 +1,71 @@
+"""Notices that the run must end: a signal from a scheduler or a cloud.
+
+The handler only sets a flag, then calls the handler it replaced; everything else happens at
+the next iteration boundary. A forked loader process inherits the handler: there it restores
+the default and lets the signal do what it does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from checkfreq.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+class StopNotice:
+    """A flag raised by any of the given signals."""
+
+    def __init__(self, signal_names: Sequence[str]) -> None:
+        self._numbers = [_signal_number(name) for name in signal_names]
+        self._previous: dict[int, Any] = {}
+        self._pid = os.getpid()
+        self.received: str | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """True once a signal came."""
+        return self.received is not None
+
+    def install(self) -> None:
+        """Start listening; only the main thread may, elsewhere it says so and does nothing."""
+        if threading.current_thread() is not threading.main_thread():
+            logger.warning(
+                "stop signals are not watched: CFManager was made outside the main thread"
+            )
+            return
+        for number in self._numbers:
+            self._previous[number] = signal.signal(number, self._handle)
+
+    def uninstall(self) -> None:
+        """Put the previous handlers back, unless somebody replaced ours meanwhile."""
+        for number, previous in self._previous.items():
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, previous if previous is not None else signal.SIG_DFL)
+        self._previous = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self.received = signal.Signals(number).name
+        previous = self._previous.get(number)
+        if callable(previous):
+            previous(number, frame)
+
+
+def _signal_number(name: str) -> int:
+    try:
+        return signal.Signals[name]
+    except KeyError:
+        raise ConfigError(
+            f"CFConfig.stop_signals: expected names like 'SIGTERM', got {name!r}"
+        ) from None

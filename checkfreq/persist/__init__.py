@@ -1,0 +1,5 @@
+"""Phase two: a separate process turns snapshots into checkpoints.
+
+``persister`` is the trainer's handle, ``worker`` the process, ``protocol`` what they say to
+each other. Nothing here imports torch, and the worker never touches an accelerator.
+"""

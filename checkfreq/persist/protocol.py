@@ -1,0 +1,305 @@
+"""What trainer and persist worker say to each other.
+
+A message is a frozen dataclass sent as a 4-byte length and JSON over a stream socket pair;
+slot memory travels as a file descriptor beside its message. Order is kept both ways, and the
+worker carries requests out in the order of their arrival. Any thread may send (one lock
+around the bytes of a message); one thread receives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import select
+import socket
+import struct
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+
+from checkfreq.types import FileSpec, Json, TensorSpec
+
+_LENGTH = struct.Struct("!I")
+_RECEIVE_BYTES = 1 << 16
+_MAX_FDS = 8
+
+
+class ChannelClosedError(ConnectionError):
+    """The other process closed its end or is gone."""
+
+
+# ---- trainer to worker
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Lock ``chk_dir`` (waiting at most ``takeover_s``) and make it ready."""
+
+    chk_dir: str
+    takeover_s: float
+    writer_threads: int
+    write_chunk_bytes: int
+    max_write_bytes_per_s: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMemory:
+    """Arena slot ``slot`` is now the ``num_bytes`` of the descriptor that comes along."""
+
+    slot: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLayout:
+    """What lies where in a slot from now on, so that the message per checkpoint stays small."""
+
+    slot: int
+    files: tuple[FileSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Slot ``slot`` holds a complete snapshot of ``step``: make it a checkpoint.
+
+    ``supersede_after``: with the commit, set aside existing checkpoints of later steps.
+    """
+
+    attempt: str
+    step: int
+    slot: int
+    objects: Json
+    world: int
+    versions: dict[str, str]
+    supersede_after: int | None = None
+    keep: bool = False
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AddMark:
+    """Give a committed step a pin or metrics."""
+
+    step: int
+    keep: bool
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """Remove these steps; the store refuses to remove the last valid one."""
+
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Set a damaged step aside."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Finish everything that was asked before, release the lock, exit."""
+
+
+# ---- worker to trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The directory is locked by ``holder``; still trying."""
+
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The lock is held and the directory is ready."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFailed:
+    """The directory could not be locked or made ready."""
+
+    message: str
+    child_traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The checkpoint is durable. ``direct``: written with direct I/O."""
+
+    attempt: str
+    step: int
+    num_bytes: int
+    write_s: float
+    persist_s: float
+    direct: bool
+    kept_existing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempt did not become a checkpoint; its slot is free again."""
+
+    attempt: str
+    step: int
+    phase: str
+    message: str
+    child_traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A prune, mark or quarantine was carried out (``steps`` concerned)."""
+
+    request: str
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A prune, mark or quarantine failed; nothing durable is lost by it."""
+
+    request: str
+    message: str
+    child_traceback: str
+
+
+Message = (
+    Open
+    | SlotMemory
+    | SlotLayout
+    | Persist
+    | AddMark
+    | Prune
+    | Quarantine
+    | Close
+    | Waiting
+    | Opened
+    | OpenFailed
+    | Committed
+    | Failed
+    | Done
+    | Trouble
+)
+_TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in Message.__args__}
+
+
+def encode(message: Message) -> bytes:
+    """Return the frame of a message: length, then JSON."""
+    body = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
+    text = json.dumps([type(message).__name__, body], default=dataclasses.astuple).encode()
+    return _LENGTH.pack(len(text)) + text
+
+
+def decode(text: bytes) -> Message:
+    """Rebuild a message from its JSON."""
+    name, body = json.loads(text)
+    if name == "SlotLayout":
+        body["files"] = tuple(_file_spec(values) for values in body["files"])
+    if "steps" in body:
+        body["steps"] = tuple(body["steps"])
+    message: Message = _TYPES[name](**body)
+    return message
+
+
+def _file_spec(values: list[Any]) -> FileSpec:
+    *head, tensors = values
+    return FileSpec(*head, tensors=tuple(_tensor_spec(*tensor) for tensor in tensors))
+
+
+def _tensor_spec(name: str, dtype: str, shape: list[int], *rest: int) -> TensorSpec:
+    return TensorSpec(name, dtype, tuple(shape), *rest)
+
+
+def readable(*sources: socket.socket | int, timeout_s: float) -> list[int]:
+    """Return the descriptors that have input (or have ended) within ``timeout_s``.
+
+    ``poll`` rather than ``select``: a training process may hold more than 1024 descriptors.
+    """
+    poll = select.poll()
+    for source in sources:
+        poll.register(source, select.POLLIN)
+    return [fd for fd, _ in poll.poll(math.ceil(timeout_s * 1000))]
+
+
+class Channel:
+    """One end of the socket pair."""
+
+    def __init__(self, sock: socket.socket, *, send_timeout_s: float = 60.0) -> None:
+        sock.settimeout(send_timeout_s)
+        self._socket = sock
+        self._send_lock = threading.Lock()
+        self._buffer = bytearray()
+        self._fds: list[int] = []
+
+    def fileno(self) -> int:
+        """Descriptor to wait on for input."""
+        return self._socket.fileno()
+
+    def send(self, message: Message, *, fd: int | None = None) -> None:
+        """Send one message, with a descriptor if it has one.
+
+        Raises ChannelClosedError if the other side is gone or takes nothing for a minute.
+        """
+        frame = encode(message)
+        with self._send_lock:
+            try:
+                if fd is not None:
+                    sent = socket.send_fds(self._socket, [frame], [fd])
+                    frame = frame[sent:]
+                self._socket.sendall(frame)
+            except OSError as error:
+                raise ChannelClosedError(
+                    f"cannot send {type(message).__name__}: {error}"
+                ) from error
+
+    def receive(self, *, timeout_s: float) -> Message | None:
+        """Return the next message, or None if none is complete within ``timeout_s``.
+
+        Raises ChannelClosedError once the other side is gone and all it sent was returned.
+        """
+        while True:
+            message = self._next_frame()
+            if message is not None:
+                return message
+            if not readable(self._socket, timeout_s=timeout_s):
+                return None
+            self._fill()
+
+    def take_fd(self) -> int:
+        """Return the oldest received descriptor that was not taken; the caller owns it."""
+        return self._fds.pop(0)
+
+    def close(self) -> None:
+        """Close this end; idempotent."""
+        self._socket.close()
+
+    def _fill(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._socket, _RECEIVE_BYTES, _MAX_FDS)
+        except OSError as error:
+            raise ChannelClosedError(f"cannot receive: {error}") from error
+        self._fds.extend(fds)
+        if not data:
+            raise ChannelClosedError("the other process closed the channel")
+        self._buffer += data
+
+    def _next_frame(self) -> Message | None:
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        end = _LENGTH.size + length
+        if len(self._buffer) < end:
+            return None
+        text = bytes(self._buffer[_LENGTH.size : end])
+        del self._buffer[:end]
+        return decode(text)

@@ -1,0 +1,185 @@
+"""Writes one snapshot from an arena slot to the files of a pending checkpoint.
+
+Several threads write page-aligned chunks with direct I/O; the digests are computed by the
+same threads from the same memory, between the writes. There is no serialisation and no copy:
+the slot's bytes are the files' bytes. All calls release the GIL.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from typing import Protocol
+
+from xxhash import xxh3_64_hexdigest
+
+from checkfreq import faults
+from checkfreq.store.manifest import FileEntry, TensorEntry
+from checkfreq.types import FileSpec, TensorSpec
+
+PAGE_BYTES = 4096
+#: Tensors are digested in groups of about this size: one task per tensor would cost more in
+#: hand-over than in hashing when there are ten thousand small ones.
+_DIGEST_GROUP_BYTES = 32 << 20
+
+
+class Payload(Protocol):
+    """The part of a store's payload file that the writer uses."""
+
+    @property
+    def direct(self) -> bool: ...
+    def pwrite(self, view: memoryview, offset: int) -> None: ...
+
+
+class RateLimiter:
+    """Spaces out bytes so that their rate stays under a limit; None means no limit."""
+
+    def __init__(
+        self, max_bytes_per_s: int | None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_bytes_per_s = max_bytes_per_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._lifted = threading.Event()
+        self._next_start_s = clock()
+
+    def wait_for(self, num_bytes: int) -> None:
+        """Return when ``num_bytes`` more may be written."""
+        if self._max_bytes_per_s is None or self._lifted.is_set():
+            return
+        with self._lock:
+            start_s = max(self._clock(), self._next_start_s)
+            self._next_start_s = start_s + num_bytes / self._max_bytes_per_s
+        self._lifted.wait(start_s - self._clock())
+
+    def lift(self) -> None:
+        """Drop the limit: the trainer is gone and nobody is slowed down by a fast write."""
+        self._lifted.set()
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """What was written: an entry per file, and whether all of it went past the page cache."""
+
+    files: tuple[FileEntry, ...]
+    direct: bool
+
+
+class SnapshotWriter:
+    """A pool of writer threads, made once per worker."""
+
+    def __init__(self, *, num_threads: int, chunk_bytes: int, limiter: RateLimiter) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._limiter = limiter
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="checkfreq-writer")
+
+    def write(
+        self, files: Sequence[FileSpec], slot: memoryview, payloads: Sequence[Payload]
+    ) -> WriteResult:
+        """Write each file image of ``slot`` to its payload; not yet synced.
+
+        The last chunk of a file is written up to a page boundary: the caller truncates.
+        Raises the first OSError of any thread, after all of them have stopped.
+        """
+        digests: dict[tuple[str, str], str] = {}
+        stop = threading.Event()
+        tasks = _interleave(
+            chain.from_iterable(
+                self._write_tasks(file, slot, payload, stop)
+                for file, payload in zip(files, payloads, strict=True)
+            ),
+            chain.from_iterable(_digest_tasks(file, slot, digests) for file in files),
+        )
+        self._run(tasks, stop)
+        entries = tuple(_file_entry(file, digests) for file in files)
+        return WriteResult(entries, direct=all(payload.direct for payload in payloads))
+
+    def _run(self, tasks: Iterator[Callable[[], None]], stop: threading.Event) -> None:
+        futures: list[Future[None]] = [self._pool.submit(task) for task in tasks]
+        try:
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+        finally:
+            stop.set()
+            wait(futures)
+
+    def _write_tasks(
+        self, file: FileSpec, slot: memoryview, payload: Payload, stop: threading.Event
+    ) -> Iterator[Callable[[], None]]:
+        end = -(-file.num_bytes // PAGE_BYTES) * PAGE_BYTES
+        for start in range(0, end, self._chunk_bytes):
+            size = min(self._chunk_bytes, end - start)
+            at = file.slot_offset + start
+            yield self._write_task(slot[at : at + size], payload, start, stop)
+
+    def _write_task(
+        self, view: memoryview, payload: Payload, offset: int, stop: threading.Event
+    ) -> Callable[[], None]:
+        def task() -> None:
+            if not stop.is_set():
+                self._limiter.wait_for(len(view))
+                faults.reach("commit.write")
+                payload.pwrite(view, offset)
+
+        return task
+
+
+def _digest_tasks(
+    file: FileSpec, slot: memoryview, digests: dict[tuple[str, str], str]
+) -> Iterator[Callable[[], None]]:
+    image = slot[file.slot_offset : file.slot_offset + file.num_bytes]
+
+    def task_for(group: Sequence[TensorSpec]) -> Callable[[], None]:
+        def task() -> None:
+            for tensor in group:
+                view = image[tensor.offset : tensor.offset + tensor.num_bytes]
+                digests[file.name, tensor.name] = xxh3_64_hexdigest(view)
+
+        return task
+
+    digests[file.name, ""] = xxh3_64_hexdigest(image[: file.header_bytes])
+    group: list[TensorSpec] = []
+    for tensor in file.tensors:
+        group.append(tensor)
+        if _group_bytes(group) >= _DIGEST_GROUP_BYTES:
+            yield task_for(group)
+            group = []
+    if group:
+        yield task_for(group)
+
+
+def _group_bytes(group: Sequence[TensorSpec]) -> int:
+    return group[-1].offset + group[-1].num_bytes - group[0].offset
+
+
+def _interleave(
+    writes: Iterator[Callable[[], None]], digests: Iterator[Callable[[], None]]
+) -> Iterator[Callable[[], None]]:
+    for pair in zip_longest(writes, digests):
+        yield from (task for task in pair if task is not None)
+
+
+def _file_entry(file: FileSpec, digests: dict[tuple[str, str], str]) -> FileEntry:
+    tensors = tuple(
+        TensorEntry(
+            name=t.name,
+            dtype=t.dtype,
+            shape=t.shape,
+            offset=t.offset,
+            num_bytes=t.num_bytes,
+            digest=digests[file.name, t.name],
+        )
+        for t in file.tensors
+    )
+    return FileEntry(
+        name=file.name,
+        num_bytes=file.num_bytes,
+        header_bytes=file.header_bytes,
+        header_digest=digests[file.name, ""],
+        tensors=tensors,
+    )

@@ -1,0 +1,286 @@
+"""Phase two as the manager sees it: snapshots go in, durable checkpoints and failures come out.
+
+Owns the worker's handle, the attempts in flight, what is known of the directory, and the
+record of what happened. A dead or stuck worker is replaced, and each attempt it held is handed
+over a second time; one that fails twice has failed. Belongs to the training thread, except
+``hand_over``.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from checkfreq import __version__
+from checkfreq.attempts import Attempt, AttemptBook, Marks
+from checkfreq.config import CFConfig
+from checkfreq.errors import CheckFreqError, ConfigError, CorruptCheckpointError, WorkerDiedError
+from checkfreq.events import Event, EventLog
+from checkfreq.persist import protocol as p
+from checkfreq.persist.persister import Persister
+from checkfreq.policy.lifecycle import AttemptState
+from checkfreq.policy.retention import CheckpointInfo, RetentionPolicy
+from checkfreq.snapshot.arena import Slot
+from checkfreq.store.marks import Mark
+from checkfreq.store.store import CheckpointStore
+from checkfreq.types import Json
+
+logger = logging.getLogger(__name__)
+
+
+class Persistence:
+    """One directory, its worker, and the attempts of this run."""
+
+    def __init__(
+        self,
+        chk_dir: Path,
+        *,
+        config: CFConfig,
+        retention: RetentionPolicy,
+        tolerate_failures: int,
+        release: Callable[[Slot], None],
+    ) -> None:
+        self.store = CheckpointStore(chk_dir)
+        self.persister = Persister(chk_dir, config=config)
+        self.book = AttemptBook(tolerate_failures=tolerate_failures, release=release)
+        self.last_event: Event | None = None
+        self.num_replaced = 0
+        self.supersede_after: int | None = None
+        self._config = config
+        self._retention = retention
+        self._events = EventLog(chk_dir / "events.jsonl")
+        self._known: dict[int, CheckpointInfo] | None = None
+        self._handed_twice: set[str] = set()
+
+    # ---- opening
+
+    def start(self) -> None:
+        """Start the worker; does not wait for it."""
+        self.persister.start()
+
+    def open(self) -> None:
+        """Wait until the worker holds the directory, and look at what is there; idempotent."""
+        if self._known is None:
+            self.persister.wait_opened()
+            self._known = {}
+            marks = self.store.marks()
+            for step in self.store.steps():
+                self._learn(step, marks.get(step, Mark()))
+
+    def _learn(self, step: int, mark: Mark) -> None:
+        """Note an existing checkpoint; one that cannot be read is left alone by retention."""
+        assert self._known is not None
+        try:
+            self.store.manifest(step)
+        except (CheckFreqError, OSError):
+            return
+        self._known[step] = CheckpointInfo(step, keep=mark.keep, metrics=mark.metrics)
+
+    # ---- attempts
+
+    def hand_over(self, attempt: Attempt, objects: Json) -> None:
+        """Give a complete snapshot to the worker (called by the copy thread)."""
+        self.persister.submit(
+            p.Persist(
+                attempt=attempt.id,
+                step=attempt.step,
+                slot=attempt.slot.index,
+                objects=objects,
+                world=1,
+                versions=_versions(),
+                supersede_after=self.supersede_after,
+                keep=attempt.marks.keep,
+                metrics=attempt.marks.metrics,
+            )
+        )
+
+    def reap(self, *, timeout_s: float = 0.0) -> None:
+        """Take in what happened since; waits at most ``timeout_s`` for the first reply."""
+        for attempt in self.book.take_void():
+            self._failed(attempt)
+        self._check_deadlines()
+        try:
+            while (reply := self.persister.poll(timeout_s=timeout_s)) is not None:
+                self._take(reply)
+                timeout_s = 0.0
+        except WorkerDiedError as error:
+            self._worker_died(error)
+
+    def wait_until(self, condition: Callable[[], bool], *, timeout_s: float) -> bool:
+        """Reap until ``condition()`` holds; False at the deadline."""
+        deadline_s = time.monotonic() + timeout_s
+        while not condition():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            self.reap(timeout_s=min(left_s, 0.05 if self._is_copying() else 1.0))
+        return True
+
+    def _is_copying(self) -> bool:
+        return any(a.state is AttemptState.COPYING for a in self.book.active)
+
+    def add_marks(self, step: int, marks: Marks) -> None:
+        """Pin, or give metrics to, a step that is on its way or committed."""
+        attempt = self.book.find(step)
+        if attempt is not None:
+            attempt.mark(marks)
+        else:
+            self._send_marks(step, marks)
+
+    def quarantine(self, step: int, reason: CorruptCheckpointError) -> None:
+        """Have a damaged step set aside."""
+        self.persister.ask(p.Quarantine(step, str(reason)))
+        self.record("quarantined", step, reason=str(reason))
+        if self._known is not None:
+            self._known.pop(step, None)
+
+    def close(self, *, timeout_s: float) -> None:
+        """Let the worker finish and exit."""
+        if not self.persister.close(timeout_s=timeout_s):
+            logger.error(
+                "the persist worker did not finish within %.0f s and was killed", timeout_s
+            )
+
+    def record(self, kind: str, step: int, **data: object) -> None:
+        """Note an event: in memory and in events.jsonl."""
+        self.last_event = Event(kind, step, data)
+        self._events.append(self.last_event)
+
+    # ---- replies
+
+    def _take(self, reply: p.Message) -> None:
+        match reply:
+            case p.Committed():
+                self._committed(self.book.commit(reply), reply)
+            case p.Failed():
+                self._failed(self.book.fail(reply))
+            case p.OpenFailed():
+                raise ConfigError(f"the persist worker lost the directory: {reply.message}")
+            case p.Trouble():
+                logger.error(
+                    "%s failed: %s\n%s", reply.request, reply.message, reply.child_traceback
+                )
+                self.record("trouble", -1, request=reply.request, message=reply.message)
+            case p.Done(request="Prune"):
+                self._pruned(reply.steps)
+
+    def _committed(self, attempt: Attempt, reply: p.Committed) -> None:
+        assert self._known is not None
+        self._handed_twice.discard(attempt.id)
+        self._set_aside_later_steps()
+        self._known[attempt.step] = CheckpointInfo(
+            attempt.step, keep=attempt.marks.keep, metrics=attempt.marks.metrics
+        )
+        if reply.kept_existing:
+            logger.warning("step %d was already there and validates: kept as it is", attempt.step)
+        self._report(attempt, reply)
+        if attempt.late_marks is not None:
+            self._send_marks(attempt.step, attempt.late_marks)
+        self._prune()
+
+    def _report(self, attempt: Attempt, reply: p.Committed) -> None:
+        copy_s = (attempt.copied_s or attempt.started_s) - attempt.started_s
+        rate = reply.num_bytes / max(reply.persist_s, 1e-9)
+        logger.info(
+            "checkpoint of step %d (%s): %.1f MiB, held training %.2f ms, copied in %.3f s, "
+            "persisted in %.3f s (%.2f GB/s)",
+            attempt.step,
+            attempt.reason,
+            reply.num_bytes / 2**20,
+            attempt.hold_s * 1e3,
+            copy_s,
+            reply.persist_s,
+            rate / 1e9,
+        )
+        self.record(
+            "committed",
+            attempt.step,
+            reason=attempt.reason,
+            num_bytes=reply.num_bytes,
+            hold_s=attempt.hold_s,
+            copy_s=copy_s,
+            write_s=reply.write_s,
+            persist_s=reply.persist_s,
+            bytes_per_s=rate,
+            direct=reply.direct,
+            kept_existing=reply.kept_existing,
+        )
+
+    def _failed(self, attempt: Attempt) -> None:
+        self._handed_twice.discard(attempt.id)
+        self.record("failed", attempt.step, reason=attempt.reason, error=str(attempt.error))
+
+    def _set_aside_later_steps(self) -> None:
+        assert self._known is not None
+        if self.supersede_after is not None:
+            limit = self.supersede_after
+            self._known = {step: info for step, info in self._known.items() if step <= limit}
+            self.supersede_after = None
+
+    def _send_marks(self, step: int, marks: Marks) -> None:
+        assert self._known is not None
+        self.persister.ask(p.AddMark(step, marks.keep, marks.metrics))
+        old = self._known.get(step, CheckpointInfo(step))
+        self._known[step] = CheckpointInfo(
+            step, keep=old.keep or marks.keep, metrics={**old.metrics, **marks.metrics}
+        )
+
+    def _prune(self) -> None:
+        assert self._known is not None
+        infos = sorted(self._known.values(), key=lambda info: info.step)
+        steps = self._retention.to_remove(infos)
+        if steps:
+            self.persister.ask(p.Prune(tuple(steps)))
+
+    def _pruned(self, steps: Collection[int]) -> None:
+        assert self._known is not None
+        for step in steps:
+            self._known.pop(step, None)
+        if steps:
+            self.record("pruned", max(steps), steps=list(steps))
+
+    # ---- death
+
+    def _check_deadlines(self) -> None:
+        now_s = time.perf_counter()
+        for attempt in self.book.active:
+            handed_s = attempt.copied_s
+            if handed_s is None or attempt.error is not None:
+                continue
+            if now_s - handed_s > self._config.persist_timeout_s:
+                logger.error(
+                    "step %d is not durable after %.0f s (CFConfig.persist_timeout_s): "
+                    "killing its worker",
+                    attempt.step,
+                    now_s - handed_s,
+                )
+                attempt.copied_s = now_s  # the replacement gets as long again
+                self.persister.kill()
+                return
+
+    def _worker_died(self, error: WorkerDiedError) -> None:
+        logger.error("%s; starting another", error)
+        self.record("worker_died", error.step, error=str(error))
+        for attempt in self.book.active:
+            if attempt.state is not AttemptState.PERSISTING:
+                continue
+            if attempt.id in self._handed_twice:
+                self.persister.forget(attempt.id)
+                self._failed(self.book.abandon(attempt, error))
+            else:
+                self._handed_twice.add(attempt.id)
+        self.persister.replace()
+        self.num_replaced += 1
+
+
+def _versions() -> dict[str, str]:
+    import torch
+
+    return {
+        "checkfreq": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,75 @@
+"""``checkfreq.load``: a checkpoint as plain state dicts, without the run that wrote it.
+
+No manager, no lock, no training code, and nothing on disk is changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from checkfreq.errors import NoCheckpointError
+from checkfreq.restore import Found, Restorer, plan_restore
+
+logger = logging.getLogger(__name__)
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    step: int | None = None,
+    only: Collection[str] | None = None,
+    into: Mapping[str, Any] | None = None,
+    strict: bool = True,
+) -> dict[str, Any]:
+    """Read a checkpoint directory and return its state dicts by tracked name.
+
+    ``path`` is a run's ``chk_dir``, or one ``step-...`` directory in it. Without ``step`` the
+    newest checkpoint that validates is read. Tensors are on the CPU and own their memory;
+    names that were tied come back as the same tensor. ``only`` limits what is returned.
+    ``into`` maps tracked names to live objects, which are loaded in place as
+    ``CFManager.restore`` would; ``strict=False`` then loads what fits.
+
+    Raises NoCheckpointError, CorruptCheckpointError, MismatchError (nothing was changed).
+    """
+    from checkfreq.snapshot.apply import materialise
+
+    chk_dir, step = _split(Path(path), step)
+    found = Restorer(chk_dir, buffers=_anonymous).find(step)
+    if found is None:
+        raise NoCheckpointError(f"{chk_dir} holds no checkpoint")
+    for rejected in found.rejected:
+        logger.warning("step %d does not validate, skipped: %s", rejected.step, rejected.error)
+    if into is not None:
+        _load_into(found, into, chk_dir, only=only, strict=strict)
+    return materialise(found.loaded(), only=only, path=str(chk_dir))
+
+
+def _load_into(
+    found: Found,
+    into: Mapping[str, Any],
+    chk_dir: Path,
+    *,
+    only: Collection[str] | None,
+    strict: bool,
+) -> None:
+    from checkfreq.checkpoint import CFCheckpoint
+
+    names = set(into) if only is None else set(into) & set(only)
+    chk = CFCheckpoint(rng=False, **{name: into[name] for name in names})
+    plan_restore(found, chk, path=chk_dir, only=names, exclude=(), strict=strict).apply()
+
+
+def _split(path: Path, step: int | None) -> tuple[Path, int | None]:
+    name = path.name
+    if step is None and name.startswith("step-") and (path / "manifest.json").exists():
+        return path.parent, int(name.removeprefix("step-"))
+    return path, step
+
+
+def _anonymous(num_bytes: int) -> memoryview:
+    return memoryview(mmap.mmap(-1, max(num_bytes, mmap.PAGESIZE)))

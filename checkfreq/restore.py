@@ -1,0 +1,103 @@
+"""Finds the newest checkpoint that validates and brings it back into the live objects.
+
+Everything is read and every digest checked before a live byte changes. Corruption walks back
+to an older checkpoint, with a report; another structure or a failing disk does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkfreq.checkpoint import CFCheckpoint
+from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
+from checkfreq.images import Image, read_images, room_for
+from checkfreq.snapshot.apply import Loaded, LoadedFile, RestorePlan, prepare
+from checkfreq.store.manifest import Manifest
+from checkfreq.store.store import CheckpointStore, Rejected
+
+#: Gives a page-aligned buffer of at least this many bytes.
+BufferSource = Callable[[int], memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A verified checkpoint in memory, and the newer ones that did not validate."""
+
+    step: int
+    manifest: Manifest
+    images: Mapping[str, Image]
+    rejected: tuple[Rejected, ...]
+
+    def loaded(self) -> Loaded:
+        """What ``snapshot.apply`` works on."""
+        files = {
+            name: LoadedFile(image.entry.tensors, image.view) for name, image in self.images.items()
+        }
+        return Loaded(self.manifest.objects, files)
+
+
+class Restorer:
+    """Reads checkpoints of one directory; never writes to it."""
+
+    def __init__(self, chk_dir: Path, *, buffers: BufferSource, num_threads: int = 4) -> None:
+        self._store = CheckpointStore(chk_dir)
+        self._buffers = buffers
+        self._num_threads = num_threads
+
+    def find(self, step: int | None) -> Found | None:
+        """Read and verify ``step``, or the newest that validates; None if there never was one.
+
+        Raises NoCheckpointError (no such step), CorruptCheckpointError (it, or all of them,
+        fail validation), ConfigError (written by a newer format).
+        """
+        if step is not None:
+            self._require(step)
+            manifest, images = self._read(step)
+            return Found(step, manifest, images, ())
+        try:
+            newest = self._store.newest_valid(check=self._read)
+        except NoCheckpointError:
+            self._require_none_set_aside()
+            return None
+        manifest, images = newest.value
+        return Found(newest.step, manifest, images, newest.rejected)
+
+    def _require(self, step: int) -> None:
+        steps = self._store.steps()
+        if step not in steps:
+            there = ", ".join(map(str, steps)) or "none"
+            raise NoCheckpointError(f"{self._store.root} has no step {step}; it has: {there}")
+
+    def _require_none_set_aside(self) -> None:
+        """No checkpoint is fine on a first run, but not when a crash left them all set aside."""
+        aside = self._store.root / "superseded"
+        if aside.is_dir() and any(aside.iterdir()):
+            raise NoCheckpointError(
+                f"{self._store.root} holds no checkpoint, but {aside.name}/ does: move one back, "
+                "or pass fresh=True"
+            )
+
+    def _read(self, step: int) -> tuple[Manifest, Mapping[str, Image]]:
+        manifest = self._store.manifest(step)
+        images = read_images(
+            self._store,
+            manifest,
+            self._buffers(room_for(manifest)),
+            num_threads=self._num_threads,
+        )
+        return manifest, images
+
+
+def plan_restore(
+    found: Found,
+    chk: CFCheckpoint,
+    *,
+    path: Path,
+    only: Collection[str] | None,
+    exclude: Collection[str],
+    strict: bool,
+) -> RestorePlan:
+    """Compare a checkpoint with the live objects; raises MismatchError, changes nothing."""
+    return prepare(chk, found.loaded(), only=only, exclude=exclude, strict=strict, path=str(path))

@@ -1,0 +1,234 @@
+"""torch.nn.Module: parameters and buffers under canonical names, and extra state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from checkfreq.snapshot.adapters.base import Changes, Fallible, Findings, Saved, type_name
+from checkfreq.snapshot.names import EXTRA_STATE, ModuleIndex, Node, own_state
+from checkfreq.snapshot.sink import Sink
+from checkfreq.snapshot.tensors import DTYPE_NAMES, LAZY, copy_bits
+from checkfreq.types import Json
+
+
+class ModuleAdapter:
+    """Reads a module directly, or by ``state_dict()`` where hooks or overrides ask for it."""
+
+    kind = "module"
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self._name = name
+        self._module = module
+        self._index = ModuleIndex(module)
+
+    def capture(self, sink: Sink) -> dict[str, Json]:
+        """See Adapter."""
+        self._index.refresh()
+        if self._index.saves_its_own_way:
+            extra = self._capture_state_dict(sink)
+        else:
+            extra = self._capture_directly(sink)
+        own = {*sink.keys}
+        trees = {key: sink.encode(value, f"{self._name}.{key}") for key, value in extra.items()}
+        json: dict[str, Json] = {"kind": self.kind, "class": type_name(self._module)}
+        if trees:
+            json["extra"] = trees
+            json["extra_tensors"] = [key for key in sink.keys if key not in own]
+        return json
+
+    def _capture_directly(self, sink: Sink) -> dict[str, Any]:
+        add, optimised = sink.add, sink.optimised
+        nodes = self._index.nodes
+        trained = self._is_trained(optimised)
+        extra = {}
+        for node in nodes:
+            steady = trained and node.weights_settled
+            for key, tensor, is_parameter in own_state(node):
+                settled = steady and is_parameter and _settled(tensor, optimised)
+                add(key, tensor, settled)
+            if node.extra:
+                extra[node.name(EXTRA_STATE)] = node.module.get_extra_state()
+        return extra
+
+    def _is_trained(self, optimised: frozenset[int]) -> bool:
+        # Frozen weights of a module that no optimizer touches may be a teacher's or a hand-made
+        # average's, which something else writes.
+        return any(
+            id(parameter) in optimised
+            for node in self._index.nodes
+            for parameter in node.module._parameters.values()
+        )
+
+    def _capture_state_dict(self, sink: Sink) -> dict[str, Any]:
+        state = self._module.state_dict()
+        names = self._index.canonical_names(state)
+        settled, volatile = self._addresses(sink.optimised)
+        extra = {}
+        for raw, value in state.items():
+            name = names[raw]
+            if isinstance(value, Tensor) and not _is_extra(raw):
+                address = _address(value)
+                sink.add(name, value, address in settled and address not in volatile)
+            else:
+                extra[name] = value
+        return extra
+
+    def _addresses(self, optimised: frozenset[int]) -> tuple[set[int], set[int]]:
+        """Addresses of settled parameters, and of everything else the module owns."""
+        settled, volatile = {0}, {0}  # 0: no elements, or no memory yet
+        trained = self._is_trained(optimised)
+        for node in self._index.nodes:
+            steady = trained and node.weights_settled
+            for _, tensor, is_parameter in own_state(node):
+                fixed = steady and is_parameter and _settled(tensor, optimised)
+                (settled if fixed else volatile).add(_address(tensor))
+        return settled, volatile
+
+    def prepare(self, saved: Saved, findings: Findings) -> Changes:
+        """See Adapter."""
+        self._index.refresh()
+        trees: dict[str, Json] = saved.field("extra", {})
+        for tree in trees.values():
+            saved.check(tree)
+        names = module_tensors(saved)
+        live = self._live_tensors()
+        extras = self._live_extras()
+        findings.compare_names(self._name, [*names, *trees], [*live, *extras])
+        fitting = {
+            name: tensor
+            for name, tensor in live.items()
+            if name in names and self._fits(name, tensor, saved, findings)
+        }
+        common = {name: node for name, node in extras.items() if name in trees}
+        if self._index.loads_its_own_way or self._index.saves_its_own_way:
+            strict = not findings.mismatches
+            return Changes(fallible=[self._by_load_state_dict(saved, fitting, common, strict)])
+        return self._directly(saved, fitting, common)
+
+    def _live_tensors(self) -> dict[str, Tensor]:
+        if not self._index.saves_its_own_way:
+            found: dict[str, Tensor] = {}
+            for node in self._index.nodes:
+                found.update((key, tensor) for key, tensor, _ in own_state(node))
+            return found
+        state = self._module.state_dict()
+        names = self._index.canonical_names(state)
+        return {
+            names[raw]: value
+            for raw, value in state.items()
+            if isinstance(value, Tensor) and not _is_extra(raw)
+        }
+
+    def _live_extras(self) -> dict[str, Node | None]:
+        if not self._index.saves_its_own_way:
+            return {n.name(EXTRA_STATE): n for n in self._index.nodes if n.extra}
+        state = self._module.state_dict()
+        names = self._index.canonical_names(state)
+        return {
+            names[raw]: None
+            for raw, value in state.items()
+            if not isinstance(value, Tensor) or _is_extra(raw)
+        }
+
+    def _fits(self, name: str, live: Tensor, saved: Saved, findings: Findings) -> bool:
+        record = saved.record(name)
+        if isinstance(live, LAZY):
+            return True  # its own hook gives it the saved shape
+        shape, dtype = tuple(live.shape), DTYPE_NAMES.get(live.dtype, str(live.dtype))
+        if shape == tuple(record.shape) and dtype == record.dtype:
+            return True
+        findings.different.append(
+            f"{self._name}.{name}: checkpoint has {record.dtype}{list(record.shape)}, "
+            f"live is {dtype}{list(shape)}"
+        )
+        return shape == tuple(record.shape)
+
+    def _directly(
+        self, saved: Saved, fitting: Mapping[str, Tensor], extras: Mapping[str, Node | None]
+    ) -> Changes:
+        def copy() -> None:
+            with torch.no_grad():
+                for name, tensor in fitting.items():
+                    copy_bits(tensor, saved.view(name))
+
+        trees = saved.field("extra", {})
+        fallible = [
+            Fallible(
+                f"{self._name}.{name}",
+                partial(_keep_extra_state, node.module),
+                partial(_set_extra_state, node.module, saved, trees[name]),
+            )
+            for name, node in extras.items()
+            if node is not None
+        ]
+        return Changes(fallible=fallible, copies=[copy])
+
+    def _by_load_state_dict(
+        self,
+        saved: Saved,
+        fitting: Mapping[str, Tensor],
+        extras: Mapping[str, Node | None],
+        strict: bool,
+    ) -> Fallible:
+        trees = saved.field("extra", {})
+
+        def load() -> None:
+            raw = {name: raw for raw, name in self._raw_names().items()}
+            state = {raw.get(name, name): saved.owned(name) for name in fitting}
+            state.update((raw.get(name, name), saved.decode(trees[name])) for name in extras)
+            self._module.load_state_dict(state, strict=strict)
+
+        return Fallible(self._name, self._keep, load)
+
+    def _raw_names(self) -> dict[str, str]:
+        return self._index.canonical_names(self._module.state_dict())
+
+    def _keep(self) -> Callable[[], None]:
+        kept = {
+            name: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+            for name, value in self._module.state_dict().items()
+            if not isinstance(value, LAZY)
+        }
+        return lambda: _ignore(self._module.load_state_dict(kept, strict=False))
+
+
+def _settled(parameter: Tensor, optimised: frozenset[int]) -> bool:
+    return id(parameter) in optimised or not parameter.requires_grad
+
+
+def _is_extra(raw_name: str) -> bool:
+    return raw_name.rpartition(".")[2] == EXTRA_STATE
+
+
+def _address(tensor: Tensor) -> int:
+    return 0 if isinstance(tensor, LAZY) else tensor.data_ptr()
+
+
+def _ignore(_: object) -> None:
+    return None
+
+
+def _keep_extra_state(module: nn.Module) -> Callable[[], None]:
+    return partial(module.set_extra_state, module.get_extra_state())
+
+
+def _set_extra_state(module: nn.Module, saved: Saved, tree: Json) -> None:
+    module.set_extra_state(saved.decode(tree))
+
+
+def module_tensors(saved: Saved) -> list[str]:
+    """Names of the parameters and buffers in a saved module, tied names included."""
+    hidden = set(saved.field("extra_tensors", []))
+    return [name for name in (*saved.records, *saved.aliases) if name not in hidden]
+
+
+def module_state_dict(saved: Saved) -> dict[str, Any]:
+    """A state dict with canonical names, of owned CPU tensors; tied names share one tensor."""
+    state: dict[str, Any] = {name: saved.owned(name) for name in module_tensors(saved)}
+    trees: dict[str, Json] = saved.field("extra", {})
+    return {**state, **{name: saved.decode(tree) for name, tree in trees.items()}}

@@ -1,0 +1,170 @@
+"""torch.optim.Optimizer: read and written directly, so that no value changes its dtype.
+
+``Optimizer.load_state_dict`` casts state to the parameter's dtype (fp32 state of bf16
+parameters would be rounded) and ``state_dict()`` is slow; both are used only where hooks or an
+override ask for them. Tensors are called ``state.<parameter number>.<name>``. Parameters whose
+state is a flat dict of tensors, nearly all, share one record per set of names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from checkfreq.errors import StateError
+from checkfreq.snapshot.adapters.base import Changes, Fallible, Findings, Saved, type_name
+from checkfreq.snapshot.adapters.optimizer_load import OptimizerLoad, parameters_of
+from checkfreq.snapshot.adapters.optimizer_tree import optimizer_state_dict, optimizer_tree
+from checkfreq.snapshot.sink import Sink
+from checkfreq.types import Json
+
+#: Names in the state of a parameter, and which of the tensors are on the host.
+_Names = tuple[tuple[str, ...], tuple[bool, ...]]
+
+
+class OptimizerAdapter:
+    """One optimizer; ``scheduled`` are the hyper-parameters that a tracked scheduler drives."""
+
+    kind = "optimizer"
+
+    def __init__(
+        self,
+        name: str,
+        optimizer: Optimizer,
+        *,
+        scheduled: Callable[[], frozenset[str]] = frozenset,
+    ) -> None:
+        self._name = name
+        self._optimizer = optimizer
+        self._scheduled = scheduled
+        self._keys: dict[tuple[int, str], str] = {}
+
+    def capture(self, sink: Sink) -> dict[str, Json]:
+        """See Adapter."""
+        json: dict[str, Json] = {"kind": self.kind, "class": type_name(self._optimizer)}
+        parameters = parameters_of(self._optimizer)
+        json["shapes"] = [list(parameter.shape) for parameter in parameters]
+        json["device_type"] = parameters[0].device.type if parameters else "cpu"
+        if saves_its_own_way(self._optimizer):
+            state = self._optimizer.state_dict()
+            return {**json, "state_dict": sink.encode(state, self._name)}
+        return {**json, **self._capture_state(parameters, sink), "groups": self._groups(sink)}
+
+    def _capture_state(self, parameters: list[Tensor], sink: Sink) -> dict[str, Json]:
+        numbers = {id(parameter): i for i, parameter in enumerate(parameters)}
+        flat: dict[_Names, list[int]] = {}
+        trees: dict[str, Json] = {}
+        other: list[Json] = []
+        for owner, state in self._optimizer.state.items():
+            if not isinstance(owner, Tensor):
+                path = f"{self._name}.state[{owner!r}]"
+                other.append([sink.encode(owner, path), sink.encode(state, path)])
+                continue
+            number = self._number(owner, numbers)
+            if _is_flat(state):
+                hosts = self._add_flat(number, state, sink)
+                flat.setdefault((tuple(state), hosts), []).append(number)
+            else:
+                trees[str(number)] = self._tree(number, state, sink)
+        return {
+            "flat": [_flat_json(*item, parameters) for item in flat.items()],
+            "trees": trees,
+            "other": other,
+        }
+
+    def _number(self, owner: Tensor, numbers: dict[int, int]) -> int:
+        if id(owner) not in numbers:
+            raise StateError(
+                f"{self._name}.state holds state of a tensor {list(owner.shape)} that is in no "
+                "param_group; remove the entry, or add the parameter to a group"
+            )
+        return numbers[id(owner)]
+
+    def _add_flat(self, number: int, state: dict[str, Tensor], sink: Sink) -> tuple[bool, ...]:
+        keys, add = self._keys, sink.add
+        for name, tensor in state.items():
+            key = keys.get((number, name))
+            if key is None:
+                key = keys[number, name] = f"state.{number}.{name}"
+            add(key, tensor, True)
+        return tuple([tensor.is_cpu for tensor in state.values()])
+
+    def _tree(self, number: int, state: Any, sink: Sink) -> Json:
+        path = f"{self._name}.state.{number}"
+        if type(state) is not dict:
+            return {"value": sink.encode(state, path, settled=True)}
+        return {
+            "items": [
+                [sink.encode(key, path), sink.encode(value, f"{path}.{key}", settled=True)]
+                for key, value in state.items()
+            ]
+        }
+
+    def _groups(self, sink: Sink) -> list[Json]:
+        groups = []
+        for i, group in enumerate(self._optimizer.param_groups):
+            path = f"{self._name}.param_groups[{i}]"
+            values = {key: value for key, value in group.items() if key != "params"}
+            json = {"num_params": len(group["params"]), "values": sink.encode(values, path)}
+            groups.append(json)
+        return groups
+
+    def prepare(self, saved: Saved, findings: Findings) -> Changes:
+        """See Adapter."""
+        tree = optimizer_tree(saved)
+        if tree is None:
+            return Changes(fallible=[self._by_load_state_dict(saved)])
+        load = OptimizerLoad(self._name, self._optimizer, saved, tree)
+        if not load.compare(findings, self._scheduled()):
+            return Changes()
+        if loads_its_own_way(self._optimizer):
+            return Changes(fallible=[self._by_load_state_dict(saved)])
+        return Changes(copies=[load.apply])
+
+    def _by_load_state_dict(self, saved: Saved) -> Fallible:
+        def keep() -> Callable[[], None]:
+            return partial(self._optimizer.load_state_dict, deepcopy(self._optimizer.state_dict()))
+
+        def load() -> None:
+            self._optimizer.load_state_dict(optimizer_state_dict(saved))
+
+        return Fallible(self._name, keep, load)
+
+
+def _is_flat(state: Any) -> bool:
+    if type(state) is not dict:
+        return False
+    for name, value in state.items():
+        if type(value) is not Tensor or type(name) is not str:
+            return False
+    return True
+
+
+def _flat_json(names: _Names, numbers: list[int], parameters: list[Tensor]) -> dict[str, Json]:
+    json: dict[str, Json] = {"names": list(names[0]), "params": numbers}
+    if not parameters[0].is_cpu:
+        json["host"] = [name for name, on_host in zip(*names, strict=True) if on_host]
+    return json
+
+
+def saves_its_own_way(optimizer: Optimizer) -> bool:
+    """True if only ``state_dict()`` knows the state: hooks or an override."""
+    return bool(
+        optimizer._optimizer_state_dict_pre_hooks
+        or optimizer._optimizer_state_dict_post_hooks
+        or type(optimizer).state_dict is not Optimizer.state_dict
+    )
+
+
+def loads_its_own_way(optimizer: Optimizer) -> bool:
+    """True if only ``load_state_dict()`` may set the state."""
+    return bool(
+        optimizer._optimizer_load_state_dict_pre_hooks
+        or optimizer._optimizer_load_state_dict_post_hooks
+        or type(optimizer).load_state_dict is not Optimizer.load_state_dict
+    )

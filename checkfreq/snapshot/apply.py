@@ -1,0 +1,239 @@
+"""Putting a loaded checkpoint into live objects, in place, or refusing before anything changed.
+
+``prepare`` compares everything and lists every mismatch in one error. ``RestorePlan.apply``
+first runs what may raise (user code, undone in reverse order if any of it does), then what only
+copies. Generators are set last, by ``apply_rng``. Afterwards nothing live refers to the
+buffers, which may be reused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from checkfreq.checkpoint import CFCheckpoint
+from checkfreq.errors import ConfigError, MismatchError, StateError
+from checkfreq.snapshot.adapters.base import Changes, Fallible, Findings, LoadedFile, Saved
+from checkfreq.snapshot.adapters.generic import tree_value
+from checkfreq.snapshot.adapters.module import module_state_dict
+from checkfreq.snapshot.adapters.optimizer_tree import optimizer_state_dict
+from checkfreq.snapshot.adapters.rng import prepare_rng, rng_state
+from checkfreq.snapshot.adapters.scaler import scaler_state_dict
+from checkfreq.snapshot.codec import decode_tree
+from checkfreq.snapshot.layout import file_name
+from checkfreq.snapshot.state import POSITIONS, RNG
+from checkfreq.types import Json
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["Loaded", "LoadedFile", "RestorePlan", "materialise", "positions", "prepare"]
+
+_READERS: dict[str, Callable[[Saved], Any]] = {
+    "module": module_state_dict,
+    "optimizer": optimizer_state_dict,
+    "scaler": scaler_state_dict,
+    "object": tree_value,
+    "dict": tree_value,
+    "rng": rng_state,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A verified checkpoint in memory: the manifest's objects, and its files by name."""
+
+    objects: Mapping[str, Json]
+    files: Mapping[str, LoadedFile]
+
+    def saved(self, name: str, *, path: str) -> Saved:
+        """The saved state of one object."""
+        return Saved(name, self.objects[name], self.files.get(file_name(name)), path=path)
+
+
+@dataclass(slots=True)
+class RestorePlan:
+    """Changes that fit the live objects; ``positions`` are for the iterators to take."""
+
+    positions: dict[str, dict[str, Any]]
+    _changes: list[Changes] = field(default_factory=list)
+    _saved: list[Saved] = field(default_factory=list)
+    _rng: Callable[[], None] | None = None
+
+    def apply(self) -> None:
+        """Restore every object, but no generator. To be called once.
+
+        Raises StateError naming the object whose ``load_state_dict`` raised; what had been
+        loaded before is put back.
+        """
+        undo: list[tuple[str, Callable[[], None]]] = []
+        for changes in self._changes:
+            for change in changes.fallible:
+                _load(change, undo)
+        for changes in self._changes:
+            for copy in changes.copies:
+                copy()
+        self._changes.clear()
+        for saved in self._saved:
+            saved.forget()
+        self._saved.clear()
+
+    def apply_rng(self) -> None:
+        """Set the random generators; the last thing before the first batch is fetched."""
+        if self._rng is not None:
+            self._rng()
+
+
+def _load(change: Fallible, undo: list[tuple[str, Callable[[], None]]]) -> None:
+    undo.append((change.name, change.backup()))
+    try:
+        change.load()
+    except Exception as error:
+        stuck = [name for name, back in reversed(undo) if not _put_back(name, back)]
+        state = f"; could not be put back: {', '.join(stuck)}" if stuck else "; nothing was changed"
+        raise StateError(
+            f"{change.name}: loading its state from the checkpoint raised "
+            f"{type(error).__name__}: {error}{state}. Correct the object, or pass "
+            f"exclude=({change.name.partition('.')[0]!r},)"
+        ) from error
+
+
+def _put_back(name: str, back: Callable[[], None]) -> bool:
+    try:
+        back()
+    except Exception:  # the user's load_state_dict again; the caller names the object
+        logger.exception("%s could not be put back after a failed restore", name)
+        return False
+    return True
+
+
+def prepare(
+    chk: CFCheckpoint,
+    loaded: Loaded,
+    *,
+    only: Iterable[str] | None = None,
+    exclude: Iterable[str] = (),
+    strict: bool = True,
+    path: str,
+) -> RestorePlan:
+    """Compare a checkpoint with the live objects; changes nothing.
+
+    ``only`` and ``exclude`` choose tracked names, "rng" or iterators' names. Raises
+    MismatchError listing everything that does not fit (``strict=False``: one WARNING instead),
+    ConfigError for unknown names, CorruptCheckpointError for state that makes no sense.
+    """
+    found = _decode_positions(loaded.objects, path)
+    chosen = _chooser(chk, loaded, found, only, exclude)
+    findings = Findings()
+    plan = RestorePlan({name: value for name, value in found.items() if chosen(name)})
+    names = {name for name in loaded.objects if name not in (RNG, POSITIONS)}
+    findings.missing += [
+        f"{n} (the whole object)" for n in chk.tracked if n not in names and chosen(n)
+    ]
+    findings.unexpected += [f"{n} (the whole object)" for n in names - {*chk.tracked} if chosen(n)]
+    for name in chk.tracked:
+        if name in names and chosen(name):
+            saved = loaded.saved(name, path=path)
+            plan._saved.append(saved)
+            plan._changes.append(_prepare_object(chk, saved, findings))
+    if chk.rng and chosen(RNG):
+        _prepare_rng(plan, loaded, findings, path)
+    _report(findings, strict=strict, path=path)
+    return plan
+
+
+def _decode_positions(objects: Mapping[str, Json], path: str) -> dict[str, dict[str, Any]]:
+    saved = Saved(POSITIONS, {}, None, path=path)
+    return {name: saved.decode(node) for name, node in objects.get(POSITIONS, {}).items()}
+
+
+def _chooser(
+    chk: CFCheckpoint,
+    loaded: Loaded,
+    found: Mapping[str, object],
+    only: Iterable[str] | None,
+    exclude: Iterable[str],
+) -> Callable[[str], bool]:
+    known = {*chk.tracked, *loaded.objects, *found, RNG} - {POSITIONS}
+    wanted = None if only is None else _choice("only", only, known)
+    unwanted = _choice("exclude", exclude, known)
+    return lambda name: (wanted is None or name in wanted) and name not in unwanted
+
+
+def _choice(argument: str, names: Iterable[str], known: set[str]) -> set[str]:
+    chosen = {names} if isinstance(names, str) else {*names}
+    if unknown := sorted(chosen - known):
+        raise ConfigError(
+            f"restore({argument}=...): unknown {', '.join(unknown)}; "
+            f"expected some of {', '.join(sorted(known))}"
+        )
+    return chosen
+
+
+def _prepare_object(chk: CFCheckpoint, saved: Saved, findings: Findings) -> Changes:
+    adapter = chk.adapters[saved.name]
+    if saved.field("kind") != adapter.kind:
+        findings.different.append(
+            f"{saved.name}: checkpoint holds a {saved.field('kind')}, live is a {adapter.kind}"
+        )
+        return Changes()
+    return adapter.prepare(saved, findings)
+
+
+def _prepare_rng(plan: RestorePlan, loaded: Loaded, findings: Findings, path: str) -> None:
+    if RNG not in loaded.objects:
+        findings.missing.append("rng (random generators)")
+        return
+    plan._rng = prepare_rng(loaded.saved(RNG, path=path), findings)
+
+
+def _report(findings: Findings, *, strict: bool, path: str) -> None:
+    if findings.mismatches and strict:
+        raise MismatchError(
+            path,
+            missing=findings.missing,
+            unexpected=findings.unexpected,
+            different=findings.different,
+        )
+    if findings.mismatches or findings.notes:
+        logger.warning("%s: restoring what fits. %s", path, _listing(findings))
+    if findings.overridden:
+        logger.warning(
+            "%s: hyper-parameters of the checkpoint replace the script's (assign them after "
+            "restore() to change them): %s",
+            path,
+            "; ".join(findings.overridden),
+        )
+
+
+def _listing(findings: Findings) -> str:
+    parts = {
+        "Missing in the checkpoint": findings.missing,
+        "Not live": findings.unexpected,
+        "Different": findings.different,
+        "Left as they are": findings.notes,
+    }
+    return " ".join(f"{title}: {'; '.join(names)}." for title, names in parts.items() if names)
+
+
+def materialise(loaded: Loaded, *, only: Iterable[str] | None = None, path: str) -> dict[str, Any]:
+    """State dicts by name, of owned CPU tensors; tied weights share one tensor.
+
+    Needs none of the training code. Raises ConfigError for an unknown name in ``only``.
+    """
+    names = [name for name in loaded.objects if name != POSITIONS]
+    chosen = {*names} if only is None else _choice("only", only, {*names})
+    return {name: _read(loaded.saved(name, path=path)) for name in names if name in chosen}
+
+
+def _read(saved: Saved) -> Any:
+    reader = _READERS.get(saved.field("kind"))
+    if reader is None:
+        raise saved.corrupt("kind of object", f"one of {', '.join(_READERS)}", saved.field("kind"))
+    return reader(saved)
+
+
+def positions(objects: Mapping[str, Json]) -> dict[str, dict[str, Any]]:
+    """Iterators' positions by name."""
+    return {name: decode_tree(node) for name, node in objects.get(POSITIONS, {}).items()}

@@ -1,0 +1,282 @@
+"""Python values to JSON and back, exactly, without pickle and without torch.
+
+None, bool, str, finite floats, lists and dicts with string keys are themselves in JSON. What
+JSON lacks is an object whose first key starts with ``$``: ``{"$tuple": [1, 2]}``,
+``{"$float": "inf"}``, ``{"$dict": [[1, "a"]]}``. Types are matched exactly: a subclass (an
+IntEnum, a namedtuple) would come back as something else, so it is refused by name of its path.
+
+Tensors and the like belong to a ``leaf`` function of the caller: on the way out it may turn a
+value into a tagged object, on the way in it sees every tag that this module does not know.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from pathlib import Path, PosixPath, PurePath, PurePosixPath
+from typing import Any
+
+from checkfreq.errors import StateError
+from checkfreq.types import Json
+
+#: ``leaf(value, path)``: the tagged object that stands for ``value``, or None to decline.
+EncodeLeaf = Callable[[Any, str], dict[str, Json] | None]
+#: ``leaf(tag, node)``: the value of a tagged object this module does not know.
+DecodeLeaf = Callable[[str, dict[str, Json]], Any]
+
+_SAFE_INT_BITS = 63
+_FACTORIES: dict[str, Any] = {
+    "none": None,
+    "list": list,
+    "dict": dict,
+    "set": set,
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+}
+_FACTORY_NAMES = {factory: name for name, factory in _FACTORIES.items()}
+
+
+def encode_tree(value: object, path: str, *, leaf: EncodeLeaf | None = None) -> Json:
+    """JSON for ``value``, whose place is called ``path`` in errors ("optimizer.param_groups[0]").
+
+    Raises StateError naming the path of the first part that cannot be kept exactly.
+    """
+    return _Encoder(leaf).encode(value, path)
+
+
+class _Encoder:
+    def __init__(self, leaf: EncodeLeaf | None) -> None:
+        self._leaf = leaf
+        self._open: set[int] = set()
+
+    def encode(self, value: Any, path: str) -> Json:
+        kind = type(value)
+        if kind is bool or value is None:
+            return value
+        scalar = _SCALARS.get(kind)
+        if scalar is not None:
+            return scalar(value)
+        container = _CONTAINERS.get(kind)
+        if container is not None:
+            return self._container(container, value, path)
+        return self._other(value, path)
+
+    def _container(
+        self, encode: Callable[[_Encoder, Any, str], Json], value: Any, path: str
+    ) -> Json:
+        if id(value) in self._open:
+            raise StateError(f"{path} contains itself; state must be a tree")
+        self._open.add(id(value))
+        try:
+            return encode(self, value, path)
+        finally:
+            self._open.discard(id(value))
+
+    def _other(self, value: Any, path: str) -> Json:
+        node = self._leaf(value, path) if self._leaf is not None else None
+        if node is None:
+            node = _numpy_node(value)
+        if node is None:
+            raise StateError(
+                f"{path}: a {_type_name(value)} cannot be kept without pickle; expected numbers, "
+                "strings, tensors, NumPy arrays and plain containers of them. Convert it in "
+                "state_dict(), or leave it out"
+            )
+        return node
+
+    def sequence(self, values: Iterable[Any], path: str) -> list[Json]:
+        return [self.encode(value, f"{path}[{i}]") for i, value in enumerate(values)]
+
+    def mapping(self, value: dict[Any, Any], path: str) -> Json:
+        if all(type(key) is str and key[:1] != "$" and key.isascii() for key in value):
+            return {key: self.encode(item, f"{path}.{key}") for key, item in value.items()}
+        return {"$dict": self.pairs(value, path)}
+
+    def pairs(self, value: dict[Any, Any], path: str) -> list[Json]:
+        return [
+            [self.encode(key, f"{path} key {key!r}"), self.encode(item, f"{path}[{key!r}]")]
+            for key, item in value.items()
+        ]
+
+    def members(self, value: Iterable[Any], path: str) -> list[Json]:
+        # Sets iterate in an order that differs between processes: fix one, equal state is
+        # then equal JSON.
+        return sorted((self.encode(item, f"{path} member") for item in value), key=repr)
+
+    def default(self, value: defaultdict[Any, Any], path: str) -> Json:
+        name = _FACTORY_NAMES.get(value.default_factory)
+        if name is None:
+            raise StateError(
+                f"{path}: a defaultdict of {value.default_factory!r} cannot be kept without "
+                f"pickle; expected one of {', '.join(_FACTORIES)}. Convert it to a dict"
+            )
+        return {"$defaultdict": self.pairs(value, path), "factory": name}
+
+
+def _int(value: int) -> Json:
+    return value if value.bit_length() <= _SAFE_INT_BITS else {"$int": hex(value)}
+
+
+def _float(value: float) -> Json:
+    if math.isfinite(value):
+        return value
+    if math.isinf(value):
+        return {"$float": "inf" if value > 0 else "-inf"}
+    return {"$float": struct.pack(">d", value).hex()}  # a NaN keeps its sign and payload
+
+
+def _str(value: str) -> Json:
+    if value.isascii():
+        return value
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # lone surrogates, as in undecodable file names
+        return {"$str": _base64(value.encode("utf-16-le", "surrogatepass"))}
+    return value
+
+
+def _base64(data: bytes | bytearray) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def _numpy_node(value: Any) -> dict[str, Json] | None:
+    numpy = sys.modules.get("numpy")  # not loaded: then ``value`` cannot be one of its kinds
+    if numpy is None:
+        return None
+    if isinstance(value, numpy.dtype):
+        plain = value.fields is None and not value.hasobject and value.subdtype is None
+        return {"$numpy.dtype": value.str} if plain else None
+    scalar = isinstance(value, numpy.generic)
+    if not scalar and type(value) is not numpy.ndarray:
+        return None
+    if value.dtype.hasobject or value.dtype.fields is not None:
+        return None
+    node: dict[str, Json] = {"$numpy": value.dtype.str, "data": _base64(value.tobytes())}
+    if not scalar:
+        node["shape"] = list(value.shape)
+    return node
+
+
+_SCALARS: dict[type, Callable[[Any], Json]] = {
+    int: _int,
+    float: _float,
+    str: _str,
+    complex: lambda v: {"$complex": [_float(v.real), _float(v.imag)]},
+    bytes: lambda v: {"$bytes": _base64(v)},
+    bytearray: lambda v: {"$bytearray": _base64(v)},
+    timedelta: lambda v: {"$timedelta": [v.days, v.seconds, v.microseconds]},
+    PosixPath: lambda v: {"$path": _str(str(v))},
+    PurePosixPath: lambda v: {"$purepath": _str(str(v))},
+    range: lambda v: {"$range": [v.start, v.stop, v.step]},
+    type(Ellipsis): lambda v: {"$ellipsis": True},
+}
+
+_CONTAINERS: dict[type, Callable[[_Encoder, Any, str], Json]] = {
+    list: _Encoder.sequence,
+    dict: _Encoder.mapping,
+    tuple: lambda e, v, p: {"$tuple": e.sequence(v, p)},
+    OrderedDict: lambda e, v, p: {"$OrderedDict": e.pairs(v, p)},
+    Counter: lambda e, v, p: {"$Counter": e.pairs(v, p)},
+    defaultdict: _Encoder.default,
+    deque: lambda e, v, p: {"$deque": e.sequence(v, p), "maxlen": v.maxlen},
+    set: lambda e, v, p: {"$set": e.members(v, p)},
+    frozenset: lambda e, v, p: {"$frozenset": e.members(v, p)},
+    slice: lambda e, v, p: {"$slice": e.sequence((v.start, v.stop, v.step), p)},
+}
+
+
+def decode_tree(node: Json, *, leaf: DecodeLeaf | None = None) -> Any:
+    """The value that ``encode_tree`` was given.
+
+    Raises ValueError if ``node`` is not what ``encode_tree`` makes, or holds a tag of a newer
+    version.
+    """
+    try:
+        return _Decoder(leaf).decode(node)
+    except (KeyError, TypeError, IndexError, AttributeError, struct.error) as error:
+        raise ValueError(f"malformed state: {type(error).__name__}: {error}") from error
+
+
+class _Decoder:
+    def __init__(self, leaf: DecodeLeaf | None) -> None:
+        self._leaf = leaf
+
+    def decode(self, node: Json) -> Any:
+        if isinstance(node, list):
+            return [self.decode(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        tag = next(iter(node), "")
+        if not tag.startswith("$"):
+            return {key: self.decode(item) for key, item in node.items()}
+        known = _DECODERS.get(tag)
+        if known is not None:
+            return known(self, node)
+        if self._leaf is None:
+            raise ValueError(f"unknown tag {tag!r}: written by a newer checkfreq?")
+        return self._leaf(tag, node)
+
+    def pairs(self, pairs: list[Json]) -> list[tuple[Any, Any]]:
+        return [(self.decode(key), self.decode(value)) for key, value in pairs]
+
+
+def _decode_float(text: str) -> float:
+    if text in ("inf", "-inf"):
+        return float(text)
+    value: float = struct.unpack(">d", bytes.fromhex(text))[0]
+    return value
+
+
+def _decode_numpy(node: dict[str, Json]) -> Any:
+    import numpy
+
+    array = numpy.frombuffer(base64.b64decode(node["data"]), dtype=numpy.dtype(node["$numpy"]))
+    return array.reshape(node["shape"]).copy() if "shape" in node else array[0]
+
+
+def _decode_dtype(name: str) -> Any:
+    import numpy
+
+    return numpy.dtype(name)
+
+
+_DECODERS: dict[str, Callable[[_Decoder, dict[str, Json]], Any]] = {
+    "$int": lambda d, n: int(n["$int"], 16),
+    "$float": lambda d, n: _decode_float(n["$float"]),
+    "$str": lambda d, n: base64.b64decode(n["$str"]).decode("utf-16-le", "surrogatepass"),
+    "$complex": lambda d, n: complex(*d.decode(n["$complex"])),
+    "$bytes": lambda d, n: base64.b64decode(n["$bytes"]),
+    "$bytearray": lambda d, n: bytearray(base64.b64decode(n["$bytearray"])),
+    "$timedelta": lambda d, n: timedelta(*n["$timedelta"]),
+    "$path": lambda d, n: Path(d.decode(n["$path"])),
+    "$purepath": lambda d, n: PurePath(d.decode(n["$purepath"])),
+    "$range": lambda d, n: range(*n["$range"]),
+    "$ellipsis": lambda d, n: ...,
+    "$dict": lambda d, n: dict(d.pairs(n["$dict"])),
+    "$tuple": lambda d, n: tuple(d.decode(n["$tuple"])),
+    "$OrderedDict": lambda d, n: OrderedDict(d.pairs(n["$OrderedDict"])),
+    "$Counter": lambda d, n: Counter(dict(d.pairs(n["$Counter"]))),
+    "$defaultdict": lambda d, n: defaultdict(_FACTORIES[n["factory"]], d.pairs(n["$defaultdict"])),
+    "$deque": lambda d, n: deque(d.decode(n["$deque"]), n["maxlen"]),
+    "$set": lambda d, n: set(d.decode(n["$set"])),
+    "$frozenset": lambda d, n: frozenset(d.decode(n["$frozenset"])),
+    "$slice": lambda d, n: slice(*d.decode(n["$slice"])),
+    "$numpy": lambda d, n: _decode_numpy(n),
+    "$numpy.dtype": lambda d, n: _decode_dtype(n["$numpy.dtype"]),
+}

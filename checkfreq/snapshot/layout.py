@@ -1,0 +1,176 @@
+"""Where each tensor's bytes lie: the arena's bytes are the files' bytes.
+
+One safetensors file per object. An image is an 8-byte header length and a JSON header padded
+with spaces to a page, then the tensors, row-major, by decreasing element size, so that each is
+aligned without holes. Images begin at page boundaries of a slot. A layout serves every later
+capture of the same structure.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from checkfreq.snapshot.sink import TensorRef
+from checkfreq.snapshot.state import CapturedState
+from checkfreq.snapshot.tensors import DTYPE_NAMES
+from checkfreq.types import FileSpec, Json, TensorSpec
+
+PAGE_BYTES = 4096
+
+#: dtype -> its name in a safetensors header. Others are kept as bytes: U8, last dimension
+#: times the element size; the manifest has their dtype and shape.
+_SAFETENSORS = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16",
+    "uint32": "U32", "int32": "I32", "uint64": "U64", "int64": "I64", "float16": "F16",
+    "bfloat16": "BF16", "float32": "F32", "float64": "F64", "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+
+
+def file_name(object_name: str) -> str:
+    """Name of the file that holds an object's tensors."""
+    return f"{object_name}.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What must not change for a layout to stay valid, per tensor."""
+
+    object_name: str
+    key: str
+    dtype: torch.dtype
+    shape: torch.Size
+    settled: bool
+
+    def is_of(self, ref: TensorRef) -> bool:
+        return (
+            self.key == ref.key
+            and self.shape == ref.tensor.shape
+            and self.dtype is ref.tensor.dtype
+            and self.settled is ref.settled
+            and self.object_name == ref.object_name
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """The images of all files in a slot of ``total_bytes`` (a multiple of the page).
+
+    ``destinations[i]`` is (slot offset, bytes) of ``captured.tensors[i]``, for every capture
+    that fits.
+    """
+
+    files: tuple[FileSpec, ...]
+    total_bytes: int
+    destinations: tuple[tuple[int, int], ...]
+    _shapes: tuple[_Shape, ...]
+    _aliases: dict[str, dict[str, str]]
+    _headers: tuple[bytes, ...]
+
+    @classmethod
+    def plan(cls, captured: CapturedState) -> StateLayout:
+        """Lay out a captured state."""
+        files: list[FileSpec] = []
+        headers: list[bytes] = []
+        destinations = [(0, 0)] * len(captured.tensors)
+        end = 0
+        numbered = enumerate(captured.tensors)
+        for name, group in groupby(numbered, key=lambda item: item[1].object_name):
+            aliases = captured.aliases.get(name, {})
+            spec, header, order = _plan_file(name, list(group), aliases, slot_offset=end)
+            files.append(spec)
+            headers.append(header)
+            for index, tensor in zip(order, spec.tensors, strict=True):
+                destinations[index] = (end + tensor.offset, tensor.num_bytes)
+            end += _round_up(spec.num_bytes)
+        shapes = tuple(
+            _Shape(r.object_name, r.key, r.tensor.dtype, r.tensor.shape, r.settled)
+            for r in captured.tensors
+        )
+        aliases_then = {name: dict(names) for name, names in captured.aliases.items()}
+        return cls(tuple(files), end, tuple(destinations), shapes, aliases_then, tuple(headers))
+
+    def fits(self, captured: CapturedState) -> bool:
+        """Whether a capture has the same names, dtypes, shapes, classes and aliases."""
+        return (
+            len(captured.tensors) == len(self._shapes)
+            and captured.aliases == self._aliases
+            and all(map(_Shape.is_of, self._shapes, captured.tensors))
+        )
+
+    def header(self, index: int) -> bytes:
+        """The first ``header_bytes`` of ``files[index]``."""
+        return self._headers[index]
+
+    def destination(self, index: int) -> tuple[int, int]:
+        """(slot offset, bytes) of ``captured.tensors[index]``."""
+        return self.destinations[index]
+
+    def views(self, slot: Tensor) -> list[Tensor]:
+        """Typed views into a slot (a 1-d uint8 tensor), one per captured tensor, to copy into."""
+        found = []
+        for (offset, num_bytes), shape in zip(self.destinations, self._shapes, strict=True):
+            data = slot[offset : offset + num_bytes]
+            found.append(data.view(shape.dtype).view(shape.shape))
+        return found
+
+
+def _plan_file(
+    name: str, group: list[tuple[int, TensorRef]], aliases: dict[str, str], *, slot_offset: int
+) -> tuple[FileSpec, bytes, list[int]]:
+    """The file of one object, its header, and which captured tensor each of its tensors is."""
+    group.sort(key=lambda item: -item[1].tensor.element_size())  # stable: order kept otherwise
+    begins, end = [], 0
+    for _, ref in group:
+        begins.append(end)
+        end += ref.tensor.numel() * ref.tensor.element_size()
+    header = _header([ref for _, ref in group], begins, aliases)
+    tensors = tuple(
+        _tensor_spec(ref, len(header) + begin)
+        for (_, ref), begin in zip(group, begins, strict=True)
+    )
+    spec = FileSpec(file_name(name), slot_offset, len(header) + end, len(header), tensors)
+    return spec, header, [index for index, _ in group]
+
+
+def _tensor_spec(ref: TensorRef, offset: int) -> TensorSpec:
+    tensor = ref.tensor
+    num_bytes = tensor.numel() * tensor.element_size()
+    return TensorSpec(ref.key, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), offset, num_bytes)
+
+
+def _header(refs: list[TensorRef], begins: list[int], aliases: dict[str, str]) -> bytes:
+    entries: dict[str, Json] = {"__metadata__": {"format": "pt", **_alias_metadata(aliases)}}
+    for ref, begin in zip(refs, begins, strict=True):
+        num_bytes = ref.tensor.numel() * ref.tensor.element_size()
+        dtype, shape = _safetensors_form(ref.tensor)
+        entries[ref.key] = {
+            "dtype": dtype,
+            "shape": shape,
+            "data_offsets": [begin, begin + num_bytes],
+        }
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    length = _round_up(8 + len(text)) - 8
+    return struct.pack("<Q", length) + text.ljust(length)
+
+
+def _alias_metadata(aliases: dict[str, str]) -> dict[str, str]:
+    return {"aliases": json.dumps(aliases, ensure_ascii=False)} if aliases else {}
+
+
+def _safetensors_form(tensor: Tensor) -> tuple[str, list[int]]:
+    name, shape = DTYPE_NAMES[tensor.dtype], list(tensor.shape)
+    if name in _SAFETENSORS:
+        return _SAFETENSORS[name], shape
+    return "U8", [*shape[:-1], math.prod(shape[-1:]) * tensor.element_size()]
+
+
+def _round_up(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES

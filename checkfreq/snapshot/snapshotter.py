@@ -1,0 +1,128 @@
+"""Takes snapshots: layout, slot and engine brought together.
+
+The layout is planned on the first use and again whenever the structure of the state changes;
+a slot learns its layout (the file headers) when it is first used with it. Belongs to the
+training thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from checkfreq.config import CFConfig
+from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.engine import Copy, OnCopied, SnapshotEngine, differing
+from checkfreq.snapshot.layout import StateLayout
+from checkfreq.snapshot.state import CapturedState
+from checkfreq.types import FileSpec
+
+
+class SlotListener(Protocol):
+    """Who must know about slots: the persister."""
+
+    def share_slot(self, slot: int, *, fd: int, num_bytes: int) -> None:
+        """Slot ``slot`` is this memory now."""
+        ...
+
+    def lay_out_slot(self, slot: int, files: tuple[FileSpec, ...]) -> None:
+        """Slot ``slot`` is laid out like this now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A slot that holds, or is about to hold, the state at one boundary."""
+
+    slot: Slot
+    copies: tuple[Copy, ...]
+    num_bytes: int
+
+
+class Snapshotter:
+    """Makes room for the state, then copies it there."""
+
+    def __init__(
+        self, *, engine: SnapshotEngine, arena: Arena, listener: SlotListener, config: CFConfig
+    ) -> None:
+        self._engine = engine
+        self._arena = arena
+        self._listener = listener
+        self._config = config
+        self._layout: StateLayout | None = None
+        self._latest: Snapshot | None = None
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one snapshot; 0 before the first layout."""
+        return 0 if self._layout is None else self._layout.total_bytes
+
+    @property
+    def barrier_on_device(self) -> bool:
+        """Whether host tensors may change while a copy runs."""
+        return self._engine.barrier_on_device
+
+    def make_room(self, captured: CapturedState) -> bool:
+        """Plan the layout and see to it that slots are large enough.
+
+        False while slots that are too small are still in use.
+        """
+        layout = self._layout
+        if layout is None or not layout.fits(captured):
+            layout = StateLayout.plan(captured)
+        if layout.total_bytes > self._arena.slot_bytes:
+            if not all(slot.is_free for slot in self._arena.slots):
+                return False
+            self.allocate(layout.total_bytes)
+        self._layout = layout
+        return True
+
+    def allocate(self, state_bytes: int) -> None:
+        """Allocate slots; they are faulted in in the background."""
+        self._latest = None
+        self._arena.allocate(state_bytes)
+        for slot in self._arena.slots:
+            self._listener.share_slot(slot.index, fd=slot.fd, num_bytes=slot.num_bytes)
+
+    def take(self, captured: CapturedState, slot: Slot, *, on_copied: OnCopied) -> Snapshot:
+        """Begin a snapshot into ``slot``; ``make_room`` came before with the same state."""
+        layout = self._layout
+        assert layout is not None
+        self._prepare(slot, layout)
+        copies = tuple(_copies(captured, layout))
+        snapshot = Snapshot(slot, copies, layout.total_bytes)
+        if self._config.verify_settled:  # else nothing keeps the source tensors after the copy
+            self._latest = snapshot
+        self._engine.start(copies, slot, on_copied=on_copied)
+        return snapshot
+
+    def barrier(self) -> float:
+        """Order the next weight update after the copy; returns the host's wait in seconds."""
+        return self._engine.barrier(timeout_s=self._config.barrier_timeout_s)
+
+    def changed_settled(self) -> list[str]:
+        """Settled tensors that differ from the snapshot at the first update after it.
+
+        Empty without ``CFConfig.verify_settled``, and for every later update.
+        """
+        latest, self._latest = self._latest, None
+        if latest is None or latest.slot.is_free:
+            return []
+        return differing([copy for copy in latest.copies if copy.settled], latest.slot)
+
+    def _prepare(self, slot: Slot, layout: StateLayout) -> None:
+        if slot.layout is layout:
+            return
+        for index, file in enumerate(layout.files):
+            header = layout.header(index)
+            slot.memory[file.slot_offset : file.slot_offset + len(header)] = header
+        self._listener.lay_out_slot(slot.index, layout.files)
+        slot.layout = layout
+
+
+def _copies(captured: CapturedState, layout: StateLayout) -> list[Copy]:
+    destinations = layout.destinations
+    return [
+        Copy(f"{ref.object_name}.{ref.key}", ref.tensor, offset, num_bytes, ref.settled)
+        for ref, (offset, num_bytes) in zip(captured.tensors, destinations, strict=True)
+    ]

@@ -1,0 +1,147 @@
+"""The worker process, driven for real through its handle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from checkfreq.config import CFConfig
+from checkfreq.errors import ConfigError, WorkerDiedError
+from checkfreq.persist import protocol as p
+from checkfreq.persist.persister import Persister
+from checkfreq.store.store import CheckpointStore
+from tests.persist.conftest import HandMadeSlot, next_reply, request
+
+
+def test_a_snapshot_becomes_a_checkpoint_that_verifies(
+    persister: Persister, slot: HandMadeSlot, tmp_path: Path
+) -> None:
+    persister.submit(request(7))
+
+    reply = next_reply(persister)
+
+    assert isinstance(reply, p.Committed)
+    assert reply.num_bytes == sum(file.num_bytes for file in slot.files)
+    store = CheckpointStore(tmp_path / "chk")
+    assert store.verify(7).objects == {"scheduler": {"last_epoch": 7}}
+    for file in slot.files:
+        written = (store.path(7) / file.name).read_bytes()
+        assert written == slot.memory[file.slot_offset : file.slot_offset + file.num_bytes]
+
+
+def test_requests_are_carried_out_in_order(persister: Persister, tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        persister.submit(request(step))
+    persister.ask(p.Prune((1, 2)))
+
+    replies = [next_reply(persister) for _ in range(4)]
+
+    assert [reply.step for reply in replies if isinstance(reply, p.Committed)] == [1, 2, 3]
+    assert replies[-1] == p.Done("Prune", (1, 2))
+    assert CheckpointStore(tmp_path / "chk").steps() == [3]
+
+
+def test_a_pin_and_metrics_given_with_the_request_are_stored(
+    persister: Persister, tmp_path: Path
+) -> None:
+    persister.submit(request(4, keep=True, metrics={"accuracy": 0.5}))
+
+    assert isinstance(next_reply(persister), p.Done)
+    assert isinstance(next_reply(persister), p.Committed)
+    mark = CheckpointStore(tmp_path / "chk").marks()[4]
+    assert mark.keep
+    assert mark.metrics == {"accuracy": 0.5}
+
+
+def test_a_failed_persist_brings_the_workers_traceback_and_leaves_nothing_behind(
+    persister: Persister, tmp_path: Path
+) -> None:
+    persister.lay_out_slot(0, ())
+    persister.submit(request(5, slot=9))
+
+    reply = next_reply(persister)
+
+    assert isinstance(reply, p.Failed)
+    assert "KeyError" in reply.child_traceback
+    assert not [name for name in os.listdir(tmp_path / "chk") if name.startswith(".tmp")]
+
+
+def test_a_killed_worker_is_reported_with_how_it_died(persister: Persister) -> None:
+    assert persister._process is not None
+    os.kill(persister._process.pid, signal.SIGKILL)
+    persister.submit(request(3))
+
+    with pytest.raises(WorkerDiedError, match="killed by SIGKILL while it held step 3"):
+        next_reply(persister)
+
+
+def test_a_replacement_is_told_everything_and_finishes_the_snapshot(
+    persister: Persister, tmp_path: Path
+) -> None:
+    assert persister._process is not None
+    os.kill(persister._process.pid, signal.SIGKILL)
+    persister._process.wait()
+    persister.submit(request(3))
+
+    persister.replace()
+
+    assert isinstance(next_reply(persister), p.Opened)
+    assert isinstance(next_reply(persister), p.Committed)
+    assert CheckpointStore(tmp_path / "chk").verify(3).step == 3
+
+
+def test_a_second_run_on_the_same_directory_is_refused_and_the_holder_is_named(
+    persister: Persister, tmp_path: Path
+) -> None:
+    other = Persister(tmp_path / "chk", config=CFConfig(takeover_s=0.2))
+    other.start()
+    try:
+        with pytest.raises(ConfigError, match=f"training process {os.getpid()}"):
+            other.wait_opened()
+    finally:
+        other.kill()
+
+
+def test_the_worker_ignores_interrupts_and_polite_termination(
+    persister: Persister, tmp_path: Path
+) -> None:
+    assert persister._process is not None
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(persister._process.pid, number)
+    persister.submit(request(2))
+
+    assert isinstance(next_reply(persister), p.Committed)
+
+
+def test_closing_finishes_what_was_asked_before(persister: Persister, tmp_path: Path) -> None:
+    persister.submit(request(8))
+
+    assert persister.close(timeout_s=30.0)
+
+    assert CheckpointStore(tmp_path / "chk").steps() == [8]
+
+
+def test_a_worker_whose_lock_file_was_replaced_never_commits(
+    persister: Persister, tmp_path: Path
+) -> None:
+    (tmp_path / "chk" / ".lock").unlink()
+    persister.submit(request(6))
+
+    reply = next_reply(persister)
+
+    assert isinstance(reply, p.Failed)
+    assert "lock" in reply.message
+    assert CheckpointStore(tmp_path / "chk").steps() == []
+
+
+def test_the_worker_imports_neither_torch_nor_numpy() -> None:
+    code = "import sys, checkfreq.persist.worker; print({'torch', 'numpy'} & set(sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "set()"
