@@ -17,19 +17,19 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from checkfreq.attempts import Attempt, Marks
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.config import CFConfig
 from checkfreq.errors import CheckFreqError, ConfigError, PersistError, StateError
 from checkfreq.events import Event
-from checkfreq.gate import UpdateGate
 from checkfreq.interrupt import StopNotice
-from checkfreq.persistence import Persistence
+from checkfreq.persist.attempts import Attempt, Marks
+from checkfreq.persist.persistence import Persistence
 from checkfreq.policy.cadence import ManualCadence
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
 from checkfreq.restore import Found, Restorer, plan_restore
 from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.engine import HostEngine
+from checkfreq.snapshot.gate import UpdateGate
 from checkfreq.snapshot.snapshotter import Snapshotter
 from checkfreq.snapshot.state import CapturedState, capture
 from checkfreq.types import CFMode
