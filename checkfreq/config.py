@@ -58,7 +58,9 @@ class CFConfig:
         for name in ("host_memory_limit", "max_write_bytes_per_s"):
             value = getattr(self, name)
             _require(self, name, value is None or value > 0, "None or more than 0 bytes")
-        _require(self, "write_chunk_bytes", self.write_chunk_bytes % 4096 == 0, "a multiple of 4096")
+        _require(
+            self, "write_chunk_bytes", self.write_chunk_bytes % 4096 == 0, "a multiple of 4096"
+        )
         _require(self, "arena_slack", 0 <= self.arena_slack <= 1, "a fraction from 0 to 1")
         _require(self, "nice", 0 <= self.nice <= 19, "from 0 to 19")
 

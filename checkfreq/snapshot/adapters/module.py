@@ -47,10 +47,13 @@ class ModuleAdapter:
         trained = self._is_trained(optimised)
         extra = {}
         for node in nodes:
-            steady = trained and node.weights_settled
-            for key, tensor, is_parameter in own_state(node):
-                settled = steady and is_parameter and _settled(tensor, optimised)
-                add(key, tensor, settled)
+            module, steady = node.module, trained and node.weights_settled
+            for own, parameter in module._parameters.items():
+                if parameter is not None:
+                    add(node.name(own), parameter, steady and _settled(parameter, optimised))
+            for own, buffer in module._buffers.items():
+                if buffer is not None and own not in module._non_persistent_buffers_set:
+                    add(node.name(own), buffer, False)
             if node.extra:
                 extra[node.name(EXTRA_STATE)] = node.module.get_extra_state()
         return extra
