@@ -86,11 +86,9 @@ def _declare(chk: CFCheckpoint, sink: Sink, *, barrier_on_device: bool) -> None:
     """Apply ``settled=`` and ``volatile=``; the longest matching name wins."""
     declared = {**dict.fromkeys(chk.settled, True), **dict.fromkeys(chk.volatile, False)}
     unmatched = set(declared)
+    other_names = _other_names(sink)
     for index, ref in enumerate(sink.refs):
-        names = [
-            ref.key,
-            *(a for a, k in sink.aliases.get(ref.object_name, {}).items() if k == ref.key),
-        ]
+        names = [ref.key, *other_names.get((ref.object_name, ref.key), ())]
         matches = [d for d in declared if any(_covers(d, ref.object_name, n) for n in names)]
         unmatched.difference_update(matches)
         if matches:
@@ -99,6 +97,14 @@ def _declare(chk: CFCheckpoint, sink: Sink, *, barrier_on_device: bool) -> None:
                 settled = False
             sink.refs[index] = ref._replace(settled=settled)
     _require_matches(chk, unmatched)
+
+
+def _other_names(sink: Sink) -> dict[tuple[str, str], list[str]]:
+    names: dict[tuple[str, str], list[str]] = {}
+    for object_name, aliases in sink.aliases.items():
+        for alias, key in aliases.items():
+            names.setdefault((object_name, key), []).append(alias)
+    return names
 
 
 def _covers(declared: str, object_name: str, key: str) -> bool:

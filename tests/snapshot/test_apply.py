@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -125,8 +126,32 @@ class TestMismatch:
         shot = take(CFCheckpoint(s=torch.amp.GradScaler("cpu", enabled=False)))
         restore(CFCheckpoint(s=torch.amp.GradScaler("cpu", enabled=False)), shot)
 
+    def test_tied_live_weights_do_not_take_two_different_tensors(self) -> None:
+        shot = take(CFCheckpoint(m=nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))))
+        live = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        live[1].weight = live[0].weight
+        words = r"m\.1\.weight: live is tied to 0\.weight, checkpoint has two tensors"
+        with pytest.raises(MismatchError, match=words):
+            plan(CFCheckpoint(m=live), shot)
+
+    def test_untied_live_weights_take_a_tied_tensor_each(self) -> None:
+        saved = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        saved[1].weight = saved[0].weight
+        live = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        restore(CFCheckpoint(m=live), take(CFCheckpoint(m=saved)))
+        assert bits(live.state_dict()) == bits(saved.state_dict())
+
 
 class TestPartial:
+    def test_a_generator_of_an_absent_device_is_left_alone_and_logged(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        shot = take(CFCheckpoint())
+        shot.loaded.objects["rng"]["state"]["xpu:7"] = {"$tensor": "torch"}
+        with caplog.at_level(logging.WARNING):
+            restore(CFCheckpoint(), shot)
+        assert "rng.xpu:7: not restored, this process has" in caplog.text
+
     def test_not_strict_loads_what_fits_and_logs_the_rest_once(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -233,6 +258,15 @@ class TestInPlace:
         assert live.state[parameter]["a"].tolist() == [0, 0]
         assert live.state[parameter]["b"].tolist() == [1, 1]
 
+    def test_state_that_is_not_a_dict_is_kept_too(self) -> None:
+        parameter = nn.Parameter(torch.zeros(2))
+        saved, live = (torch.optim.SGD([parameter], lr=1) for _ in range(2))
+        saved.state[parameter] = [torch.ones(2), 3]
+        shot = take(CFCheckpoint(o=saved))
+        assert bits(materialise(shot.loaded, path="p")["o"]) == bits(saved.state_dict())
+        restore(CFCheckpoint(o=live), shot)
+        assert bits(live.state[parameter]) == bits(saved.state[parameter])
+
     def test_state_of_no_parameter_is_kept_too(self) -> None:
         parameter = nn.Parameter(torch.zeros(2))
         saved = torch.optim.SGD([parameter], lr=1)
@@ -332,6 +366,15 @@ class TestUserCode:
         live = CFCheckpoint(thing=Stubborn(1))
         with pytest.raises(StateError, match="could not be put back: thing"):
             plan(live, take(CFCheckpoint(thing=Holder(2)))).apply()
+
+    def test_an_object_whose_state_cannot_be_copied_is_restored_all_the_same(self) -> None:
+        live = CFCheckpoint(thing=Holder(i for i in "no deep copy"))
+        restore(live, take(CFCheckpoint(thing=Holder(2))))
+        assert live.tracked["thing"].value == 2
+        shot = take(live)
+        live = CFCheckpoint(thing=Holder((i for i in "no deep copy"), fails=True))
+        with pytest.raises(StateError, match="could not be put back: thing"):
+            plan(live, shot).apply()
 
     def test_loaded_objects_own_their_tensors(self) -> None:
         live = CFCheckpoint(thing=Holder(None))
@@ -534,6 +577,28 @@ class TestNonsense:
         with pytest.raises(CorruptCheckpointError, match=rf"^chk/step-00000003: {name}: "):
             plan(chk, shot)
         assert state_bits(chk) == before
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"dtype": "float3"}, "dtype of weight: expected one of"),
+            ({"shape": (9, 9)}, "bytes of weight: expected 324, got 16"),
+            ({"offset": 1}, "place of weight: expected aligned"),
+            ({"offset": 1 << 20}, "place of weight: expected aligned and within"),
+            ({"name": "other"}, "a tensor 'weight', got none"),
+        ],
+        ids=str,
+    )
+    def test_a_tensor_record_that_contradicts_the_file_is_corrupt(
+        self, change: dict[str, Any], words: str
+    ) -> None:
+        chk = CFCheckpoint(rng=False, d={"weight": torch.ones(4)})
+        shot = take(chk)
+        file = shot.loaded.files["d.safetensors"]
+        records = [replace(record, **change) for record in file.tensors]
+        shot.loaded.files["d.safetensors"] = type(file)(records, file.image)  # type: ignore[index]
+        with pytest.raises(CorruptCheckpointError, match=words):
+            plan(chk, shot)
 
     def test_an_unknown_kind_is_corrupt_for_a_reader(self) -> None:
         with pytest.raises(CorruptCheckpointError, match="x: kind of object"):

@@ -12,6 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from checkfreq.checkpoint import CFCheckpoint
+from checkfreq.errors import StateError
 from checkfreq.snapshot.state import capture
 
 
@@ -75,6 +76,23 @@ def test_distributed_wrapper_around_a_compiled_one_leaves_no_trace() -> None:
     assert keys(DistributedDataParallel(Odd())) == list(Odd().state_dict())
     assert keys(DistributedDataParallel(compiled(Odd()))) == list(Odd().state_dict())
     assert keys(compiled(DistributedDataParallel(Odd()))) == list(Odd().state_dict())
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_sharded_tensor_is_refused_by_name() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_module
+
+    model = distribute_module(nn.Linear(2, 2), init_device_mesh("cpu", (1,)))
+    with pytest.raises(StateError, match=r"^model\.weight: a DTensor needs a sharded"):
+        keys(model)
+
+
+def test_two_tensors_of_one_name_are_refused() -> None:
+    model = compiled(nn.Linear(2, 2))
+    model.register_buffer("weight", torch.ones(2))
+    with pytest.raises(StateError, match="model: two tensors are called 'weight'"):
+        keys(model)
 
 
 def test_averaged_model_keeps_its_module_prefix_but_not_a_wrapper_inside() -> None:

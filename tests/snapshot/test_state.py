@@ -218,6 +218,23 @@ def test_positions_are_kept_beside_the_objects() -> None:
         capture(CFCheckpoint(), positions={"train": {"x": torch.ones(1)}}, barrier_on_device=False)
 
 
+class Labelled(torch.Tensor):
+    """A subclass that adds no data."""
+
+
+def test_a_plain_tensor_subclass_is_kept_as_its_values() -> None:
+    live = torch.ones(2).as_subclass(Labelled)
+    ref = capture(CFCheckpoint(rng=False, d={"x": live}), barrier_on_device=False).tensors[0]
+    assert type(ref.tensor) is torch.Tensor
+    assert ref.tensor.data_ptr() == live.data_ptr()
+
+
+def test_a_default_device_and_dtype_change_nothing() -> None:
+    with torch.device("meta"):
+        captured = capture(CFCheckpoint(d={"x": np.ones(2)}), barrier_on_device=False)
+    assert all(ref.tensor.is_cpu for ref in captured.tensors)
+
+
 class Lazy(nn.Module):
     def __init__(self) -> None:
         super().__init__()

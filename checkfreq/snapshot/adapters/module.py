@@ -107,6 +107,7 @@ class ModuleAdapter:
             for name, tensor in live.items()
             if name in names and self._fits(name, tensor, saved, findings)
         }
+        self._compare_ties(fitting, saved, findings)
         common = {name: node for name, node in extras.items() if name in trees}
         if self._index.loads_its_own_way or self._index.saves_its_own_way:
             strict = not findings.mismatches
@@ -150,6 +151,20 @@ class ModuleAdapter:
             f"live is {dtype}{list(shape)}"
         )
         return shape == tuple(record.shape)
+
+    def _compare_ties(
+        self, fitting: Mapping[str, Tensor], saved: Saved, findings: Findings
+    ) -> None:
+        """Two saved tensors cannot both go into one live tensor."""
+        first: dict[object, str] = {}
+        for name, tensor in fitting.items():
+            address = _address(tensor)
+            place = (address, tensor.shape, tensor.stride()) if address else name
+            twin = first.setdefault(place, name)
+            if saved.record(twin).name != saved.record(name).name:
+                findings.different.append(
+                    f"{self._name}.{name}: live is tied to {twin}, checkpoint has two tensors"
+                )
 
     def _directly(
         self, saved: Saved, fitting: Mapping[str, Tensor], extras: Mapping[str, Node | None]
