@@ -59,10 +59,8 @@ class Sink:
 
         Raises StateError for a tensor that cannot be kept and for a key used twice.
         """
-        if is_ordinary(tensor):
-            live = tensor.detach()
-        else:
-            live = detached(tensor, f"{self._object}.{key}")
+        plain = is_ordinary(tensor)
+        live = tensor.detach() if plain else detached(tensor, f"{self._object}.{key}")
         if settled and self._host_is_volatile and live.is_cpu:
             settled = False
         if key in self._keys:

@@ -89,7 +89,7 @@ def test_a_sharded_tensor_is_refused_by_name() -> None:
 
 
 def test_two_tensors_of_one_name_are_refused() -> None:
-    model = compiled(nn.Linear(2, 2))
+    model = DataParallel(nn.Linear(2, 2))
     model.register_buffer("weight", torch.ones(2))
     with pytest.raises(StateError, match="model: two tensors are called 'weight'"):
         keys(model)
