@@ -7,7 +7,9 @@ resolved to tensors anew each time, since objects rebind their tensors (LBFGS at
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +52,29 @@ def capture(
     ``barrier_on_device``: the next weight update waits on the device, so every host tensor is
     volatile. Raises StateError naming the path of whatever cannot be kept.
     """
+    with _collector_paused():
+        return _capture(chk, positions or {}, barrier_on_device=barrier_on_device)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No garbage collection meanwhile.
+
+    Two objects are made per tensor, enough to set off full collections: 10,000 tensors in a
+    process with a large heap took 270 ms instead of 30 (2026-11).
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _capture(
+    chk: CFCheckpoint, positions: Mapping[str, Mapping[str, Any]], *, barrier_on_device: bool
+) -> CapturedState:
     sink = Sink(optimised=chk.optimised(), barrier_on_device=barrier_on_device)
     objects: dict[str, Json] = {}
     for name, adapter in chk.adapters.items():

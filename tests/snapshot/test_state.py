@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable
 from typing import Any
@@ -178,6 +179,20 @@ class TestSideEffects:
         before = generators()
         capture(CFCheckpoint(model=nn.Identity()), barrier_on_device=False)
         assert generators() == before
+
+    @pytest.mark.parametrize("enabled", [True, False])
+    def test_garbage_collection_is_left_as_it_was(self, enabled: bool) -> None:
+        seen: list[bool] = []
+        thing = Holder(1)
+        thing.state_dict = lambda: {"at": seen.append(gc.isenabled())}  # type: ignore[method-assign]
+        was = gc.isenabled()
+        try:
+            (gc.enable if enabled else gc.disable)()
+            capture(CFCheckpoint(thing=thing), barrier_on_device=False)
+            assert gc.isenabled() is enabled
+        finally:
+            (gc.enable if was else gc.disable)()
+        assert seen == [False]
 
     def test_captured_tensors_are_the_live_storage_without_a_graph(self) -> None:
         model = nn.Linear(2, 2)

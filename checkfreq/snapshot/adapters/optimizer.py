@@ -42,7 +42,7 @@ class OptimizerAdapter:
         self._name = name
         self._optimizer = optimizer
         self._scheduled = scheduled
-        self._keys: dict[tuple[int, str], str] = {}
+        self._keys: dict[int, dict[str, str]] = {}  # parameter number -> name -> key
 
     def capture(self, sink: Sink) -> dict[str, Json]:
         """See Adapter."""
@@ -86,12 +86,11 @@ class OptimizerAdapter:
         return numbers[id(owner)]
 
     def _add_flat(self, number: int, state: dict[str, Tensor], sink: Sink) -> _Names:
-        keys, add = self._keys, sink.add
+        keys, add = self._keys.get(number), sink.add
+        if keys is None or keys.keys() != state.keys():
+            keys = self._keys[number] = {name: f"state.{number}.{name}" for name in state}
         for name, tensor in state.items():
-            key = keys.get((number, name))
-            if key is None:
-                key = keys[number, name] = f"state.{number}.{name}"
-            add(key, tensor, True)
+            add(keys[name], tensor, True)
         return tuple(state), tuple([tensor.is_cpu for tensor in state.values()])
 
     def _tree(self, number: int, state: Any, sink: Sink) -> Json:
