@@ -429,9 +429,8 @@ class CFManager:
                 f"batch, found {self._gate.attempts} updates. Call it right after the iterators "
                 "are made"
             )
-        self._persistence.open()
+        found = self._find_while_opening(step)
         self._may_start = True
-        found = None if self._fresh else self._restorer().find(step)
         if found is None:
             return False
         plan = plan_restore(
@@ -442,7 +441,25 @@ class CFManager:
         self._set_positions(plan.positions)
         plan.apply_rng()
         self._apply_rng = plan.apply_rng
+        self._arena.prepare()
         return True
+
+    def _find_while_opening(self, step: int | None) -> Found | None:
+        """Read and verify while the worker starts and takes the lock; reading needs none.
+
+        What the previous run's worker still committed, or removed, meanwhile makes us look again.
+        """
+        if self._fresh:
+            self._persistence.open()
+            return None
+        before = self.all_steps()
+        try:
+            found = self._restorer().find(step)
+        except CheckFreqError:
+            self._persistence.open()
+            return self._restorer().find(step)
+        self._persistence.open()
+        return found if self.all_steps() == before else self._restorer().find(step)
 
     def _restorer(self) -> Restorer:
         return Restorer(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkfreq.checkpoint import CFCheckpoint
-from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
+from checkfreq.errors import NoCheckpointError
 from checkfreq.images import Image, read_images, room_for
 from checkfreq.snapshot.apply import Loaded, LoadedFile, RestorePlan, prepare
 from checkfreq.store.manifest import Manifest
