@@ -21,20 +21,20 @@ LAYERS = {
     "store": ("store",),
     "decide": ("policy",),
     "act": (
-        "snapshot",
-        "persist",
-        "checkpoint",
-        "restore",
-        "profiler",
-        "distributed",
-        "interrupt",
+        *("snapshot", "checkpoint", "gate", "profiler", "distributed", "interrupt"),
+        *("persist", "persistence", "attempts", "images", "restore"),
     ),
     "facade": ("manager", "reader"),
     "edge": ("cli", "integrations", "testing"),
 }
 RANKS = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}
 EDGE = list(LAYERS).index("edge")
-TORCH_FREE = (*LAYERS["base"], *LAYERS["store"], *LAYERS["decide"], "persist.worker", "cli")
+TORCH_FREE = (
+    *LAYERS["base"],
+    *LAYERS["store"],
+    *LAYERS["decide"],
+    *("persist.worker", "images", "cli"),
+)
 #: What pure decisions may not import: no torch, clock or I/O.
 IMPURE = {"torch", "numpy", "os", "io", "pathlib", "shutil", "socket", "subprocess", "time"}
 
