@@ -41,9 +41,7 @@ def _lines(benchmark: str) -> list[Line]:
 
 def _throughput(benchmark: str) -> str:
     rows = ["| state | what | GB/s | against the raw disk |", "|---|---|---|---|"]
-    lines = sorted(
-        _lines(benchmark), key=lambda x: (x["gib"], -x["throughput_against_raw"])
-    )
+    lines = sorted(_lines(benchmark), key=lambda x: (x["gib"], -x["throughput_against_raw"]))
     rows += [
         f"| {x['gib']:g} GiB | {x['arm']} | {x['gb_per_s']:.2f} | {x['throughput_against_raw']:.2f} |"
         for x in lines
@@ -52,7 +50,10 @@ def _throughput(benchmark: str) -> str:
 
 
 def _stall() -> str:
-    rows = ["| device | state | what | held per checkpoint | of an iteration |", "|---|---|---|---|---|"]
+    rows = [
+        "| device | state | what | held per checkpoint | of an iteration |",
+        "|---|---|---|---|---|",
+    ]
     lines = sorted(_lines("stall"), key=lambda x: (x["device"], x["gib"], x["held_ms"]))
     rows += [
         f"| {x['device']} | {x['gib']:g} GiB | {x['arm']} | {x['held_ms']:.1f} ms "
