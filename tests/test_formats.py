@@ -14,7 +14,7 @@ def test_the_fixture_of_format_1_loads_with_everything_in_it() -> None:
     assert sorted(state) == ["extra", "model", "optimizer", "rng", "scheduler"]
     assert state["extra"] == {"best": float("inf"), "seen": (1, 2), 7: b"\x00bytes", "none": None}
     assert state["model"]["tied"] is state["model"]["0.weight"]
-    assert state["model"]["half"].dtype == torch.bfloat16
+    assert state["model"]["narrow"].dtype == torch.bfloat16
     assert state["model"]["1.num_batches_tracked"].item() == 2
     assert state["scheduler"]["last_epoch"] == 2
 
@@ -26,4 +26,4 @@ def test_the_fixture_of_format_1_goes_into_live_objects() -> None:
 
     for name, tensor in tracked["model"].state_dict().items():
         assert torch.equal(tensor, state["model"][name])
-    assert tracked["optimizer"].state[tracked["model"].half]["step"].item() == 2
+    assert tracked["optimizer"].state[tracked["model"].narrow]["step"].item() == 2
