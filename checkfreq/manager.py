@@ -536,10 +536,13 @@ class CFManager:
             )
 
     def before_first_batch(self) -> None:
-        """Put the restored RNG state in place, now that the loader's iterator is built."""
+        """Put the restored RNG state in place, now that the loader's iterator is built.
+
+        Every pass until this process's first boundary begins so: a look at a batch before
+        training must not shift what training draws.
+        """
         if self._apply_rng is not None and not self._iterated:
             self._apply_rng()
-        self._apply_rng = None
 
     # ---- life
 
