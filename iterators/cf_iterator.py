@@ -260,7 +260,7 @@ class CFIterator:
         live = self._cursor.live
         deliveries = self._adapter.open(epoch=live.epoch, start=live.place)
         try:
-            if self._notified and not self._boundaries:
+            if self._notified is not None and not self._boundaries:
                 self._notified.before_first_batch()
             for delivery in deliveries:
                 self._take(delivery)
@@ -274,7 +274,7 @@ class CFIterator:
         return _Pass.EXHAUSTED
 
     def _take(self, delivery: Delivery) -> None:
-        if self._manager and not self._cursor.live.uncommitted:
+        if self._manager is not None and not self._cursor.live.uncommitted:
             self._updates_before = self._manager.update_attempts
         self._batch_place = self._cursor.live.place
         self._cursor.deliver(delivery)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -791,6 +792,15 @@ def test_exact_false_replays_and_says_how_long(
     assert "skipped 2 batches by loading them again, which took" in caplog.text
     assert second.last_report is not None
     assert second.last_report.exact is None
+
+
+def test_replay_needs_no_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    first = CFIterator([1, 2, 3], exact=False)
+    states = [first.state_dict() for _ in first]
+    second = CFIterator([1, 2, 3], exact=False)
+    second.load_state_dict(states[2])
+    assert list(second) == [3]
 
 
 def test_exact_false_does_not_replay_what_can_be_resumed() -> None:

@@ -29,7 +29,7 @@ from torch.utils.data.distributed import DistributedSampler
 from iterators import CFIterator, EpochOrder, NotResumableError, ResumableDataLoader
 from iterators.fingerprint import dataset_fingerprint
 from iterators.testing import digest
-from iterators.tickets import Seeding, TicketDataset, fetches_by_batch
+from iterators.tickets import Fetched, Seeding, TicketCollate, TicketDataset, fetches_by_batch
 from tests.iterators.datasets import Augmented, ByBatch, Folder, Plain
 
 
@@ -234,6 +234,8 @@ def test_the_wrapper_pickles_with_its_dataset() -> None:
     wrapped = pickle.loads(pickle.dumps(TicketDataset(Tagged(), Seeding(3))))
     assert len(wrapped) == 3
     assert wrapped.tag == 0
+    wrapped.tag = 70
+    assert wrapped.__getitems__([(0, 2, 1.0)]).samples == [72]
 
 
 def test_an_unbatched_loader_stays_unbatched() -> None:
@@ -368,6 +370,31 @@ def test_a_loader_that_cannot_be_resumed_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(NotResumableError, match=reason):
         CFIterator(make())
+
+
+def test_torchdatas_loader_is_rebuilt_and_its_own_state_ignored() -> None:
+    class Stateful(Changed):
+        __module__ = "torchdata.stateful_dataloader.stateful_dataloader"
+
+    loader = ResumableDataLoader.like(Stateful(Plain(5), 2, shuffle=True), seed=3)
+    assert sorted(chain.from_iterable(ids_of(loader))) == list(range(5))
+
+
+def test_pinning_leaves_the_ids_beside_the_data_alone() -> None:
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    delivered = TicketCollate(tuple)(Fetched([(0, 7, 1.0)], ["text"]))
+    pinned = pin_memory(delivered)
+    assert type(pinned) is type(delivered)
+    assert (pinned.ids, pinned.weights) == (delivered.ids, delivered.weights)
+
+
+def test_a_closed_epoch_serves_no_more() -> None:
+    deliveries = ResumableDataLoader(Plain(5), 2).open(epoch=0, start=0)
+    deliveries.close()
+    deliveries.close()
+    assert list(deliveries) == []
+    assert len(ResumableDataLoader(Plain(5), 2)._sampler) == 3
 
 
 def test_a_custom_sampler_can_be_replaced_by_an_order() -> None:
