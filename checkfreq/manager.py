@@ -17,19 +17,19 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from checkfreq.attempts import Attempt, Marks
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.config import CFConfig
 from checkfreq.errors import CheckFreqError, ConfigError, PersistError, StateError
 from checkfreq.events import Event
-from checkfreq.gate import UpdateGate
 from checkfreq.interrupt import StopNotice
-from checkfreq.persistence import Persistence
+from checkfreq.persist.attempts import Attempt, Marks
+from checkfreq.persist.persistence import Persistence
 from checkfreq.policy.cadence import ManualCadence
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
 from checkfreq.restore import Found, Restorer, plan_restore
 from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.engine import HostEngine
+from checkfreq.snapshot.gate import UpdateGate
 from checkfreq.snapshot.snapshotter import Snapshotter
 from checkfreq.snapshot.state import CapturedState, capture
 from checkfreq.types import CFMode
@@ -78,6 +78,7 @@ class CFManager:
         self._mode = mode
         self._cadence = _cadence(mode, chk_freq)
         _check_arguments(chk, max_overhead, mtbf_s, tolerate_failures)
+        _require_one_rank()
         self._chk_dir = _usable(Path(chk_dir))
         self._chk = chk
         self._config = config
@@ -271,7 +272,7 @@ class CFManager:
         the PersistError of the attempt. A step is written once: a second request for the same
         step only adds its marks.
         """
-        marks = Marks(keep=keep, metrics=dict(metrics or {}))
+        marks = Marks(keep=keep, metrics=_numbers(metrics or {}))
         self._begin(iterating=False)
         if not self._gate.at_boundary:
             if wait:
@@ -317,7 +318,10 @@ class CFManager:
     def _take(self, captured: CapturedState, attempt: Attempt) -> None:
         def on_copied(error: BaseException | None) -> None:
             if attempt.copied(error):
-                self._persistence.hand_over(attempt, captured.objects)
+                try:
+                    self._persistence.hand_over(attempt, captured.objects)
+                except Exception as failure:  # on the copy thread: must not end it
+                    attempt.spoil(failure)
 
         self._snapshotter.barrier()  # a copy still active: this boundary saw no update
         self._snapshotter.take(captured, attempt.slot, on_copied=on_copied)
@@ -430,13 +434,14 @@ class CFManager:
                 "are made"
             )
         found = self._find_while_opening(step)
-        self._may_start = True
         if found is None:
+            self._may_start = True
             return False
         plan = plan_restore(
             found, self._chk, path=self._chk_dir, only=only, exclude=exclude, strict=strict
         )
         plan.apply()
+        self._may_start = True
         self._continue_from(found, explicit=step is not None)
         self._set_positions(plan.positions)
         plan.apply_rng()
@@ -658,6 +663,24 @@ def _check_arguments(
         raise ConfigError(f"mtbf_s: expected None or seconds > 0, got {mtbf_s}")
     if tolerate_failures < 0:
         raise ConfigError(f"tolerate_failures: expected at least 0, got {tolerate_failures}")
+
+
+def _numbers(metrics: Mapping[str, float]) -> dict[str, float]:
+    try:
+        return {str(name): float(value) for name, value in metrics.items()}
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"save(metrics=...): expected numbers by name, got {metrics}") from error
+
+
+def _require_one_rank() -> None:
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return
+    if distributed.get_world_size() > 1:
+        raise ConfigError(
+            f"CFManager runs with one rank so far, and this process group has "
+            f"{distributed.get_world_size()}: checkpoints of several ranks are not built yet"
+        )
 
 
 def _usable(chk_dir: Path) -> Path:

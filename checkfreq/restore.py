@@ -12,8 +12,8 @@ from pathlib import Path
 
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import NoCheckpointError
-from checkfreq.images import Image, read_images, room_for
 from checkfreq.snapshot.apply import Loaded, LoadedFile, RestorePlan, prepare
+from checkfreq.store.images import Image, read_images, room_for
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import CheckpointStore, Rejected
 
