@@ -207,7 +207,7 @@ def train_calmly(run: Run) -> None:
 
 def train_hunted(run: Run, *, rng: random.Random) -> list[Kill]:
     """The same training, killed in the first epoch at random and in the second while persisting."""
-    first = rng.randint(INTERVAL + 1, STEPS_PER_EPOCH - INTERVAL)
+    first = rng.randint(2 * INTERVAL + 1, STEPS_PER_EPOCH - INTERVAL // 2)
     second = STEPS_PER_EPOCH + rng.randint(2, STEPS_PER_EPOCH // 2)
     began_s = time.monotonic()
     struck = [
