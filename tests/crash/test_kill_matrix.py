@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from checkfreq import faults
+from checkfreq import CFCheckpoint, CFManager, CFMode, faults
 from tests.crash.processes import Log, Trainer, run_to_end, verify_all, wait_unlocked
-from tests.crash.programs import Run
+from tests.crash.programs import Run, Training
 
 pytestmark = pytest.mark.crash
 
@@ -129,6 +129,24 @@ def _expect_trained_on(code: int, log: Log, scenario: Scenario) -> None:
     assert log.stats["num_workers_replaced"] == 1
     assert log.stats["num_failed"] == 0
     assert log.stats["last_durable_step"] == NUM_STEPS
+
+
+def test_a_worker_killed_while_it_opens_the_directory_is_replaced(tmp_path: Path) -> None:
+    training = Training()
+    with CFManager(
+        tmp_path / "chk",
+        CFCheckpoint(**training.tracked()),
+        mode=CFMode.MANUAL,
+        chk_freq=1,
+    ) as manager:
+        worker = manager._persistence.persister._process
+        assert worker is not None
+        worker.kill()
+        assert not manager.restore()
+        training.update(manager)
+        manager.step()
+        assert manager.stats()["num_workers_replaced"] == 1
+    assert verify_all(tmp_path / "chk") == [1]
 
 
 @pytest.mark.slow
