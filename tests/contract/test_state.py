@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+import checkfreq
 from checkfreq import CFCheckpoint
 from checkfreq.errors import ConfigError, StateError
+from tests.contract.conftest import Hold
 from tests.contract.runs import Training, generator_bits, managed, written
 
 
@@ -140,20 +142,36 @@ def test_taking_a_checkpoint_draws_no_random_number(chk_dir: Path) -> None:
         assert training.bits() == before
 
 
-def test_settled_and_volatile_take_names_of_objects_and_tensors(chk_dir: Path) -> None:
-    average = {"model": torch.zeros(1000)}
-    training = Training(average=average, settled=["average"], volatile=["model.layers.0.weight"])
+def test_a_tensor_declared_settled_is_held_to_it(chk_dir: Path, hold_trainer: Hold) -> None:
+    average = {"model": torch.zeros(10)}
+    training = Training(average=average, settled=["average"])
+    gate = hold_trainer("snapshot.copy_end")
     with managed(chk_dir, training.chk, chk_freq=1) as manager:
         training.update(manager)
         manager.step()
-        with torch.no_grad():
-            training.model.layers[0].weight.zero_()  # volatile: its copy is complete already
+        gate.wait_reached()
+        average["model"].fill_(1.0)
+        gate.open()
+        training.backward()
+        with pytest.raises(StateError, match=r"average\.model.*volatile"):
+            manager.weight_update()
+
+
+def test_a_tensor_declared_volatile_is_complete_when_step_returns(
+    chk_dir: Path, hold_trainer: Hold
+) -> None:
+    training = Training(volatile=["model.layers.0"])
+    weight = training.model.layers[0].weight
+    gate = hold_trainer("snapshot.copy_settled")
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
         training.update(manager)
         manager.step()
-        average["model"].fill_(1.0)  # settled: nothing but an update may do this
-        training.backward()
-        with pytest.raises(StateError, match=r"average\.model"):
-            manager.weight_update()
+        expected = weight.detach().clone()
+        with torch.no_grad():
+            weight.zero_()
+        gate.open()
+        manager.wait()
+    assert torch.equal(checkfreq.load(chk_dir)["model"]["layers.0.weight"], expected)
 
 
 @pytest.mark.parametrize("argument", ["settled", "volatile"])
