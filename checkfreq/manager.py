@@ -79,6 +79,7 @@ class CFManager:
         self._cadence = _cadence(mode, chk_freq)
         _check_arguments(chk, max_overhead, mtbf_s, tolerate_failures)
         _require_one_rank()
+        self._notice = StopNotice(config.stop_signals)
         self._chk_dir = _usable(Path(chk_dir))
         self._chk = chk
         self._config = config
@@ -118,7 +119,6 @@ class CFManager:
         )
         self._persistence.start()
         self._gate = UpdateGate(chk.optimizers, barrier=self._barrier)
-        self._notice = StopNotice(config.stop_signals)
         self._notice.install()
 
     # ---- weight updates
