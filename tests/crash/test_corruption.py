@@ -105,7 +105,7 @@ def expect_noticed_or_harmless(reader: Reader, sound: Sound, what: str) -> bool:
 def damaged(sound: Sound, tmp_path: Path) -> Iterator[Sound]:
     """A copy to be damaged."""
     shutil.copytree(sound.chk_dir, tmp_path / "chk")
-    yield Sound(tmp_path / "chk", sound.by_step)
+    return Sound(tmp_path / "chk", sound.by_step)
 
 
 @pytest.mark.slow
