@@ -48,6 +48,7 @@ class Desk:
         self._slots: dict[int, mmap.mmap] = {}
         self._layouts: dict[int, tuple[FileSpec, ...]] = {}
         self.trainer_gone = threading.Event()
+        self.has_superseded = False
         self._limiter = RateLimiter(None)
 
     def carry_out(self, request: p.Message) -> None:
@@ -191,8 +192,9 @@ class _Attempt:
         if not self._desk._lock.is_held():
             raise PermissionError("the lock on the checkpoint directory was lost; not committing")
         result = store.commit(
-            self._pending, self._manifest(written), supersede_after=request.supersede_after
+            self._pending, self._manifest(written), supersede_after=self._supersede_after()
         )
+        self._desk.has_superseded |= request.supersede_after is not None
         self._add_marks()
         return p.Committed(
             attempt=request.attempt,
@@ -216,6 +218,10 @@ class _Attempt:
         finally:
             pending.close()
         return written
+
+    def _supersede_after(self) -> int | None:
+        """None once a commit has done it: the later steps are then those of this run."""
+        return None if self._desk.has_superseded else self._request.supersede_after
 
     def _manifest(self, written: WriteResult) -> Manifest:
         request = self._request
