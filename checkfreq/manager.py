@@ -27,6 +27,7 @@ from checkfreq.persist.persistence import Persistence
 from checkfreq.policy.cadence import ManualCadence
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
 from checkfreq.restore import Found, Restorer, plan_restore
+from checkfreq.snapshot.apply import RestorePlan
 from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.engine import HostEngine
 from checkfreq.snapshot.gate import UpdateGate
@@ -440,10 +441,9 @@ class CFManager:
         plan = plan_restore(
             found, self._chk, path=self._chk_dir, only=only, exclude=exclude, strict=strict
         )
-        plan.apply()
+        self._apply(plan)
         self._may_start = True
         self._continue_from(found, explicit=step is not None)
-        self._set_positions(plan.positions)
         plan.apply_rng()
         self._apply_rng = plan.apply_rng
         self._arena.prepare()
@@ -497,12 +497,22 @@ class CFManager:
         lost = max((r.step for r in found.rejected), default=found.step) - found.step
         self._persistence.record("restored", found.step, steps_lost=lost)
 
-    def _set_positions(self, positions: Mapping[str, dict[str, Any]]) -> None:
-        for name, state in positions.items():
-            if name in self._sources:
-                self._sources[name].load_state_dict(state)
-            else:
-                self._waiting_positions[name] = state
+    def _apply(self, plan: RestorePlan) -> None:
+        """Restore positions and objects, or nothing: an iterator may refuse, so it goes first."""
+        known = {name: source for name, source in self._sources.items() if name in plan.positions}
+        moved: list[tuple[PositionSource, dict[str, Any]]] = []
+        try:
+            for name, source in known.items():
+                before = source.state_dict()
+                source.load_state_dict(plan.positions[name])
+                moved.append((source, before))
+            plan.apply()
+        except Exception:
+            for source, before in moved:
+                source.load_state_dict(before)
+            raise
+        waiting = {name: state for name, state in plan.positions.items() if name not in known}
+        self._waiting_positions.update(waiting)
 
     # ---- iterators
 
@@ -520,7 +530,8 @@ class CFManager:
                 "twice; pass marks_steps=False to one of them"
             )
         if name in self._waiting_positions:
-            source.load_state_dict(self._waiting_positions.pop(name))
+            source.load_state_dict(self._waiting_positions[name])
+            del self._waiting_positions[name]
         self._sources[name] = source
 
     def register_pacing(self, *, chk_freq: int | None, dynamic: bool | None) -> None:
@@ -537,9 +548,10 @@ class CFManager:
 
     def before_first_batch(self) -> None:
         """Put the restored RNG state in place, now that the loader's iterator is built."""
-        if self._apply_rng is not None and not self._iterated:
+        if self._iterated:
+            self._apply_rng = None
+        elif self._apply_rng is not None:  # again after a look at the data, which may draw
             self._apply_rng()
-        self._apply_rng = None
 
     # ---- life
 
