@@ -318,10 +318,14 @@ class CFManager:
         plan = plan_restore(
             found, self._chk, path=self._chk_dir, only=only, exclude=exclude, strict=strict
         )
-        plan.apply()
+        take_back = self._positions.restore(plan.positions)  # first: an iterator may refuse
+        try:
+            plan.apply()
+        except Exception:
+            take_back()
+            raise
         self._may_start = True
         self._continue_from(found, explicit=step is not None)
-        self._positions.restore(plan.positions)
         plan.apply_rng()
         self._apply_rng = plan.apply_rng
         return True
