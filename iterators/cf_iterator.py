@@ -69,6 +69,7 @@ class CFIterator:
     _boundaries: int
     _updates_before: int
     _halted: bool
+    _generators_set: bool
     _running: weakref.ref[Generator[Any, None, None]] | None
 
     def __init__(
@@ -265,8 +266,7 @@ class CFIterator:
         live = self._cursor.live
         deliveries = self._adapter.open(epoch=live.epoch, start=live.place)
         try:
-            if self._notified is not None and not self._boundaries:
-                self._notified.before_first_batch()
+            self._set_generators()
             for delivery in deliveries:
                 self._take(delivery)
                 yield delivery.data
@@ -278,6 +278,10 @@ class CFIterator:
             deliveries.close()
         return _Pass.EXHAUSTED
 
+    def _set_generators(self) -> None:
+        if self._notified is not None and not self._boundaries and not self._generators_set:
+            self._notified.before_first_batch()
+
     def _take(self, delivery: Delivery) -> None:
         if self._manager is not None and not self._cursor.live.uncommitted:
             self._updates_before = self._manager.update_attempts
@@ -287,6 +291,10 @@ class CFIterator:
 
     def _epochs(self, total: int) -> Iterator[int]:
         self._settle()
+        if not self._cursor.live.place:
+            # What a script draws between here and the epoch's first batch is not a repetition.
+            self._set_generators()
+            self._generators_set = True
         while (epoch := self._cursor.live.epoch) < total and not self._halted:
             yield epoch
             self.reset()
@@ -383,7 +391,7 @@ class CFIterator:
         self._pass = _Pass.NONE
         self._pass_start = self._cursor.live
         self._pass_boundaries = self._boundaries = self._updates_before = 0
-        self._halted = False
+        self._halted = self._generators_set = False
         self._running = None
 
     def _register(self, chk_freq: int | None, dynamic: bool | None) -> None:
