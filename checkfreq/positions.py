@@ -67,9 +67,7 @@ class Positions:
             raise
         return take_back
 
-    def _move(
-        self, name: str, state: dict[str, Any], earlier: dict[str, dict[str, Any]]
-    ) -> None:
+    def _move(self, name: str, state: dict[str, Any], earlier: dict[str, dict[str, Any]]) -> None:
         if name not in self._sources:
             self._waiting[name] = state
             return
