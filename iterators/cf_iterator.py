@@ -156,6 +156,16 @@ class CFIterator:
             raise TypeError("the loader has no length")
         return whole
 
+    @property
+    def is_using_batch(self) -> bool:
+        """Whether a batch handed out since the last boundary counts for the next one.
+
+        False after a loop that was left before it learnt anything: that is taken back.
+        """
+        if not self._marks_steps or not self._cursor.live.uncommitted:
+            return False
+        return self._pass not in (_Pass.LEFT, _Pass.PAUSED) or self._learnt()
+
     # The loops
 
     def __iter__(self) -> Iterator[Any]:
