@@ -93,7 +93,7 @@ class CFIterator:
             raise ValueError(f"on_stop must be 'raise' or 'return', got {on_stop!r}")
         self._adapter = adapted(loader, seed=seed, exact=exact)
         self._cursor = Cursor(self._adapter, audit=audit)
-        self._manager, self._marks_steps = cf_manager, marks_steps
+        self._manager, self.marks_steps = cf_manager, marks_steps
         self._notified = cf_manager if marks_steps else None
         self._accumulate, self._steps_to_run, self._on_stop = accumulate, steps_to_run, on_stop
         self.name = name
@@ -162,7 +162,7 @@ class CFIterator:
 
         False after a loop that was left before it learnt anything: that is taken back.
         """
-        if not self._marks_steps or not self._cursor.live.uncommitted:
+        if not self.marks_steps or not self._cursor.live.uncommitted:
             return False
         return self._pass not in (_Pass.LEFT, _Pass.PAUSED) or self._learnt()
 
@@ -221,7 +221,7 @@ class CFIterator:
         Between a batch and its boundary it is the place before that batch. With
         ``marks_steps=False`` it counts everything handed out.
         """
-        if self._marks_steps:
+        if self.marks_steps:
             return self._cursor.saved.to_dict()
         epoch_over = self._pass in (_Pass.EXHAUSTED, _Pass.LEFT)
         return self._cursor.position_after(epoch_over=epoch_over).to_dict()
@@ -411,7 +411,7 @@ class CFIterator:
 
     def _require_fresh(self) -> None:
         used = self._pass is _Pass.EXHAUSTED or self._boundaries > 0 or self._learnt()
-        if self._pass is _Pass.OPEN or (self._marks_steps and used):
+        if self._pass is _Pass.OPEN or (self.marks_steps and used):
             raise IterationStateError(
                 f"iterator {self.name!r} has already served batches that were used: load the "
                 "position before the first loop, or make a new iterator"
