@@ -284,7 +284,8 @@ class CFIterator:
         return _Pass.EXHAUSTED
 
     def _set_generators(self) -> None:
-        if self._notified is not None and not self._boundaries and not self._generators_set:
+        began = self._boundaries or self._cursor.live.uncommitted or self._generators_set
+        if self._notified is not None and not began:
             self._notified.before_first_batch()
 
     def _take(self, delivery: Delivery) -> None:
