@@ -234,21 +234,33 @@ class CFManager:
         ``wait=True`` returns once it is durable, and raises StateError between boundaries or
         the PersistError of the attempt. A step is written once: a second request for the same
         step only adds its marks.
+
+        With an iterator, a batch in use is between boundaries: its forward pass may have changed
+        BatchNorm statistics and drawn random numbers.
         """
         marks = Marks(keep=keep, metrics=numbers(metrics or {}))
         self._begin(iterating=False)
-        if not self._gate.at_boundary:
+        if why_not := self._why_no_boundary():
             if wait:
                 raise StateError(
-                    "save(wait=True) between boundaries: an update was attempted since the last "
-                    "one, so the state is not a boundary's. Call step() first, or save() without "
-                    "wait to have it done at the next boundary"
+                    f"save(wait=True) between boundaries: {why_not}, so the state is not a "
+                    "boundary's. Call step() first, or save() without wait to have it done at "
+                    "the next boundary"
                 )
             self._request(marks)
             return
         attempt = self._checkpoint("requested", marks, must=True)
         if wait and (error := self._pipeline.outcome(attempt)) is not None:
             raise error
+
+    def _why_no_boundary(self) -> str | None:
+        """What happened since the last boundary; None at one."""
+        if not self._gate.at_boundary:
+            return "an update was attempted since the last one"
+        for name, source in self._sources.items():
+            if getattr(source, "is_using_batch", False):
+                return f"iterator {name!r} handed out a batch since the last one"
+        return None
 
     def _request(self, marks: Marks) -> None:
         if self._requested is None:
