@@ -257,9 +257,8 @@ class CFManager:
         """What happened since the last boundary; None at one."""
         if not self._gate.at_boundary:
             return "an update was attempted since the last one"
-        for name, source in self._sources.items():
-            if getattr(source, "is_using_batch", False):
-                return f"iterator {name!r} handed out a batch since the last one"
+        if (name := self._positions.using_batch()) is not None:
+            return f"iterator {name!r} handed out a batch since the last one"
         return None
 
     def _request(self, marks: Marks) -> None:

@@ -75,6 +75,11 @@ class Positions:
         self._sources[name].load_state_dict(state)
         earlier[name] = before
 
+    def using_batch(self) -> str | None:
+        """The name of an iterator whose batch is being used, if there is one."""
+        using = (n for n, s in self._sources.items() if getattr(s, "is_using_batch", False))
+        return next(using, None)
+
     def finish(self) -> None:
         """Have each iterator pass the boundary it still owes."""
         for source in self._sources.values():

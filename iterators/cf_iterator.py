@@ -126,11 +126,6 @@ class CFIterator:
         return self._cursor.step
 
     @property
-    def marks_steps(self) -> bool:
-        """Whether its boundaries are the manager's."""
-        return self._marks_steps
-
-    @property
     def exact(self) -> bool:
         """Whether the loader resumes exactly; False only under ``exact=False``."""
         return not isinstance(self._adapter, ReplayAdapter)
