@@ -149,9 +149,7 @@ def test_several_iterators_register_under_names_and_each_is_restored(chk_dir: Pa
     with managed(chk_dir, training.chk) as manager:
         main, extra = iterators(manager)
         extra_batches = iter(extra)
-        for number, (x,) in enumerate(main):
-            if number == 2:
-                break
+        for (x,) in main.steps(2):
             training.update(manager, x)
             next(extra_batches)
         manager.save(wait=True)

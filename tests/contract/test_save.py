@@ -38,19 +38,24 @@ def test_away_from_a_boundary_it_checkpoints_the_next_one(chk_dir: Path) -> None
         assert manager.all_steps() == [2]
 
 
-def test_at_the_top_of_the_loops_body_it_is_still_this_boundary(chk_dir: Path) -> None:
+def test_a_batch_in_use_is_between_boundaries(chk_dir: Path) -> None:
     training = Training()
     bits = []
     with managed(chk_dir, training.chk) as manager:
         for number, (x,) in enumerate(CFIterator(loader(), cf_manager=manager)):
             if number == 1:
-                manager.save(wait=True)
-                assert manager.all_steps() == [1]
+                with pytest.raises(StateError, match="handed out a batch"):
+                    manager.save(wait=True)
+                manager.save()
+                assert manager.all_steps() == []
+            if number == 2:
+                manager.wait()
+                assert manager.all_steps() == [2]
                 bits.append(training.bits())
             training.update(manager, x)
     restored = Training(seed=1)
     with managed(chk_dir, restored.chk) as manager:
-        manager.restore(1)
+        manager.restore(2)
         assert restored.bits() == bits[0]
 
 
