@@ -157,8 +157,6 @@ def train_epoch(
 ) -> None:
     """One epoch, or what is left of it. Its last boundary is passed later, after the tail."""
     task.model.train()
-    if args.chk_mode_baseline and args.chk_freq == 0 and cf_manager is not None:
-        cf_manager.wait()  # the checkpoint of the epoch that has just ended
     for images, target in batches:
         wait_if_synchronous(cf_manager, args)
         train_step(images, target, task, cf_manager, progress)
@@ -197,7 +195,7 @@ def weight_update(task: Task, cf_manager: CFManager | None) -> None:
 
 def wait_if_synchronous(cf_manager: CFManager | None, args: argparse.Namespace) -> None:
     """The baseline: go on only when the checkpoint of the boundary just passed is durable."""
-    if cf_manager is not None and args.chk_mode_baseline and args.chk_freq:
+    if cf_manager is not None and args.chk_mode_baseline:
         cf_manager.wait()
 
 
