@@ -98,6 +98,7 @@ class CFManager:
         self._iterated = False
         self._stopped = False
         self._closed = False
+        self._notice = StopNotice(config.stop_signals)  # before anything that must be ended
         self._arena = Arena(config=config)
         self._engine = HostEngine()
         self._persistence = Persistence(
@@ -117,7 +118,6 @@ class CFManager:
         )
         self._persistence.start()
         self._gate = UpdateGate(chk.optimizers, barrier=self._barrier)
-        self._notice = StopNotice(config.stop_signals)
         self._notice.install()
 
     # ---- weight updates
@@ -430,8 +430,8 @@ class CFManager:
                 "are made"
             )
         found = self._find_while_opening(step)
-        self._may_start = True
         if found is None:
+            self._may_start = True
             return False
         plan = plan_restore(
             found, self._chk, path=self._chk_dir, only=only, exclude=exclude, strict=strict
@@ -442,6 +442,7 @@ class CFManager:
         plan.apply_rng()
         self._apply_rng = plan.apply_rng
         self._arena.prepare()
+        self._may_start = True  # not earlier: a run that failed to restore must not start over
         return True
 
     def _find_while_opening(self, step: int | None) -> Found | None:
@@ -459,7 +460,15 @@ class CFManager:
             self._persistence.open()
             return self._restorer().find(step)
         self._persistence.open()
-        return found if self.all_steps() == before else self._restorer().find(step)
+        if self.all_steps() == before and self._is_still_there(found):
+            return found
+        return self._restorer().find(step)
+
+    def _is_still_there(self, found: Found | None) -> bool:
+        """False if another attempt took the step's place: a supersession was under way."""
+        if found is None:
+            return True
+        return self._persistence.store.manifest(found.step).attempt == found.manifest.attempt
 
     def _restorer(self) -> Restorer:
         return Restorer(
