@@ -1,0 +1,481 @@
+"""Wrong arguments, objects, directories and checkpoints: a clear error each, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import checkfreq
+from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
+from checkfreq.errors import (
+    CheckFreqError,
+    ConfigError,
+    MismatchError,
+    NoCheckpointError,
+    PersistError,
+    StateError,
+)
+from checkfreq.store.manifest import FORMAT_VERSION, MANIFEST_NAME, digest_of
+from checkfreq.store.store import CheckpointStore
+from tests.crash.disks import small_disk
+
+CONFIG = CFConfig(nice=0, takeover_s=0.2)
+
+
+def build(width: int = 4, **tracked: Any) -> CFCheckpoint:
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return CFCheckpoint(model=model, optimizer=optimizer, **tracked)
+
+
+def manager_of(chk_dir: Path, chk: CFCheckpoint, **arguments: Any) -> CFManager:
+    settings = {"mode": CFMode.MANUAL, "chk_freq": 1, "config": CONFIG, **arguments}
+    return CFManager(chk_dir, chk, **settings)
+
+
+def update(chk: CFCheckpoint) -> None:
+    chk.tracked["model"](torch.randn(2, 3)).sum().backward()
+    chk.tracked["optimizer"].step()
+
+
+def train(manager: CFManager, chk: CFCheckpoint, num_steps: int = 1) -> None:
+    for _ in range(num_steps):
+        update(chk)
+        manager.step()
+        manager.wait()
+
+
+def weights(chk: CFCheckpoint) -> list[object]:
+    return [p.tolist() for p in chk.tracked["model"].parameters()]
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Every file of every checkpoint."""
+    found = root.glob("step-*/*")
+    return {str(path.relative_to(root)): path.read_bytes() for path in found}
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Path]:
+    """A directory that holds steps 1 and 2, which must be there unchanged after the test."""
+    chk_dir = tmp_path / "held"
+    chk = build()
+    with manager_of(chk_dir, chk) as manager:
+        train(manager, chk, 2)
+    before = contents(chk_dir)
+    yield chk_dir
+    assert contents(chk_dir) == before
+    for step in (1, 2):
+        CheckpointStore(chk_dir).verify(step)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_running() -> Iterator[None]:
+    yield
+    ours = [t.name for t in threading.enumerate() if t.name.startswith("checkfreq")]
+    assert not ours
+    assert not _workers(), "a persist worker outlived its manager"
+
+
+def _workers() -> list[str]:
+    """Persist workers of this process that run."""
+    tasks = Path(f"/proc/{os.getpid()}/task")
+    found = []
+    for task in tasks.iterdir():
+        for pid in (task / "children").read_text().split():
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"checkfreq.persist.worker" in command:
+                found.append(pid)
+    return found
+
+
+# ---- what is tracked
+
+
+@pytest.mark.parametrize(
+    ("value", "described"),
+    [
+        (3, "a builtins.int"),
+        (None, "None"),
+        (torch.zeros(2), "a torch.Tensor"),
+        (torch.nn.Linear, "the class Linear"),
+        (lambda: None, "a builtins.function"),
+    ],
+)
+def test_an_object_without_state_dict_is_refused_by_name(value: object, described: str) -> None:
+    with pytest.raises(StateError) as caught:
+        CFCheckpoint(thing=value)
+    message = str(caught.value)
+    assert "CFCheckpoint(thing=...)" in message
+    assert described in message
+    assert "state_dict() and load_state_dict(), or a plain dict" in message
+
+
+@pytest.mark.parametrize(
+    ("leaf", "path"),
+    [
+        ({"a": {"b": [1, object()]}}, r"extra\.a\.b\[1\]"),
+        ({"f": lambda: None}, r"extra\.f"),
+        ({"lock": threading.Lock()}, r"extra\.lock"),
+        ({"meta": torch.zeros(1, device="meta")}, r"extra\.meta"),
+        ({"sparse": torch.eye(2).to_sparse()}, r"extra\.sparse"),
+    ],
+)
+def test_what_cannot_be_kept_is_named_by_its_path_at_the_first_step(
+    leaf: dict[str, object], path: str, tmp_path: Path
+) -> None:
+    chk = build(extra=leaf)
+    with pytest.raises(StateError, match=path), manager_of(tmp_path / "chk", chk) as manager:
+        train(manager, chk)
+
+
+def test_an_unkeepable_hyper_parameter_is_named_by_its_path(tmp_path: Path) -> None:
+    chk = build()
+    chk.tracked["optimizer"].param_groups[0]["foo"] = object()
+    with (
+        pytest.raises(StateError, match=r"optimizer\.param_groups\[0\]\.foo"),
+        manager_of(tmp_path / "chk", chk) as manager,
+    ):
+        train(manager, chk)
+
+
+def test_an_unkeepable_leaf_that_turns_up_later_leaves_the_earlier_checkpoints(held: Path) -> None:
+    extra: dict[str, object] = {}
+    chk = build()
+    with (
+        pytest.raises(StateError, match=r"extra\.late"),
+        manager_of(held, build(extra=extra), retention=KeepLast(9)) as manager,
+    ):
+        manager.restore(strict=False)
+        extra["late"] = object()
+        update(chk)
+        manager.step()
+
+
+def test_a_state_that_contains_itself_is_refused(tmp_path: Path) -> None:
+    loop: dict[str, object] = {}
+    loop["again"] = loop
+    chk = build(extra=loop)
+    with (
+        pytest.raises(StateError, match=r"contains itself; state must be a tree"),
+        manager_of(tmp_path / "chk", chk) as manager,
+    ):
+        train(manager, chk)
+
+
+# ---- arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": CFMode.AUTO, "chk_freq": None}, "CFMode.AUTO is not built yet.*chk_freq=N"),
+        ({"chk_freq": None}, "MANUAL needs chk_freq=N"),
+        ({"chk_freq": -1}, "chk_freq: expected a number of iterations >= 0, got -1"),
+        ({"max_overhead": 0}, "max_overhead: expected a fraction between 0 and 1, got 0"),
+        ({"max_overhead": 3.5}, "max_overhead: expected a fraction between 0 and 1, got 3.5"),
+        ({"mtbf_s": 0}, "mtbf_s: expected None or seconds > 0, got 0"),
+        ({"tolerate_failures": -1}, "tolerate_failures: expected at least 0, got -1"),
+        ({"config": CFConfig(stop_signals=("SIGNOPE",))}, "stop_signals: .* got 'SIGNOPE'"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_before_anything_starts(
+    arguments: dict[str, Any], message: str, held: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        manager_of(held, build(), **arguments)
+
+
+def test_anything_but_a_checkpoint_object_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="chk: expected a CFCheckpoint, got dict"):
+        manager_of(tmp_path / "chk", {"model": None})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_slots": 0}, "CFConfig.num_slots: expected at least 1, got 0"),
+        ({"write_chunk_bytes": 1000}, "CFConfig.write_chunk_bytes: expected a multiple of 4096"),
+        ({"takeover_s": float("nan")}, "CFConfig.takeover_s: expected a finite number"),
+        ({"host_memory_limit": 0}, "CFConfig.host_memory_limit: expected None or more than 0"),
+        ({"arena_slack": 2.0}, "CFConfig.arena_slack: expected a fraction from 0 to 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused_with_the_range(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CFConfig(**settings)
+
+
+def test_keeping_no_checkpoint_is_refused() -> None:
+    with pytest.raises(ConfigError, match="KeepLast: expected at least 1 checkpoint, got 0"):
+        KeepLast(0)
+
+
+# ---- directories
+
+
+def test_a_directory_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot make the checkpoint directory .*file/chk"):
+        manager_of(tmp_path / "file" / "chk", build())
+
+
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot make the checkpoint directory .*file"):
+        manager_of(tmp_path / "file", build())
+
+
+def test_a_directory_of_another_user_is_refused(held: Path) -> None:
+    answer = _as_nobody(held)
+    assert answer.startswith("ConfigError")
+    assert f"{held} is not writable" in answer
+
+
+def _as_nobody(chk_dir: Path) -> str:
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+    for folder in (*list(chk_dir.parents)[:-1], chk_dir):
+        if not os.stat(folder).st_mode & 0o001:
+            os.chmod(folder, 0o755)
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_open_as_nobody, args=(theirs, chk_dir))
+    child.start()
+    assert ours.poll(60)
+    answer: str = ours.recv()
+    child.join(60)
+    child.close()
+    ours.close()
+    theirs.close()
+    return answer
+
+
+def _open_as_nobody(answer: Connection, chk_dir: Path) -> None:
+    chk = build()
+    os.setuid(65534)
+    try:
+        manager_of(chk_dir, chk)
+    except CheckFreqError as error:
+        answer.send(f"{type(error).__name__}: {error}")
+    else:
+        answer.send("no error")
+
+
+def test_a_read_only_disk_is_refused(tmp_path: Path) -> None:
+    with small_disk(tmp_path) as disk:
+        disk.remount("ro")
+        with pytest.raises(ConfigError, match="cannot make the checkpoint directory"):
+            manager_of(disk.mount_point / "chk", build())
+        with pytest.raises(ConfigError, match="is not writable; mount it read-write"):
+            manager_of(disk.mount_point, build())
+
+
+def test_a_new_directory_on_a_full_disk_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with small_disk(tmp_path) as disk:
+        disk.fill()
+        chk = build()
+        with (
+            pytest.raises((ConfigError, PersistError), match="No space left on device"),
+            manager_of(disk.mount_point / "chk", chk, tolerate_failures=0) as manager,
+        ):
+            train(manager, chk)
+        disk.free()
+        with manager_of(disk.mount_point / "chk", chk) as manager:
+            train(manager, chk)
+        assert CheckpointStore(disk.mount_point / "chk").steps() == [1]
+
+
+@pytest.mark.parametrize("first_call", ["restore", "step", "save"])
+def test_a_directory_shared_by_two_managers_is_refused_to_the_second(
+    first_call: str, tmp_path: Path
+) -> None:
+    first, second = build(), build()
+    with manager_of(tmp_path / "chk", first) as holder:
+        train(holder, first)
+        with (
+            pytest.raises(ConfigError) as caught,
+            manager_of(tmp_path / "chk", second) as late,
+        ):
+            getattr(late, first_call)()
+        assert f"training process {os.getpid()}" in str(caught.value)
+        assert "Give each run a directory of its own" in str(caught.value)
+        assert "takeover_s" in str(caught.value)
+        train(holder, first)
+    assert CheckpointStore(tmp_path / "chk").steps() == [1, 2]
+    with manager_of(tmp_path / "chk", second) as late:
+        assert late.restore()
+    assert weights(second) == weights(first)
+
+
+@pytest.mark.parametrize("first_call", ["step", "save"])
+def test_training_over_checkpoints_without_restoring_is_refused(
+    first_call: str, held: Path
+) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"newest: step 2\) and restore\(\) was not called"),
+        manager_of(held, build()) as manager,
+    ):
+        getattr(manager, first_call)()
+
+
+# ---- memory
+
+
+def test_a_memory_limit_too_low_for_one_snapshot_is_refused_with_the_numbers(
+    tmp_path: Path,
+) -> None:
+    chk = build()
+    config = CFConfig(host_memory_limit=8192, nice=0)
+    with (
+        pytest.raises(ConfigError, match=r"needs a host buffer of .* MiB, but CFConfig") as caught,
+        manager_of(tmp_path / "chk", chk, config=config) as manager,
+    ):
+        train(manager, chk)
+    assert "host_memory_limit is 0.0 MiB. Raise the limit" in str(caught.value)
+
+
+def test_a_memory_limit_too_low_to_restore_changes_nothing(held: Path) -> None:
+    chk = build()
+    before = weights(chk)
+    config = CFConfig(host_memory_limit=8192, nice=0)
+    with (
+        pytest.raises(ConfigError, match="host_memory_limit"),
+        manager_of(held, chk, config=config) as manager,
+    ):
+        manager.restore()
+    assert weights(chk) == before
+
+
+# ---- checkpoints that do not fit
+
+
+def test_changed_shapes_are_listed_and_nothing_changes(held: Path) -> None:
+    chk = build(width=5)
+    before = weights(chk)
+    with pytest.raises(MismatchError) as caught, manager_of(held, chk) as manager:
+        manager.restore()
+    message = str(caught.value)
+    assert "nothing was changed" in message
+    assert "model.weight" in message
+    assert "[4, 3]" in message.replace("(", "[").replace(")", "]")
+    assert "[5, 3]" in message.replace("(", "[").replace(")", "]")
+    assert weights(chk) == before
+    assert not (held / "quarantine").exists()
+
+
+def test_missing_and_unexpected_objects_are_listed_together(held: Path) -> None:
+    model = torch.nn.Linear(3, 4)
+    chk = CFCheckpoint(model=model, ema={"decay": 0.9})
+    with pytest.raises(MismatchError) as caught, manager_of(held, chk) as manager:
+        manager.restore()
+    assert any("ema" in name for name in caught.value.missing)
+    assert any("optimizer" in name for name in caught.value.unexpected)
+
+
+@pytest.mark.parametrize("then", ["step", "save"])
+def test_training_on_after_a_failed_restore_is_refused(then: str, held: Path) -> None:
+    """Else the run would start over, and its steps would lose against those that are there."""
+    with manager_of(held, build(width=5)) as manager:
+        with pytest.raises(MismatchError):
+            manager.restore()
+        with pytest.raises(ConfigError, match=r"restore\(\) was not called"):
+            getattr(manager, then)()
+
+
+def test_a_newer_format_is_refused_with_a_sentence_and_not_quarantined(tmp_path: Path) -> None:
+    chk = build()
+    with manager_of(tmp_path, chk) as manager:
+        train(manager, chk, 2)
+    _set_format_version(tmp_path / "step-00000002", FORMAT_VERSION + 1)
+    before = contents(tmp_path)
+    sentence = f"has format version {FORMAT_VERSION + 1}, and this checkfreq reads up to"
+
+    with pytest.raises(ConfigError, match=sentence), manager_of(tmp_path, build()) as manager:
+        manager.restore()
+    with pytest.raises(ConfigError, match=sentence):
+        checkfreq.load(tmp_path)
+
+    assert contents(tmp_path) == before
+    with manager_of(tmp_path, build()) as manager:
+        assert manager.restore(1)
+
+
+def _set_format_version(folder: Path, version: int) -> None:
+    path = folder / MANIFEST_NAME
+    data = json.loads(path.read_bytes())
+    text = path.read_bytes().replace(
+        f'"format_version": {data["format_version"]}'.encode(),
+        f'"format_version": {version}'.encode(),
+        1,
+    )
+    blank = text.replace(data["digest"].encode(), b"0" * 16, 1)
+    path.write_bytes(text.replace(data["digest"].encode(), digest_of(blank).encode(), 1))
+
+
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(held: Path) -> None:
+    with (
+        pytest.raises(NoCheckpointError, match="has no step 7; it has: 1, 2"),
+        manager_of(held, build()) as manager,
+    ):
+        manager.restore(7)
+
+
+def test_loading_from_a_directory_without_checkpoints_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NoCheckpointError, match="holds no checkpoint"):
+        checkfreq.load(tmp_path)
+    with pytest.raises(NoCheckpointError, match="holds no checkpoint"):
+        checkfreq.load(tmp_path / "nothing")
+
+
+# ---- moments
+
+
+def test_restoring_after_an_update_is_refused(held: Path) -> None:
+    chk = build()
+    with manager_of(held, chk) as manager:
+        update(chk)
+        with pytest.raises(StateError, match=r"restore\(\) after iteration began.*found 1 updates"):
+            manager.restore()
+
+
+def test_saving_durably_between_boundaries_is_refused(tmp_path: Path) -> None:
+    chk = build()
+    with manager_of(tmp_path / "chk", chk) as manager:
+        update(chk)
+        with pytest.raises(StateError, match="between boundaries.*Call step"):
+            manager.save(wait=True)
+        manager.step()
+
+
+def test_an_untracked_optimizer_or_scaler_is_refused(tmp_path: Path) -> None:
+    chk = build()
+    other = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    with manager_of(tmp_path / "chk", chk) as manager:
+        with pytest.raises(ConfigError, match="not tracked; tracked: optimizer"):
+            manager.weight_update(other)
+        with pytest.raises(ConfigError, match="the scaler is not tracked"):
+            manager.weight_update(scaler=torch.amp.GradScaler("cpu"))
+        with pytest.raises(ConfigError, match="cannot step with a closure"):
+            manager.weight_update(scaler=torch.amp.GradScaler("cpu"), closure=lambda: 0)
+
+
+def test_a_closed_manager_refuses_everything(tmp_path: Path) -> None:
+    manager = manager_of(tmp_path / "chk", build())
+    manager.close()
+    manager.close()
+    for call in (manager.step, manager.save, manager.restore, manager.wait):
+        with pytest.raises(StateError, match="is closed"):
+            call()
