@@ -82,15 +82,8 @@ class CFManager:
         self._iterated = False
         self._stopped = False
         self._closed = False
-<<<<<<< HEAD
         self._positions = Positions()
         self._pipeline = Pipeline(
-=======
-        self._notice = StopNotice(config.stop_signals)  # before anything that must be ended
-        self._arena = Arena(config=config)
-        self._engine = HostEngine()
-        self._persistence = Persistence(
->>>>>>> crash
             self._chk_dir,
             chk,
             self._positions,
@@ -102,11 +95,7 @@ class CFManager:
         if fresh:
             self._persistence.supersede_after = -1
         self._persistence.start()
-<<<<<<< HEAD
         self._gate = UpdateGate(chk.optimizers, barrier=self._pipeline.barrier)
-=======
-        self._gate = UpdateGate(chk.optimizers, barrier=self._barrier)
->>>>>>> crash
         self._notice.install()
 
     # ---- weight updates
@@ -325,7 +314,6 @@ class CFManager:
                 f"batch, found {self._gate.attempts} updates. Call it right after the iterators "
                 "are made"
             )
-<<<<<<< HEAD
         restorer = Restorer(
             self._chk_dir,
             buffers=self._pipeline.restore_buffer,
@@ -335,9 +323,6 @@ class CFManager:
             self._persistence.open()
             return False
         found = restorer.find_while_opening(step, open_directory=self._persistence.open)
-=======
-        found = self._find_while_opening(step)
->>>>>>> crash
         if found is None:
             self._may_start = True
             return False
@@ -354,50 +339,8 @@ class CFManager:
         self._continue_from(found, explicit=step is not None)
         plan.apply_rng()
         self._apply_rng = plan.apply_rng
-<<<<<<< HEAD
         return True
 
-=======
-        self._arena.prepare()
-        self._may_start = True  # not earlier: a run that failed to restore must not start over
-        return True
-
-    def _find_while_opening(self, step: int | None) -> Found | None:
-        """Read and verify while the worker starts and takes the lock; reading needs none.
-
-        What the previous run's worker still committed, or removed, meanwhile makes us look again.
-        """
-        if self._fresh:
-            self._persistence.open()
-            return None
-        before = self.all_steps()
-        try:
-            found = self._restorer().find(step)
-        except CheckFreqError:
-            self._persistence.open()
-            return self._restorer().find(step)
-        self._persistence.open()
-        if self.all_steps() == before and self._is_still_there(found):
-            return found
-        return self._restorer().find(step)
-
-    def _is_still_there(self, found: Found | None) -> bool:
-        """False if another attempt took the step's place: a supersession was under way."""
-        if found is None:
-            return True
-        return self._persistence.store.manifest(found.step).attempt == found.manifest.attempt
-
-    def _restorer(self) -> Restorer:
-        return Restorer(
-            self._chk_dir, buffers=self._restore_buffer, num_threads=self._config.writer_threads
-        )
-
-    def _restore_buffer(self, num_bytes: int) -> memoryview:
-        if self._arena.slot_bytes < num_bytes:
-            self._snapshotter.allocate(num_bytes)
-        return memoryview(self._arena.slots[0].memory)
-
->>>>>>> crash
     def _continue_from(self, found: Found, *, explicit: bool) -> None:
         self._global_step = found.step
         self._restored_step = found.step

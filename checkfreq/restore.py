@@ -78,7 +78,15 @@ class Restorer:
             open_directory()
             return self.find(step)
         open_directory()
-        return found if self._store.steps() == before else self.find(step)
+        if self._store.steps() == before and self._is_still_there(found):
+            return found
+        return self.find(step)
+
+    def _is_still_there(self, found: Found | None) -> bool:
+        """False if another attempt took the step's place: a supersession was under way."""
+        if found is None:
+            return True
+        return self._store.manifest(found.step).attempt == found.manifest.attempt
 
     def _require(self, step: int) -> None:
         steps = self._store.steps()
