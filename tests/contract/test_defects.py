@@ -251,11 +251,11 @@ def test_row_24_the_same_buffers_serve_every_checkpoint(chk_dir: Path) -> None:
     training = Training()
     with managed(chk_dir, training.chk, chk_freq=1) as manager:
         training.steps(manager, 1)
-        buffers = [(slot.fd, slot.address) for slot in manager._arena.slots]
+        buffers = [(slot.fd, slot.address) for slot in manager._pipeline._arena.slots]
         for _ in range(5):
             training.steps(manager, 1)
             manager.wait()
-        assert [(slot.fd, slot.address) for slot in manager._arena.slots] == buffers
+        assert [(slot.fd, slot.address) for slot in manager._pipeline._arena.slots] == buffers
         assert len(buffers) == 2
 
 
@@ -280,7 +280,7 @@ def test_row_29_two_runs_that_start_at_once_do_not_share_a_directory(chk_dir: Pa
             outcomes.append("saved")
         except ConfigError:
             outcomes.append("refused")
-    for manager in managers:
+    for manager in reversed(managers):
         manager.close()
     assert sorted(outcomes) == ["refused", "saved"]
     assert CheckpointStore(chk_dir).steps() == [0]

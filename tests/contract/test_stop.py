@@ -158,6 +158,23 @@ def test_a_handler_installed_later_by_somebody_else_stays(chk_dir: Path) -> None
         signal.signal(signal.SIGUSR1, before)
 
 
+def test_two_managers_closed_in_the_order_they_were_made_leave_the_handler_in_charge(
+    tmp_path: Path,
+) -> None:
+    calls: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: calls.append(number))
+    try:
+        managers = [managed(tmp_path / name, Training().chk) for name in ("a", "b")]
+        for manager in managers:
+            manager.close()
+        notify(signal.SIGUSR1)
+        assert calls == [signal.SIGUSR1]
+        assert not any(manager.should_stop for manager in managers)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def test_no_signal_is_watched_if_none_is_named(chk_dir: Path) -> None:
     with managed(chk_dir, Training().chk, config=config(stop_signals=())):
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
