@@ -158,7 +158,7 @@ def train_epoch(
     """One epoch, or what is left of it. Its last boundary is passed later, after the tail."""
     task.model.train()
     for images, target in batches:
-        wait_if_synchronous(cf_manager, args)
+        stay_synchronous(cf_manager, args)
         train_step(images, target, task, cf_manager, progress)
 
 
@@ -193,10 +193,16 @@ def weight_update(task: Task, cf_manager: CFManager | None) -> None:
         task.optimizer.step()
 
 
-def wait_if_synchronous(cf_manager: CFManager | None, args: argparse.Namespace) -> None:
-    """The baseline: go on only when the checkpoint of the boundary just passed is durable."""
-    if cf_manager is not None and args.chk_mode_baseline:
-        cf_manager.wait()
+def stay_synchronous(cf_manager: CFManager | None, args: argparse.Namespace) -> None:
+    """The baseline: train on only when the checkpoint of the boundary just passed is durable.
+
+    Asked for in advance, so that it is taken at its boundary even if that has to wait for memory.
+    """
+    if cf_manager is None or not args.chk_mode_baseline:
+        return
+    cf_manager.wait()
+    if args.chk_freq and (cf_manager.global_step + 1) % args.chk_freq == 0:
+        cf_manager.save()
 
 
 @torch.no_grad()
