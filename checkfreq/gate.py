@@ -76,7 +76,7 @@ class UpdateGate:
         self._hooks = []
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             self._captured = True  # waiting is not allowed during capture
             return
         self._barrier()

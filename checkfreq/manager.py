@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -29,7 +30,9 @@ from checkfreq.policy.cadence import ManualCadence
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
 from checkfreq.restore import Found, Restorer, plan_restore
 from checkfreq.snapshot.arena import Arena, Slot
-from checkfreq.snapshot.engine import HostEngine
+from checkfreq.snapshot.choice import engine_for
+from checkfreq.snapshot.device import CudaDevice
+from checkfreq.snapshot.device_engine import DevicePinner
 from checkfreq.snapshot.snapshotter import Snapshotter
 from checkfreq.snapshot.state import CapturedState, capture
 from checkfreq.types import CFMode
@@ -98,8 +101,8 @@ class CFManager:
         self._iterated = False
         self._stopped = False
         self._closed = False
-        self._arena = Arena(config=config)
-        self._engine = HostEngine()
+        pinner = DevicePinner(CudaDevice())
+        self._arena = Arena(config=config, pinner=pinner)
         self._persistence = Persistence(
             self._chk_dir,
             config=config,
@@ -110,7 +113,7 @@ class CFManager:
         if fresh:
             self._persistence.supersede_after = -1
         self._snapshotter = Snapshotter(
-            engine=self._engine,
+            choose_engine=partial(engine_for, chk, pinner=pinner),
             arena=self._arena,
             listener=self._persistence.persister,
             config=config,
@@ -559,7 +562,7 @@ class CFManager:
             self._closed = True
             self._notice.uninstall()
             self._gate.close()
-            self._engine.close()
+            self._snapshotter.close()
             self._persistence.close(timeout_s=limit_s)
             self._arena.close()
 
@@ -615,7 +618,7 @@ class CFManager:
             "num_in_flight": len(book.active),
             "num_workers_replaced": self._persistence.num_replaced,
             "state_bytes": self._snapshotter.state_bytes,
-            "stall_s": self._stall_s,
+            "stall_s": self._stall_s + self._snapshotter.device_stall_s,
         }
 
 
