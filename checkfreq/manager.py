@@ -18,14 +18,13 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from checkfreq.attempts import Attempt, Marks
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.config import CFConfig
 from checkfreq.errors import CheckFreqError, ConfigError, PersistError, StateError
 from checkfreq.events import Event
-from checkfreq.gate import UpdateGate
 from checkfreq.interrupt import StopNotice
-from checkfreq.persistence import Persistence
+from checkfreq.persist.attempts import Attempt, Marks
+from checkfreq.persist.persistence import Persistence
 from checkfreq.policy.cadence import ManualCadence
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
 from checkfreq.restore import Found, Restorer, plan_restore
@@ -33,6 +32,7 @@ from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.choice import engine_for
 from checkfreq.snapshot.device import CudaDevice
 from checkfreq.snapshot.device_engine import DevicePinner
+from checkfreq.snapshot.gate import UpdateGate
 from checkfreq.snapshot.snapshotter import Snapshotter
 from checkfreq.snapshot.state import CapturedState, capture
 from checkfreq.types import CFMode
@@ -432,9 +432,8 @@ class CFManager:
                 f"batch, found {self._gate.attempts} updates. Call it right after the iterators "
                 "are made"
             )
-        self._persistence.open()
+        found = self._find_while_opening(step)
         self._may_start = True
-        found = None if self._fresh else self._restorer().find(step)
         if found is None:
             return False
         plan = plan_restore(
@@ -445,7 +444,25 @@ class CFManager:
         self._set_positions(plan.positions)
         plan.apply_rng()
         self._apply_rng = plan.apply_rng
+        self._arena.prepare()
         return True
+
+    def _find_while_opening(self, step: int | None) -> Found | None:
+        """Read and verify while the worker starts and takes the lock; reading needs none.
+
+        What the previous run's worker still committed, or removed, meanwhile makes us look again.
+        """
+        if self._fresh:
+            self._persistence.open()
+            return None
+        before = self.all_steps()
+        try:
+            found = self._restorer().find(step)
+        except CheckFreqError:
+            self._persistence.open()
+            return self._restorer().find(step)
+        self._persistence.open()
+        return found if self.all_steps() == before else self._restorer().find(step)
 
     def _restorer(self) -> Restorer:
         return Restorer(

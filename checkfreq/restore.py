@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkfreq.checkpoint import CFCheckpoint
-from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
-from checkfreq.images import Image, read_images, room_for
+from checkfreq.errors import NoCheckpointError
 from checkfreq.snapshot.apply import Loaded, LoadedFile, RestorePlan, prepare
+from checkfreq.store.images import Image, read_images, room_for
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import CheckpointStore, Rejected
 

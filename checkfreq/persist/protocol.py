@@ -18,7 +18,6 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-
 from checkfreq.types import FileSpec, Json, TensorSpec
 
 _LENGTH = struct.Struct("!I")
@@ -212,8 +211,9 @@ def decode(text: bytes) -> Message:
 
 
 def _file_spec(values: list[Any]) -> FileSpec:
-    *head, tensors = values
-    return FileSpec(*head, tensors=tuple(_tensor_spec(*tensor) for tensor in tensors))
+    name, slot_offset, num_bytes, header_bytes, tensors = values
+    specs = tuple(_tensor_spec(*tensor) for tensor in tensors)
+    return FileSpec(name, slot_offset, num_bytes, header_bytes, specs)
 
 
 def _tensor_spec(name: str, dtype: str, shape: list[int], *rest: int) -> TensorSpec:

@@ -119,6 +119,7 @@ class Desk:
 
     def _persist(self, request: p.Persist) -> None:
         attempt = _Attempt(self, request)
+        reply: p.Committed | p.Failed
         try:
             reply = attempt.run()
         except Exception as error:

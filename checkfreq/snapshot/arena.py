@@ -107,8 +107,8 @@ class Arena:
     def allocate(self, state_bytes: int) -> None:
         """Make slots for ``state_bytes`` each, with slack; all slots must be free.
 
-        Returns at once; see ``wait_ready``. Raises ConfigError, naming the numbers, when not
-        even one slot fits the memory that may be used.
+        They are mapped but not ready: see ``prepare``. Raises ConfigError, naming the numbers,
+        when not even one slot fits the memory that may be used.
         """
         assert all(slot.is_free for slot in self._slots)
         self.close()
@@ -117,13 +117,17 @@ class Arena:
         self._slots = [_new_slot(index, num_bytes) for index in range(count)]
         self._ready.clear()
         self._error = None
-        if num_bytes * count <= _INLINE_BYTES or not _CAN_POPULATE:
+
+    def prepare(self) -> None:
+        """Fault the slots in (and pin them), in the background unless they are small."""
+        total_bytes = sum(slot.num_bytes for slot in self._slots)
+        if total_bytes <= _INLINE_BYTES or not _CAN_POPULATE:
             self._prepare()
-        else:
-            self._thread = threading.Thread(
-                target=self._prepare, name="checkfreq-prefault", daemon=True
-            )
-            self._thread.start()
+            return
+        self._thread = threading.Thread(
+            target=self._prepare, name="checkfreq-prefault", daemon=True
+        )
+        self._thread.start()
 
     def _affordable(self, num_bytes: int, state_bytes: int) -> int:
         limit = self._config.host_memory_limit
@@ -209,8 +213,8 @@ def _new_slot(index: int, num_bytes: int) -> Slot:
 def _fault_in(slot: Slot) -> None:
     """Touch every page; in chunks, so that other memory users of the process get their turn.
 
-    Populating changes no byte, so a restore may fill the slot meanwhile. Where the kernel
-    cannot, the pages are zeroed instead, and ``allocate`` does not return before.
+    Populating changes no byte. Where the kernel cannot, the pages are zeroed instead, and
+    ``prepare`` does not return before.
     """
     for start in range(0, slot.num_bytes, _FAULT_CHUNK_BYTES):
         size = min(_FAULT_CHUNK_BYTES, slot.num_bytes - start)

@@ -216,9 +216,7 @@ class Lane:
 
     # ---- device snapshots
 
-    def _through_buffer(
-        self, share: Share, packing: Packing, buffer: Tensor, base: Tensor
-    ) -> None:
+    def _through_buffer(self, share: Share, packing: Packing, buffer: Tensor, base: Tensor) -> None:
         device, side = self._device, self._side
         stream = device.current_stream(self.index)
         pairs = list(zip(packing.copies, _pairs(packing, buffer), strict=True))

@@ -78,7 +78,7 @@ class Sink:
 
     def _twin(self, address: int, live: Tensor) -> int | None:
         """Index of the tensor with exactly these bytes, if one was added."""
-        indices = [self._by_address[address], *self._more.get(address, ())]
+        indices: list[int] = [self._by_address[address], *self._more.get(address, ())]
         for index in indices:
             if _same_bytes(self.refs[index].tensor, live):
                 return index

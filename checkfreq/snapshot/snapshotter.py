@@ -95,11 +95,12 @@ class Snapshotter:
             if not all(slot.is_free for slot in self._arena.slots):
                 return False
             self.allocate(layout.total_bytes)
+            self._arena.prepare()
         self._layout = layout
         return True
 
     def allocate(self, state_bytes: int) -> None:
-        """Allocate slots; they are faulted in in the background."""
+        """Allocate slots; see ``Arena.prepare`` for when they can be used."""
         self._latest = None
         self._arena.allocate(state_bytes)
         for slot in self._arena.slots:

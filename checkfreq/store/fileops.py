@@ -26,9 +26,6 @@ from typing import Protocol
 #: Alignment of addresses, lengths and offsets that direct I/O asks for, in bytes.
 PAGE_BYTES = 4096
 
-#: Most bytes a buffered payload leaves unsynced.
-_BUFFERED_PIECE_BYTES = 32 << 20
-
 _NO_PREALLOCATION = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
@@ -134,19 +131,32 @@ class FileOps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SystemCalls:
-    """The calls that direct I/O can be refused in; tests put their own in their place."""
+    """The calls that devices refuse, shorten or fail; tests put their own in their place."""
 
     open: Callable[[Path, int, int], int] = os.open
     pwrite: Callable[[int, memoryview, int], int] = os.pwrite
     preadv: Callable[[int, Sequence[memoryview], int], int] = os.preadv
     fallocate: Callable[[int, int, int], None] = os.posix_fallocate
+    fdatasync: Callable[[int], None] = os.fdatasync
+    fsync: Callable[[int], None] = os.fsync
 
 
 class LocalFileOps:
-    """`FileOps` over the operating system; ``direct=False`` never tries direct I/O."""
+    """`FileOps` over the operating system.
 
-    def __init__(self, *, direct: bool = True, calls: SystemCalls = SystemCalls()) -> None:
+    ``direct=False`` never tries direct I/O; ``piece_bytes`` is the most that a buffered
+    payload leaves unsynced.
+    """
+
+    def __init__(
+        self,
+        *,
+        direct: bool = True,
+        piece_bytes: int = 32 << 20,
+        calls: SystemCalls = SystemCalls(),
+    ) -> None:
         self._direct = direct
+        self._piece_bytes = piece_bytes
         self._calls = calls
 
     def mkdir(self, path: Path, *, parents: bool = False) -> None:
@@ -174,12 +184,12 @@ class LocalFileOps:
 
     def sync_file(self, path: Path) -> None:
         with path.open("rb") as file:
-            os.fsync(file.fileno())
+            self._calls.fsync(file.fileno())
 
     def sync_dir(self, path: Path) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            self._calls.fsync(fd)
         except OSError as error:
             # A file system without the notion says EINVAL: there is nothing to wait for.
             if error.errno != errno.EINVAL:
@@ -228,7 +238,7 @@ class LocalFileOps:
         fd, direct = self._open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         if direct and num_bytes:
             self._preallocate(fd, num_bytes)
-        return _LocalPayload(fd, direct, self._calls)
+        return _LocalPayload(fd, direct, self._calls, self._piece_bytes)
 
     def open_for_read(self, path: Path) -> ReadFile:
         fd, direct = self._open(path, os.O_RDONLY)
@@ -287,8 +297,9 @@ class _Descriptor:
 
 
 class _LocalPayload(_Descriptor):
-    def __init__(self, fd: int, direct: bool, calls: SystemCalls) -> None:
+    def __init__(self, fd: int, direct: bool, calls: SystemCalls, piece_bytes: int) -> None:
         super().__init__(fd, direct, calls)
+        self._piece_bytes = piece_bytes
         self._unsynced_bytes = 0
 
     def pwrite(self, view: memoryview, offset: int) -> None:
@@ -313,7 +324,7 @@ class _LocalPayload(_Descriptor):
         """Sync every so many bytes, so that no sync at the end stalls the whole machine."""
         with self._lock:
             self._unsynced_bytes += count
-            full = self._unsynced_bytes >= _BUFFERED_PIECE_BYTES
+            full = self._unsynced_bytes >= self._piece_bytes
             if full:
                 self._unsynced_bytes = 0
         if full:
@@ -323,7 +334,7 @@ class _LocalPayload(_Descriptor):
         os.ftruncate(self._fd, num_bytes)
 
     def datasync(self) -> None:
-        os.fdatasync(self._fd)
+        self._calls.fdatasync(self._fd)
         if not self._direct:
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -386,8 +386,7 @@ class CheckpointStore:
         """Make a directory and its missing parents, each entry durable."""
         if self.ops.is_dir(path):
             return
-        if path.parent != path:
-            self._make_durable_dir(path.parent)
+        self._make_durable_dir(path.parent)
         self.ops.mkdir(path)
         self.ops.sync_dir(path.parent)
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from checkfreq import __version__
-from checkfreq.attempts import Attempt, AttemptBook, Marks
 from checkfreq.config import CFConfig
 from checkfreq.errors import CheckFreqError, ConfigError, CorruptCheckpointError, WorkerDiedError
 from checkfreq.events import Event, EventLog
 from checkfreq.persist import protocol as p
+from checkfreq.persist.attempts import Attempt, AttemptBook, Marks
 from checkfreq.persist.persister import Persister
 from checkfreq.policy.lifecycle import AttemptState
 from checkfreq.policy.retention import CheckpointInfo, RetentionPolicy

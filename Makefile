@@ -1,0 +1,62 @@
+# Every target makes its own virtual environment and installs what it needs.
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Enough to run the tests marked gpu without this environment (a machine with no network).
+GPU_NEEDS := torch, numpy, xxhash, pytest, hypothesis
+FULLY_COVERED := checkfreq/store/*,checkfreq/policy/*,iterators/order.py
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint bench test-gpu system clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: $(VENV)/.bench ## train, kill twice, resume, compare bit for bit (under 5 minutes)
+	$(PY) -m benchmarks.demo
+
+test: lint system ## what CI runs: format, lint, types, tests, coverage
+	rm -f .coverage
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu" --cov --cov-report=
+	$(PY) -m coverage report --include='$(FULLY_COVERED)' --fail-under=100
+	$(PY) -m coverage report --skip-covered
+
+lint: $(VENV)/.dev ## ruff and mypy
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy --strict checkfreq iterators
+
+bench: $(VENV)/.bench ## every benchmark; JSON lines under benchmarks/results
+	@mkdir -p benchmarks/results
+	@set -e; for name in persist restore stall; do \
+	  if [ -e benchmarks/$$name.py ]; then $(PY) -m benchmarks.$$name; fi; done
+
+test-gpu: ## tests marked gpu and the stall benchmark; uses PYTHON as it is where that has PyTorch
+	@py=$(PYTHON); if ! $$py -c 'import $(GPU_NEEDS)' 2>/dev/null; then \
+	  $(MAKE) $(VENV)/.dev; py=$(PY); fi; set -ex; \
+	PYTHONPATH=. $$py -m pytest -m gpu; PYTHONPATH=. $$py -m benchmarks.stall
+
+# Tests that mount file systems or inject system-call errors skip, with a reason, without these.
+system:
+	@if ! { command -v mkfs.ext4 && command -v mkfs.xfs && command -v strace; } >/dev/null 2>&1; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
+	      --no-install-recommends e2fsprogs xfsprogs strace; } >/dev/null 2>&1 \
+	    || echo "some system packages could not be installed: the tests that need them skip"; \
+	  else echo "e2fsprogs, xfsprogs or strace are not here: the tests that need them skip"; fi; fi
+
+# torchvision comes without its dependencies: they would replace a CPU-only torch.
+$(VENV)/.bench: setup.py constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch numpy pillow
+	$(PIP) --no-deps torchvision
+	$(PIP) --editable '.[bench]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.bench
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+clean: ## remove the virtual environment and what tests and benchmarks left
+	rm -rf $(VENV) build *.egg-info .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-out

@@ -1,0 +1,302 @@
+"""Train an image classifier with CheckFreq: ``python -m benchmarks.imagenet --data DIR ...``.
+
+The original CheckFreq script's flags and its arms:
+
+* ``--checkfreq --cf_iterator --chk-freq N``: a checkpoint every N updates, two phases;
+* ``... --chk-freq 0``: a checkpoint per epoch;
+* ``... --chk_mode_baseline``: the same checkpoints, training standing still until each is durable;
+* without ``--checkfreq``: none.
+
+Started again with the same flags it continues in mid-epoch, to the same bits under
+``--deterministic``. `main` is the part to copy into a script of your own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from benchmarks import options
+from benchmarks.images import Images, open_images
+from benchmarks.models import build, logits_of, loss_of
+from benchmarks.progress import History, Progress
+from checkfreq import CFCheckpoint, CFManager, CFMode
+from iterators import CFIterator
+
+Batches = CFIterator | DataLoader[Any]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Train for ``--epochs`` in all, from the newest checkpoint if there is one."""
+    args = options.parse(argv)
+    settle_randomness(args)
+    train_set, val_set, num_classes = find_images(args)
+    loader = train_loader(train_set, args)
+    task = make_task(args, num_classes=num_classes, steps_per_epoch=len(loader))
+
+    with History(args.history) as history, open_manager(args, task) as cf_manager:
+        batches: Batches = loader
+        if args.cf_iterator:
+            batches = CFIterator(
+                loader, seed=args.seed, cf_manager=cf_manager, steps_to_run=args.steps_to_run
+            )
+        if cf_manager is not None:
+            cf_manager.restore()
+        for epoch in epochs_of(batches, args.epochs, history):
+            with Progress(
+                epoch, batches, history=history, cf_manager=cf_manager, args=args
+            ) as progress:
+                train_epoch(batches, task, cf_manager, progress, args)
+            if progress.epoch_is_over and not args.noeval:
+                evaluate(epoch, val_set, task, args)
+        if cf_manager is not None:
+            cf_manager.wait()
+        if args.report:
+            write_report(args.report, task=task, batches=batches, cf_manager=cf_manager)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is trained, and with what. ``best`` is a plain dict so that it is checkpointed too."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    amp: bool
+    scaler: torch.amp.GradScaler | None
+    criterion: nn.Module
+    device: torch.device
+    best: dict[str, float]
+
+    def tracked(self) -> dict[str, Any]:
+        """Everything that a resume needs; the iterator adds its position, checkfreq the RNGs."""
+        names = ("model", "optimizer", "scheduler", "best")
+        scaler = {} if self.scaler is None else {"scaler": self.scaler}
+        return {name: getattr(self, name) for name in names} | scaler
+
+
+def make_task(args: argparse.Namespace, *, num_classes: int, steps_per_epoch: int) -> Task:
+    """A fresh model with its optimizer, schedule and, under ``--amp`` on CUDA, loss scaler."""
+    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    model = build(args.arch, num_classes=num_classes).to(device)
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=args.lr * args.batch_size / 256,
+        momentum=args.momentum,
+        weight_decay=args.weight_decay,
+    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: lr_factor(step / steps_per_epoch, args)
+    )
+    return Task(
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        amp=args.amp,
+        scaler=torch.amp.GradScaler("cuda") if args.amp and device.type == "cuda" else None,
+        criterion=nn.CrossEntropyLoss().to(device),
+        device=device,
+        best={"accuracy": 0.0, "epoch": -1},
+    )
+
+
+def lr_factor(epochs_done: float, args: argparse.Namespace) -> float:
+    """The learning rate as a part of ``--lr``, after ``epochs_done`` epochs (a fraction).
+
+    It depends on the number of updates since training began, which the scheduler carries through
+    a checkpoint: never on a batch index, which starts anew with the process.
+    """
+    if epochs_done < args.warmup_epochs:
+        return 0.01 + 0.99 * epochs_done / args.warmup_epochs
+    if args.lr_schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, epochs_done / args.epochs)))
+    return 0.1 ** (int(epochs_done) * 3 // args.epochs)  # a tenth after each third
+
+
+@contextlib.contextmanager
+def open_manager(args: argparse.Namespace, task: Task) -> Iterator[CFManager | None]:
+    """The CheckFreq manager, or None without ``--checkfreq``."""
+    if not args.checkfreq:
+        yield None
+        return
+    chk_freq = 0 if args.chk_mode_baseline else args.chk_freq
+    chk = CFCheckpoint(**task.tracked())
+    with CFManager(
+        args.chk_prefix, chk, mode=CFMode.MANUAL, chk_freq=chk_freq, fresh=args.fresh
+    ) as cf_manager:
+        yield cf_manager
+
+
+def epochs_of(batches: Batches, total: int, history: History) -> Iterator[int]:
+    """Epoch numbers from 0; a resumable iterator continues where its checkpoint was taken."""
+    epochs = batches.epochs(total) if isinstance(batches, CFIterator) else iter(range(total))
+    for epoch in epochs:
+        history.write_epoch(batches)  # the one before, whose last boundary has now been passed
+        yield epoch
+    history.write_epoch(batches)
+
+
+def train_epoch(
+    batches: Batches,
+    task: Task,
+    cf_manager: CFManager | None,
+    progress: Progress,
+    args: argparse.Namespace,
+) -> None:
+    """One epoch, or what is left of it. Its last boundary is passed later, after the tail."""
+    task.model.train()
+    if args.chk_mode_baseline and args.chk_freq == 0 and cf_manager is not None:
+        cf_manager.wait()  # the checkpoint of the epoch that has just ended
+    for images, target in batches:
+        save_if_synchronous(cf_manager, args)
+        train_step(images, target, task, cf_manager, progress)
+
+
+def train_step(
+    images: torch.Tensor,
+    target: torch.Tensor,
+    task: Task,
+    cf_manager: CFManager | None,
+    progress: Progress,
+) -> None:
+    """Forward, backward and update of one batch: images [N, 3, H, W], target [N]."""
+    images = images.to(task.device, non_blocking=True)
+    target = target.to(task.device, non_blocking=True)
+    with torch.autocast(task.device.type, enabled=task.amp):
+        output = task.model(images)
+        loss = loss_of(task.criterion, output=output, target=target)
+    (loss if task.scaler is None else task.scaler.scale(loss)).backward()
+    weight_update(task, cf_manager)
+    task.optimizer.zero_grad()
+    task.scheduler.step()
+    progress.update(loss=loss.detach(), logits=logits_of(output).detach(), target=target)
+
+
+def weight_update(task: Task, cf_manager: CFManager | None) -> None:
+    """The optimizer's step: behind the checkpoint's barrier where there is a manager."""
+    if cf_manager is not None:
+        cf_manager.weight_update(scaler=task.scaler)
+    elif task.scaler is not None:
+        task.scaler.step(task.optimizer)
+        task.scaler.update()
+    else:
+        task.optimizer.step()
+
+
+def save_if_synchronous(cf_manager: CFManager | None, args: argparse.Namespace) -> None:
+    """The baseline: at every N-th boundary, wait until that checkpoint is durable."""
+    if cf_manager is None or not (args.chk_mode_baseline and args.chk_freq):
+        return
+    if cf_manager.global_step and cf_manager.global_step % args.chk_freq == 0:
+        cf_manager.save(wait=True)
+
+
+@torch.no_grad()
+def evaluate(epoch: int, val_set: Images, task: Task, args: argparse.Namespace) -> float:
+    """Share of the validation images named right; remembers the best."""
+    task.model.eval()
+    correct = seen = 0
+    for images, target in eval_loader(val_set, args):
+        logits = logits_of(task.model(images.to(task.device)))
+        correct += int((logits.argmax(1).cpu() == target).sum())
+        seen += len(target)
+    accuracy = correct / max(seen, 1)
+    if accuracy > task.best["accuracy"]:
+        task.best.update(accuracy=accuracy, epoch=epoch)
+    if not args.quiet:
+        tqdm.write(f"epoch {epoch + 1}/{args.epochs}: validation accuracy {accuracy:.1%}")
+    return accuracy
+
+
+def settle_randomness(args: argparse.Namespace) -> None:
+    """Seed the weights; under ``--deterministic`` also ask for repeatable kernels."""
+    torch.manual_seed(args.seed)
+    if args.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def find_images(args: argparse.Namespace) -> tuple[Images, Images, int]:
+    """The data sets; a folder without images ends the process with a sentence."""
+    try:
+        return open_images(args.data, image_size=args.image_size)
+    except FileNotFoundError as error:
+        raise SystemExit(f"--data {args.data}: {error}") from error
+
+
+def train_loader(images: Images, args: argparse.Namespace) -> DataLoader[Any]:
+    """A plain, shuffling loader; CFIterator replaces its order by a resumable one."""
+    return DataLoader(
+        images,
+        batch_size=args.batch_size,
+        shuffle=True,
+        num_workers=args.workers,
+        pin_memory=torch.cuda.is_available(),
+    )
+
+
+def eval_loader(images: Images, args: argparse.Namespace) -> DataLoader[Any]:
+    """In order. Its own generator: iterating a DataLoader draws from the default one."""
+    return DataLoader(
+        images,
+        batch_size=args.batch_size,
+        num_workers=args.workers,
+        generator=torch.Generator().manual_seed(args.seed),
+    )
+
+
+def digest(state: dict[str, Any]) -> str:
+    """One SHA-256 over every tensor of a state dict: name, type, shape and bits."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(_tensors(state)):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        total.update(flat.view(torch.uint8).numpy())
+    return total.hexdigest()
+
+
+def _tensors(tree: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(tree, torch.Tensor):
+        yield prefix, tree
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _tensors(value, f"{prefix}.{key}")
+
+
+def write_report(
+    path: Path,
+    *,
+    task: Task,
+    batches: Batches,
+    cf_manager: CFManager | None,
+) -> None:
+    """What the run ended with, as JSON: digests, the data ledger, checkpoint statistics."""
+    report: dict[str, Any] = {
+        "weights": digest(task.model.state_dict()),
+        "optimizer": digest(task.optimizer.state_dict()),
+        "learning_rate": task.scheduler.get_last_lr(),
+        "best": task.best,
+    }
+    if isinstance(batches, CFIterator):
+        report["position"] = batches.state_dict()
+    if cf_manager is not None:
+        report["checkpoints"] = cf_manager.stats()
+    path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

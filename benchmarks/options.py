@@ -1,0 +1,123 @@
+"""Command line of `benchmarks.imagenet`: the original script's flags and what they need now.
+
+What is not built yet is refused with a sentence; a combination that would lose or repeat data
+is refused too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from benchmarks.models import MODELS, SMALLEST_IMAGE
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The checked options. Ends the process (status 2) with one sentence when they do not fit."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.imagenet",
+        description="Train an image classifier on a folder of class folders, with CheckFreq.",
+    )
+    _add_training(parser)
+    _add_checkpointing(parser)
+    _add_output(parser)
+    args = parser.parse_args(argv)
+    refusal = refuse(args, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    if refusal:
+        parser.error(refusal)
+    return args
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("training").add_argument
+    add("--data", type=Path, required=True, metavar="DIR", help="train/ and val/, or class folders")
+    add("-a", "--arch", choices=MODELS, default="resnet18", help="default: %(default)s")
+    add("-b", "--batch-size", type=int, default=256, metavar="N", help="images per update")
+    add("--workers", type=int, default=3, metavar="N", help="loader processes")
+    add("--epochs", type=int, default=90, metavar="N", help="in total, resumes included")
+    add("--steps-to-run", type=int, metavar="N", help="stop this process after N updates")
+    add("--lr", type=float, default=0.1, help="for 256 images; scaled by the batch size")
+    add("--lr-schedule", choices=("step", "cosine"), default="step", help="per epoch or per update")
+    add("--warmup-epochs", type=float, default=5.0, metavar="N", help="linear; may be a fraction")
+    add("--weight-decay", type=float, default=1e-4)
+    add("--momentum", type=float, default=0.9)
+    add("--image-size", type=int, default=224, metavar="PIXELS")
+    add("--seed", type=int, default=0, help="weights, order of the images, augmentation")
+    add("--amp", action="store_true", help="mixed precision")
+    add("--deterministic", action="store_true", help="the same bits on every run")
+    add("--noeval", action="store_true", help="no validation after an epoch")
+    add("--barrier", action="store_true", help="ranks meet after an epoch; one process need not")
+    add("--dali", action="store_true", help="NVIDIA DALI loader (not built yet)")
+    add("--device", help="default: cuda where there is one, else cpu")
+
+
+def _add_checkpointing(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("checkpointing").add_argument
+    add("--checkfreq", action="store_true", help="checkpoint, and resume from --chk-prefix")
+    add("--cf_iterator", "--cf-iterator", action="store_true", help="resumable data order")
+    add("--chk-prefix", type=Path, default=Path("chk"), metavar="DIR", help="default: %(default)s/")
+    add("--chk-freq", type=int, metavar="N", help="updates between checkpoints; 0: each epoch")
+    add(
+        "--chk_mode_baseline",
+        "--chk-mode-baseline",
+        action="store_true",
+        help="synchronous baseline: training stands still until a checkpoint is durable",
+    )
+    add("--fresh", action="store_true", help="start over; older checkpoints are set aside")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("output").add_argument
+    add("--report", type=Path, metavar="FILE", help="write a JSON summary at the end")
+    add("--history", type=Path, metavar="FILE", help="append one JSON line per update")
+    add("--print-freq", type=int, default=10, metavar="N", help="updates between progress figures")
+    add("--quiet", action="store_true", help="no progress bar")
+
+
+def refuse(args: argparse.Namespace, *, world_size: int) -> str | None:
+    """Why these options cannot be run, as a sentence; None if they can."""
+    for refusal in (_not_built(args, world_size), _contradiction(args), _bad_value(args)):
+        if refusal:
+            return refusal
+    return None
+
+
+def _not_built(args: argparse.Namespace, world_size: int) -> str | None:
+    if world_size > 1:
+        return f"world size {world_size} is not built yet; start one process, without a launcher"
+    if args.dali:
+        return "--dali is not built yet; leave it out to read the images with torchvision"
+    if args.checkfreq and args.chk_freq is None:
+        return "choosing the frequency (AUTO mode) is not built yet; give --chk-freq N"
+    return None
+
+
+def _contradiction(args: argparse.Namespace) -> str | None:
+    if args.chk_mode_baseline and not args.checkfreq:
+        return "--chk_mode_baseline says how to checkpoint; it needs --checkfreq"
+    if args.checkfreq and not args.cf_iterator:
+        return (
+            "--checkfreq needs --cf_iterator: without it a resume repeats some images, skips others"
+        )
+    if args.steps_to_run is not None and not args.cf_iterator:
+        return "--steps-to-run is counted by the resumable iterator; it needs --cf_iterator"
+    if args.chk_freq is not None and not args.checkfreq:
+        return "--chk-freq needs --checkfreq"
+    return None
+
+
+def _bad_value(args: argparse.Namespace) -> str | None:
+    for name, least in (("batch_size", 1), ("epochs", 1), ("print_freq", 1), ("workers", 0)):
+        if getattr(args, name) < least:
+            return f"--{name.replace('_', '-')} must be at least {least}"
+    if args.chk_freq is not None and args.chk_freq < 0:
+        return "--chk-freq must be 0 (each epoch) or a number of updates"
+    if args.steps_to_run is not None and args.steps_to_run < 1:
+        return "--steps-to-run must be at least 1"
+    least_pixels = SMALLEST_IMAGE.get(args.arch, 32)
+    if args.image_size < least_pixels:
+        return f"--image-size must be at least {least_pixels} for {args.arch}"
+    if not args.data.is_dir():
+        return f"--data {args.data} is not a folder"
+    return None

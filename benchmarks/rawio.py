@@ -1,0 +1,96 @@
+"""What the disk gives without checkfreq: the same bytes, written directly and synced."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RawWrite:
+    """Median rate of writing ``num_bytes`` to a new file and syncing it; direct I/O or not."""
+
+    num_bytes: int
+    bytes_per_s: float
+    direct: bool
+
+
+def raw_write(
+    folder: Path, *, num_bytes: int, threads: int = 4, chunk_bytes: int = 8 << 20, rounds: int = 5
+) -> RawWrite:
+    """Write ``num_bytes`` of incompressible data to a scratch file in ``folder``, ``rounds`` times.
+
+    The file is made anew each time, as a checkpoint is. Where direct I/O is refused (tmpfs,
+    some network mounts) the writes are buffered.
+    """
+    padded = -(-num_bytes // PAGE) * PAGE
+    path = folder / ".raw-write"
+    with mmap.mmap(-1, padded) as source:
+        source.write(os.urandom(padded))
+        try:
+            direct = _accepts_direct(path, source)
+            seconds = [
+                _write_once(path, source, direct=direct, threads=threads, chunk_bytes=chunk_bytes)
+                for _ in range(rounds)
+            ]
+        finally:
+            path.unlink(missing_ok=True)
+    return RawWrite(num_bytes, num_bytes / statistics.median(seconds), direct)
+
+
+def _open(path: Path, *, direct: bool) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    return os.open(path, flags | (os.O_DIRECT if direct else 0), 0o600)
+
+
+def _accepts_direct(path: Path, source: mmap.mmap) -> bool:
+    try:
+        descriptor = _open(path, direct=True)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    try:
+        with memoryview(source) as view:
+            os.pwrite(descriptor, view[:PAGE], 0)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _write_once(
+    path: Path, source: mmap.mmap, *, direct: bool, threads: int, chunk_bytes: int
+) -> float:
+    path.unlink(missing_ok=True)
+    began_s = time.perf_counter()
+    descriptor = _open(path, direct=direct)
+    try:
+        with memoryview(source) as view, ThreadPoolExecutor(threads) as pool:
+
+            def write(offset: int) -> None:
+                _write_all(descriptor, view[offset : offset + chunk_bytes], offset)
+
+            list(pool.map(write, range(0, len(view), chunk_bytes)))
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
+    return time.perf_counter() - began_s
+
+
+def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
+    with view:
+        done = 0
+        while done < len(view):
+            done += os.pwrite(descriptor, view[done:], offset + done)

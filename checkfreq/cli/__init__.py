@@ -1,0 +1,87 @@
+"""The command line: ``checkfreq ls|show|verify DIR``. Reads only, takes no lock, no torch.
+
+Exit status: 0 when all is well; 1 when there is no checkpoint, or a damaged one; 2 when the
+command is wrong or the directory cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import checkfreq
+from checkfreq.cli import commands
+from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError
+from checkfreq.store.store import CheckpointStore
+
+BAD_CHECKPOINT, BAD_COMMAND = 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        status: int = args.run(CheckpointStore(args.dir), args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _reader_went_away()
+    except (CorruptCheckpointError, NoCheckpointError) as error:
+        return _fail(error, BAD_CHECKPOINT)
+    except (CheckFreqError, OSError) as error:
+        return _fail(error, BAD_COMMAND)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="checkfreq",
+        description="Look at a directory of checkpoints. Nothing is changed, no lock is taken.",
+        epilog="exit status: 0 all is well; 1 no checkpoint, or a damaged one; 2 wrong command, "
+        "or the directory cannot be read",
+    )
+    parser.add_argument("--version", action="version", version=f"checkfreq {checkfreq.__version__}")
+    verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    listing = _verb(verbs, "ls", commands.ls, "list the checkpoints, oldest first")
+    listing.add_argument("--json", action="store_true", help="one JSON object per line")
+    show = _verb(verbs, "show", commands.show, "what a checkpoint holds (default: the newest)")
+    show.add_argument("step", type=_step, nargs="?", metavar="STEP")
+    show.add_argument("--tensors", action="store_true", help="also every tensor")
+    show.add_argument("--objects", action="store_true", help="also the state that is not tensors")
+    show.add_argument("--json", action="store_true", help="the whole manifest")
+    verify = _verb(verbs, "verify", commands.verify, "read every byte and check every digest")
+    verify.add_argument("step", type=_step, nargs="?", metavar="STEP", help="default: all")
+    return parser
+
+
+def _verb(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: commands.Command,
+    purpose: str,
+) -> argparse.ArgumentParser:
+    verb = verbs.add_parser(name, help=purpose, description=purpose.capitalize() + ".")
+    verb.add_argument("dir", type=Path, metavar="DIR", help="the chk_dir of a CFManager")
+    verb.set_defaults(run=run)
+    return verb
+
+
+def _step(text: str) -> int:
+    """``1200``, or the name of its directory as a shell completes it: ``step-00001200/``."""
+    digits = text.rstrip("/").rpartition("/")[2].removeprefix("step-")
+    if not digits.isascii() or not digits.isdigit():
+        raise argparse.ArgumentTypeError(f"expected a step such as 1200, got {text!r}")
+    return int(digits)
+
+
+def _fail(error: Exception, status: int) -> int:
+    print(f"checkfreq: {error}", file=sys.stderr)
+    return status
+
+
+def _reader_went_away() -> int:
+    """``checkfreq show DIR | head``: not an error, and nothing may be flushed at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

@@ -1,0 +1,153 @@
+"""The three commands. Each prints to standard output and returns the exit status."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+from checkfreq.cli import text
+from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError
+from checkfreq.store.manifest import FileEntry, Manifest
+from checkfreq.store.marks import Mark
+from checkfreq.store.store import CheckpointStore
+
+Command: TypeAlias = Callable[[CheckpointStore, argparse.Namespace], int]
+
+#: Folders and prefixes that hold what is not, or not any more, a checkpoint.
+_SET_ASIDE = ("quarantine", "superseded")
+
+
+def ls(store: CheckpointStore, args: argparse.Namespace) -> int:
+    """One line per checkpoint; its state is judged by manifest and sizes, not by digests."""
+    marks = store.marks()
+    rows = [_row(store, step, marks.get(step)) for step in _steps(store)]
+    if args.json:
+        print("\n".join(json.dumps(row) for row in rows))
+        return 0
+    head = ("step", "created", "bytes", "world", "state", "marks")
+    print(text.table([name.upper() for name in head], (_cells(row) for row in rows)))
+    for line in _other_content(store.root):
+        print(line)
+    return 0
+
+
+def _row(store: CheckpointStore, step: int, mark: Mark | None) -> dict[str, object]:
+    row: dict[str, object] = {"step": step, "marks": text.mark(mark)}
+    try:
+        manifest = store.inspect(step)
+    except CheckFreqError as error:
+        return {**row, "state": f"unreadable: {error}"}
+    return {
+        **row,
+        "created_unix_s": manifest.created_unix_s,
+        "num_bytes": manifest.num_bytes,
+        "world": manifest.world,
+        "state": "ok",
+    }
+
+
+def _cells(row: dict[str, object]) -> list[str]:
+    created, num_bytes = row.get("created_unix_s"), row.get("num_bytes")
+    return [
+        str(row["step"]),
+        text.moment(created) if isinstance(created, float | int) else "-",
+        text.size(num_bytes) if isinstance(num_bytes, int) else "-",
+        str(row.get("world", "-")),
+        str(row["state"]),
+        str(row["marks"]),
+    ]
+
+
+def _other_content(root: Path) -> Iterator[str]:
+    unfinished = sum(1 for path in root.iterdir() if path.name.startswith(".tmp-"))
+    if unfinished:
+        yield f"{unfinished} being written, or interrupted (.tmp-*)"
+    for folder in _SET_ASIDE:
+        held = len(list((root / folder).glob("step-*[0-9]")))
+        if held:
+            yield f"{held} in {folder}/"
+
+
+def show(store: CheckpointStore, args: argparse.Namespace) -> int:
+    """What the manifest of one checkpoint says."""
+    step = _steps(store)[-1] if args.step is None else args.step
+    manifest = store.manifest(step)
+    if args.json:
+        print(manifest.encode().decode(), end="")
+        return 0
+    _show_head(store, manifest)
+    print()
+    print(text.table(("FILE", "BYTES", "TENSORS"), map(_file_cells, manifest.files)))
+    for file in manifest.files if args.tensors else ():
+        _show_tensors(file)
+    print(f"\nstate that is not tensors: {', '.join(manifest.objects) or 'none'}")
+    if args.objects:
+        print(json.dumps(manifest.objects, indent=2))
+    return 0
+
+
+def _show_head(store: CheckpointStore, manifest: Manifest) -> None:
+    versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
+    facts = {
+        "path": str(store.path(manifest.step)),
+        "step": str(manifest.step),
+        "created": text.moment(manifest.created_unix_s),
+        "attempt": manifest.attempt,
+        "world": str(manifest.world),
+        "size": text.size(manifest.num_bytes),
+        "versions": versions or "-",
+        "marks": text.mark(store.marks().get(manifest.step)) or "-",
+    }
+    for name, fact in facts.items():
+        print(f"{name:9}{fact}")
+
+
+def _file_cells(file: FileEntry) -> list[str]:
+    return [file.name, text.size(file.num_bytes), str(len(file.tensors))]
+
+
+def _show_tensors(file: FileEntry) -> None:
+    rows = (
+        (tensor.name, tensor.dtype, text.shape(tensor.shape), str(tensor.num_bytes), tensor.digest)
+        for tensor in file.tensors
+    )
+    print(f"\n{file.name}:")
+    print(text.table(("TENSOR", "DTYPE", "SHAPE", "BYTES", "XXH3"), rows))
+
+
+def verify(store: CheckpointStore, args: argparse.Namespace) -> int:
+    """Read everything. All steps are looked at, also after a damaged one."""
+    steps = _steps(store) if args.step is None else [args.step]
+    found = [_verify(store, step, named=args.step is not None) for step in steps]
+    return 0 if all(found) else 1
+
+
+def _verify(store: CheckpointStore, step: int, *, named: bool) -> bool:
+    began_s = time.monotonic()
+    try:
+        manifest = store.verify(step)
+    except CorruptCheckpointError as error:
+        print(f"step {step}: DAMAGED: {error}", flush=True)
+        return False
+    except NoCheckpointError:
+        if named:
+            raise
+        print(f"step {step}: removed meanwhile (retention)", flush=True)
+        return True
+    num_bytes, seconds = manifest.num_bytes, time.monotonic() - began_s
+    print(f"step {step}: ok, {text.size(num_bytes)} in {seconds:.2f} s", flush=True)
+    return True
+
+
+def _steps(store: CheckpointStore) -> list[int]:
+    """Committed steps, ascending, at least one."""
+    if not store.root.is_dir():
+        raise NoCheckpointError(f"{store.root} is not a directory")
+    steps = store.steps()
+    if not steps:
+        raise NoCheckpointError(f"{store.root} holds no checkpoint")
+    return steps

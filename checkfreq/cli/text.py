@@ -1,0 +1,47 @@
+"""How the command line writes sizes, times, marks and tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from checkfreq.store.marks import Mark
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size(num_bytes: int) -> str:
+    """``89.3 MiB``; whole bytes below 1 KiB."""
+    value, unit = float(num_bytes), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{num_bytes} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def moment(unix_s: float) -> str:
+    """Local time to the second."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+
+
+def mark(given: Mark | None) -> str:
+    """``keep accuracy=0.91``, or nothing."""
+    if given is None:
+        return ""
+    metrics = [f"{name}={value}" for name, value in sorted(given.metrics.items())]
+    return " ".join((["keep"] if given.keep else []) + metrics)
+
+
+def shape(sizes: Sequence[int]) -> str:
+    """``[64, 3, 7, 7]``."""
+    return f"[{', '.join(map(str, sizes))}]"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell, the last one ragged."""
+    lines = [list(head), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    padded = (
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+    return "\n".join(line.rstrip() for line in padded)

@@ -1,0 +1,56 @@
+"""Resumable data order: each sample once per epoch, in one order, at any layout.
+
+``CFIterator`` wraps a loader and knows where training stands in it; ``ResumableDataLoader`` is
+torch's ``DataLoader`` in an order that can be entered anywhere. Names are loaded on first use,
+so importing the package needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from iterators.cf_iterator import CFIterator
+    from iterators.errors import (
+        CorruptPositionError,
+        IterationStateError,
+        NotResumableError,
+        ResumeMismatchError,
+        TrainingStopped,
+    )
+    from iterators.ledger import Ledger
+    from iterators.order import EpochOrder
+    from iterators.position import Position
+    from iterators.torch_loader import ResumableDataLoader
+
+__all__ = [
+    "CFIterator",
+    "CorruptPositionError",
+    "EpochOrder",
+    "IterationStateError",
+    "Ledger",
+    "NotResumableError",
+    "Position",
+    "ResumableDataLoader",
+    "ResumeMismatchError",
+    "TrainingStopped",
+]
+
+_HOME = {
+    "CFIterator": "cf_iterator",
+    "EpochOrder": "order",
+    "Ledger": "ledger",
+    "Position": "position",
+    "ResumableDataLoader": "torch_loader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"iterators.{_HOME.get(name, 'errors')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

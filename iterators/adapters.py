@@ -1,0 +1,55 @@
+"""Which adapter knows which loader. A new kind of loader is one more entry in ``ADAPTERS``."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from iterators.errors import NotResumableError
+from iterators.protocol import Adapter
+from iterators.replay import ReplayAdapter
+
+logger = logging.getLogger(__name__)
+
+
+def _torch_adapter(loader: Any, seed: int) -> Adapter | None:
+    """A torch loader can only have come from an imported torch; otherwise do not import it."""
+    if "torch.utils.data" not in sys.modules:
+        return None
+    from torch.utils.data import DataLoader
+
+    from iterators.torch_loader import ResumableDataLoader
+
+    return ResumableDataLoader.like(loader, seed=seed) if isinstance(loader, DataLoader) else None
+
+
+#: Each knows one kind of loader: an adapter for it, None for another kind, or
+#: ``NotResumableError`` for one of its kind that it cannot resume.
+ADAPTERS: tuple[Callable[[Any, int], Adapter | None], ...] = (_torch_adapter,)
+
+
+def adapted(loader: Iterable[Any] | Adapter, *, seed: int | None, exact: bool) -> Adapter:
+    """``loader`` as an adapter.
+
+    One that cannot be resumed is refused (``NotResumableError``), or replayed if not ``exact``.
+    """
+    if isinstance(loader, Adapter):
+        if seed not in (None, loader.identity.seed):
+            raise ValueError(f"seed is {seed} here and {loader.identity.seed} in the loader")
+        return loader
+    try:
+        for adapt in ADAPTERS:
+            adapter = adapt(loader, seed or 0)
+            if adapter is not None:
+                return adapter
+        raise NotResumableError(
+            f"{type(loader).__name__} is not a loader whose place can be saved. Use a torch "
+            "DataLoader over a map-style dataset, or exact=False to resume by loading again"
+        )
+    except NotResumableError as reason:
+        if exact:
+            raise
+        logger.warning("resuming by replay (exact=False): %s", reason)
+        return ReplayAdapter(loader, seed=seed or 0)

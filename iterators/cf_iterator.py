@@ -1,0 +1,427 @@
+"""``CFIterator``: a loader that knows where training stands in it, and marks the boundaries.
+
+The cursor moves at the iteration boundary, never when a batch is sampled, prefetched or handed
+out: a boundary is passed before the next batch is fetched, if a weight update was attempted
+since the last one. So a checkpoint taken there holds the weights and the place that belong
+together. An epoch's last boundary waits until the epoch's tail (validation, scheduler) has run.
+Training thread only.
+
+A pass is one ``for batch in iterator`` loop. ``_Pass`` says how the last one ended, which
+decides what the next one means.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from enum import Enum
+from inspect import GEN_RUNNING, getgeneratorstate
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iterators.adapters import adapted
+from iterators.cursor import Cursor, EpochReport, Mark
+from iterators.errors import IterationStateError, TrainingStopped
+from iterators.order import Int64
+from iterators.position import Layout, Position
+from iterators.protocol import Adapter, Delivery, Manager
+from iterators.replay import ReplayAdapter
+
+logger = logging.getLogger(__name__)
+
+
+class _Pass(Enum):
+    NONE = "none open: the next one continues at the live place"
+    OPEN = "running, or held by someone"
+    EXHAUSTED = "every batch was served: the epoch is over, its last boundary is not yet passed"
+    LEFT = "left early: the epoch is over if anything was learnt from it"
+    PAUSED = "left early in steps(): the next one continues"
+
+
+class CFIterator:
+    """Iterate ``loader`` so that training resumes exactly, in mid-epoch too.
+
+    ``loader`` is a torch ``DataLoader`` over a map-style dataset (rebuilt in our order, see
+    ``ResumableDataLoader.like``), a ``ResumableDataLoader``, or any ``Adapter``. ``seed``
+    (default 0, or the ``ResumableDataLoader``'s own) fixes the order of every epoch. Another
+    loader is refused with the reason (``NotResumableError``) unless ``exact=False``, which
+    resumes by loading everything up to the place again.
+
+    With ``cf_manager``, the position is saved with every checkpoint under ``name``, and each
+    boundary is reported to the manager; ``marks_steps=False`` for every iterator but one (for
+    validation, or a second source: its position then moves with each batch it hands out).
+    A boundary needs an attempted weight update since the last one; ``accumulate=N`` makes it
+    every N batches instead (a shorter group at an epoch's end counts too). Without a manager
+    every batch counts as an update.
+
+    ``steps_to_run`` ends iteration after that many boundaries in this process. ``on_stop`` says
+    what a honoured stop notice does: "raise" ``TrainingStopped``, or "return" quietly.
+    ``chk_freq`` and ``dynamic`` are handed to the manager. ``audit=True`` spends a bit per
+    sample so that ``last_report`` names missing and doubled ones.
+    """
+
+    _pass: _Pass
+    _pass_start: Mark
+    _pass_boundaries: int
+    _boundaries: int
+    _updates_before: int
+    _halted: bool
+    _running: weakref.ref[Generator[Any, None, None]] | None
+
+    def __init__(
+        self,
+        loader: Iterable[Any] | Adapter,
+        *,
+        seed: int | None = None,
+        cf_manager: Manager | None = None,
+        name: str = "train",
+        marks_steps: bool = True,
+        accumulate: int | None = None,
+        exact: bool = True,
+        steps_to_run: int | None = None,
+        chk_freq: int | None = None,
+        dynamic: bool | None = None,
+        on_stop: Literal["raise", "return"] = "raise",
+        audit: bool = False,
+    ) -> None:
+        _require_positive(accumulate=accumulate, steps_to_run=steps_to_run)
+        if on_stop not in ("raise", "return"):
+            raise ValueError(f"on_stop must be 'raise' or 'return', got {on_stop!r}")
+        self._adapter = adapted(loader, seed=seed, exact=exact)
+        self._cursor = Cursor(self._adapter, audit=audit)
+        self._manager, self._marks_steps = cf_manager, marks_steps
+        self._notified = cf_manager if marks_steps else None
+        self._accumulate, self._steps_to_run, self._on_stop = accumulate, steps_to_run, on_stop
+        self.name = name
+        self._last: Delivery | None = None
+        self._last_report: EpochReport | None = None
+        self._batch_place = 0
+        self._start_counting()
+        self._register(chk_freq, dynamic)
+
+    # What the loop reads
+
+    @property
+    def epoch(self) -> int:
+        """The epoch being served, from 0; it advances after the epoch's tail."""
+        return self._cursor.live.epoch
+
+    @property
+    def batch(self) -> int:
+        """Index in its epoch of the batch handed out last, from 0; continues after a restore.
+
+        Before the first batch of an epoch, or of a process, the index of the one to come.
+        """
+        whole = self._adapter.batches_left(0)
+        left = self._adapter.batches_left(self._batch_place)
+        return self._batch_place if whole is None or left is None else whole - left
+
+    @property
+    def step(self) -> int:
+        """Boundaries passed since training began; restores continue it."""
+        return self._cursor.step
+
+    @property
+    def exact(self) -> bool:
+        """Whether the loader resumes exactly; False only under ``exact=False``."""
+        return not isinstance(self._adapter, ReplayAdapter)
+
+    @property
+    def last_ids(self) -> Int64 | None:
+        """The samples of the batch handed out last, ``[N] int64``; None if unknown."""
+        return self._last.ids if self._last else None
+
+    @property
+    def last_weights(self) -> NDArray[np.float32] | None:
+        """One weight per sample of the batch handed out last, ``[N] float32``; None if unknown.
+
+        All ones, except for the pad (0) of a rank for which an epoch's tail had no sample:
+        multiply the per-sample loss by it, and divide by the global number of samples.
+        """
+        return self._last.weights if self._last else None
+
+    @property
+    def last_report(self) -> EpochReport | None:
+        """What the last epoch that ended in this process served; None before."""
+        return self._last_report
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch, also after a restore in the middle of one."""
+        whole = self._adapter.batches_left(0)
+        if whole is None:
+            raise TypeError("the loader has no length")
+        return whole
+
+    # The loops
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of one epoch, or the rest of it after a restore.
+
+        Passes the boundary still pending from the pass before. A pass that was left early before
+        any update (a look at one batch) is taken back; any other ends its epoch.
+        """
+        self._settle()
+        return self._start_pass(None)
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """The epochs up to ``total`` in all: none if a restored run already had them."""
+        _require_count("total", total)
+        return self._epochs(total)
+
+    def steps(self, total: int) -> Iterator[Any]:
+        """Batches until ``total`` boundaries in all were passed, across epochs.
+
+        There is no tail here: an epoch's last boundary is passed like any other. Leaving early
+        only pauses.
+        """
+        _require_count("total", total)
+        return self._steps(total)
+
+    def reset(self) -> None:
+        """End a pass that is still open, as DALI's loops do after each epoch; workers stop.
+
+        The boundary still pending is passed by the next loop, so a tail after it is still in
+        the epoch.
+        """
+        running = self._running() if self._running else None
+        if running is not None and getgeneratorstate(running) != GEN_RUNNING:
+            running.close()
+
+    def finish(self) -> None:
+        """Pass a boundary still pending after the last batch: a manager calls it on a clean close.
+
+        An epoch whose batches were all served is closed; one left early stays open, so that a
+        longer run serves the rest.
+        """
+        self.reset()
+        if self._pass is _Pass.LEFT:
+            self._pass = _Pass.PAUSED
+        self._settle(may_stop=False)
+        self._adapter.close()
+
+    # The position
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position as of the last boundary, JSON-able, under 1 kB.
+
+        Between a batch and its boundary it is the place before that batch. With
+        ``marks_steps=False`` it counts everything handed out.
+        """
+        if self._marks_steps:
+            return self._cursor.saved.to_dict()
+        epoch_over = self._pass in (_Pass.EXHAUSTED, _Pass.LEFT)
+        return self._cursor.position_after(epoch_over=epoch_over).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Continue from a saved position, before iteration began; may be repeated until then.
+
+        Raises ``ResumeMismatchError`` for a position of other data, ``CorruptPositionError`` for
+        a damaged one, ``IterationStateError`` once a batch was used. Nothing changes then.
+        """
+        position = Position.from_dict(state)
+        position.require(self._adapter.identity)
+        self._require_fresh()
+        _log_changes(position, self._adapter)
+        self._cursor.load(position)
+        self._batch_place = position.position
+        self._pass = _Pass.NONE
+        self._start_counting()
+
+    # Passes
+
+    def _start_pass(self, limit: int | None) -> Generator[Any, None, None]:
+        """Remembered weakly: a loop that is left must let the generator go, and end its workers."""
+        running = self._serve(limit)
+        self._running = weakref.ref(running)
+        return running
+
+    def _serve(self, limit: int | None) -> Generator[Any, None, None]:
+        if self._halted:
+            return
+        self._pass, self._pass_start, self._pass_boundaries = _Pass.OPEN, self._cursor.live, 0
+        end = _Pass.NONE
+        try:
+            end = yield from self._delivered(limit)
+        except GeneratorExit:
+            end = _Pass.LEFT if limit is None else _Pass.PAUSED
+            raise
+        finally:
+            self._pass = end
+
+    def _delivered(self, limit: int | None) -> Generator[Any, None, _Pass]:
+        live = self._cursor.live
+        deliveries = self._adapter.open(epoch=live.epoch, start=live.place)
+        try:
+            if self._notified and not self._boundaries:
+                self._notified.before_first_batch()
+            for delivery in deliveries:
+                self._take(delivery)
+                yield delivery.data
+                if self._adapter.batches_left(delivery.end) != 0 and self._update_attempted():
+                    self._pass_boundary()
+                    if self._halted or self._cursor.step == limit:
+                        return _Pass.NONE
+        finally:
+            deliveries.close()
+        return _Pass.EXHAUSTED
+
+    def _take(self, delivery: Delivery) -> None:
+        if self._manager and not self._cursor.live.uncommitted:
+            self._updates_before = self._manager.update_attempts
+        self._batch_place = self._cursor.live.place
+        self._cursor.deliver(delivery)
+        self._last = delivery
+
+    def _epochs(self, total: int) -> Iterator[int]:
+        self._settle()
+        while self._cursor.live.epoch < total and not self._halted:
+            yield self._cursor.live.epoch
+            self.reset()
+            if self._halted:
+                return
+            self._pass = _Pass.NONE
+            self._close_epoch()
+
+    def _steps(self, total: int) -> Iterator[Any]:
+        self._settle()
+        while self._cursor.step < total and not self._halted:
+            start = self._cursor.live
+            yield from self._start_pass(total)
+            if self._cursor.live is start and not start.place:
+                raise IterationStateError(
+                    f"the loader served no batch in epoch {start.epoch}: it is used up"
+                )
+            self._settle()
+
+    # Boundaries
+
+    def _settle(self, *, may_stop: bool = True) -> None:
+        """Bring the pass before to its end."""
+        self.reset()
+        ended, self._pass = self._pass, _Pass.NONE
+        if ended is _Pass.EXHAUSTED:
+            self._close_epoch(may_stop=may_stop)
+        elif ended in (_Pass.LEFT, _Pass.PAUSED):
+            if not self._learnt():
+                self._rewind()
+            elif ended is _Pass.LEFT:
+                self._close_epoch(may_stop=may_stop)
+            elif self._update_attempted():
+                self._pass_boundary(may_stop=may_stop)
+
+    def _learnt(self) -> bool:
+        """Whether the last pass led to an update, so that its batches must not come again."""
+        return self._pass_boundaries > 0 or self._update_attempted()
+
+    def _rewind(self) -> None:
+        self._cursor.rewind(self._pass_start)
+        self._batch_place = self._pass_start.place
+
+    def _update_attempted(self, *, epoch_over: bool = False) -> bool:
+        """Whether a boundary is due: batches were handed out, and then an update attempted."""
+        pending = self._cursor.live.uncommitted
+        if not pending:
+            return False
+        if self._accumulate is not None:
+            return epoch_over or pending >= self._accumulate
+        if self._notified is None:
+            return True
+        return self._notified.update_attempts != self._updates_before
+
+    def _close_epoch(self, *, may_stop: bool = True) -> None:
+        """Move to the next epoch and pass the last boundary of this one.
+
+        Batches after the last update (gradients still accumulating) have no boundary of their
+        own: they stay uncommitted until the next one, which is then reported as the epoch's.
+        """
+        due = self._update_attempted(epoch_over=True)
+        self._last_report = self._cursor.end_epoch()
+        self._batch_place = 0
+        _log_report(self.name, self._last_report)
+        if due:
+            self._pass_boundary(may_stop=may_stop)
+
+    def _pass_boundary(self, *, may_stop: bool = True) -> None:
+        """Cursor first: the manager saves the place that belongs to the weights it sees."""
+        crossed = self._cursor.live.crossed
+        self._cursor.commit()
+        self._boundaries += 1
+        self._pass_boundaries += 1
+        self._halted = self._boundaries == self._steps_to_run
+        if self._notified is None:
+            return
+        if crossed:
+            self._notified.end_epoch()
+        else:
+            self._notified.step()
+        if may_stop and self._notified.stopped:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._halted = True
+        if self._on_stop == "raise":
+            raise TrainingStopped
+
+    # Setting up
+
+    def _start_counting(self) -> None:
+        self._pass = _Pass.NONE
+        self._pass_start = self._cursor.live
+        self._pass_boundaries = self._boundaries = self._updates_before = 0
+        self._halted = False
+        self._running = None
+
+    def _register(self, chk_freq: int | None, dynamic: bool | None) -> None:
+        paced = chk_freq is not None or dynamic is not None
+        if self._manager is None:
+            if paced:
+                raise ValueError("chk_freq and dynamic are the manager's: give cf_manager too")
+            return
+        if paced:
+            self._manager.register_pacing(chk_freq=chk_freq, dynamic=dynamic)
+        self._manager.register_position(self.name, self)
+
+    def _require_fresh(self) -> None:
+        used = self._pass is _Pass.EXHAUSTED or self._boundaries > 0 or self._learnt()
+        if self._pass is _Pass.OPEN or (self._marks_steps and used):
+            raise IterationStateError(
+                f"iterator {self.name!r} has already served batches that were used: load the "
+                "position before the first loop, or make a new iterator"
+            )
+
+
+def _require_positive(**given: int | None) -> None:
+    for name, value in given.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def _require_count(name: str, value: int) -> None:
+    if value < 0:
+        raise ValueError(f"{name} must not be negative, got {value}")
+
+
+def _log_changes(position: Position, adapter: Adapter) -> None:
+    then, now = position.layout, adapter.layout
+    if then != now and then != Layout():
+        logger.info("resuming at another layout: %s, saved at %s", now.to_dict(), then.to_dict())
+    if position.identity.tail != adapter.identity.tail:
+        logger.warning(
+            "the tail policy is %r, saved with %r", adapter.identity.tail, position.identity.tail
+        )
+
+
+def _log_report(name: str, report: EpochReport) -> None:
+    if report.exact is False:
+        logger.error(
+            "iterator %r: epoch %d was not served exactly once (%d samples counted); is the order "
+            "function the same in every process?",
+            name,
+            report.epoch,
+            report.served,
+        )
+    if report.not_served:
+        logger.info("iterator %r: epoch %d left %d unserved", name, report.epoch, report.not_served)

@@ -1,0 +1,134 @@
+"""The two contracts of the package: what ``CFIterator`` asks of a manager, and of a loader.
+
+A manager (``checkfreq.CFManager``, or anyone's) saves positions and is told of boundaries; the
+two packages meet nowhere else. An ``Adapter`` turns one kind of loader into deliveries that know
+their place; a new kind of loader is a new adapter, and nothing else changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iterators.order import Int64, Order
+from iterators.position import Identity, Layout
+
+
+class PositionSource(Protocol):
+    """What is registered under a name: the iterator's half of the contract."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position as of the last boundary, JSON-able."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Continue from a saved position; only before iteration began."""
+        ...
+
+    def finish(self) -> None:
+        """Pass the boundary still pending after the last batch; called on a clean close."""
+        ...
+
+
+class Manager(Protocol):
+    """What ``CFIterator`` asks of a checkpoint manager. All calls come from the training thread."""
+
+    @property
+    def update_attempts(self) -> int:
+        """How many weight updates were attempted since the run began."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """A stop notice arrived and the final checkpoint is durable."""
+        ...
+
+    def register_position(self, name: str, source: PositionSource, /) -> None:
+        """Save ``source`` with every checkpoint; a restored position is applied at once."""
+        ...
+
+    def register_pacing(self, *, chk_freq: int | None, dynamic: bool | None) -> None:
+        """Called only if the iterator was given either."""
+        ...
+
+    def step(self) -> None:
+        """An iteration boundary; the position has already moved over it."""
+        ...
+
+    def end_epoch(self) -> None:
+        """The boundary that closes an epoch, instead of ``step``."""
+        ...
+
+    def before_first_batch(self) -> None:
+        """The loader is built and nothing was fetched: restored generators are set here.
+
+        Called at the start of every pass until the first boundary of this process.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One batch, and the place in the epoch that is behind it once it was used.
+
+    ``ids`` are the samples in it and ``weights`` ``[N] float32`` says which count (0 for the pad
+    of a rank that had nothing left); both None when the loader cannot say.
+    """
+
+    data: Any
+    end: int
+    ids: Int64 | None = None
+    weights: NDArray[np.float32] | None = None
+
+
+class Deliveries(Protocol):
+    """An opened epoch. ``close`` releases its workers; it may be called more than once."""
+
+    def __iter__(self) -> Iterator[Delivery]: ...
+
+    def __next__(self) -> Delivery: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Adapter(Protocol):
+    """One kind of loader, made resumable. Places are counted in ``identity.n`` units."""
+
+    @property
+    def identity(self) -> Identity:
+        """What must agree when a position is restored."""
+        ...
+
+    @property
+    def layout(self) -> Layout:
+        """What may differ."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """This process's rank among ``layout.world``; 0 when alone."""
+        ...
+
+    def open(self, *, epoch: int, start: int) -> Deliveries:
+        """Build the loader's iterator at place ``start`` of ``epoch``; fetch nothing yet.
+
+        Must not draw from any global random generator.
+        """
+        ...
+
+    def batches_left(self, start: int) -> int | None:
+        """Batches from place ``start`` to the epoch's end; None if the loader cannot say."""
+        ...
+
+    def order(self, epoch: int) -> Order | None:
+        """The epoch's order, for the ledger; None if the loader cannot say."""
+        ...
+
+    def close(self) -> None:
+        """Release persistent workers; the adapter can be opened again."""
+        ...

@@ -1,0 +1,169 @@
+"""What a given torch ``DataLoader`` says about its data, in our terms, or why it cannot be said.
+
+Read-only: nothing here iterates a loader or a sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, TypedDict
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from iterators.errors import NotResumableError
+
+Tail: TypeAlias = Literal["short", "drop"]
+
+
+class LoaderSettings(TypedDict, total=False):
+    """``DataLoader`` settings that pass through unchanged; meanings and defaults are torch's."""
+
+    num_workers: int
+    collate_fn: Callable[[list[Any]], Any] | None
+    pin_memory: bool
+    pin_memory_device: str
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    prefetch_factor: int | None
+    persistent_workers: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What a given loader's samplers say, in our terms."""
+
+    batch_size: int | None
+    tail: Tail = "short"
+    shuffle: bool = False
+    rank: int | None = None
+    world: int | None = None
+
+
+def read_sampling(loader: DataLoader[Any], *, custom_order: bool) -> Sampling:
+    """How ``loader`` batches, shuffles and shares; ``NotResumableError`` if that is unknown.
+
+    ``custom_order``: the user replaces the sampler's order, so any sampler will do.
+    """
+    _require_plain(loader)
+    batches = loader.batch_sampler
+    if batches is None:
+        return _read_sampler(loader, loader.sampler, Sampling(None), custom_order)
+    if type(batches) is not BatchSampler:
+        raise NotResumableError(
+            f"{type(batches).__name__} decides in its own way which samples form a batch, so a "
+            "position in our order means nothing to it. Use "
+            "ResumableDataLoader(dataset, batch_size, order=lambda seed, epoch: ids)"
+        )
+    tail: Tail = "drop" if batches.drop_last else "short"
+    found = Sampling(batches.batch_size, tail)
+    return _read_sampler(loader, batches.sampler, found, custom_order)
+
+
+def _require_plain(loader: DataLoader[Any]) -> None:
+    kind = type(loader)
+    changed = (
+        kind.__iter__ is not DataLoader.__iter__ and kind.__module__.split(".")[0] != "torchdata"
+    )
+    if changed:
+        raise NotResumableError(
+            f"{kind.__name__} overrides DataLoader.__iter__, so what it serves is unknown. "
+            "Give its dataset to ResumableDataLoader"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise NotResumableError(_iterable(loader.dataset))
+    if not getattr(loader, "in_order", True):
+        raise NotResumableError(
+            "in_order=False lets batches overtake each other, so counting them says nothing "
+            "about which were served. Use in_order=True"
+        )
+
+
+def _read_sampler(
+    loader: DataLoader[Any], sampler: Any, found: Sampling, custom_order: bool
+) -> Sampling:
+    if type(sampler) is DistributedSampler:
+        found = replace(found, rank=sampler.rank, world=sampler.num_replicas)
+    if custom_order:
+        return found
+    shuffle = _shuffles(sampler)
+    if shuffle is None or _covered(sampler) != length_of(loader.dataset):
+        raise NotResumableError(
+            f"the order of {_described(sampler)} cannot be entered in the middle. Give the same "
+            "order as a function: ResumableDataLoader.like(loader, order=lambda seed, epoch: ids); "
+            "for a part of a dataset use torch.utils.data.Subset with shuffle=True"
+        )
+    return replace(found, shuffle=shuffle)
+
+
+def _shuffles(sampler: Any) -> bool | None:
+    """Whether a sampler of torch's shuffles; None for one we do not know."""
+    if type(sampler) is DistributedSampler:
+        return sampler.shuffle
+    if type(sampler) is RandomSampler and not sampler.replacement:
+        return True
+    return False if type(sampler) is SequentialSampler else None
+
+
+def _covered(sampler: Any) -> int:
+    """How many samples a sampler goes through over all ranks."""
+    if type(sampler) is RandomSampler:
+        return sampler.num_samples
+    data: Any = sampler.dataset if type(sampler) is DistributedSampler else sampler.data_source
+    return len(data)
+
+
+def _described(sampler: Any) -> str:
+    if type(sampler) is RandomSampler:
+        return (
+            f"RandomSampler(replacement={sampler.replacement}, num_samples={sampler.num_samples})"
+        )
+    known = _shuffles(sampler) is not None
+    name = type(sampler).__name__
+    return f"{name} over other data than the loader's" if known else f"the custom sampler {name}"
+
+
+def settings_of(loader: DataLoader[Any]) -> LoaderSettings:
+    """Everything about ``loader`` that is not its dataset, its batches or its order."""
+    settings: LoaderSettings = {
+        "num_workers": loader.num_workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "pin_memory_device": loader.pin_memory_device,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": loader.persistent_workers,
+    }
+    return settings
+
+
+def length_of(dataset: Any) -> int:
+    """Number of samples; refuses a dataset that has none or cannot say."""
+    if isinstance(dataset, IterableDataset):
+        raise NotResumableError(_iterable(dataset))
+    try:
+        length = len(dataset)
+    except (TypeError, NotImplementedError) as error:
+        raise NotResumableError(
+            f"{type(dataset).__name__} has no length, so there is no epoch to be in"
+        ) from error
+    if not length:
+        raise ValueError(f"{type(dataset).__name__} is empty")
+    return length
+
+
+def _iterable(dataset: Any) -> str:
+    return (
+        f"{type(dataset).__name__} is an IterableDataset: it has no sample ids to continue at, "
+        "and resuming iterable datasets exactly is not built yet. exact=False replays it"
+    )

@@ -1,0 +1,99 @@
+"""The demo's verdicts, on runs written by hand: it must be able to say no."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.demo import BATCH, EPOCHS, IMAGES, INTERVAL, Kill, Run, compare
+from benchmarks.rawio import raw_write
+
+ALL = IMAGES.classes * IMAGES.train
+
+
+def run_that_left(folder: Path, *, weights: str = "aa", **epoch: Any) -> Run:
+    run = Run(folder, images=folder, deadline_s=time.monotonic() + 60)
+    report = {"weights": weights, "optimizer": "bb"}
+    (folder / "report.json").write_text(json.dumps(report))
+    lines = [
+        {"epoch": number, "served": ALL, "exactly_once": True, **epoch} for number in range(EPOCHS)
+    ]
+    (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+def test_equal_runs_hold_every_claim(tmp_path: Path) -> None:
+    claims = compare(run_that_left(tmp_path / "a"), run_that_left(tmp_path / "b"))
+    assert [claim.holds for claim in claims] == [True] * 4
+
+
+def test_other_weights_are_noticed(tmp_path: Path) -> None:
+    claims = compare(run_that_left(tmp_path / "a"), run_that_left(tmp_path / "b", weights="cc"))
+    assert [claim.what for claim in claims if not claim.holds] == [
+        "final weights equal, bit for bit"
+    ]
+
+
+@pytest.mark.parametrize("epoch", [{"served": ALL - 1}, {"exactly_once": False}, {"epoch": 0}])
+def test_a_sample_lost_or_doubled_or_an_epoch_missing_is_noticed(
+    epoch: dict[str, Any], tmp_path: Path
+) -> None:
+    claims = compare(run_that_left(tmp_path / "a"), run_that_left(tmp_path / "b", **epoch))
+    assert [claim.holds for claim in claims] == [True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("at_step", "written_step", "restored_step", "holds"),
+    [
+        (25, None, 20, True),
+        (25, None, 25 - 2 * INTERVAL, True),
+        (25, None, 25 - 2 * INTERVAL - 1, False),
+        (25, None, 26, False),
+        (25, 20, 20, True),
+        (25, 20, 10, False),
+        (ALL // BATCH, None, ALL // BATCH, False),
+    ],
+    ids=[
+        "within an interval",
+        "two intervals",
+        "more than two intervals",
+        "resumed from the future",
+        "the checkpoint being written was kept",
+        "the checkpoint being written was lost",
+        "not in mid-epoch",
+    ],
+)
+def test_a_kill_may_lose_two_intervals_but_no_checkpoint_being_written(
+    at_step: int, written_step: int | None, restored_step: int, holds: bool
+) -> None:
+    kill = Kill(
+        when="in the test",
+        at_step=at_step,
+        written_step=written_step,
+        restored_step=restored_step,
+    )
+    assert kill.claim().holds is holds
+
+
+def test_a_checkpoint_being_written_is_seen_by_its_temporary_name(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", images=tmp_path, deadline_s=time.monotonic() + 60)
+    assert run.being_written() is None
+    (run.chk_dir / ".tmp-40-0f0f").mkdir(parents=True)
+    assert run.being_written() == 40
+
+
+def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    run = run_that_left(tmp_path / "run")
+    with (tmp_path / "run" / "history.jsonl").open("a") as history:
+        history.write('{"epoch": 0, "batch": 7, "step": 7}\n{"epoch": 0, "ba')
+    assert run.steps() == [7]
+
+
+def test_raw_write_measures_the_bytes_asked_for_and_leaves_nothing(tmp_path: Path) -> None:
+    raw = raw_write(tmp_path, num_bytes=100_001, chunk_bytes=8192, rounds=2)
+    assert (raw.num_bytes, raw.bytes_per_s > 0) == (100_001, True)
+    assert list(tmp_path.iterdir()) == []

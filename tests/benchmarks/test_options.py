@@ -1,0 +1,74 @@
+"""The training script takes the original's flags, and refuses in a sentence what it cannot do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import options
+
+Capture = pytest.CaptureFixture[str]
+RESUMABLE = ("--checkfreq", "--cf_iterator")
+
+
+def parse(tmp_path: Path, *flags: str) -> options.argparse.Namespace:
+    return options.parse(["--data", str(tmp_path), *flags])
+
+
+def refusal(tmp_path: Path, capsys: Capture, *flags: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        parse(tmp_path, *flags)
+    assert ended.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_flags_of_the_original_script_are_taken(tmp_path: Path) -> None:
+    args = parse(
+        tmp_path,
+        *("-a", "resnet18", "-b", "256", "--workers", "3", "--epochs", "2", "--deterministic"),
+        *("--noeval", "--barrier", "--checkfreq", "--chk-freq", "0", "--chk_mode_baseline"),
+        *("--chk-prefix", "./chk/", "--cf_iterator"),
+    )
+    assert (args.arch, args.batch_size, args.workers, args.epochs) == ("resnet18", 256, 3, 2)
+    assert args.chk_prefix == Path("chk")
+    assert args.chk_mode_baseline
+    assert args.chk_freq == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--dali",), "--dali is not built yet"),
+        (RESUMABLE, r"choosing the frequency (AUTO mode) is not built yet; give --chk-freq N"),
+        (("--checkfreq", "--chk-freq", "5"), "--checkfreq needs --cf_iterator"),
+        (("--chk-freq", "5"), "--chk-freq needs --checkfreq"),
+        (("--chk_mode_baseline",), "--chk_mode_baseline says how to checkpoint"),
+        (("--steps-to-run", "5"), "--steps-to-run is counted by the resumable iterator"),
+        (("--cf_iterator", "--steps-to-run", "0"), "--steps-to-run must be at least 1"),
+        ((*RESUMABLE, "--chk-freq", "-1"), "--chk-freq must be 0"),
+        (("-b", "0"), "--batch-size must be at least 1"),
+        (("--image-size", "16"), "--image-size must be at least 32"),
+        (("-a", "inception_v3", "--image-size", "64"), "at least 75 for inception_v3"),
+        (("-a", "alexnet"), "invalid choice: 'alexnet'"),
+        (("--data", "no/such/folder"), "--data no/such/folder is not a folder"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_a_sentence(
+    flags: tuple[str, ...], sentence: str, tmp_path: Path, capsys: Capture
+) -> None:
+    assert sentence in refusal(tmp_path, capsys, *flags)
+
+
+def test_more_than_one_process_is_refused_with_a_sentence(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "world size 2 is not built yet" in refusal(tmp_path, capsys)
+
+
+def test_a_launcher_with_one_process_is_fine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    parse(tmp_path)

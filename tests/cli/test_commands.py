@@ -1,0 +1,238 @@
+"""What the command line prints, and its exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from checkfreq.cli import main
+from checkfreq.store.store import CheckpointStore
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Write = Callable[[int], Path]
+Capture = pytest.CaptureFixture[str]
+
+
+def flip_last_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_ls_lists_checkpoints_oldest_first(
+    write: Write, store: CheckpointStore, capsys: Capture
+) -> None:
+    for step in (20, 5):
+        write(step)
+    assert main(["ls", str(store.root)]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["STEP", "CREATED", "BYTES", "WORLD", "STATE", "MARKS"]
+    assert [line.split()[0] for line in lines] == ["5", "20"]
+    assert lines[0].split()[-4:] == ["40", "B", "1", "ok"]
+
+
+def test_ls_shows_pins_and_metrics(write: Write, store: CheckpointStore, capsys: Capture) -> None:
+    write(5)
+    store.add_mark(5, keep=True, metrics={"accuracy": 0.5})
+    assert main(["ls", str(store.root)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("ok     keep accuracy=0.5")
+
+
+def test_ls_says_what_is_wrong_with_a_truncated_checkpoint(
+    write: Write, store: CheckpointStore, capsys: Capture
+) -> None:
+    payload = write(5) / "model.safetensors"
+    payload.write_bytes(payload.read_bytes()[:-1])
+    assert main(["ls", str(store.root)]) == 0
+    assert "unreadable" in capsys.readouterr().out
+
+
+def test_ls_counts_what_is_no_checkpoint(
+    write: Write, store: CheckpointStore, capsys: Capture
+) -> None:
+    for step in (5, 6):
+        write(step)
+    store.quarantine(6, "for the test")
+    store.begin(7, attempt="a2")
+    assert main(["ls", str(store.root)]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "1 being written, or interrupted (.tmp-*)",
+        "1 in quarantine/",
+    ]
+
+
+def test_ls_json_is_one_object_per_line(
+    write: Write, store: CheckpointStore, capsys: Capture
+) -> None:
+    for step in (5, 6):
+        write(step)
+    assert main(["ls", "--json", str(store.root)]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["step"], row["num_bytes"], row["state"]) for row in rows] == [
+        (5, 40, "ok"),
+        (6, 40, "ok"),
+    ]
+
+
+def test_show_describes_the_newest_checkpoint(
+    write: Write, store: CheckpointStore, capsys: Capture
+) -> None:
+    for step in (5, 6):
+        write(step)
+    assert main(["show", str(store.root)]) == 0
+    out = capsys.readouterr().out
+    assert "step     6\n" in out
+    assert "versions checkfreq 0.1.0\n" in out
+    assert "model.safetensors  40 B   1\n" in out
+    assert "state that is not tensors: scheduler\n" in out
+    assert "fc.weight" not in out
+
+
+@pytest.mark.parametrize("name", ["5", "step-00000005", "step-00000005/", "chk/step-00000005"])
+def test_show_takes_a_step_or_the_name_of_its_directory(
+    name: str, write: Write, store: CheckpointStore, capsys: Capture
+) -> None:
+    for step in (5, 6):
+        write(step)
+    assert main(["show", str(store.root), name]) == 0
+    assert "step     5\n" in capsys.readouterr().out
+
+
+def test_show_lists_tensors_and_objects_when_asked(
+    write: Write, store: CheckpointStore, capsys: Capture
+) -> None:
+    write(5)
+    assert main(["show", str(store.root), "--tensors", "--objects"]) == 0
+    out = capsys.readouterr().out
+    assert "fc.weight  float32  [2, 3]  24 " in out
+    assert '"last_epoch": 5' in out
+
+
+def test_show_json_is_the_manifest(write: Write, store: CheckpointStore, capsys: Capture) -> None:
+    path = write(5)
+    assert main(["show", "--json", str(store.root)]) == 0
+    assert capsys.readouterr().out == (path / "manifest.json").read_text()
+
+
+def test_verify_reads_every_checkpoint(
+    write: Write, store: CheckpointStore, capsys: Capture
+) -> None:
+    for step in (5, 6):
+        write(step)
+    assert main(["verify", str(store.root)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[0] for line in lines] == ["step 5: ok", "step 6: ok"]
+
+
+def test_verify_names_the_damaged_tensor_and_goes_on(
+    write: Write, store: CheckpointStore, capsys: Capture
+) -> None:
+    flip_last_byte(write(5) / "model.safetensors")
+    write(6)
+    assert main(["verify", str(store.root)]) == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("step 5: DAMAGED: ")
+    assert "fc.weight" in first
+    assert second.startswith("step 6: ok")
+
+
+def test_verify_of_one_step_leaves_the_others_alone(
+    write: Write, store: CheckpointStore, capsys: Capture
+) -> None:
+    flip_last_byte(write(5) / "model.safetensors")
+    write(6)
+    assert main(["verify", str(store.root), "6"]) == 0
+    assert capsys.readouterr().out.startswith("step 6: ok")
+
+
+def test_looking_changes_nothing(write: Write, store: CheckpointStore) -> None:
+    flip_last_byte(write(5) / "model.safetensors")
+    before = {path: path.stat().st_mtime_ns for path in store.root.rglob("*")}
+    for verb in ("ls", "show", "verify"):
+        main([verb, str(store.root)])
+    assert {path: path.stat().st_mtime_ns for path in store.root.rglob("*")} == before
+
+
+@pytest.mark.parametrize("verb", ["ls", "show", "verify"])
+def test_a_directory_that_is_not_there_is_said_in_a_sentence(
+    verb: str, tmp_path: Path, capsys: Capture
+) -> None:
+    assert main([verb, str(tmp_path / "none")]) == 1
+    assert capsys.readouterr().err == f"checkfreq: {tmp_path / 'none'} is not a directory\n"
+
+
+@pytest.mark.parametrize("verb", ["ls", "show", "verify"])
+def test_an_empty_directory_holds_no_checkpoint(verb: str, tmp_path: Path, capsys: Capture) -> None:
+    assert main([verb, str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"checkfreq: {tmp_path} holds no checkpoint\n"
+
+
+@pytest.mark.parametrize("verb", ["show", "verify"])
+def test_a_step_that_is_not_there_is_an_error(
+    verb: str, write: Write, store: CheckpointStore, capsys: Capture
+) -> None:
+    write(5)
+    assert main([verb, str(store.root), "7"]) == 1
+    assert "holds no checkpoint of step 7" in capsys.readouterr().err
+
+
+def test_a_manifest_of_a_newer_format_is_refused_with_a_sentence(
+    write: Write, store: CheckpointStore, capsys: Capture
+) -> None:
+    manifest = write(5) / "manifest.json"
+    manifest.write_bytes(_of_version_2(manifest.read_bytes()))
+    assert main(["show", str(store.root)]) == 2
+    assert "newer checkfreq" in capsys.readouterr().err
+
+
+def _of_version_2(data: bytes) -> bytes:
+    from checkfreq.store.manifest import digest_of
+
+    old_digest = data.split(b'"digest": "')[1][:16]
+    blank = data.replace(b'"format_version": 1', b'"format_version": 2').replace(
+        old_digest, b"0" * 16, 1
+    )
+    return blank.replace(b"0" * 16, digest_of(blank).encode(), 1)
+
+
+@pytest.mark.parametrize("argv", [[], ["ls"], ["show", "x", "minus-one"], ["prune", "x"]])
+def test_a_wrong_command_ends_with_status_2(argv: list[str], capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+    assert "usage: checkfreq" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_error(write: Write, store: CheckpointStore) -> None:
+    write(5)
+    command = f"{sys.executable} -m checkfreq.cli show {store.root} --objects | true"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_neither_torch_nor_numpy_is_imported(write: Write, store: CheckpointStore) -> None:
+    write(5)
+    program = (
+        "import sys; from checkfreq.cli import main; status = main(sys.argv[1:]); "
+        "assert not {'torch', 'numpy'} & set(sys.modules); sys.exit(status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "verify", str(store.root)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,152 @@
+"""The disk that forgets: which outcomes of a power cut it gives."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from checkfreq.testing import CrashingFileOps, PowerCut
+
+ROOT = Path("/")
+
+
+def outcomes(ops: CrashingFileOps, *, limit: int = 1024) -> list[list[tuple[str, bytes]]]:
+    """Names and contents of the files at the top, for every surviving disk."""
+    disks = ops.survivors(limit=limit)
+    return sorted([(n, d.read_bytes(ROOT / n)) for n in d.listdir(ROOT)] for d in disks)
+
+
+def test_nothing_unsynced_is_certain() -> None:
+    ops = CrashingFileOps()
+    ops.write_file(ROOT / "a", b"1234")
+    contents = [b"", b"\0\0\0\0", b"12", b"1234"]
+    assert outcomes(ops) == [[], *([("a", data)] for data in contents)]
+
+
+def test_a_synced_file_without_a_synced_name_can_be_gone_but_not_torn() -> None:
+    ops = CrashingFileOps()
+    ops.write_file(ROOT / "a", b"1234")
+    ops.sync_file(ROOT / "a")
+    assert outcomes(ops) == [[], [("a", b"1234")]]
+    ops.sync_dir(ROOT)
+    assert outcomes(ops) == [[("a", b"1234")]]
+
+
+def test_an_appended_file_keeps_at_least_what_was_synced() -> None:
+    ops = CrashingFileOps()
+    ops.append_line(ROOT / "log", "1")
+    ops.sync_file(ROOT / "log")
+    ops.sync_dir(ROOT)
+    ops.append_line(ROOT / "log", "2")
+    contents = [b"1\n", b"1\n\0\0", b"1\n2", b"1\n2\n"]
+    assert outcomes(ops) == [[("log", data)] for data in contents]
+
+
+def test_entries_survive_independently_of_each_other() -> None:
+    ops = CrashingFileOps()
+    for name in ("a", "b"):
+        ops.write_file(ROOT / name, b"")
+    names = [[name for name, _ in outcome] for outcome in outcomes(ops)]
+    assert names == [[], ["a"], ["a", "b"], ["b"]]
+
+
+def test_a_rename_is_one_operation_that_needs_no_earlier_one() -> None:
+    ops = CrashingFileOps()
+    ops.mkdir(ROOT / "a")
+    ops.rename(ROOT / "a", ROOT / "b")
+    assert sorted(disk.listdir(ROOT) for disk in ops.survivors()) == [[], ["a"], ["b"]]
+
+
+def test_a_move_between_directories_needs_both_synced() -> None:
+    ops = CrashingFileOps()
+    for name in ("step", "folder"):
+        ops.mkdir(ROOT / name)
+    ops.sync_dir(ROOT)
+    ops.rename(ROOT / "step", ROOT / "folder" / "step")
+    ops.sync_dir(ROOT / "folder")
+    assert len(list(ops.survivors())) == 2
+    ops.rename(ROOT / "folder" / "step", ROOT / "folder" / "other")  # waits for the first move
+    ops.sync_dir(ROOT / "folder")
+    found = {(*d.listdir(ROOT), *d.listdir(ROOT / "folder")) for d in ops.survivors()}
+    assert found == {("folder", "step"), ("folder", "step"), ("folder", "other")}
+    ops.sync_dir(ROOT)
+    assert [disk.listdir(ROOT / "folder") for disk in ops.survivors()] == [["other"]]
+
+
+def test_operations_in_a_directory_that_is_gone_for_good_are_forgotten() -> None:
+    ops = CrashingFileOps()
+    ops.mkdir(ROOT / "a")
+    ops.sync_dir(ROOT)
+    for number in range(12):
+        ops.write_file(ROOT / "a" / str(number), b"")
+    ops.remove_tree(ROOT / "a")
+    ops.sync_dir(ROOT)
+    assert [disk.listdir(ROOT) for disk in ops.survivors()] == [[]]
+
+
+def test_too_many_outcomes_are_sampled_with_the_best_and_the_worst() -> None:
+    ops = CrashingFileOps()
+    for number in range(10):
+        ops.write_file(ROOT / str(number), b"12345678")
+    found = outcomes(ops, limit=20)
+    assert 10 < len(found) <= 20
+    assert [] in found
+    assert [(str(number), b"12345678") for number in range(10)] in found
+    assert found == outcomes(ops, limit=20)
+
+
+def test_few_operations_with_too_many_fates_of_files_are_sampled_too() -> None:
+    ops = CrashingFileOps()
+    for number in range(5):
+        ops.write_file(ROOT / str(number), b"12345678")
+    assert len(outcomes(ops, limit=20)) <= 20
+
+
+def test_after_a_power_cut_nothing_works() -> None:
+    ops = CrashingFileOps()
+    ops.cut_power_after(1)
+    ops.mkdir(ROOT / "a")
+    with pytest.raises(PowerCut):
+        ops.mkdir(ROOT / "b")
+    with pytest.raises(PowerCut):
+        ops.mkdir(ROOT / "b")
+    with pytest.raises(PowerCut):
+        ops.listdir(ROOT)
+
+
+def test_a_set_failure_happens_once_in_place_of_its_operation() -> None:
+    ops = CrashingFileOps()
+    ops.fail_after(1, OSError(errno.EIO, "injected"))
+    ops.mkdir(ROOT / "a")
+    with pytest.raises(OSError, match="injected"):
+        ops.mkdir(ROOT / "b")
+    ops.mkdir(ROOT / "c")
+    assert ops.listdir(ROOT) == ["a", "c"]
+    assert ops.calls == ["mkdir /a", "mkdir /c"]
+
+
+def test_a_fork_goes_its_own_way_from_the_same_unsynced_state() -> None:
+    ops = CrashingFileOps()
+    ops.write_file(ROOT / "a", b"1")
+    twin = ops.fork()
+    twin.write_file(ROOT / "b", b"2")
+    assert ops.listdir(ROOT) == ["a"]
+    assert len(list(ops.survivors())) == 4
+    assert len(list(twin.survivors())) == 16
+
+
+def test_a_full_disk_refuses_what_does_not_fit() -> None:
+    ops = CrashingFileOps(capacity_bytes=10)
+    ops.write_file(ROOT / "a", bytes(8))
+    with pytest.raises(OSError, match="No space"):
+        ops.write_file(ROOT / "b", bytes(3))
+    assert ops.free_bytes(ROOT) == 2
+
+
+def test_mkdir_refuses_a_file_in_the_way() -> None:
+    ops = CrashingFileOps()
+    ops.write_file(ROOT / "a", b"")
+    with pytest.raises(FileExistsError):
+        ops.mkdir(ROOT / "a", parents=True)

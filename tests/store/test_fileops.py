@@ -1,0 +1,241 @@
+"""The contract over both implementations, and what only the real one can meet."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from checkfreq.store.fileops import PAGE_BYTES, FileOps, LocalFileOps, SystemCalls
+from checkfreq.testing import CrashingFileOps, FileOpsContract, page_aligned
+
+
+class TestLocalFileOps(FileOpsContract):
+    @pytest.fixture
+    def ops(self) -> FileOps:
+        return LocalFileOps()
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        return tmp_path
+
+
+class TestBufferedLocalFileOps(TestLocalFileOps):
+    @pytest.fixture
+    def ops(self) -> FileOps:
+        return LocalFileOps(direct=False)
+
+
+class TestCrashingFileOps(FileOpsContract):
+    @pytest.fixture
+    def ops(self) -> FileOps:
+        return CrashingFileOps()
+
+    @pytest.fixture
+    def root(self, ops: FileOps) -> Path:
+        ops.mkdir(Path("/chk"))
+        return Path("/chk")
+
+
+def refuse(code: int) -> OSError:
+    return OSError(code, os.strerror(code))
+
+
+def open_refusing_direct(path: Path, flags: int, mode: int) -> int:
+    if flags & os.O_DIRECT:
+        os.close(os.open(path, flags & ~os.O_DIRECT, mode))  # as Linux: made, then refused
+        raise refuse(errno.EINVAL)
+    return os.open(path, flags, mode)
+
+
+def is_direct(fd: int) -> bool:
+    return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+
+
+def pwrite_refusing_direct(fd: int, view: memoryview, offset: int) -> int:
+    if is_direct(fd):
+        raise refuse(errno.EINVAL)
+    return os.pwrite(fd, view, offset)
+
+
+def open_buffered_in_disguise(path: Path, flags: int, mode: int) -> int:
+    """A file system that refuses nothing, whatever the test machine's does."""
+    return os.open(path, flags & ~os.O_DIRECT, mode)
+
+
+def fallocate_raising(code: int) -> Callable[[int, int, int], None]:
+    def fallocate(fd: int, offset: int, num_bytes: int) -> None:
+        raise refuse(code)
+
+    return fallocate
+
+
+def test_payload_is_buffered_where_opening_it_direct_is_refused(tmp_path: Path) -> None:
+    ops = LocalFileOps(calls=SystemCalls(open=open_refusing_direct))
+    file = ops.create_payload(tmp_path / "payload", num_bytes=3)
+    assert not file.direct
+    file.pwrite(memoryview(b"abc"), 0)
+    file.datasync()
+    file.close()
+    assert ops.read_bytes(tmp_path / "payload") == b"abc"
+    reader = ops.open_for_read(tmp_path / "payload")
+    assert not reader.direct
+    reader.close()
+
+
+def test_payload_turns_buffered_where_the_first_direct_write_is_refused(tmp_path: Path) -> None:
+    calls = SystemCalls(open=os.open, pwrite=pwrite_refusing_direct)
+    file = LocalFileOps(calls=calls).create_payload(tmp_path / "payload", num_bytes=PAGE_BYTES)
+    assert file.direct
+    file.pwrite(memoryview(page_aligned(b"abc")), 0)
+    assert not file.direct
+    file.pwrite(memoryview(b"tail"), PAGE_BYTES)
+    file.close()
+    data = (tmp_path / "payload").read_bytes()
+    assert data[:3] + data[PAGE_BYTES:] == b"abctail"
+
+
+def test_a_write_refused_in_another_threads_turn_is_tried_once_more(tmp_path: Path) -> None:
+    path = tmp_path / "payload"
+
+    def pwrite(fd: int, view: memoryview, offset: int) -> int:
+        if offset == 0 and file.direct:
+            file.pwrite(memoryview(page_aligned(b"other")), PAGE_BYTES)  # the other thread
+        return pwrite_refusing_direct(fd, view, offset)
+
+    calls = SystemCalls(pwrite=pwrite)
+    file = LocalFileOps(calls=calls).create_payload(path, num_bytes=2 * PAGE_BYTES)
+    file.pwrite(memoryview(page_aligned(b"one")), 0)
+    file.close()
+    data = path.read_bytes()
+    assert data[:3] + data[PAGE_BYTES : PAGE_BYTES + 5] == b"oneother"
+
+
+def test_short_writes_are_continued(tmp_path: Path) -> None:
+    def pwrite(fd: int, view: memoryview, offset: int) -> int:
+        return os.pwrite(fd, view[:PAGE_BYTES], offset)
+
+    data = os.urandom(3 * PAGE_BYTES)
+    ops = LocalFileOps(calls=SystemCalls(pwrite=pwrite))
+    file = ops.create_payload(tmp_path / "payload", num_bytes=len(data))
+    file.pwrite(memoryview(page_aligned(data)), 0)
+    file.close()
+    assert ops.read_bytes(tmp_path / "payload") == data
+
+
+def test_a_failing_write_is_not_taken_for_a_refusal(tmp_path: Path) -> None:
+    def pwrite(fd: int, view: memoryview, offset: int) -> int:
+        raise refuse(errno.EIO)
+
+    ops = LocalFileOps(calls=SystemCalls(pwrite=pwrite))
+    file = ops.create_payload(tmp_path / "payload", num_bytes=PAGE_BYTES)
+    with pytest.raises(OSError, match="Input/output error"):
+        file.pwrite(memoryview(page_aligned(b"abc")), 0)
+    assert file.direct
+    file.close()
+
+
+def test_an_invalid_write_to_a_buffered_file_is_an_error(tmp_path: Path) -> None:
+    file = LocalFileOps(direct=False).create_payload(tmp_path / "payload", num_bytes=0)
+    with pytest.raises(OSError, match="Invalid argument"):
+        file.pwrite(memoryview(b"abc"), -1)
+    file.close()
+
+
+def test_buffered_payload_is_synced_in_bounded_pieces(tmp_path: Path) -> None:
+    synced_at: list[int] = []
+
+    def fdatasync(fd: int) -> None:
+        synced_at.append(os.fstat(fd).st_size)
+        os.fdatasync(fd)
+
+    calls = SystemCalls(fdatasync=fdatasync)
+    ops = LocalFileOps(direct=False, piece_bytes=2 * PAGE_BYTES, calls=calls)
+    file = ops.create_payload(tmp_path / "payload", num_bytes=0)
+    for number in range(5):
+        file.pwrite(memoryview(bytes(PAGE_BYTES)), number * PAGE_BYTES)
+    file.close()
+    assert synced_at == [2 * PAGE_BYTES, 4 * PAGE_BYTES]
+
+
+def test_a_full_disk_is_found_when_the_payload_is_created(tmp_path: Path) -> None:
+    calls = SystemCalls(fallocate=fallocate_raising(errno.ENOSPC))
+    with pytest.raises(OSError, match="No space left"):
+        LocalFileOps(calls=calls).create_payload(tmp_path / "payload", num_bytes=1)
+
+
+def test_a_file_system_without_preallocation_is_written_all_the_same(tmp_path: Path) -> None:
+    calls = SystemCalls(
+        open=open_buffered_in_disguise, fallocate=fallocate_raising(errno.EOPNOTSUPP)
+    )
+    file = LocalFileOps(calls=calls).create_payload(tmp_path / "payload", num_bytes=1)
+    file.pwrite(memoryview(b"x"), 0)
+    file.close()
+    assert (tmp_path / "payload").read_bytes() == b"x"
+
+
+def test_opening_fails_with_the_file_systems_own_error(tmp_path: Path) -> None:
+    def open_fd(path: Path, flags: int, mode: int) -> int:
+        raise refuse(errno.EMFILE)
+
+    with pytest.raises(OSError, match="Too many open files"):
+        LocalFileOps(calls=SystemCalls(open=open_fd)).open_for_read(tmp_path / "file")
+
+
+def test_reads_turn_buffered_where_direct_ones_are_refused(tmp_path: Path) -> None:
+    def preadv(fd: int, views: object, offset: int) -> int:
+        if is_direct(fd):
+            raise refuse(errno.EINVAL)
+        return os.preadv(fd, views, offset)  # type: ignore[arg-type]
+
+    (tmp_path / "file").write_bytes(b"abc")
+    file = LocalFileOps(calls=SystemCalls(preadv=preadv)).open_for_read(tmp_path / "file")
+    target = page_aligned(bytes(PAGE_BYTES))
+    assert file.preadinto(memoryview(target), 0) == 3
+    assert target[:3] == b"abc"
+    assert not file.direct
+    file.close()
+
+
+def test_a_failing_read_is_an_error(tmp_path: Path) -> None:
+    def preadv(fd: int, views: object, offset: int) -> int:
+        raise refuse(errno.EIO)
+
+    (tmp_path / "file").write_bytes(b"abc")
+    file = LocalFileOps(calls=SystemCalls(preadv=preadv)).open_for_read(tmp_path / "file")
+    with pytest.raises(OSError, match="Input/output error"):
+        file.preadinto(memoryview(page_aligned(b"")), 0)
+    file.close()
+
+
+def test_a_file_that_shrank_since_it_was_opened_reads_short(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(2 * PAGE_BYTES))
+    file = LocalFileOps().open_for_read(path)
+    os.truncate(path, PAGE_BYTES)
+    assert file.preadinto(memoryview(page_aligned(bytes(2 * PAGE_BYTES))), 0) == PAGE_BYTES
+    file.close()
+
+
+def test_a_directory_that_cannot_be_synced_is_left_at_that() -> None:
+    LocalFileOps().sync_dir(Path("/proc"))  # procfs answers EINVAL
+
+
+def test_an_error_of_a_directory_sync_is_not_swallowed(tmp_path: Path) -> None:
+    def fsync(fd: int) -> None:
+        raise refuse(errno.EIO)
+
+    with pytest.raises(OSError, match="Input/output error"):
+        LocalFileOps(calls=SystemCalls(fsync=fsync)).sync_dir(tmp_path)
+
+
+def test_remove_tree_removes_a_link_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "link").symlink_to(tmp_path / "kept")
+    LocalFileOps().remove_tree(tmp_path / "tree")
+    assert os.listdir(tmp_path) == ["kept"]

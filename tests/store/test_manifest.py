@@ -1,0 +1,301 @@
+"""The commit record: what it says comes back, and nothing malformed gets in."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkfreq.errors import ConfigError, CorruptCheckpointError
+from checkfreq.store.manifest import (
+    FileEntry,
+    Manifest,
+    ManifestError,
+    TensorEntry,
+    digest_of,
+)
+
+DIGEST = "0123456789abcdef"
+
+WEIGHT = TensorEntry("weight", "float32", (2, 3), 4096, 24, DIGEST)
+EMPTY = TensorEntry("empty", "int64", (0, 5), 4120, 0, DIGEST)
+SCALAR = TensorEntry("scalar", "bfloat16", (), 4120, 2, DIGEST)
+MODEL = FileEntry("model.safetensors", 4122, 4096, DIGEST, (SCALAR, WEIGHT, EMPTY))
+MANIFEST = Manifest(
+    1200, "a-1", 1, 1700000000.25, {"torch": "2.13"}, (MODEL,), {"optimizer": {"lr": [0.1, None]}}
+)
+
+
+def framed(body: str, *, version: str = "1") -> bytes:
+    """A manifest with this text after its first line and the digest that belongs to it."""
+    head, tail = f'{{"format_version": {version}, "digest": "', f'",\n{body}'
+    digest = digest_of(head.encode(), b"0" * 16, tail.encode())
+    return (head + digest + tail).encode()
+
+
+def body_of(manifest: Manifest) -> dict[str, Any]:
+    """The fields after the first line, as JSON values to damage."""
+    fields: dict[str, Any] = json.loads(manifest.encode())
+    del fields["format_version"], fields["digest"]
+    return fields
+
+
+def encoded(fields: dict[str, Any], *, version: str = "1") -> bytes:
+    return framed(json.dumps(fields)[1:], version=version)
+
+
+def test_what_was_encoded_is_decoded() -> None:
+    assert Manifest.decode(MANIFEST.encode(), path="m") == MANIFEST
+
+
+names = st.text(min_size=1, max_size=20)
+trees = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=10,
+)  # fmt: skip
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> Manifest:
+    files = []
+    for number in range(draw(st.integers(0, 3))):
+        end = header_bytes = draw(st.integers(8, 5000))
+        tensors = []
+        for name in draw(st.lists(names, unique=True, max_size=4)):
+            shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
+            num_bytes = 4
+            for size in shape:
+                num_bytes *= size
+            tensors.append(TensorEntry(name, "float32", shape, end, num_bytes, DIGEST))
+            end += num_bytes
+        order = draw(st.permutations(tensors))
+        files.append(FileEntry(f"f{number}", end, header_bytes, DIGEST, tuple(order)))
+    objects = draw(st.dictionaries(names, trees, max_size=3))
+    seconds = draw(st.floats(0, 1e10))
+    return Manifest(
+        draw(st.integers(0, 2**63 - 1)), "a", 1, seconds, {"v": "1"}, tuple(files), objects
+    )
+
+
+@given(manifests())
+def test_every_manifest_comes_back_as_it_was(manifest: Manifest) -> None:
+    assert Manifest.decode(manifest.encode(), path="m") == manifest
+
+
+def test_manifest_is_json_with_a_line_per_tensor_and_object() -> None:
+    text = MANIFEST.encode().decode()
+    fields = json.loads(text)
+    assert fields["format_version"] == 1
+    assert fields["files"][0]["tensors"][1]["shape"] == [2, 3]
+    assert sum(line.startswith('{"name": ') for line in text.splitlines()) == 4
+    assert '\n"optimizer": {"lr": [0.1, null]}' in text
+
+
+def test_file_entries_are_found_by_name() -> None:
+    assert MANIFEST.file("model.safetensors") is MODEL
+    assert MANIFEST.num_bytes == 4122
+    with pytest.raises(KeyError):
+        MANIFEST.file("optimizer.safetensors")
+
+
+def test_tensors_are_listed_in_file_order_with_empty_ones_where_they_lie() -> None:
+    assert MODEL.in_file_order() == (WEIGHT, EMPTY, SCALAR)
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_every_flipped_bit_is_corruption(bit: int) -> None:
+    data = MANIFEST.encode()
+    for place in range(len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << bit
+        with pytest.raises(CorruptCheckpointError):
+            Manifest.decode(bytes(damaged), path="m")
+
+
+def test_every_truncation_and_every_addition_is_corruption() -> None:
+    data = MANIFEST.encode()
+    for length in range(len(data)):
+        with pytest.raises(CorruptCheckpointError):
+            Manifest.decode(data[:length], path="m")
+    with pytest.raises(CorruptCheckpointError):
+        Manifest.decode(data + b"\n", path="m")
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_corruption(data: bytes) -> None:
+    with pytest.raises(CorruptCheckpointError):
+        Manifest.decode(data, path="m")
+
+
+@given(st.text(max_size=60) | st.from_regex(re.compile(r'("step"|[\[\]{},:0-9])*')))
+def test_arbitrary_text_with_a_right_digest_is_corruption(body: str) -> None:
+    with pytest.raises(CorruptCheckpointError):
+        Manifest.decode(framed(body.encode(errors="replace").decode()), path="m")
+
+
+def test_a_newer_format_is_refused_with_a_sentence_and_not_called_corrupt() -> None:
+    data = framed('"what": "nobody knows yet"}', version="2")
+    with pytest.raises(ConfigError, match=r"format version 2.*newer checkfreq"):
+        Manifest.decode(data, path="m")
+
+
+def test_a_damaged_version_number_is_corruption_and_not_a_newer_format() -> None:
+    data = MANIFEST.encode().replace(b'"format_version": 1', b'"format_version": 3', 1)
+    with pytest.raises(CorruptCheckpointError, match="own digest"):
+        Manifest.decode(data, path="m")
+
+
+def test_format_version_zero_is_corruption() -> None:
+    with pytest.raises(CorruptCheckpointError, match="format_version"):
+        Manifest.decode(encoded(body_of(MANIFEST), version="0"), path="m")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("", "JSON"),
+        ("}", "JSON"),
+        ('"a": ' + "[" * 100_000, "JSON"),
+        ('"a": NaN}', "finite"),
+        ('"a": -Infinity}', "finite"),
+        ('"a": 1, "a": 2}', "repetition"),
+        ('"format_version": 1}', "repetition"),
+        ('"a": ' + "9" * 5000 + "}", "JSON"),
+        ('"step": 1}', "a list"),
+    ],
+)
+def test_malformed_text_with_a_right_digest_is_corruption(body: str, said: str) -> None:
+    with pytest.raises(CorruptCheckpointError, match=said):
+        Manifest.decode(framed(body), path="chk/manifest.json")
+
+
+def test_bytes_that_are_not_unicode_are_corruption() -> None:
+    head, tail = b'{"format_version": 1, "digest": "', b'",\n"a": "\xff"}'
+    data = head + digest_of(head, b"0" * 16, tail).encode() + tail
+    with pytest.raises(CorruptCheckpointError, match="JSON"):
+        Manifest.decode(data, path="m")
+
+
+def set_at(*path: Any) -> Callable[[dict[str, Any], Any], None]:
+    def change(fields: Any, value: Any) -> None:
+        for key in path[:-1]:
+            fields = fields[key]
+        fields[path[-1]] = value
+
+    return change
+
+
+FILE = ("files", 0)
+TENSOR = ("files", 0, "tensors", 0)
+
+NOT_COUNTS = [-1, 1.0, True, "1", None, [1], 2**63, 10**400]
+NOT_DIGESTS = ["", DIGEST.upper(), DIGEST[:-1], DIGEST + "0", 5, None]
+WRONG: list[tuple[tuple[Any, ...], list[Any]]] = [
+    (("step",), NOT_COUNTS),
+    (("attempt",), ["", "a/b", "..", "x" * 65, 5, None]),
+    (("world",), [*NOT_COUNTS, 0]),
+    (("created_unix_s",), [-1, "now", None, True, 10**400]),
+    (("versions",), [[], None, {"torch": 2}]),
+    (("objects",), [[], None, "x"]),
+    (("files",), [{}, None, "x", [1], [{}], [[]]]),
+    ((*FILE, "name"), ["", ".", "..", ".hidden", "a/b", "a\0b", "a\n", "\ud800", "x" * 256, 5]),
+    ((*FILE, "name"), ["manifest.json", "\u00e9" * 128, None]),
+    ((*FILE, "num_bytes"), [*NOT_COUNTS, 4121, 4123, 0]),
+    ((*FILE, "header_bytes"), [*NOT_COUNTS, 7, 4095, 4097, 5000]),
+    ((*FILE, "header_digest"), NOT_DIGESTS),
+    ((*FILE, "tensors"), [{}, None, [5], [{}], []]),
+    ((*TENSOR, "name"), [5, None, "weight", []]),
+    ((*TENSOR, "dtype"), ["", "torch.float32", "Float", "float32", 5, None]),
+    ((*TENSOR, "shape"), [None, 5, [-1], [1.0], ["1"], [2], [[1]], [10**400]]),
+    ((*TENSOR, "offset"), [*NOT_COUNTS, 4096, 4119, 4121]),
+    ((*TENSOR, "num_bytes"), [*NOT_COUNTS, 1, 4]),
+    ((*TENSOR, "digest"), NOT_DIGESTS),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), [(p, v) for p, values in WRONG for v in values])
+def test_every_impossible_value_is_corruption(path: tuple[Any, ...], value: Any) -> None:
+    fields = body_of(MANIFEST)
+    set_at(*path)(fields, value)
+    with pytest.raises(CorruptCheckpointError):
+        Manifest.decode(encoded(fields), path="m")
+
+
+@pytest.mark.parametrize("path", [(), FILE, TENSOR])
+def test_missing_and_unknown_fields_are_corruption(path: tuple[Any, ...]) -> None:
+    target = body_of(MANIFEST)
+    for key in path:
+        target = target[key]
+    for name in target:
+        fields = body_of(MANIFEST)
+        inner = fields
+        for key in path:
+            inner = inner[key]
+        del inner[name]
+        with pytest.raises(CorruptCheckpointError):
+            Manifest.decode(encoded(fields), path="m")
+    fields = body_of(MANIFEST)
+    set_at(*path, "unknown")(fields, 1)
+    with pytest.raises(CorruptCheckpointError, match="names of fields"):
+        Manifest.decode(encoded(fields), path="m")
+
+
+def test_two_files_of_one_name_are_corruption() -> None:
+    fields = body_of(MANIFEST)
+    fields["files"] *= 2
+    with pytest.raises(CorruptCheckpointError, match="file names"):
+        Manifest.decode(encoded(fields), path="m")
+
+
+@st.composite
+def places(draw: st.DrawFn) -> list[Any]:
+    """A path to some value of the manifest, container or leaf."""
+    value: Any = body_of(MANIFEST)
+    path: list[Any] = []
+    while isinstance(value, dict | list) and value and (not path or draw(st.booleans())):
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        path.append(draw(st.sampled_from(keys)))
+        value = value[path[-1]]
+    return path
+
+
+@settings(max_examples=300)
+@given(places(), trees)
+def test_any_json_in_any_place_is_corruption_or_a_manifest(path: list[Any], value: Any) -> None:
+    fields = body_of(MANIFEST)
+    set_at(*path)(fields, value)
+    try:
+        manifest = Manifest.decode(encoded(fields), path="m")
+    except CorruptCheckpointError:
+        return
+    assert Manifest.decode(manifest.encode(), path="m") == manifest
+
+
+def test_an_impossible_manifest_cannot_even_be_made() -> None:
+    with pytest.raises(ManifestError, match="offset of tensor 'scalar'"):
+        FileEntry("f", 4122, 4096, DIGEST, (replace(WEIGHT, name="scalar", offset=4098),))
+    with pytest.raises(ManifestError, match="names of objects"):
+        replace(MANIFEST, objects={1: {}})
+    with pytest.raises(ValueError, match="JSON compliant"):
+        replace(MANIFEST, objects={"a": float("inf")}).encode()
+
+
+def test_a_dtype_of_the_future_is_taken_at_its_word() -> None:
+    entry = TensorEntry("w", "float4_e2m1fn_x2", (3,), 0, 99, DIGEST)
+    assert entry.num_bytes == 99
+
+
+def test_messages_stay_short_however_large_the_nonsense() -> None:
+    fields = body_of(MANIFEST)
+    fields["step"] = ["x" * 1000] * 1000
+    with pytest.raises(CorruptCheckpointError) as caught:
+        Manifest.decode(encoded(fields), path="m")
+    assert len(str(caught.value)) < 1500

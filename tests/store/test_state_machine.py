@@ -1,0 +1,347 @@
+"""The store on a disk that forgets: a model of what was acknowledged, and every power cut.
+
+After a cut the disks that can be found are opened anew. On each of them every acknowledged
+checkpoint is there with its bytes, and what is offered is whole: acknowledged, or the one
+that was being committed. Leaving out any one sync of the commit must be found out here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from checkfreq.errors import CorruptCheckpointError
+from checkfreq.store.fileops import PayloadFile
+from checkfreq.store.store import CheckpointStore
+from checkfreq.testing import CrashingFileOps, PowerCut, commit_bytes
+
+ROOT = Path("/chk")
+
+Checkpoints = dict[int, bytes]
+
+
+def content(store: CheckpointStore, step: int) -> bytes:
+    """The payload of a step, of which every digest was checked."""
+    manifest = store.verify(step)
+    (file,) = manifest.files
+    data = store.ops.read_bytes(store.path(step) / file.name)
+    return data[file.header_bytes :]
+
+
+def contents(store: CheckpointStore) -> Checkpoints:
+    return {step: content(store, step) for step in store.steps()}
+
+
+def commit(store: CheckpointStore, step: int, data: bytes, after: int | None = None) -> None:
+    result = commit_bytes(
+        store, step, {"model.safetensors": data}, attempt=f"a{step}", supersede_after=after
+    )
+    assert not result.kept_existing
+
+
+def new_store(ops: CrashingFileOps) -> CheckpointStore:
+    store = CheckpointStore(ROOT, ops=ops)
+    store.open()
+    return store
+
+
+def cuts(
+    ops: CrashingFileOps, act: Callable[[CheckpointStore], object], *, limit: int = 256
+) -> Iterator[tuple[int, CrashingFileOps]]:
+    """Every disk that a power cut at any operation of ``act``, or after it, can leave."""
+    for num_calls in itertools.count():
+        twin = ops.fork()
+        twin.cut_power_after(num_calls)
+        finished = False
+        try:
+            act(CheckpointStore(ROOT, ops=twin))
+            finished = True
+        except PowerCut:
+            pass
+        yield from ((num_calls, disk) for disk in twin.survivors(limit=limit, seed=num_calls))
+        if finished:
+            return
+
+
+def check_disk(disk: CrashingFileOps, *allowed: Checkpoints) -> None:
+    """The disk holds one of the ``allowed`` sets, for a reader and after a restart."""
+    found = contents(CheckpointStore(ROOT, ops=disk))
+    assert found in allowed
+    store = new_store(disk)
+    assert contents(store) == found
+    assert not [name for name in disk.listdir(ROOT) if name.startswith((".tmp", ".trash"))]
+
+
+def after_restart(disk: CrashingFileOps) -> CrashingFileOps:
+    new_store(disk)
+    return disk
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Commits, prunes and restarts, with power cuts at drawn operations in all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops = CrashingFileOps()
+        self.model: Checkpoints = {}
+        self.next_step = 1
+
+    @initialize()
+    def open(self) -> None:
+        self.store = new_store(self.ops)
+
+    @rule(data=st.binary(max_size=40), gap=st.integers(1, 3))
+    def commit(self, data: bytes, gap: int) -> None:
+        step = self.next_step + gap
+        commit(self.store, step, data)
+        self.model[step] = data
+        self.next_step = step
+
+    @rule(data=st.binary(max_size=40), draw=st.data())
+    def commit_and_lose_power(self, data: bytes, draw: st.DataObject) -> None:
+        step = self.next_step + 1
+        self._lose_power(lambda store: commit(store, step, data), {step: data}, [], draw)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.binary(max_size=40), draw=st.data(), crash=st.booleans())
+    def commit_on_an_older_one(self, data: bytes, draw: st.DataObject, crash: bool) -> None:
+        older = draw.draw(st.sampled_from(sorted(self.model)))
+        later = [step for step in self.model if step > older]
+        new = {older + 1: data}
+        if crash:
+            self._lose_power(
+                lambda store: commit(store, older + 1, data, after=older), new, later, draw
+            )
+        else:
+            commit(self.store, older + 1, data, after=older)
+            self.model = {step: self.model[step] for step in self.model if step <= older} | new
+            self.next_step = max(self.model)
+
+    @precondition(lambda self: len(self.model) > 1)
+    @rule(draw=st.data(), crash=st.booleans())
+    def prune(self, draw: st.DataObject, crash: bool) -> None:
+        *others, last = sorted(self.model)
+        doomed = draw.draw(st.lists(st.sampled_from(others), unique=True))
+        if crash:
+            self._lose_power(lambda store: store.prune(doomed), {}, doomed, draw)
+        else:
+            assert self.store.prune(doomed) == sorted(doomed)
+            self.model = {step: self.model[step] for step in self.model if step not in doomed}
+        assert last in self.store.steps()
+
+    @rule(keep=st.booleans())
+    def mark(self, keep: bool) -> None:
+        self.store.add_mark(self.next_step, keep=keep)
+        for disk in self.ops.survivors(limit=16):
+            assert CheckpointStore(ROOT, ops=disk).marks()[self.next_step].keep is keep
+
+    @rule()
+    def restart(self) -> None:
+        self.store = new_store(self.ops)
+
+    @invariant()
+    def the_store_holds_the_model(self) -> None:
+        assert contents(self.store) == self.model
+
+    @invariant()
+    def what_was_acknowledged_survives_a_power_cut_now(self) -> None:
+        for disk in self.ops.survivors(limit=16):
+            assert contents(CheckpointStore(ROOT, ops=disk)) == self.model
+
+    def _lose_power(
+        self,
+        act: Callable[[CheckpointStore], object],
+        added: Checkpoints,
+        removed: list[int],
+        draw: st.DataObject,
+    ) -> None:
+        """Cut the power in ``act`` and go on from one of the disks that this can leave."""
+        self.ops.cut_power_after(draw.draw(st.integers(0, 24), label="operations before it"))
+        try:
+            act(self.store)
+            self.ops.cut_power_after(0)
+        except PowerCut:
+            pass
+        disks = list(self.ops.survivors(limit=128))
+        certain = {step: self.model[step] for step in self.model if step not in removed}
+        for disk in disks:
+            found = contents(CheckpointStore(ROOT, ops=disk))
+            assert certain.items() <= found.items()
+            assert all(
+                item in self.model.items() or item in added.items() for item in found.items()
+            )
+        self.ops = after_restart(draw.draw(st.sampled_from(disks), label="what was found"))
+        self.store = CheckpointStore(ROOT, ops=self.ops)
+        self.model = contents(self.store)
+        self.next_step = max([self.next_step, *self.model])
+
+
+TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine.settings = settings(
+    max_examples=150,
+    stateful_step_count=16,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=True,
+)
+
+
+def disk_with(*steps: int, kind: type[CrashingFileOps] = CrashingFileOps) -> CrashingFileOps:
+    ops = kind()
+    store = new_store(ops)
+    for step in steps:
+        commit(store, step, bytes([step]) * 8)
+    return ops
+
+
+def model_of(*steps: int) -> Checkpoints:
+    return {step: bytes([step]) * 8 for step in steps}
+
+
+def test_power_cut_anywhere_in_a_commit_leaves_the_old_set_or_one_more() -> None:
+    ops = disk_with(1, 2)
+    points = set()
+    for point, disk in cuts(ops, lambda store: commit(store, 3, b"\3" * 8)):
+        points.add(point)
+        check_disk(disk, model_of(1, 2), model_of(1, 2, 3))
+    assert len(points) > 10
+
+
+def test_power_cut_anywhere_in_the_first_commit_of_a_new_directory_leaves_none_or_one() -> None:
+    def act(store: CheckpointStore) -> None:
+        store.open()
+        commit(store, 1, b"\1" * 8)
+
+    for _, disk in cuts(CrashingFileOps(), act):
+        check_disk(disk, {}, model_of(1))
+
+
+def test_power_cut_anywhere_in_a_prune_leaves_only_whole_checkpoints() -> None:
+    whole = model_of(1, 2, 3)
+    subsets = [
+        {s: whole[s] for s in kept} | model_of(3)
+        for n in range(3)
+        for kept in itertools.combinations([1, 2], n)
+    ]
+    for _, disk in cuts(disk_with(1, 2, 3), lambda store: store.prune([1, 2])):
+        check_disk(disk, *subsets)
+
+
+def test_power_cut_anywhere_in_a_superseding_commit_never_mixes_new_and_later() -> None:
+    whole = model_of(1, 3, 4)
+    allowed = [whole, model_of(1, 3), model_of(1, 4), model_of(1), {1: whole[1], 2: b"new"}]
+    for _, disk in cuts(disk_with(1, 3, 4), lambda store: commit(store, 2, b"new", after=1)):
+        check_disk(disk, *allowed)
+        folder = ROOT / "superseded"
+        aside = disk.listdir(folder) if disk.exists(folder) else []
+        here = [store_name for store_name in disk.listdir(ROOT) if "step-" in store_name]
+        assert {"step-00000003", "step-00000004"} <= {*aside, *here}  # set aside, never lost
+
+
+def test_power_cut_anywhere_in_a_superseding_commit_of_the_same_step_keeps_both_states() -> None:
+    allowed = [model_of(1, 2), model_of(1), {**model_of(1), 2: b"new"}]
+    for _, disk in cuts(disk_with(1, 2), lambda store: commit(store, 2, b"new", after=1)):
+        check_disk(disk, *allowed)
+
+
+def test_power_cut_anywhere_in_a_quarantine_never_loses_the_directory() -> None:
+    for _, disk in cuts(disk_with(1, 2), lambda store: store.quarantine(2, "bad")):
+        check_disk(disk, model_of(1, 2), model_of(1))
+        folder = ROOT / "quarantine"
+        aside = disk.listdir(folder) if disk.exists(folder) else []
+        assert "step-00000002" in {*disk.listdir(ROOT), *aside}
+
+
+def test_acknowledged_commit_survives_every_power_cut_after_it() -> None:
+    ops = disk_with(1, 2)
+    for disk in ops.survivors(limit=10_000):
+        check_disk(disk, model_of(1, 2))
+
+
+class Skipping(CrashingFileOps):
+    """A disk, or a store, that leaves out the syncs which ``skips`` names."""
+
+    def skips(self, call: str, path: Path) -> bool:
+        raise NotImplementedError
+
+    def sync_file(self, path: Path) -> None:
+        if not self.skips("sync_file", path):
+            super().sync_file(path)
+
+    def sync_dir(self, path: Path) -> None:
+        if not self.skips("sync_dir", path):
+            super().sync_dir(path)
+
+
+class NoManifestSync(Skipping):
+    def skips(self, call: str, path: Path) -> bool:
+        return call == "sync_file" and path.name == "manifest.json"
+
+
+class NoTempDirSync(Skipping):
+    def skips(self, call: str, path: Path) -> bool:
+        return call == "sync_dir" and path.name.startswith(".tmp-")
+
+
+class NoParentSync(Skipping):
+    def skips(self, call: str, path: Path) -> bool:
+        return call == "sync_dir" and path == ROOT
+
+
+class UnsyncedPayload:
+    def __init__(self, file: PayloadFile) -> None:
+        self.direct = file.direct
+        self.pwrite = file.pwrite
+        self.truncate = file.truncate
+        self.close = file.close
+
+    def datasync(self) -> None:
+        pass
+
+
+class NoPayloadSync(CrashingFileOps):
+    def create_payload(self, path: Path, *, num_bytes: int) -> PayloadFile:
+        return UnsyncedPayload(super().create_payload(path, num_bytes=num_bytes))
+
+
+BROKEN = [NoPayloadSync, NoManifestSync, NoTempDirSync, NoParentSync]
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_leaving_out_any_one_sync_is_found_by_looking_at_every_power_cut(
+    kind: type[CrashingFileOps],
+) -> None:
+    def check_all(ops: CrashingFileOps) -> None:
+        for disk in ops.survivors(limit=10_000):
+            check_disk(disk, model_of(1))
+
+    ops = disk_with(1, kind=kind)
+    with pytest.raises((AssertionError, CorruptCheckpointError)):
+        check_all(ops)
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_leaving_out_any_one_sync_is_found_by_the_state_machine(
+    kind: type[CrashingFileOps],
+) -> None:
+    class Broken(StoreMachine):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ops = kind()
+
+    few = settings(TestStoreMachine.settings, max_examples=20, phases=[Phase.generate])
+    with pytest.raises((AssertionError, CorruptCheckpointError)):
+        run_state_machine_as_test(Broken, settings=few)

@@ -1,0 +1,553 @@
+"""The store's behaviours on disks that work, fail, or hold damaged checkpoints."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from checkfreq.errors import (
+    ConfigError,
+    CorruptCheckpointError,
+    NoCheckpointError,
+    PersistError,
+)
+from checkfreq.store.fileops import LocalFileOps, ReadFile
+from checkfreq.store.manifest import Manifest
+from checkfreq.store.marks import Mark
+from checkfreq.store.store import CheckpointStore
+from checkfreq.testing import CrashingFileOps, commit_bytes
+
+MEMORY = Path("/chk")
+
+
+@pytest.fixture
+def disk() -> CrashingFileOps:
+    return CrashingFileOps()
+
+
+@pytest.fixture
+def memory(disk: CrashingFileOps) -> CheckpointStore:
+    store = CheckpointStore(MEMORY, ops=disk)
+    store.open()
+    return store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    store = CheckpointStore(tmp_path / "chk")
+    store.open()
+    return store
+
+
+def commit(store: CheckpointStore, *steps: int, after: int | None = None) -> None:
+    for step in steps:
+        files = {"a.safetensors": b"%d" % step * 3, "b.safetensors": b""}
+        commit_bytes(store, step, files, attempt=f"a{step}", supersede_after=after)
+
+
+def damage(path: Path, place: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def inject(code: int) -> OSError:
+    return OSError(code, os.strerror(code))
+
+
+# Committing.
+
+
+def test_a_committed_step_is_listed_and_verifies(store: CheckpointStore) -> None:
+    commit(store, 3, 12, 123_456_789)
+    assert store.steps() == [3, 12, 123_456_789]
+    assert store.path(3).name == "step-00000003"
+    assert store.verify(12).step == 12
+    assert sorted(os.listdir(store.path(3))) == ["a.safetensors", "b.safetensors", "manifest.json"]
+    assert (store.root / "latest").read_text() == "step-123456789\n"
+
+
+def test_the_order_of_a_commit_is_what_makes_it_safe(
+    disk: CrashingFileOps, memory: CheckpointStore
+) -> None:
+    disk.calls.clear()
+    commit_bytes(memory, 7, {"m": b"x"}, attempt="a")
+    assert disk.calls == [
+        "mkdir /chk/.tmp-7-a",
+        "create_payload /chk/.tmp-7-a/m",
+        "pwrite /chk/.tmp-7-a/m",
+        "truncate /chk/.tmp-7-a/m",
+        "datasync /chk/.tmp-7-a/m",
+        "write_file /chk/.tmp-7-a/manifest.json",
+        "sync_file /chk/.tmp-7-a/manifest.json",
+        "sync_dir /chk/.tmp-7-a",
+        "rename /chk/.tmp-7-a /chk/step-00000007",
+        "sync_dir /chk",
+        "write_file /chk/.latest.new",
+        "sync_file /chk/.latest.new",
+        "replace /chk/latest",
+    ]
+
+
+def test_open_makes_missing_parents_durable(disk: CrashingFileOps) -> None:
+    CheckpointStore(Path("/a/b/c"), ops=disk).open()
+    assert disk.calls == [
+        "mkdir /a",
+        "sync_dir /",
+        "mkdir /a/b",
+        "sync_dir /a",
+        "mkdir /a/b/c",
+        "sync_dir /a/b",
+    ]
+
+
+def test_open_works_in_a_relative_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = CheckpointStore(Path("chk"))
+    store.open()
+    commit(store, 1)
+    assert CheckpointStore(tmp_path / "chk").steps() == [1]
+
+
+def test_open_where_a_file_is_in_the_way_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "chk").write_bytes(b"")
+    with pytest.raises(FileExistsError):
+        CheckpointStore(tmp_path / "chk").open()
+
+
+def test_open_removes_what_interrupted_commits_and_prunes_left(store: CheckpointStore) -> None:
+    commit(store, 1)
+    store.begin(2, attempt="a").create_payload("m", 10).close()
+    os.rename(store.path(1), store.root / ".trash-1")
+    store.open()
+    assert os.listdir(store.root) == ["latest"]
+
+
+def test_a_commit_that_cannot_fit_is_refused_before_anything_is_written(
+    store: CheckpointStore,
+) -> None:
+    with pytest.raises(OSError, match=r"step 1 needs 9223372036854775807 bytes, .* are free"):
+        store.begin(1, attempt="a", num_bytes=2**63 - 1)
+    assert os.listdir(store.root) == []
+
+
+def test_a_step_that_exists_and_validates_is_kept(store: CheckpointStore) -> None:
+    commit_bytes(store, 1, {"m": b"first"})
+    result = commit_bytes(store, 1, {"m": b"second"})
+    assert result.kept_existing
+    assert result.path == store.path(1)
+    assert (store.path(1) / "m").read_bytes().endswith(b"first")
+    assert sorted(os.listdir(store.root)) == ["latest", "step-00000001"]
+
+
+def test_keeping_a_step_acknowledges_it_only_when_its_name_is_durable(
+    disk: CrashingFileOps, memory: CheckpointStore
+) -> None:
+    disk.fail_after(9, inject(errno.EIO))  # the sync of the parent
+    with pytest.raises(OSError, match="Input/output"):
+        commit_bytes(memory, 1, {"m": b"x"})
+    assert memory.steps() == [1]
+    assert any(not CheckpointStore(MEMORY, ops=one).steps() for one in disk.survivors())
+    assert commit_bytes(memory, 1, {"m": b"x"}).kept_existing
+    assert all(CheckpointStore(MEMORY, ops=one).steps() == [1] for one in disk.survivors())
+
+
+def test_a_step_that_exists_and_is_damaged_is_quarantined_and_replaced(
+    store: CheckpointStore,
+) -> None:
+    commit_bytes(store, 1, {"m": b"first"})
+    damage(store.path(1) / "m")
+    assert not commit_bytes(store, 1, {"m": b"second"}).kept_existing
+    store.verify(1)
+    names = ["step-00000001", "step-00000001.reason.txt"]
+    assert sorted(os.listdir(store.root / "quarantine")) == names
+
+
+def test_a_manifest_that_does_not_describe_the_files_is_refused(store: CheckpointStore) -> None:
+    commit_bytes(store, 1, {"m": b"payload"})
+    record = store.manifest(1)
+    pending = store.begin(2, attempt="other")
+    file = pending.create_payload("m", 3)
+    file.pwrite(memoryview(b"abc"), 0)
+    pending.finish_payload(file, 3)
+    with pytest.raises(PersistError, match="of step 1, attempt test; m has 3 bytes"):
+        store.commit(pending, record)
+    store.abort(pending)
+    assert store.steps() == [1]
+
+
+def test_abort_removes_the_pending_directory_with_open_files_in_it(
+    store: CheckpointStore,
+) -> None:
+    pending = store.begin(1, attempt="a")
+    pending.create_payload("m", 10)
+    store.abort(pending)
+    store.abort(pending)
+    assert os.listdir(store.root) == []
+
+
+def test_abort_leaves_what_it_cannot_remove_for_the_next_start(
+    disk: CrashingFileOps, memory: CheckpointStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    pending = memory.begin(1, attempt="a")
+    disk.fail_after(0, inject(errno.EROFS))
+    memory.abort(pending)
+    assert "left until the next start" in caplog.text
+    assert disk.listdir(MEMORY) == [".tmp-1-a"]
+    memory.open()
+    assert disk.listdir(MEMORY) == []
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("after", [None, 1])
+def test_a_failure_at_any_operation_of_a_commit_leaves_the_old_set(
+    code: int, after: int | None
+) -> None:
+    failures = 0
+    for num_calls in range(100):
+        disk = CrashingFileOps()
+        store = CheckpointStore(MEMORY, ops=disk)
+        store.open()
+        commit(store, 1, 3, 4)
+        disk.fail_after(num_calls, inject(code))
+        try:
+            commit(store, 5, after=after)
+        except OSError:
+            failures += 1
+            assert [name for name in disk.listdir(MEMORY) if name.startswith(".tmp")] == []
+            if store.steps()[-1] == 5:  # only its last sync failed: whole, not acknowledged
+                assert disk.calls[-1].startswith("rename")
+                continue
+            assert store.steps() == [1, 3, 4]
+            for survivor in disk.survivors():
+                assert CheckpointStore(MEMORY, ops=survivor).steps() == [1, 3, 4]
+            commit(store, 5, after=after)
+        assert store.verify(5)
+        if disk.calls[-1] == "replace /chk/latest" and num_calls > 40:
+            break
+    assert failures > 10
+
+
+def test_a_supersession_that_cannot_be_undone_says_so(
+    disk: CrashingFileOps, memory: CheckpointStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(CrashingFileOps):
+        def rename(self, src: Path, dst: Path) -> None:
+            if "superseded" not in str(dst):
+                raise inject(errno.EROFS)
+            super().rename(src, dst)
+
+    commit(memory, 1, 2)
+    broken = Broken()
+    broken.__dict__.update(disk.__dict__)
+    with pytest.raises(OSError, match="Read-only"):
+        commit(CheckpointStore(MEMORY, ops=broken), 2, after=1)
+    assert "may have stayed in superseded" in caplog.text
+    assert disk.listdir(MEMORY / "superseded") == ["step-00000002"]
+
+
+def test_later_steps_are_set_aside_when_a_commit_supersedes_them(store: CheckpointStore) -> None:
+    commit(store, 10, 20, 30)
+    commit(store, 20, after=10)
+    assert store.steps() == [10, 20]
+    commit(store, 30)
+    commit(store, 5, after=-1)
+    assert store.steps() == [5]
+    names = ["step-00000010", "step-00000020", "step-00000020.1", "step-00000030"]
+    assert sorted(os.listdir(store.root / "superseded")) == [*names, "step-00000030.1"]
+
+
+def test_marks_of_superseded_steps_do_not_pass_to_their_successors(
+    store: CheckpointStore,
+) -> None:
+    commit(store, 1, 2)
+    for step in (1, 2):
+        store.add_mark(step, keep=True, metrics={"loss": 1.5})
+    commit(store, 2, after=1)
+    assert store.marks() == {1: Mark(True, {"loss": 1.5}), 2: Mark()}
+
+
+def test_a_failure_of_the_pointer_does_not_deny_the_commit(
+    disk: CrashingFileOps, memory: CheckpointStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk.fail_after(10, inject(errno.ENOSPC))
+    assert not commit_bytes(memory, 1, {"m": b"x"}).kept_existing
+    assert "step 1 is committed, its pointer is not updated" in caplog.text
+    assert not disk.exists(MEMORY / "latest")
+
+
+# Listing and reading.
+
+
+def test_only_canonical_directory_names_are_steps(store: CheckpointStore) -> None:
+    commit(store, 100_000_000)
+    for name in (
+        "step-1",
+        "step-000000001",
+        "step-00000001x",
+        "step-0000000\u0661",
+        "Step-00000001",
+    ):
+        (store.root / name).mkdir()
+    assert store.steps() == [100_000_000]
+
+
+def test_a_missing_directory_has_no_steps_and_never_held_one(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "missing")
+    assert store.steps() == []
+    assert store.marks() == {}
+    assert not store.ever_held()
+    with pytest.raises(NoCheckpointError):
+        store.newest_valid(check=store.verify)
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_step_that_is_not_there_is_no_checkpoint(store: CheckpointStore) -> None:
+    for read in (store.manifest, store.inspect, store.verify):
+        with pytest.raises(NoCheckpointError, match="step 1"):
+            read(1)
+
+
+def test_a_directory_renamed_to_another_step_is_corrupt(store: CheckpointStore) -> None:
+    commit(store, 1)
+    os.rename(store.path(1), store.path(2))
+    with pytest.raises(CorruptCheckpointError, match="step: expected 2, got 1"):
+        store.manifest(2)
+
+
+def test_each_missing_file_is_corruption(store: CheckpointStore) -> None:
+    commit(store, 1)
+    for name in os.listdir(store.path(1)):
+        os.rename(store.path(1) / name, store.root / "away")
+        with pytest.raises(CorruptCheckpointError, match=f"{name}: file: expected a regular file"):
+            store.inspect(1)
+        with pytest.raises(CorruptCheckpointError):
+            store.verify(1)
+        (store.path(1) / name).mkdir()
+        with pytest.raises(CorruptCheckpointError, match="Is a directory"):
+            store.inspect(1)
+        with pytest.raises(CorruptCheckpointError):
+            store.verify(1)
+        (store.path(1) / name).rmdir()
+        os.rename(store.root / "away", store.path(1) / name)
+    store.verify(1)
+
+
+def test_a_file_in_a_steps_place_is_corruption(store: CheckpointStore) -> None:
+    store.path(1).write_bytes(b"")
+    assert store.steps() == [1]
+    with pytest.raises(CorruptCheckpointError, match="Not a directory"):
+        store.verify(1)
+
+
+def test_every_flipped_bit_of_every_file_is_found(store: CheckpointStore) -> None:
+    commit(store, 1)
+    for name in os.listdir(store.path(1)):
+        path = store.path(1) / name
+        for place in range(path.stat().st_size):
+            damage(path, place)
+            with pytest.raises(CorruptCheckpointError, match=name):
+                store.verify(1)
+            damage(path, place)
+    store.verify(1)
+
+
+def test_every_other_length_of_every_file_is_found(store: CheckpointStore) -> None:
+    commit(store, 1)
+    for name in os.listdir(store.path(1)):
+        path = store.path(1) / name
+        whole = path.read_bytes()
+        for other in [*(whole[:length] for length in range(len(whole))), whole + b"\0"]:
+            path.write_bytes(other)
+            with pytest.raises(CorruptCheckpointError, match=name):
+                store.inspect(1)
+            with pytest.raises(CorruptCheckpointError, match=name):
+                store.verify(1)
+        path.write_bytes(whole)
+    store.verify(1)
+
+
+def test_a_large_file_is_verified_piece_by_piece(store: CheckpointStore) -> None:
+    data = os.urandom((4 << 20) + 12_345)
+    commit_bytes(store, 1, {"m": data})
+    store.verify(1)
+    damage(store.path(1) / "m")
+    with pytest.raises(CorruptCheckpointError, match="digest of tensor 'data'"):
+        store.verify(1)
+
+
+def test_a_file_that_ends_while_it_is_verified_is_corruption(store: CheckpointStore) -> None:
+    class Shrinking(LocalFileOps):
+        def open_for_read(self, path: Path) -> ReadFile:
+            file = super().open_for_read(path)
+            os.truncate(path, 10)
+            return file
+
+    commit(store, 1)
+    with pytest.raises(CorruptCheckpointError, match="header digest"):
+        CheckpointStore(store.root, ops=Shrinking()).verify(1)
+
+
+# Walking back.
+
+
+def test_newest_valid_is_the_newest_when_it_validates(store: CheckpointStore) -> None:
+    commit(store, 1, 2)
+    found = store.newest_valid(check=store.verify)
+    assert (found.step, found.value.step, found.rejected) == (2, 2, ())
+
+
+def test_newest_valid_walks_past_damaged_steps_and_says_so(store: CheckpointStore) -> None:
+    commit(store, 1, 2, 3)
+    damage(store.path(3) / "a.safetensors")
+    (store.path(2) / "manifest.json").unlink()
+    found = store.newest_valid(check=store.verify)
+    assert found.step == 1
+    assert [item.step for item in found.rejected] == [3, 2]
+    assert "a.safetensors" in str(found.rejected[0].error)
+    assert store.steps() == [1, 2, 3]
+
+
+def test_when_none_validates_the_error_names_every_one(store: CheckpointStore) -> None:
+    commit(store, 1, 2)
+    for step in (1, 2):
+        (store.path(step) / "manifest.json").unlink()
+    with pytest.raises(CorruptCheckpointError, match=r"step 2: .*; step 1: .*manifest.json"):
+        store.newest_valid(check=store.verify)
+
+
+def test_a_directory_with_only_quarantined_steps_did_hold_one(store: CheckpointStore) -> None:
+    commit(store, 1)
+    store.quarantine(1, "bad")
+    assert store.ever_held()
+    with pytest.raises(CorruptCheckpointError, match="only quarantined ones"):
+        store.newest_valid(check=store.verify)
+
+
+@pytest.mark.parametrize("error", [ConfigError("newer"), inject(errno.EIO)])
+def test_what_is_not_corruption_is_never_walked_past(
+    store: CheckpointStore, error: Exception
+) -> None:
+    def check(step: int) -> Manifest:
+        if step == 2:
+            raise error
+        return store.verify(step)
+
+    commit(store, 1, 2)
+    with pytest.raises(type(error)):
+        store.newest_valid(check=check)
+
+
+def test_a_step_pruned_while_a_reader_walks_is_not_called_corrupt(store: CheckpointStore) -> None:
+    def check(step: int) -> Manifest:
+        if step == 2:
+            commit(store, 3)
+            shutil.rmtree(store.path(2))
+        return store.verify(step)
+
+    commit(store, 1, 2)
+    found = store.newest_valid(check=check)
+    assert (found.step, found.rejected) == (3, ())
+
+
+def test_a_check_that_finds_no_checkpoint_in_a_step_that_is_there_is_an_error(
+    store: CheckpointStore,
+) -> None:
+    def check(step: int) -> Manifest:
+        raise NoCheckpointError("something else is missing")
+
+    commit(store, 1)
+    with pytest.raises(NoCheckpointError, match="something else"):
+        store.newest_valid(check=check)
+
+
+# Quarantine, prune, marks.
+
+
+def test_quarantine_keeps_every_directory_and_its_reason(store: CheckpointStore) -> None:
+    for reason in ("first", "second \ud800"):
+        commit(store, 1)
+        target = store.quarantine(1, reason)
+        assert sorted(os.listdir(target))[-1] == "manifest.json"
+    folder = store.root / "quarantine"
+    assert (folder / "step-00000001.reason.txt").read_text() == "first\n"
+    assert (folder / "step-00000001.1.reason.txt").read_text() == "second \\ud800\n"
+
+
+def test_prune_removes_what_it_is_told(store: CheckpointStore) -> None:
+    commit(store, 1, 2, 3)
+    assert store.prune([2, 1, 99]) == [1, 2]
+    assert store.prune([]) == []
+    assert sorted(os.listdir(store.root)) == ["latest", "step-00000003"]
+
+
+def test_prune_keeps_the_last_one(store: CheckpointStore) -> None:
+    commit(store, 1, 2)
+    assert store.prune([1, 2]) == [1]
+    assert store.prune([2]) == []
+    assert store.steps() == [2]
+
+
+def test_prune_keeps_the_last_valid_one_when_those_to_stay_are_damaged(
+    store: CheckpointStore,
+) -> None:
+    commit(store, 1, 2, 3, 4)
+    (store.path(4) / "a.safetensors").unlink()
+    damage(store.path(3) / "manifest.json")
+    assert store.prune([1, 2, 3]) == [1, 3]
+    assert store.steps() == [2, 4]
+
+
+def test_prune_removes_nothing_under_a_final_name(
+    disk: CrashingFileOps, memory: CheckpointStore
+) -> None:
+    commit_bytes(memory, 1, {"m": b"x"})
+    commit_bytes(memory, 2, {"m": b"x"})
+    memory.ops.mkdir(MEMORY / ".trash-1")
+    disk.calls.clear()
+    memory.prune([1])
+    assert disk.calls[:3] == [
+        "rename /chk/step-00000001 /chk/.trash-1.1",
+        "sync_dir /chk",
+        "unlink /chk/.trash-1.1/m",
+    ]
+
+
+def test_marks_add_up(store: CheckpointStore) -> None:
+    store.add_mark(1, keep=True)
+    store.add_mark(1, metrics={"loss": 0.5})
+    store.add_mark(1, metrics={"accuracy": 0.25})
+    store.add_mark(2, metrics={"loss": float("inf")})
+    store.add_mark(2, keep=False)
+    assert store.marks() == {
+        1: Mark(True, {"loss": 0.5, "accuracy": 0.25}),
+        2: Mark(False, {"loss": float("inf")}),
+    }
+
+
+NO_MARKS = [
+    '{"step": 1, "ke',
+    "[]",
+    "5",
+    "{}",
+    '{"step": "1", "keep": true, "metrics": {}}',
+    '{"step": 1, "keep": 1, "metrics": {}}',
+    '{"step": 1, "keep": null, "metrics": 5}',
+    "\0",
+]
+
+
+@pytest.mark.parametrize("line", NO_MARKS)
+def test_lines_that_are_no_marks_are_skipped(
+    store: CheckpointStore, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (store.root / "marks.jsonl").write_text(line)
+    store.add_mark(2, keep=True)
+    assert store.marks() == {2: Mark(True, {})}
+    assert "skipped a line that is no mark" in caplog.text

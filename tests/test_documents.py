@@ -1,0 +1,64 @@
+"""What the documents say exists, exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
+#: A path of ours in backquotes: it begins with a folder of the checkout or names a file there.
+PATH = re.compile(r"`((?:checkfreq|iterators|benchmarks|tests|docker)/[\w./-]*|[A-Z]\w+\.\w+)`")
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z][a-z-]*):", text_of("Makefile"), re.MULTILINE))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_path_named_in_a_document_exists(document: str) -> None:
+    missing = [path for path in PATH.findall(text_of(document)) if not (ROOT / path).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_in_a_document_leads_somewhere(document: str) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text_of(document))
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_make_command_in_a_document_is_a_target(document: str) -> None:
+    named = set(re.findall(r"(?:^|`)make ([a-z][a-z-]*)", text_of(document), re.MULTILINE))
+    assert named <= make_targets()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_module_that_a_document_runs_exists(document: str) -> None:
+    for module in re.findall(r"python3? -m (benchmarks\.\w+)", text_of(document)):
+        assert (ROOT / Path(*module.split("."))).with_suffix(".py").exists(), module
+
+
+def test_readme_names_the_two_commands_of_a_fresh_machine() -> None:
+    assert {"make demo", "make test"} <= set(re.findall(r"make [a-z]+", text_of("README.md")))
+
+
+def test_architecture_is_short_enough_to_be_read() -> None:
+    assert len(text_of("ARCHITECTURE.md").splitlines()) <= 200
+
+
+def test_changelog_has_a_place_for_what_is_coming() -> None:
+    assert "## [Unreleased]" in text_of("CHANGELOG.md")
+
+
+def test_every_direct_requirement_is_pinned() -> None:
+    pinned = {line.split("==")[0] for line in text_of("constraints.txt").splitlines()}
+    lists = re.findall(r'(?:[A-Z] = |requires=|"dali": )\[([^\]]*)\]', text_of("setup.py"))
+    named = re.findall(r'"([a-z][\w-]*)', ",".join(lists))
+    assert {"torch", "pytest", "torchvision", "nvidia-dali-cuda120"} <= set(named) <= pinned
