@@ -22,13 +22,10 @@ from checkfreq.errors import StateError
 from checkfreq.snapshot.arena import Pinner, Slot
 from checkfreq.snapshot.device import Device
 from checkfreq.snapshot.engine import Copy, OnCopied, copy_to_slot
-from checkfreq.snapshot.lane import Lane, Share
+from checkfreq.snapshot.lane import Lane, Limits, Share
 from checkfreq.types import SnapshotPlace
 
 logger = logging.getLogger(__name__)
-
-#: Device memory that a device snapshot leaves to training.
-RESERVE_BYTES = 512 << 20
 
 
 class Helper(Protocol):
@@ -91,8 +88,8 @@ class _Job:
 class DeviceEngine:
     """Snapshots of tensors on accelerators, host tensors among them; see SnapshotEngine.
 
-    ``place`` may be changed between snapshots. A device snapshot needs ``reserve_bytes`` of
-    device memory to stay free, else the snapshot goes to the host.
+    ``place`` may be changed between snapshots. A device snapshot that would leave
+    less than ``limits.reserve_bytes`` of device memory goes to the host instead.
     """
 
     barrier_on_device = True
@@ -103,7 +100,7 @@ class DeviceEngine:
         *,
         pinner: Pinner | None = None,
         place: SnapshotPlace = SnapshotPlace.HOST,
-        reserve_bytes: int = RESERVE_BYTES,
+        limits: Limits | None = None,
         close_timeout_s: float = 60.0,
         helper: Helper | None = None,
     ) -> None:
@@ -111,7 +108,7 @@ class DeviceEngine:
         self.last_copy_s: float | None = None
         self._device = device
         self._pinner = pinner or DevicePinner(device)
-        self._reserve_bytes = reserve_bytes
+        self._limits = limits or Limits()
         self._close_timeout_s = close_timeout_s
         self._helper = helper or HelperThread(prepare=device.prepare_thread)
         self._lanes: dict[torch.device, Lane] = {}
@@ -211,7 +208,7 @@ class DeviceEngine:
 
     def _lane(self, index: torch.device) -> Lane:
         if index not in self._lanes:
-            self._lanes[index] = Lane(self._device, index, reserve_bytes=self._reserve_bytes)
+            self._lanes[index] = Lane(self._device, index, limits=self._limits)
         return self._lanes[index]
 
     def _pin(self, slot: Slot) -> None:

@@ -33,14 +33,23 @@ from checkfreq.types import SnapshotPlace
 
 logger = logging.getLogger(__name__)
 
-#: Below this a transfer costs more to start than to run.
-SMALL_BYTES = 64 << 10
-#: Most that is staged per snapshot; small tensors beyond it travel by themselves.
-STAGING_BYTES = 16 << 20
-#: Strided tensors are made row-major through a buffer of this size, piece by piece.
-TURN_BYTES = 32 << 20
-#: An unhurried transfer leaves the copy engine to others after so many bytes.
-CHUNK_BYTES = 32 << 20
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes that bound what a lane uses and how it cuts transfers.
+
+    small_bytes: below, a transfer costs more to start than to run, so tensors are packed.
+    staging_bytes: most that is packed per snapshot; the rest travels by itself.
+    turn_bytes: strided tensors become row-major through a buffer of this size, in pieces.
+    chunk_bytes: an unhurried transfer leaves the copy engine to others after so many bytes.
+    reserve_bytes: device memory that a device snapshot must leave free.
+    """
+
+    small_bytes: int = 64 << 10
+    staging_bytes: int = 16 << 20
+    turn_bytes: int = 32 << 20
+    chunk_bytes: int = 32 << 20
+    reserve_bytes: int = 512 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -73,11 +82,11 @@ class Share:
 class Lane:
     """Queues snapshots on one device; ``finish`` and ``give_back`` may run in any thread."""
 
-    def __init__(self, device: Device, index: torch.device, *, reserve_bytes: int) -> None:
+    def __init__(self, device: Device, index: torch.device, *, limits: Limits) -> None:
         self.index = index
         self._device = device
         self._side = device.side_stream(index)
-        self._reserve_bytes = reserve_bytes
+        self._limits = limits
         self._staging: Tensor | None = None
         self._turn: Tensor | None = None
         self._read: Event | None = None  # the latest settled tensors have been read
@@ -150,7 +159,7 @@ class Lane:
     def _to_host(self, share: Share, copies: Sequence[Copy], base: Tensor) -> None:
         device, side = self._device, self._side
         stream = device.current_stream(self.index)
-        small, large = _split(copies)
+        small, large = _split(copies, self._limits)
         packing = Packing.of(small)
         if small:
             staging = self._staging_for(packing.num_bytes, share)
@@ -182,9 +191,9 @@ class Lane:
 
     def _turned(self, copy: Copy, base: Tensor, share: Share) -> list[Pair]:
         """Through the turn buffer, piece after piece; the stream's order makes its reuse safe."""
-        turn = self._turn_for(min(TURN_BYTES, copy.num_bytes), share)
+        turn = self._turn_for(min(self._limits.turn_bytes, copy.num_bytes), share)
         pairs: list[Pair] = []
-        for offset, piece in row_major_pieces(copy.source, TURN_BYTES):
+        for offset, piece in row_major_pieces(copy.source, self._limits.turn_bytes):
             num_bytes = piece.numel() * piece.element_size()
             as_copy = Copy(copy.name, piece, copy.offset + offset, num_bytes, copy.settled)
             pairs.append(pair(as_copy, turn, 0))
@@ -229,7 +238,7 @@ class Lane:
             device.keep([copy.source for copy in packing.copies if copy.settled], stream=side)
             device.pack(settled, stream=side)
             self._read = device.record(side)
-        device.copy(_chunks(packing, buffer, base), stream=side)
+        device.copy(_chunks(packing, buffer, base, self._limits.chunk_bytes), stream=side)
         share.end = self._end = device.record(side)
 
     def _buffer_for(self, num_bytes: int) -> Tensor | None:
@@ -240,7 +249,7 @@ class Lane:
                 return buffer
             self._buffer = None  # a share that still uses the old one keeps it
         buffer = None
-        if self._device.free_bytes(self.index) >= num_bytes + self._reserve_bytes:
+        if self._device.free_bytes(self.index) >= num_bytes + self._limits.reserve_bytes:
             try:
                 buffer = self._device.allocate(num_bytes, self.index)
             except torch.OutOfMemoryError:
@@ -267,15 +276,15 @@ class Lane:
             self._buffer = None
 
     def _is_short(self) -> bool:
-        return self._device.free_bytes(self.index) < self._reserve_bytes
+        return self._device.free_bytes(self.index) < self._limits.reserve_bytes
 
 
-def _split(copies: Sequence[Copy]) -> tuple[list[Copy], list[Copy]]:
+def _split(copies: Sequence[Copy], limits: Limits) -> tuple[list[Copy], list[Copy]]:
     """Copies that are staged, and those that travel by themselves."""
     small, large = [], []
-    left = STAGING_BYTES
+    left = limits.staging_bytes
     for copy in copies:
-        if copy.num_bytes <= SMALL_BYTES and copy.num_bytes <= left:
+        if copy.num_bytes <= limits.small_bytes and copy.num_bytes <= left:
             small.append(copy)
             left -= copy.num_bytes
         else:
@@ -289,11 +298,11 @@ def _pairs(packing: Packing, base: Tensor) -> list[Pair]:
     ]
 
 
-def _chunks(packing: Packing, buffer: Tensor, base: Tensor) -> list[Pair]:
+def _chunks(packing: Packing, buffer: Tensor, base: Tensor, chunk_bytes: int) -> list[Pair]:
     pairs = []
     for run in packing.runs:
-        for done in range(0, run.num_bytes, CHUNK_BYTES):
-            size = min(CHUNK_BYTES, run.num_bytes - done)
+        for done in range(0, run.num_bytes, chunk_bytes):
+            size = min(chunk_bytes, run.num_bytes - done)
             at, begin = run.slot_offset + done, run.begin + done
             pairs.append((base[at : at + size], buffer[begin : begin + size]))
     return pairs

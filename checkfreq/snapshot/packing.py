@@ -45,7 +45,10 @@ class Packing:
 
     @classmethod
     def of(cls, copies: Sequence[Copy]) -> Packing:
-        """Pack in the order of the slot, so that neighbours there stay neighbours."""
+        """Pack in the order of the slot, so that neighbours there stay neighbours.
+
+        No copy is empty.
+        """
         ordered = sorted(copies, key=lambda copy: copy.offset)
         begins: list[int] = []
         runs: list[Run] = []
