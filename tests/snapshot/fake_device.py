@@ -154,12 +154,13 @@ class FakeDevice:
         if not allocation.kept_by:
             self.training_writes(tensor, 77)
 
-    def use_new_stream(self, index: int = 0) -> None:
-        """Make another stream the current one, ordered after the one before."""
+    def use_new_stream(self, index: int = 0, *, after_the_old_one: bool = True) -> None:
+        """Make another stream the current one."""
         device = torch.device("cuda", index)
         done = self.record(self.current_stream(device))
         self._current[device] = self.side_stream(device)
-        self.wait(self._current[device], done)
+        if after_the_old_one:
+            self.wait(self._current[device], done)
 
     def run_some(self) -> None:
         """Let streams and the helper run for as long as the schedule says."""

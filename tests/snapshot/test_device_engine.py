@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -77,6 +77,8 @@ class Recorder:
         self.arena = Arena(config=CFConfig(host_memory_limit=1 << 30))
         self.arena.allocate(8 << 10)
         self.arena.prepare()
+        for slot in self.arena.slots:
+            self._fill(slot)
         self.reports: list[BaseException | None] = []
         self.num_taken = 0
 
@@ -85,6 +87,7 @@ class Recorder:
         slot = self.arena.acquire()
         if slot is None:
             return
+        self._check_free(slot)
         self.num_taken += 1
         copies, expected = self.state.copies(), self.state.image()
         places = [(copy.name, copy.offset, copy.num_bytes) for copy in copies]
@@ -94,7 +97,7 @@ class Recorder:
             if error is None:
                 for name, offset, num_bytes in places:
                     assert slot.memory[offset : offset + num_bytes] == expected[name], name
-            slot.memory[4096:] = b"\xdd" * (len(slot.memory) - 4096)  # persisted and reused
+            self._fill(slot)  # persisted, or void, and given to others
             self.arena.release(slot)
 
         self.engine.start(copies, slot, on_copied=on_copied, place=place)
@@ -111,10 +114,15 @@ class Recorder:
         assert self.engine.wait_copied(timeout_s=0.0)
         assert len(self.reports) == self.num_taken, "on_copied is called once per snapshot"
         assert sum(error is not None for error in self.reports) == errors
+        for slot in self.arena.slots:
+            self._check_free(slot)
         self.arena.close()
 
+    def _fill(self, slot: Slot) -> None:
+        slot.memory[:] = b"\xdd" * len(slot.memory)
 
-Scenario = Callable[[Chooser], None]
+    def _check_free(self, slot: Slot) -> None:
+        assert slot.memory[:] == b"\xdd" * len(slot.memory), "a copy into a slot given up"
 
 
 def small_state(fake: FakeDevice) -> State:
@@ -330,7 +338,7 @@ def test_an_update_on_another_stream_waits_too() -> None:
         recorder = Recorder(fake, small_state(fake))
         recorder.take()
         recorder.update([], 0)
-        fake.use_new_stream()
+        fake.use_new_stream(after_the_old_one=False)
         recorder.update(["weight"], 9)
         recorder.finish()
 
