@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(PY) -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 # Enough to run the tests marked gpu without this environment (a machine with no network).
 GPU_NEEDS := torch, numpy, xxhash, pytest, hypothesis
 FULLY_COVERED := checkfreq/store/*,checkfreq/policy/*,iterators/order.py

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from checkfreq import CFManager
 from iterators import CFIterator
+from iterators.cursor import EpochReport
 
 
 class History:
@@ -21,6 +22,7 @@ class History:
 
     def __init__(self, path: Path | None) -> None:
         self._file = None if path is None else path.open("ab", buffering=0)
+        self._written: EpochReport | None = None
 
     def __enter__(self) -> History:
         return self
@@ -35,9 +37,13 @@ class History:
             self._file.write(json.dumps(line).encode() + b"\n")
 
     def write_epoch(self, batches: CFIterator | DataLoader[Any]) -> None:
-        """What the last epoch served, against what it should have; a plain loader cannot say."""
+        """What the epoch that has ended served, against what it should have, once.
+
+        A plain loader cannot say, and a forced stop ends no epoch.
+        """
         report = batches.last_report if isinstance(batches, CFIterator) else None
-        if report is not None:
+        if report is not None and report is not self._written:
+            self._written = report
             exactly_once = report.exact is True and report.not_served == 0
             self.write(epoch=report.epoch, served=report.served, exactly_once=exactly_once)
 

@@ -10,7 +10,8 @@ of that point from 1 (default 1; ``*`` is every pass) and ``action`` is one of
 * ``raise-ENOSPC`` or any other errno name: an OSError from that point;
 * ``pause-FILE``: wait until FILE exists (at most 60 s), having created ``FILE.reached``.
 
-``CHECKFREQ_FAULT_LOG`` names a file to which each reached point is appended.
+``CHECKFREQ_FAULT_LOG`` names a file to which each reached point is appended. Both variables
+are read at import, and again by ``reload``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 #: Those under ``snapshot.`` and ``socket.`` are passed by the trainer, the others by the worker.
 POINTS: tuple[str, ...] = (
     "snapshot.copy_start",
+    "snapshot.copy_settled",
     "snapshot.copy_end",
     "socket.send",
     "worker.receive",
@@ -108,6 +110,12 @@ def _pause(path: str) -> None:
 
 
 _script = _Script()
+
+
+def reload() -> None:
+    """Read the environment anew: a forked test process gets its own script, counting from 0."""
+    global _script
+    _script = _Script()
 
 
 def set_peer(pid: int | None) -> None:

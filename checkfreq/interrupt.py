@@ -63,9 +63,10 @@ class StopNotice:
 
 
 def _signal_number(name: str) -> int:
-    try:
-        return signal.Signals[name]
-    except KeyError:
+    number = signal.Signals.__members__.get(name)
+    if number is None or number in (signal.SIGKILL, signal.SIGSTOP):
         raise ConfigError(
-            f"CFConfig.stop_signals: expected names like 'SIGTERM', got {name!r}"
-        ) from None
+            f"CFConfig.stop_signals: expected names of signals that can be caught, like "
+            f"'SIGTERM', got {name!r}"
+        )
+    return number

@@ -246,16 +246,21 @@ class CFIterator:
         try:
             end = yield from self._delivered(limit)
         except GeneratorExit:
-            end = _Pass.LEFT if limit is None else _Pass.PAUSED
+            end = self._left_by(limit)
             raise
         finally:
             self._pass = end
+
+    def _left_by(self, limit: int | None) -> _Pass:
+        if self._learnt() and self._adapter.batches_left(self._cursor.live.place) == 0:
+            return _Pass.EXHAUSTED  # left on the last batch: nothing is missing
+        return _Pass.LEFT if limit is None else _Pass.PAUSED
 
     def _delivered(self, limit: int | None) -> Generator[Any, None, _Pass]:
         live = self._cursor.live
         deliveries = self._adapter.open(epoch=live.epoch, start=live.place)
         try:
-            if self._notified and not self._boundaries:
+            if self._notified is not None and not self._boundaries:
                 self._notified.before_first_batch()
             for delivery in deliveries:
                 self._take(delivery)
@@ -269,7 +274,7 @@ class CFIterator:
         return _Pass.EXHAUSTED
 
     def _take(self, delivery: Delivery) -> None:
-        if self._manager and not self._cursor.live.uncommitted:
+        if self._manager is not None and not self._cursor.live.uncommitted:
             self._updates_before = self._manager.update_attempts
         self._batch_place = self._cursor.live.place
         self._cursor.deliver(delivery)
@@ -277,13 +282,15 @@ class CFIterator:
 
     def _epochs(self, total: int) -> Iterator[int]:
         self._settle()
-        while self._cursor.live.epoch < total and not self._halted:
-            yield self._cursor.live.epoch
+        while (epoch := self._cursor.live.epoch) < total and not self._halted:
+            yield epoch
             self.reset()
             if self._halted:
                 return
+            closed = self._pass is _Pass.NONE and self._cursor.live.epoch > epoch
             self._pass = _Pass.NONE
-            self._close_epoch()
+            if not closed:  # finish() may have done it in the tail
+                self._close_epoch()
 
     def _steps(self, total: int) -> Iterator[Any]:
         self._settle()

@@ -24,6 +24,9 @@ LAYERS = {
         "snapshot",
         "persist",
         "checkpoint",
+        "checks",
+        "pipeline",
+        "positions",
         "restore",
         "profiler",
         "distributed",
@@ -34,7 +37,12 @@ LAYERS = {
 }
 RANKS = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}
 EDGE = list(LAYERS).index("edge")
-TORCH_FREE = (*LAYERS["base"], *LAYERS["store"], *LAYERS["decide"], "persist.worker", "cli")
+TORCH_FREE = (
+    *LAYERS["base"],
+    *LAYERS["store"],
+    *LAYERS["decide"],
+    *("persist.worker", "images", "cli"),
+)
 #: What pure decisions may not import: no torch, clock or I/O.
 IMPURE = {"torch", "numpy", "os", "io", "pathlib", "shutil", "socket", "subprocess", "time"}
 

@@ -64,7 +64,11 @@ class Persistence:
     def open(self) -> None:
         """Wait until the worker holds the directory, and look at what is there; idempotent."""
         if self._known is None:
-            self.persister.wait_opened()
+            try:
+                self.persister.wait_opened()
+            except WorkerDiedError as error:
+                self._worker_died(error)
+                self.persister.wait_opened()
             self._known = {}
             marks = self.store.marks()
             for step in self.store.steps():

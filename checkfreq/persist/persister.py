@@ -10,6 +10,7 @@ from the training thread.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -170,6 +171,8 @@ class Persister:
             faults.reach("socket.receive")
             with self._lock:
                 self._in_flight.pop(reply.attempt, None)
+                if isinstance(reply, p.Committed):
+                    self._supersede_no_more()
         return reply
 
     def forget(self, attempt: str) -> None:
@@ -178,6 +181,11 @@ class Persister:
             self._in_flight.pop(attempt, None)
 
     # ---- inside
+
+    def _supersede_no_more(self) -> None:
+        """The later steps are set aside: a replacement must not do it again."""
+        for attempt, request in self._in_flight.items():
+            self._in_flight[attempt] = dataclasses.replace(request, supersede_after=None)
 
     def _spawn(self, socket_fd: int, pidfd: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "checkfreq.persist.worker"]

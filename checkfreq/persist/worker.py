@@ -48,6 +48,9 @@ class Desk:
         self._slots: dict[int, mmap.mmap] = {}
         self._layouts: dict[int, tuple[FileSpec, ...]] = {}
         self.trainer_gone = threading.Event()
+        #: A commit of this worker has set the later steps aside. Snapshots that were handed over
+        #: before the trainer knew ask for it again, and would set aside this run's own steps.
+        self.has_superseded = False
         self._limiter = RateLimiter(None)
 
     def carry_out(self, request: p.Message) -> None:
@@ -190,9 +193,9 @@ class _Attempt:
         self.phase = "commit"
         if not self._desk._lock.is_held():
             raise PermissionError("the lock on the checkpoint directory was lost; not committing")
-        result = store.commit(
-            self._pending, self._manifest(written), supersede_after=request.supersede_after
-        )
+        after = None if self._desk.has_superseded else request.supersede_after
+        result = store.commit(self._pending, self._manifest(written), supersede_after=after)
+        self._desk.has_superseded = self._desk.has_superseded or after is not None
         self._add_marks()
         return p.Committed(
             attempt=request.attempt,

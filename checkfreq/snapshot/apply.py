@@ -67,10 +67,8 @@ class RestorePlan:
         Raises StateError naming the object whose ``load_state_dict`` raised; what had been
         loaded before is put back.
         """
-        undo: list[tuple[str, Callable[[], None]]] = []
-        for changes in self._changes:
-            for change in changes.fallible:
-                _load(change, undo)
+        fallible = [change for changes in self._changes for change in changes.fallible]
+        _load_all([(change, _backup(change)) for change in fallible])
         for changes in self._changes:
             for copy in changes.copies:
                 copy()
@@ -85,18 +83,35 @@ class RestorePlan:
             self._rng()
 
 
-def _load(change: Fallible, undo: list[tuple[str, Callable[[], None]]]) -> None:
-    undo.append((change.name, change.backup()))
+def _backup(change: Fallible) -> Callable[[], None]:
     try:
-        change.load()
-    except Exception as error:
-        stuck = [name for name, back in reversed(undo) if not _put_back(name, back)]
-        state = f"; could not be put back: {', '.join(stuck)}" if stuck else "; nothing was changed"
-        raise StateError(
-            f"{change.name}: loading its state from the checkpoint raised "
-            f"{type(error).__name__}: {error}{state}. Correct the object, or pass "
-            f"exclude=({change.name.partition('.')[0]!r},)"
-        ) from error
+        return change.backup()
+    except Exception:  # user code, on the way to a restore that will most likely succeed
+        logger.debug("no way back for %s", change.name, exc_info=True)
+        return _no_backup
+
+
+def _no_backup() -> None:
+    raise StateError("its state before the restore could not be copied")
+
+
+def _load_all(changes: list[tuple[Fallible, Callable[[], None]]]) -> None:
+    for done, (change, _) in enumerate(changes, 1):
+        try:
+            change.load()
+        except Exception as error:
+            touched = reversed(changes[:done])
+            stuck = [again.name for again, back in touched if not _put_back(again.name, back)]
+            raise StateError(_failure(change, error, stuck)) from error
+
+
+def _failure(change: Fallible, error: Exception, stuck: list[str]) -> str:
+    state = f"could not be put back: {', '.join(stuck)}" if stuck else "nothing was changed"
+    return (
+        f"{change.name}: loading its state from the checkpoint raised "
+        f"{type(error).__name__}: {error}; {state}. Correct the object, or pass "
+        f"exclude=({change.name.partition('.')[0]!r},)"
+    )
 
 
 def _put_back(name: str, back: Callable[[], None]) -> bool:

@@ -85,9 +85,9 @@ class _Encoder:
             node = _numpy_node(value)
         if node is None:
             raise StateError(
-                f"{path}: a {_type_name(value)} cannot be kept without pickle; expected numbers, "
-                "strings, tensors, NumPy arrays and plain containers of them. Convert it in "
-                "state_dict(), or leave it out"
+                f"{path}: type {_type_name(value)} cannot be kept without pickle; expected "
+                "numbers, strings, tensors, NumPy arrays and plain containers of them. Convert "
+                "it in state_dict(), or leave it out"
             )
         return node
 

@@ -130,6 +130,7 @@ class HostEngine:
     def _copy_settled(self, copies: Sequence[Copy], slot: Slot, on_copied: OnCopied) -> None:
         error: BaseException | None = None
         try:
+            faults.reach("snapshot.copy_settled")
             for copy in copies:
                 copy_to_slot(copy, slot)
             faults.reach("snapshot.copy_end")

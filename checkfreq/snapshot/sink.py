@@ -31,6 +31,9 @@ class TensorRef(NamedTuple):
     settled: bool
 
 
+_make_ref = tuple.__new__  # what TensorRef() calls, without the call in between
+
+
 class Sink:
     """Collects the tensors of one capture, object by object."""
 
@@ -59,8 +62,8 @@ class Sink:
 
         Raises StateError for a tensor that cannot be kept and for a key used twice.
         """
-        ordinary = is_ordinary(tensor)
-        live = tensor.detach() if ordinary else detached(tensor, f"{self._object}.{key}")
+        plain = is_ordinary(tensor)
+        live = tensor.detach() if plain else detached(tensor, f"{self._object}.{key}")
         if settled and self._host_is_volatile and live.is_cpu:
             settled = False
         if key in self._keys:
@@ -73,7 +76,7 @@ class Sink:
             if twin is not None:
                 return self._alias(key, twin, settled)
             self._more.setdefault(address, []).append(index)
-        self.refs.append(TensorRef(self._object, key, live, settled))
+        self.refs.append(_make_ref(TensorRef, (self._object, key, live, settled)))
         return key
 
     def _twin(self, address: int, live: Tensor) -> int | None:

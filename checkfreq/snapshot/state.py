@@ -7,7 +7,9 @@ resolved to tensors anew each time, since objects rebind their tensors (LBFGS at
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +52,29 @@ def capture(
     ``barrier_on_device``: the next weight update waits on the device, so every host tensor is
     volatile. Raises StateError naming the path of whatever cannot be kept.
     """
+    with _collector_paused():
+        return _capture(chk, positions or {}, barrier_on_device=barrier_on_device)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No garbage collection meanwhile.
+
+    Two objects are made per tensor, enough to set off full collections: 10,000 tensors in a
+    process with a large heap took 270 ms instead of 30 (2026-11).
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _capture(
+    chk: CFCheckpoint, positions: Mapping[str, Mapping[str, Any]], *, barrier_on_device: bool
+) -> CapturedState:
     sink = Sink(optimised=chk.optimised(), barrier_on_device=barrier_on_device)
     objects: dict[str, Json] = {}
     for name, adapter in chk.adapters.items():
@@ -86,11 +111,9 @@ def _declare(chk: CFCheckpoint, sink: Sink, *, barrier_on_device: bool) -> None:
     """Apply ``settled=`` and ``volatile=``; the longest matching name wins."""
     declared = {**dict.fromkeys(chk.settled, True), **dict.fromkeys(chk.volatile, False)}
     unmatched = set(declared)
+    other_names = _other_names(sink)
     for index, ref in enumerate(sink.refs):
-        names = [
-            ref.key,
-            *(a for a, k in sink.aliases.get(ref.object_name, {}).items() if k == ref.key),
-        ]
+        names = [ref.key, *other_names.get((ref.object_name, ref.key), ())]
         matches = [d for d in declared if any(_covers(d, ref.object_name, n) for n in names)]
         unmatched.difference_update(matches)
         if matches:
@@ -99,6 +122,14 @@ def _declare(chk: CFCheckpoint, sink: Sink, *, barrier_on_device: bool) -> None:
                 settled = False
             sink.refs[index] = ref._replace(settled=settled)
     _require_matches(chk, unmatched)
+
+
+def _other_names(sink: Sink) -> dict[tuple[str, str], list[str]]:
+    names: dict[tuple[str, str], list[str]] = {}
+    for object_name, aliases in sink.aliases.items():
+        for alias, key in aliases.items():
+            names.setdefault((object_name, key), []).append(alias)
+    return names
 
 
 def _covers(declared: str, object_name: str, key: str) -> bool:

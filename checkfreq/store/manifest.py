@@ -273,23 +273,32 @@ def _manifest_from(value: Json, version: int) -> Manifest:
     _require(version >= 1, "format_version", "at least 1", version)
     fields = dict(value)
     del fields["format_version"], fields["digest"]
-    return _make(Manifest, {**fields, "files": _each(fields.get("files"), _file_from)})
+    return _make(
+        Manifest, Manifest.__slots__, {**fields, "files": _each(fields.get("files"), _file_from)}
+    )
 
 
 def _file_from(value: Json) -> FileEntry:
     fields = _as_object(value, "file entry")
-    return _make(FileEntry, {**fields, "tensors": _each(fields.get("tensors"), _tensor_from)})
+    return _make(
+        FileEntry,
+        FileEntry.__slots__,
+        {**fields, "tensors": _each(fields.get("tensors"), _tensor_from)},
+    )
 
 
 def _tensor_from(value: Json) -> TensorEntry:
     fields = _as_object(value, "tensor entry")
-    return _make(TensorEntry, {**fields, "shape": _each(fields.get("shape"), lambda size: size)})
+    return _make(
+        TensorEntry,
+        TensorEntry.__slots__,
+        {**fields, "shape": _each(fields.get("shape"), lambda size: size)},
+    )
 
 
-def _make(kind: Callable[..., T], fields: Mapping[str, Json]) -> T:
-    names = set(getattr(kind, "__slots__"))  # noqa: B009  (mypy knows no __slots__ of a callable)
-    got = sorted(fields)
-    _require(set(fields) == names, "names of fields", sorted(names), got)
+def _make(kind: Callable[..., T], names: Iterable[str], fields: Mapping[str, Json]) -> T:
+    expected, got = sorted(names), sorted(fields)
+    _require(got == expected, "names of fields", expected, got)
     return kind(**fields)
 
 

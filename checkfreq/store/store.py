@@ -21,6 +21,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -228,7 +229,7 @@ class CheckpointStore:
         manifest = self.manifest(step)
         for entry in manifest.files:
             path = self.path(step) / entry.name
-            size = self._of_committed(step, path, lambda path=path: self.ops.file_size(path))  # type: ignore[misc]
+            size = self._of_committed(step, path, partial(self.ops.file_size, path))
             expect_size(path, entry, size)
         return manifest
 
@@ -326,7 +327,8 @@ class CheckpointStore:
         moved: list[tuple[int, Path]] = []
         try:
             for step in superseded:
-                moved.append((step, self._set_aside(step, "superseded")))  # noqa: PERF401
+                target = self._set_aside(step, "superseded")
+                moved.append((step, target))
             if moved:
                 self._sync_moves("superseded")
             faults.reach("commit.rename")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -187,10 +187,10 @@ def test_opening_fails_with_the_file_systems_own_error(tmp_path: Path) -> None:
 
 
 def test_reads_turn_buffered_where_direct_ones_are_refused(tmp_path: Path) -> None:
-    def preadv(fd: int, views: object, offset: int) -> int:
+    def preadv(fd: int, views: Sequence[memoryview], offset: int) -> int:
         if is_direct(fd):
             raise refuse(errno.EINVAL)
-        return os.preadv(fd, views, offset)  # type: ignore[arg-type]
+        return os.preadv(fd, views, offset)
 
     (tmp_path / "file").write_bytes(b"abc")
     file = LocalFileOps(calls=SystemCalls(preadv=preadv)).open_for_read(tmp_path / "file")
@@ -202,7 +202,7 @@ def test_reads_turn_buffered_where_direct_ones_are_refused(tmp_path: Path) -> No
 
 
 def test_a_failing_read_is_an_error(tmp_path: Path) -> None:
-    def preadv(fd: int, views: object, offset: int) -> int:
+    def preadv(fd: int, views: Sequence[memoryview], offset: int) -> int:
         raise refuse(errno.EIO)
 
     (tmp_path / "file").write_bytes(b"abc")

@@ -191,7 +191,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(
-    max_examples=150,
+    max_examples=80,
     stateful_step_count=16,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -7,6 +7,7 @@ it, having changed nothing. Changes that run user code come apart from those tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -60,6 +61,8 @@ class Saved:
         self._bytes = _as_tensor(file.image) if file is not None else None
         self.aliases: dict[str, str] = self.field("aliases", {})
         self._owned: dict[tuple[str, torch.device], Tensor] = {}
+        for record in self.records.values():
+            self._check_record(record)
 
     def field(self, key: str, default: Json = None) -> Json:
         """A field of the JSON; without a default it has to be there."""
@@ -80,6 +83,19 @@ class Saved:
         if key not in self.records:
             raise self.corrupt("tensors of the file", f"a tensor {key!r}", "none")
         return self.records[key]
+
+    def _check_record(self, record: TensorRecord) -> None:
+        dtype = DTYPES.get(record.dtype)
+        if dtype is None:
+            known = ", ".join(DTYPES)
+            raise self.corrupt(f"dtype of {record.name}", f"one of {known}", record.dtype)
+        num_bytes = math.prod(record.shape) * dtype.itemsize
+        if num_bytes != record.num_bytes:
+            raise self.corrupt(f"bytes of {record.name}", num_bytes, record.num_bytes)
+        assert self._bytes is not None
+        if record.offset % dtype.itemsize or record.offset + num_bytes > self._bytes.numel():
+            expected = f"aligned and within {self._bytes.numel()} bytes"
+            raise self.corrupt(f"place of {record.name}", expected, f"offset {record.offset}")
 
     def view(self, name: str) -> Tensor:
         """The tensor as it lies in the buffer: for reading while the plan is applied."""
@@ -119,7 +135,7 @@ class Saved:
         return decode_torch(tag, node, lambda key, device: self._placeholder(key))
 
     def _placeholder(self, key: str) -> Tensor:
-        return torch.empty(0, dtype=DTYPES[self.record(key).dtype])
+        return torch.empty(0, dtype=DTYPES[self.record(key).dtype], device="cpu")
 
     def forget(self) -> None:
         """Drop the references to the buffer."""
@@ -129,7 +145,7 @@ class Saved:
 
 def _as_tensor(image: memoryview) -> Tensor:
     if image.nbytes == 0:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     writable = bytearray(image) if image.readonly else image  # torch warns of read-only memory
     return torch.frombuffer(writable, dtype=torch.uint8)
 

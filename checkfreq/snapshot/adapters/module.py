@@ -47,10 +47,13 @@ class ModuleAdapter:
         trained = self._is_trained(optimised)
         extra = {}
         for node in nodes:
-            steady = trained and node.weights_settled
-            for key, tensor, is_parameter in own_state(node):
-                settled = steady and is_parameter and _settled(tensor, optimised)
-                add(key, tensor, settled)
+            module, steady = node.module, trained and node.weights_settled
+            for own, parameter in module._parameters.items():
+                if parameter is not None:
+                    add(node.name(own), parameter, steady and _settled(parameter, optimised))
+            for own, buffer in module._buffers.items():
+                if buffer is not None and own not in module._non_persistent_buffers_set:
+                    add(node.name(own), buffer, False)
             if node.extra:
                 extra[node.name(EXTRA_STATE)] = node.module.get_extra_state()
         return extra
@@ -104,6 +107,7 @@ class ModuleAdapter:
             for name, tensor in live.items()
             if name in names and self._fits(name, tensor, saved, findings)
         }
+        self._compare_ties(fitting, saved, findings)
         common = {name: node for name, node in extras.items() if name in trees}
         if self._index.loads_its_own_way or self._index.saves_its_own_way:
             strict = not findings.mismatches
@@ -147,6 +151,20 @@ class ModuleAdapter:
             f"live is {dtype}{list(shape)}"
         )
         return shape == tuple(record.shape)
+
+    def _compare_ties(
+        self, fitting: Mapping[str, Tensor], saved: Saved, findings: Findings
+    ) -> None:
+        """Two saved tensors cannot both go into one live tensor."""
+        first: dict[object, str] = {}
+        for name, tensor in fitting.items():
+            address = _address(tensor)
+            place = (address, tensor.shape, tensor.stride()) if address else name
+            twin = first.setdefault(place, name)
+            if saved.record(twin).name != saved.record(name).name:
+                findings.different.append(
+                    f"{self._name}.{name}: live is tied to {twin}, checkpoint has two tensors"
+                )
 
     def _directly(
         self, saved: Saved, fitting: Mapping[str, Tensor], extras: Mapping[str, Node | None]

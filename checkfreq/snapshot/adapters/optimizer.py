@@ -42,7 +42,7 @@ class OptimizerAdapter:
         self._name = name
         self._optimizer = optimizer
         self._scheduled = scheduled
-        self._keys: dict[tuple[int, str], str] = {}
+        self._keys: dict[int, dict[str, str]] = {}  # parameter number -> name -> key
 
     def capture(self, sink: Sink) -> dict[str, Json]:
         """See Adapter."""
@@ -67,8 +67,8 @@ class OptimizerAdapter:
                 continue
             number = self._number(owner, numbers)
             if _is_flat(state):
-                hosts = self._add_flat(number, state, sink)
-                flat.setdefault((tuple(state), hosts), []).append(number)
+                names = self._add_flat(number, state, sink)
+                flat.setdefault(names, []).append(number)
             else:
                 trees[str(number)] = self._tree(number, state, sink)
         return {
@@ -85,14 +85,13 @@ class OptimizerAdapter:
             )
         return numbers[id(owner)]
 
-    def _add_flat(self, number: int, state: dict[str, Tensor], sink: Sink) -> tuple[bool, ...]:
-        keys, add = self._keys, sink.add
+    def _add_flat(self, number: int, state: dict[str, Tensor], sink: Sink) -> _Names:
+        keys, add = self._keys.get(number), sink.add
+        if keys is None or keys.keys() != state.keys():
+            keys = self._keys[number] = {name: f"state.{number}.{name}" for name in state}
         for name, tensor in state.items():
-            key = keys.get((number, name))
-            if key is None:
-                key = keys[number, name] = f"state.{number}.{name}"
-            add(key, tensor, True)
-        return tuple([tensor.is_cpu for tensor in state.values()])
+            add(keys[name], tensor, True)
+        return tuple(state), tuple([tensor.is_cpu for tensor in state.values()])
 
     def _tree(self, number: int, state: Any, sink: Sink) -> Json:
         path = f"{self._name}.state.{number}"

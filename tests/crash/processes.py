@@ -1,0 +1,157 @@
+"""Starting, killing and reading the child processes of the crash tests.
+
+Children are forked from a server that has imported torch once: a run costs its own time, not
+the seconds of the import. Every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import multiprocessing
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from checkfreq.store.store import CheckpointStore
+from tests.crash import programs
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["pytest", "tests.crash.programs"])
+DEADLINE_S = 60.0
+
+
+@dataclass
+class Log:
+    """What a run said before its end."""
+
+    restored: tuple[int, str] | None = None
+    boundaries: dict[int, str] = field(default_factory=dict)
+    durable: list[int] = field(default_factory=list)
+    stats: dict[str, Any] | None = None
+
+    def note(self, message: tuple[Any, ...]) -> None:
+        """Take in one message."""
+        kind, *values = message
+        if kind == "restored":
+            self.restored = (values[0], values[1])
+        elif kind == "boundary":
+            self.boundaries[values[0]] = values[1]
+        elif kind == "durable":
+            self.durable.append(values[0])
+        else:
+            self.stats = values[0]
+
+
+class Trainer:
+    """A child process that trains, and its log so far."""
+
+    def __init__(self, run: programs.Run) -> None:
+        self.log = Log()
+        self._chk_dir = Path(run.chk_dir)
+        self._pipe, theirs = _CONTEXT.Pipe(duplex=False)
+        self._process = _CONTEXT.Process(target=_call, args=(theirs, run))
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def read_boundaries(self, count: int) -> bool:
+        """Read until ``count`` more boundaries were logged; False if the run ended before."""
+        goal = len(self.log.boundaries) + count
+        while len(self.log.boundaries) < goal:
+            if not self._read_one():
+                return False
+        return True
+
+    def finish(self) -> int:
+        """Read the rest of the log and return the exit code (-9 when killed)."""
+        while self._read_one():
+            pass
+        self._process.join(DEADLINE_S)
+        code = self._process.exitcode
+        assert code is not None, "the training process did not end"
+        self._process.close()
+        self._pipe.close()
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL the training process."""
+        _kill(self.pid)
+
+    def kill_worker(self) -> bool:
+        """SIGKILL its worker, if it has one that holds the lock; True if one was there."""
+        holder = _holder(self._chk_dir)
+        if holder.get("trainer_pid") != self.pid:
+            return False
+        _kill(holder["worker_pid"])
+        return True
+
+    def _read_one(self) -> bool:
+        assert self._pipe.poll(DEADLINE_S), "the training process fell silent"
+        try:
+            self.log.note(self._pipe.recv())
+        except (EOFError, ConnectionResetError):
+            return False
+        return True
+
+
+def _call(log: Connection, run: programs.Run) -> None:
+    programs.train(log, run)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _holder(chk_dir: Path) -> dict[str, int]:
+    try:
+        found: dict[str, int] = json.loads((chk_dir / ".lock").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def wait_unlocked(chk_dir: Path) -> None:
+    """Return once no worker holds the directory: whatever it had in hand is committed."""
+    if not (chk_dir / ".lock").exists():
+        return
+    fd = os.open(chk_dir / ".lock", os.O_RDWR)
+    deadline = time.monotonic() + DEADLINE_S
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                assert time.monotonic() < deadline, "the worker outlived its trainer for good"
+                time.sleep(0.005)
+            else:
+                return
+    finally:
+        os.close(fd)
+
+
+def run_to_end(run: programs.Run) -> Log:
+    """Train in a child, undisturbed, and return its log."""
+    trainer = Trainer(run)
+    code = trainer.finish()
+    assert code == 0, f"the run ended with exit code {code}"
+    return trainer.log
+
+
+def verify_all(chk_dir: Path) -> list[int]:
+    """Every step under a final name validates, always; returns them."""
+    store = CheckpointStore(chk_dir)
+    for step in store.steps():
+        store.verify(step)
+    return store.steps()

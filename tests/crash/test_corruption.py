@@ -1,0 +1,302 @@
+"""Every way to damage a small checkpoint is noticed, or provably changes nothing."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+import checkfreq
+from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
+from checkfreq.errors import CheckFreqError, ConfigError, CorruptCheckpointError
+from checkfreq.restore import Restorer
+from checkfreq.store.manifest import MANIFEST_NAME
+
+pytestmark = pytest.mark.crash
+
+OLD_STEP, NEW_STEP = 1, 2
+
+
+def build() -> CFCheckpoint:
+    """As small as a state can be that has two files and a rich manifest."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    extra = {"best": float("inf"), 3: ("a", b"b")}
+    return CFCheckpoint(rng=False, model=model, optimizer=optimizer, extra=extra)
+
+
+def update(chk: CFCheckpoint) -> None:
+    model, optimizer = chk.tracked["model"], chk.tracked["optimizer"]
+    optimizer.zero_grad()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+
+
+def state_of(chk: CFCheckpoint) -> list[object]:
+    model, optimizer = chk.tracked["model"], chk.tracked["optimizer"]
+    momenta = [optimizer.state[p]["momentum_buffer"].tolist() for p in model.parameters()]
+    return [*(p.tolist() for p in model.parameters()), momenta, dict(chk.tracked["extra"])]
+
+
+def manager_of(chk_dir: Path, chk: CFCheckpoint) -> CFManager:
+    return CFManager(chk_dir, chk, mode=CFMode.MANUAL, chk_freq=1, config=CFConfig(nice=0))
+
+
+class Reader:
+    """Reads the newest valid checkpoint without a worker, in one buffer."""
+
+    def __init__(self, chk_dir: Path) -> None:
+        self._buffer = memoryview(mmap.mmap(-1, 1 << 20))
+        self._restorer = Restorer(chk_dir, buffers=lambda size: self._buffer, num_threads=1)
+
+    def read(self, step: int | None = None) -> tuple[int, list[tuple[str, bytes]], object]:
+        """The step found and all that restoring it would use."""
+        found = self._restorer.find(step)
+        assert found is not None
+        images = [(name, bytes(image.view)) for name, image in sorted(found.images.items())]
+        return found.step, images, found.manifest.objects
+
+
+@dataclass
+class Sound:
+    """A directory with two checkpoints, and what reading each of them gives."""
+
+    chk_dir: Path
+    by_step: dict[int, object]
+
+    @property
+    def newest(self) -> Path:
+        return self.chk_dir / f"step-{NEW_STEP:08d}"
+
+    def files(self) -> list[Path]:
+        return sorted(self.newest.iterdir())
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
+    chk_dir = tmp_path_factory.mktemp("corruption") / "chk"
+    chk = build()
+    with manager_of(chk_dir, chk) as manager:
+        for _ in range(2):
+            update(chk)
+            manager.step()
+            manager.wait()
+    reader = Reader(chk_dir)
+    return Sound(chk_dir, {step: reader.read(step) for step in (OLD_STEP, NEW_STEP)})
+
+
+def expect_noticed_or_harmless(reader: Reader, sound: Sound, what: str) -> bool:
+    """True if the damage was noticed and walked past; any error fails the test."""
+    found = reader.read()
+    assert found == sound.by_step[found[0]], f"{what}: restored something that was never saved"
+    return found[0] == OLD_STEP
+
+
+@pytest.fixture
+def damaged(sound: Sound, tmp_path: Path) -> Iterator[Sound]:
+    """A copy to be damaged."""
+    shutil.copytree(sound.chk_dir, tmp_path / "chk")
+    return Sound(tmp_path / "chk", sound.by_step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "optimizer.safetensors"])
+def test_one_flipped_bit_in_any_byte_is_noticed(name: str, damaged: Sound) -> None:
+    bits = random.Random(name)
+    path, reader = damaged.newest / name, Reader(damaged.chk_dir)
+    data = path.read_bytes()
+    fd = os.open(path, os.O_WRONLY)
+    for index, byte in enumerate(data):
+        bit = bits.randrange(8)
+        os.pwrite(fd, bytes([byte ^ 1 << bit]), index)
+        what = f"bit {bit} of byte {index} of {name}"
+        assert expect_noticed_or_harmless(reader, damaged, what), f"{what} was not noticed"
+        os.pwrite(fd, bytes([byte]), index)
+    os.close(fd)
+    assert reader.read() == damaged.by_step[NEW_STEP]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "optimizer.safetensors"])
+def test_a_file_cut_at_any_length_is_noticed(name: str, damaged: Sound) -> None:
+    path, reader = damaged.newest / name, Reader(damaged.chk_dir)
+    for length in reversed(range(path.stat().st_size)):
+        os.truncate(path, length)
+        what = f"{name} cut to {length} bytes"
+        assert expect_noticed_or_harmless(reader, damaged, what), f"{what} was not noticed"
+
+
+def test_the_small_checkpoint_has_no_other_files(sound: Sound) -> None:
+    names = [path.name for path in sound.files()]
+    assert names == ["manifest.json", "model.safetensors", "optimizer.safetensors"]
+
+
+def test_a_file_that_grew_is_noticed(damaged: Sound) -> None:
+    for path in damaged.files():
+        data = path.read_bytes()
+        path.write_bytes(data + b"\0")
+        assert expect_noticed_or_harmless(Reader(damaged.chk_dir), damaged, str(path))
+        path.write_bytes(data)
+
+
+def test_files_exchanged_between_steps_are_noticed(damaged: Sound) -> None:
+    old = damaged.chk_dir / f"step-{OLD_STEP:08d}"
+    for path in damaged.files():
+        data = path.read_bytes()
+        path.write_bytes((old / path.name).read_bytes())
+        assert expect_noticed_or_harmless(Reader(damaged.chk_dir), damaged, str(path))
+        path.write_bytes(data)
+
+
+def _delete(path: Path) -> None:
+    path.unlink()
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _become_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _dangle(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "deleted": _delete,
+    "emptied": _empty,
+    "a directory": _become_directory,
+    "a dangling link": _dangle,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "optimizer.safetensors"])
+def test_the_manager_walks_back_says_so_and_quarantines(
+    name: str, damage: str, damaged: Sound, caplog: pytest.LogCaptureFixture
+) -> None:
+    DAMAGES[damage](damaged.newest / name)
+    chk = build()
+    with caplog.at_level(logging.WARNING), manager_of(damaged.chk_dir, chk) as manager:
+        assert manager.restore()
+        assert manager.global_step == OLD_STEP
+        assert manager.last_event is not None
+        assert manager.last_event.kind == "restored"
+        assert manager.last_event.data["steps_lost"] == NEW_STEP - OLD_STEP
+    loaded = checkfreq.load(damaged.chk_dir)
+    assert torch.equal(loaded["model"]["weight"], chk.tracked["model"].weight)
+    assert "step 2 does not validate and is quarantined" in caplog.text
+    assert "going back to step 1 loses 1 step(s)" in caplog.text
+    assert '"kind": "quarantined", "step": 2' in (damaged.chk_dir / "events.jsonl").read_text()
+    aside = damaged.chk_dir / "quarantine"
+    assert (aside / "step-00000002").is_dir()
+    assert name in (aside / "step-00000002.reason.txt").read_text()
+
+
+@pytest.mark.parametrize("region", ["manifest", "header", "tensor"])
+def test_the_manager_trains_on_after_walking_back_and_writes_the_step_anew(
+    region: str, damaged: Sound, sound: Sound
+) -> None:
+    path = damaged.newest / (MANIFEST_NAME if region == "manifest" else "model.safetensors")
+    data = bytearray(path.read_bytes())
+    data[{"manifest": 300, "header": 100, "tensor": len(data) - 2}[region]] ^= 1
+    path.write_bytes(data)
+    chk = build()
+    with manager_of(damaged.chk_dir, chk) as manager:
+        manager.restore()
+        update(chk)
+        manager.step()
+    assert Reader(damaged.chk_dir).read()[:2] == sound.by_step[NEW_STEP][:2]  # type: ignore[index]
+
+
+def test_when_nothing_validates_all_is_named_and_nothing_is_touched(damaged: Sound) -> None:
+    for step in (OLD_STEP, NEW_STEP):
+        (damaged.chk_dir / f"step-{step:08d}" / MANIFEST_NAME).write_bytes(b"{}")
+    chk = build()
+    before = [p.tolist() for p in chk.tracked["model"].parameters()]
+    with (
+        pytest.raises(CorruptCheckpointError, match=r"step 2: .*step 1: ") as caught,
+        manager_of(damaged.chk_dir, chk) as manager,
+    ):
+        manager.restore()
+    assert str(damaged.chk_dir) in str(caught.value)
+    assert [p.tolist() for p in chk.tracked["model"].parameters()] == before
+    assert not (damaged.chk_dir / "quarantine").exists()
+    with pytest.raises(CorruptCheckpointError):
+        checkfreq.load(damaged.chk_dir)
+
+
+def test_a_damaged_step_asked_for_by_number_is_an_error_and_not_walked_past(
+    damaged: Sound,
+) -> None:
+    _empty(damaged.newest / "model.safetensors")
+    with (
+        pytest.raises(CorruptCheckpointError, match="size in bytes: expected"),
+        manager_of(damaged.chk_dir, build()) as manager,
+    ):
+        manager.restore(NEW_STEP)
+    assert damaged.newest.is_dir()
+
+
+@pytest.mark.parametrize("name", ["latest", "marks.jsonl", "events.jsonl", ".lock"])
+@pytest.mark.parametrize("damage", ["deleted", "emptied", "garbled"])
+def test_files_beside_the_checkpoints_are_conveniences(
+    name: str, damage: str, damaged: Sound
+) -> None:
+    path = damaged.chk_dir / name
+    garbled = random.Random(name).randbytes(500)
+    path.write_bytes(b"" if damage == "emptied" else garbled)
+    if damage == "deleted":
+        path.unlink()
+    chk = build()
+    with manager_of(damaged.chk_dir, chk) as manager:
+        assert manager.restore()
+        assert manager.global_step == NEW_STEP
+        update(chk)
+        manager.step()
+        manager.save(keep=True)
+    assert checkfreq.load(damaged.chk_dir, step=3)
+
+
+def test_only_our_errors_come_out_of_random_damage(damaged: Sound) -> None:
+    """Blocks of noise, zeros and shifts, as disks make them, in both checkpoints at once."""
+    chance = random.Random(7)
+    folders = [damaged.chk_dir / f"step-{step:08d}" for step in (OLD_STEP, NEW_STEP)]
+    sane = {path: path.read_bytes() for folder in folders for path in folder.iterdir()}
+    reader = Reader(damaged.chk_dir)
+    for _ in range(300):
+        for path in chance.sample(sorted(sane), 2):
+            path.write_bytes(_noise(chance, sane[path]))
+        try:
+            found = reader.read()
+        except CheckFreqError as error:
+            assert not isinstance(error, ConfigError)  # noqa: PT017
+        else:
+            assert found == damaged.by_step[found[0]]
+        for path, data in sane.items():
+            path.write_bytes(data)
+
+
+def _noise(chance: random.Random, data: bytes) -> bytes:
+    start = chance.randrange(len(data))
+    length = chance.choice([1, 8, 512, 4096])
+    block = chance.choice([bytes(length), chance.randbytes(length), b"", data[:length]])
+    return data[:start] + block + data[start + length :]
+
+
+@pytest.fixture(autouse=True)
+def _caplog_stays_small(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)

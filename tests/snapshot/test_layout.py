@@ -1,0 +1,162 @@
+"""File images: valid safetensors, aligned, without holes, reused while the structure holds."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+import torch
+from safetensors.torch import load
+from torch import nn
+
+from checkfreq.checkpoint import CFCheckpoint
+from checkfreq.snapshot.layout import PAGE_BYTES, StateLayout
+from checkfreq.snapshot.state import capture
+from tests.snapshot.support import bits, take
+
+
+class Mixed(nn.Module):
+    """Buffers of every size of element, an empty and a 0-d one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 5))
+        for name, tensor in {
+            "flag": torch.tensor([True, False, True]),
+            "u8": torch.arange(7, dtype=torch.uint8),
+            "f16": torch.randn(3).half(),
+            "bf16": torch.randn(3).bfloat16(),
+            "count": torch.tensor(5),
+            "empty": torch.empty(0, 4),
+            "f64": torch.randn(2, dtype=torch.float64),
+            "small": torch.randn(5).to(torch.float8_e4m3fn),
+            "wave": torch.randn(3, dtype=torch.complex64),
+            "unsigned": torch.tensor([1, 2**63], dtype=torch.uint64),
+        }.items():
+            self.register_buffer(name, tensor)
+
+
+def test_safetensors_loads_the_model_with_its_own_keys() -> None:
+    model = Mixed()
+    loaded = load(take(CFCheckpoint(model=model)).image("model"))
+    assert bits(dict(sorted(loaded.items()))) == bits(dict(sorted(model.state_dict().items())))
+
+
+def test_channels_last_weights_are_stored_row_major() -> None:
+    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    loaded = load(take(CFCheckpoint(model=model)).image("model"))
+    assert torch.equal(loaded["weight"], model.weight)
+
+
+def test_tensors_are_packed_by_decreasing_element_size_without_holes() -> None:
+    (file,) = take(CFCheckpoint(rng=False, model=Mixed())).layout.files
+    end = file.header_bytes
+    for tensor in file.tensors:
+        assert tensor.offset == end
+        if tensor.num_bytes:
+            elements = torch.Size(tensor.shape).numel()
+            assert tensor.offset % (tensor.num_bytes // elements) == 0
+        end += tensor.num_bytes
+    assert end == file.num_bytes
+
+
+def test_header_and_images_fill_whole_pages() -> None:
+    model = Mixed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model.weight.sum().backward()
+    optimizer.step()
+    layout = take(CFCheckpoint(model=model, optimizer=optimizer)).layout
+    assert [file.name for file in layout.files] == [
+        "model.safetensors",
+        "optimizer.safetensors",
+        "rng.safetensors",
+    ]
+    end = 0
+    for i, file in enumerate(layout.files):
+        assert file.slot_offset >= end
+        assert file.slot_offset % PAGE_BYTES == file.header_bytes % PAGE_BYTES == 0
+        header = layout.header(i)
+        assert len(header) == file.header_bytes
+        assert struct.unpack("<Q", header[:8])[0] == file.header_bytes - 8
+        end = file.slot_offset + file.num_bytes
+    assert layout.total_bytes % PAGE_BYTES == 0
+    assert end <= layout.total_bytes < end + PAGE_BYTES
+
+
+def test_a_header_longer_than_a_page_is_padded_to_the_next_one() -> None:
+    model = nn.ModuleList([nn.Linear(1, 1) for _ in range(100)])
+    shot = take(CFCheckpoint(rng=False, model=model))
+    assert shot.layout.files[0].header_bytes == 4 * PAGE_BYTES
+    assert len(load(shot.image("model"))) == 200
+
+
+def test_dtypes_that_safetensors_lacks_are_bytes_in_the_file() -> None:
+    model = nn.Module()
+    model.register_buffer("wave", torch.randn(2, 3, dtype=torch.complex128))
+    model.register_buffer("point", torch.tensor(1j, dtype=torch.complex128))
+    shot = take(CFCheckpoint(rng=False, model=model))
+    loaded = load(shot.image("model"))
+    assert loaded["wave"].dtype == torch.uint8
+    assert loaded["wave"].shape == (2, 48)
+    assert loaded["point"].shape == (16,)
+    assert torch.equal(loaded["wave"].view(torch.complex128), model.wave)
+    assert [t.dtype for t in shot.layout.files[0].tensors] == ["complex128"] * 2
+
+
+def test_tied_weights_are_stored_once_and_named_in_the_header() -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    shot = take(CFCheckpoint(rng=False, model=model))
+    assert list(load(shot.image("model"))) == ["0.weight"]
+    length = struct.unpack("<Q", shot.image("model")[:8])[0]
+    metadata = json.loads(shot.image("model")[8 : 8 + length])["__metadata__"]
+    assert json.loads(metadata["aliases"]) == {"1.weight": "0.weight"}
+
+
+def test_a_layout_fits_later_captures_of_the_same_structure() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    chk = CFCheckpoint(model=model, optimizer=optimizer)
+    empty = StateLayout.plan(capture(chk, barrier_on_device=False))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    full = StateLayout.plan(capture(chk, barrier_on_device=False))
+    optimizer.step()
+    again = capture(chk, barrier_on_device=False)
+    assert full.fits(again)
+    assert not empty.fits(again)
+    assert not full.fits(capture(chk, barrier_on_device=True))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.register_buffer("more", torch.zeros(1)),
+        lambda m: m.double(),
+        lambda m: setattr(m, "weight", nn.Parameter(torch.zeros(4, 4))),
+        lambda m: setattr(m, "bias", m.weight),
+    ],
+    ids=["new buffer", "dtype", "shape", "tied"],
+)
+def test_a_layout_does_not_fit_a_changed_structure(change: object) -> None:
+    model = nn.Linear(2, 2)
+    chk = CFCheckpoint(model=model)
+    layout = StateLayout.plan(capture(chk, barrier_on_device=False))
+    assert callable(change)
+    change(model)
+    assert not layout.fits(capture(chk, barrier_on_device=False))
+
+
+def test_an_object_without_tensors_has_no_file() -> None:
+    shot = take(CFCheckpoint(rng=False, best={"loss": 0.5}))
+    assert shot.layout.files == ()
+    assert shot.layout.total_bytes == 0
+    assert shot.loaded.objects["best"]["tree"] == {"loss": 0.5}
+
+
+def test_destinations_follow_the_order_of_the_captured_tensors() -> None:
+    shot = take(CFCheckpoint(model=Mixed()))
+    for i, ref in enumerate(shot.captured.tensors):
+        offset, num_bytes = shot.layout.destination(i)
+        assert bits(ref.tensor)[2] == bytes(shot.slot[offset : offset + num_bytes].numpy())
