@@ -164,12 +164,16 @@ class Lane:
         if small:
             staging = self._staging_for(packing.num_bytes, share)
             device.pack(_pairs(packing, staging), stream=stream)
-        self._direct([copy for copy in large if not copy.settled], base, share, stream=stream)
-        device.wait(side, device.record(stream))
+        volatile = [copy for copy in large if not copy.settled]
         settled = [copy for copy in large if copy.settled]
+        if volatile:
+            device.copy(self._direct(volatile, base, share), stream=stream)
+        pairs = self._direct(settled, base, share)
+        # What was allocated so far is the compute stream's until here, so this comes after it.
+        device.wait(side, device.record(stream))
         if settled:
             device.keep([copy.source for copy in settled], stream=side)
-            self._direct(settled, base, share, stream=side)
+            device.copy(pairs, stream=side)
             self._read = device.record(side)
         if small:
             share.packing, share.landing = packing, self._landing_for(packing.num_bytes)
@@ -177,17 +181,15 @@ class Lane:
             device.copy([(landed, staging[: packing.num_bytes])], stream=side)
         share.end = self._end = device.record(side)
 
-    def _direct(
-        self, copies: Sequence[Copy], base: Tensor, share: Share, *, stream: Stream
-    ) -> None:
+    def _direct(self, copies: Sequence[Copy], base: Tensor, share: Share) -> list[Pair]:
+        """Copies from the tensors' own storage; may allocate on the compute stream."""
         pairs: list[Pair] = []
         for copy in copies:
             if is_plain(copy.source):
                 pairs.append(pair(copy, base, copy.offset))
             else:
                 pairs += self._turned(copy, base, share)
-        if pairs:
-            self._device.copy(pairs, stream=stream)
+        return pairs
 
     def _turned(self, copy: Copy, base: Tensor, share: Share) -> list[Pair]:
         """Through the turn buffer, piece after piece; the stream's order makes its reuse safe."""

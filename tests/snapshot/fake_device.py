@@ -134,7 +134,7 @@ class FakeDevice:
 
     def tensor(self, values: Tensor, index: int = 0) -> Tensor:
         """A device tensor with the values and strides of a dense host tensor."""
-        flat = self.allocate(values.untyped_storage().nbytes(), torch.device("cuda", index))
+        flat = self._new(values.untyped_storage().nbytes(), torch.device("cuda", index))
         flat.copy_(torch.tensor([], dtype=torch.uint8).set_(values.untyped_storage()))
         return flat.view(values.dtype).as_strided(
             values.shape, values.stride(), values.storage_offset()
@@ -241,7 +241,11 @@ class FakeDevice:
         self._call()
         if num_bytes > self.free:
             raise torch.OutOfMemoryError("fake")
-        return self._new(num_bytes, device)
+        tensor = self._new(num_bytes, device)
+        find = self._place(tensor, alive=False)
+        # The memory is the current stream's: what it did with it before may still be queued.
+        self._queue(self.current_stream(device), lambda: find().fill_(0xAB))
+        return tensor
 
     def allocate_host(self, num_bytes: int) -> Tensor:
         self._call()
@@ -336,7 +340,7 @@ class FakeDevice:
     def _allocation(self, tensor: Tensor) -> _Allocation | None:
         return self._allocations.get(tensor.untyped_storage().data_ptr())
 
-    def _place(self, tensor: Tensor) -> Callable[[], Tensor]:
+    def _place(self, tensor: Tensor, *, alive: bool = True) -> Callable[[], Tensor]:
         """Finds the tensor again without keeping its memory alive."""
         allocation = self._allocation(tensor)
         if allocation is None:
@@ -346,6 +350,8 @@ class FakeDevice:
 
         def find() -> Tensor:
             block = allocation.block()
+            if block is None and not alive:
+                return torch.empty(0, dtype=dtype)
             assert block is not None, "a copy reads or writes freed memory"
             count = len(block) // dtype.itemsize
             found = torch.frombuffer(block, dtype=dtype, count=count).as_strided(
