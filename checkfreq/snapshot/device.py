@@ -198,9 +198,9 @@ class CudaDevice:
 
     def prepare_thread(self) -> None:
         """See Device."""
+        _relax_capture()
         # A new thread starts on device 0, and some calls would open a context there.
         torch.cuda.set_device(_device_in_use())
-        _relax_capture()
 
     def register_host(self, address: int, num_bytes: int) -> str | None:
         """See Device."""

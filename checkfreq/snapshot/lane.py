@@ -46,7 +46,7 @@ class Limits:
     """
 
     small_bytes: int = 64 << 10
-    staging_bytes: int = 16 << 20
+    staging_bytes: int = 8 << 20
     turn_bytes: int = 32 << 20
     chunk_bytes: int = 32 << 20
     reserve_bytes: int = 512 << 20

@@ -18,7 +18,8 @@ import checkfreq
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 from checkfreq.errors import StateError
 
-pytestmark = pytest.mark.gpu
+#: Warnings of CUDA libraries and of PyTorch's own debug modes are not ours.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 DEVICE = "cuda"
 LONG = 4_000_000_000  # cycles: about two seconds
