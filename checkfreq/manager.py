@@ -19,7 +19,7 @@ import torch
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.checks import cadence, check_arguments, numbers, usable
 from checkfreq.config import CFConfig
-from checkfreq.errors import CheckFreqError, ConfigError, StateError
+from checkfreq.errors import ConfigError, StateError
 from checkfreq.events import Event
 from checkfreq.interrupt import StopNotice
 from checkfreq.persist.attempts import Attempt, Marks
@@ -234,21 +234,32 @@ class CFManager:
         ``wait=True`` returns once it is durable, and raises StateError between boundaries or
         the PersistError of the attempt. A step is written once: a second request for the same
         step only adds its marks.
+
+        With an iterator, a batch in use is between boundaries: its forward pass may have changed
+        BatchNorm statistics and drawn random numbers.
         """
         marks = Marks(keep=keep, metrics=numbers(metrics or {}))
         self._begin(iterating=False)
-        if not self._gate.at_boundary:
+        if why_not := self._why_no_boundary():
             if wait:
                 raise StateError(
-                    "save(wait=True) between boundaries: an update was attempted since the last "
-                    "one, so the state is not a boundary's. Call step() first, or save() without "
-                    "wait to have it done at the next boundary"
+                    f"save(wait=True) between boundaries: {why_not}, so the state is not a "
+                    "boundary's. Call step() first, or save() without wait to have it done at "
+                    "the next boundary"
                 )
             self._request(marks)
             return
         attempt = self._checkpoint("requested", marks, must=True)
         if wait and (error := self._pipeline.outcome(attempt)) is not None:
             raise error
+
+    def _why_no_boundary(self) -> str | None:
+        """What happened since the last boundary; None at one."""
+        if not self._gate.at_boundary:
+            return "an update was attempted since the last one"
+        if (name := self._positions.using_batch()) is not None:
+            return f"iterator {name!r} handed out a batch since the last one"
+        return None
 
     def _request(self, marks: Marks) -> None:
         if self._requested is None:
@@ -318,10 +329,14 @@ class CFManager:
         plan = plan_restore(
             found, self._chk, path=self._chk_dir, only=only, exclude=exclude, strict=strict
         )
-        plan.apply()
+        take_back = self._positions.restore(plan.positions)  # first: an iterator may refuse
+        try:
+            plan.apply()
+        except Exception:
+            take_back()
+            raise
         self._may_start = True
         self._continue_from(found, explicit=step is not None)
-        self._positions.restore(plan.positions)
         plan.apply_rng()
         self._apply_rng = plan.apply_rng
         return True
@@ -401,7 +416,8 @@ class CFManager:
     def close(self, *, timeout_s: float | None = None) -> None:
         """Checkpoint the last boundary if it is not durable, finish, and end the worker.
 
-        Waits at most ``timeout_s`` (default ``CFConfig.close_timeout_s``) for the worker.
+        Takes at most ``timeout_s`` (default ``CFConfig.close_timeout_s``); then the worker is
+        killed.
         Raises what kept the last checkpoint from becoming durable. Idempotent.
         """
         self._close(clean=True, timeout_s=timeout_s)
@@ -410,26 +426,36 @@ class CFManager:
         if self._closed:
             return
         limit_s = self._config.close_timeout_s if timeout_s is None else timeout_s
+        self._pipeline.begin_close(timeout_s=limit_s)
         try:
-            self._finish(clean=clean, timeout_s=limit_s)
+            self._finish(clean=clean)
         finally:
             self._closed = True
             self._notice.uninstall()
             self._gate.close()
-            self._pipeline.close(timeout_s=limit_s)
+            self._pipeline.close()
 
-    def _finish(self, *, clean: bool, timeout_s: float) -> None:
+    def _finish(self, *, clean: bool) -> None:
         if not clean:
-            self._persistence.wait_until(
-                lambda: not self._persistence.book.active, timeout_s=timeout_s
-            )
+            self._pipeline.finish_in_flight()
             return
         if not self._stopped:
             self._positions.finish()
-        if self._iterated and self._gate.at_boundary and not self._stopped:
-            self._pipeline.make_durable(self._global_step, "final")
+        if self._iterated and not self._stopped:
+            self._finish_last_boundary()
         if self._opened:
             self.wait()
+
+    def _finish_last_boundary(self) -> None:
+        if self._gate.at_boundary:
+            self._pipeline.make_durable(self._global_step, "final")
+        elif not self._pipeline.is_written(self._global_step):
+            logger.warning(
+                "the last boundary, step %d, has no checkpoint and cannot get one: an update was "
+                "attempted since, so the state is no boundary's any more. Call step() after the "
+                "last update",
+                self._global_step,
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -445,7 +471,7 @@ class CFManager:
             return
         try:
             self._close(clean=False, timeout_s=None)
-        except CheckFreqError:  # the exception in flight must not be masked
+        except Exception:  # the one in flight must not be masked
             logger.exception("while closing after %s", kind.__name__)
 
     # ---- what happened

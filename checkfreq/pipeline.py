@@ -59,6 +59,7 @@ class Pipeline:
             config=config,
         )
         self._is_deferred = False
+        self._close_by_s: float | None = None
         self.last_started_step = 0
         self.num_deferred = 0
         self._host_stall_s = 0.0
@@ -125,7 +126,7 @@ class Pipeline:
         None if it was deferred, or if this step is durable already.
         """
         start_s = time.perf_counter()
-        if self._is_written(step):
+        if self.is_written(step):
             self.persistence.add_marks(step, marks)
             return self.persistence.book.find(step)
         captured = self._capture() if must or self._arena.may_have_room() else None
@@ -154,7 +155,8 @@ class Pipeline:
         self._snapshotter.barrier()  # a copy still active: this boundary saw no update
         self._snapshotter.take(captured, attempt.slot, on_copied=on_copied)
 
-    def _is_written(self, step: int) -> bool:
+    def is_written(self, step: int) -> bool:
+        """Whether ``step`` is durable or on its way."""
         book = self.persistence.book
         return book.last_durable_step == step or book.find(step) is not None
 
@@ -172,7 +174,7 @@ class Pipeline:
                 return None
             self.wait_idle()
             self._snapshotter.make_room(captured)
-        if not self._arena.wait_ready(timeout_s=self._config.close_timeout_s if must else 0.0):
+        if not self._arena.wait_ready(timeout_s=self._patience_s() if must else 0.0):
             return None
         if must:
             self._wait_until(self._arena.has_free_slot, "a free snapshot slot")
@@ -206,16 +208,33 @@ class Pipeline:
         self._wait_until(lambda: not self.persistence.book.active, "checkpoints in flight")
 
     def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        limit_s = self._config.close_timeout_s
+        limit_s = self._patience_s()
         if not self.persistence.wait_until(condition, timeout_s=limit_s):
             raise PersistError(
-                f"waited {limit_s:.0f} s for {what} in vain (CFConfig.close_timeout_s)",
+                f"waited {limit_s:.0f} s for {what} in vain (CFConfig.close_timeout_s, or the "
+                "timeout_s given to close)",
                 step=self.last_started_step,
                 phase="wait",
             )
 
-    def close(self, *, timeout_s: float) -> None:
+    def _patience_s(self) -> float:
+        """The longest any wait may be: while closing, what is left of the time for all of it."""
+        if self._close_by_s is None:
+            return self._config.close_timeout_s
+        return max(0.0, self._close_by_s - time.monotonic())
+
+    def begin_close(self, *, timeout_s: float) -> None:
+        """From now on all waits together, and ``close``, may take ``timeout_s``."""
+        self._close_by_s = time.monotonic() + timeout_s
+
+    def finish_in_flight(self) -> None:
+        """Wait for what is in flight; at the deadline it is left."""
+        self.persistence.wait_until(
+            lambda: not self.persistence.book.active, timeout_s=self._patience_s()
+        )
+
+    def close(self) -> None:
         """End the helper threads and the worker, and free the slots."""
         self._snapshotter.close()
-        self.persistence.close(timeout_s=timeout_s)
+        self.persistence.close(timeout_s=self._patience_s())
         self._arena.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from checkfreq.errors import ConfigError
@@ -37,7 +37,8 @@ class Positions:
                 "twice; pass marks_steps=False to one of them"
             )
         if name in self._waiting:
-            source.load_state_dict(self._waiting.pop(name))
+            source.load_state_dict(self._waiting[name])
+            del self._waiting[name]
         self._sources[name] = source
 
     def read(self) -> dict[str, dict[str, Any]]:
@@ -45,13 +46,39 @@ class Positions:
         live = {name: source.state_dict() for name, source in self._sources.items()}
         return {**self._waiting, **live}
 
-    def restore(self, positions: Mapping[str, dict[str, Any]]) -> None:
-        """Give each iterator its position, now or when it registers."""
-        for name, state in positions.items():
-            if name in self._sources:
+    def restore(self, positions: Mapping[str, dict[str, Any]]) -> Callable[[], None]:
+        """Give each iterator its position, now or when it registers; returns what undoes it.
+
+        An iterator that refuses its position raises, and those before it are put back.
+        """
+        earlier: dict[str, dict[str, Any]] = {}
+        waiting = dict(self._waiting)
+
+        def take_back() -> None:
+            self._waiting = waiting
+            for name, state in earlier.items():
                 self._sources[name].load_state_dict(state)
-            else:
-                self._waiting[name] = state
+
+        try:
+            for name, state in positions.items():
+                self._move(name, state, earlier)
+        except Exception:
+            take_back()
+            raise
+        return take_back
+
+    def _move(self, name: str, state: dict[str, Any], earlier: dict[str, dict[str, Any]]) -> None:
+        if name not in self._sources:
+            self._waiting[name] = state
+            return
+        before = self._sources[name].state_dict()
+        self._sources[name].load_state_dict(state)
+        earlier[name] = before
+
+    def using_batch(self) -> str | None:
+        """The name of an iterator whose batch is being used, if there is one."""
+        using = (n for n, s in self._sources.items() if getattr(s, "is_using_batch", False))
+        return next(using, None)
 
     def finish(self) -> None:
         """Have each iterator pass the boundary it still owes."""

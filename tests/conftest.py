@@ -1,4 +1,4 @@
-"""What every test shares: those marked ``gpu`` are skipped where there is none."""
+"""What every tier shares: tests of a device skip, with the reason, where there is none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import torch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="no CUDA device in this machine"))
+    """Skip tests marked ``gpu`` without a CUDA device."""
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
