@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from checkfreq.checkpoint import CFCheckpoint
@@ -19,7 +20,9 @@ from checkfreq.persist.persistence import Persistence
 from checkfreq.policy.retention import RetentionPolicy
 from checkfreq.positions import Positions
 from checkfreq.snapshot.arena import Arena, Slot
-from checkfreq.snapshot.engine import HostEngine
+from checkfreq.snapshot.choice import engine_for
+from checkfreq.snapshot.device import CudaDevice
+from checkfreq.snapshot.device_engine import DevicePinner
 from checkfreq.snapshot.snapshotter import Snapshotter
 from checkfreq.snapshot.state import CapturedState, capture
 
@@ -40,8 +43,8 @@ class Pipeline:
         self._chk = chk
         self._positions = positions
         self._config = config
-        self._arena = Arena(config=config)
-        self._engine = HostEngine()
+        pinner = DevicePinner(CudaDevice())
+        self._arena = Arena(config=config, pinner=pinner)
         self.persistence = Persistence(
             chk_dir,
             config=config,
@@ -50,7 +53,7 @@ class Pipeline:
             release=self._arena.release,
         )
         self._snapshotter = Snapshotter(
-            engine=self._engine,
+            choose_engine=partial(engine_for, chk, pinner=pinner),
             arena=self._arena,
             listener=self.persistence.persister,
             config=config,
@@ -59,7 +62,7 @@ class Pipeline:
         self._close_by_s: float | None = None
         self.last_started_step = 0
         self.num_deferred = 0
-        self.stall_s = 0.0
+        self._host_stall_s = 0.0
 
     @property
     def state_bytes(self) -> int:
@@ -70,6 +73,11 @@ class Pipeline:
     def is_deferred(self) -> bool:
         """True while a periodic checkpoint is still to be made up for."""
         return self._is_deferred
+
+    @property
+    def stall_s(self) -> float:
+        """How long training was held: the host, and devices at barriers as far as known yet."""
+        return self._host_stall_s + self._snapshotter.device_stall_s
 
     # ---- memory
 
@@ -98,7 +106,7 @@ class Pipeline:
         With ``verify_settled``, raises StateError if settled state changed before it.
         """
         stall_s = self._snapshotter.barrier()
-        self.stall_s += stall_s
+        self._host_stall_s += stall_s
         if stall_s:
             for attempt in self.persistence.book.active[-1:]:
                 attempt.hold_s += stall_s
@@ -133,7 +141,7 @@ class Pipeline:
         self._take(captured, attempt)
         held_s = time.perf_counter() - start_s
         attempt.hold_s += held_s
-        self.stall_s += held_s
+        self._host_stall_s += held_s
         return attempt
 
     def _take(self, captured: CapturedState, attempt: Attempt) -> None:
@@ -227,6 +235,6 @@ class Pipeline:
 
     def close(self) -> None:
         """End the helper threads and the worker, and free the slots."""
-        self._engine.close()
+        self._snapshotter.close()
         self.persistence.close(timeout_s=self._patience_s())
         self._arena.close()

@@ -17,6 +17,17 @@ class CFMode(Enum):
     MANUAL = "manual"
 
 
+class SnapshotPlace(Enum):
+    """Where a snapshot of device tensors is complete, so that updates may go on.
+
+    HOST: in host memory. DEVICE: in a second place on the device, from where it goes to host
+    memory unhurriedly; takes as much device memory as the state.
+    """
+
+    HOST = "host"
+    DEVICE = "device"
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One tensor in a file image.

@@ -41,6 +41,11 @@ class SnapshotEngine(Protocol):
 
     barrier_on_device: bool
 
+    @property
+    def device_stall_s(self) -> float:
+        """How long devices have waited for copies at barriers, as far as it is known yet."""
+        ...
+
     def start(self, copies: Sequence[Copy], slot: Slot, *, on_copied: OnCopied) -> None:
         """Begin a snapshot of the state as it is now.
 
@@ -66,6 +71,7 @@ class HostEngine:
     """Snapshots of tensors in host memory."""
 
     barrier_on_device = False
+    device_stall_s = 0.0
 
     def __init__(self) -> None:
         self._idle = threading.Event()

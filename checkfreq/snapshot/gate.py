@@ -15,6 +15,8 @@ import torch
 
 from checkfreq.errors import StateError
 
+_cuda: Any = torch.cuda  # parts of it have no annotations
+
 
 class UpdateGate:
     """Counts update attempts and orders each of them after the copy in progress."""
@@ -76,7 +78,7 @@ class UpdateGate:
         self._hooks = []
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if _cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             self._captured = True  # waiting is not allowed during capture
             return
         self._barrier()

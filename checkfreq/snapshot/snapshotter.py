@@ -7,15 +7,20 @@ training thread.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from checkfreq.config import CFConfig
+from checkfreq.errors import SnapshotError
 from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.engine import Copy, OnCopied, SnapshotEngine, differing
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.snapshot.state import CapturedState
 from checkfreq.types import FileSpec
+
+logger = logging.getLogger(__name__)
 
 
 class SlotListener(Protocol):
@@ -40,12 +45,22 @@ class Snapshot:
 
 
 class Snapshotter:
-    """Makes room for the state, then copies it there."""
+    """Makes room for the state, then copies it there.
+
+    ``choose_engine`` is called at the first boundary, since a model may be moved before, and
+    again if a state that was in host memory has moved to a device since.
+    """
 
     def __init__(
-        self, *, engine: SnapshotEngine, arena: Arena, listener: SlotListener, config: CFConfig
+        self,
+        *,
+        choose_engine: Callable[[], SnapshotEngine],
+        arena: Arena,
+        listener: SlotListener,
+        config: CFConfig,
     ) -> None:
-        self._engine = engine
+        self._choose_engine = choose_engine
+        self._chosen: SnapshotEngine | None = None
         self._arena = arena
         self._listener = listener
         self._config = config
@@ -60,13 +75,19 @@ class Snapshotter:
     @property
     def barrier_on_device(self) -> bool:
         """Whether host tensors may change while a copy runs."""
-        return self._engine.barrier_on_device
+        return self._engine().barrier_on_device
+
+    @property
+    def device_stall_s(self) -> float:
+        """How long devices have waited for copies, as far as it is known yet."""
+        return 0.0 if self._chosen is None else self._chosen.device_stall_s
 
     def make_room(self, captured: CapturedState) -> bool:
         """Plan the layout and see to it that slots are large enough.
 
         False while slots that are too small are still in use.
         """
+        self._follow(captured)
         layout = self._layout
         if layout is None or not layout.fits(captured):
             layout = StateLayout.plan(captured)
@@ -94,12 +115,14 @@ class Snapshotter:
         snapshot = Snapshot(slot, copies, layout.total_bytes)
         if self._config.verify_settled:  # else nothing keeps the source tensors after the copy
             self._latest = snapshot
-        self._engine.start(copies, slot, on_copied=on_copied)
+        self._engine().start(copies, slot, on_copied=on_copied)
         return snapshot
 
     def barrier(self) -> float:
         """Order the next weight update after the copy; returns the host's wait in seconds."""
-        return self._engine.barrier(timeout_s=self._config.barrier_timeout_s)
+        if self._chosen is None:
+            return 0.0
+        return self._chosen.barrier(timeout_s=self._config.barrier_timeout_s)
 
     def changed_settled(self) -> list[str]:
         """Settled tensors that differ from the snapshot at the first update after it.
@@ -109,7 +132,30 @@ class Snapshotter:
         latest, self._latest = self._latest, None
         if latest is None or latest.slot.is_free:
             return []
+        if not self._engine().wait_copied(timeout_s=self._config.barrier_timeout_s):
+            raise SnapshotError(
+                "verify_settled: the snapshot was not finished after "
+                f"{self._config.barrier_timeout_s:.0f} s (CFConfig.barrier_timeout_s)"
+            )
         return differing([copy for copy in latest.copies if copy.settled], latest.slot)
+
+    def close(self) -> None:
+        """Finish the copies in progress; idempotent."""
+        if self._chosen is not None:
+            self._chosen.close()
+
+    def _engine(self) -> SnapshotEngine:
+        if self._chosen is None:
+            self._chosen = self._choose_engine()
+        return self._chosen
+
+    def _follow(self, captured: CapturedState) -> None:
+        """The engine for host memory must not meet device tensors."""
+        if self._engine().barrier_on_device or all(r.tensor.is_cpu for r in captured.tensors):
+            return
+        logger.info("the state has moved to an accelerator: snapshots follow it")
+        self.close()
+        self._chosen = self._choose_engine()
 
     def _prepare(self, slot: Slot, layout: StateLayout) -> None:
         if slot.layout is layout:

@@ -1,0 +1,31 @@
+"""Which engine takes the snapshots of a state: decided by where its tensors are."""
+
+from __future__ import annotations
+
+import torch
+
+from checkfreq.checkpoint import CFCheckpoint
+from checkfreq.errors import StateError
+from checkfreq.snapshot.arena import Pinner
+from checkfreq.snapshot.device import CudaDevice
+from checkfreq.snapshot.device_engine import DeviceEngine
+from checkfreq.snapshot.engine import HostEngine, SnapshotEngine
+from checkfreq.snapshot.state import capture
+
+
+def engine_for(chk: CFCheckpoint, *, pinner: Pinner | None = None) -> SnapshotEngine:
+    """The engine for what ``chk`` tracks, as it is now; training thread.
+
+    ``pinner`` page-locks slots that are not pinned yet. Raises StateError for tensors on a
+    device that no engine can order.
+    """
+    if not torch.accelerator.is_available():
+        return HostEngine()
+    found = {ref.tensor.device.type for ref in capture(chk, barrier_on_device=True).tensors}
+    unknown = found - {"cpu", "cuda"}
+    if unknown:
+        raise StateError(
+            f"tracked tensors are on {', '.join(sorted(unknown))}; snapshots can be ordered on "
+            "cpu and cuda only. Move them there"
+        )
+    return DeviceEngine(CudaDevice(), pinner=pinner) if "cuda" in found else HostEngine()

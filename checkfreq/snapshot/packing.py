@@ -1,0 +1,133 @@
+"""How tensors travel in bulk: many small ones packed into one, large strided ones in pieces.
+
+Pure arithmetic and views, no device. Copies move bits, never numbers: half-precision tensors
+are viewed as integers, since a copy kernel may compute in float32, which rewrites NaNs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from checkfreq.snapshot.engine import Copy
+
+#: Runs begin at a multiple of this, shifted as in the slot, so that every dtype is aligned.
+_ALIGNMENT = 64
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+#: These need no other view: copy kernels have them and move them as they are.
+_PLAIN_DTYPES = {
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float32, torch.float64),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """``num_bytes`` that are adjacent in the slot as well as in the packed buffer."""
+
+    slot_offset: int
+    begin: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where copies lie in a packed buffer: ``begins[i]`` is that of ``copies[i]``."""
+
+    copies: tuple[Copy, ...]
+    begins: tuple[int, ...]
+    runs: tuple[Run, ...]
+    num_bytes: int
+
+    @classmethod
+    def of(cls, copies: Sequence[Copy]) -> Packing:
+        """Pack in the order of the slot, so that neighbours there stay neighbours.
+
+        No copy is empty.
+        """
+        ordered = sorted(copies, key=lambda copy: copy.offset)
+        begins: list[int] = []
+        runs: list[Run] = []
+        slot_end = end = slot_begin = begin = 0
+        for copy in ordered:
+            if copy.offset != slot_end or not begins:
+                if end > begin:
+                    runs.append(Run(slot_begin, begin, end - begin))
+                slot_begin, begin = copy.offset, _next_begin(end, copy.offset)
+                end = begin
+            begins.append(end)
+            end += copy.num_bytes
+            slot_end = copy.offset + copy.num_bytes
+        if end > begin:
+            runs.append(Run(slot_begin, begin, end - begin))
+        return cls(tuple(ordered), tuple(begins), tuple(runs), end)
+
+
+def _next_begin(end: int, slot_offset: int) -> int:
+    return -(-end // _ALIGNMENT) * _ALIGNMENT + slot_offset % _ALIGNMENT
+
+
+def pair(copy: Copy, base: Tensor, begin: int) -> tuple[Tensor, Tensor]:
+    """(target, source) of one copy into ``base`` (`[N] uint8`) at ``begin``.
+
+    Contiguous sources come flat, as bits; others as they are, into a row-major target.
+    """
+    source, room = copy.source, base[begin : begin + copy.num_bytes]
+    if is_plain(source):
+        bits = _as_bits(source if source.dim() == 1 else source.view(-1))
+        return room.view(bits.dtype), bits
+    target = room.view(source.dtype).view(source.shape)
+    if source.is_conj() or source.is_neg():
+        return target, source
+    return _as_bits(target), _as_bits(source)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether the storage holds the tensor's values in row-major order, bit for bit."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _as_bits(tensor: Tensor) -> Tensor:
+    if tensor.dtype in _PLAIN_DTYPES or tensor.element_size() not in _BITS:
+        return tensor
+    return tensor.view(_BITS[tensor.element_size()])
+
+
+def grouped(
+    pairs: Sequence[tuple[Tensor, Tensor]],
+) -> tuple[list[tuple[list[Tensor], list[Tensor]]], list[tuple[Tensor, Tensor]]]:
+    """Pairs that one multi-tensor copy can take, by dtype; and those that go one by one."""
+    groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    others = []
+    for target, source in pairs:
+        if source.dtype in _PLAIN_DTYPES and source.is_contiguous():
+            targets, sources = groups.setdefault(source.dtype, ([], []))
+            targets.append(target)
+            sources.append(source)
+        else:
+            others.append((target, source))
+    return list(groups.values()), others
+
+
+def row_major_pieces(tensor: Tensor, max_bytes: int) -> Iterator[tuple[int, Tensor]]:
+    """Cut a tensor into (offset in bytes, view) that are consecutive in row-major order.
+
+    No piece is larger than ``max_bytes`` (at least one element).
+    """
+    num_bytes = tensor.numel() * tensor.element_size()
+    if num_bytes <= max_bytes:
+        yield 0, tensor
+        return
+    row_bytes = num_bytes // tensor.shape[0]
+    num_rows = max_bytes // row_bytes
+    if num_rows:
+        for row in range(0, tensor.shape[0], num_rows):
+            yield row * row_bytes, tensor[row : row + num_rows]
+        return
+    for row in range(tensor.shape[0]):
+        for offset, piece in row_major_pieces(tensor[row], max_bytes):
+            yield row * row_bytes + offset, piece

@@ -1,0 +1,639 @@
+"""Snapshots of device tensors hold the boundary's values under every order a device may take."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from checkfreq.config import CFConfig
+from checkfreq.errors import StateError
+from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.device_engine import DeviceEngine, DevicePinner
+from checkfreq.snapshot.engine import Copy
+from checkfreq.snapshot.lane import Limits
+from checkfreq.types import SnapshotPlace
+from tests.snapshot.fake_device import Chooser, FakeDevice, Scripted, Seeded, every_schedule
+
+#: So small that a few bytes meet every limit.
+TINY = Limits(small_bytes=8, staging_bytes=24, turn_bytes=16, chunk_bytes=16, reserve_bytes=0)
+PLACES = pytest.mark.parametrize("place", list(SnapshotPlace))
+
+
+@dataclass
+class State:
+    """Tensors, what training has made of them in program order, and their places in a slot."""
+
+    fake: FakeDevice
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    settled: set[str] = field(default_factory=set)
+
+    def add(self, name: str, values: Tensor, *, settled: bool = False, index: int = 0) -> None:
+        self.put(name, self.fake.tensor(values, index))
+        if settled:
+            self.settled.add(name)
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        self.tensors[name] = tensor
+        self._values = {**getattr(self, "_values", {}), name: tensor.clone()}
+
+    def write(self, name: str, value: float) -> None:
+        """Training fills a tensor: queued on a device, at once on the host."""
+        if self.fake.owner(self.tensors[name]) is None:
+            self.tensors[name].fill_(value)
+        else:
+            self.fake.training_writes(self.tensors[name], value)
+        self._values[name] = torch.full_like(self._values[name], value)
+
+    def copies(self) -> list[Copy]:
+        copies, offset = [], 4096
+        by_size = sorted(self.tensors.items(), key=lambda item: -item[1].element_size())
+        for name, tensor in by_size:
+            num_bytes = tensor.numel() * tensor.element_size()
+            copies.append(Copy(name, tensor, offset, num_bytes, name in self.settled))
+            offset += num_bytes
+        return copies
+
+    def image(self) -> dict[str, bytes]:
+        """The bytes that a snapshot taken now must have."""
+        return {name: row_major_bytes(value) for name, value in self._values.items()}
+
+
+def row_major_bytes(tensor: Tensor) -> bytes:
+    plain = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return bytes(plain.view(torch.uint8).tolist())
+
+
+class Recorder:
+    """Takes snapshots and checks each slot at the instant it is reported complete."""
+
+    def __init__(self, fake: FakeDevice, state: State, *, limits: Limits = TINY) -> None:
+        self.fake, self.state = fake, state
+        self.engine = DeviceEngine(fake, limits=limits, helper=fake.helper)
+        self.arena = Arena(config=CFConfig(host_memory_limit=1 << 30))
+        self.arena.allocate(8 << 10)
+        self.arena.prepare()
+        for slot in self.arena.slots:
+            self._fill(slot)
+        self.reports: list[BaseException | None] = []
+        self.num_taken = 0
+
+    def take(self, place: SnapshotPlace = SnapshotPlace.HOST) -> None:
+        """A snapshot, if there is a free slot."""
+        slot = self.arena.acquire()
+        if slot is None:
+            return
+        self._check_free(slot)
+        self.num_taken += 1
+        copies, expected = self.state.copies(), self.state.image()
+        places = [(copy.name, copy.offset, copy.num_bytes) for copy in copies]
+
+        def on_copied(error: BaseException | None) -> None:
+            self.reports.append(error)
+            if error is None:
+                for name, offset, num_bytes in places:
+                    assert slot.memory[offset : offset + num_bytes] == expected[name], name
+            self._fill(slot)  # persisted, or void, and given to others
+            self.arena.release(slot)
+
+        self.engine.start(copies, slot, on_copied=on_copied, place=place)
+
+    def update(self, names: Sequence[str], value: float) -> None:
+        """A weight update behind the barrier."""
+        assert self.engine.barrier(timeout_s=0.0) == 0.0
+        for name in names:
+            self.state.write(name, value)
+
+    def finish(self, *, errors: int = 0) -> None:
+        self.fake.run_all()
+        self.engine.close()
+        assert self.engine.wait_copied(timeout_s=0.0)
+        assert len(self.reports) == self.num_taken, "on_copied is called once per snapshot"
+        assert sum(error is not None for error in self.reports) == errors
+        for slot in self.arena.slots:
+            self._check_free(slot)
+        self.arena.close()
+
+    def _fill(self, slot: Slot) -> None:
+        slot.memory[:] = b"\xdd" * len(slot.memory)
+
+    def _check_free(self, slot: Slot) -> None:
+        assert slot.memory[:] == b"\xdd" * len(slot.memory), "a copy into a slot given up"
+
+
+def small_state(fake: FakeDevice) -> State:
+    """One tensor of each way to travel, and one on the host."""
+    state = State(fake)
+    state.add("weight", torch.arange(6.0), settled=True)
+    state.add("bias", torch.arange(1.0), settled=True)
+    state.add("running_mean", torch.arange(2.0))
+    state.add("table", torch.arange(4.0))
+    state.put("step", torch.tensor(3.0))
+    return state
+
+
+@PLACES
+def test_every_order_of_streams_gives_the_boundary(place: SnapshotPlace) -> None:
+    def scenario(chooser: Chooser) -> None:
+        fake = FakeDevice(chooser, eager_events=True)
+        state = State(fake)
+        state.add("weight", torch.arange(3.0), settled=True)
+        state.add("running_mean", torch.arange(1.0))
+        recorder = Recorder(fake, state)
+        state.write("weight", 5)  # the update of this boundary is still queued
+        recorder.take(place)
+        state.write("running_mean", 7)
+        recorder.update(["weight"], 8)
+        recorder.finish()
+
+    assert every_schedule(scenario) > 10
+
+
+def test_every_order_of_two_devices_gives_the_boundary() -> None:
+    def scenario(chooser: Chooser) -> None:
+        fake = FakeDevice(chooser, eager_events=True)
+        state = State(fake)
+        state.add("left", torch.arange(2, dtype=torch.uint8), index=0, settled=True)
+        state.add("right", torch.arange(2, dtype=torch.uint8), index=1)
+        recorder = Recorder(fake, state, limits=Limits(small_bytes=0, reserve_bytes=0))
+        recorder.take()
+        state.write("right", 7)
+        recorder.update(["left"], 8)
+        recorder.finish()
+
+    assert every_schedule(scenario) > 10
+
+
+def test_a_second_snapshot_does_not_disturb_the_first() -> None:
+    def scenario(chooser: Chooser) -> None:
+        fake = FakeDevice(chooser, eager_events=True)
+        state = State(fake)
+        state.add("running_mean", torch.arange(1.0))
+        recorder = Recorder(fake, state)
+        recorder.take()
+        state.write("running_mean", 7)
+        recorder.take()
+        state.write("running_mean", 8)
+        recorder.finish()
+
+    assert every_schedule(scenario) > 10
+
+
+@PLACES
+@pytest.mark.parametrize("seed", range(100))
+def test_training_never_leaks_into_a_snapshot(place: SnapshotPlace, seed: int) -> None:
+    fake = FakeDevice(Seeded(seed))
+    state = small_state(fake)
+    recorder = Recorder(fake, state)
+    for step in range(4):
+        for name in ("running_mean", "table", "step"):  # forward
+            state.write(name, 10 * step + 1)
+        fake.run_some()
+        recorder.update(["weight", "bias"], 10 * step + 2)
+        state.write("step", 10 * step + 3)
+        recorder.take(place)
+        state.write("step", 10 * step + 4)
+    recorder.finish()
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_random_states_places_devices_and_rebinding(seed: int) -> None:
+    fake, draw = FakeDevice(Seeded(seed)), random.Random(seed)
+    state = State(fake)
+    for number in range(draw.randrange(1, 12)):
+        state.add(
+            f"t{number}",
+            random_values(draw),
+            settled=draw.random() < 0.6,
+            index=draw.randrange(2),
+        )
+    recorder = Recorder(fake, state)
+    for step in range(6):
+        volatile = [name for name in state.tensors if name not in state.settled]
+        for name in draw.sample(volatile, len(volatile) // 2):
+            state.write(name, step % 2)
+        if draw.random() < 0.3:
+            fake.use_new_stream(draw.randrange(2))
+        recorder.update(draw.sample(sorted(state.settled), len(state.settled) // 2), step % 2)
+        rebind(state, draw)
+        recorder.take(draw.choice(list(SnapshotPlace)))
+        fake.run_some()
+    recorder.finish()
+
+
+def random_values(draw: random.Random) -> Tensor:
+    dtype = draw.choice(
+        [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64]
+    )
+    shape = draw.choice([(), (1,), (5,), (3, 4), (2, 3, 2, 2), (0, 3)])
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(draw.randrange(99)))
+    values = values.to(dtype)
+    if values.dim() == 2 and draw.random() < 0.5:
+        return values.t()
+    if values.dim() == 4 and draw.random() < 0.5:
+        return values.contiguous(memory_format=torch.channels_last)
+    return values
+
+
+def rebind(state: State, draw: random.Random) -> None:
+    """As LBFGS does: the old tensor loses its last reference while a copy may still run."""
+    name = draw.choice(list(state.tensors))
+    index = state.fake.owner(state.tensors[name])
+    if index is not None and state.tensors[name].numel():
+        values = row_major_clone(state._values[name])
+        state.put(name, state.fake.tensor(values + 1 if values.is_floating_point() else values))
+
+
+def row_major_clone(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+@pytest.fixture
+def fake() -> FakeDevice:
+    """Nothing runs on this device before it must."""
+    return FakeDevice(Scripted())
+
+
+@pytest.fixture
+def recorder(fake: FakeDevice) -> Iterator[Recorder]:
+    recorder = Recorder(fake, small_state(fake))
+    yield recorder
+    fake.run_all()
+    recorder.engine.close()
+    recorder.arena.close()
+
+
+# ---- the sources
+
+
+@PLACES
+def test_a_source_dropped_by_the_training_lives_until_it_is_copied(
+    fake: FakeDevice, recorder: Recorder, place: SnapshotPlace
+) -> None:
+    recorder.take(place)
+    recorder.state.tensors.clear()
+    recorder.finish()
+
+
+def test_sources_are_let_go_after_the_copy(fake: FakeDevice, recorder: Recorder) -> None:
+    recorder.take()
+    before = fake.num_allocated
+    recorder.state.tensors.clear()
+    assert fake.num_allocated == before
+    recorder.finish()
+    assert fake.num_allocated < before
+
+
+@PLACES
+@pytest.mark.parametrize("seed", range(20))
+def test_storage_freed_under_its_references_is_not_reused_while_it_is_copied(
+    place: SnapshotPlace, seed: int
+) -> None:
+    fake = FakeDevice(Seeded(seed))
+    recorder = Recorder(fake, small_state(fake))
+    recorder.take(place)
+    fake.training_frees_storage(recorder.state.tensors["weight"])
+    recorder.finish()
+
+
+# ---- the barrier
+
+
+@PLACES
+def test_the_barrier_holds_the_update_back_but_not_the_host(
+    fake: FakeDevice, recorder: Recorder, place: SnapshotPlace
+) -> None:
+    recorder.take(place)
+    recorder.update(["weight"], 9)  # FakeDevice.synchronize refuses the training thread
+    assert not fake.is_idle, "nothing has run yet"
+    assert recorder.reports == []
+    recorder.finish()
+    assert recorder.state.tensors["weight"].tolist() == [9.0] * 6
+
+
+def test_a_wait_on_the_device_is_measured(fake: FakeDevice, recorder: Recorder) -> None:
+    recorder.take()
+    recorder.update(["weight"], 9)
+    assert recorder.engine.device_stall_s == 0.0
+    recorder.finish()
+    assert recorder.engine.device_stall_s > 0.0
+
+
+def test_a_copy_that_is_done_costs_the_update_nothing(fake: FakeDevice, recorder: Recorder) -> None:
+    recorder.take()
+    recorder.finish()
+    before = fake.num_calls
+    recorder.update([], 9)
+    assert fake.num_calls == before
+    assert recorder.engine.device_stall_s == 0.0
+
+
+def test_an_update_on_another_stream_waits_too() -> None:
+    for seed in range(50):
+        fake = FakeDevice(Seeded(seed))
+        recorder = Recorder(fake, small_state(fake))
+        recorder.take()
+        recorder.update([], 0)
+        fake.use_new_stream(after_the_old_one=False)
+        recorder.update(["weight"], 9)
+        recorder.finish()
+
+
+def test_the_barrier_touches_no_device_before_the_first_snapshot(fake: FakeDevice) -> None:
+    engine = DeviceEngine(fake, helper=fake.helper)
+    assert engine.barrier(timeout_s=0.0) == 0.0
+    assert fake.num_calls == 0
+
+
+def test_a_graph_capture_is_neither_waited_in_nor_recorded_into(
+    fake: FakeDevice, recorder: Recorder
+) -> None:
+    recorder.take()
+    fake.capturing = True
+    assert recorder.engine.barrier(timeout_s=0.0) == 0.0
+    recorder.take()
+    fake.capturing = False
+    (error,) = recorder.reports
+    assert isinstance(error, StateError)
+    recorder.finish(errors=1)
+
+
+# ---- few copies
+
+
+def test_small_tensors_leave_in_one_transfer(fake: FakeDevice) -> None:
+    state = State(fake)
+    for number in range(30):
+        state.add(f"t{number}", torch.full((number % 3,), 1.0), settled=number % 2 == 0)
+    recorder = Recorder(fake, state, limits=Limits())
+    recorder.take()
+    assert (fake.num_packs, fake.num_copies) == (1, 1)
+    recorder.finish()
+
+
+def test_what_does_not_fit_the_staging_travels_by_itself(fake: FakeDevice) -> None:
+    state = State(fake)
+    for number in range(10):
+        state.add(f"t{number}", torch.arange(2.0), settled=True)
+    recorder = Recorder(fake, state)
+    recorder.take()
+    assert fake.num_allocated == 10 * 8 + TINY.staging_bytes
+    recorder.finish()
+
+
+def test_staging_is_reused(fake: FakeDevice, recorder: Recorder) -> None:
+    recorder.take()
+    fake.run_all()
+    before = fake.num_allocated
+    for _ in range(10):
+        recorder.take()
+        fake.run_all()
+    assert fake.num_allocated == before
+    recorder.finish()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_state_that_grows_gets_larger_buffers_while_the_old_ones_are_read(seed: int) -> None:
+    fake = FakeDevice(Seeded(seed))
+    state = State(fake)
+    recorder = Recorder(fake, state)
+    for number in range(1, 5):
+        state.add(f"small{number}", torch.arange(1.0))
+        state.add(f"strided{number}", torch.arange(4.0 * number).reshape(2, -1).t())
+        recorder.take(random.Random(seed + number).choice(list(SnapshotPlace)))
+    recorder.finish()
+
+
+def test_a_strided_tensor_needs_no_second_one_on_the_device(fake: FakeDevice) -> None:
+    state = State(fake)
+    state.add("weight", torch.arange(64.0).reshape(8, 8).t(), settled=True)
+    before = fake.num_allocated
+    recorder = Recorder(fake, state)
+    recorder.take()
+    assert fake.num_allocated == before + TINY.turn_bytes
+    recorder.finish()
+
+
+@PLACES
+def test_views_that_negate_or_conjugate_are_resolved(
+    fake: FakeDevice, place: SnapshotPlace
+) -> None:
+    state = State(fake)
+    state.put("conj", fake.tensor(torch.tensor([1 + 2j, 3 - 4j])).conj())
+    state.put("neg", torch._neg_view(fake.tensor(torch.arange(6.0))))
+    state.put("wide", fake.tensor(torch.tensor([1 + 2j], dtype=torch.complex128)))
+    recorder = Recorder(fake, state)
+    recorder.take(place)
+    recorder.finish()
+
+
+# ---- device snapshots
+
+
+def test_a_device_snapshot_frees_the_update_before_the_transfer_is_done() -> None:
+    def can_update_before_the_transfer_ends(place: SnapshotPlace, seed: int) -> bool:
+        fake = FakeDevice(Seeded(seed), eager_events=True)
+        state = State(fake)
+        state.add("weight", torch.arange(6.0), settled=True)
+        recorder = Recorder(fake, state)
+        recorder.take(place)
+        recorder.update(["weight"], 9)
+        weight = recorder.state.tensors["weight"]
+        while weight[0] != 9:
+            fake.run_one()
+        early = not fake.is_idle
+        recorder.finish()
+        return early
+
+    seeds = range(30)
+    assert any(can_update_before_the_transfer_ends(SnapshotPlace.DEVICE, s) for s in seeds)
+    assert not any(can_update_before_the_transfer_ends(SnapshotPlace.HOST, s) for s in seeds)
+
+
+def test_a_device_snapshot_without_room_goes_to_the_host(
+    fake: FakeDevice, recorder: Recorder
+) -> None:
+    recorder.state.add("large", torch.ones(500), settled=True)
+    fake.free = 500  # enough for the staging
+    recorder.take(SnapshotPlace.DEVICE)
+    recorder.finish()
+
+
+def test_an_allocation_that_fails_after_all_goes_to_the_host(fake: FakeDevice) -> None:
+    recorder = Recorder(fake, small_state(fake))
+    recorder.state.add("large", torch.ones(500), settled=True)
+    fake.free_bytes = lambda device: 1 << 40  # type: ignore[method-assign]
+    fake.free = 500
+    recorder.take(SnapshotPlace.DEVICE)
+    recorder.finish()
+
+
+def test_the_device_buffer_is_given_back_under_memory_pressure(fake: FakeDevice) -> None:
+    recorder = Recorder(fake, small_state(fake), limits=Limits(reserve_bytes=1000))
+    recorder.engine.place = SnapshotPlace.DEVICE
+    before = fake.num_allocated
+    recorder.take(SnapshotPlace.DEVICE)
+    fake.run_all()
+    assert fake.num_allocated > before, "kept for the next snapshot"
+    recorder.take(SnapshotPlace.DEVICE)
+    fake.free = 999
+    fake.run_all()
+    assert fake.num_allocated == before
+    recorder.finish()
+
+
+def test_the_device_buffer_is_given_back_when_snapshots_go_to_the_host_again(
+    fake: FakeDevice, recorder: Recorder
+) -> None:
+    before = fake.num_allocated
+    recorder.take(SnapshotPlace.DEVICE)  # this one only; the engine's place is the host
+    fake.run_all()
+    assert fake.num_allocated == before
+    recorder.finish()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_giving_memory_back_in_the_middle_of_a_copy_is_safe(seed: int) -> None:
+    fake = FakeDevice(Seeded(seed))
+    recorder = Recorder(fake, small_state(fake))
+    recorder.take(SnapshotPlace.DEVICE)
+    recorder.engine.give_back_memory()
+    recorder.take(SnapshotPlace.DEVICE)
+    recorder.finish()
+
+
+# ---- errors
+
+
+@PLACES
+def test_an_error_at_any_call_voids_the_slot_after_all_copies_into_it(
+    place: SnapshotPlace,
+) -> None:
+    def calls_of_a_snapshot(fail_at: int | None, seed: int) -> int:
+        fake = FakeDevice(Seeded(seed))
+        state = small_state(fake)
+        state.add("strided", torch.arange(16.0).reshape(4, 4).t(), settled=True)
+        state.add("elsewhere", torch.arange(5.0), index=1)
+        recorder = Recorder(fake, state)
+        before = fake.num_calls
+        fake.fail_at = None if fail_at is None else before + fail_at
+        recorder.take(place)
+        num_calls = fake.num_calls - before
+        recorder.update(["weight"], 1)
+        recorder.take(place)
+        recorder.finish(errors=0 if fail_at is None else 1)
+        return num_calls
+
+    for fail_at in range(1, calls_of_a_snapshot(None, 0) + 1):
+        for seed in range(5):
+            calls_of_a_snapshot(fail_at, seed)
+
+
+def test_a_fault_point_voids_the_slot(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    from checkfreq import faults
+
+    monkeypatch.setenv("CHECKFREQ_FAULT", "snapshot.copy_end:raise-EIO")
+    monkeypatch.setattr(faults, "_script", faults._Script())
+    recorder.take()
+    recorder.finish(errors=1)
+
+
+def test_an_interrupt_while_queuing_voids_the_slot_and_is_raised(
+    fake: FakeDevice, recorder: Recorder
+) -> None:
+    def interrupt(pairs: object, *, stream: object) -> None:
+        raise KeyboardInterrupt
+
+    fake.copy = interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        recorder.take()
+    recorder.finish(errors=1)
+
+
+def test_a_state_without_device_tensors_is_complete_at_once(fake: FakeDevice) -> None:
+    state = State(fake)
+    state.put("step", torch.tensor(3.0))
+    recorder = Recorder(fake, state)
+    recorder.take()
+    assert recorder.reports == [None]
+    recorder.finish()
+
+
+# ---- pinning
+
+
+def test_slots_are_pinned_and_unpinned(fake: FakeDevice) -> None:
+    arena = Arena(config=CFConfig(host_memory_limit=1 << 30), pinner=DevicePinner(fake))
+    arena.allocate(5000)
+    arena.prepare()
+    assert fake.pinned == {slot.address: slot.num_bytes for slot in arena.slots}
+    arena.close()
+    assert fake.pinned == {}
+
+
+def test_slots_made_before_the_device_was_used_are_pinned_by_the_first_snapshot(
+    fake: FakeDevice,
+) -> None:
+    pinner = DevicePinner(fake)
+    fake.in_use = False
+    arena = Arena(config=CFConfig(host_memory_limit=1 << 30, num_slots=1), pinner=pinner)
+    arena.allocate(5000)
+    arena.prepare()
+    assert fake.pinned == {}
+    fake.in_use = True
+    engine = DeviceEngine(fake, pinner=pinner, helper=fake.helper)
+    slot = take_slot(arena)
+    engine.start([], slot, on_copied=lambda error: None)
+    assert fake.pinned == {slot.address: slot.num_bytes}
+    arena.close()
+    assert fake.pinned == {}
+
+
+def test_a_failed_pinning_warns_once_and_copies_go_on(
+    fake: FakeDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.pin_problem = "no lockable memory"
+    recorder = Recorder(fake, small_state(fake))
+    recorder.take()
+    recorder.take()
+    recorder.finish()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no lockable memory" in caplog.text
+
+
+def take_slot(arena: Arena) -> Slot:
+    slot = arena.acquire()
+    assert slot is not None
+    return slot
+
+
+# ---- the real helper thread
+
+
+def test_the_helper_thread_reports_and_ends(fake: FakeDevice) -> None:
+    class Eager(FakeDevice):
+        def synchronize(self, event: object) -> None:
+            pass
+
+        def elapsed_s(self, start: object, end: object) -> float:
+            return 1.0
+
+    eager = Eager(Scripted())
+    state = State(eager)
+    state.add("weight", torch.arange(6.0), settled=True)
+    arena = Arena(config=CFConfig(host_memory_limit=1 << 30))
+    arena.allocate(64 << 10)
+    engine = DeviceEngine(eager)
+    reports: list[BaseException | None] = []
+    engine.start(state.copies(), take_slot(arena), on_copied=reports.append)
+    assert engine.wait_copied(timeout_s=60.0)
+    engine.close()
+    engine.close()
+    assert reports == [None]
+    assert engine.last_copy_s == 1.0
+    eager.run_all()
+    arena.close()
