@@ -54,9 +54,7 @@ class Disk:
 
 def call(*command: str) -> str:
     """Run a command of the system; OSError with its words if it fails."""
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=_DEADLINE_S, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
     if done.returncode != 0:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout.strip()

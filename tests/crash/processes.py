@@ -6,6 +6,7 @@ the seconds of the import. Every wait has a deadline.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import multiprocessing
@@ -109,10 +110,8 @@ def _call(log: Connection, run: programs.Run) -> None:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _holder(chk_dir: Path) -> dict[str, int]:

@@ -42,9 +42,7 @@ class Scenario:
     def case(self, chk_dir: Path) -> Run:
         """The disturbed run, in a directory of its own."""
         shutil.copytree(self.seeded, chk_dir)
-        return Run(
-            str(chk_dir), NUM_STEPS, keep_last=1, restore_step=FIRST_STEP - 1, timeline=2
-        )
+        return Run(str(chk_dir), NUM_STEPS, keep_last=1, restore_step=FIRST_STEP - 1, timeline=2)
 
     def timeline_of(self, step: int, digest: str) -> int:
         """The timeline that really had this state at this boundary."""
