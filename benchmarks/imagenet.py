@@ -132,10 +132,9 @@ def open_manager(args: argparse.Namespace, task: Task) -> Iterator[CFManager | N
     if not args.checkfreq:
         yield None
         return
-    chk_freq = 0 if args.chk_mode_baseline else args.chk_freq
     chk = CFCheckpoint(**task.tracked())
     with CFManager(
-        args.chk_prefix, chk, mode=CFMode.MANUAL, chk_freq=chk_freq, fresh=args.fresh
+        args.chk_prefix, chk, mode=CFMode.MANUAL, chk_freq=args.chk_freq, fresh=args.fresh
     ) as cf_manager:
         yield cf_manager
 
@@ -158,10 +157,8 @@ def train_epoch(
 ) -> None:
     """One epoch, or what is left of it. Its last boundary is passed later, after the tail."""
     task.model.train()
-    if args.chk_mode_baseline and args.chk_freq == 0 and cf_manager is not None:
-        cf_manager.wait()  # the checkpoint of the epoch that has just ended
     for images, target in batches:
-        save_if_synchronous(cf_manager, args)
+        wait_if_synchronous(cf_manager, args)
         train_step(images, target, task, cf_manager, progress)
 
 
@@ -196,12 +193,10 @@ def weight_update(task: Task, cf_manager: CFManager | None) -> None:
         task.optimizer.step()
 
 
-def save_if_synchronous(cf_manager: CFManager | None, args: argparse.Namespace) -> None:
-    """The baseline: at every N-th boundary, wait until that checkpoint is durable."""
-    if cf_manager is None or not (args.chk_mode_baseline and args.chk_freq):
-        return
-    if cf_manager.global_step and cf_manager.global_step % args.chk_freq == 0:
-        cf_manager.save(wait=True)
+def wait_if_synchronous(cf_manager: CFManager | None, args: argparse.Namespace) -> None:
+    """The baseline: go on only when the checkpoint of the boundary just passed is durable."""
+    if cf_manager is not None and args.chk_mode_baseline:
+        cf_manager.wait()
 
 
 @torch.no_grad()

@@ -43,7 +43,8 @@ def _throughput(benchmark: str) -> str:
     rows = ["| state | what | GB/s | against the raw disk |", "|---|---|---|---|"]
     lines = sorted(_lines(benchmark), key=lambda x: (x["gib"], -x["throughput_against_raw"]))
     rows += [
-        f"| {x['gib']:g} GiB | {x['arm']} | {x['gb_per_s']:.2f} | {x['throughput_against_raw']:.2f} |"
+        f"| {x['gib']:g} GiB | {x['arm']} | {x['gb_per_s']:.2f} "
+        f"| {x['throughput_against_raw']:.2f} |"
         for x in lines
     ]
     return "\n".join([*rows, "", *_how(lines)])

@@ -27,6 +27,7 @@ class StopNotice:
         self._numbers = [_signal_number(name) for name in signal_names]
         self._previous: dict[int, Any] = {}
         self._pid = os.getpid()
+        self._listening = False
         self.received: str | None = None
 
     @property
@@ -41,31 +42,44 @@ class StopNotice:
                 "stop signals are not watched: CFManager was made outside the main thread"
             )
             return
+        self._listening = True
         for number in self._numbers:
             self._previous[number] = signal.signal(number, self._handle)
 
     def uninstall(self) -> None:
-        """Put the previous handlers back, unless somebody replaced ours meanwhile."""
+        """Put the previous handlers back, unless somebody replaced ours meanwhile.
+
+        That somebody may put ours back later (a second manager, closed after this one): it
+        then only passes the signal on.
+        """
+        self._listening = False
         for number, previous in self._previous.items():
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, previous if previous is not None else signal.SIG_DFL)
-        self._previous = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            _take_default(number)
             return
-        self.received = signal.Signals(number).name
+        if self._listening:
+            self.received = signal.Signals(number).name
         previous = self._previous.get(number)
         if callable(previous):
             previous(number, frame)
+        elif not self._listening and previous != signal.SIG_IGN:
+            _take_default(number)
+
+
+def _take_default(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _signal_number(name: str) -> int:
-    try:
-        return signal.Signals[name]
-    except KeyError:
+    number = signal.Signals.__members__.get(name)
+    if number is None or number in (signal.SIGKILL, signal.SIGSTOP):
         raise ConfigError(
-            f"CFConfig.stop_signals: expected names like 'SIGTERM', got {name!r}"
-        ) from None
+            f"CFConfig.stop_signals: expected names of signals that can be caught, like "
+            f"'SIGTERM', got {name!r}"
+        )
+    return number

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkfreq.checkpoint import CFCheckpoint
-from checkfreq.errors import NoCheckpointError
+from checkfreq.errors import CheckFreqError, NoCheckpointError
 from checkfreq.snapshot.apply import Loaded, LoadedFile, RestorePlan, prepare
 from checkfreq.store.images import Image, read_images, room_for
 from checkfreq.store.manifest import Manifest
@@ -63,6 +63,30 @@ class Restorer:
             return None
         manifest, images = newest.value
         return Found(newest.step, manifest, images, newest.rejected)
+
+    def find_while_opening(
+        self, step: int | None, *, open_directory: Callable[[], None]
+    ) -> Found | None:
+        """``find`` while the worker starts and takes the lock; reading needs none.
+
+        What the previous run's worker still committed, or removed, meanwhile makes us look again.
+        """
+        before = self._store.steps()
+        try:
+            found = self.find(step)
+        except CheckFreqError:
+            open_directory()
+            return self.find(step)
+        open_directory()
+        if self._store.steps() == before and self._is_still_there(found):
+            return found
+        return self.find(step)
+
+    def _is_still_there(self, found: Found | None) -> bool:
+        """False if another attempt took the step's place: a supersession was under way."""
+        if found is None:
+            return True
+        return self._store.manifest(found.step).attempt == found.manifest.attempt
 
     def _require(self, step: int) -> None:
         steps = self._store.steps()

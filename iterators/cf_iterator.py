@@ -69,6 +69,7 @@ class CFIterator:
     _boundaries: int
     _updates_before: int
     _halted: bool
+    _generators_set: bool
     _running: weakref.ref[Generator[Any, None, None]] | None
 
     def __init__(
@@ -92,7 +93,7 @@ class CFIterator:
             raise ValueError(f"on_stop must be 'raise' or 'return', got {on_stop!r}")
         self._adapter = adapted(loader, seed=seed, exact=exact)
         self._cursor = Cursor(self._adapter, audit=audit)
-        self._manager, self._marks_steps = cf_manager, marks_steps
+        self._manager, self.marks_steps = cf_manager, marks_steps
         self._notified = cf_manager if marks_steps else None
         self._accumulate, self._steps_to_run, self._on_stop = accumulate, steps_to_run, on_stop
         self.name = name
@@ -155,6 +156,16 @@ class CFIterator:
             raise TypeError("the loader has no length")
         return whole
 
+    @property
+    def is_using_batch(self) -> bool:
+        """Whether a batch handed out since the last boundary counts for the next one.
+
+        False after a loop that was left before it learnt anything: that is taken back.
+        """
+        if not self.marks_steps or not self._cursor.live.uncommitted:
+            return False
+        return self._pass not in (_Pass.LEFT, _Pass.PAUSED) or self._learnt()
+
     # The loops
 
     def __iter__(self) -> Iterator[Any]:
@@ -210,7 +221,7 @@ class CFIterator:
         Between a batch and its boundary it is the place before that batch. With
         ``marks_steps=False`` it counts everything handed out.
         """
-        if self._marks_steps:
+        if self.marks_steps:
             return self._cursor.saved.to_dict()
         epoch_over = self._pass in (_Pass.EXHAUSTED, _Pass.LEFT)
         return self._cursor.position_after(epoch_over=epoch_over).to_dict()
@@ -246,17 +257,21 @@ class CFIterator:
         try:
             end = yield from self._delivered(limit)
         except GeneratorExit:
-            end = _Pass.LEFT if limit is None else _Pass.PAUSED
+            end = self._left_by(limit)
             raise
         finally:
             self._pass = end
+
+    def _left_by(self, limit: int | None) -> _Pass:
+        if self._learnt() and self._adapter.batches_left(self._cursor.live.place) == 0:
+            return _Pass.EXHAUSTED  # left on the last batch: nothing is missing
+        return _Pass.LEFT if limit is None else _Pass.PAUSED
 
     def _delivered(self, limit: int | None) -> Generator[Any, None, _Pass]:
         live = self._cursor.live
         deliveries = self._adapter.open(epoch=live.epoch, start=live.place)
         try:
-            if self._notified and not self._boundaries:
-                self._notified.before_first_batch()
+            self._set_generators()
             for delivery in deliveries:
                 self._take(delivery)
                 yield delivery.data
@@ -268,8 +283,13 @@ class CFIterator:
             deliveries.close()
         return _Pass.EXHAUSTED
 
+    def _set_generators(self) -> None:
+        began = self._boundaries or self._cursor.live.uncommitted or self._generators_set
+        if self._notified is not None and not began:
+            self._notified.before_first_batch()
+
     def _take(self, delivery: Delivery) -> None:
-        if self._manager and not self._cursor.live.uncommitted:
+        if self._manager is not None and not self._cursor.live.uncommitted:
             self._updates_before = self._manager.update_attempts
         self._batch_place = self._cursor.live.place
         self._cursor.deliver(delivery)
@@ -277,13 +297,19 @@ class CFIterator:
 
     def _epochs(self, total: int) -> Iterator[int]:
         self._settle()
-        while self._cursor.live.epoch < total and not self._halted:
-            yield self._cursor.live.epoch
+        if not self._cursor.live.place:
+            # What a script draws between here and the epoch's first batch is not a repetition.
+            self._set_generators()
+            self._generators_set = True
+        while (epoch := self._cursor.live.epoch) < total and not self._halted:
+            yield epoch
             self.reset()
             if self._halted:
                 return
+            closed = self._pass is _Pass.NONE and self._cursor.live.epoch > epoch
             self._pass = _Pass.NONE
-            self._close_epoch()
+            if not closed:  # finish() may have done it in the tail
+                self._close_epoch()
 
     def _steps(self, total: int) -> Iterator[Any]:
         self._settle()
@@ -371,7 +397,7 @@ class CFIterator:
         self._pass = _Pass.NONE
         self._pass_start = self._cursor.live
         self._pass_boundaries = self._boundaries = self._updates_before = 0
-        self._halted = False
+        self._halted = self._generators_set = False
         self._running = None
 
     def _register(self, chk_freq: int | None, dynamic: bool | None) -> None:
@@ -386,7 +412,7 @@ class CFIterator:
 
     def _require_fresh(self) -> None:
         used = self._pass is _Pass.EXHAUSTED or self._boundaries > 0 or self._learnt()
-        if self._pass is _Pass.OPEN or (self._marks_steps and used):
+        if self._pass is _Pass.OPEN or (self.marks_steps and used):
             raise IterationStateError(
                 f"iterator {self.name!r} has already served batches that were used: load the "
                 "position before the first loop, or make a new iterator"

@@ -66,7 +66,9 @@ class Manager(Protocol):
     def before_first_batch(self) -> None:
         """The loader is built and nothing was fetched: restored generators are set here.
 
-        Called at the start of every pass until the first boundary of this process.
+        Called at the start of every pass until the first boundary of this process, unless
+        batches of an earlier pass count for that boundary too; where ``epochs()`` begins with
+        a whole epoch, once, before it hands out its number.
         """
         ...
 

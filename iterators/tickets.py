@@ -80,9 +80,12 @@ class TicketSampler:
             taken = min(left, at_once)
             stop = min(start + taken * share.global_batch, order.n)
             ids = order.ids(np.arange(start + share.rank, stop, share.world)).tolist()
-            pad: Ticket = (epoch, int(order.ids(start)[0]), 0.0)
-            for low in range(0, taken * share.batch, share.batch):
-                yield [(epoch, one, 1.0) for one in ids[low : low + share.batch]] or [pad]
+            for index in range(taken):
+                own = ids[index * share.batch : (index + 1) * share.batch]
+                # Only an epoch's last batch can leave this rank idle: it gets that batch's first.
+                own = own or order.ids(start + index * share.global_batch).tolist()
+                weight = 1.0 if index * share.batch < len(ids) else 0.0
+                yield [(epoch, one, weight) for one in own]
             start, left = stop, left - taken
 
 

@@ -246,6 +246,8 @@ def _share(batch_size: int | None, tail: str, rank: int | None, world: int | Non
 
 
 def _seeding(seed: int, seeded: Collection[str]) -> Seeding:
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed must lie in [0, 2**64), got {seed}")
     unknown = set(seeded) - set(_GENERATORS)
     if unknown or isinstance(seeded, str):
         raise ValueError(f"seeded is a collection of {_GENERATORS}, got {seeded!r}")

@@ -10,7 +10,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
 #: A path of ours in backquotes: it begins with a folder of the checkout or names a file there.
-PATH = re.compile(r"`((?:checkfreq|iterators|benchmarks|tests|docker)/[\w./-]*|[A-Z]\w+\.\w+)`")
+PATH = re.compile(
+    r"`((?:checkfreq|iterators|benchmarks|tests|docker)/[\w./-]*|[A-Z]\w+\.(?:md|txt|toml))`"
+)
 
 
 def text_of(name: str) -> str:

@@ -54,12 +54,16 @@ class Attempt:
     error: CheckFreqError | None = None
     result: p.Committed | None = None
 
+    def spoil(self, error: BaseException) -> None:
+        """The snapshot cannot become a checkpoint (any thread); ``take_void`` ends it."""
+        self.error = SnapshotError(f"the snapshot of step {self.step} failed: {error!r}")
+        self.error.__cause__ = error
+
     def copied(self, error: BaseException | None) -> bool:
         """Note the end of the copy (any thread); True if the snapshot may be handed over."""
         self.copied_s = time.perf_counter()
         if error is not None:
-            self.error = SnapshotError(f"the snapshot of step {self.step} failed: {error!r}")
-            self.error.__cause__ = error
+            self.spoil(error)
             return False
         self.state = moved(self.state, AttemptState.PERSISTING)
         return True
@@ -98,10 +102,11 @@ class AttemptBook:
         self._active[attempt.id] = attempt
 
     def take_void(self) -> list[Attempt]:
-        """End and return the attempts whose copy failed."""
+        """End and return the attempts whose copy, or whose hand-over, failed."""
         void = [a for a in self._active.values() if a.error is not None]
         for attempt in void:
-            self._end(attempt, AttemptState.VOID)
+            copying = attempt.state is AttemptState.COPYING
+            self._end(attempt, AttemptState.VOID if copying else AttemptState.FAILED)
             self._count_failure(attempt)
         return void
 

@@ -15,7 +15,6 @@ if importlib.util.find_spec("torchvision") is None:
 
 from benchmarks import imagenet, options
 from benchmarks.make_images import ImageSet, make
-from checkfreq.store.store import CheckpointStore
 
 IMAGES = ImageSet(classes=2, train=9, val=2, smallest=24, largest=40)
 STEPS_PER_EPOCH = 5  # of 4 images, the last of 2
@@ -51,8 +50,11 @@ class Script:
         report: dict[str, Any] = json.loads(self._report.read_text())
         return report
 
-    def checkpoints(self) -> list[int]:
-        return CheckpointStore(self.chk_dir).steps()
+    def committed(self) -> set[int]:
+        """Steps that became durable, those removed since included."""
+        lines = (self.chk_dir / "events.jsonl").read_text().splitlines()
+        events = [json.loads(line) for line in lines]
+        return {event["step"] for event in events if event["kind"] == "committed"}
 
     def history(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._history.read_text().splitlines()]
@@ -73,22 +75,23 @@ RESUMABLE = ("--checkfreq", "--cf_iterator")
 
 
 @pytest.mark.parametrize(
-    ("flags", "checkpoints"),
+    ("flags", "certain"),
     [
-        (("--chk-freq", "4"), [4, 8, 10]),
-        (("--chk-freq", "0"), [5, 10]),
-        (("--chk-freq", "4", "--chk_mode_baseline"), [5, 8, 10]),
-        (("--chk-freq", "0", "--chk_mode_baseline"), [5, 10]),
+        (("--chk-freq", "4"), {10}),
+        (("--chk-freq", "0"), {10}),
+        (("--chk-freq", "4", "--chk_mode_baseline"), {4, 8, 10}),
+        (("--chk-freq", "0", "--chk_mode_baseline"), {10}),
     ],
     ids=["every 4 updates", "each epoch", "every 4, synchronous", "each epoch, synchronous"],
 )
 def test_every_arm_trains_to_the_same_bits_as_no_checkpoint(
-    flags: tuple[str, ...], checkpoints: list[int], script: Script, reference: dict[str, Any]
+    flags: tuple[str, ...], certain: set[int], script: Script, reference: dict[str, Any]
 ) -> None:
     report = script.run(*RESUMABLE, *flags)
     assert report["weights"] == reference["weights"]
     assert report["optimizer"] == reference["optimizer"]
-    assert script.checkpoints() == checkpoints
+    # The others are periodic: one that finds no free slot is taken a boundary later.
+    assert certain <= script.committed()
     assert report["checkpoints"]["num_failed"] == 0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -20,9 +19,8 @@ from typing import Any
 
 from checkfreq.store.store import CheckpointStore
 from tests.crash import programs
+from tests.fork_server import FORK_SERVER
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["pytest", "tests.crash.programs"])
 DEADLINE_S = 60.0
 
 
@@ -54,8 +52,8 @@ class Trainer:
     def __init__(self, run: programs.Run) -> None:
         self.log = Log()
         self._chk_dir = Path(run.chk_dir)
-        self._pipe, theirs = _CONTEXT.Pipe(duplex=False)
-        self._process = _CONTEXT.Process(target=_call, args=(theirs, run))
+        self._pipe, theirs = FORK_SERVER.Pipe(duplex=False)
+        self._process = FORK_SERVER.Process(target=_call, args=(theirs, run))
         self._process.start()
         theirs.close()
 

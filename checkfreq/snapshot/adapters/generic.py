@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
@@ -89,8 +90,10 @@ class DictAdapter:
                 with torch.no_grad():
                     copy_bits(live, value)
                 new[key] = live
-        dict.clear(self._value)
-        dict.update(self._value, new)
+        # Never a subclass's own methods, which may raise; an OrderedDict keeps its order apart.
+        plain = OrderedDict if isinstance(self._value, OrderedDict) else dict
+        plain.clear(self._value)
+        plain.update(self._value, new)
 
 
 def _fits(live: Tensor, value: Any) -> bool:

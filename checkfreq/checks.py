@@ -1,0 +1,74 @@
+"""What CFManager checks of its arguments before anything starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from checkfreq.checkpoint import CFCheckpoint
+from checkfreq.errors import ConfigError
+from checkfreq.policy.cadence import ManualCadence
+from checkfreq.types import CFMode
+
+
+def cadence(mode: CFMode, chk_freq: int | None) -> ManualCadence:
+    """When checkpoints are due; ConfigError for a mode and a frequency that do not fit."""
+    if mode is CFMode.AUTO:
+        raise ConfigError(
+            "CFMode.AUTO is not built yet: pass mode=CFMode.MANUAL and chk_freq=N (iterations "
+            "between checkpoints; 0 for epoch boundaries only)"
+        )
+    if chk_freq is None:
+        raise ConfigError("CFMode.MANUAL needs chk_freq=N, the iterations between checkpoints")
+    return ManualCadence(chk_freq)
+
+
+def check_arguments(
+    chk: CFCheckpoint, *, max_overhead: float, mtbf_s: float | None, tolerate_failures: int
+) -> None:
+    """ConfigError for a value out of its range, or for more ranks than there may be."""
+    if not isinstance(chk, CFCheckpoint):
+        raise ConfigError(f"chk: expected a CFCheckpoint, got {type(chk).__name__}")
+    if not 0 < max_overhead < 1:
+        raise ConfigError(f"max_overhead: expected a fraction between 0 and 1, got {max_overhead}")
+    if mtbf_s is not None and not mtbf_s > 0:
+        raise ConfigError(f"mtbf_s: expected None or seconds > 0, got {mtbf_s}")
+    if tolerate_failures < 0:
+        raise ConfigError(f"tolerate_failures: expected at least 0, got {tolerate_failures}")
+    _require_one_rank()
+
+
+def _require_one_rank() -> None:
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return
+    if distributed.get_world_size() > 1:
+        raise ConfigError(
+            f"CFManager runs with one rank so far, and this process group has "
+            f"{distributed.get_world_size()}: checkpoints of several ranks are not built yet"
+        )
+
+
+def numbers(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics as floats (0-d tensors are welcome); ConfigError for anything else."""
+    try:
+        return {str(name): float(value) for name, value in metrics.items()}
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"save(metrics=...): expected numbers by name, got {metrics}") from error
+
+
+def usable(chk_dir: Path) -> Path:
+    """Make the directory; ConfigError where nothing could ever be written."""
+    try:
+        chk_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the checkpoint directory {chk_dir}: {error}") from error
+    if not os.access(chk_dir, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"the checkpoint directory {chk_dir} is not writable; mount it read-write, or change "
+            "its owner or mode"
+        )
+    return chk_dir

@@ -1,0 +1,232 @@
+"""From the state at a boundary to a durable checkpoint: both phases, and the waits between.
+
+Owns what they share: arena, engine, snapshotter, persistence. A periodic checkpoint that would
+have to wait is deferred and counted; one that must be taken waits, with a deadline. Belongs to
+the training thread; only the hand-over at a copy's end runs on the thread that copied.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from checkfreq.checkpoint import CFCheckpoint
+from checkfreq.config import CFConfig
+from checkfreq.errors import CheckFreqError, PersistError, StateError
+from checkfreq.persist.attempts import Attempt, Marks
+from checkfreq.persist.persistence import Persistence
+from checkfreq.policy.retention import RetentionPolicy
+from checkfreq.positions import Positions
+from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.engine import HostEngine
+from checkfreq.snapshot.snapshotter import Snapshotter
+from checkfreq.snapshot.state import CapturedState, capture
+
+
+class Pipeline:
+    """Takes snapshots of ``chk`` and ``positions`` and sees them become checkpoints."""
+
+    def __init__(
+        self,
+        chk_dir: Path,
+        chk: CFCheckpoint,
+        positions: Positions,
+        *,
+        config: CFConfig,
+        retention: RetentionPolicy,
+        tolerate_failures: int,
+    ) -> None:
+        self._chk = chk
+        self._positions = positions
+        self._config = config
+        self._arena = Arena(config=config)
+        self._engine = HostEngine()
+        self.persistence = Persistence(
+            chk_dir,
+            config=config,
+            retention=retention,
+            tolerate_failures=tolerate_failures,
+            release=self._arena.release,
+        )
+        self._snapshotter = Snapshotter(
+            engine=self._engine,
+            arena=self._arena,
+            listener=self.persistence.persister,
+            config=config,
+        )
+        self._is_deferred = False
+        self._close_by_s: float | None = None
+        self.last_started_step = 0
+        self.num_deferred = 0
+        self.stall_s = 0.0
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one snapshot; 0 before the first boundary."""
+        return self._snapshotter.state_bytes
+
+    @property
+    def is_deferred(self) -> bool:
+        """True while a periodic checkpoint is still to be made up for."""
+        return self._is_deferred
+
+    # ---- memory
+
+    def prepare(self) -> None:
+        """After the first update the state has its full size: get the slots ready early."""
+        if self._snapshotter.state_bytes == 0:
+            self._snapshotter.make_room(self._capture())
+
+    def restore_buffer(self, num_bytes: int) -> memoryview:
+        """A slot to read a checkpoint into, before any snapshot; see ``end_restore``."""
+        if self._arena.slot_bytes < num_bytes:
+            self._snapshotter.allocate(num_bytes)
+        return memoryview(self._arena.slots[0].memory)
+
+    def end_restore(self, step: int) -> None:
+        """The restored state is live: the slots are for snapshots again."""
+        self.last_started_step = step
+        self.persistence.book.last_durable_step = step
+        self._arena.prepare()
+
+    # ---- the gate
+
+    def barrier(self) -> None:
+        """Order the next weight update after the copy in progress.
+
+        With ``verify_settled``, raises StateError if settled state changed before it.
+        """
+        stall_s = self._snapshotter.barrier()
+        self.stall_s += stall_s
+        if stall_s:
+            for attempt in self.persistence.book.active[-1:]:
+                attempt.hold_s += stall_s
+        changed = self._snapshotter.changed_settled() if self._config.verify_settled else []
+        if changed:
+            raise StateError(
+                f"settled state changed outside a weight update: {', '.join(changed)}. Expected "
+                "only optimizer steps to change it since the last boundary. Write to it inside "
+                "`with cf_manager.updating():`, or declare it in CFCheckpoint(volatile=(...))"
+            )
+
+    # ---- checkpoints
+
+    def checkpoint(self, step: int, reason: str, marks: Marks, *, must: bool) -> Attempt | None:
+        """Take a snapshot of the boundary ``step``; without ``must`` only if nothing waits.
+
+        None if it was deferred, or if this step is durable already.
+        """
+        start_s = time.perf_counter()
+        if self.is_written(step):
+            self.persistence.add_marks(step, marks)
+            return self.persistence.book.find(step)
+        captured = self._capture() if must or self._arena.may_have_room() else None
+        slot = None if captured is None else self._slot_for(captured, must=must)
+        if captured is None or slot is None:
+            self._defer(step)
+            return None
+        attempt = Attempt(step, slot, reason, marks, start_s)
+        self.persistence.book.add(attempt)
+        self.last_started_step = step
+        self._is_deferred = False
+        self._take(captured, attempt)
+        held_s = time.perf_counter() - start_s
+        attempt.hold_s += held_s
+        self.stall_s += held_s
+        return attempt
+
+    def _take(self, captured: CapturedState, attempt: Attempt) -> None:
+        def on_copied(error: BaseException | None) -> None:
+            if attempt.copied(error):
+                try:
+                    self.persistence.hand_over(attempt, captured.objects)
+                except Exception as failure:  # on the copy thread: must not end it
+                    attempt.spoil(failure)
+
+        self._snapshotter.barrier()  # a copy still active: this boundary saw no update
+        self._snapshotter.take(captured, attempt.slot, on_copied=on_copied)
+
+    def is_written(self, step: int) -> bool:
+        """Whether ``step`` is durable or on its way."""
+        book = self.persistence.book
+        return book.last_durable_step == step or book.find(step) is not None
+
+    def _capture(self) -> CapturedState:
+        return capture(
+            self._chk,
+            positions=self._positions.read(),
+            barrier_on_device=self._snapshotter.barrier_on_device,
+        )
+
+    def _slot_for(self, captured: CapturedState, *, must: bool) -> Slot | None:
+        """A slot that fits the state; None if there is none now and ``must`` is not set."""
+        if not self._snapshotter.make_room(captured):
+            if not must:
+                return None
+            self.wait_idle()
+            self._snapshotter.make_room(captured)
+        if not self._arena.wait_ready(timeout_s=self._patience_s() if must else 0.0):
+            return None
+        if must:
+            self._wait_until(self._arena.has_free_slot, "a free snapshot slot")
+        return self._arena.acquire()
+
+    def _defer(self, step: int) -> None:
+        self.num_deferred += 1
+        if not self._is_deferred:
+            self._is_deferred = True
+            why = "no free slot" if self._arena.is_ready() else "slots are being prepared"
+            self.persistence.record("deferred", step, why=why)
+
+    # ---- waiting
+
+    def make_durable(self, step: int, reason: str) -> None:
+        """Have this boundary's checkpoint on disk; tries twice, then raises why not."""
+        if self.outcome(self.checkpoint(step, reason, Marks(), must=True)) is not None:
+            error = self.outcome(self.checkpoint(step, reason, Marks(), must=True))
+            if error is not None:
+                raise error
+
+    def outcome(self, attempt: Attempt | None) -> CheckFreqError | None:
+        """Wait for an attempt's end; returns its error."""
+        if attempt is None:
+            return None
+        self._wait_until(lambda: attempt.state.ended, f"step {attempt.step} to be durable")
+        return attempt.error
+
+    def wait_idle(self) -> None:
+        """Wait until no attempt is in flight."""
+        self._wait_until(lambda: not self.persistence.book.active, "checkpoints in flight")
+
+    def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        limit_s = self._patience_s()
+        if not self.persistence.wait_until(condition, timeout_s=limit_s):
+            raise PersistError(
+                f"waited {limit_s:.0f} s for {what} in vain (CFConfig.close_timeout_s, or the "
+                "timeout_s given to close)",
+                step=self.last_started_step,
+                phase="wait",
+            )
+
+    def _patience_s(self) -> float:
+        """The longest any wait may be: while closing, what is left of the time for all of it."""
+        if self._close_by_s is None:
+            return self._config.close_timeout_s
+        return max(0.0, self._close_by_s - time.monotonic())
+
+    def begin_close(self, *, timeout_s: float) -> None:
+        """From now on all waits together, and ``close``, may take ``timeout_s``."""
+        self._close_by_s = time.monotonic() + timeout_s
+
+    def finish_in_flight(self) -> None:
+        """Wait for what is in flight; at the deadline it is left."""
+        self.persistence.wait_until(
+            lambda: not self.persistence.book.active, timeout_s=self._patience_s()
+        )
+
+    def close(self) -> None:
+        """End the helper threads and the worker, and free the slots."""
+        self._engine.close()
+        self.persistence.close(timeout_s=self._patience_s())
+        self._arena.close()

@@ -1,0 +1,177 @@
+"""The contract's signatures, defaults and modes."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import checkfreq
+from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
+from checkfreq.errors import ConfigError
+from iterators import CFIterator
+from tests.contract.runs import Training, loader, managed, train
+
+CHK = CFCheckpoint(model=torch.nn.Linear(1, 1))
+
+DEFAULTS = {
+    "mode": CFMode.AUTO,
+    "chk_freq": None,
+    "max_overhead": 0.035,
+    "dynamic": True,
+    "mtbf_s": None,
+    "retention": KeepLast(3),
+    "tolerate_failures": 3,
+    "fresh": False,
+    "config": CFConfig(),
+}
+
+
+def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    found = dict(inspect.signature(function).parameters)
+    found.pop("self", None)
+    return found
+
+
+def test_the_manager_takes_two_positional_arguments_and_these_keywords() -> None:
+    found = parameters(CFManager.__init__)
+    assert list(found) == ["chk_dir", "chk", *DEFAULTS]
+    assert {name: found[name].default for name in DEFAULTS} == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("function", "num_positional"),
+    [
+        (CFCheckpoint.__init__, 0),
+        (CFManager.__init__, 2),
+        (CFManager.weight_update, 1),
+        (CFManager.save, 0),
+        (CFManager.restore, 1),
+        (CFManager.close, 0),
+        (checkfreq.load, 1),
+        (CFIterator.__init__, 1),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", ""),
+)
+def test_everything_after_the_second_argument_is_keyword_only(
+    function: Callable[..., Any], num_positional: int
+) -> None:
+    kinds = [parameter.kind for parameter in parameters(function).values()]
+    keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    assert all(kind in keyword for kind in kinds[num_positional:])
+
+
+def test_everything_else_is_a_field_of_cfconfig_with_its_unit_and_default() -> None:
+    assert CFConfig.__doc__ is not None
+    for field in dataclasses.fields(CFConfig):
+        assert field.default is not dataclasses.MISSING, f"{field.name} has no default"
+        assert re.search(rf"^ +{field.name}: \w", CFConfig.__doc__, re.M), field.name
+        unit = re.search(r"_(s|bytes|bytes_per_s)$", field.name)
+        if isinstance(field.default, float) and field.name != "arena_slack":
+            assert unit, f"{field.name} does not name its unit"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"num_slots": 0},
+        {"writer_threads": 0},
+        {"write_chunk_bytes": 1000},
+        {"takeover_s": float("inf")},
+        {"persist_timeout_s": -1.0},
+        {"host_memory_limit": 0},
+        {"arena_slack": 2.0},
+        {"nice": 20},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_a_setting_out_of_its_range_is_a_config_error_naming_it(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"CFConfig\.{next(iter(setting))}: expected"):
+        CFConfig(**setting)
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ({"max_overhead": 0.0}, "max_overhead"),
+        ({"max_overhead": 1.0}, "max_overhead"),
+        ({"mtbf_s": 0.0}, "mtbf_s"),
+        ({"tolerate_failures": -1}, "tolerate_failures"),
+        ({"chk_freq": -1}, "chk_freq"),
+        ({"config": CFConfig(stop_signals=("SIGNAL",))}, "stop_signals"),
+        ({"config": CFConfig(stop_signals=("SIGKILL",))}, "stop_signals"),
+    ],
+)
+def test_an_argument_out_of_its_range_is_a_config_error_and_starts_nothing(
+    chk_dir: Path, argument: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        managed(chk_dir, CHK, **argument)
+    assert not (chk_dir / ".lock").exists()
+
+
+def test_manual_needs_chk_freq(chk_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="chk_freq=N"):
+        CFManager(chk_dir, CHK, mode=CFMode.MANUAL)
+
+
+def test_auto_is_refused_with_a_sentence_until_it_is_built(chk_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="AUTO is not built yet"):
+        CFManager(chk_dir, CHK)
+
+
+def test_manual_with_n_checkpoints_every_n_boundaries(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=2, retention=KeepLast(99)) as manager:
+        for _ in range(6):
+            training.steps(manager, 1)
+            manager.wait()
+        assert manager.all_steps() == [2, 4, 6]
+
+
+def test_zero_means_epoch_boundaries_and_explicit_saves_only(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=0, retention=KeepLast(99)) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+
+        def save_at_four() -> None:
+            if manager.global_step == 4:
+                manager.save()
+
+        train(training, manager, iterator, 3, each=save_at_four, tail=manager.wait)
+        manager.wait()
+        assert manager.all_steps() == [3, 5, 6, 9]
+
+
+def test_a_plain_path_string_is_a_directory_and_its_parents_are_made(tmp_path: Path) -> None:
+    with managed(tmp_path / "a" / "b", CHK):
+        assert (tmp_path / "a" / "b").is_dir()
+    manager = CFManager(str(tmp_path / "c"), CHK, mode=CFMode.MANUAL, chk_freq=0)
+    manager.close()
+    assert (tmp_path / "c").is_dir()
+
+
+def test_a_directory_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot make the checkpoint directory"):
+        managed(tmp_path / "file" / "chk", CHK)
+
+
+def test_keep_last_three_is_the_default_and_pinned_steps_survive_it(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        for _ in range(6):
+            training.steps(manager, 1)
+            manager.save(wait=True, keep=manager.global_step == 2)
+    assert steps_on_disk(chk_dir) == [2, 4, 5, 6]
+
+
+def steps_on_disk(chk_dir: Path) -> list[int]:
+    """Steps after the worker has ended: its last prune is done."""
+    return sorted(int(path.name.removeprefix("step-")) for path in chk_dir.glob("step-*"))

@@ -1,0 +1,213 @@
+"""The contract's boundaries: ``step``, ``global_step``, and where CFIterator passes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import checkfreq
+from checkfreq import KeepLast
+from checkfreq.errors import StateError
+from iterators import CFIterator
+from tests.contract.conftest import Hold
+from tests.contract.runs import Training, loader, managed, train, written
+
+
+def test_a_loop_without_an_iterator_calls_step_once_per_update(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        training.steps(manager, 3)
+        assert manager.global_step == 3
+
+
+def test_a_checkpoints_step_is_the_number_of_boundaries_since_training_began(
+    chk_dir: Path,
+) -> None:
+    written(chk_dir, 3)
+    for expected in (4, 5):
+        training = Training(seed=1)
+        with managed(chk_dir, training.chk, chk_freq=1) as manager:
+            assert manager.restore()
+            training.steps(manager, 1)
+            assert manager.global_step == expected
+        assert manager.latest_step() == expected
+
+
+def test_the_state_of_a_checkpoint_is_that_at_its_boundary(chk_dir: Path) -> None:
+    bits = written(chk_dir, 3)
+    for step in (1, 2, 3):
+        training = Training(seed=9)
+        with managed(chk_dir, training.chk) as manager:
+            manager.restore(step)
+            assert training.bits() == bits[step - 1]
+
+
+def test_a_boundary_is_passed_before_the_next_batch_is_fetched(chk_dir: Path) -> None:
+    """The fetch sees one more boundary than the batch before it did."""
+    training = Training()
+    seen: list[int] = []
+
+    def collate(rows: list[tuple[torch.Tensor]]) -> list[torch.Tensor]:
+        seen.append(manager.global_step)
+        return [torch.stack([row[0] for row in rows])]
+
+    with managed(chk_dir, training.chk) as manager:
+        train(training, manager, CFIterator(loader(collate_fn=collate), cf_manager=manager), 1)
+    assert seen == [0, 1, 2]
+
+
+def test_a_boundary_is_passed_only_if_an_update_was_attempted_since_the_last_one(
+    chk_dir: Path,
+) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        steps = []
+        for number, (x,) in enumerate(CFIterator(loader(batch_size=2), cf_manager=manager)):
+            steps.append(manager.global_step)
+            training.backward(x)
+            if number % 2:
+                training.optimizer.step()
+        assert steps == [0, 0, 1, 1, 2, 2]
+
+
+def test_accumulate_says_so_explicitly(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(batch_size=3), cf_manager=manager, accumulate=3)
+        steps = []
+        for _ in iterator.epochs(2):
+            for _ in iterator:
+                steps.append(manager.global_step)
+                with manager.updating():
+                    pass
+    assert steps == [0, 0, 0, 1, 2, 2, 2, 3]
+    assert manager.global_step == 4
+
+
+def test_the_last_boundary_of_an_epoch_is_passed_when_epochs_advances(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+        tails: list[int] = []
+        heads: list[int] = []
+        for _ in iterator.epochs(2):
+            heads.append(manager.global_step)
+            for (x,) in iterator:
+                training.update(manager, x)
+            tails.append(manager.global_step)
+        assert (heads, tails) == ([0, 3], [2, 5])
+        assert manager.global_step == 6
+
+
+def test_the_last_boundary_of_an_epoch_is_passed_at_the_next_iter(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+        for _ in range(2):
+            for (x,) in iterator:
+                training.update(manager, x)
+        assert manager.global_step == 5
+        iter(iterator)
+        assert manager.global_step == 6
+        assert iterator.epoch == 2
+
+
+def test_the_tail_is_inside_the_epoch(chk_dir: Path) -> None:
+    """What validation and the per-epoch scheduler change is in the epoch's checkpoint."""
+    training = Training()
+    run = {"best": 0}
+    training.chk = Training(run=run).chk
+    training = Training(run=run)
+    bits: list[str] = []
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+
+        def tail() -> None:
+            run["best"] = manager.global_step
+            torch.rand(3)
+            bits.append(training.bits())
+
+        train(training, manager, iterator, 2, tail=tail)
+    for step, best, expected in ((3, 2, bits[0]), (6, 5, bits[1])):
+        restored_run: dict[str, int] = {}
+        restored = Training(seed=3, run=restored_run)
+        with managed(chk_dir, restored.chk) as manager:
+            manager.restore(step)
+            assert restored.bits() == expected
+            assert restored_run == {"best": best}
+
+
+def test_leaving_the_loop_early_after_an_update_passes_the_boundary_there_too(
+    chk_dir: Path,
+) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+        for (x,) in iterator:
+            training.update(manager, x)
+            break
+        assert manager.global_step == 0
+        assert len(list(iterator)) == 3
+        assert manager.global_step == 1
+
+
+def test_after_an_early_leave_the_next_iter_starts_the_next_epoch_and_the_ledger_records_it(
+    chk_dir: Path,
+) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+        for (x,) in iterator:
+            training.update(manager, x)
+            break
+        next(iter(iterator))
+        assert iterator.epoch == 1
+        report = iterator.last_report
+        assert report is not None
+        assert (report.epoch, report.served, report.not_served) == (0, 4, 8)
+
+
+def test_a_checkpoint_between_batches_is_continued_with_the_very_next_batch(
+    chk_dir: Path,
+) -> None:
+    reference = Training()
+    with managed(chk_dir, reference.chk, chk_freq=1, retention=KeepLast(99)) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+        train(reference, manager, iterator, 2, each=manager.wait, tail=manager.wait)
+        expected = reference.bits()
+    for step in (5, 4, 3, 2, 1):  # an older step is only there while none before it was
+        training = Training(seed=step)
+        with managed(chk_dir, training.chk, retention=KeepLast(99)) as manager:
+            iterator = CFIterator(loader(), cf_manager=manager)
+            assert manager.restore(step)
+            train(training, manager, iterator, 2)
+            assert manager.global_step == 6
+            assert training.bits() == expected, f"continued from step {step}"
+
+
+def test_state_that_the_forward_pass_changes_belongs_to_the_next_boundary(
+    chk_dir: Path, hold_trainer: Hold
+) -> None:
+    """BatchNorm's statistics are copied before step returns, however slow the rest is."""
+    training = Training()
+    gate = hold_trainer("snapshot.copy_settled")
+    with managed(chk_dir, training.chk) as manager:
+        manager.save()
+        norm = training.model.layers[1]
+        expected = {name: tensor.clone() for name, tensor in norm.state_dict().items()}
+        training.backward()
+        assert not torch.equal(norm.running_mean, expected["running_mean"])
+        gate.open()
+    saved = checkfreq.load(chk_dir)["model"]
+    for name, tensor in expected.items():
+        assert torch.equal(saved[f"layers.1.{name}"], tensor)
+
+
+def test_step_of_a_closed_manager_is_a_state_error(chk_dir: Path) -> None:
+    with managed(chk_dir, Training().chk) as manager:
+        pass
+    for call in (manager.step, manager.save, manager.restore, manager.wait):
+        with pytest.raises(StateError, match="is closed"):
+            call()

@@ -1,0 +1,199 @@
+"""The contract's failed persists: logged, retried at the next interval, raised if too many."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from checkfreq import CFManager, KeepLast
+from checkfreq.errors import PersistError, WorkerDiedError
+from checkfreq.store.store import CheckpointStore
+from tests.contract.conftest import SetFault
+from tests.contract.runs import Training, managed, written
+
+EVERY_COMMIT_FAILS = "commit.sync_payload:raise-EIO:*"
+
+
+def failing(training: Training, manager: CFManager, num: int) -> None:
+    """Iterations whose checkpoints fail, each known to have before the next begins."""
+    for number in range(1, num + 1):
+        training.steps(manager, 1)
+        reap(manager, lambda number=number: manager.stats()["num_failed"] == number)  # type: ignore[misc]
+
+
+def reap(manager: CFManager, condition: Callable[[], bool]) -> None:
+    """Have the manager take in replies until it knows; never raises for their sake."""
+    assert manager._persistence.wait_until(condition, timeout_s=30.0)
+
+
+def test_a_failed_persist_is_logged_as_error_and_training_goes_on(
+    chk_dir: Path, worker_fault: SetFault, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(chk_dir, 1)
+    worker_fault("commit.sync_payload:raise-ENOSPC:1")
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+        manager.restore()
+        failing(training, manager, 1)
+        records = [r for r in caplog.records if r.levelno == logging.ERROR]
+        assert len(records) == 1
+        assert "checkpoint of step 2 failed (1 in a row, 3 tolerated)" in records[0].message
+        assert "No space left" in records[0].message
+        assert manager.all_steps() == [1]
+        manager.wait()
+        training.steps(manager, 1)
+
+
+def test_a_failed_persist_is_retried_at_the_next_interval(
+    chk_dir: Path, worker_fault: SetFault
+) -> None:
+    worker_fault("commit.sync_payload:raise-EIO:1")
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=2) as manager:
+        training.steps(manager, 2)
+        reap(manager, lambda: manager.stats()["num_failed"] == 1)
+        training.steps(manager, 1)
+        assert manager.stats()["num_in_flight"] == 0
+        training.steps(manager, 1)
+        manager.wait()
+        assert manager.all_steps() == [4]
+
+
+def test_as_many_in_a_row_as_tolerated_raise_nothing(chk_dir: Path, worker_fault: SetFault) -> None:
+    worker_fault("commit.mkdir:raise-EIO:1;commit.sync_payload:raise-EIO:1")
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1, tolerate_failures=2) as manager:
+        failing(training, manager, 2)
+        training.steps(manager, 1)
+        manager.wait()
+        assert manager.all_steps() == [3]
+        assert manager.stats()["num_failed"] == 2
+
+
+CALLS: dict[str, Callable[[CFManager], None]] = {
+    "step": lambda manager: manager.step(),
+    "wait": lambda manager: manager.wait(),
+    "close": lambda manager: manager.close(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_more_than_tolerated_in_a_row_raise_with_the_childs_traceback(
+    chk_dir: Path, worker_fault: SetFault, call: Callable[[CFManager], None]
+) -> None:
+    worker_fault(EVERY_COMMIT_FAILS)
+    training = Training()
+    manager = managed(chk_dir, training.chk, chk_freq=1, tolerate_failures=1)
+    failing(training, manager, 2)
+    with pytest.raises(PersistError, match="Persist worker's traceback") as caught:
+        call(manager)
+    assert caught.value.phase == "sync"
+    assert "finish_payload" in caught.value.child_traceback
+    if call is not CALLS["close"]:
+        with pytest.raises(PersistError):
+            manager.close()
+
+
+def test_a_success_starts_the_count_anew(chk_dir: Path, worker_fault: SetFault) -> None:
+    worker_fault("commit.mkdir:raise-EIO:1;commit.sync_payload:raise-EIO:7")
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1, tolerate_failures=1) as manager:
+        failing(training, manager, 1)
+        for _ in range(2):  # three files each: the seventh sync is the fourth attempt's
+            training.steps(manager, 1)
+            manager.wait()
+        training.steps(manager, 1)
+        reap(manager, lambda: manager.stats()["num_failed"] == 2)
+        training.steps(manager, 1)
+        manager.wait()
+        assert manager.all_steps() == [2, 3, 5]
+
+
+def test_after_raising_the_count_starts_anew(chk_dir: Path, worker_fault: SetFault) -> None:
+    """A user who catches the error and frees some space goes on."""
+    worker_fault("commit.mkdir:raise-ENOSPC:1")
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1, tolerate_failures=0) as manager:
+        failing(training, manager, 1)
+        with pytest.raises(PersistError, match="No space left"):
+            manager.step()
+        training.steps(manager, 1)
+        manager.wait()
+        assert manager.all_steps() == [2]
+
+
+def test_a_failed_persist_leaves_the_old_checkpoints_and_no_litter(
+    chk_dir: Path, worker_fault: SetFault
+) -> None:
+    written(chk_dir, 2)
+    worker_fault("commit.rename:raise-EIO:1")
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1, retention=KeepLast(1)) as manager:
+        manager.restore()
+        failing(training, manager, 1)
+        assert manager.all_steps() == [1, 2]
+        assert not list(chk_dir.glob(".tmp-*"))
+
+
+def test_a_worker_that_died_is_replaced_and_its_snapshot_still_becomes_a_checkpoint(
+    chk_dir: Path, worker_fault: SetFault, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker_fault("commit.rename:kill-self:2")
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+        for _ in range(2):
+            training.steps(manager, 1)
+            manager.wait()
+        assert manager.all_steps() == [1, 2]
+        assert manager.stats()["num_workers_replaced"] == 1
+        assert manager.stats()["num_failed"] == 0
+    assert "was killed by SIGKILL while it held step 2; starting another" in caplog.text
+
+
+def test_a_worker_killed_while_idle_is_noticed_at_the_next_boundary(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+        training.steps(manager, 1)
+        manager.wait()
+        process = manager._persistence.persister._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        training.steps(manager, 1)
+        assert manager.stats()["num_workers_replaced"] == 1
+        manager.wait()
+        assert manager.all_steps() == [1, 2]
+
+
+def test_a_snapshot_that_kills_every_worker_is_given_up_and_counted(
+    chk_dir: Path, worker_fault: SetFault
+) -> None:
+    worker_fault("commit.mkdir:kill-self:*")
+    training = Training()
+    manager = managed(chk_dir, training.chk, tolerate_failures=0)
+    training.steps(manager, 1)
+    with pytest.raises(WorkerDiedError, match="step 1") as caught:
+        manager.save(wait=True)
+    assert caught.value.step == 1
+    assert manager.stats()["num_failed"] == 1
+    with pytest.raises(WorkerDiedError):
+        manager.close()
+
+
+def test_a_directory_held_by_another_run_is_a_config_error_that_names_it(chk_dir: Path) -> None:
+    from checkfreq.errors import ConfigError
+    from tests.contract.runs import config
+
+    with managed(chk_dir, Training().chk) as holder:
+        holder.save(wait=True)
+        second = managed(chk_dir, Training().chk, config=config(takeover_s=0.1))
+        with pytest.raises(ConfigError, match=rf"training process {os.getpid()}.*takeover_s"):
+            second.restore()
+        second.close()
+        holder.save(wait=True)
+    assert CheckpointStore(chk_dir).steps() == [0]

@@ -1,0 +1,209 @@
+"""The contract's "Iterator", beside a real manager."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkfreq.errors import ConfigError
+from iterators import CFIterator, NotResumableError
+from tests.contract.runs import Training, loader, managed, train
+
+
+def test_it_takes_a_loader_and_these_keywords(chk_dir: Path) -> None:
+    found = {
+        name: parameter.default
+        for name, parameter in inspect.signature(CFIterator).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    expected = {
+        "cf_manager": None,
+        "name": "train",
+        "marks_steps": True,
+        "accumulate": None,
+        "exact": True,
+        "steps_to_run": None,
+        "chk_freq": None,
+        "dynamic": None,
+        "on_stop": "raise",
+    }
+    assert expected.items() <= found.items()
+
+
+def test_the_seed_is_zero_unless_given_and_decides_the_order() -> None:
+    def rows(**arguments: Any) -> list[list[float]]:
+        return [x[:, 0].tolist() for (x,) in CFIterator(loader(), **arguments)]
+
+    assert rows() == rows(seed=0)
+    assert rows() != rows(seed=1)
+
+
+@pytest.mark.parametrize("pacing", [{"chk_freq": 5}, {"chk_freq": 2, "dynamic": True}])
+def test_chk_freq_and_dynamic_that_agree_are_taken(chk_dir: Path, pacing: dict[str, Any]) -> None:
+    with managed(chk_dir, Training().chk, chk_freq=pacing["chk_freq"]) as manager:
+        CFIterator(loader(), cf_manager=manager, **pacing)
+        assert manager.stats()["interval_steps"] == pacing["chk_freq"]
+
+
+@pytest.mark.parametrize("pacing", [{"chk_freq": 5}, {"dynamic": False}])
+def test_chk_freq_and_dynamic_that_conflict_are_a_config_error(
+    chk_dir: Path, pacing: dict[str, Any]
+) -> None:
+    with (
+        managed(chk_dir, Training().chk, chk_freq=2) as manager,
+        pytest.raises(ConfigError, match=next(iter(pacing))),
+    ):
+        CFIterator(loader(), cf_manager=manager, **pacing)
+
+
+def test_epochs_counts_the_total_and_a_finished_run_has_none_left(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        train(training, manager, CFIterator(loader(), cf_manager=manager), 2)
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+        manager.restore()
+        assert list(iterator.epochs(2)) == []
+        assert next(iter(iterator.epochs(3))) == 2
+
+
+def test_steps_crosses_epochs_and_counts_the_total(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+        for (x,) in iterator.steps(4):
+            training.update(manager, x)
+        assert manager.global_step == 4
+        assert (iterator.epoch, iterator.step) == (1, 4)
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+        manager.restore()
+        served = 0
+        for (x,) in iterator.steps(7):
+            training.update(manager, x)
+            served += 1
+        assert served == 3
+        assert manager.global_step == 7
+
+
+def test_epoch_batch_and_len_stand_for_the_whole_epoch_also_in_mid_epoch(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager, steps_to_run=4)
+        places = []
+        for epoch in iterator.epochs(2):
+            for (x,) in iterator:
+                places.append((epoch, iterator.epoch, iterator.batch, len(iterator)))
+                training.update(manager, x)
+        assert places == [(0, 0, 0, 3), (0, 0, 1, 3), (0, 0, 2, 3), (1, 1, 0, 3)]
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+        manager.restore()
+        assert (iterator.epoch, iterator.batch, len(iterator)) == (1, 1, 3)
+        assert [iterator.batch for _ in iterator] == [1, 2]
+
+
+def test_steps_to_run_ends_this_process_and_the_next_one_continues(chk_dir: Path) -> None:
+    reference = Training()
+    with managed(chk_dir / "reference", reference.chk) as manager:
+        train(reference, manager, CFIterator(loader(), cf_manager=manager), 2)
+        expected = reference.bits()
+    for number in range(3):
+        training = Training(seed=number)
+        with managed(chk_dir, training.chk) as manager:
+            iterator = CFIterator(loader(), cf_manager=manager, steps_to_run=2)
+            assert manager.restore() is (number > 0)
+            train(training, manager, iterator, 2)
+            assert manager.global_step == 2 * (number + 1)
+            bits = training.bits()
+    assert bits == expected
+
+
+def test_state_dict_and_load_state_dict_need_no_manager() -> None:
+    whole = [x for _ in (0, 1) for (x,) in CFIterator(loader())]
+    iterator = CFIterator(loader())
+    batches = iter(iterator)
+    for _ in range(2):
+        next(batches)
+    state = json.loads(json.dumps(iterator.state_dict()))
+    other = CFIterator(loader())
+    other.load_state_dict(state)
+    (x,) = next(iter(other))
+    assert torch.equal(x, whole[1])  # the second batch has no boundary yet: it comes again
+
+
+def test_several_iterators_register_under_names_and_each_is_restored(chk_dir: Path) -> None:
+    def iterators(manager: Any) -> tuple[CFIterator, CFIterator]:
+        extra = CFIterator(loader(), cf_manager=manager, name="extra", marks_steps=False, seed=7)
+        return CFIterator(loader(), cf_manager=manager), extra
+
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        main, extra = iterators(manager)
+        extra_batches = iter(extra)
+        for (x,) in main.steps(2):
+            training.update(manager, x)
+            next(extra_batches)
+        manager.save(wait=True)
+        expected = next(extra_batches)[0]
+        places = main.state_dict()
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        main, extra = iterators(manager)
+        manager.restore(2)
+        assert main.state_dict() == places
+        assert torch.equal(next(iter(extra))[0], expected)
+        assert manager.global_step == 2
+
+
+def test_only_one_iterator_marks_steps(chk_dir: Path) -> None:
+    with managed(chk_dir, Training().chk) as manager:
+        CFIterator(loader(), cf_manager=manager)
+        with pytest.raises(ConfigError, match="both mark steps"):
+            CFIterator(loader(), cf_manager=manager, name="other")
+        CFIterator(loader(), cf_manager=manager, name="other", marks_steps=False)
+
+
+def test_a_name_can_be_registered_once(chk_dir: Path) -> None:
+    with managed(chk_dir, Training().chk) as manager:
+        CFIterator(loader(), cf_manager=manager)
+        with pytest.raises(ConfigError, match=r"'train' is registered; pass another name="):
+            CFIterator(loader(), cf_manager=manager, marks_steps=False)
+
+
+def test_iterating_for_validation_passes_no_boundary(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        validation = CFIterator(loader(), cf_manager=manager, name="val", marks_steps=False)
+        train(
+            training,
+            manager,
+            CFIterator(loader(), cf_manager=manager),
+            2,
+            tail=lambda: [None for _ in validation].clear(),
+        )
+        assert manager.global_step == 6
+
+
+def test_exact_refuses_a_loader_that_cannot_resume_and_false_takes_it(chk_dir: Path) -> None:
+    rows = [torch.ones(4, 3) * number for number in range(3)]
+    with pytest.raises(NotResumableError):
+        CFIterator(rows)
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+        iterator = CFIterator(rows, cf_manager=manager, exact=False, steps_to_run=1)
+        for x in iterator:
+            training.update(manager, x)
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(rows, cf_manager=manager, exact=False)
+        manager.restore()
+        assert [x[0, 0].item() for x in iterator] == [1.0, 2.0]

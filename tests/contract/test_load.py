@@ -1,0 +1,183 @@
+"""The contract's ``checkfreq.load``, ``latest_step`` and ``all_steps``."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import checkfreq
+from checkfreq import CFCheckpoint
+from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, NoCheckpointError
+from iterators.testing import digest
+from tests.contract.conftest import Hold
+from tests.contract.runs import Net, Training, managed, written
+from tests.contract.test_restore import flip
+
+
+def by_name(state: Mapping[str, Any]) -> str:
+    """A digest of a state dict; a file has its own order of names."""
+    return digest(sorted(state.items()))
+
+
+def test_it_returns_state_dicts_bit_for_bit(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+        training.steps(manager, 2)
+    saved = checkfreq.load(chk_dir)
+    assert {*saved} == {"model", "optimizer", "scheduler", "rng"}
+    for name, live in training.chk.tracked.items():
+        assert by_name(saved[name]) == by_name(live.state_dict())
+
+
+def test_its_state_dicts_load_into_plain_torch_objects(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    saved = checkfreq.load(chk_dir)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    assert by_name(model.state_dict()) == by_name(saved["model"])
+    assert digest(optimizer.state_dict()) == digest(saved["optimizer"])
+
+
+def test_its_tensors_are_on_the_cpu_and_own_their_memory(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    one, other = checkfreq.load(chk_dir)["model"], checkfreq.load(chk_dir)["model"]
+    before = digest(other)
+    for tensor in one.values():
+        assert tensor.device.type == "cpu"
+        tensor.zero_()
+    assert digest(other) == before
+
+
+def test_tied_weights_are_resolved(chk_dir: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    model[1].weight = model[0].weight
+    with managed(chk_dir, CFCheckpoint(model=model)) as manager:
+        manager.save(wait=True)
+    saved = checkfreq.load(chk_dir)["model"]
+    assert [*saved] == ["0.weight", "1.weight"]
+    assert saved["0.weight"] is saved["1.weight"]
+    assert torch.equal(saved["0.weight"], model[0].weight)
+
+
+def test_it_needs_no_lock_while_a_run_holds_the_directory(chk_dir: Path, hold_worker: Hold) -> None:
+    gate = hold_worker("commit.rename")
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        manager.save()
+        gate.wait_reached()
+        with pytest.raises(NoCheckpointError):
+            checkfreq.load(chk_dir)
+        gate.open()
+        manager.wait()
+        assert by_name(checkfreq.load(chk_dir)["model"]) == by_name(training.model.state_dict())
+
+
+def test_it_changes_nothing_on_disk(chk_dir: Path) -> None:
+    written(chk_dir, 3)
+    flip(chk_dir, 3)
+
+    def there() -> dict[str, bytes]:
+        files = (path for path in chk_dir.rglob("*") if path.is_file())
+        return {str(path): path.read_bytes() for path in files}
+
+    before = there()
+    checkfreq.load(chk_dir)
+    assert there() == before
+
+
+def test_it_needs_no_training_code(chk_dir: Path) -> None:
+    """In a process that has none of it and does not even import the manager."""
+    written(chk_dir, 1)
+    code = (
+        "import sys, checkfreq\n"
+        f"state = checkfreq.load({str(chk_dir)!r})\n"
+        "assert state['model']['layers.0.weight'].shape == (8, 3)\n"
+        "assert 'checkfreq.manager' not in sys.modules and 'tests' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_step_chooses_a_checkpoint_and_a_step_directory_is_a_path(chk_dir: Path) -> None:
+    written(chk_dir, 3)
+    second = checkfreq.load(chk_dir, step=2)
+    assert digest(second) != digest(checkfreq.load(chk_dir))
+    assert digest(checkfreq.load(chk_dir / "step-00000002")) == digest(second)
+
+
+def test_only_limits_what_is_returned(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    assert [*checkfreq.load(chk_dir, only=["model"])] == ["model"]
+    with pytest.raises(ConfigError, match="modle"):
+        checkfreq.load(chk_dir, only=["modle"])
+
+
+def test_into_loads_live_objects_in_place(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    model = Net()
+    weight = model.layers[0].weight
+    saved = checkfreq.load(chk_dir, into={"model": model})
+    assert model.layers[0].weight is weight
+    assert by_name(model.state_dict()) == by_name(saved["model"])
+
+
+def test_into_an_object_of_another_structure_is_a_mismatch_and_changes_nothing(
+    chk_dir: Path,
+) -> None:
+    written(chk_dir, 1)
+    model = Net()
+    model.layers[4] = nn.Linear(8, 2)
+    before = by_name(model.state_dict())
+    with pytest.raises(MismatchError, match=r"layers\.4\.weight"):
+        checkfreq.load(chk_dir, into={"model": model})
+    assert by_name(model.state_dict()) == before
+
+
+def test_strict_false_loads_what_fits(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    model = Net()
+    model.layers[4] = nn.Linear(8, 2)
+    saved = checkfreq.load(chk_dir, into={"model": model}, strict=False)
+    assert torch.equal(model.layers[0].weight, saved["model"]["layers.0.weight"])
+
+
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(
+    chk_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(chk_dir, 2)
+    expected = digest(checkfreq.load(chk_dir, step=1))
+    flip(chk_dir, 2)
+    with caplog.at_level(logging.WARNING):
+        assert digest(checkfreq.load(chk_dir)) == expected
+    assert "step 2 does not validate, skipped" in caplog.text
+    with pytest.raises(CorruptCheckpointError):
+        checkfreq.load(chk_dir, step=2)
+
+
+def test_a_directory_without_checkpoints_is_an_error_that_names_it(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(NoCheckpointError, match=str(path)):
+            checkfreq.load(path)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_latest_step_and_all_steps_say_what_is_committed(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        assert manager.latest_step() is None
+        assert manager.all_steps() == []
+        for expected in ([1], [1, 2]):
+            training.steps(manager, 1)
+            manager.save(wait=True)
+            assert manager.all_steps() == expected
+            assert manager.latest_step() == expected[-1]
+    assert manager.all_steps() == [1, 2]

@@ -1,0 +1,410 @@
+"""The contract's ``restore``."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import checkfreq
+from checkfreq import CFCheckpoint, KeepLast
+from checkfreq.errors import (
+    ConfigError,
+    CorruptCheckpointError,
+    MismatchError,
+    NoCheckpointError,
+    StateError,
+)
+from checkfreq.store.store import CheckpointStore
+from iterators import CFIterator, ResumeMismatchError
+from tests.contract.conftest import Hold, SetFault
+from tests.contract.runs import Training, generator_bits, loader, managed, train, written
+
+
+def flip(chk_dir: Path, step: int, name: str = "model.safetensors") -> None:
+    """Damage the last byte of a file of a step."""
+    path = CheckpointStore(chk_dir).path(step) / name
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_it_is_false_if_the_directory_never_held_a_checkpoint(chk_dir: Path) -> None:
+    training = Training()
+    bits = training.bits()
+    with managed(chk_dir, training.chk) as manager:
+        assert manager.restore() is False
+        assert training.bits() == bits
+        training.steps(manager, 1)
+    assert CheckpointStore(chk_dir).steps() == [1]
+
+
+def test_it_brings_the_newest_checkpoint_back_and_is_true(chk_dir: Path) -> None:
+    bits = written(chk_dir, 3)
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        assert manager.restore() is True
+        assert training.bits() == bits[-1]
+        assert manager.global_step == 3
+
+
+def test_it_restores_in_place(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    training = Training(seed=1)
+    weight = training.model.layers[0].weight
+    address = weight.data_ptr()
+    with managed(chk_dir, training.chk) as manager:
+        manager.restore()
+    assert training.model.layers[0].weight is weight
+    assert weight.data_ptr() == address
+
+
+def test_if_none_validates_it_is_corrupt_checkpoint_error_and_nothing_changed(
+    chk_dir: Path,
+) -> None:
+    written(chk_dir, 2)
+    for step in (1, 2):
+        flip(chk_dir, step)
+    training = Training(seed=1)
+    bits = training.bits()
+    with managed(chk_dir, training.chk) as manager:
+        with pytest.raises(CorruptCheckpointError, match="at least one that validates"):
+            manager.restore()
+        assert training.bits() == bits
+
+
+def test_training_on_after_a_restore_that_failed_is_refused(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    flip(chk_dir, 1)
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        with pytest.raises(CorruptCheckpointError):
+            manager.restore()
+        with pytest.raises(ConfigError, match="was not called"):
+            manager.step()
+
+
+def test_a_damaged_newest_checkpoint_is_walked_past_reported_and_quarantined(
+    chk_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bits = written(chk_dir, 3)
+    flip(chk_dir, 3)
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        assert manager.restore()
+        assert training.bits() == bits[1]
+        assert manager.global_step == 2
+        event = manager.last_event
+        assert event is not None
+        assert (event.kind, event.step, event.data["steps_lost"]) == ("restored", 2, 1)
+    text = caplog.text
+    assert "step 3 does not validate and is quarantined" in text
+    assert "going back to step 2 loses 1 step(s)" in text
+    assert [path.name for path in (chk_dir / "quarantine").glob("step-*3")] == ["step-00000003"]
+
+
+def test_a_step_asked_for_is_restored_or_its_absence_an_error(chk_dir: Path) -> None:
+    bits = written(chk_dir, 3)
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        with pytest.raises(NoCheckpointError, match="has no step 7; it has: 1, 2, 3"):
+            manager.restore(7)
+        assert manager.restore(2)
+        assert training.bits() == bits[1]
+
+
+def test_a_damaged_step_asked_for_is_an_error_and_never_another_step(chk_dir: Path) -> None:
+    written(chk_dir, 3)
+    flip(chk_dir, 2)
+    training = Training(seed=1)
+    with (
+        managed(chk_dir, training.chk) as manager,
+        pytest.raises(CorruptCheckpointError, match="step-00000002"),
+    ):
+        manager.restore(2)
+
+
+def test_after_an_older_step_the_first_commit_moves_later_ones_to_superseded(
+    chk_dir: Path,
+) -> None:
+    written(chk_dir, 3)
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk, retention=KeepLast(99)) as manager:
+        manager.restore(1)
+        assert manager.all_steps() == [1, 2, 3]
+        training.steps(manager, 1)
+        bits = training.bits()
+        manager.save(wait=True)
+        assert manager.all_steps() == [1, 2]
+    aside = sorted(path.name for path in (chk_dir / "superseded").iterdir())
+    assert aside == ["step-00000002", "step-00000003"]
+    training = Training(seed=2)
+    with managed(chk_dir, training.chk) as manager:
+        manager.restore()
+        assert training.bits() == bits
+
+
+def test_only_the_first_commit_moves_steps_aside_however_many_are_on_their_way(
+    chk_dir: Path, hold_worker: Hold
+) -> None:
+    written(chk_dir, 3)
+    gate = hold_worker("commit.mkdir")
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk, retention=KeepLast(99)) as manager:
+        manager.restore(1)
+        for _ in range(2):
+            training.steps(manager, 1)
+            manager.save(keep=True)
+        gate.open()
+        manager.wait()
+        assert manager.all_steps() == [1, 2, 3]
+    assert CheckpointStore(chk_dir).marks()[2].keep
+    aside = sorted(path.name for path in (chk_dir / "superseded").iterdir())
+    assert aside == ["step-00000002", "step-00000003"]
+
+
+def test_a_replaced_worker_does_not_move_this_runs_steps_aside(
+    chk_dir: Path, worker_fault: SetFault
+) -> None:
+    written(chk_dir, 1)
+    worker_fault("commit.mkdir:kill-self:2")
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk, fresh=True) as manager:
+        for _ in range(2):
+            training.steps(manager, 1)
+            manager.save()
+        manager.wait()
+        assert manager.stats()["num_workers_replaced"] == 1
+        assert manager.all_steps() == [1, 2]
+    aside = [path.name for path in (chk_dir / "superseded").iterdir()]
+    assert aside == ["step-00000001"]
+
+
+def test_fresh_starts_over_and_sets_the_old_ones_aside(chk_dir: Path) -> None:
+    written(chk_dir, 2)
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk, chk_freq=1, fresh=True) as manager:
+        assert manager.restore() is False
+        assert manager.all_steps() == [1, 2]
+        bits = training.steps(manager, 2)
+        manager.wait()
+        assert manager.all_steps() == [1, 2]
+    aside = sorted(path.name for path in (chk_dir / "superseded").iterdir())
+    assert aside == ["step-00000001", "step-00000002"]
+    training = Training(seed=2)
+    with managed(chk_dir, training.chk) as manager:
+        manager.restore()
+        assert training.bits() == bits[-1]
+
+
+def test_only_and_exclude_choose_what_is_restored(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    for choice in ({"only": ["model"]}, {"exclude": ["optimizer", "scheduler", "rng"]}):
+        training = Training(seed=1)
+        generators = generator_bits()
+        with managed(chk_dir, training.chk) as manager:
+            arguments: dict[str, Any] = choice
+            assert manager.restore(**arguments)
+        saved = checkfreq.load(chk_dir)["model"]
+        for name, tensor in training.model.state_dict().items():
+            assert torch.equal(tensor, saved[name])
+        assert not training.optimizer.state
+        assert generator_bits() == generators
+
+
+def test_a_name_that_is_nowhere_is_a_config_error(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    with (
+        managed(chk_dir, Training().chk) as manager,
+        pytest.raises(ConfigError, match="unknown modle"),
+    ):
+        manager.restore(only=["modle"])
+
+
+def test_mismatches_are_listed_in_one_error_and_nothing_changed(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with managed(chk_dir, CFCheckpoint(model=model, extra={})) as manager:
+        with pytest.raises(MismatchError) as caught:
+            manager.restore()
+        assert manager.global_step == 0
+    text = str(caught.value)
+    for part in ("model.0.weight", "model.layers.0.weight", "extra (the whole", "optimizer (the"):
+        assert part in text
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_strict_false_loads_what_fits_and_says_what_did_not(
+    chk_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(chk_dir, 1)
+    training = Training(seed=1, extra={"a": 1})
+    training.model.layers[4] = nn.Linear(8, 2)
+    with managed(chk_dir, training.chk) as manager:
+        assert manager.restore(strict=False)
+    saved = checkfreq.load(chk_dir)["model"]
+    assert torch.equal(training.model.layers[0].weight, saved["layers.0.weight"])
+    assert "layers.4.weight" in caplog.text
+
+
+def test_hyper_parameters_that_differ_are_listed_in_one_warning_and_later_assignments_stand(
+    chk_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    with managed(chk_dir, CFCheckpoint(model=model, optimizer=optimizer)) as manager:
+        manager.save(wait=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, weight_decay=0.2)
+    chk = CFCheckpoint(model=model, optimizer=optimizer)
+    with managed(chk_dir, chk) as manager, caplog.at_level(logging.WARNING):
+        manager.restore()
+        warnings = [r.message for r in caplog.records if "hyper-parameters" in r.message]
+        assert len(warnings) == 1
+        assert "lr: 0.5 -> 0.01" in warnings[0]
+        assert "weight_decay: 0.2 -> 0.1" in warnings[0]
+        optimizer.param_groups[0]["lr"] = 0.25
+        model(torch.ones(1, 1)).sum().backward()
+        manager.weight_update()
+        manager.step()
+        manager.save(wait=True)
+    saved = checkfreq.load(chk_dir)["optimizer"]["param_groups"][0]
+    assert (saved["lr"], saved["weight_decay"]) == (0.25, 0.1)
+
+
+def test_the_first_step_with_checkpoints_there_and_no_restore_is_a_config_error(
+    chk_dir: Path,
+) -> None:
+    written(chk_dir, 1)
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        training.update(manager)
+        with pytest.raises(ConfigError, match="fresh=True"):
+            manager.step()
+
+
+def test_it_is_a_state_error_after_iteration_began(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    training = Training()
+    with managed(chk_dir, training.chk, fresh=True) as manager:
+        training.update(manager)
+        with pytest.raises(StateError, match="after iteration began"):
+            manager.restore()
+
+
+def test_it_is_a_state_error_while_a_batch_is_in_use_and_nothing_changed(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        train(training, manager, CFIterator(loader(), cf_manager=manager), 1)
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        for _ in CFIterator(loader(), cf_manager=manager):
+            bits = training.bits()
+            with pytest.raises((StateError, RuntimeError)):
+                manager.restore()
+            assert training.bits() == bits
+            assert manager.global_step == 0
+            break
+
+
+def test_a_position_of_other_data_is_refused_and_nothing_changed(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        train(training, manager, CFIterator(loader(), cf_manager=manager), 1)
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(num_samples=8), cf_manager=manager)
+        before, place = training.bits(), iterator.state_dict()
+        with pytest.raises(ResumeMismatchError):
+            manager.restore()
+        assert training.bits() == before
+        assert iterator.state_dict() == place
+        assert manager.global_step == 0
+
+
+def test_a_load_state_dict_that_raises_leaves_everything_as_it_was(chk_dir: Path) -> None:
+    class Stubborn:
+        def state_dict(self) -> dict[str, int]:
+            return {"a": 1}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            raise ValueError("no")
+
+    training = Training(stubborn=Stubborn())
+    with managed(chk_dir, training.chk) as manager:
+        train(training, manager, CFIterator(loader(), cf_manager=manager), 1)
+    training = Training(seed=1, stubborn=Stubborn())
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+        before, place = training.bits(), iterator.state_dict()
+        with pytest.raises(StateError, match=r"stubborn.*ValueError: no"):
+            manager.restore()
+        assert training.bits() == before
+        assert iterator.state_dict() == place
+        assert manager.global_step == 0
+
+
+def test_a_position_restored_before_its_iterator_exists_is_applied_when_that_registers(
+    chk_dir: Path,
+) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager, name="images", steps_to_run=2)
+        train(training, manager, iterator, 1)
+        expected = iterator.state_dict()
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        manager.restore()
+        iterator = CFIterator(loader(), cf_manager=manager, name="images")
+        assert iterator.state_dict() == expected
+        assert iterator.batch == 2
+
+
+def test_a_position_nobody_registered_for_is_carried_along(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager, steps_to_run=2)
+        train(training, manager, iterator, 1)
+        expected = iterator.state_dict()
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+        manager.restore()
+        training.steps(manager, 1)
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+        manager.restore()
+        assert manager.global_step == 3
+        assert iterator.state_dict() == expected
+
+
+def test_a_look_at_the_data_does_not_change_what_training_will_draw(chk_dir: Path) -> None:
+    reference = Training()
+    with managed(chk_dir, reference.chk, chk_freq=1) as manager:
+        train(reference, manager, CFIterator(loader(), cf_manager=manager), 1, each=manager.wait)
+        expected = reference.bits()
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+        assert manager.restore(1)
+        (x,) = next(iter(iterator))
+        training.model.eval()(x)
+        training.model.train()
+        torch.rand(7)
+        train(training, manager, iterator, 1)
+        assert training.bits() == expected
+
+
+def test_a_second_restore_before_iteration_is_allowed(chk_dir: Path) -> None:
+    bits = written(chk_dir, 2)
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        manager.restore()
+        manager.restore(1)
+        assert training.bits() == bits[0]
+        assert manager.global_step == 1

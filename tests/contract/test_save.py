@@ -1,0 +1,271 @@
+"""The contract's ``save``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from checkfreq import KeepLast
+from checkfreq.errors import ConfigError, StateError
+from checkfreq.store.store import CheckpointStore
+from iterators import CFIterator
+from tests.contract.conftest import Hold, SetFault
+from tests.contract.runs import Training, config, loader, managed, train, written
+
+
+def test_it_checkpoints_this_boundary(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        training.steps(manager, 2)
+        manager.save(wait=True)
+        assert manager.all_steps() == [2]
+
+
+def test_away_from_a_boundary_it_checkpoints_the_next_one(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        training.steps(manager, 1)
+        training.update(manager)
+        manager.save()
+        manager.wait()
+        assert manager.all_steps() == []
+        manager.step()
+        manager.wait()
+        assert manager.all_steps() == [2]
+
+
+def test_a_batch_in_use_is_between_boundaries(chk_dir: Path) -> None:
+    training = Training()
+    bits = []
+    with managed(chk_dir, training.chk) as manager:
+        for number, (x,) in enumerate(CFIterator(loader(), cf_manager=manager)):
+            if number == 1:
+                with pytest.raises(StateError, match="handed out a batch"):
+                    manager.save(wait=True)
+                manager.save()
+                assert manager.all_steps() == []
+            if number == 2:
+                manager.wait()
+                assert manager.all_steps() == [2]
+                bits.append(training.bits())
+            training.update(manager, x)
+    restored = Training(seed=1)
+    with managed(chk_dir, restored.chk) as manager:
+        manager.restore(2)
+        assert restored.bits() == bits[0]
+
+
+def test_wait_away_from_a_boundary_is_a_state_error(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        training.update(manager)
+        with pytest.raises(StateError, match=r"between boundaries.*step\(\)"):
+            manager.save(wait=True)
+        manager.step()
+        manager.wait()
+        assert manager.all_steps() == []  # a refused request leaves nothing behind
+
+
+def test_with_wait_it_is_durable_on_return(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        manager.save(wait=True)
+        assert CheckpointStore(chk_dir).verify(0).step == 0
+        assert manager.stats()["num_in_flight"] == 0
+
+
+def test_without_wait_it_returns_before_it_is_durable(chk_dir: Path, hold_worker: Hold) -> None:
+    gate = hold_worker("commit.mkdir")
+    with managed(chk_dir, Training().chk) as manager:
+        manager.save()
+        assert manager.all_steps() == []
+        gate.open()
+        manager.wait()
+        assert manager.all_steps() == [0]
+
+
+def test_a_step_is_written_once_and_a_second_request_adds_its_marks(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        training.steps(manager, 1)
+        manager.save(wait=True, metrics={"loss": 0.5})
+        manager.save(metrics={"accuracy": 0.75})
+        manager.save(keep=True, wait=True)
+        manager.wait()
+        assert manager.stats()["num_committed"] == 1
+    mark = CheckpointStore(chk_dir).marks()[1]
+    assert mark.keep
+    assert mark.metrics == {"loss": 0.5, "accuracy": 0.75}
+
+
+def test_marks_added_while_the_step_is_on_its_way_are_kept(
+    chk_dir: Path, hold_worker: Hold
+) -> None:
+    gate = hold_worker("commit.mkdir")
+    with managed(chk_dir, Training().chk) as manager:
+        manager.save(metrics={"a": 1})
+        manager.save(metrics={"b": 2}, keep=True)
+        gate.open()
+        manager.wait()
+        assert manager.stats()["num_committed"] == 1
+    mark = CheckpointStore(chk_dir).marks()[0]
+    assert mark.keep
+    assert mark.metrics == {"a": 1.0, "b": 2.0}
+
+
+def test_several_requests_for_the_next_boundary_are_one_checkpoint_with_all_marks(
+    chk_dir: Path,
+) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        training.update(manager)
+        manager.save(metrics={"a": 1})
+        manager.save(metrics={"b": 2})
+        manager.save(keep=True)
+        manager.step()
+    mark = CheckpointStore(chk_dir).marks()[1]
+    assert mark.keep
+    assert mark.metrics == {"a": 1.0, "b": 2.0}
+
+
+def test_marks_can_be_given_to_the_step_that_was_restored(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        manager.restore()
+        manager.save(keep=True, wait=True)
+        assert manager.stats()["num_committed"] == 0
+    assert CheckpointStore(chk_dir).marks()[1].keep
+
+
+def test_keep_pins_a_checkpoint_against_retention(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, retention=KeepLast(1)) as manager:
+        for _ in range(4):
+            training.steps(manager, 1)
+            manager.save(wait=True, keep=manager.global_step == 2)
+    assert CheckpointStore(chk_dir).steps() == [2, 4]
+
+
+def test_a_pin_holds_in_later_runs_too(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        manager.save(wait=True, keep=True)
+    training = Training()
+    with managed(chk_dir, training.chk, retention=KeepLast(1), chk_freq=1) as manager:
+        manager.restore()
+        for _ in range(3):
+            training.steps(manager, 1)
+            manager.wait()
+    assert CheckpointStore(chk_dir).steps() == [0, 3]
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), torch.tensor(0.5), 0.5])
+def test_metrics_are_numbers_of_any_library(chk_dir: Path, value: Any) -> None:
+    with managed(chk_dir, Training().chk) as manager:
+        manager.save(wait=True, metrics={"accuracy": value})
+    assert CheckpointStore(chk_dir).marks()[0].metrics == {"accuracy": 0.5}
+
+
+def test_a_metric_that_is_no_number_is_a_config_error(chk_dir: Path) -> None:
+    with managed(chk_dir, Training().chk) as manager:
+        with pytest.raises(ConfigError, match="expected numbers"):
+            manager.save(metrics={"accuracy": "high"})  # type: ignore[dict-item]
+        manager.wait()
+        assert manager.all_steps() == []
+
+
+def test_it_waits_for_a_slot(chk_dir: Path, hold_worker: Hold) -> None:
+    """Both slots are taken by steps the worker is held at: only its going on frees one."""
+    gate = hold_worker("commit.mkdir")
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        for _ in range(2):
+            training.steps(manager, 1)
+            manager.save()
+        training.steps(manager, 1)
+        assert manager.stats()["num_in_flight"] == 2
+        gate.open()
+        manager.save()
+        manager.wait()
+        assert manager.all_steps() == [1, 2, 3]
+
+
+def test_periodic_checkpoints_are_deferred_and_made_up_for(
+    chk_dir: Path, hold_worker: Hold
+) -> None:
+    gate = hold_worker("commit.mkdir")
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=2) as manager:
+        training.steps(manager, 7)
+        assert manager.stats()["num_in_flight"] == 2
+        assert manager.stats()["num_deferred"] == 2  # steps 6 and 7
+        assert [e["kind"] for e in events(chk_dir)] == ["deferred"]  # said once
+        gate.open()
+        manager.wait()
+        assert manager.all_steps() == [2, 4]
+        training.steps(manager, 1)
+        manager.wait()
+        assert manager.all_steps() == [2, 4, 8]
+
+
+def test_a_deferred_epoch_boundary_is_made_up_for_at_the_next_one(
+    chk_dir: Path, hold_worker: Hold
+) -> None:
+    gate = hold_worker("commit.mkdir")
+    training = Training()
+    with managed(chk_dir, training.chk, config=config(num_slots=1)) as manager:
+        manager.save()
+        for _ in range(2):
+            training.update(manager)
+            manager.end_epoch()
+        assert manager.stats()["num_deferred"] == 2
+        gate.open()
+        manager.wait()
+        training.steps(manager, 1)
+        manager.wait()
+        assert manager.all_steps() == [0, 3]
+
+
+def test_the_first_save_with_checkpoints_there_and_no_restore_is_a_config_error(
+    chk_dir: Path,
+) -> None:
+    written(chk_dir, 1)
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        for call in (manager.save, manager.step):
+            with pytest.raises(ConfigError, match=r"step 1\) and restore\(\) was not called"):
+                call()
+    assert CheckpointStore(chk_dir).steps() == [1]
+
+
+def test_a_failed_save_raises_with_wait(chk_dir: Path, worker_fault: SetFault) -> None:
+    from checkfreq.errors import PersistError
+
+    worker_fault("commit.sync_payload:raise-EIO")
+    with managed(chk_dir, Training().chk) as manager:
+        with pytest.raises(PersistError, match="Input/output error") as caught:
+            manager.save(wait=True)
+        assert (caught.value.step, caught.value.phase) == (0, "sync")
+        assert "finish_payload" in caught.value.child_traceback
+        manager.save(wait=True)
+        assert manager.all_steps() == [0]
+
+
+def events(chk_dir: Path) -> list[dict[str, Any]]:
+    import json
+
+    return [json.loads(line) for line in (chk_dir / "events.jsonl").read_text().splitlines()]
+
+
+def test_a_loop_over_an_iterator_saves_where_it_is_asked_to(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+        train(training, manager, iterator, 1, each=lambda: manager.save(metrics={"x": 1}))
+        manager.wait()
+        assert manager.all_steps() == [1, 2, 3]

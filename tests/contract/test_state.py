@@ -1,0 +1,186 @@
+"""The contract's "State": what CFCheckpoint takes, what it refuses, generators."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import checkfreq
+from checkfreq import CFCheckpoint
+from checkfreq.errors import ConfigError, StateError
+from tests.contract.conftest import Hold
+from tests.contract.runs import Training, generator_bits, managed, written
+
+
+class Counter:
+    """The least that an object must have."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def save_once(chk_dir: Path, chk: CFCheckpoint) -> None:
+    with managed(chk_dir, chk) as manager:
+        manager.save(wait=True)
+
+
+def restore_once(chk_dir: Path, chk: CFCheckpoint) -> None:
+    with managed(chk_dir, chk) as manager:
+        assert manager.restore()
+
+
+def test_names_map_to_objects_with_state_dict_and_load_state_dict(chk_dir: Path) -> None:
+    one, two = Counter(), Counter()
+    one.value, two.value = 3, 4
+    save_once(chk_dir, CFCheckpoint(one=one, two=two))
+
+    fresh_one, fresh_two = Counter(), Counter()
+    restore_once(chk_dir, CFCheckpoint(two=fresh_two, one=fresh_one))
+
+    assert (fresh_one.value, fresh_two.value) == (3, 4)
+
+
+def test_plain_dicts_are_restored_in_place(chk_dir: Path) -> None:
+    best = torch.tensor([1.0, float("nan")])
+    save_once(chk_dir, CFCheckpoint(run={"best": best, "epoch": 7, "note": ("a", {1: b"x"})}))
+
+    live = torch.zeros(2)
+    run: dict[str, Any] = {"best": live, "extra": 1}
+    restore_once(chk_dir, CFCheckpoint(run=run))
+
+    assert run["best"] is live
+    assert live.numpy().tobytes() == best.numpy().tobytes()
+    assert run["epoch"] == 7
+    assert run["note"] == ("a", {1: b"x"})
+    assert "extra" not in run
+
+
+def test_an_ordered_dict_counts_as_a_plain_dict(chk_dir: Path) -> None:
+    save_once(chk_dir, CFCheckpoint(run=OrderedDict(a=1)))
+    run: OrderedDict[str, int] = OrderedDict()
+    restore_once(chk_dir, CFCheckpoint(run=run))
+    assert run == OrderedDict(a=1)
+
+
+@pytest.mark.parametrize(
+    "value", [None, 3, [torch.zeros(1)], torch.zeros(1), object(), torch.nn.Linear]
+)
+def test_anything_else_is_a_state_error_naming_it_never_skipped(value: object) -> None:
+    with pytest.raises(StateError, match=r"CFCheckpoint\(thing=\.\.\.\)"):
+        CFCheckpoint(model=torch.nn.Linear(1, 1), thing=value)
+
+
+def test_an_object_with_only_one_of_the_two_methods_is_refused() -> None:
+    class Half:
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+    with pytest.raises(StateError, match=r"half.*load_state_dict"):
+        CFCheckpoint(half=Half())
+
+
+def test_a_leaf_that_cannot_be_kept_is_named_by_its_path_at_the_first_step(chk_dir: Path) -> None:
+    training = Training()
+    training.optimizer.param_groups[0]["foo"] = object()
+    with managed(chk_dir, training.chk) as manager:
+        training.update(manager)
+        with pytest.raises(StateError, match=r"optimizer\.param_groups\[0\]\.foo"):
+            manager.step()
+        del training.optimizer.param_groups[0]["foo"]
+
+
+def test_generators_of_python_numpy_and_torch_are_tracked_by_default(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    expected = generator_bits()
+    draws = (random.random(), np.random.rand(), torch.rand(1).item())
+
+    restore_once(chk_dir, Training(seed=1).chk)
+
+    assert generator_bits() == expected
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == draws
+
+
+def test_rng_false_leaves_the_generators_alone(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    training = Training(seed=1, rng=False)
+    before = generator_bits()
+
+    restore_once(chk_dir, training.chk)
+
+    assert generator_bits() == before
+
+
+@pytest.mark.gpu
+def test_generators_of_accelerators_that_hold_tracked_tensors_are_tracked(chk_dir: Path) -> None:
+    model = torch.nn.Linear(1, 1, device="cuda")
+    save_once(chk_dir, CFCheckpoint(model=model))
+    expected = torch.rand(4, device="cuda")
+
+    restore_once(chk_dir, CFCheckpoint(model=model))
+
+    assert torch.equal(torch.rand(4, device="cuda"), expected)
+
+
+def test_taking_a_checkpoint_draws_no_random_number(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        training.steps(manager, 1)
+        before = training.bits()
+        manager.save(wait=True)
+        assert training.bits() == before
+
+
+def test_a_tensor_declared_settled_is_held_to_it(chk_dir: Path, hold_trainer: Hold) -> None:
+    average = {"model": torch.zeros(10)}
+    training = Training(average=average, settled=["average"])
+    gate = hold_trainer("snapshot.copy_end")
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+        training.update(manager)
+        manager.step()
+        gate.wait_reached()
+        average["model"].fill_(1.0)
+        gate.open()
+        training.backward()
+        with pytest.raises(StateError, match=r"average\.model.*volatile"):
+            manager.weight_update()
+
+
+def test_a_tensor_declared_volatile_is_complete_when_step_returns(
+    chk_dir: Path, hold_trainer: Hold
+) -> None:
+    training = Training(volatile=["model.layers.0"])
+    weight = training.model.layers[0].weight
+    gate = hold_trainer("snapshot.copy_settled")
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+        training.update(manager)
+        manager.step()
+        expected = weight.detach().clone()
+        with torch.no_grad():
+            weight.zero_()
+        gate.open()
+        manager.wait()
+    assert torch.equal(checkfreq.load(chk_dir)["model"]["layers.0.weight"], expected)
+
+
+@pytest.mark.parametrize("argument", ["settled", "volatile"])
+def test_a_declared_name_that_nothing_tracked_begins_with_is_refused(argument: str) -> None:
+    declared: dict[str, Any] = {argument: ["modle.weight"]}
+    with pytest.raises(ConfigError, match=r"modle\.weight"):
+        CFCheckpoint(model=torch.nn.Linear(1, 1), **declared)
+
+
+def test_one_name_cannot_be_both_settled_and_volatile() -> None:
+    with pytest.raises(ConfigError, match="settled and volatile"):
+        CFCheckpoint(model=torch.nn.Linear(1, 1), settled=["model"], volatile=["model"])

@@ -1,0 +1,131 @@
+"""The contract's ``stats()`` and ``last_event``: what happened, as data."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkfreq import KeepLast
+from tests.contract.conftest import SetFault
+from tests.contract.runs import Training, managed, written
+
+
+def events(chk_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (chk_dir / "events.jsonl").read_text().splitlines()]
+
+
+def test_stats_says_what_happened_as_data(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=2) as manager:
+        manager.restore()
+        training.steps(manager, 3)
+        manager.wait()
+        stats = manager.stats()
+    assert json.loads(json.dumps(stats)) == stats
+    expected = {
+        "global_step": 4,
+        "interval_steps": 2,
+        "restored_step": 1,
+        "last_durable_step": 4,
+        "num_committed": 2,
+        "num_failed": 0,
+        "num_deferred": 0,
+        "num_in_flight": 0,
+        "num_workers_replaced": 0,
+    }
+    assert {name: stats[name] for name in expected} == expected
+    assert stats["state_bytes"] > 0
+    assert stats["stall_s"] > 0
+
+
+def test_stats_before_anything_happened(chk_dir: Path) -> None:
+    with managed(chk_dir, Training().chk) as manager:
+        stats = manager.stats()
+        assert manager.last_event is None
+    assert stats["global_step"] == 0
+    assert stats["last_durable_step"] is None
+
+
+def test_last_event_is_the_latest_event_of_this_run(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        training.steps(manager, 1)
+        manager.save(wait=True)
+        event = manager.last_event
+        assert event is not None
+        assert (event.kind, event.step) == ("committed", 1)
+        assert event.data["reason"] == "requested"
+        assert event.data["num_bytes"] > 0
+        assert event.data["bytes_per_s"] > 0
+        assert json.loads(event.to_json())["kind"] == "committed"
+
+
+def test_each_event_is_one_line_of_events_jsonl(chk_dir: Path, worker_fault: SetFault) -> None:
+    worker_fault("commit.mkdir:raise-EIO:1")
+    training = Training()
+    with managed(chk_dir, training.chk, retention=KeepLast(1)) as manager:
+        for _ in range(3):
+            training.steps(manager, 1)
+            manager.save()
+            manager.wait()
+    found = [(event["kind"], event["step"]) for event in events(chk_dir)]
+    assert found[:3] == [("failed", 1), ("committed", 2), ("committed", 3)]
+    with managed(chk_dir, Training().chk) as manager:
+        manager.restore()
+    last = events(chk_dir)[-1]
+    assert (last["kind"], last["step"], last["steps_lost"]) == ("restored", 3, 0)
+
+
+def test_the_reason_of_a_checkpoint_is_recorded(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=2) as manager:
+        training.steps(manager, 2)
+        manager.wait()
+        manager.save()
+        training.steps(manager, 1)
+        manager.save(wait=True)
+        training.steps(manager, 2)
+        manager.wait()
+        training.update(manager)
+        manager.end_epoch()
+        manager.wait()
+        training.steps(manager, 1)
+    committed = [event for event in events(chk_dir) if event["kind"] == "committed"]
+    reasons = {event["step"]: event["reason"] for event in committed}
+    assert reasons == {2: "periodic", 3: "requested", 4: "periodic", 6: "epoch", 7: "final"}
+
+
+def test_there_is_one_info_line_per_checkpoint(
+    chk_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = Training()
+    with (
+        caplog.at_level(logging.INFO, logger="checkfreq"),
+        managed(chk_dir, training.chk, chk_freq=1) as manager,
+    ):
+        for _ in range(3):
+            training.steps(manager, 1)
+            manager.wait()
+    lines = [record for record in caplog.records if record.levelno == logging.INFO]
+    assert [line.message.split(":")[0] for line in lines] == [
+        f"checkpoint of step {step} (periodic)" for step in (1, 2, 3)
+    ]
+    assert "held training" in lines[0].message
+
+
+def test_an_unwritable_event_log_stops_nothing_and_is_said_once(
+    chk_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (chk_dir / "events.jsonl").mkdir(parents=True)
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+        for _ in range(3):
+            training.steps(manager, 1)
+            manager.wait()
+        assert manager.all_steps() == [1, 2, 3]
+    assert caplog.text.count("events are not being recorded") == 1

@@ -1,0 +1,224 @@
+"""The contract's stop notices: ``should_stop``, ``TrainingStopped``, ``on_stop``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from checkfreq import CFManager
+from checkfreq.errors import PersistError
+from checkfreq.store.store import CheckpointStore
+from iterators import CFIterator, TrainingStopped
+from tests.contract.conftest import SetFault
+from tests.contract.runs import Training, config, loader, managed, train
+
+
+def notify(number: int = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
+
+
+def stopped_run(
+    chk_dir: Path, training: Training, *, at: list[int] | None = None, epochs: int = 5
+) -> CFManager:
+    """Train, with a signal in the batch before boundary ``at`` (default: in the first batch)."""
+    with managed(chk_dir, training.chk) as manager:
+
+        def each() -> None:
+            if at is None or manager.global_step + 1 in at:
+                notify()
+
+        train(training, manager, CFIterator(loader(), cf_manager=manager), epochs, each=each)
+        raise AssertionError("code after training ran")
+    return manager
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_should_stop_is_true_once_a_signal_came(chk_dir: Path, name: str) -> None:
+    with managed(chk_dir, Training().chk) as manager:
+        assert not manager.should_stop
+        notify(signal.Signals[name])
+        assert manager.should_stop
+        assert not manager.stopped
+
+
+def test_iterators_raise_training_stopped_once_the_final_checkpoint_is_durable(
+    chk_dir: Path,
+) -> None:
+    with pytest.raises(TrainingStopped) as caught:
+        stopped_run(chk_dir, Training(), at=[2])
+    assert isinstance(caught.value, SystemExit)
+    assert caught.value.code == 75
+    assert CheckpointStore(chk_dir).steps() == [2]
+    assert CheckpointStore(chk_dir).verify(2).step == 2
+
+
+def test_on_stop_return_ends_them_quietly(chk_dir: Path) -> None:
+    training = Training()
+    after_training = []
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager, on_stop="return")
+        train(training, manager, iterator, 5, each=notify)
+        after_training.append(manager.global_step)
+    assert after_training == [1]
+    assert CheckpointStore(chk_dir).steps() == [1]
+
+
+def test_a_stopped_run_is_continued_to_the_same_bits(chk_dir: Path, tmp_path: Path) -> None:
+    reference = Training()
+    with managed(tmp_path / "reference", reference.chk) as manager:
+        train(reference, manager, CFIterator(loader(), cf_manager=manager), 2)
+        bits = reference.bits()
+    training = Training()
+    with pytest.raises(TrainingStopped):
+        stopped_run(chk_dir, training)
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+        assert manager.restore()
+        train(training, manager, iterator, 2)
+        assert training.bits() == bits
+
+
+def test_a_signal_in_an_epochs_last_batch_is_honoured_after_the_epochs_tail(
+    chk_dir: Path,
+) -> None:
+    with pytest.raises(TrainingStopped):
+        stopped_run(chk_dir, Training(), at=[3])
+    assert CheckpointStore(chk_dir).steps() == [3]
+    position = CheckpointStore(chk_dir).manifest(3).objects["$positions"]["train"]
+    assert (position["epoch"], position["position"]) == (1, 0)
+
+
+def test_a_loop_without_an_iterator_leaves_by_should_stop(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        while not manager.should_stop:
+            training.steps(manager, 1)
+            if manager.global_step == 3:
+                notify()
+    assert CheckpointStore(chk_dir).steps() == [3]
+
+
+def test_a_loop_without_an_iterator_that_goes_on_gets_its_checkpoint_at_the_next_boundary(
+    chk_dir: Path,
+) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        notify()
+        training.steps(manager, 1)
+        assert manager.stopped
+        assert manager.all_steps() == [1]
+
+
+def test_a_final_checkpoint_that_cannot_be_made_raises_and_never_claims_to_have_stopped(
+    chk_dir: Path, worker_fault: SetFault
+) -> None:
+    worker_fault("commit.rename:raise-EIO:*")
+    training = Training()
+    manager = managed(chk_dir, training.chk)
+    notify()
+    training.update(manager)
+    with pytest.raises(PersistError, match="step 1"):
+        manager.step()
+    assert not manager.stopped
+    with pytest.raises(PersistError):
+        manager.close()
+
+
+def test_the_handler_it_replaced_is_called_too_and_put_back_at_close(chk_dir: Path) -> None:
+    calls: list[int] = []
+
+    def mine(number: int, frame: object) -> None:
+        calls.append(number)
+
+    before = signal.signal(signal.SIGUSR1, mine)
+    try:
+        with managed(chk_dir, Training().chk) as manager:
+            notify(signal.SIGUSR1)
+            assert manager.should_stop
+            assert calls == [signal.SIGUSR1]
+        assert signal.getsignal(signal.SIGUSR1) is mine
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_installed_later_by_somebody_else_stays(chk_dir: Path) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        with managed(chk_dir, Training().chk):
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_two_managers_closed_in_the_order_they_were_made_leave_the_handler_in_charge(
+    tmp_path: Path,
+) -> None:
+    calls: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: calls.append(number))
+    try:
+        managers = [managed(tmp_path / name, Training().chk) for name in ("a", "b")]
+        for manager in managers:
+            manager.close()
+        notify(signal.SIGUSR1)
+        assert calls == [signal.SIGUSR1]
+        assert not any(manager.should_stop for manager in managers)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_no_signal_is_watched_if_none_is_named(chk_dir: Path) -> None:
+    with managed(chk_dir, Training().chk, config=config(stop_signals=())):
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_ends_by_the_signal_as_if_nobody_watched(chk_dir: Path) -> None:
+    with managed(chk_dir, Training().chk) as manager:
+        ready, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.write(tell, b"x")
+                signal.pause()
+            finally:
+                os._exit(0)
+        os.read(ready, 1)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+        for fd in (ready, tell):
+            os.close(fd)
+        assert os.WIFSIGNALED(status)
+        assert os.WTERMSIG(status) == signal.SIGTERM
+        assert not manager.should_stop
+
+
+def test_outside_the_main_thread_it_says_that_signals_are_not_watched(
+    chk_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make() -> None:
+        managed(chk_dir, Training().chk).close()
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    assert "stop signals are not watched" in caplog.text
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_stop_is_an_event(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        notify()
+        training.steps(manager, 1)
+    text = (chk_dir / "events.jsonl").read_text()
+    assert '"kind": "stop", "step": 1, "signal": "SIGTERM"' in text
+    assert sys.exc_info() == (None, None, None)

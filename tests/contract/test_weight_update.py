@@ -1,0 +1,255 @@
+"""The contract's ``weight_update``, and the barrier in front of every optimizer step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import checkfreq
+from checkfreq import CFCheckpoint
+from checkfreq.errors import ConfigError
+from tests.contract.conftest import Gate, Hold
+from tests.contract.runs import Training, managed
+
+
+class Pair:
+    """Two models with an optimizer each, as in a GAN."""
+
+    def __init__(self, scaler: torch.amp.GradScaler | None = None) -> None:
+        torch.manual_seed(0)
+        self.models = [nn.Linear(2, 1), nn.Linear(2, 1)]
+        self.d = torch.optim.SGD(self.models[0].parameters(), lr=0.1)
+        self.g = torch.optim.SGD(self.models[1].parameters(), lr=0.1)
+        extra = {} if scaler is None else {"scaler": scaler}
+        self.chk = CFCheckpoint(a=self.models[0], b=self.models[1], d=self.d, g=self.g, **extra)
+
+    def backward(self, scaler: torch.amp.GradScaler | None = None) -> None:
+        loss = torch.stack([model(torch.ones(1, 2)).sum() for model in self.models]).sum()
+        (loss if scaler is None else scaler.scale(loss)).backward()
+
+    def weights(self) -> list[torch.Tensor]:
+        return [model.weight.detach().clone() for model in self.models]
+
+
+def cpu_scaler() -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+
+
+def changed(before: list[torch.Tensor], after: list[torch.Tensor]) -> list[bool]:
+    return [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+
+
+def open_gate_in_step(optimizer: torch.optim.Optimizer, gate: Gate) -> None:
+    """Let the copy go on from inside ``step``, before the manager's hook: the latest moment."""
+    optimizer.register_step_pre_hook(lambda *_: gate.open())
+
+
+def test_it_steps_the_one_tracked_optimizer(chk_dir: Path) -> None:
+    training, twin = Training(), Training()
+    with managed(chk_dir, training.chk) as manager:
+        for one in (training, twin):
+            torch.manual_seed(5)
+            one.backward()
+        manager.weight_update()
+    twin.optimizer.step()
+    assert training.state_bits() == twin.state_bits()
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_with_several_optimizers_the_one_to_step_is_named(chk_dir: Path, by_name: bool) -> None:
+    pair = Pair()
+    with managed(chk_dir, pair.chk) as manager:
+        pair.backward()
+        before = pair.weights()
+        manager.weight_update("g" if by_name else pair.g)
+        assert changed(before, pair.weights()) == [False, True]
+
+
+def test_with_several_optimizers_and_none_named_it_is_a_config_error(chk_dir: Path) -> None:
+    with (
+        managed(chk_dir, Pair().chk) as manager,
+        pytest.raises(ConfigError, match="the name of one, found: d, g"),
+    ):
+        manager.weight_update()
+
+
+def test_with_no_tracked_optimizer_it_is_a_config_error(chk_dir: Path) -> None:
+    with (
+        managed(chk_dir, CFCheckpoint(model=nn.Linear(1, 1))) as manager,
+        pytest.raises(ConfigError, match="found: none"),
+    ):
+        manager.weight_update()
+
+
+def test_an_untracked_optimizer_is_a_config_error(chk_dir: Path) -> None:
+    training = Training()
+    other = torch.optim.SGD(training.model.parameters(), lr=0.1)
+    with managed(chk_dir, training.chk) as manager:
+        for stranger in (other, "optimiser"):
+            with pytest.raises(ConfigError, match="not tracked; tracked: optimizer"):
+                manager.weight_update(stranger)
+
+
+def test_it_returns_the_closures_loss(chk_dir: Path) -> None:
+    training = Training()
+
+    def closure() -> torch.Tensor:
+        training.optimizer.zero_grad()
+        loss = training.model(torch.ones(2, 3)).sum()
+        loss.backward()
+        return loss
+
+    with managed(chk_dir, training.chk) as manager:
+        loss = manager.weight_update(closure=closure)
+    assert isinstance(loss, torch.Tensor)
+    assert loss.shape == ()
+
+
+def test_with_a_scaler_it_steps_and_updates_the_scaler(chk_dir: Path) -> None:
+    scaler = cpu_scaler()
+    training = Training(scaler=scaler)
+    with managed(chk_dir, training.chk) as manager:
+        scaler.scale(training.model(torch.ones(2, 3)).sum()).backward()
+        before = training.state_bits()
+        assert manager.weight_update(scaler=scaler) is None
+        assert training.state_bits() != before
+        assert scaler.get_scale() == 16.0
+
+
+def test_with_a_scaler_and_several_optimizers_each_is_stepped_and_update_runs_once(
+    chk_dir: Path,
+) -> None:
+    scaler = cpu_scaler()
+    pair = Pair(scaler)
+    with managed(chk_dir, pair.chk) as manager:
+        pair.backward(scaler)
+        before = pair.weights()
+        manager.weight_update(scaler=scaler)
+        assert changed(before, pair.weights()) == [True, True]
+        assert scaler.get_scale() == 16.0
+
+
+def test_with_a_scaler_one_of_several_optimizers_can_be_named(chk_dir: Path) -> None:
+    scaler = cpu_scaler()
+    pair = Pair(scaler)
+    with managed(chk_dir, pair.chk) as manager:
+        pair.backward(scaler)
+        before = pair.weights()
+        manager.weight_update("d", scaler=scaler)
+        assert changed(before, pair.weights()) == [True, False]
+
+
+def test_an_untracked_scaler_is_a_config_error(chk_dir: Path) -> None:
+    with (
+        managed(chk_dir, Training().chk) as manager,
+        pytest.raises(ConfigError, match=r"CFCheckpoint\(scaler=\.\.\.\)"),
+    ):
+        manager.weight_update(scaler=cpu_scaler())
+
+
+def test_a_scaler_with_a_closure_is_a_config_error(chk_dir: Path) -> None:
+    scaler = cpu_scaler()
+    with (
+        managed(chk_dir, Training(scaler=scaler).chk) as manager,
+        pytest.raises(ConfigError, match="closure"),
+    ):
+        manager.weight_update(scaler=scaler, closure=lambda: None)
+
+
+def test_a_refused_call_has_stepped_nothing_and_counts_as_no_update(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        training.backward()
+        before = training.state_bits()
+        for arguments in ({"scaler": cpu_scaler()}, {"optimizer": "x"}):
+            with pytest.raises(ConfigError):
+                manager.weight_update(**arguments)  # type: ignore[arg-type]
+        assert training.state_bits() == before
+        assert manager.update_attempts == 0
+
+
+def test_an_amp_skip_counts_as_an_attempt(chk_dir: Path) -> None:
+    scaler = cpu_scaler()
+    training = Training(scaler=scaler)
+    with managed(chk_dir, training.chk) as manager:
+        training.model(torch.ones(2, 3)).sum().backward()
+        scaler.scale(torch.zeros(()))
+        next(training.model.parameters()).grad.fill_(float("inf"))  # type: ignore[union-attr]
+        before = training.state_bits()
+        manager.weight_update(scaler=scaler)
+        assert training.state_bits() == before
+        assert manager.update_attempts == 1
+        assert scaler.get_scale() == 4.0
+
+
+UPDATES = {
+    "weight_update": lambda training, manager: manager.weight_update(),
+    "optimizer.step": lambda training, manager: training.optimizer.step(),
+    "weight_update with a closure": lambda training, manager: manager.weight_update(
+        closure=lambda: None
+    ),
+}
+
+
+@pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES.keys())
+def test_the_update_waits_for_the_copy_so_a_direct_step_is_as_safe(
+    chk_dir: Path, hold_trainer: Hold, update: Any
+) -> None:
+    gate = hold_trainer("snapshot.copy_settled")
+    training = Training()
+    open_gate_in_step(training.optimizer, gate)
+    with managed(chk_dir, training.chk) as manager:
+        training.update(manager)
+        manager.step()
+        bits = training.state_bits()
+        manager.save()
+        training.backward()
+        update(training, manager)
+        assert training.state_bits() != bits
+    restored = Training(seed=1)
+    with managed(chk_dir, restored.chk) as manager:
+        assert manager.restore(1)
+        assert restored.state_bits() == bits
+
+
+def test_a_direct_scaler_step_is_as_safe(chk_dir: Path, hold_trainer: Hold) -> None:
+    gate = hold_trainer("snapshot.copy_settled")
+    scaler = cpu_scaler()
+    pair = Pair(scaler)
+    open_gate_in_step(pair.d, gate)
+    with managed(chk_dir, pair.chk) as manager:
+        manager.save()
+        before = pair.weights()
+        pair.backward(scaler)
+        for optimizer in (pair.d, pair.g):
+            scaler.step(optimizer)
+        scaler.update()
+        assert changed(before, pair.weights()) == [True, True]
+        assert manager.update_attempts == 2
+    saved = checkfreq.load(chk_dir)
+    assert torch.equal(saved["a"]["weight"], before[0])
+    assert torch.equal(saved["b"]["weight"], before[1])
+
+
+def test_the_wait_of_an_update_is_reported_as_stall(chk_dir: Path, hold_trainer: Hold) -> None:
+    gate = hold_trainer("snapshot.copy_settled")
+    training = Training()
+    open_gate_in_step(training.optimizer, gate)
+    with managed(chk_dir, training.chk) as manager:
+        manager.save()
+        before = manager.stats()["stall_s"]
+        training.update(manager)
+        assert manager.stats()["stall_s"] > before
+
+
+def test_after_close_the_optimizer_is_free_of_hooks(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        pass
+    training.backward()
+    training.optimizer.step()
+    assert manager.update_attempts == 0

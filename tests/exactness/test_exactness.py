@@ -1,0 +1,28 @@
+"""A run killed by SIGKILL at random instants ends with the same bits as one never killed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.exactness.cases import CASES
+from tests.exactness.killing import run_case
+
+SLOW = ("CompiledModel", "TorchvisionResNet18")
+
+pytestmark = pytest.mark.crash
+
+
+def marked(name: str) -> object:
+    needs = [pytest.mark.slow] if name in SLOW else []
+    if name.startswith("Torchvision"):
+        absent = find_spec("torchvision") is None
+        needs.append(pytest.mark.skipif(absent, reason="torchvision is not installed"))
+    return pytest.param(name, marks=needs)
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in CASES])
+def test_interrupted_equals_uninterrupted_bit_for_bit(name: str, tmp_path: Path) -> None:
+    assert run_case(name, tmp_path, seed=1) >= 5

@@ -1,0 +1,19 @@
+"""The server from which tests fork their trainers: torch is imported once, not in each of them.
+
+There is one per test session, and what it has imported is fixed when it starts; so all that any
+trainer needs is listed here. It starts with the first child.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+
+FORK_SERVER = multiprocessing.get_context("forkserver")
+FORK_SERVER.set_forkserver_preload(
+    [
+        "pytest",
+        "torch._dynamo",  # torch.optim imports it at its first step, which takes seconds
+        "tests.crash.programs",
+        "tests.exactness.trainer",
+    ]
+)

@@ -1,0 +1,883 @@
+"""``CFIterator``: when boundaries are passed, what a position covers, and what loops mean."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from iterators import (
+    CFIterator,
+    CorruptPositionError,
+    IterationStateError,
+    Ledger,
+    NotResumableError,
+    ResumableDataLoader,
+    ResumeMismatchError,
+    TrainingStopped,
+)
+from iterators.protocol import Adapter, Manager, PositionSource
+from iterators.testing import FakeManager
+from tests.iterators.datasets import Augmented, Folder, Plain
+
+
+def loader(n: int = 10, batch: int = 4, **settings: Any) -> ResumableDataLoader:
+    return ResumableDataLoader(Plain(n), batch, **settings)
+
+
+def managed(manager: FakeManager, n: int = 10, batch: int = 4, **options: Any) -> CFIterator:
+    return CFIterator(loader(n, batch), cf_manager=manager, **options)
+
+
+def places(manager: FakeManager, name: str = "train") -> list[tuple[int, int, int]]:
+    saved = [position[name] for position in manager.positions]
+    return [(one["epoch"], one["position"], one["step"]) for one in saved]
+
+
+def place(iterator: CFIterator) -> tuple[int, int, int]:
+    state = iterator.state_dict()
+    return state["epoch"], state["position"], state["step"]
+
+
+def take_all(iterator: CFIterator) -> list[list[int]]:
+    return [batch.tolist() for batch in iterator]
+
+
+# Boundaries
+
+
+def test_the_protocols_fit_what_implements_them() -> None:
+    manager: Manager = FakeManager()
+    source: PositionSource = CFIterator(loader(), cf_manager=manager)
+    adapter: Adapter = loader()
+    assert isinstance(adapter, Adapter)
+    source.finish()
+
+
+def test_a_boundary_is_passed_before_the_next_batch_is_fetched() -> None:
+    manager = FakeManager()
+
+    class Noted(Plain):
+        def __getitem__(self, index: int) -> int:
+            manager.events.append(f"fetch {index}")
+            return index
+
+    iterator = CFIterator(ResumableDataLoader(Noted(3), 1), cf_manager=manager)
+    for _ in iterator.epochs(1):
+        for _ in iterator:
+            manager.weight_update()
+            manager.events.append("update")
+        manager.events.append("tail")
+    assert manager.events == [
+        "first",
+        *("fetch 0", "update", "step"),
+        *("fetch 1", "update", "step"),
+        *("fetch 2", "update", "tail", "end_epoch"),
+    ]
+
+
+def test_the_position_is_moved_before_the_manager_is_told() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    for _ in iterator.epochs(2):
+        for _ in iterator:
+            manager.weight_update()
+    assert places(manager) == [(0, 4, 1), (0, 8, 2), (1, 0, 3), (1, 4, 4), (1, 8, 5), (2, 0, 6)]
+    assert manager.events == ["first", *(["step", "step", "end_epoch"] * 2)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_delivered_and_prefetched_batches_do_not_move_the_position(workers: int) -> None:
+    iterator = CFIterator(loader(40, 4, num_workers=workers))
+    for index, _ in enumerate(iterator):
+        assert place(iterator) == (0, 4 * index, index)
+
+
+def test_batches_without_an_update_are_covered_by_the_next_boundary() -> None:
+    manager = FakeManager()
+    iterator = managed(manager, n=12, batch=2)
+    for _ in iterator.epochs(1):
+        for index, _ in enumerate(iterator):
+            if index % 3 == 2:
+                manager.weight_update()
+    assert places(manager) == [(0, 6, 1), (1, 0, 2)]
+
+
+def test_several_updates_for_one_batch_are_one_boundary() -> None:
+    manager = FakeManager()
+    iterator = managed(manager, n=4, batch=2)
+    for _ in iterator.epochs(1):
+        for _ in iterator:
+            manager.weight_update()
+            manager.weight_update()
+    assert manager.events == ["first", "step", "end_epoch"]
+
+
+def test_updates_before_the_first_batch_do_not_count_for_it() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    manager.weight_update()
+    batches = iter(iterator)
+    next(batches)
+    next(batches)
+    assert manager.events == ["first"]
+
+
+def test_an_update_in_the_tail_belongs_to_the_epoch() -> None:
+    manager = FakeManager()
+    iterator = managed(manager, n=6, batch=2)
+    for _ in iterator.epochs(2):
+        for index, _ in enumerate(iterator):
+            if index == 1:
+                manager.weight_update()
+        manager.weight_update()
+    assert places(manager) == [(0, 4, 1), (1, 0, 2), (1, 4, 3), (2, 0, 4)]
+
+
+def test_gradients_carried_over_an_epochs_end_move_its_boundary_to_the_next_update() -> None:
+    manager = FakeManager()
+    iterator = managed(manager, n=6, batch=2)
+    delivered = 0
+    for _ in iterator.epochs(2):
+        for _ in iterator:
+            delivered += 1
+            if delivered % 2 == 0:
+                manager.weight_update()
+    assert places(manager) == [(0, 4, 1), (1, 2, 2), (2, 0, 3)]
+    assert manager.events == ["first", "step", "end_epoch", "end_epoch"]
+
+
+def test_accumulate_passes_a_boundary_every_n_batches_and_at_the_epochs_end() -> None:
+    manager = FakeManager()
+    iterator = managed(manager, n=10, batch=2, accumulate=2)
+    for _ in iterator.epochs(1):
+        for _ in iterator:
+            pass
+    assert places(manager) == [(0, 4, 1), (0, 8, 2), (1, 0, 3)]
+
+
+def test_without_a_manager_every_batch_is_an_update() -> None:
+    iterator = CFIterator(loader())
+    seen = [place(iterator) for _ in iterator.epochs(1) for _ in iterator]
+    assert seen == [(0, 0, 0), (0, 4, 1), (0, 8, 2)]
+    assert place(iterator) == (1, 0, 3)
+
+
+def test_the_first_batch_is_fetched_after_the_manager_set_the_generators() -> None:
+    events: list[str] = []
+
+    class Noting(FakeManager):
+        def before_first_batch(self) -> None:
+            events.append("generators restored")
+            torch.manual_seed(7)
+
+    class Noted(Plain):
+        def __getitem__(self, index: int) -> int:
+            events.append("fetch")
+            return index
+
+    given = DataLoader(Noted(4), 4, shuffle=True)
+    for _ in CFIterator(given, cf_manager=Noting()):
+        drawn = torch.rand(3)
+    torch.manual_seed(7)
+    assert torch.equal(drawn, torch.rand(3))
+    assert events == ["generators restored", *["fetch"] * 4]
+
+
+def test_generators_are_offered_again_until_the_first_boundary() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    next(iter(iterator))  # a look
+    for _ in iterator.epochs(2):
+        for _ in iterator:
+            manager.weight_update()
+    assert manager.events.count("first") == 2
+    assert manager.events[:2] == ["first", "first"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_dropout_is_not_reseeded_by_loading(workers: int) -> None:
+    torch.manual_seed(3)
+    expected = [torch.rand(2) for _ in range(3)]
+    torch.manual_seed(3)
+    given = DataLoader(Augmented(12), 4, shuffle=True, num_workers=workers)
+    drawn = [torch.rand(2) for _ in CFIterator(given)]
+    assert all(torch.equal(one, other) for one, other in zip(drawn, expected, strict=True))
+
+
+# Leaving early
+
+
+def test_leaving_the_inner_loop_after_an_update_ends_the_epoch() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    for epoch in iterator.epochs(2):
+        for _ in iterator:
+            manager.weight_update()
+            if epoch == 0:
+                break
+        manager.events.append("tail")
+    assert places(manager) == [(1, 0, 1), (1, 4, 2), (1, 8, 3), (2, 0, 4)]
+    assert manager.events[:3] == ["first", "tail", "end_epoch"]
+
+
+def test_the_next_plain_loop_starts_the_next_epoch_after_an_early_break() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    for _ in iterator:
+        manager.weight_update()
+        break
+    assert place(iterator) == (0, 0, 0)
+    batches = iter(iterator)
+    assert place(iterator) == (1, 0, 1)
+    assert iterator.last_report is not None
+    assert (iterator.last_report.served, iterator.last_report.not_served) == (4, 6)
+    assert iterator.last_report.exact
+    next(batches)
+    assert iterator.epoch == 1
+
+
+def test_a_look_at_one_batch_costs_nothing() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    look = next(iter(iterator)).tolist()
+    assert (iterator.epoch, place(iterator)) == (0, (0, 0, 0))
+    assert take_all(iterator)[0] == look
+    assert iterator.state_dict()["ledger"]["count"] == 0
+
+
+def test_a_look_after_the_last_update_is_taken_back_too() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    for _ in iterator.epochs(1):
+        for _ in iterator:
+            manager.weight_update()
+    look = next(iter(iterator)).tolist()
+    assert take_all(iterator)[0] == look
+    assert iterator.epoch == 1
+
+
+def test_an_exhausted_pass_without_updates_still_ends_its_epoch() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    take_all(iterator)
+    take_all(iterator)
+    assert (iterator.epoch, place(iterator)) == (1, (0, 0, 0))
+    assert manager.events == ["first"]
+
+
+def test_epochs_advances_even_if_nothing_is_served() -> None:
+    assert list(managed(FakeManager()).epochs(3)) == [0, 1, 2]
+
+
+def test_a_second_loop_ends_the_one_still_open() -> None:
+    iterator = CFIterator(loader())
+    held = iter(iterator)
+    next(held)
+    take_all(iterator)
+    assert list(held) == []
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_end_when_the_loop_is_left(persistent: bool) -> None:
+    before = set(multiprocessing.active_children())
+    iterator = CFIterator(loader(40, 2, num_workers=2, persistent_workers=persistent))
+    for _ in iterator:
+        break
+    iterator.finish()
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_reset_ends_the_pass_but_leaves_the_boundary_for_after_the_tail() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    for _ in iterator.epochs(1):
+        for _ in iterator:
+            manager.weight_update()
+        iterator.reset()
+        assert "end_epoch" not in manager.events
+    assert manager.events[-1] == "end_epoch"
+
+
+def test_reset_ends_a_held_pass() -> None:
+    iterator = CFIterator(loader())
+    held = iter(iterator)
+    next(held)
+    iterator.reset()
+    assert list(held) == []
+
+
+def test_an_error_while_fetching_loses_nothing() -> None:
+    class Flaky(Plain):
+        broken = True
+
+        def __getitem__(self, index: int) -> int:
+            if index == 4 and self.broken:
+                raise OSError("stale file handle")
+            return index
+
+    dataset = Flaky(6)
+    iterator = CFIterator(ResumableDataLoader(dataset, 2))
+    with pytest.raises(OSError, match="stale"):
+        take_all(iterator)
+    dataset.broken = False
+    assert (iterator.epoch, take_all(iterator)) == (0, [[4, 5]])
+
+
+# Ending
+
+
+def test_finish_passes_the_last_boundary_of_a_served_epoch() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    for _ in iterator:
+        manager.weight_update()
+    assert manager.events[-1] == "step"
+    manager.close()
+    manager.close()
+    assert manager.events[-1] == "end_epoch"
+    assert places(manager)[-1] == (1, 0, 3)
+
+
+def test_finish_after_an_early_break_keeps_the_rest_of_the_epoch() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    for _ in iterator:
+        manager.weight_update()
+        break
+    manager.close()
+    assert manager.events == ["first", "step"]
+    assert places(manager) == [(0, 4, 1)]
+
+
+def test_leaving_on_the_last_batch_is_serving_the_whole_epoch() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    for _ in iterator:
+        manager.weight_update()
+        if iterator.batch == len(iterator) - 1:
+            break
+    manager.close()
+    assert places(manager)[-1] == (1, 0, 3)
+
+
+def test_a_look_at_an_epoch_of_one_batch_is_only_a_look() -> None:
+    iterator = managed(FakeManager(), n=3)
+    next(iter(iterator))
+    assert take_all(iterator) == [[0, 1, 2]]
+    assert iterator.epoch == 0
+
+
+def test_finish_inside_a_boundary_does_no_harm() -> None:
+    class Closing(FakeManager):
+        def step(self) -> None:
+            super().step()
+            self.close()
+
+    manager = Closing()
+    for _ in managed(manager):
+        manager.weight_update()
+    assert manager.events == ["first", "step", "step"]
+
+
+def test_steps_to_run_stops_in_mid_epoch_and_stays_stopped() -> None:
+    manager = FakeManager()
+    iterator = managed(manager, steps_to_run=2)
+    served = 0
+    for _ in iterator.epochs(5):
+        for _ in iterator:
+            manager.weight_update()
+            served += 1
+    assert served == 2
+    assert places(manager) == [(0, 4, 1), (0, 8, 2)]
+    manager.close()
+    assert take_all(iterator) == []
+    assert list(iterator.epochs(5)) == []
+    assert list(iterator.steps(9)) == []
+    assert place(iterator) == (0, 8, 2)
+
+
+def test_steps_to_run_can_stop_exactly_at_an_epochs_end() -> None:
+    manager = FakeManager()
+    iterator = managed(manager, steps_to_run=3)
+    seen = []
+    for epoch in iterator.epochs(5):
+        seen.append(epoch)
+        for _ in iterator:
+            manager.weight_update()
+    assert seen == [0]
+    assert place(iterator) == (1, 0, 3)
+
+
+def test_steps_to_run_counts_this_process_only() -> None:
+    first = CFIterator(loader(), steps_to_run=2)
+    take_all(first)
+    second = CFIterator(loader(), steps_to_run=2)
+    second.load_state_dict(first.state_dict())
+    assert sum(1 for _ in second.epochs(5) for _ in second) == 2
+    assert second.step == 4
+
+
+def test_a_stop_notice_raises_at_the_boundary_after_the_final_checkpoint() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    batches = iter(iterator)
+    next(batches)
+    manager.weight_update()
+    manager.stopped = True
+    with pytest.raises(TrainingStopped) as caught:
+        next(batches)
+    assert caught.value.code == 75
+    assert "durable" in str(caught.value)
+    assert places(manager) == [(0, 4, 1)]
+
+
+def test_a_stop_notice_can_end_the_loops_quietly() -> None:
+    manager = FakeManager()
+    iterator = managed(manager, on_stop="return")
+    served = 0
+    for _ in iterator.epochs(3):
+        for _ in iterator:
+            served += 1
+            manager.weight_update()
+            manager.stopped = served == 3
+    assert served == 3
+    assert places(manager)[-1] == (1, 0, 3)
+
+
+def test_finish_in_the_last_tail_does_not_end_an_epoch_twice() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    for _ in iterator.epochs(2):
+        for _ in iterator:
+            manager.weight_update()
+        manager.close()
+    assert [one[0] for one in places(manager)] == [0, 0, 1, 1, 1, 2]
+
+
+def test_two_passes_in_one_turn_are_two_epochs() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    for _ in iterator.epochs(4):
+        for _ in range(2):
+            for _ in iterator:
+                manager.weight_update()
+    assert manager.events.count("end_epoch") == 4
+    assert place(iterator) == (4, 0, 12)
+
+
+def test_a_stop_notice_at_the_close_does_not_raise() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    for _ in iterator:
+        manager.weight_update()
+    manager.stopped = True
+    manager.close()
+    assert manager.events[-1] == "end_epoch"
+
+
+# Steps
+
+
+def test_steps_cross_epochs_and_count_boundaries_from_the_beginning() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    for _ in iterator.steps(5):
+        manager.weight_update()
+    assert manager.events == ["first", "step", "step", "end_epoch", "step", "step"]
+    assert (iterator.step, place(iterator)) == (5, (1, 8, 5))
+    assert list(iterator.steps(5)) == []
+
+
+def test_steps_continue_after_a_pause_and_after_a_restore() -> None:
+    iterator = CFIterator(loader())
+    for _ in iterator.steps(8):
+        if iterator.batch == 1:
+            break
+    assert [batch.tolist() for batch in iterator.steps(4)] == [[8, 9], [0, 1, 2, 3]]
+    other = CFIterator(loader())
+    other.load_state_dict(iterator.state_dict())
+    assert [batch.tolist() for batch in other.steps(6)] == [[4, 5, 6, 7], [8, 9]]
+
+
+def test_a_look_through_steps_is_taken_back() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    next(iterator.steps(3))
+    assert next(iterator.steps(3)).tolist() == [0, 1, 2, 3]
+
+
+def test_a_pause_in_the_middle_of_accumulation_keeps_the_group() -> None:
+    manager = FakeManager()
+    iterator = managed(manager, n=12, batch=2, accumulate=2)
+    for _ in iterator.steps(9):
+        if iterator.batch == 2:
+            break
+    assert [batch.tolist() for batch in iterator.steps(2)] == [[6, 7]]
+    assert places(manager) == [(0, 4, 1), (0, 8, 2)]
+
+
+# Restoring
+
+
+def test_a_position_is_restored_before_or_after_registration() -> None:
+    first = FakeManager()
+    iterator = managed(first)
+    for _ in iterator:
+        first.weight_update()
+    saved = first.positions[0]
+    later = managed(FakeManager(restored=saved))
+    earlier = CFIterator(loader())
+    earlier.load_state_dict(saved["train"])
+    for resumed in (later, earlier):
+        assert (resumed.epoch, resumed.batch, resumed.step) == (0, 1, 1)
+        assert take_all(resumed) == [[4, 5, 6, 7], [8, 9]]
+
+
+def test_a_restored_batch_index_continues_and_the_length_is_the_whole_epoch() -> None:
+    first = CFIterator(loader())
+    take_all(first)
+    state = first.state_dict()
+    second = CFIterator(loader())
+    second.load_state_dict(state)
+    assert len(second) == 3
+    assert [second.batch for _ in second] == [2]
+
+
+def test_loading_after_batches_were_used_is_an_error() -> None:
+    state = CFIterator(loader()).state_dict()
+    for loop in (take_all, lambda one: next(iter(one))):
+        iterator = CFIterator(loader())
+        loop(iterator)
+        with pytest.raises(IterationStateError, match="already served batches"):
+            iterator.load_state_dict(state)
+    running = CFIterator(loader())
+    for _ in running:
+        with pytest.raises(IterationStateError, match="already served batches"):
+            running.load_state_dict(state)
+
+
+def test_loading_after_a_mere_look_is_allowed() -> None:
+    iterator = managed(FakeManager())
+    next(iter(iterator))
+    first = CFIterator(loader())
+    take_all(first)
+    iterator.load_state_dict(first.state_dict())
+    assert take_all(iterator) == [[8, 9]]
+
+
+def test_a_state_may_be_loaded_twice() -> None:
+    first = CFIterator(loader())
+    states = [first.state_dict() for _ in first]
+    second = CFIterator(loader())
+    for state in (states[2], states[1], states[1]):
+        second.load_state_dict(state)
+    assert take_all(second) == [[4, 5, 6, 7], [8, 9]]
+
+
+def test_epochs_yields_nothing_when_the_total_is_reached() -> None:
+    first = CFIterator(loader())
+    for _ in first.epochs(2):
+        take_all(first)
+    second = CFIterator(loader())
+    second.load_state_dict(first.state_dict())
+    assert list(second.epochs(2)) == []
+    assert list(second.epochs(3)) == [2]
+
+
+@pytest.mark.parametrize(
+    ("other", "field"),
+    [
+        (lambda: loader(9), "n"),
+        (lambda: loader(11), "n"),
+        (lambda: loader(10, seed=1), "seed"),
+        (lambda: loader(10, shuffle=True), "algorithm"),
+        (lambda: ResumableDataLoader(Augmented(10), 4), "fingerprint"),
+        (lambda: loader(10, fingerprint="renamed"), "fingerprint"),
+    ],
+)
+def test_another_dataset_or_order_is_refused_and_nothing_changes(other: Any, field: str) -> None:
+    first = CFIterator(loader())
+    take_all(first)
+    second = CFIterator(other())
+    before = second.state_dict()
+    with pytest.raises(ResumeMismatchError) as caught:
+        second.load_state_dict(first.state_dict())
+    assert caught.value.field == field
+    assert second.state_dict() == before
+
+
+def test_a_renamed_file_is_refused() -> None:
+    first = CFIterator(DataLoader(Folder("/a", ["1.jpg", "2.jpg"])))
+    second = CFIterator(DataLoader(Folder("/b", ["1.jpg", "3.jpg"])))
+    with pytest.raises(ResumeMismatchError, match="swapped, renamed or edited"):
+        second.load_state_dict(first.state_dict())
+
+
+def test_a_damaged_state_is_refused_and_nothing_changes() -> None:
+    iterator = CFIterator(loader())
+    state = iterator.state_dict()
+    with pytest.raises(CorruptPositionError, match="damaged"):
+        iterator.load_state_dict({**state, "position": 4})
+    assert iterator.state_dict() == state
+
+
+def test_another_layout_and_tail_are_accepted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    first = CFIterator(loader(12, 4))
+    take_all(first)
+    second = CFIterator(loader(12, 2, tail="drop", num_workers=1))
+    with caplog.at_level(logging.INFO, logger="iterators"):
+        second.load_state_dict(first.state_dict())
+    assert "another layout" in caplog.text
+    assert "tail policy is 'drop', saved with 'short'" in caplog.text
+    assert take_all(second) == [[8, 9], [10, 11]]
+
+
+# Several iterators
+
+
+def test_validation_inside_the_tail_marks_no_steps() -> None:
+    manager = FakeManager()
+    train = managed(manager)
+    valid = managed(manager, name="valid", marks_steps=False, n=5)
+    for _ in train.epochs(2):
+        for _ in train:
+            manager.weight_update()
+        assert len(take_all(valid)) == 2
+    assert manager.events == ["first", *(["step", "step", "end_epoch"] * 2)]
+    assert places(manager, "valid") == [(0, 0, 0)] * 2 + [(1, 0, 2)] * 3 + [(2, 0, 4)]
+
+
+def test_a_second_source_is_saved_as_far_as_it_was_handed_out() -> None:
+    manager = FakeManager()
+    train = managed(manager)
+    second = managed(manager, name="second", marks_steps=False, n=100)
+    other = second.steps(100)
+    for _ in train:
+        next(other)
+        next(other)
+        manager.weight_update()
+    assert [one[:2] for one in places(manager, "second")] == [(0, 8), (0, 16)]
+    restored = managed(
+        FakeManager(restored=manager.positions[0]), name="second", marks_steps=False, n=100
+    )
+    assert next(restored.steps(100)).tolist() == [8, 9, 10, 11]
+
+
+def test_a_validation_loop_left_early_starts_the_next_epoch_also_after_a_restore() -> None:
+    manager = FakeManager()
+    valid = managed(manager, name="valid", marks_steps=False)
+    for _ in valid:
+        break
+    assert place(valid) == (1, 0, 1)
+    next(iter(valid))
+    assert valid.epoch == 1
+
+
+def test_validation_before_the_restore_does_not_forbid_it() -> None:
+    first = CFIterator(loader(), marks_steps=False)
+    take_all(first)
+    second = CFIterator(loader(), marks_steps=False)
+    take_all(second)
+    second.load_state_dict(first.state_dict())
+    assert second.epoch == 1
+
+
+# Reports
+
+
+def test_a_served_epoch_is_reported_as_exact_with_its_ledger() -> None:
+    iterator = CFIterator(loader(shuffle=True))
+    assert iterator.last_report is None
+    for _ in iterator.epochs(1):
+        take_all(iterator)
+    report = iterator.last_report
+    assert report is not None
+    assert (report.served, report.not_served, report.exact) == (10, 0, True)
+    assert report.ledger == Ledger.of(range(10))
+
+
+def test_an_order_that_differs_between_processes_is_noticed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = CFIterator(loader(order=lambda seed, epoch: range(10)))
+    for _ in first:
+        state = first.state_dict()
+    second = CFIterator(loader(order=lambda seed, epoch: range(9, -1, -1)))
+    second.load_state_dict(state)
+    for _ in second.epochs(1):
+        take_all(second)
+    assert second.last_report is not None
+    assert second.last_report.exact is False
+    assert "not served exactly once" in caplog.text
+
+
+def test_an_audit_names_what_was_missed_and_doubled() -> None:
+    given = loader(order=None)
+    iterator = CFIterator(given, audit=True)
+    first = CFIterator(loader())
+    for _ in first:
+        state = first.state_dict()
+    iterator.load_state_dict(state)
+    given._sampler.aim = lambda *_, **__: None  # type: ignore[method-assign]  # serves from 0 again
+    for _ in iterator.epochs(1):
+        for _ in iterator:
+            break
+    report = iterator.last_report
+    assert report is not None
+    assert (report.exact, report.doubled, report.missing) == (False, (0, 1, 2, 3), (8, 9))
+
+
+def test_an_audit_survives_a_look() -> None:
+    manager = FakeManager()
+    iterator = managed(manager, audit=True)
+    next(iter(iterator))
+    for _ in iterator.epochs(1):
+        for _ in iterator:
+            manager.weight_update()
+    assert iterator.last_report is not None
+    assert (iterator.last_report.doubled, iterator.last_report.missing) == ((), ())
+
+
+def test_an_audit_needs_a_permutation() -> None:
+    with pytest.raises(ValueError, match="needs a permutation"):
+        CFIterator(loader(order=lambda seed, epoch: [1, 1]), audit=True)
+
+
+def test_ids_and_weights_of_the_last_batch_are_there_to_see() -> None:
+    iterator = CFIterator(loader())
+    assert iterator.last_ids is None
+    assert iterator.last_weights is None
+    for batch in iterator:
+        assert iterator.last_ids is not None
+        assert iterator.last_weights is not None
+        assert iterator.last_ids.tolist() == batch.tolist()
+        assert iterator.last_weights.tolist() == [1.0] * len(batch)
+
+
+# What cannot be resumed exactly
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(6))
+
+
+def test_an_unknown_loader_is_refused_with_the_reason() -> None:
+    with pytest.raises(NotResumableError, match="list is not a loader whose place can be saved"):
+        CFIterator([1, 2, 3])
+
+
+@pytest.mark.parametrize("given", [[10, 11, 12], DataLoader(Stream(), batch_size=2)])
+def test_exact_false_replays_and_says_how_long(
+    given: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = CFIterator(given, exact=False)
+    assert not first.exact
+    whole = [str(batch) for _ in first.epochs(2) for batch in first]
+    third = CFIterator(given, exact=False)
+    for _ in third:
+        if third.batch == 2:
+            state = third.state_dict()
+    second = CFIterator(given, exact=False)
+    second.load_state_dict(json.loads(json.dumps(state)))
+    assert [str(batch) for _ in second.epochs(2) for batch in second] == whole[2:]
+    assert "skipped 2 batches by loading them again, which took" in caplog.text
+    assert second.last_report is not None
+    assert second.last_report.exact is None
+
+
+def test_replay_needs_no_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    first = CFIterator([1, 2, 3], exact=False)
+    states = [first.state_dict() for _ in first]
+    second = CFIterator([1, 2, 3], exact=False)
+    second.load_state_dict(states[2])
+    assert list(second) == [3]
+
+
+def test_exact_false_does_not_replay_what_can_be_resumed() -> None:
+    assert CFIterator(DataLoader(Plain(4)), exact=False).exact
+
+
+def test_a_replayed_loader_without_length_marks_every_batch() -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[int]:
+            return iter([1, 2])
+
+    manager = FakeManager()
+    iterator = CFIterator(Endless(), exact=False, cf_manager=manager)
+    with pytest.raises(TypeError, match="no length"):
+        len(iterator)
+    for _ in iterator.epochs(2):
+        for _ in iterator:
+            assert iterator.batch in (0, 1)
+            manager.weight_update()
+    assert manager.events == ["first", "step", "step", "end_epoch", "step"]
+    resumed = CFIterator(Endless(), exact=False)
+    resumed.load_state_dict(manager.positions[1]["train"])
+    assert [list(resumed) for _ in resumed.epochs(2)] == [[], [1, 2]]
+
+
+def test_a_used_up_generator_ends_with_a_sentence() -> None:
+    iterator = CFIterator(iter([1, 2]), exact=False)
+    with pytest.raises(IterationStateError, match="it is used up"):
+        list(iterator.steps(5))
+
+
+def test_a_replayed_loader_is_told_the_epoch() -> None:
+    class Told:
+        def __init__(self) -> None:
+            self.epochs: list[int] = []
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epochs.append(epoch)
+
+        def __iter__(self) -> Iterator[int]:
+            return iter([1])
+
+    told = Told()
+    iterator = CFIterator(told, exact=False)
+    for _ in iterator.epochs(3):
+        list(iterator)
+    assert told.epochs == [0, 1, 2]
+
+
+# Arguments
+
+
+def test_pacing_is_handed_to_the_manager() -> None:
+    manager = FakeManager()
+    managed(manager, chk_freq=10)
+    managed(manager, dynamic=False)
+    managed(manager)
+    assert manager.events == ["pacing 10 None", "pacing None False"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"chk_freq": 5}, "give cf_manager too"),
+        ({"accumulate": 0}, "accumulate must be at least 1"),
+        ({"steps_to_run": 0}, "steps_to_run must be at least 1"),
+        ({"on_stop": "exit"}, "on_stop must be"),
+        ({"seed": 3}, "seed is 3 here and 0 in the loader"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        CFIterator(loader(), **options)
+
+
+def test_negative_totals_are_refused_at_once() -> None:
+    iterator = CFIterator(loader())
+    for loop in (iterator.epochs, iterator.steps):
+        with pytest.raises(ValueError, match="must not be negative"):
+            loop(-1)

@@ -1,0 +1,118 @@
+"""The lock on a directory: one holder, named to those who wait."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from checkfreq.persist.lock import DirectoryLock, LockTimeoutError
+
+
+def acquire(
+    lock: DirectoryLock,
+    *,
+    timeout_s: float = 0.0,
+    on_wait: Callable[[str], None] = lambda holder: None,
+    give_up: Callable[[float], bool] = lambda seconds: False,
+) -> None:
+    lock.acquire(timeout_s=timeout_s, owner_pid=4711, on_wait=on_wait, give_up=give_up)
+
+
+def test_it_is_held_until_released(tmp_path: Path) -> None:
+    lock = DirectoryLock(tmp_path)
+    assert not lock.is_held()
+    acquire(lock)
+    assert lock.is_held()
+    lock.release()
+    lock.release()
+    assert not lock.is_held()
+
+
+def test_a_second_one_is_refused_and_the_holder_is_named(tmp_path: Path) -> None:
+    first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
+    acquire(first)
+    with pytest.raises(LockTimeoutError) as caught:
+        acquire(second)
+    assert f"persist worker {os.getpid()} of training process 4711" in caught.value.holder
+    assert "still locked by" in str(caught.value)
+    assert not second.is_held()
+    first.release()
+
+
+def test_a_successor_waits_and_says_so_once(tmp_path: Path) -> None:
+    first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
+    acquire(first)
+    waits: list[str] = []
+    tries: list[float] = []
+
+    def give_up(seconds: float) -> bool:
+        tries.append(seconds)
+        if len(tries) == 3:
+            first.release()
+        return False
+
+    acquire(second, timeout_s=60.0, on_wait=waits.append, give_up=give_up)
+    assert second.is_held()
+    assert len(tries) == 3
+    assert len(waits) == 1
+    second.release()
+
+
+def test_it_stops_waiting_when_told_to(tmp_path: Path) -> None:
+    first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
+    acquire(first)
+    with pytest.raises(LockTimeoutError):
+        acquire(second, timeout_s=60.0, give_up=lambda seconds: True)
+    first.release()
+
+
+def test_a_holder_that_cannot_be_read_is_another_process(tmp_path: Path) -> None:
+    first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
+    acquire(first)
+    for text in ("", "[]", json.dumps({"host": "x"})):
+        (tmp_path / ".lock").write_text(text)
+        with pytest.raises(LockTimeoutError, match="another process"):
+            acquire(second)
+    first.release()
+
+
+def test_a_replaced_or_removed_lock_file_is_noticed(tmp_path: Path) -> None:
+    lock = DirectoryLock(tmp_path)
+    acquire(lock)
+    path = tmp_path / ".lock"
+    path.unlink()
+    assert not lock.is_held()
+    path.touch()
+    assert not lock.is_held()
+    lock.release()
+
+
+def test_a_file_replaced_between_opening_and_locking_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    lock, flock = DirectoryLock(tmp_path), fcntl.flock
+
+    def replace_then_lock(fd: int, operation: int) -> None:
+        monkeypatch.undo()
+        (tmp_path / ".lock").unlink()
+        (tmp_path / ".lock").touch()
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", replace_then_lock)
+    acquire(lock, timeout_s=60.0)
+    assert lock.is_held()
+    lock.release()
+
+
+def test_the_lock_is_not_inherited(tmp_path: Path) -> None:
+    lock = DirectoryLock(tmp_path)
+    acquire(lock)
+    assert lock._fd is not None
+    assert not os.get_inheritable(lock._fd)
+    lock.release()

@@ -1,0 +1,160 @@
+"""Messages survive the wire, in order, with their descriptors."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkfreq.persist import protocol as p
+from checkfreq.types import FileSpec, TensorSpec
+
+TEXT = st.text(max_size=20)
+NUMBER = st.integers(0, 2**53)
+FLAG = st.booleans()
+METRICS = st.dictionaries(TEXT, st.floats(allow_nan=False), max_size=3)
+STEPS = st.lists(NUMBER, max_size=4).map(tuple)
+JSON = st.recursive(
+    st.none() | FLAG | NUMBER | TEXT | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+TENSORS = st.lists(
+    st.builds(TensorSpec, TEXT, TEXT, st.lists(NUMBER, max_size=3).map(tuple), NUMBER, NUMBER),
+    max_size=3,
+).map(tuple)
+FILES = st.lists(st.builds(FileSpec, TEXT, NUMBER, NUMBER, NUMBER, TENSORS), max_size=3).map(tuple)
+SECONDS = st.floats(0, 1e9)
+
+MESSAGES = st.one_of(
+    st.builds(p.Open, TEXT, SECONDS, NUMBER, NUMBER, st.none() | NUMBER),
+    st.builds(p.SlotMemory, NUMBER, NUMBER),
+    st.builds(p.SlotLayout, NUMBER, FILES),
+    st.builds(
+        p.Persist,
+        TEXT,
+        NUMBER,
+        NUMBER,
+        JSON,
+        NUMBER,
+        st.dictionaries(TEXT, TEXT, max_size=2),
+        st.none() | st.integers(-1, 9),
+        FLAG,
+        METRICS,
+    ),
+    st.builds(p.AddMark, NUMBER, FLAG, METRICS),
+    st.builds(p.Prune, STEPS),
+    st.builds(p.Quarantine, NUMBER, TEXT),
+    st.builds(p.Close),
+    st.builds(p.Waiting, TEXT),
+    st.builds(p.Opened, NUMBER),
+    st.builds(p.OpenFailed, TEXT, TEXT),
+    st.builds(p.Committed, TEXT, NUMBER, NUMBER, SECONDS, SECONDS, FLAG, FLAG),
+    st.builds(p.Failed, TEXT, NUMBER, TEXT, TEXT, TEXT),
+    st.builds(p.Done, TEXT, STEPS),
+    st.builds(p.Trouble, TEXT, TEXT, TEXT),
+)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[p.Channel, p.Channel]]:
+    one, other = (p.Channel(end) for end in socket.socketpair())
+    with closing(one), closing(other):
+        yield one, other
+
+
+@given(message=MESSAGES)
+def test_every_message_comes_back_as_it_was(message: p.Message) -> None:
+    frame = p.encode(message)
+    assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+    assert p.decode(frame[4:]) == message
+
+
+def test_every_kind_of_message_is_tried_above() -> None:
+    tried = repr(MESSAGES)
+    assert all(f"{kind.__name__}" in tried for kind in p.Message.__args__)
+
+
+@given(messages=st.lists(MESSAGES, max_size=5))
+def test_a_channel_keeps_their_order(messages: list[p.Message]) -> None:
+    one, other = (p.Channel(end) for end in socket.socketpair())
+    with closing(one), closing(other):
+        for message in messages:
+            one.send(message)
+        assert [other.receive(timeout_s=1.0) for _ in messages] == messages
+        assert other.receive(timeout_s=0.0) is None
+
+
+def test_a_message_that_arrives_in_pieces_is_put_together(
+    ends: tuple[p.Channel, p.Channel],
+) -> None:
+    one, other = ends
+    frame = p.encode(p.Waiting("x" * 100))
+    for byte in frame[:-1]:
+        one._socket.sendall(bytes([byte]))
+        assert other.receive(timeout_s=0.0) is None
+    one._socket.sendall(frame[-1:])
+    assert other.receive(timeout_s=1.0) == p.Waiting("x" * 100)
+
+
+def test_a_message_larger_than_any_buffer_goes_through() -> None:
+    one, other = (p.Channel(end) for end in socket.socketpair())
+    with closing(one), closing(other):
+        message = p.Waiting("y" * (4 << 20))
+        sender = threading.Thread(target=one.send, args=(message,))
+        sender.start()
+        assert other.receive(timeout_s=30.0) == message
+        sender.join()
+
+
+def test_descriptors_travel_beside_their_messages(ends: tuple[p.Channel, p.Channel]) -> None:
+    one, other = ends
+    for slot in (0, 1):
+        fd = os.memfd_create(f"slot{slot}")
+        os.write(fd, b"%d" % slot)
+        one.send(p.SlotMemory(slot, 1), fd=fd)
+        os.close(fd)
+    for slot in (0, 1):
+        assert other.receive(timeout_s=1.0) == p.SlotMemory(slot, 1)
+        fd = other.take_fd()
+        assert os.pread(fd, 1, 0) == b"%d" % slot
+        os.close(fd)
+
+
+def test_the_last_words_of_a_closed_end_are_read_before_it_is_reported(
+    ends: tuple[p.Channel, p.Channel],
+) -> None:
+    one, other = ends
+    one.send(p.Opened(1))
+    one.close()
+    assert other.receive(timeout_s=1.0) == p.Opened(1)
+    with pytest.raises(p.ChannelClosedError, match="closed the channel"):
+        other.receive(timeout_s=1.0)
+    with pytest.raises(p.ChannelClosedError, match="cannot send Close"):
+        other.send(p.Close())
+
+
+def test_a_side_that_takes_nothing_is_given_up() -> None:
+    ours, theirs = socket.socketpair()
+    one = p.Channel(ours, send_timeout_s=0.01)
+    with closing(one), theirs, pytest.raises(p.ChannelClosedError, match="cannot send Waiting"):
+        one.send(p.Waiting("z" * (8 << 20)))
+
+
+def test_readable_tells_which_of_several_has_input() -> None:
+    read, write = os.pipe()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert p.readable(read, ours, timeout_s=0.0) == []
+        os.write(write, b"x")
+        assert p.readable(read, ours, timeout_s=1.0) == [read]
+        theirs.close()
+        assert p.readable(read, ours, timeout_s=1.0) == [read, ours.fileno()]
+    os.close(read)
+    os.close(write)

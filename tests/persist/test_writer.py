@@ -1,0 +1,206 @@
+"""The writer: what reaches the payloads, at which rate, and what a failure does to the rest."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from xxhash import xxh3_64_hexdigest
+
+from checkfreq.persist.writer import RateLimiter, SnapshotWriter
+from tests.persist.conftest import PAGE, HandMadeSlot, file_image, round_up
+
+
+class Payload:
+    """Bytes in memory, in place of a file."""
+
+    def __init__(self, *, fail_at: int | None = None, direct: bool = True) -> None:
+        self.direct = direct
+        self.data = bytearray()
+        self.num_writes = 0
+        self._fail_at = fail_at
+        self._lock = threading.Lock()
+
+    def pwrite(self, view: memoryview, offset: int) -> None:
+        with self._lock:
+            self.num_writes += 1
+            if self._fail_at == offset:
+                raise OSError(28, "No space left on device")
+            self.data.extend(bytes(max(0, offset + len(view) - len(self.data))))
+            self.data[offset : offset + len(view)] = view
+
+
+class Clock:
+    """Advances only when told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def a_copy_of(slot: HandMadeSlot) -> memoryview:
+    """Its bytes; the traceback of a failure keeps views of them alive."""
+    return memoryview(bytearray(slot.memory[:]))
+
+
+@pytest.fixture
+def writer() -> Iterator[SnapshotWriter]:
+    made = SnapshotWriter(num_threads=3, chunk_bytes=PAGE, limiter=RateLimiter(None))
+    yield made
+    made._pool.shutdown()
+
+
+def test_the_slots_bytes_are_the_files_bytes(writer: SnapshotWriter, slot: HandMadeSlot) -> None:
+    payloads = [Payload() for _ in slot.files]
+    with memoryview(slot.memory) as view:
+        result = writer.write(slot.files, view, payloads)
+    for file, payload in zip(slot.files, payloads, strict=True):
+        image = slot.memory[file.slot_offset : file.slot_offset + file.num_bytes]
+        assert payload.data[: file.num_bytes] == image
+        assert len(payload.data) == round_up(file.num_bytes)  # the caller truncates
+        assert payload.num_writes == len(payload.data) // PAGE
+    assert result.direct
+
+
+def test_each_tensor_and_header_is_digested(writer: SnapshotWriter, slot: HandMadeSlot) -> None:
+    with memoryview(slot.memory) as view:
+        result = writer.write(slot.files, view, [Payload(), Payload()])
+    for file, entry in zip(slot.files, result.files, strict=True):
+        image = slot.memory[file.slot_offset : file.slot_offset + file.num_bytes]
+        assert (entry.name, entry.num_bytes) == (file.name, file.num_bytes)
+        assert entry.header_digest == xxh3_64_hexdigest(image[: file.header_bytes])
+        for tensor in entry.tensors:
+            data = image[tensor.offset : tensor.offset + tensor.num_bytes]
+            assert tensor.digest == xxh3_64_hexdigest(data)
+    assert [t.name for t in result.files[0].tensors] == ["a", "b", "c"]
+
+
+def test_large_tensors_are_digested_in_groups(writer: SnapshotWriter) -> None:
+    file, image = file_image("big.safetensors", 0, {"a": 33 << 20, "b": 5, "c": 7})
+    memory = bytearray(round_up(len(image)))
+    memory[: len(image)] = image
+    (entry,) = writer.write([file], memoryview(memory), [Payload()]).files
+    assert [t.digest for t in entry.tensors] == [
+        xxh3_64_hexdigest(image[t.offset : t.offset + t.num_bytes]) for t in file.tensors
+    ]
+
+
+def test_one_buffered_payload_means_not_direct(writer: SnapshotWriter, slot: HandMadeSlot) -> None:
+    with memoryview(slot.memory) as view:
+        result = writer.write(slot.files, view, [Payload(), Payload(direct=False)])
+    assert not result.direct
+
+
+def test_a_failing_payload_is_raised_after_the_other_threads_have_stopped() -> None:
+    """One thread, so that the failure comes first: nothing is written after it."""
+    file, image = file_image("model.safetensors", 0, {"a": 50 * PAGE})
+    writer = SnapshotWriter(num_threads=1, chunk_bytes=PAGE, limiter=RateLimiter(None))
+    payload = Payload(fail_at=2 * PAGE)
+    memory = bytearray(round_up(len(image)))
+    with pytest.raises(OSError, match="No space left"):
+        writer.write([file], memoryview(memory), [payload])
+    num_writes = payload.num_writes
+    writer._pool.shutdown()
+    assert payload.num_writes == num_writes
+    assert num_writes <= 51
+
+
+def test_a_failure_stops_threads_that_wait_for_their_turn(slot: HandMadeSlot) -> None:
+    entered, failed = threading.Event(), threading.Event()
+
+    class Slow(Payload):
+        def pwrite(self, view: memoryview, offset: int) -> None:
+            if offset == 0:
+                entered.set()
+                assert failed.wait(30.0)
+            super().pwrite(view, offset)
+
+    class Fails(Payload):
+        def pwrite(self, view: memoryview, offset: int) -> None:
+            assert entered.wait(30.0)
+            failed.set()
+            raise OSError(5, "Input/output error")
+
+    slow = Slow()
+    writer = SnapshotWriter(num_threads=4, chunk_bytes=PAGE, limiter=RateLimiter(None))
+    with pytest.raises(OSError, match="Input/output"):
+        writer.write(slot.files, a_copy_of(slot), [slow, Fails()])
+    before = slow.num_writes
+    writer._pool.shutdown()
+    assert slow.num_writes == before
+
+
+def test_the_writer_works_on_after_a_failure(writer: SnapshotWriter, slot: HandMadeSlot) -> None:
+    view = a_copy_of(slot)
+    with pytest.raises(OSError, match="No space"):
+        writer.write(slot.files, view, [Payload(fail_at=0), Payload()])
+    payloads = [Payload(), Payload()]
+    writer.write(slot.files, view, payloads)
+    first = slot.files[0]
+    assert payloads[0].data[: first.num_bytes] == slot.memory[: first.num_bytes]
+
+
+# ---- the rate
+
+
+class RecordingLimiter(RateLimiter):
+    """Notes how long each caller would have waited."""
+
+    def __init__(self, rate: int | None, clock: Clock) -> None:
+        super().__init__(rate, clock=clock)
+        self.waits: list[float] = []
+        self._lifted = self  # type: ignore[assignment]
+        self.is_lifted = False
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    def is_set(self) -> bool:
+        return self.is_lifted
+
+    def set(self) -> None:
+        self.is_lifted = True
+
+
+def test_bytes_are_spaced_to_stay_under_the_limit() -> None:
+    clock = Clock()
+    limiter = RecordingLimiter(100, clock)
+    for _ in range(3):
+        limiter.wait_for(50)
+    assert limiter.waits == [0.0, 0.5, 1.0]
+
+
+def test_unused_time_is_not_saved_up() -> None:
+    clock = Clock()
+    limiter = RecordingLimiter(100, clock)
+    limiter.wait_for(50)
+    clock.now_s = 10.0
+    limiter.wait_for(50)
+    limiter.wait_for(50)
+    assert limiter.waits == [0.0, 0.0, 0.5]
+
+
+def test_no_limit_never_waits() -> None:
+    limiter = RecordingLimiter(None, Clock())
+    limiter.wait_for(1 << 40)
+    assert limiter.waits == []
+
+
+def test_a_lifted_limit_never_waits() -> None:
+    limiter = RecordingLimiter(1, Clock())
+    limiter.lift()
+    limiter.wait_for(1 << 40)
+    assert limiter.waits == []
+
+
+def test_lifting_wakes_those_who_wait() -> None:
+    limiter = RateLimiter(1)
+    limiter.wait_for(1 << 30)  # the next byte may start in 34 years
+    waiter = threading.Thread(target=limiter.wait_for, args=(1,))
+    waiter.start()
+    limiter.lift()
+    waiter.join(30.0)
+    assert not waiter.is_alive()

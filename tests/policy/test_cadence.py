@@ -1,0 +1,65 @@
+"""When a checkpoint is due, for an interval the user gave."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkfreq.errors import ConfigError
+from checkfreq.policy.cadence import ManualCadence
+
+
+def due_steps(interval: int, last: int = 0, *, epoch_every: int = 0, upto: int = 12) -> list[int]:
+    """Steps at which one starts when nothing is ever deferred."""
+    cadence, found = ManualCadence(interval), []
+    for step in range(last + 1, upto + 1):
+        epoch_boundary = bool(epoch_every) and step % epoch_every == 0
+        if cadence.is_due(step=step, last_step=last, epoch_boundary=epoch_boundary):
+            found.append(step)
+            last = step
+    return found
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [(1, [*range(1, 13)]), (3, [3, 6, 9, 12]), (5, [5, 10]), (13, [])],
+)
+def test_due_at_every_multiple(interval: int, expected: list[int]) -> None:
+    assert due_steps(interval) == expected
+
+
+def test_an_epoch_boundary_changes_nothing_where_an_interval_is_given() -> None:
+    assert due_steps(5, epoch_every=4) == [5, 10]
+
+
+def test_zero_means_at_epoch_boundaries_only() -> None:
+    assert due_steps(0, epoch_every=4) == [4, 8, 12]
+
+
+def test_zero_is_not_due_at_a_boundary_already_written() -> None:
+    cadence = ManualCadence(0)
+    assert not cadence.is_due(step=4, last_step=4, epoch_boundary=True)
+
+
+def test_multiples_go_on_after_a_restore_between_them() -> None:
+    assert due_steps(5, last=7) == [10]
+
+
+def test_a_missed_multiple_stays_due_until_made_up_for() -> None:
+    cadence = ManualCadence(5)
+    for step in (5, 6, 9):
+        assert cadence.is_due(step=step, last_step=4, epoch_boundary=False)
+    assert not cadence.is_due(step=9, last_step=7, epoch_boundary=False)
+
+
+@given(interval=st.integers(1, 50), last=st.integers(0, 200), gap=st.integers(1, 200))
+def test_due_exactly_if_a_multiple_was_passed(interval: int, last: int, gap: int) -> None:
+    passed = any(step % interval == 0 for step in range(last + 1, last + gap + 1))
+    due = ManualCadence(interval).is_due(step=last + gap, last_step=last, epoch_boundary=False)
+    assert due is passed
+
+
+def test_a_negative_interval_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"chk_freq: expected .* >= 0, got -1"):
+        ManualCadence(-1)

@@ -1,0 +1,269 @@
+"""Slots: their size, their limits, their owners; and the host memory there is."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkfreq import CFCheckpoint
+from checkfreq.config import CFConfig
+from checkfreq.errors import ConfigError
+from checkfreq.snapshot.arena import Arena, Pinner
+from checkfreq.snapshot.memory import available_host_bytes
+from tests.contract.runs import config, managed
+
+MIB = 1 << 20
+
+
+def arena_of(state_bytes: int, **settings: object) -> Arena:
+    arena = Arena(config=CFConfig(**settings))  # type: ignore[arg-type]
+    arena.allocate(state_bytes)
+    return arena
+
+
+def test_slots_have_room_for_the_state_and_its_slack() -> None:
+    arena = arena_of(10 * MIB, num_slots=3, arena_slack=0.5)
+    assert len(arena.slots) == 3
+    assert arena.slot_bytes >= 15 * MIB
+    assert arena.slot_bytes % 4096 == 0
+    assert arena.slot_bytes < 15 * MIB + 3 * 4096
+    arena.close()
+
+
+def test_an_arena_without_slots_has_no_size_and_may_have_room() -> None:
+    arena = Arena(config=CFConfig())
+    assert arena.slot_bytes == 0
+    assert arena.may_have_room()
+    assert not arena.has_free_slot()
+    assert arena.acquire() is None
+    arena.close()
+
+
+@pytest.mark.parametrize("state_bytes", [1, 40 * MIB])
+def test_slots_are_ready_after_prepare(state_bytes: int) -> None:
+    """Small ones at once, large ones by a thread; either way every page can be written."""
+    arena = arena_of(state_bytes, num_slots=2)
+    assert not arena.is_ready()
+    assert not arena.wait_ready(timeout_s=0.0)
+    arena.prepare()
+    assert arena.wait_ready(timeout_s=60.0)
+    for slot in arena.slots:
+        ctypes.memset(slot.address, 1, slot.num_bytes)
+    arena.close()
+
+
+def test_preparing_changes_no_byte() -> None:
+    arena = arena_of(1000, num_slots=1)
+    (slot,) = arena.slots
+    slot.memory[:5] = b"hello"
+    arena.prepare()
+    assert slot.memory[:5] == b"hello"
+    arena.close()
+
+
+def test_a_slot_has_one_owner_at_a_time() -> None:
+    arena = arena_of(100, num_slots=2)
+    arena.prepare()
+    first, second = arena.acquire(), arena.acquire()
+    assert first is not None
+    assert second is not None
+    assert first is not second
+    assert arena.acquire() is None
+    assert not arena.may_have_room()
+    arena.release(first)
+    assert arena.may_have_room()
+    assert arena.acquire() is first
+    arena.release(first)
+    arena.release(second)
+    arena.close()
+
+
+def test_a_slot_is_shared_memory_that_another_process_can_map() -> None:
+    arena = arena_of(100, num_slots=1)
+    (slot,) = arena.slots
+    slot.memory[10:13] = b"abc"
+    assert os.pread(slot.fd, 3, 10) == b"abc"
+    assert not os.get_inheritable(slot.fd)
+    arena.close()
+
+
+def test_allocating_again_replaces_the_slots() -> None:
+    arena = arena_of(100, num_slots=2)
+    before = arena.slots
+    arena.allocate(10 * MIB)
+    assert arena.slot_bytes >= 10 * MIB
+    assert not {*before} & {*arena.slots}
+    arena.close()
+    arena.close()
+
+
+def test_a_limit_below_one_slot_is_a_config_error_that_names_the_numbers() -> None:
+    with pytest.raises(ConfigError) as caught:
+        arena_of(100 * MIB, host_memory_limit=50 * MIB, arena_slack=0.0)
+    text = str(caught.value)
+    assert "100.0 MiB of state needs a host buffer of 100.0 MiB" in text
+    assert "CFConfig.host_memory_limit is 50.0 MiB" in text
+
+
+def test_a_limit_below_all_slots_leaves_fewer_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        arena = arena_of(10 * MIB, num_slots=4, host_memory_limit=25 * MIB)
+    assert len(arena.slots) == 2
+    assert "using 2 snapshot slot(s) of 10.5 MiB instead of 4" in caplog.text
+    arena.close()
+
+
+def test_memory_is_pinned_and_given_back() -> None:
+    calls: list[str] = []
+
+    class Recorder(Pinner):
+        def pin(self, address: int, num_bytes: int) -> Callable[[], None] | None:
+            calls.append(f"pin {num_bytes}")
+            return lambda: calls.append(f"unpin {num_bytes}")
+
+    arena = Arena(config=CFConfig(num_slots=2), pinner=Recorder())
+    arena.allocate(1)
+    arena.prepare()
+    size = arena.slot_bytes
+    assert calls == [f"pin {size}"] * 2
+    arena.close()
+    assert calls == [f"pin {size}"] * 2 + [f"unpin {size}"] * 2
+
+
+def test_what_fails_in_the_background_is_raised_by_wait_ready() -> None:
+    class Refuses(Pinner):
+        def pin(self, address: int, num_bytes: int) -> Callable[[], None] | None:
+            raise MemoryError("cannot pin")
+
+    arena = Arena(config=CFConfig(), pinner=Refuses())
+    arena.allocate(1)
+    arena.prepare()
+    with pytest.raises(MemoryError, match="cannot pin"):
+        arena.wait_ready(timeout_s=10.0)
+    arena.close()
+
+
+def test_a_state_that_grows_gets_larger_slots(tmp_path: Path) -> None:
+    """LBFGS binds new tensors and more of them at each step."""
+    model = torch.nn.Linear(2000, 1, bias=False)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1, history_size=50)
+    chk = CFCheckpoint(model=model, optimizer=optimizer)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 2000)).square().sum()
+        loss.backward()
+        return loss
+
+    with managed(tmp_path, chk, config=config(arena_slack=0.0)) as manager:
+        sizes = []
+        for _ in range(12):
+            manager.weight_update(closure=closure)
+            manager.step()
+            manager.save()
+            sizes.append(manager.stats()["state_bytes"])
+        state = {
+            name: t.clone()
+            for name, t in optimizer.state_dict()["state"][0].items()
+            if isinstance(t, torch.Tensor)
+        }
+        direction = list(optimizer.state_dict()["state"][0]["old_dirs"])
+    assert sizes == sorted(sizes)
+    assert sizes[-1] > 2 * sizes[0]
+    restored = torch.optim.LBFGS(model.parameters(), max_iter=1, history_size=50)
+    with managed(tmp_path, CFCheckpoint(model=model, optimizer=restored)) as manager:
+        assert manager.restore()
+        assert manager.global_step == 12
+    live = restored.state_dict()["state"][0]
+    for name, tensor in state.items():
+        assert torch.equal(live[name], tensor)
+    assert all(map(torch.equal, live["old_dirs"], direction))
+
+
+def test_slack_spares_small_growth_a_new_allocation(tmp_path: Path) -> None:
+    run = {"history": torch.zeros(20_000)}
+    with managed(tmp_path, CFCheckpoint(run=run), config=config(arena_slack=0.5)) as manager:
+        manager.save(wait=True)
+        before = manager._pipeline._arena.slots
+        run["history"] = torch.zeros(25_000)
+        manager.step()
+        manager.save(wait=True)
+        assert manager._pipeline._arena.slots == before
+
+
+# ---- how much memory there is
+
+
+class Machine:
+    """A fake /proc and /sys/fs/cgroup."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.v2, self.v1 = root / "v2", root / "v1"
+        self.meminfo, self.own = root / "meminfo", root / "cgroup"
+        self.meminfo.write_text("MemTotal: 100 kB\nMemAvailable: 4000 kB\n")
+        self.own.write_text("0::/job/task\n")
+
+    def group(self, base: Path, **files: str) -> None:
+        base.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (base / name.replace("__", ".")).write_text(text)
+
+    def available(self) -> int | None:
+        return available_host_bytes(v2=self.v2, v1=self.v1, meminfo=self.meminfo, own=self.own)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_without_limits_it_is_what_the_machine_has(machine: Machine) -> None:
+    machine.group(machine.v2 / "job", memory__max="max\n", memory__current="5")
+    assert machine.available() == 4000 * 1024
+
+
+def test_the_tightest_enclosing_cgroup_decides(machine: Machine) -> None:
+    machine.group(machine.v2, memory__max="3000000", memory__current="0")
+    machine.group(machine.v2 / "job", memory__max="2000000", memory__current="500000")
+    machine.group(machine.v2 / "job/task", memory__max="1900000", memory__current="100000")
+    assert machine.available() == 1_500_000
+
+
+def test_page_cache_is_not_counted_as_used(machine: Machine) -> None:
+    machine.group(
+        machine.v2 / "job",
+        memory__max="2000000",
+        memory__current="1900000",
+        memory__stat="anon 1\ninactive_file 300000\nactive_file 100000\n",
+    )
+    assert machine.available() == 500_000
+
+
+def test_version_one_limits_count_too(machine: Machine) -> None:
+    machine.own.write_text("3:cpu:/other\n5:memory:/job\n")
+    machine.group(
+        machine.v1 / "job", memory__limit_in_bytes="1000000", memory__usage_in_bytes="1200000"
+    )
+    assert machine.available() == 0
+
+
+def test_unreadable_files_are_no_limit(machine: Machine) -> None:
+    machine.own.unlink()
+    machine.group(machine.v2, memory__max="1000", memory__current="many")
+    machine.meminfo.write_text("MemTotal: 1 kB\n")
+    assert machine.available() is None
+    machine.meminfo.write_text("MemAvailable:\n")
+    assert machine.available() is None
+    machine.group(
+        machine.v2, memory__max="1000", memory__current="1", memory__stat="not a pair of words"
+    )
+    assert machine.available() == 999

@@ -1,0 +1,153 @@
+"""Phase one on the host: what is copied when, and who waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkfreq import faults
+from checkfreq.config import CFConfig
+from checkfreq.errors import SnapshotError
+from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.engine import Copy, HostEngine, copy_to_slot, differing, view_in_slot
+
+
+@pytest.fixture
+def slot() -> Iterator[Slot]:
+    arena = Arena(config=CFConfig(num_slots=1))
+    arena.allocate(1 << 16)
+    arena.prepare()
+    taken = arena.acquire()
+    assert taken is not None
+    yield taken
+    arena.close()
+
+
+@pytest.fixture
+def engine(slot: Slot) -> Iterator[HostEngine]:
+    """Closed before its slot: its thread may still be copying."""
+    made = HostEngine()
+    yield made
+    made.close()
+    made.close()
+
+
+class Outcome:
+    """What ``on_copied`` was called with."""
+
+    def __init__(self) -> None:
+        self.errors: list[BaseException | None] = []
+        self._called = threading.Event()
+
+    def __call__(self, error: BaseException | None) -> None:
+        self.errors.append(error)
+        self._called.set()
+
+    def wait(self) -> list[BaseException | None]:
+        assert self._called.wait(30.0)
+        return self.errors
+
+
+def copy_of(tensor: torch.Tensor, offset: int = 0, *, settled: bool) -> Copy:
+    return Copy("t", tensor, offset, tensor.numel() * tensor.element_size(), settled)
+
+
+@pytest.fixture
+def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The copy thread waits before settled tensors until this path exists."""
+    gate = tmp_path / "gate"
+    monkeypatch.setenv("CHECKFREQ_FAULT", f"snapshot.copy_settled:pause-{gate}:*")
+    faults.reload()
+    yield gate
+    gate.touch()
+    monkeypatch.delenv("CHECKFREQ_FAULT")
+    faults.reload()
+
+
+def test_volatile_tensors_are_complete_when_start_returns(
+    engine: HostEngine, slot: Slot, held: Path
+) -> None:
+    volatile, settled, outcome = torch.ones(4), torch.ones(4), Outcome()
+    copies = [copy_of(volatile, settled=False), copy_of(settled, 64, settled=True)]
+    engine.start(copies, slot, on_copied=outcome)
+    volatile.zero_()
+    assert torch.equal(view_in_slot(copies[0], slot), torch.ones(4))
+    assert not engine.wait_copied(timeout_s=0.0)
+    held.touch()
+    assert engine.barrier(timeout_s=30.0) > 0.0
+    assert torch.equal(view_in_slot(copies[1], slot), torch.ones(4))
+    assert outcome.wait() == [None]
+
+
+def test_without_settled_tensors_it_is_over_when_start_returns(
+    engine: HostEngine, slot: Slot
+) -> None:
+    outcome = Outcome()
+    engine.start([copy_of(torch.ones(4), settled=False)], slot, on_copied=outcome)
+    assert outcome.errors == [None]
+    assert engine.barrier(timeout_s=0.0) == 0.0
+    assert engine.wait_copied(timeout_s=0.0)
+
+
+def test_a_barrier_at_its_deadline_is_a_snapshot_error(
+    engine: HostEngine, slot: Slot, held: Path
+) -> None:
+    engine.start([copy_of(torch.ones(4), settled=True)], slot, on_copied=Outcome())
+    with pytest.raises(SnapshotError, match="barrier_timeout_s"):
+        engine.barrier(timeout_s=0.0)
+
+
+def test_a_copy_that_fails_is_reported_once_and_the_engine_goes_on(
+    engine: HostEngine, slot: Slot
+) -> None:
+    bad = Copy("t", torch.ones(2, 8).t(), slot.num_bytes, 64, True)  # beyond the slot
+    outcome = Outcome()
+    engine.start([bad], slot, on_copied=outcome)
+    (error,) = outcome.wait()
+    assert isinstance(error, ValueError)
+    good = Outcome()
+    engine.start([copy_of(torch.ones(4), settled=True)], slot, on_copied=good)
+    assert good.wait() == [None]
+
+
+LAYOUTS = {
+    "contiguous": torch.arange(12.0).reshape(3, 4),
+    "transposed": torch.arange(12.0).reshape(3, 4).t(),
+    "strided": torch.arange(24.0)[::2],
+    "channels_last": torch.arange(48.0).reshape(1, 3, 4, 4).to(memory_format=torch.channels_last),
+    "conjugate": torch.randn(4, dtype=torch.complex64).conj(),
+    "negative": torch.randn(4, dtype=torch.complex64).conj().imag,
+    "scalar": torch.tensor(3),
+    "bfloat16": torch.randn(5, dtype=torch.bfloat16),
+    "bool": torch.tensor([True, False]),
+    "nan": torch.tensor([float("nan"), -0.0]),
+}
+
+
+@pytest.mark.parametrize("tensor", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_any_layout_lies_row_major_in_the_slot(tensor: torch.Tensor, slot: Slot) -> None:
+    copy = copy_of(tensor, 64, settled=True)
+    copy_to_slot(copy, slot)
+    plain = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    assert bytes(slot.memory[64 : 64 + copy.num_bytes]) == plain.numpy().tobytes()
+    assert differing([copy], slot) == []
+
+
+def test_a_tensor_without_elements_copies_nothing(slot: Slot) -> None:
+    copy = copy_of(torch.empty(0, 3), settled=True)
+    copy_to_slot(copy, slot)
+    assert differing([copy], slot) == []
+
+
+def test_differing_names_what_changed_by_its_bits(slot: Slot) -> None:
+    zero, nan = torch.zeros(2), torch.tensor([float("nan")])
+    copies = [Copy("zero", zero, 0, 8, True), Copy("nan", nan, 64, 4, True)]
+    for copy in copies:
+        copy_to_slot(copy, slot)
+    assert differing(copies, slot) == []
+    zero.neg_()  # equal as a number, not as bits
+    assert differing(copies, slot) == ["zero"]

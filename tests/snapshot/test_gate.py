@@ -1,0 +1,100 @@
+"""The gate in front of every weight update."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from checkfreq.errors import StateError
+from checkfreq.snapshot.gate import UpdateGate
+
+
+class Barrier:
+    """Notes what the parameter was each time it was asked to wait."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self._parameter = parameter
+        self.seen: list[float] = []
+
+    def __call__(self) -> None:
+        self.seen.append(self._parameter.item())
+
+
+@pytest.fixture
+def parameter() -> torch.nn.Parameter:
+    parameter = torch.nn.Parameter(torch.tensor(1.0))
+    parameter.grad = torch.tensor(1.0)
+    return parameter
+
+
+def test_a_step_comes_after_the_barrier_and_counts_once(parameter: torch.nn.Parameter) -> None:
+    optimizer, barrier = torch.optim.SGD([parameter], lr=1.0), Barrier(parameter)
+    gate = UpdateGate({"optimizer": optimizer}, barrier=barrier)
+    assert gate.at_boundary
+    optimizer.step()
+    assert barrier.seen == [1.0]
+    assert parameter.item() == 0.0
+    assert gate.attempts == 1
+    assert not gate.at_boundary
+    gate.pass_boundary()
+    assert gate.at_boundary
+
+
+def test_a_barrier_that_raises_keeps_the_update_out(parameter: torch.nn.Parameter) -> None:
+    def refuse() -> None:
+        raise StateError("no")
+
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    gate = UpdateGate({"optimizer": optimizer}, barrier=refuse)
+    with pytest.raises(StateError):
+        optimizer.step()
+    assert parameter.item() == 1.0
+    assert gate.attempts == 0
+
+
+def test_each_optimizers_step_is_an_attempt(parameter: torch.nn.Parameter) -> None:
+    optimizers = {name: torch.optim.SGD([parameter], lr=1.0) for name in "ab"}
+    gate = UpdateGate(optimizers, barrier=lambda: None)
+    for optimizer in optimizers.values():
+        optimizer.step()
+    gate.count()
+    assert gate.attempts == 3
+
+
+def test_updating_waits_first_and_counts(parameter: torch.nn.Parameter) -> None:
+    barrier = Barrier(parameter)
+    gate = UpdateGate({}, barrier=barrier)
+    with gate.updating(), torch.no_grad():
+        parameter.fill_(5.0)
+    assert barrier.seen == [1.0]
+    assert gate.attempts == 1
+
+
+def test_replays_of_a_captured_step_need_updating(
+    parameter: torch.nn.Parameter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch says that a graph is being captured: the hook waits for nothing and remembers."""
+    optimizer, barrier = torch.optim.SGD([parameter], lr=1.0), Barrier(parameter)
+    gate = UpdateGate({"optimizer": optimizer}, barrier=barrier)
+    with monkeypatch.context() as capturing:
+        capturing.setattr(torch.cuda, "is_available", lambda: True)
+        capturing.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        optimizer.step()
+    assert barrier.seen == []
+    assert gate.attempts == 0
+    with pytest.raises(StateError, match=r"with cf_manager\.updating\(\): graph\.replay\(\)"):
+        gate.pass_boundary()
+    with gate.updating():
+        pass
+    gate.pass_boundary()
+    with pytest.raises(StateError):
+        gate.pass_boundary()
+
+
+def test_close_removes_the_hooks_and_is_idempotent(parameter: torch.nn.Parameter) -> None:
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    gate = UpdateGate({"optimizer": optimizer}, barrier=lambda: None)
+    gate.close()
+    gate.close()
+    optimizer.step()
+    assert gate.attempts == 0
