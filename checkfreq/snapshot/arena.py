@@ -77,6 +77,7 @@ class Arena:
         self._config = config
         self._pinner = pinner or Pinner()
         self._slots: list[Slot] = []
+        self._used_bytes = 0
         self._ready = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -115,6 +116,7 @@ class Arena:
         num_bytes = _round_up(int(state_bytes * (1 + self._config.arena_slack)) + PAGE_BYTES)
         count = self._affordable(num_bytes, state_bytes)
         self._slots = [_new_slot(index, num_bytes) for index in range(count)]
+        self._used_bytes = _round_up(state_bytes)
         self._ready.clear()
         self._error = None
 
@@ -194,7 +196,7 @@ class Arena:
     def _prepare(self) -> None:
         try:
             for slot in self._slots:
-                _fault_in(slot)
+                _fault_in(slot, self._used_bytes)
                 slot.unpin = self._pinner.pin(slot.address, slot.num_bytes)
         except BaseException as error:
             self._error = error
@@ -210,14 +212,15 @@ def _new_slot(index: int, num_bytes: int) -> Slot:
     return Slot(index, fd, num_bytes, memory, address)
 
 
-def _fault_in(slot: Slot) -> None:
-    """Touch every page; in chunks, so that other memory users of the process get their turn.
+def _fault_in(slot: Slot, used_bytes: int) -> None:
+    """Touch the first ``used_bytes``; the slack beyond takes no memory before it is used.
 
+    In chunks, so that other memory users of the process get their turn.
     Populating changes no byte. Where the kernel cannot, the pages are zeroed instead, and
     ``prepare`` does not return before.
     """
-    for start in range(0, slot.num_bytes, _FAULT_CHUNK_BYTES):
-        size = min(_FAULT_CHUNK_BYTES, slot.num_bytes - start)
+    for start in range(0, used_bytes, _FAULT_CHUNK_BYTES):
+        size = min(_FAULT_CHUNK_BYTES, used_bytes - start)
         if not _CAN_POPULATE:
             ctypes.memset(ctypes.c_void_p(slot.address + start), 0, size)
         elif not _populate(slot.address + start, size):

@@ -7,7 +7,7 @@ import mmap
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,7 +102,7 @@ def expect_noticed_or_harmless(reader: Reader, sound: Sound, what: str) -> bool:
 
 
 @pytest.fixture
-def damaged(sound: Sound, tmp_path: Path) -> Iterator[Sound]:
+def damaged(sound: Sound, tmp_path: Path) -> Sound:
     """A copy to be damaged."""
     shutil.copytree(sound.chk_dir, tmp_path / "chk")
     return Sound(tmp_path / "chk", sound.by_step)
