@@ -425,6 +425,23 @@ class OptimizerSteppedDirectly(Supervised):
 
 
 @case
+class UpdateThatWouldOvertakeTheCopy(Supervised):
+    """16 MB of weights and momentum, and next to nothing to do between two updates."""
+
+    chk_freq = 1
+    num_samples = 60
+
+    def make_model(self) -> nn.Module:
+        self.weights = nn.Parameter(torch.randn(2_000_000))
+        return nn.ParameterDict({"weights": self.weights})
+
+    def learn(self, cf: CFManager, batch: Any) -> object:
+        self.weights.grad = torch.cos(self.weights.detach()[:1]).expand_as(self.weights)
+        cf.weight_update()
+        return self.weights.sum().item().hex()
+
+
+@case
 class TwoOptimizersOfAGan(Case):
     """The critic's weights are clipped; noise is drawn on every step."""
 
