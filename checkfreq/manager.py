@@ -205,7 +205,7 @@ class CFManager:
     def _stop(self) -> None:
         logger.warning("%s received: taking the final checkpoint", self._notice.received)
         self._persistence.record("stop", self._global_step, signal=self._notice.received)
-        self._pipeline.make_durable(self._global_step, "stop")
+        self._pipeline.make_durable(self._global_step, "stop", Marks())
         self._stopped = True
 
     @property
@@ -448,7 +448,7 @@ class CFManager:
 
     def _finish_last_boundary(self) -> None:
         if self._gate.at_boundary:
-            self._pipeline.make_durable(self._global_step, "final")
+            self._pipeline.make_durable(self._global_step, "final", self._requested or Marks())
         elif not self._pipeline.is_written(self._global_step):
             logger.warning(
                 "the last boundary, step %d, has no checkpoint and cannot get one: an update was "

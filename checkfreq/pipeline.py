@@ -189,10 +189,10 @@ class Pipeline:
 
     # ---- waiting
 
-    def make_durable(self, step: int, reason: str) -> None:
+    def make_durable(self, step: int, reason: str, marks: Marks) -> None:
         """Have this boundary's checkpoint on disk; tries twice, then raises why not."""
-        if self.outcome(self.checkpoint(step, reason, Marks(), must=True)) is not None:
-            error = self.outcome(self.checkpoint(step, reason, Marks(), must=True))
+        if self.outcome(self.checkpoint(step, reason, marks, must=True)) is not None:
+            error = self.outcome(self.checkpoint(step, reason, marks, must=True))
             if error is not None:
                 raise error
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from checkfreq import __version__
 from checkfreq.config import CFConfig
-from checkfreq.errors import CheckFreqError, ConfigError, CorruptCheckpointError, WorkerDiedError
+from checkfreq.errors import CheckFreqError, CorruptCheckpointError, WorkerDiedError
 from checkfreq.events import Event, EventLog
 from checkfreq.persist import protocol as p
 from checkfreq.persist.attempts import Attempt, AttemptBook, Marks
@@ -162,7 +162,8 @@ class Persistence:
             case p.Failed():
                 self._failed(self.book.fail(reply))
             case p.OpenFailed():
-                raise ConfigError(f"the persist worker lost the directory: {reply.message}")
+                logger.error("the new persist worker cannot use the directory: %s", reply.message)
+                self.persister.kill()  # like any dead worker: replaced, its attempts counted
             case p.Trouble():
                 logger.error(
                     "%s failed: %s\n%s", reply.request, reply.message, reply.child_traceback
@@ -178,6 +179,8 @@ class Persistence:
         self._known[attempt.step] = CheckpointInfo(
             attempt.step, keep=attempt.marks.keep, metrics=attempt.marks.metrics
         )
+        if reply.warning:
+            logger.warning("step %d is committed, but %s", attempt.step, reply.warning)
         if reply.kept_existing:
             logger.warning("step %d was already there and validates: kept as it is", attempt.step)
         self._report(attempt, reply)
@@ -269,8 +272,8 @@ class Persistence:
         logger.error("%s; starting another", error)
         self.record("worker_died", error.step, error=str(error))
         for attempt in self.book.active:
-            if attempt.state is not AttemptState.PERSISTING:
-                continue
+            if not self.persister.holds(attempt.id):
+                continue  # still copying, or about to be handed to the next worker
             if attempt.id in self._handed_twice:
                 self.persister.forget(attempt.id)
                 self._failed(self.book.abandon(attempt, error))

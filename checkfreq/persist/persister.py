@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +51,7 @@ class Persister:
         self._slots: dict[int, _SlotRecord] = {}
         self._layouts: dict[int, tuple[FileSpec, ...]] = {}
         self._in_flight: dict[str, p.Persist] = {}
+        self._asked: deque[p.Prune | p.AddMark | p.Quarantine] = deque()
         self._opened = False
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: p.Channel | None = None
@@ -134,6 +136,11 @@ class Persister:
 
     # ---- work
 
+    def forget_slots(self) -> None:
+        """The slots so far are gone, none of them in use; their descriptors may be closed."""
+        self._slots.clear()
+        self._layouts.clear()
+
     def share_slot(self, slot: int, *, fd: int, num_bytes: int) -> None:
         """Tell which memory slot ``slot`` is; ``fd`` must stay open until told otherwise."""
         self._slots[slot] = _SlotRecord(fd, num_bytes)
@@ -153,7 +160,13 @@ class Persister:
 
     def ask(self, request: p.Prune | p.AddMark | p.Quarantine) -> None:
         """Request maintenance; carried out in order, the answer comes through ``poll``."""
+        self._asked.append(request)
         self._tell(request)
+
+    def holds(self, attempt: str) -> bool:
+        """Whether a snapshot was handed over and has no answer yet."""
+        with self._lock:
+            return attempt in self._in_flight
 
     def poll(self, *, timeout_s: float = 0.0) -> p.Message | None:
         """Return the next reply, waiting at most ``timeout_s``; None if there is none.
@@ -173,6 +186,8 @@ class Persister:
                 self._in_flight.pop(reply.attempt, None)
                 if isinstance(reply, p.Committed):
                     self._supersede_no_more()
+        if isinstance(reply, p.Done | p.Trouble) and self._asked:
+            self._asked.popleft()  # answers come in the order of the requests
         return reply
 
     def forget(self, attempt: str) -> None:
@@ -217,7 +232,7 @@ class Persister:
             self._tell(p.SlotMemory(slot, record.num_bytes), fd=record.fd)
         for slot, files in self._layouts.items():
             self._tell(p.SlotLayout(slot, files))
-        for request in self._in_flight.values():
+        for request in [*self._in_flight.values(), *self._asked]:
             self._tell(request)
 
     def _tell(self, message: p.Message, *, fd: int | None = None) -> None:

@@ -133,7 +133,10 @@ class OpenFailed:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The checkpoint is durable. ``direct``: written with direct I/O."""
+    """The checkpoint is durable. ``direct``: written with direct I/O.
+
+    ``warning``: what went wrong after the commit ("" for nothing).
+    """
 
     attempt: str
     step: int
@@ -142,6 +145,7 @@ class Committed:
     persist_s: float
     direct: bool
     kept_existing: bool
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +275,8 @@ class Channel:
             message = self._next_frame()
             if message is not None:
                 return message
+            if self._socket.fileno() < 0:
+                raise ChannelClosedError("this end was closed")
             if not readable(self._socket, timeout_s=timeout_s):
                 return None
             self._fill()

@@ -148,14 +148,15 @@ class Desk:
     def _maintain(self, request: p.Prune | p.AddMark | p.Quarantine) -> None:
         name = type(request).__name__
         try:
-            steps = self._do_maintain(request)
+            steps = self.maintain(request)
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
             self._reply(p.Trouble(name, message, traceback.format_exc()))
         else:
             self._reply(p.Done(name, steps))
 
-    def _do_maintain(self, request: p.Prune | p.AddMark | p.Quarantine) -> tuple[int, ...]:
+    def maintain(self, request: p.Prune | p.AddMark | p.Quarantine) -> tuple[int, ...]:
+        """Prune, mark or quarantine; returns the steps concerned."""
         if not self._lock.is_held():
             raise PermissionError("the lock on the checkpoint directory was lost")
         match request:
@@ -196,7 +197,7 @@ class _Attempt:
         after = None if self._desk.has_superseded else request.supersede_after
         result = store.commit(self._pending, self._manifest(written), supersede_after=after)
         self._desk.has_superseded = self._desk.has_superseded or after is not None
-        self._add_marks()
+        warning = self._add_marks()
         return p.Committed(
             attempt=request.attempt,
             step=request.step,
@@ -205,6 +206,7 @@ class _Attempt:
             persist_s=time.monotonic() - start_s,
             direct=written.direct,
             kept_existing=result.kept_existing,
+            warning=warning,
         )
 
     def _write(self, pending: Pending, files: tuple[FileSpec, ...]) -> WriteResult:
@@ -232,10 +234,16 @@ class _Attempt:
             objects=request.objects,
         )
 
-    def _add_marks(self) -> None:
+    def _add_marks(self) -> str:
+        """Store what came with the request; returns what went wrong: the step is committed."""
         request = self._request
-        if request.keep or request.metrics:
-            self._desk.carry_out(p.AddMark(request.step, request.keep, request.metrics))
+        if not (request.keep or request.metrics):
+            return ""
+        try:
+            self._desk.maintain(p.AddMark(request.step, request.keep, request.metrics))
+        except Exception as error:
+            return f"its pin or metrics were not stored: {type(error).__name__}: {error}"
+        return ""
 
     def clean_up(self) -> None:
         if self._pending is not None:

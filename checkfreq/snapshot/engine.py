@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from xxhash import xxh3_64_hexdigest
 
 from checkfreq import faults
 from checkfreq.errors import SnapshotError
 from checkfreq.snapshot.arena import Slot
+
+_CLOSE_TIMEOUT_S = 60.0
 
 OnCopied = Callable[[BaseException | None], None]
 
@@ -82,14 +85,10 @@ class HostEngine:
     def start(self, copies: Sequence[Copy], slot: Slot, *, on_copied: OnCopied) -> None:
         """See SnapshotEngine."""
         assert self._idle.is_set(), "a copy is still active"
-        faults.reach("snapshot.copy_start")
         settled = [copy for copy in copies if copy.settled]
-        for copy in copies:
-            if not copy.settled:
-                copy_to_slot(copy, slot)
-        if not settled:
-            faults.reach("snapshot.copy_end")
-            on_copied(None)
+        error = _attempted(lambda: self._copy_volatile(copies, slot))
+        if error is not None or not settled:
+            on_copied(error)
             return
         self._idle.clear()
         self._ensure_thread()
@@ -115,7 +114,7 @@ class HostEngine:
         """See SnapshotEngine."""
         if self._thread is not None:
             self._jobs.put(None)
-            self._thread.join()
+            self._thread.join(_CLOSE_TIMEOUT_S)  # a daemon: one that is stuck ends with us
             self._thread = None
 
     def _ensure_thread(self) -> None:
@@ -127,17 +126,33 @@ class HostEngine:
         while (job := self._jobs.get()) is not None:
             job()
 
+    def _copy_volatile(self, copies: Sequence[Copy], slot: Slot) -> None:
+        faults.reach("snapshot.copy_start")
+        for copy in copies:
+            if not copy.settled:
+                copy_to_slot(copy, slot)
+        if not any(copy.settled for copy in copies):
+            faults.reach("snapshot.copy_end")
+
     def _copy_settled(self, copies: Sequence[Copy], slot: Slot, on_copied: OnCopied) -> None:
-        error: BaseException | None = None
-        try:
+        def copy_all() -> None:
             faults.reach("snapshot.copy_settled")
             for copy in copies:
                 copy_to_slot(copy, slot)
             faults.reach("snapshot.copy_end")
-        except BaseException as caught:
-            error = caught
+
+        error = _attempted(copy_all)
         self._idle.set()  # first: the weight update waits for the copy, not for the hand-over
         on_copied(error)
+
+
+def _attempted(work: Callable[[], None]) -> Exception | None:
+    """Do it, and return rather than raise what went wrong."""
+    try:
+        work()
+    except Exception as error:
+        return error
+    return None
 
 
 def copy_to_slot(copy: Copy, slot: Slot) -> None:
@@ -160,15 +175,17 @@ def view_in_slot(copy: Copy, slot: Slot) -> torch.Tensor:
     return flat.view(source.shape)
 
 
-def differing(copies: Sequence[Copy], slot: Slot) -> list[str]:
-    """Names of tensors whose bytes are no longer those in the slot (bitwise, NaN included)."""
-    return [copy.name for copy in copies if not _same_bits(copy, slot)]
-
-
-def _same_bits(copy: Copy, slot: Slot) -> bool:
-    if copy.num_bytes == 0:
-        return True
+def fingerprint(copy: Copy) -> str:
+    """Digest of a tensor's bytes as they are now, row-major; NaN bits count."""
+    if not copy.num_bytes:
+        return ""
     live = copy.source.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return torch.equal(
-        live.reshape(-1).view(torch.uint8), view_in_slot(copy, slot).reshape(-1).view(torch.uint8)
-    )
+    return xxh3_64_hexdigest(live.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def slot_fingerprint(copy: Copy, slot: Slot) -> str:
+    """Digest of what the slot holds for this tensor."""
+    if not copy.num_bytes:
+        return ""
+    with memoryview(slot.memory) as memory:
+        return xxh3_64_hexdigest(memory[copy.offset : copy.offset + copy.num_bytes])

@@ -15,7 +15,13 @@ from typing import Protocol
 from checkfreq.config import CFConfig
 from checkfreq.errors import SnapshotError
 from checkfreq.snapshot.arena import Arena, Slot
-from checkfreq.snapshot.engine import Copy, OnCopied, SnapshotEngine, differing
+from checkfreq.snapshot.engine import (
+    Copy,
+    OnCopied,
+    SnapshotEngine,
+    fingerprint,
+    slot_fingerprint,
+)
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.snapshot.state import CapturedState
 from checkfreq.types import FileSpec
@@ -25,6 +31,10 @@ logger = logging.getLogger(__name__)
 
 class SlotListener(Protocol):
     """Who must know about slots: the persister."""
+
+    def forget_slots(self) -> None:
+        """The slots so far are gone; new ones follow."""
+        ...
 
     def share_slot(self, slot: int, *, fd: int, num_bytes: int) -> None:
         """Slot ``slot`` is this memory now."""
@@ -66,6 +76,7 @@ class Snapshotter:
         self._config = config
         self._layout: StateLayout | None = None
         self._latest: Snapshot | None = None
+        self._expected: dict[str, str] = {}
 
     @property
     def state_bytes(self) -> int:
@@ -103,6 +114,7 @@ class Snapshotter:
         """Allocate slots; see ``Arena.prepare`` for when they can be used."""
         self._latest = None
         self._arena.allocate(state_bytes)
+        self._listener.forget_slots()
         for slot in self._arena.slots:
             self._listener.share_slot(slot.index, fd=slot.fd, num_bytes=slot.num_bytes)
 
@@ -115,6 +127,7 @@ class Snapshotter:
         snapshot = Snapshot(slot, copies, layout.total_bytes)
         if self._config.verify_settled:  # else nothing keeps the source tensors after the copy
             self._latest = snapshot
+            self._expected = {c.name: fingerprint(c) for c in copies if c.settled}
         self._engine().start(copies, slot, on_copied=on_copied)
         return snapshot
 
@@ -125,9 +138,10 @@ class Snapshotter:
         return self._chosen.barrier(timeout_s=self._config.barrier_timeout_s)
 
     def changed_settled(self) -> list[str]:
-        """Settled tensors that differ from the snapshot at the first update after it.
+        """Settled tensors that changed between a snapshot's boundary and the next update.
 
-        Empty without ``CFConfig.verify_settled``, and for every later update.
+        Either the live tensor or the copy differs from what it was at the boundary. Empty
+        without ``CFConfig.verify_settled``, and for every later update.
         """
         latest, self._latest = self._latest, None
         if latest is None or latest.slot.is_free:
@@ -137,7 +151,11 @@ class Snapshotter:
                 "verify_settled: the snapshot was not finished after "
                 f"{self._config.barrier_timeout_s:.0f} s (CFConfig.barrier_timeout_s)"
             )
-        return differing([copy for copy in latest.copies if copy.settled], latest.slot)
+        return [c.name for c in latest.copies if c.settled and self._has_changed(c, latest.slot)]
+
+    def _has_changed(self, copy: Copy, slot: Slot) -> bool:
+        expected = self._expected[copy.name]
+        return fingerprint(copy) != expected or slot_fingerprint(copy, slot) != expected
 
     def close(self) -> None:
         """Finish the copies in progress; idempotent."""

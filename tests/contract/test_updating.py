@@ -47,6 +47,20 @@ def test_it_makes_a_boundary_due_for_an_iterator(chk_dir: Path) -> None:
     assert manager.global_step == 3
 
 
+def test_verify_settled_sees_a_write_that_came_before_the_copy(
+    chk_dir: Path, hold_trainer: Hold
+) -> None:
+    training = Training()
+    gate = hold_trainer("snapshot.copy_settled")
+    with managed(chk_dir, training.chk) as manager:
+        manager.save()
+        with torch.no_grad():
+            training.model.layers[0].weight.add_(1)
+        gate.open()
+        with pytest.raises(StateError, match=r"model\.layers\.0\.weight"):
+            training.update(manager)
+
+
 def test_a_settled_write_outside_it_is_a_state_error_with_verify_settled(
     chk_dir: Path, hold_trainer: Hold
 ) -> None:

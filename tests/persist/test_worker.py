@@ -51,7 +51,6 @@ def test_a_pin_and_metrics_given_with_the_request_are_stored(
 ) -> None:
     persister.submit(request(4, keep=True, metrics={"accuracy": 0.5}))
 
-    assert isinstance(next_reply(persister), p.Done)
     assert isinstance(next_reply(persister), p.Committed)
     mark = CheckpointStore(tmp_path / "chk").marks()[4]
     assert mark.keep
@@ -93,6 +92,44 @@ def test_a_replacement_is_told_everything_and_finishes_the_snapshot(
     assert isinstance(next_reply(persister), p.Opened)
     assert isinstance(next_reply(persister), p.Committed)
     assert CheckpointStore(tmp_path / "chk").verify(3).step == 3
+
+
+def test_maintenance_asked_of_a_dead_worker_is_asked_of_its_replacement(
+    persister: Persister, tmp_path: Path
+) -> None:
+    persister.submit(request(3))
+    assert isinstance(next_reply(persister), p.Committed)
+    assert persister._process is not None
+    os.kill(persister._process.pid, signal.SIGKILL)
+    persister._process.wait()
+    persister.ask(p.AddMark(3, keep=True, metrics={}))
+
+    persister.replace()
+
+    assert isinstance(next_reply(persister), p.Opened)
+    assert next_reply(persister) == p.Done("AddMark", (3,))
+    assert CheckpointStore(tmp_path / "chk").marks()[3].keep
+    persister.replace()
+    assert isinstance(next_reply(persister), p.Opened)
+    assert persister.poll(timeout_s=0.2) is None, "it was asked again"
+
+
+def test_slots_that_were_given_up_are_not_shown_to_a_replacement(
+    persister: Persister, slot: HandMadeSlot, tmp_path: Path
+) -> None:
+    gone = os.memfd_create("gone")
+    os.ftruncate(gone, 4096)
+    persister.share_slot(1, fd=gone, num_bytes=4096)
+    persister.forget_slots()
+    os.close(gone)
+    persister.share_slot(0, fd=slot.fd, num_bytes=len(slot.memory))
+    persister.lay_out_slot(0, slot.files)
+
+    persister.replace()
+    persister.submit(request(5))
+
+    assert isinstance(next_reply(persister), p.Opened)
+    assert isinstance(next_reply(persister), p.Committed)
 
 
 def test_a_second_run_on_the_same_directory_is_refused_and_the_holder_is_named(
