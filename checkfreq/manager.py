@@ -27,6 +27,7 @@ from checkfreq.pipeline import Pipeline
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
 from checkfreq.positions import Positions, PositionSource
 from checkfreq.restore import Found, Restorer, plan_restore
+from checkfreq.snapshot.apply import RestorePlan
 from checkfreq.snapshot.gate import UpdateGate
 from checkfreq.types import CFMode
 
@@ -314,14 +315,10 @@ class CFManager:
                 f"batch, found {self._gate.attempts} updates. Call it right after the iterators "
                 "are made"
             )
-        restorer = Restorer(
-            self._chk_dir,
-            buffers=self._pipeline.restore_buffer,
-            num_threads=self._config.writer_threads,
-        )
         if self._fresh:
             self._persistence.open()
             return False
+        restorer = Restorer(self._chk_dir, num_threads=self._config.writer_threads)
         found = restorer.find_while_opening(step, open_directory=self._persistence.open)
         if found is None:
             self._may_start = True
@@ -329,22 +326,28 @@ class CFManager:
         plan = plan_restore(
             found, self._chk, path=self._chk_dir, only=only, exclude=exclude, strict=strict
         )
+        self._apply(plan)
+        self._may_start = True  # not earlier: a run that failed to restore must not start over
+        self._continue_from(found, explicit=step is not None)
+        plan.apply_rng()
+        self._apply_rng = plan.apply_rng
+        state_bytes = found.state_bytes
+        del found  # its buffer: the slots can have that memory
+        self._pipeline.allocate(state_bytes)
+        return True
+
+    def _apply(self, plan: RestorePlan) -> None:
         take_back = self._positions.restore(plan.positions)  # first: an iterator may refuse
         try:
             plan.apply()
         except Exception:
             take_back()
             raise
-        self._may_start = True
-        self._continue_from(found, explicit=step is not None)
-        plan.apply_rng()
-        self._apply_rng = plan.apply_rng
-        return True
 
     def _continue_from(self, found: Found, *, explicit: bool) -> None:
         self._global_step = found.step
         self._restored_step = found.step
-        self._pipeline.end_restore(found.step)
+        self._pipeline.continue_from(found.step)
         if explicit:
             self._persistence.supersede_after = found.step
         for rejected in found.rejected:

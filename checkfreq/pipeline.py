@@ -86,17 +86,14 @@ class Pipeline:
         if self._snapshotter.state_bytes == 0:
             self._snapshotter.make_room(self._capture())
 
-    def restore_buffer(self, num_bytes: int) -> memoryview:
-        """A slot to read a checkpoint into, before any snapshot; see ``end_restore``."""
-        if self._arena.slot_bytes < num_bytes:
-            self._snapshotter.allocate(num_bytes)
-        return memoryview(self._arena.slots[0].memory)
+    def allocate(self, state_bytes: int) -> None:
+        """Get slots ready for a state of which only the size is known: one just restored."""
+        self._snapshotter.allocate(state_bytes)
 
-    def end_restore(self, step: int) -> None:
-        """The restored state is live: the slots are for snapshots again."""
+    def continue_from(self, step: int) -> None:
+        """``step`` was restored: it is durable, and the next is counted from it."""
         self.last_started_step = step
         self.persistence.book.last_durable_step = step
-        self._arena.prepare()
 
     # ---- the gate
 

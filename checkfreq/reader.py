@@ -6,7 +6,6 @@ No manager, no lock, no training code, and nothing on disk is changed.
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -39,7 +38,7 @@ def load(
     from checkfreq.snapshot.apply import materialise
 
     chk_dir, step = _split(Path(path), step)
-    found = Restorer(chk_dir, buffers=_anonymous).find(step)
+    found = Restorer(chk_dir).find(step)
     if found is None:
         raise NoCheckpointError(f"{chk_dir} holds no checkpoint")
     for rejected in found.rejected:
@@ -69,7 +68,3 @@ def _split(path: Path, step: int | None) -> tuple[Path, int | None]:
     if step is None and name.startswith("step-") and (path / "manifest.json").exists():
         return path.parent, int(name.removeprefix("step-"))
     return path, step
-
-
-def _anonymous(num_bytes: int) -> memoryview:
-    return memoryview(mmap.mmap(-1, max(num_bytes, mmap.PAGESIZE)))

@@ -13,12 +13,9 @@ from pathlib import Path
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import CheckFreqError, NoCheckpointError
 from checkfreq.snapshot.apply import Loaded, LoadedFile, RestorePlan, prepare
-from checkfreq.store.images import Image, read_images, room_for
+from checkfreq.store.images import Image, new_buffer, read_images, room_for
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import CheckpointStore, Rejected
-
-#: Gives a page-aligned buffer of at least this many bytes.
-BufferSource = Callable[[int], memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +26,11 @@ class Found:
     manifest: Manifest
     images: Mapping[str, Image]
     rejected: tuple[Rejected, ...]
+
+    @property
+    def state_bytes(self) -> int:
+        """Room that a snapshot of the same state needs."""
+        return room_for(self.manifest)
 
     def loaded(self) -> Loaded:
         """What ``snapshot.apply`` works on."""
@@ -41,9 +43,8 @@ class Found:
 class Restorer:
     """Reads checkpoints of one directory; never writes to it."""
 
-    def __init__(self, chk_dir: Path, *, buffers: BufferSource, num_threads: int = 4) -> None:
+    def __init__(self, chk_dir: Path, *, num_threads: int = 4) -> None:
         self._store = CheckpointStore(chk_dir)
-        self._buffers = buffers
         self._num_threads = num_threads
 
     def find(self, step: int | None) -> Found | None:
@@ -108,7 +109,7 @@ class Restorer:
         images = read_images(
             self._store,
             manifest,
-            self._buffers(room_for(manifest)),
+            new_buffer(room_for(manifest)),
             num_threads=self._num_threads,
         )
         return manifest, images

@@ -25,7 +25,7 @@ def test_a_hundred_saves_take_no_more_memory_than_ten(tmp_path: Path) -> None:
         for _ in range(90):
             save_once(manager, block)
         late, late_worker = Usage.of(os.getpid()), Usage.of(worker_pid(manager))
-        num_slots = len(manager._arena.slots)
+        num_slots = len(manager._pipeline._arena.slots)
 
     assert late_worker.private < 64 * MIB
     assert late_worker.shared < num_slots * STATE_BYTES + MIB  # the slack takes no memory

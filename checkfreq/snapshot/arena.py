@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 PAGE_BYTES = 4096
 _MADV_POPULATE_WRITE = 23
+#: Small enough that others get their turn at the memory, and that closing need not wait long.
 _FAULT_CHUNK_BYTES = 64 << 20
 #: Up to this size a slot is faulted in at once: a thread would take longer to start.
 _INLINE_BYTES = 16 << 20
@@ -79,6 +80,7 @@ class Arena:
         self._slots: list[Slot] = []
         self._used_bytes = 0
         self._ready = threading.Event()
+        self._unwanted = threading.Event()  # closed before it was ready
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -108,8 +110,9 @@ class Arena:
     def allocate(self, state_bytes: int) -> None:
         """Make slots for ``state_bytes`` each, with slack; all slots must be free.
 
-        They are mapped but not ready: see ``prepare``. Raises ConfigError, naming the numbers,
-        when not even one slot fits the memory that may be used.
+        Returns at once, the slots being faulted in (and pinned) in the background: see
+        ``wait_ready``. Raises ConfigError, naming the numbers, when not even one slot fits the
+        memory that may be used.
         """
         assert all(slot.is_free for slot in self._slots)
         self.close()
@@ -118,18 +121,15 @@ class Arena:
         self._slots = [_new_slot(index, num_bytes) for index in range(count)]
         self._used_bytes = _round_up(state_bytes)
         self._ready.clear()
+        self._unwanted.clear()
         self._error = None
-
-    def prepare(self) -> None:
-        """Fault the slots in (and pin them), in the background unless they are small."""
-        total_bytes = sum(slot.num_bytes for slot in self._slots)
-        if total_bytes <= _INLINE_BYTES or not _CAN_POPULATE:
+        if num_bytes * count <= _INLINE_BYTES or not _CAN_POPULATE:
             self._prepare()
-            return
-        self._thread = threading.Thread(
-            target=self._prepare, name="checkfreq-prefault", daemon=True
-        )
-        self._thread.start()
+        else:
+            self._thread = threading.Thread(
+                target=self._prepare, name="checkfreq-prefault", daemon=True
+            )
+            self._thread.start()
 
     def _affordable(self, num_bytes: int, state_bytes: int) -> int:
         limit = self._config.host_memory_limit
@@ -181,6 +181,7 @@ class Arena:
     def close(self) -> None:
         """Unpin and unmap everything; idempotent."""
         if self._thread is not None:
+            self._unwanted.set()
             self._thread.join()
             self._thread = None
         for slot in self._slots:
@@ -196,7 +197,10 @@ class Arena:
     def _prepare(self) -> None:
         try:
             for slot in self._slots:
-                _fault_in(slot, self._used_bytes)
+                for start in range(0, self._used_bytes, _FAULT_CHUNK_BYTES):
+                    if self._unwanted.is_set():
+                        return
+                    _fault_in(slot, start, min(_FAULT_CHUNK_BYTES, self._used_bytes - start))
                 slot.unpin = self._pinner.pin(slot.address, slot.num_bytes)
         except BaseException as error:
             self._error = error
@@ -212,23 +216,17 @@ def _new_slot(index: int, num_bytes: int) -> Slot:
     return Slot(index, fd, num_bytes, memory, address)
 
 
-def _fault_in(slot: Slot, used_bytes: int) -> None:
-    """Touch the first ``used_bytes``; the slack beyond takes no memory before it is used.
-
-    In chunks, so that other memory users of the process get their turn.
-    Populating changes no byte. Where the kernel cannot, the pages are zeroed instead, and
-    ``prepare`` does not return before.
-    """
-    for start in range(0, used_bytes, _FAULT_CHUNK_BYTES):
-        size = min(_FAULT_CHUNK_BYTES, used_bytes - start)
-        if not _CAN_POPULATE:
-            ctypes.memset(ctypes.c_void_p(slot.address + start), 0, size)
-        elif not _populate(slot.address + start, size):
-            code = ctypes.get_errno()
-            raise MemoryError(
-                f"cannot fault in {_mib(size)} of snapshot memory: {os.strerror(code)}. "
-                "Lower CFConfig.num_slots or give the process more memory."
-            )
+def _fault_in(slot: Slot, start: int, num_bytes: int) -> None:
+    """Touch a part of a slot; what is never touched (the slack) takes no memory."""
+    address = slot.address + start
+    if not _CAN_POPULATE:
+        ctypes.memset(ctypes.c_void_p(address), 0, num_bytes)
+    elif not _populate(address, num_bytes):
+        code = ctypes.get_errno()
+        raise MemoryError(
+            f"cannot fault in {_mib(num_bytes)} of snapshot memory: {os.strerror(code)}. "
+            "Lower CFConfig.num_slots or give the process more memory."
+        )
 
 
 def _round_up(num_bytes: int) -> int:

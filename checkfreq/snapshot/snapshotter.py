@@ -106,12 +106,11 @@ class Snapshotter:
             if not all(slot.is_free for slot in self._arena.slots):
                 return False
             self.allocate(layout.total_bytes)
-            self._arena.prepare()
         self._layout = layout
         return True
 
     def allocate(self, state_bytes: int) -> None:
-        """Allocate slots; see ``Arena.prepare`` for when they can be used."""
+        """Allocate slots; they are faulted in in the background."""
         self._latest = None
         self._arena.allocate(state_bytes)
         self._listener.forget_slots()

@@ -7,6 +7,8 @@ torch: the command line and the restore path share it.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -35,6 +37,18 @@ class Image:
 def room_for(manifest: Manifest) -> int:
     """Bytes of buffer that ``read_images`` needs: every file rounded up to a page."""
     return sum(_round_up(file.num_bytes) for file in manifest.files)
+
+
+def new_buffer(num_bytes: int) -> memoryview:
+    """Memory for ``read_images``, freed with its last view.
+
+    Private anonymous memory in huge pages: faulting fresh shared memory in while reading took
+    three times as long as the read itself on a virtual machine (measured 2026-11).
+    """
+    memory = mmap.mmap(-1, max(num_bytes, PAGE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
 
 
 def read_images(

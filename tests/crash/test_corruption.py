@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import random
 import shutil
@@ -52,11 +51,10 @@ def manager_of(chk_dir: Path, chk: CFCheckpoint) -> CFManager:
 
 
 class Reader:
-    """Reads the newest valid checkpoint without a worker, in one buffer."""
+    """Reads the newest valid checkpoint without a worker."""
 
     def __init__(self, chk_dir: Path) -> None:
-        self._buffer = memoryview(mmap.mmap(-1, 1 << 20))
-        self._restorer = Restorer(chk_dir, buffers=lambda size: self._buffer, num_threads=1)
+        self._restorer = Restorer(chk_dir, num_threads=1)
 
     def read(self, step: int | None = None) -> tuple[int, list[tuple[str, bytes]], object]:
         """The step found and all that restoring it would use."""

@@ -40,7 +40,6 @@ class Bench:
         self.arena = Arena(config=config, pinner=DevicePinner(CudaDevice()))
         torch.zeros(1, device="cuda")
         self.arena.allocate(slot_bytes)
-        self.arena.prepare()
         assert self.arena.wait_ready(timeout_s=DEADLINE_S)
         self.errors: list[BaseException | None] = []
 
@@ -301,7 +300,6 @@ def test_memory_can_be_pinned_while_a_graph_is_captured() -> None:
     arena.allocate(1 << 20)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="global"):
-        arena.prepare()
         result.copy_(source * 2)
     graph.replay()
     assert result.tolist() == [2.0] * 8
@@ -312,7 +310,6 @@ def test_slots_are_pinned_and_given_back() -> None:
     torch.zeros(1, device="cuda")
     arena = Arena(config=CFConfig(num_slots=1), pinner=DevicePinner(CudaDevice()))
     arena.allocate(1 << 20)
-    arena.prepare()
     (slot,) = arena.slots
     assert slot.unpin is not None
     assert torch.frombuffer(slot.memory, dtype=torch.uint8).is_pinned()
@@ -336,7 +333,6 @@ def test_unpinned_slots_work() -> None:
 
     arena = Arena(config=CFConfig(num_slots=1))
     arena.allocate(16 << 20)
-    arena.prepare()
     slot = arena.acquire()
     assert slot is not None
     weight = torch.full((LARGE,), 3.0, device="cuda")

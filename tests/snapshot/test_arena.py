@@ -46,30 +46,18 @@ def test_an_arena_without_slots_has_no_size_and_may_have_room() -> None:
 
 
 @pytest.mark.parametrize("state_bytes", [1, 40 * MIB])
-def test_slots_are_ready_after_prepare(state_bytes: int) -> None:
+def test_slots_become_ready(state_bytes: int) -> None:
     """Small ones at once, large ones by a thread; either way every page can be written."""
     arena = arena_of(state_bytes, num_slots=2)
-    assert not arena.is_ready()
-    assert not arena.wait_ready(timeout_s=0.0)
-    arena.prepare()
     assert arena.wait_ready(timeout_s=60.0)
+    assert arena.is_ready()
     for slot in arena.slots:
         ctypes.memset(slot.address, 1, slot.num_bytes)
     arena.close()
 
 
-def test_preparing_changes_no_byte() -> None:
-    arena = arena_of(1000, num_slots=1)
-    (slot,) = arena.slots
-    slot.memory[:5] = b"hello"
-    arena.prepare()
-    assert slot.memory[:5] == b"hello"
-    arena.close()
-
-
 def test_a_slot_has_one_owner_at_a_time() -> None:
     arena = arena_of(100, num_slots=2)
-    arena.prepare()
     first, second = arena.acquire(), arena.acquire()
     assert first is not None
     assert second is not None
@@ -131,7 +119,6 @@ def test_memory_is_pinned_and_given_back() -> None:
 
     arena = Arena(config=CFConfig(num_slots=2), pinner=Recorder())
     arena.allocate(1)
-    arena.prepare()
     size = arena.slot_bytes
     assert calls == [f"pin {size}"] * 2
     arena.close()
@@ -145,7 +132,6 @@ def test_what_fails_in_the_background_is_raised_by_wait_ready() -> None:
 
     arena = Arena(config=CFConfig(), pinner=Refuses())
     arena.allocate(1)
-    arena.prepare()
     with pytest.raises(MemoryError, match="cannot pin"):
         arena.wait_ready(timeout_s=10.0)
     arena.close()

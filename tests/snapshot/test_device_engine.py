@@ -76,7 +76,6 @@ class Recorder:
         self.engine = DeviceEngine(fake, limits=limits, helper=fake.helper)
         self.arena = Arena(config=CFConfig(host_memory_limit=1 << 30))
         self.arena.allocate(8 << 10)
-        self.arena.prepare()
         for slot in self.arena.slots:
             self._fill(slot)
         self.reports: list[BaseException | None] = []
@@ -569,7 +568,6 @@ def test_a_state_without_device_tensors_is_complete_at_once(fake: FakeDevice) ->
 def test_slots_are_pinned_and_unpinned(fake: FakeDevice) -> None:
     arena = Arena(config=CFConfig(host_memory_limit=1 << 30), pinner=DevicePinner(fake))
     arena.allocate(5000)
-    arena.prepare()
     assert fake.pinned == {slot.address: slot.num_bytes for slot in arena.slots}
     arena.close()
     assert fake.pinned == {}
@@ -582,7 +580,6 @@ def test_slots_made_before_the_device_was_used_are_pinned_by_the_first_snapshot(
     fake.in_use = False
     arena = Arena(config=CFConfig(host_memory_limit=1 << 30, num_slots=1), pinner=pinner)
     arena.allocate(5000)
-    arena.prepare()
     assert fake.pinned == {}
     fake.in_use = True
     engine = DeviceEngine(fake, pinner=pinner, helper=fake.helper)

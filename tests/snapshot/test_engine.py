@@ -27,7 +27,6 @@ from checkfreq.snapshot.engine import (
 def slot() -> Iterator[Slot]:
     arena = Arena(config=CFConfig(num_slots=1))
     arena.allocate(1 << 16)
-    arena.prepare()
     taken = arena.acquire()
     assert taken is not None
     yield taken
