@@ -3,11 +3,11 @@
     python -m benchmarks.restore --gib 1 --rounds 5 --folder /mnt/disk/scratch
 
 Arms run interleaved in random order; ratios are taken within a round. ``raw`` reads the same
-files with direct I/O and the same threads into memory that is already there, ``raw_fresh`` into
-new memory, as any restore must (its first touch can cost more than the read, on a virtual machine). ``checkfreq`` is
-``CFManager.restore()``: list, read, verify every digest, copy into the live tensors. Peers read
-their own file of the same state and load it into the live module; their files are dropped from
-the page cache first, and they verify nothing.
+files with direct I/O and the same threads into memory that is already there; ``raw_fresh`` into
+new memory, as any restore must (its first touch can cost more than the read, on a virtual
+machine). ``checkfreq`` is ``CFManager.restore()``: list, read, verify every digest, copy into the
+live tensors. Peers read their own file of the same state and load it into the live module; their
+files are dropped from the page cache first, and they verify nothing.
 """
 
 from __future__ import annotations
