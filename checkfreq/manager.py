@@ -318,7 +318,11 @@ class CFManager:
         if self._fresh:
             self._persistence.open()
             return False
-        restorer = Restorer(self._chk_dir, num_threads=self._config.writer_threads)
+        restorer = Restorer(
+            self._chk_dir,
+            num_threads=self._config.writer_threads,
+            before_reading=self._pipeline.require_memory,
+        )
         found = restorer.find_while_opening(step, open_directory=self._persistence.open)
         if found is None:
             self._may_start = True

@@ -86,6 +86,10 @@ class Pipeline:
         if self._snapshotter.state_bytes == 0:
             self._snapshotter.make_room(self._capture())
 
+    def require_memory(self, state_bytes: int) -> None:
+        """ConfigError if no slot for so large a state fits the memory that may be used."""
+        self._arena.num_affordable(state_bytes)
+
     def allocate(self, state_bytes: int) -> None:
         """Get slots ready for a state of which only the size is known: one just restored."""
         self._snapshotter.allocate(state_bytes)

@@ -43,9 +43,16 @@ class Found:
 class Restorer:
     """Reads checkpoints of one directory; never writes to it."""
 
-    def __init__(self, chk_dir: Path, *, num_threads: int = 4) -> None:
+    def __init__(
+        self,
+        chk_dir: Path,
+        *,
+        num_threads: int = 4,
+        before_reading: Callable[[int], None] = lambda state_bytes: None,
+    ) -> None:
         self._store = CheckpointStore(chk_dir)
         self._num_threads = num_threads
+        self._before_reading = before_reading
 
     def find(self, step: int | None) -> Found | None:
         """Read and verify ``step``, or the newest that validates; None if there never was one.
@@ -106,10 +113,12 @@ class Restorer:
 
     def _read(self, step: int) -> tuple[Manifest, Mapping[str, Image]]:
         manifest = self._store.manifest(step)
+        state_bytes = room_for(manifest)
+        self._before_reading(state_bytes)
         images = read_images(
             self._store,
             manifest,
-            new_buffer(room_for(manifest)),
+            new_buffer(state_bytes),
             num_threads=self._num_threads,
         )
         return manifest, images

@@ -116,8 +116,7 @@ class Arena:
         """
         assert all(slot.is_free for slot in self._slots)
         self.close()
-        num_bytes = _round_up(int(state_bytes * (1 + self._config.arena_slack)) + PAGE_BYTES)
-        count = self._affordable(num_bytes, state_bytes)
+        num_bytes, count = self._slot_bytes(state_bytes), self.num_affordable(state_bytes)
         self._slots = [_new_slot(index, num_bytes) for index in range(count)]
         self._used_bytes = _round_up(state_bytes)
         self._ready.clear()
@@ -131,7 +130,15 @@ class Arena:
             )
             self._thread.start()
 
-    def _affordable(self, num_bytes: int, state_bytes: int) -> int:
+    def _slot_bytes(self, state_bytes: int) -> int:
+        return _round_up(int(state_bytes * (1 + self._config.arena_slack)) + PAGE_BYTES)
+
+    def num_affordable(self, state_bytes: int) -> int:
+        """How many slots for such a state fit the memory that may be used, as many as wanted.
+
+        Raises ConfigError, naming the numbers, when not even one does.
+        """
+        num_bytes = self._slot_bytes(state_bytes)
         limit = self._config.host_memory_limit
         source = "CFConfig.host_memory_limit"
         if limit is None:

@@ -30,6 +30,9 @@ Instant: TypeAlias = tuple[str, int, int]
 
 RESTORING: Instant = ("restoring", 0, 0)
 
+#: A machine that is quick with training and slow with kills must not finish the run meanwhile.
+MOST_REPORTS_AFTER_AIM = 8
+
 
 class Event(NamedTuple):
     """Something that happened at ``step`` boundaries; ``data`` are the bits to compare."""
@@ -89,6 +92,7 @@ class _Trainer:
     ) -> None:
         self._case, self._cf = case, cf
         self._events, self._aimed, self._hold_at = events, aimed, hold_at
+        self._reports_left: int | None = None
         loader = DataLoader(
             case.dataset(),
             batch_size=case.batch_size,
@@ -134,8 +138,13 @@ class _Trainer:
         instant = (kind, *place)
         durable = self._cf.stats()["last_durable_step"] or 0
         self._events.send(Event(instant, self._cf.global_step, data, durable))
+        if self._reports_left == 0:
+            self._aimed.recv()  # never comes: the kill is on its way, and must not be outrun
+        if self._reports_left is not None:
+            self._reports_left -= 1
         if instant == self._hold_at:
             self._aimed.recv()
+            self._reports_left = MOST_REPORTS_AFTER_AIM
         self._keep_up(durable)
 
     def _keep_up(self, durable: int) -> None:

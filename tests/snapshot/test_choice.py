@@ -17,6 +17,9 @@ from tests.snapshot.fake_device import FakeDevice, Scripted
 
 
 class NoListener:
+    def forget_slots(self) -> None:
+        pass
+
     def share_slot(self, slot: int, *, fd: int, num_bytes: int) -> None: ...
     def lay_out_slot(self, slot: int, files: tuple[FileSpec, ...]) -> None: ...
 

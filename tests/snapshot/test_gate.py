@@ -77,7 +77,7 @@ def test_replays_of_a_captured_step_need_updating(
     optimizer, barrier = torch.optim.SGD([parameter], lr=1.0), Barrier(parameter)
     gate = UpdateGate({"optimizer": optimizer}, barrier=barrier)
     with monkeypatch.context() as capturing:
-        capturing.setattr(torch.cuda, "is_available", lambda: True)
+        capturing.setattr(torch.cuda, "is_initialized", lambda: True)
         capturing.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         optimizer.step()
     assert barrier.seen == []
