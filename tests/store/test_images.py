@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from checkfreq.errors import CorruptCheckpointError
 from checkfreq.store.fileops import LocalFileOps, ReadFile
-from checkfreq.store.images import Image, read_images, room_for
+from checkfreq.store.images import PAGE_BYTES, Image, new_buffer, read_images, room_for
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry, digest_of
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes, page_aligned
@@ -179,3 +180,12 @@ def test_tensors_are_checked_in_groups_of_about_a_chunk(store: CheckpointStore) 
     for chunk_bytes in (PAGE, 2 * PAGE, 1 << 20):
         with pytest.raises(CorruptCheckpointError, match="digest of tensor t50"):
             read(store, manifest, chunk_bytes=chunk_bytes)
+
+
+def test_a_new_buffer_is_page_aligned_writable_and_large_enough() -> None:
+    for num_bytes in (0, 1, PAGE_BYTES, 3 * PAGE_BYTES + 1):
+        buffer = new_buffer(num_bytes)
+        assert len(buffer) >= max(num_bytes, 1)
+        buffer[:1] = b"x"
+        address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        assert address % PAGE_BYTES == 0
