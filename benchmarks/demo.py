@@ -211,8 +211,8 @@ def train_hunted(run: Run, *, rng: random.Random) -> list[Kill]:
     second = STEPS_PER_EPOCH + rng.randint(2, STEPS_PER_EPOCH // 2)
     began_s = time.monotonic()
     struck = [
-        strike(run, after_step=first, delay_s=rng.uniform(0, 0.1), persisting=False),
-        strike(run, after_step=second, delay_s=0.0, persisting=True),
+        ("at a random instant", *strike(run, after_step=first, delay_s=rng.uniform(0, 0.1))),
+        *strike_persist(run, after_step=second),
     ]
     run.finish()
     seconds = time.monotonic() - began_s
@@ -220,15 +220,26 @@ def train_hunted(run: Run, *, rng: random.Random) -> list[Kill]:
     restored = [event["step"] for event in run.events("restored")]
     if len(restored) != len(struck):
         raise SystemExit(f"demo: {len(struck)} kills, but {len(restored)} restores: {restored}")
-    whens = ("at a random instant", "during a persist")
     return [
         Kill(when=when, at_step=at, written_step=written, restored_step=step)
-        for when, (at, written), step in zip(whens, struck, restored, strict=True)
+        for (when, at, written), step in zip(struck, restored, strict=True)
     ]
 
 
+def strike_persist(run: Run, *, after_step: int) -> list[tuple[str, int, int | None]]:
+    """Kill until a kill falls into a persist: one may end between our look and the signal."""
+    struck: list[tuple[str, int, int | None]] = []
+    while len(struck) < 3:
+        at, written = strike(run, after_step=after_step, delay_s=0.0, persisting=True)
+        struck.append(("during a persist" if written else "just after a persist", at, written))
+        if written:
+            return struck
+        after_step = at + 1
+    raise SystemExit(f"demo: no kill fell into a persist, in {len(struck)} tries")
+
+
 def strike(
-    run: Run, *, after_step: int, delay_s: float, persisting: bool
+    run: Run, *, after_step: int, delay_s: float, persisting: bool = False
 ) -> tuple[int, int | None]:
     """Kill the trainer after a step, at once or in a persist: its last step, the one written."""
     with run.started() as trainer:
@@ -272,7 +283,7 @@ def figures(run: Run) -> list[tuple[str, str]]:
     """Speeds, measured in this run and claimed by nobody."""
     committed = run.events("committed")
     num_bytes = committed[-1]["num_bytes"]
-    holds_s = [event["hold_s"] for event in committed]
+    holds_s = [event["stall_s"] for event in committed]
     persist = num_bytes / statistics.median(event["persist_s"] for event in committed)
     raw = raw_write(run.chk_dir.parent, num_bytes=num_bytes)
     how = "direct" if raw.direct else "buffered (direct I/O refused)"

@@ -90,7 +90,7 @@ def main() -> None:
             for _ in range(args.saves - args.saves // 10):
                 save_once(manager, block)
             late = _usages(manager)
-            num_slots = len(manager._arena.slots)
+            num_slots = len(manager._pipeline._arena.slots)
     _report(args, block, num_slots, before, early, late)
 
 

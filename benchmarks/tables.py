@@ -35,7 +35,7 @@ def with_tables(text: str) -> str:
 def _lines(benchmark: str) -> list[Line]:
     path = RESULTS / f"{benchmark}.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    latest = {(x.get("device"), x.get("gib"), x.get("arm")): x for x in lines}
+    latest = {tuple(x.get(k) for k in ("device", "gib", "mib", "arm")): x for x in lines}
     return list(latest.values())
 
 
@@ -64,6 +64,26 @@ def _stall() -> str:
     return "\n".join([*rows, "", *_how(lines)])
 
 
+def _memory() -> str:
+    head = "| state | checkpoints | used | allowed | worker alone | growth |"
+    rows = [head, "|---|---|---|---|---|---|"]
+    lines = _lines("memory")
+    rows += [
+        f"| {x['mib']:g} MiB × {x['num_slots']} slots | {x['saves']} | {x['total_mib']:.0f} MiB "
+        f"| {x['allowed_mib']:.0f} MiB | {x['worker_private_mib']:.0f} MiB "
+        f"| {x['trainer_grew_mib'] + x['worker_grew_mib']:.1f} MiB |"
+        for x in lines
+    ]
+    return "\n".join([*rows, "", *_how(lines)])
+
+
+def _startup() -> str:
+    rows = ["| what | median | slowest |", "|---|---|---|"]
+    lines = _lines("startup")
+    rows += [f"| {x['arm']} | {x['median_s']:.3f} s | {x['max_s']:.3f} s |" for x in lines]
+    return "\n".join([*rows, "", *_how(lines)])
+
+
 def _how(lines: list[Line]) -> list[str]:
     said = sorted({f"`{x['command']}`, commit {x['commit']}, {_machine(x)}" for x in lines})
     return [f"{how}  " for how in said] + [""]
@@ -79,6 +99,8 @@ _TABLES: dict[str, Callable[[], str]] = {
     "persist": lambda: _throughput("persist"),
     "restore": lambda: _throughput("restore"),
     "stall": _stall,
+    "memory": _memory,
+    "startup": _startup,
 }
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from checkfreq.errors import ConfigError
+from checkfreq.types import SnapshotPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,8 @@ class CFConfig:
         num_slots: snapshots that can exist at once (one copying while one persists).
         arena_slack: spare room in each slot, a fraction of the state, for state that grows.
         host_memory_limit: most host memory for all slots; None means the cgroup's limit.
+        snapshot_place: of device tensors: HOST, straight into a slot; DEVICE, into a buffer on
+            their device first (faster to take, needs as much free device memory as state).
         barrier_timeout_s: longest that a weight update waits for a copy.
 
     Persist
@@ -40,6 +43,7 @@ class CFConfig:
     arena_slack: float = 0.05
     host_memory_limit: int | None = None
     barrier_timeout_s: float = 600.0
+    snapshot_place: SnapshotPlace = SnapshotPlace.HOST
     writer_threads: int = 4
     write_chunk_bytes: int = 8 << 20
     max_write_bytes_per_s: int | None = None
@@ -61,6 +65,8 @@ class CFConfig:
         _require(
             self, "write_chunk_bytes", self.write_chunk_bytes % 4096 == 0, "a multiple of 4096"
         )
+        is_place = isinstance(self.snapshot_place, SnapshotPlace)
+        _require(self, "snapshot_place", is_place, "a SnapshotPlace")
         _require(self, "arena_slack", 0 <= self.arena_slack <= 1, "a fraction from 0 to 1")
         _require(self, "nice", 0 <= self.nice <= 19, "from 0 to 19")
 
@@ -68,8 +74,3 @@ class CFConfig:
 def _require(config: CFConfig, name: str, holds: bool, expected: str) -> None:
     if not holds:
         raise ConfigError(f"CFConfig.{name}: expected {expected}, got {getattr(config, name)!r}")
-
-
-def setting_names() -> tuple[str, ...]:
-    """Names of all settings, in order."""
-    return tuple(field.name for field in fields(CFConfig))

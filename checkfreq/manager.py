@@ -352,8 +352,7 @@ class CFManager:
         self._global_step = found.step
         self._restored_step = found.step
         self._pipeline.continue_from(found.step)
-        if explicit:
-            self._persistence.supersede_after = found.step
+        self._persistence.supersede_after = found.step if explicit else None
         for rejected in found.rejected:
             logger.warning(
                 "step %d does not validate and is quarantined: %s; going back to step %d loses "

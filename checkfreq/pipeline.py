@@ -53,7 +53,7 @@ class Pipeline:
             release=self._arena.release,
         )
         self._snapshotter = Snapshotter(
-            choose_engine=partial(engine_for, chk, pinner=pinner),
+            choose_engine=partial(engine_for, chk, pinner=pinner, place=config.snapshot_place),
             arena=self._arena,
             listener=self.persistence.persister,
             config=config,
@@ -110,7 +110,7 @@ class Pipeline:
         self._host_stall_s += stall_s
         if stall_s:
             for attempt in self.persistence.book.active[-1:]:
-                attempt.hold_s += stall_s
+                attempt.stall_s += stall_s
         changed = self._snapshotter.changed_settled() if self._config.verify_settled else []
         if changed:
             raise StateError(
@@ -124,11 +124,12 @@ class Pipeline:
     def checkpoint(self, step: int, reason: str, marks: Marks, *, must: bool) -> Attempt | None:
         """Take a snapshot of the boundary ``step``; without ``must`` only if nothing waits.
 
-        None if it was deferred, or if this step is durable already.
+        None if it was deferred (never with ``must``), or if this step is durable already.
         """
         start_s = time.perf_counter()
         if self.is_written(step):
-            self.persistence.add_marks(step, marks)
+            if marks:
+                self.persistence.add_marks(step, marks)
             return self.persistence.book.find(step)
         captured = self._capture() if must or self._arena.may_have_room() else None
         slot = None if captured is None else self._slot_for(captured, must=must)
@@ -141,7 +142,7 @@ class Pipeline:
         self._is_deferred = False
         self._take(captured, attempt)
         held_s = time.perf_counter() - start_s
-        attempt.hold_s += held_s
+        attempt.stall_s += held_s
         self._host_stall_s += held_s
         return attempt
 
@@ -153,8 +154,12 @@ class Pipeline:
                 except Exception as failure:  # on the copy thread: must not end it
                     attempt.spoil(failure)
 
-        self._snapshotter.barrier()  # a copy still active: this boundary saw no update
-        self._snapshotter.take(captured, attempt.slot, on_copied=on_copied)
+        try:
+            self._snapshotter.barrier()  # a copy still active: this boundary saw no update
+            self._snapshotter.take(captured, attempt.slot, on_copied=on_copied)
+        except BaseException as error:  # Ctrl-C too: else the attempt would never end
+            attempt.spoil(error)
+            raise
 
     def is_written(self, step: int) -> bool:
         """Whether ``step`` is durable or on its way."""
@@ -175,11 +180,12 @@ class Pipeline:
                 return None
             self.wait_idle()
             self._snapshotter.make_room(captured)
-        if not self._arena.wait_ready(timeout_s=self._patience_s() if must else 0.0):
-            return None
         if must:
+            self._wait_until(
+                lambda: self._arena.wait_ready(timeout_s=0.0), "the snapshot slots to be prepared"
+            )
             self._wait_until(self._arena.has_free_slot, "a free snapshot slot")
-        return self._arena.acquire()
+        return self._arena.acquire() if self._arena.wait_ready(timeout_s=0.0) else None
 
     def _defer(self, step: int) -> None:
         self.num_deferred += 1

@@ -88,6 +88,7 @@ class Restorer:
         open_directory()
         if self._store.steps() == before and self._is_still_there(found):
             return found
+        del found  # its buffer
         return self.find(step)
 
     def _is_still_there(self, found: Found | None) -> bool:

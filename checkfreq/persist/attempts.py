@@ -29,6 +29,9 @@ class Marks:
     keep: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
 
+    def __bool__(self) -> bool:
+        return self.keep or bool(self.metrics)
+
     def merge(self, other: Marks) -> None:
         """Add another request's marks."""
         self.keep = self.keep or other.keep
@@ -47,8 +50,9 @@ class Attempt:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     state: AttemptState = AttemptState.COPYING
     num_bytes: int = 0
-    hold_s: float = 0.0
+    stall_s: float = 0.0
     copied_s: float | None = None
+    handed_s: float | None = None
     ended_s: float | None = None
     late_marks: Marks | None = None
     error: CheckFreqError | None = None
@@ -65,6 +69,7 @@ class Attempt:
         if error is not None:
             self.spoil(error)
             return False
+        self.handed_s = self.copied_s
         self.state = moved(self.state, AttemptState.PERSISTING)
         return True
 

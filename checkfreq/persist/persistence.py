@@ -69,19 +69,20 @@ class Persistence:
             except WorkerDiedError as error:
                 self._worker_died(error)
                 self.persister.wait_opened()
-            self._known = {}
-            marks = self.store.marks()
-            for step in self.store.steps():
-                self._learn(step, marks.get(step, Mark()))
+            self._known = self._look_around()
 
-    def _learn(self, step: int, mark: Mark) -> None:
-        """Note an existing checkpoint; one that cannot be read is left alone by retention."""
-        assert self._known is not None
-        try:
-            self.store.manifest(step)
-        except (CheckFreqError, OSError):
-            return
-        self._known[step] = CheckpointInfo(step, keep=mark.keep, metrics=mark.metrics)
+    def _look_around(self) -> dict[int, CheckpointInfo]:
+        """The checkpoints that are there; one that cannot be read is left alone by retention."""
+        known = {}
+        marks = self.store.marks()
+        for step in self.store.steps():
+            try:
+                self.store.manifest(step)
+            except (CheckFreqError, OSError):
+                continue
+            mark = marks.get(step, Mark())
+            known[step] = CheckpointInfo(step, keep=mark.keep, metrics=mark.metrics)
+        return known
 
     # ---- attempts
 
@@ -105,13 +106,13 @@ class Persistence:
         """Take in what happened since; waits at most ``timeout_s`` for the first reply."""
         for attempt in self.book.take_void():
             self._failed(attempt)
-        self._check_deadlines()
         try:
             while (reply := self.persister.poll(timeout_s=timeout_s)) is not None:
                 self._take(reply)
                 timeout_s = 0.0
         except WorkerDiedError as error:
             self._worker_died(error)
+        self._check_deadlines()  # after the replies: one of them may have been waiting for us
 
     def wait_until(self, condition: Callable[[], bool], *, timeout_s: float) -> bool:
         """Reap until ``condition()`` holds; False at the deadline."""
@@ -161,6 +162,8 @@ class Persistence:
                 self._committed(self.book.commit(reply), reply)
             case p.Failed():
                 self._failed(self.book.fail(reply))
+            case p.Waiting():
+                logger.warning("the new persist worker waits for %s", reply.holder)
             case p.OpenFailed():
                 logger.error("the new persist worker cannot use the directory: %s", reply.message)
                 self.persister.kill()  # like any dead worker: replaced, its attempts counted
@@ -197,7 +200,7 @@ class Persistence:
             attempt.step,
             attempt.reason,
             reply.num_bytes / 2**20,
-            attempt.hold_s * 1e3,
+            attempt.stall_s * 1e3,
             copy_s,
             reply.persist_s,
             rate / 1e9,
@@ -207,7 +210,7 @@ class Persistence:
             attempt.step,
             reason=attempt.reason,
             num_bytes=reply.num_bytes,
-            hold_s=attempt.hold_s,
+            stall_s=attempt.stall_s,
             copy_s=copy_s,
             write_s=reply.write_s,
             persist_s=reply.persist_s,
@@ -254,7 +257,7 @@ class Persistence:
     def _check_deadlines(self) -> None:
         now_s = time.perf_counter()
         for attempt in self.book.active:
-            handed_s = attempt.copied_s
+            handed_s = attempt.handed_s
             if handed_s is None or attempt.error is not None:
                 continue
             if now_s - handed_s > self._config.persist_timeout_s:
@@ -264,16 +267,15 @@ class Persistence:
                     attempt.step,
                     now_s - handed_s,
                 )
-                attempt.copied_s = now_s  # the replacement gets as long again
+                attempt.handed_s = now_s  # the replacement gets as long again
                 self.persister.kill()
                 return
 
     def _worker_died(self, error: WorkerDiedError) -> None:
         logger.error("%s; starting another", error)
         self.record("worker_died", error.step, error=str(error))
-        for attempt in self.book.active:
-            if not self.persister.holds(attempt.id):
-                continue  # still copying, or about to be handed to the next worker
+        held = [a for a in self.book.active if self.persister.holds(a.id)]
+        for attempt in held[:1]:  # it works in order: the oldest is what it died with
             if attempt.id in self._handed_twice:
                 self.persister.forget(attempt.id)
                 self._failed(self.book.abandon(attempt, error))

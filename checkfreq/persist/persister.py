@@ -65,12 +65,17 @@ class Persister:
             self._start()
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        pidfd = os.pidfd_open(os.getpid())
-        self._stderr_fd = os.memfd_create("checkfreq-worker-stderr", os.MFD_CLOEXEC)
-        with theirs:
-            self._process = self._spawn(theirs.fileno(), pidfd)
-        os.close(pidfd)
+        with contextlib.ExitStack() as on_failure:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            on_failure.callback(ours.close)
+            stderr_fd = os.memfd_create("checkfreq-worker-stderr", os.MFD_CLOEXEC)
+            on_failure.callback(os.close, stderr_fd)
+            with theirs:
+                self._process = self._spawn(theirs.fileno(), stderr_fd)
+            on_failure.pop_all()
+        if self._stderr_fd >= 0:
+            os.close(self._stderr_fd)
+        self._stderr_fd = stderr_fd
         faults.set_peer(self._process.pid)
         self._channel = p.Channel(ours)
         self._opened = False
@@ -105,7 +110,6 @@ class Persister:
         """Start another worker and tell it all that the old one knew."""
         with self._lock:  # a snapshot handed over meanwhile goes to the new worker, once
             self.kill()
-            os.close(self._stderr_fd)
             self._start()
 
     def kill(self) -> None:
@@ -113,7 +117,10 @@ class Persister:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
+            try:
+                self._process.wait(_EXIT_GRACE_S)
+            except subprocess.TimeoutExpired:  # stuck in the kernel, on a disk that hangs
+                logger.error("the persist worker %d does not die", self._process.pid)
         if self._channel is not None:
             self._channel.close()
 
@@ -130,6 +137,13 @@ class Persister:
             clean = False
         self.kill()
         os.close(self._stderr_fd)
+        self._stderr_fd = -1
+        if clean and (self._process.returncode != 0 or self._asked):
+            logger.error(
+                "the persist worker ended with exit code %s; not carried out: %s",
+                self._process.returncode,
+                list(self._asked),
+            )
         self._process = None
         self._channel = None
         return clean
@@ -202,7 +216,14 @@ class Persister:
         for attempt, request in self._in_flight.items():
             self._in_flight[attempt] = dataclasses.replace(request, supersede_after=None)
 
-    def _spawn(self, socket_fd: int, pidfd: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, socket_fd: int, stderr_fd: int) -> subprocess.Popen[bytes]:
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            return self._popen(socket_fd, pidfd, stderr_fd)
+        finally:
+            os.close(pidfd)
+
+    def _popen(self, socket_fd: int, pidfd: int, stderr_fd: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "checkfreq.persist.worker"]
         arguments = (socket_fd, pidfd, os.getpid(), self._config.nice)
         package_parent = str(Path(__file__).resolve().parents[2])
@@ -212,7 +233,7 @@ class Persister:
             pass_fds=(socket_fd, pidfd),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # an inherited pipe would outlive the trainer with us
-            stderr=self._stderr_fd,
+            stderr=stderr_fd,
             start_new_session=True,
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(search)},
         )
@@ -232,7 +253,8 @@ class Persister:
             self._tell(p.SlotMemory(slot, record.num_bytes), fd=record.fd)
         for slot, files in self._layouts.items():
             self._tell(p.SlotLayout(slot, files))
-        for request in [*self._in_flight.values(), *self._asked]:
+        # What was asked concerns steps committed before those in flight.
+        for request in [*self._asked, *self._in_flight.values()]:
             self._tell(request)
 
     def _tell(self, message: p.Message, *, fd: int | None = None) -> None:

@@ -34,6 +34,7 @@ from checkfreq.types import FileSpec
 
 _POLL_S = 3600.0
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IOPRIO_WHO_PGRP = 2
 _BEST_EFFORT = 2 << 13
 #: Room left on the disk beyond a checkpoint's own bytes: manifest, pointer, events.
 _SPARE_BYTES = 4 << 20
@@ -75,7 +76,7 @@ class Desk:
         self._limiter.lift()
         set_io_priority(level=0)
         with contextlib.suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, 0, 0)
+            os.setpriority(os.PRIO_PGRP, 0, 0)
 
     def _reply(self, message: p.Message) -> None:
         with contextlib.suppress(p.ChannelClosedError):  # a dead trainer needs no answer
@@ -89,7 +90,9 @@ class Desk:
         except (OSError, LockTimeoutError) as error:
             self._reply(p.OpenFailed(str(error), traceback.format_exc()))
             return
-        self._limiter = RateLimiter(request.max_write_bytes_per_s)
+        self._limiter = RateLimiter(
+            None if self.trainer_gone.is_set() else request.max_write_bytes_per_s
+        )
         self._writer = SnapshotWriter(
             num_threads=request.writer_threads,
             chunk_bytes=request.write_chunk_bytes,
@@ -252,10 +255,14 @@ class _Attempt:
 
 
 def set_io_priority(*, level: int) -> None:
-    """Best-effort I/O class, ``level`` 0 (first) to 7 (last); ignored where unknown."""
+    """Best-effort I/O class, ``level`` 0 (first) to 7 (last), for all threads of this process.
+
+    The worker leads its own process group: a process id would mean one thread. Ignored where
+    the call's number is unknown.
+    """
     number = _IOPRIO_SET.get(platform.machine())
     if number is not None:
-        ctypes.CDLL(None).syscall(number, 1, 0, _BEST_EFFORT | level)
+        ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PGRP, 0, _BEST_EFFORT | level)
 
 
 def serve(channel: p.Channel, trainer_pidfd: int, desk: Desk) -> None:
@@ -263,13 +270,11 @@ def serve(channel: p.Channel, trainer_pidfd: int, desk: Desk) -> None:
     requests: queue.SimpleQueue[p.Message | None] = queue.SimpleQueue()
     clerk = threading.Thread(target=_work, args=(desk, requests), name="checkfreq-persist")
     clerk.start()
-    try:
-        _route(channel, trainer_pidfd, requests)
-    finally:
-        if p.readable(trainer_pidfd, timeout_s=0):
-            desk.hurry()
-        requests.put(None)
-        clerk.join()
+    was_dismissed = _route(channel, trainer_pidfd, requests)
+    if not was_dismissed:
+        desk.hurry()
+    requests.put(None)
+    clerk.join()
 
 
 def _work(desk: Desk, requests: queue.SimpleQueue[p.Message | None]) -> None:
@@ -285,21 +290,22 @@ def _work(desk: Desk, requests: queue.SimpleQueue[p.Message | None]) -> None:
 
 def _route(
     channel: p.Channel, trainer_pidfd: int, requests: queue.SimpleQueue[p.Message | None]
-) -> None:
+) -> bool:
+    """Take messages in; True at Close, False when the trainer is gone."""
     while True:
         gone = trainer_pidfd in p.readable(channel.fileno(), trainer_pidfd, timeout_s=_POLL_S)
         # A dead trainer's last words are still in the socket: take them before leaving.
         try:
             while (message := channel.receive(timeout_s=0)) is not None:
                 if isinstance(message, p.Close):
-                    return
+                    return True
                 if isinstance(message, p.Persist):
                     faults.reach("worker.receive")
                 requests.put(message)
-        except p.ChannelClosedError:
-            return
+        except p.ChannelClosedError:  # the kernel closes a dead trainer's socket first
+            return False
         if gone:
-            return
+            return False
 
 
 def main(argv: list[str]) -> None:

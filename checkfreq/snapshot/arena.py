@@ -115,6 +115,8 @@ class Arena:
         memory that may be used.
         """
         assert all(slot.is_free for slot in self._slots)
+        for slot in self._slots:
+            os.ftruncate(slot.fd, 0)  # the worker's mapping must not keep the pages
         self.close()
         num_bytes, count = self._slot_bytes(state_bytes), self.num_affordable(state_bytes)
         self._slots = [_new_slot(index, num_bytes) for index in range(count)]

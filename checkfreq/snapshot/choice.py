@@ -11,9 +11,15 @@ from checkfreq.snapshot.device import CudaDevice
 from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import HostEngine, SnapshotEngine
 from checkfreq.snapshot.state import capture
+from checkfreq.types import SnapshotPlace
 
 
-def engine_for(chk: CFCheckpoint, *, pinner: Pinner | None = None) -> SnapshotEngine:
+def engine_for(
+    chk: CFCheckpoint,
+    *,
+    pinner: Pinner | None = None,
+    place: SnapshotPlace = SnapshotPlace.HOST,
+) -> SnapshotEngine:
     """The engine for what ``chk`` tracks, as it is now; training thread.
 
     ``pinner`` page-locks slots that are not pinned yet. Raises StateError for tensors on a
@@ -28,4 +34,6 @@ def engine_for(chk: CFCheckpoint, *, pinner: Pinner | None = None) -> SnapshotEn
             f"tracked tensors are on {', '.join(sorted(unknown))}; snapshots can be ordered on "
             "cpu and cuda only. Move them there"
         )
-    return DeviceEngine(CudaDevice(), pinner=pinner) if "cuda" in found else HostEngine()
+    if "cuda" in found:
+        return DeviceEngine(CudaDevice(), pinner=pinner, place=place)
+    return HostEngine()

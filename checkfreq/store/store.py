@@ -269,7 +269,8 @@ class CheckpointStore:
                 try:
                     return Found(step, check(step), tuple(rejected))
                 except CorruptCheckpointError as error:
-                    rejected.append(Rejected(step, error))
+                    # Without the frames of the failed read, and with them its buffers.
+                    rejected.append(Rejected(step, error.with_traceback(None)))
                 except NoCheckpointError:
                     if self.ops.exists(self.path(step)):
                         raise
@@ -352,7 +353,8 @@ class CheckpointStore:
         try:
             faults.reach("commit.pointer")
             self.ops.replace_file(self.root / "latest", f"{self.path(step).name}\n".encode())
-            for old in sorted(set(superseded).intersection(self.marks())):
+            # Whoever held these numbers before, the marks were theirs.
+            for old in sorted({step, *superseded}.intersection(self.marks())):
                 self._append_mark(mark_line(old, reset=True))
         except OSError as error:
             logger.warning("step %d is committed, its pointer is not updated: %s", step, error)

@@ -551,3 +551,27 @@ def test_lines_that_are_no_marks_are_skipped(
     store.add_mark(2, keep=True)
     assert store.marks() == {2: Mark(True, {})}
     assert "skipped a line that is no mark" in caplog.text
+
+
+def test_the_marks_of_a_quarantined_step_do_not_pass_to_its_successor(
+    store: CheckpointStore,
+) -> None:
+    commit(store, 5)
+    store.add_mark(5, keep=True, metrics={"loss": 1.0})
+    store.quarantine(5, "damaged")
+    commit(store, 5)
+    assert not store.marks()[5].keep
+    assert store.marks()[5].metrics == {}
+
+
+def test_a_rejected_step_does_not_keep_the_memory_of_its_reading(store: CheckpointStore) -> None:
+    commit(store, 1, 2)
+
+    def check(step: int) -> int:
+        if step == 2:
+            raise CorruptCheckpointError("step 2", check="digest", expected="a", got="b")
+        return step
+
+    found = store.newest_valid(check=check)
+    assert [rejected.step for rejected in found.rejected] == [2]
+    assert found.rejected[0].error.__traceback__ is None

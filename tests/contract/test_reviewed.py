@@ -1,0 +1,70 @@
+"""Behaviours at the seams: what a reading of the whole found missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from checkfreq import CFCheckpoint
+from checkfreq.errors import PersistError, SnapshotError
+from checkfreq.persist.protocol import readable
+from checkfreq.store.store import CheckpointStore
+from tests.contract.conftest import Hold
+from tests.contract.runs import Training, config, managed, written
+
+
+def test_closing_without_time_for_the_final_checkpoint_says_so(chk_dir: Path) -> None:
+    model = nn.Linear(4096, 4096)  # slots that a thread prepares
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    manager = managed(chk_dir, CFCheckpoint(model=model, optimizer=optimizer))
+    manager.step()
+    try:
+        manager.close(timeout_s=0.0)
+    except PersistError as error:
+        assert "snapshot slots" in str(error) or "durable" in str(error)
+    else:
+        assert CheckpointStore(chk_dir).steps() == [1]
+
+
+def test_a_reply_that_waited_for_the_trainer_does_not_count_as_late(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, config=config(persist_timeout_s=0.0)) as manager:
+        manager.save()
+        channel = manager._persistence.persister._channel
+        assert channel is not None
+        assert readable(channel.fileno(), timeout_s=30.0), "the worker did not answer"
+        training.steps(manager, 1)
+        assert manager.stats()["num_committed"] == 1
+        assert manager.stats()["num_workers_replaced"] == 0
+
+
+def test_an_attempt_that_cannot_begin_ends_and_is_counted(
+    chk_dir: Path, hold_trainer: Hold
+) -> None:
+    training = Training()
+    gate = hold_trainer("snapshot.copy_settled")
+    settings = config(barrier_timeout_s=0.0, verify_settled=False)
+    with managed(chk_dir, training.chk, config=settings) as manager:
+        manager.save()
+        manager.step()  # a boundary without an update: the copy of the one before still runs
+        with pytest.raises(SnapshotError, match="barrier_timeout_s"):
+            manager.save()
+        gate.open()
+        manager.wait()  # a leaked attempt would make it wait in vain, and raise
+        assert manager.stats()["num_failed"] == 1
+        assert manager.all_steps() == [0]
+
+
+def test_restoring_the_newest_after_an_older_one_sets_nothing_aside(chk_dir: Path) -> None:
+    written(chk_dir, 3)
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        manager.restore(1)
+        manager.restore()
+        training.steps(manager, 1)
+        manager.save(wait=True)
+    assert CheckpointStore(chk_dir).steps() == [2, 3, 4]
+    assert not (chk_dir / "superseded").exists()
