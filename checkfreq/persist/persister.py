@@ -135,6 +135,7 @@ class Persister:
             clean = True
         except subprocess.TimeoutExpired:
             clean = False
+        self._take_last_words()
         self.kill()
         os.close(self._stderr_fd)
         self._stderr_fd = -1
@@ -147,6 +148,13 @@ class Persister:
         self._process = None
         self._channel = None
         return clean
+
+    def _take_last_words(self) -> None:
+        """Replies sent before the worker ended; what failed is at least said."""
+        while (reply := self._receive(0.0)) is not None:
+            self._answered(reply)
+            if isinstance(reply, p.Trouble | p.Failed):
+                logger.error("while closing: %s\n%s", reply.message, reply.child_traceback)
 
     # ---- work
 
@@ -192,17 +200,22 @@ class Persister:
             reply = self._receive(0.0)  # sent between our look and its end
             if reply is None:
                 raise self._death("persist")
-        if isinstance(reply, p.Opened):
-            self._opened = True
-        if isinstance(reply, p.Committed | p.Failed):
-            faults.reach("socket.receive")
-            with self._lock:
-                self._in_flight.pop(reply.attempt, None)
-                if isinstance(reply, p.Committed):
-                    self._supersede_no_more()
-        if isinstance(reply, p.Done | p.Trouble) and self._asked:
-            self._asked.popleft()  # answers come in the order of the requests
+        self._answered(reply)
         return reply
+
+    def _answered(self, reply: p.Message | None) -> None:
+        """Forget what a replacement need not be told any more."""
+        match reply:
+            case p.Opened():
+                self._opened = True
+            case p.Committed() | p.Failed():
+                faults.reach("socket.receive")
+                with self._lock:
+                    self._in_flight.pop(reply.attempt, None)
+                    if isinstance(reply, p.Committed):
+                        self._supersede_no_more()
+            case p.Done() | p.Trouble() if self._asked:
+                self._asked.popleft()  # answers come in the order of the requests
 
     def forget(self, attempt: str) -> None:
         """Do not hand this snapshot to a replacement."""

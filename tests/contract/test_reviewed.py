@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from checkfreq import CFCheckpoint
+from checkfreq import CFCheckpoint, KeepLast
 from checkfreq.errors import PersistError, SnapshotError
 from checkfreq.persist.protocol import readable
 from checkfreq.store.store import CheckpointStore
@@ -70,3 +71,11 @@ def test_restoring_the_newest_after_an_older_one_sets_nothing_aside(chk_dir: Pat
         manager.save(wait=True)
     assert CheckpointStore(chk_dir).steps() == [2, 3, 4]
     assert not (chk_dir / "superseded").exists()
+
+
+def test_a_clean_close_has_no_complaint(chk_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1, retention=KeepLast(1)) as manager:
+        training.steps(manager, 4)  # the last prune is still to be carried out at close
+    assert CheckpointStore(chk_dir).steps() == [4]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
