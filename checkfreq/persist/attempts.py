@@ -49,14 +49,12 @@ class Attempt:
     started_s: float
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     state: AttemptState = AttemptState.COPYING
-    num_bytes: int = 0
     stall_s: float = 0.0
     copied_s: float | None = None
     handed_s: float | None = None
     ended_s: float | None = None
     late_marks: Marks | None = None
     error: CheckFreqError | None = None
-    result: p.Committed | None = None
 
     def spoil(self, error: BaseException) -> None:
         """The snapshot cannot become a checkpoint (any thread); ``take_void`` ends it."""
@@ -118,7 +116,6 @@ class AttemptBook:
     def commit(self, reply: p.Committed) -> Attempt:
         """The worker reported a durable checkpoint."""
         attempt = self._active[reply.attempt]
-        attempt.result = reply
         self._end(attempt, AttemptState.COMMITTED)
         self.num_committed += 1
         self._failures_in_row = 0

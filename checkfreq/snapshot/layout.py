@@ -109,10 +109,6 @@ class StateLayout:
         """The first ``header_bytes`` of ``files[index]``."""
         return self._headers[index]
 
-    def destination(self, index: int) -> tuple[int, int]:
-        """(slot offset, bytes) of ``captured.tensors[index]``."""
-        return self.destinations[index]
-
     def views(self, slot: Tensor) -> list[Tensor]:
         """Typed views into a slot (a 1-d uint8 tensor), one per captured tensor, to copy into."""
         found = []

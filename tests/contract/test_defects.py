@@ -1,6 +1,6 @@
-"""What the 2021 code got wrong (DEFECTS.md): the rows of snapshot, persist, restore and manager.
+"""What the 2021 code (msr-fiddle/CheckFreq) got wrong in snapshot, persist, restore and manager.
 
-Each test is named after its row and shows that it cannot happen here.
+Each test is named after the number of a defect in our list, and shows that it cannot happen here.
 """
 
 from __future__ import annotations

@@ -40,12 +40,6 @@ def update(chk: CFCheckpoint) -> None:
     optimizer.step()
 
 
-def state_of(chk: CFCheckpoint) -> list[object]:
-    model, optimizer = chk.tracked["model"], chk.tracked["optimizer"]
-    momenta = [optimizer.state[p]["momentum_buffer"].tolist() for p in model.parameters()]
-    return [*(p.tolist() for p in model.parameters()), momenta, dict(chk.tracked["extra"])]
-
-
 def manager_of(chk_dir: Path, chk: CFCheckpoint) -> CFManager:
     return CFManager(chk_dir, chk, mode=CFMode.MANUAL, chk_freq=1, config=CFConfig(nice=0))
 

@@ -27,7 +27,6 @@ FIRST_STEP = 2
 NUM_STEPS = 10
 #: From here on the worker holds a complete snapshot: the trainer is not needed any more.
 HANDED_OVER = faults.POINTS[faults.POINTS.index("worker.receive") :]
-IN_TRAINER = ("socket.receive", "slot.release")
 VICTIMS = ("trainer", "worker", "both")
 
 

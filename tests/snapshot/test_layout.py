@@ -158,5 +158,5 @@ def test_an_object_without_tensors_has_no_file() -> None:
 def test_destinations_follow_the_order_of_the_captured_tensors() -> None:
     shot = take(CFCheckpoint(model=Mixed()))
     for i, ref in enumerate(shot.captured.tensors):
-        offset, num_bytes = shot.layout.destination(i)
+        offset, num_bytes = shot.layout.destinations[i]
         assert bits(ref.tensor)[2] == bytes(shot.slot[offset : offset + num_bytes].numpy())
