@@ -11,13 +11,9 @@ their data being synced; where a peer does not sync, its files are synced after 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import random
 import shutil
-import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,39 +24,11 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from benchmarks.rawio import raw_write
-from benchmarks.record import emit, median_ratio
 from benchmarks.states import Block, manual_manager
-
-#: Returns seconds by the name of what was timed.
-Arm = Callable[[], dict[str, float]]
+from benchmarks.throughput import Arm, Seconds, interleaved, report
 
 
-def main() -> None:
-    """Run the arms and print a line per arm."""
-    args = _arguments()
-    with tempfile.TemporaryDirectory(dir=args.folder, prefix="persist-") as scratch:
-        seconds = measure(Path(scratch), num_bytes=int(args.gib * 2**30), rounds=args.rounds)
-    for name, times in seconds.items():
-        emit(
-            "persist",
-            arm=name,
-            gib=args.gib,
-            rounds=args.rounds,
-            median_s=round(statistics.median(times), 4),
-            gb_per_s=round(args.gib * 2**30 / statistics.median(times) / 1e9, 3),
-            throughput_against_raw=round(median_ratio(seconds["raw"], times), 3),
-        )
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gib", type=float, default=1.0, help="size of the state")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", default=".", help="a folder on the disk to measure")
-    return parser.parse_args()
-
-
-def measure(scratch: Path, *, num_bytes: int, rounds: int) -> dict[str, list[float]]:
+def measure(scratch: Path, num_bytes: int, rounds: int) -> Seconds:
     """Seconds of every arm, a value per round."""
     block = Block(num_bytes)
     manager = manual_manager(str(scratch / "chk"), block)
@@ -74,13 +42,7 @@ def measure(scratch: Path, *, num_bytes: int, rounds: int) -> dict[str, list[flo
     ]
     _join_alone()
     _checkfreq(manager, block, scratch)  # start-up: arena and worker
-    seconds: dict[str, list[float]] = {}
-    order = random.Random(0)
-    for _ in range(rounds):
-        order.shuffle(arms)
-        for arm in arms:
-            for name, value in arm().items():
-                seconds.setdefault(name, []).append(value)
+    seconds = interleaved(arms, rounds=rounds)
     manager.close()
     torch.distributed.destroy_process_group()
     return seconds
@@ -145,4 +107,4 @@ def _join_alone() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report("persist", __doc__.splitlines()[0], measure, baselines=["raw"])

@@ -12,12 +12,8 @@ files are dropped from the page cache first, and they verify nothing.
 
 from __future__ import annotations
 
-import argparse
 import mmap
 import os
-import random
-import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,41 +23,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
-from benchmarks.record import emit, median_ratio
 from benchmarks.states import Block, manual_manager
+from benchmarks.throughput import Arm, Seconds, interleaved, report
 from checkfreq.store.images import new_buffer
 
 _CHUNK_BYTES = 8 << 20
 _THREADS = 4
 
 
-def main() -> None:
-    """Run the arms and print a line per arm."""
-    args = _arguments()
-    with tempfile.TemporaryDirectory(dir=args.folder, prefix="restore-") as scratch:
-        seconds = measure(Path(scratch), num_bytes=int(args.gib * 2**30), rounds=args.rounds)
-    for name, times in seconds.items():
-        emit(
-            "restore",
-            arm=name,
-            gib=args.gib,
-            rounds=args.rounds,
-            median_s=round(statistics.median(times), 4),
-            gb_per_s=round(args.gib * 2**30 / statistics.median(times) / 1e9, 3),
-            throughput_against_raw=round(median_ratio(seconds["raw"], times), 3),
-            throughput_against_raw_fresh=round(median_ratio(seconds["raw_fresh"], times), 3),
-        )
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gib", type=float, default=1.0, help="size of the state")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", default=".", help="a folder on the disk to measure")
-    return parser.parse_args()
-
-
-def measure(scratch: Path, *, num_bytes: int, rounds: int) -> dict[str, list[float]]:
+def measure(scratch: Path, num_bytes: int, rounds: int) -> Seconds:
     """Seconds of every arm, a value per round."""
     block = Block(num_bytes)
     _write_all(block, scratch)
@@ -79,15 +49,9 @@ def measure(scratch: Path, *, num_bytes: int, rounds: int) -> dict[str, list[flo
             scratch / "dcp", lambda f: dcp.load(block.state_dict(), checkpoint_id=f)
         ),
     }
-    for arm in arms.values():
-        arm()
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    order, names = random.Random(0), list(arms)
-    for _ in range(rounds):
-        order.shuffle(names)
-        for name in names:
-            seconds[name].append(arms[name]())
-    return seconds
+    named: list[Arm] = [lambda n=name, arm=arm: {n: arm()} for name, arm in arms.items()]  # type: ignore[misc]
+    interleaved(named, rounds=1)  # warms up
+    return interleaved(named, rounds=rounds)
 
 
 def _write_all(block: Block, scratch: Path) -> None:
@@ -153,4 +117,4 @@ def _torch_load(block: Block, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report("restore", __doc__.splitlines()[0], measure, baselines=["raw", "raw_fresh"])

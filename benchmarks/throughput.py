@@ -1,0 +1,65 @@
+"""What the throughput benchmarks share: arguments, interleaved rounds, and their result lines."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.record import emit, median_ratio
+
+#: Seconds by the name of what was timed.
+Arm = Callable[[], dict[str, float]]
+Seconds = dict[str, list[float]]
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """``--gib``, ``--rounds`` and ``--folder``."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--gib", type=float, default=1.0, help="size of the state")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", default=".", help="a folder on the disk to measure")
+    return parser.parse_args()
+
+
+def interleaved(arms: Sequence[Arm], *, rounds: int) -> Seconds:
+    """Run all arms once a round, in random order; a value per round and name."""
+    seconds: Seconds = {}
+    shuffled, order = list(arms), random.Random(0)
+    for _ in range(rounds):
+        order.shuffle(shuffled)
+        for arm in shuffled:
+            for name, value in arm().items():
+                seconds.setdefault(name, []).append(value)
+    return seconds
+
+
+def report(
+    benchmark: str,
+    description: str,
+    measure: Callable[[Path, int, int], Seconds],
+    *,
+    baselines: Sequence[str],
+) -> None:
+    """Measure in a scratch folder, and print a line per arm with its ratio to each baseline."""
+    args = arguments(description)
+    with tempfile.TemporaryDirectory(dir=args.folder, prefix=f"{benchmark}-") as scratch:
+        seconds = measure(Path(scratch), int(args.gib * 2**30), args.rounds)
+    for name, times in seconds.items():
+        median_s = statistics.median(times)
+        ratios = {
+            f"throughput_against_{base}": round(median_ratio(seconds[base], times), 3)
+            for base in baselines
+        }
+        emit(
+            benchmark,
+            arm=name,
+            gib=args.gib,
+            rounds=args.rounds,
+            median_s=round(median_s, 4),
+            gb_per_s=round(args.gib * 2**30 / median_s / 1e9, 3),
+            **ratios,
+        )
