@@ -18,10 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from checkfreq.store.crashing import CrashingFileOps, PowerCut
-from checkfreq.store.fileops import PAGE_BYTES, FileOps
+from checkfreq.store.fileops import FileOps
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry, digest_of
 from checkfreq.store.store import CheckpointStore, CommitResult
-from checkfreq.types import Json
+from checkfreq.types import PAGE_BYTES, Json
 
 __all__ = ["CrashingFileOps", "FileOpsContract", "PowerCut", "commit_bytes", "page_aligned"]
 

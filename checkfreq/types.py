@@ -9,6 +9,14 @@ from typing import Any, TypeAlias
 #: What ``json.loads`` can return.
 Json: TypeAlias = Any
 
+#: Direct I/O wants addresses, offsets and lengths in multiples of this, and so do file images.
+PAGE_BYTES = 4096
+
+
+def round_up_to_page(num_bytes: int) -> int:
+    """The smallest multiple of ``PAGE_BYTES`` that is not less than ``num_bytes``."""
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
+
 
 class CFMode(Enum):
     """Who chooses the interval: the profiler (AUTO) or the user's ``chk_freq`` (MANUAL)."""

@@ -19,9 +19,8 @@ from xxhash import xxh3_64_hexdigest
 
 from checkfreq import faults
 from checkfreq.store.manifest import FileEntry, TensorEntry
-from checkfreq.types import FileSpec, TensorSpec
+from checkfreq.types import FileSpec, TensorSpec, round_up_to_page
 
-PAGE_BYTES = 4096
 #: Tensors are digested in groups of about this size: one task per tensor would cost more in
 #: hand-over than in hashing when there are ten thousand small ones.
 _DIGEST_GROUP_BYTES = 32 << 20
@@ -111,7 +110,7 @@ class SnapshotWriter:
     def _write_tasks(
         self, file: FileSpec, slot: memoryview, payload: Payload, stop: threading.Event
     ) -> Iterator[Callable[[], None]]:
-        end = -(-file.num_bytes // PAGE_BYTES) * PAGE_BYTES
+        end = round_up_to_page(file.num_bytes)
         for start in range(0, end, self._chunk_bytes):
             size = min(self._chunk_bytes, end - start)
             at = file.slot_offset + start

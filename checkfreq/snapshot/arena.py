@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError
 from checkfreq.snapshot.memory import available_host_bytes
+from checkfreq.types import PAGE_BYTES, round_up_to_page
 
 logger = logging.getLogger(__name__)
 
-PAGE_BYTES = 4096
 _MADV_POPULATE_WRITE = 23
 #: Small enough that others get their turn at the memory, and that closing need not wait long.
 _FAULT_CHUNK_BYTES = 64 << 20
@@ -120,7 +120,7 @@ class Arena:
         self.close()
         num_bytes, count = self._slot_bytes(state_bytes), self.num_affordable(state_bytes)
         self._slots = [_new_slot(index, num_bytes) for index in range(count)]
-        self._used_bytes = _round_up(state_bytes)
+        self._used_bytes = round_up_to_page(state_bytes)
         self._ready.clear()
         self._unwanted.clear()
         self._error = None
@@ -133,7 +133,7 @@ class Arena:
             self._thread.start()
 
     def _slot_bytes(self, state_bytes: int) -> int:
-        return _round_up(int(state_bytes * (1 + self._config.arena_slack)) + PAGE_BYTES)
+        return round_up_to_page(int(state_bytes * (1 + self._config.arena_slack)) + PAGE_BYTES)
 
     def num_affordable(self, state_bytes: int) -> int:
         """How many slots for such a state fit the memory that may be used, as many as wanted.
@@ -236,10 +236,6 @@ def _fault_in(slot: Slot, start: int, num_bytes: int) -> None:
             f"cannot fault in {_mib(num_bytes)} of snapshot memory: {os.strerror(code)}. "
             "Lower CFConfig.num_slots or give the process more memory."
         )
-
-
-def _round_up(num_bytes: int) -> int:
-    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def _mib(num_bytes: int) -> str:

@@ -20,9 +20,7 @@ from torch import Tensor
 from checkfreq.snapshot.sink import TensorRef
 from checkfreq.snapshot.state import CapturedState
 from checkfreq.snapshot.tensors import DTYPE_NAMES
-from checkfreq.types import FileSpec, Json, TensorSpec
-
-PAGE_BYTES = 4096
+from checkfreq.types import FileSpec, Json, TensorSpec, round_up_to_page
 
 #: dtype -> its name in a safetensors header. Others are kept as bytes: U8, last dimension
 #: times the element size; the manifest has their dtype and shape.
@@ -89,7 +87,7 @@ class StateLayout:
             headers.append(header)
             for index, tensor in zip(order, spec.tensors, strict=True):
                 destinations[index] = (end + tensor.offset, tensor.num_bytes)
-            end += _round_up(spec.num_bytes)
+            end += round_up_to_page(spec.num_bytes)
         shapes = tuple(
             _Shape(r.object_name, r.key, r.tensor.dtype, r.tensor.shape, r.settled)
             for r in captured.tensors
@@ -153,7 +151,7 @@ def _header(refs: list[TensorRef], begins: list[int], aliases: dict[str, str]) -
             "data_offsets": [begin, begin + num_bytes],
         }
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    length = _round_up(8 + len(text)) - 8
+    length = round_up_to_page(8 + len(text)) - 8
     return struct.pack("<Q", length) + text.ljust(length)
 
 
@@ -166,7 +164,3 @@ def _safetensors_form(tensor: Tensor) -> tuple[str, list[int]]:
     if name in _SAFETENSORS:
         return _SAFETENSORS[name], shape
     return "U8", [*shape[:-1], math.prod(shape[-1:]) * tensor.element_size()]
-
-
-def _round_up(num_bytes: int) -> int:
-    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES

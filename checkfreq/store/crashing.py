@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from checkfreq.store.fileops import PAGE_BYTES, PayloadFile, ReadFile
+from checkfreq.store.fileops import PayloadFile, ReadFile
+from checkfreq.types import PAGE_BYTES
 
 #: Up to so many unsynced entry operations, every subset of them is looked at.
 _MOST_ENUMERATED = 8

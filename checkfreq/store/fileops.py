@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-#: Alignment of addresses, lengths and offsets that direct I/O asks for, in bytes.
-PAGE_BYTES = 4096
+from checkfreq.types import round_up_to_page
 
 _NO_PREALLOCATION = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})
 
@@ -259,7 +258,7 @@ class LocalFileOps:
     def _preallocate(self, fd: int, num_bytes: int) -> None:
         """Claim the blocks now: a full disk is found before a gigabyte has been written."""
         try:
-            self._calls.fallocate(fd, 0, _round_up(num_bytes))
+            self._calls.fallocate(fd, 0, round_up_to_page(num_bytes))
         except OSError as error:
             if error.errno not in _NO_PREALLOCATION:
                 os.close(fd)
@@ -367,7 +366,3 @@ class _LocalRead(_Descriptor):
             if not self._refused(error, was_direct):
                 raise
             return -1  # nothing read, ask again
-
-
-def _round_up(num_bytes: int) -> int:
-    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES

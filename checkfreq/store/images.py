@@ -21,8 +21,8 @@ from checkfreq.errors import CorruptCheckpointError
 from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.store import CheckpointStore
+from checkfreq.types import PAGE_BYTES, round_up_to_page
 
-PAGE_BYTES = 4096
 _NUM_DIGEST_THREADS = 2
 
 
@@ -36,7 +36,7 @@ class Image:
 
 def room_for(manifest: Manifest) -> int:
     """Bytes of buffer that ``read_images`` needs: every file rounded up to a page."""
-    return sum(_round_up(file.num_bytes) for file in manifest.files)
+    return sum(round_up_to_page(file.num_bytes) for file in manifest.files)
 
 
 def new_buffer(num_bytes: int) -> memoryview:
@@ -76,7 +76,7 @@ def read_images(
         for entry in manifest.files:
             file = store.open_payload(manifest.step, entry)
             stack.callback(file.close)
-            area = buffer[start : start + _round_up(entry.num_bytes)]
+            area = buffer[start : start + round_up_to_page(entry.num_bytes)]
             start += len(area)
             reads = [
                 readers.submit(_read_chunk, file, area, at, chunk_bytes)
@@ -147,7 +147,3 @@ def _check(
             raise CorruptCheckpointError(
                 path, check=f"digest of {name}", expected=expected, got=got
             )
-
-
-def _round_up(num_bytes: int) -> int:
-    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES

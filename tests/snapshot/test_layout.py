@@ -11,8 +11,9 @@ from safetensors.torch import load
 from torch import nn
 
 from checkfreq.checkpoint import CFCheckpoint
-from checkfreq.snapshot.layout import PAGE_BYTES, StateLayout
+from checkfreq.snapshot.layout import StateLayout
 from checkfreq.snapshot.state import capture
+from checkfreq.types import PAGE_BYTES
 from tests.snapshot.support import bits, take
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from checkfreq.store.fileops import PAGE_BYTES, FileOps, LocalFileOps, SystemCalls
+from checkfreq.store.fileops import FileOps, LocalFileOps, SystemCalls
 from checkfreq.testing import CrashingFileOps, FileOpsContract, page_aligned
+from checkfreq.types import PAGE_BYTES
 
 
 class TestLocalFileOps(FileOpsContract):

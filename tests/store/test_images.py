@@ -11,10 +11,11 @@ import pytest
 
 from checkfreq.errors import CorruptCheckpointError
 from checkfreq.store.fileops import LocalFileOps, ReadFile
-from checkfreq.store.images import PAGE_BYTES, Image, new_buffer, read_images, room_for
+from checkfreq.store.images import Image, new_buffer, read_images, room_for
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry, digest_of
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes, page_aligned
+from checkfreq.types import PAGE_BYTES
 
 PAGE = 4096
 FILES = {"model.safetensors": bytes(range(256)) * 100, "optimizer.safetensors": b"x" * 10}
