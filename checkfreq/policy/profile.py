@@ -1,0 +1,90 @@
+"""What a run costs, measured: the numbers that the interval is chosen from. Pure.
+
+Symbols are those of the CheckFreq paper and of ARCHITECTURE.md, section Policy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from checkfreq.errors import ConfigError
+from checkfreq.types import SnapshotPlace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Measured costs of one training run. Seconds and bytes.
+
+    iteration_s (T): an iteration without checkpoint activity.
+    overlap_s (W): from a boundary to the next weight update, what a copy can hide behind.
+    host_copy_s (D): the snapshot's copy to host memory.
+    device_copy_s (G): the copy within the device; None if none was taken.
+    persist_s (P): a complete snapshot becoming durable.
+    durable_s (L): from the boundary until the checkpoint is durable.
+    cost_s (o): what one checkpoint adds to the training time, slowdown included.
+    cost_upper_s: an upper confidence limit of ``cost_s``; at least that.
+    place: where the snapshots behind ``cost_s`` were taken.
+    state_bytes (S): bytes of one snapshot.
+
+    Raises ConfigError for a number that is not finite, is negative, or a T of 0.
+    """
+
+    iteration_s: float
+    overlap_s: float
+    host_copy_s: float
+    persist_s: float
+    durable_s: float
+    cost_s: float
+    cost_upper_s: float
+    state_bytes: int
+    device_copy_s: float | None = None
+    place: SnapshotPlace = SnapshotPlace.HOST
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "place" or (field.name == "device_copy_s" and value is None):
+                continue
+            if not is_amount(value):
+                raise ConfigError(
+                    f"Profile.{field.name}: expected a finite number >= 0, got {value!r}"
+                )
+        if not self.iteration_s > 0:
+            raise ConfigError(
+                f"Profile.iteration_s: expected more than 0 s, got {self.iteration_s}"
+            )
+        if self.cost_upper_s < self.cost_s:
+            raise ConfigError(
+                f"Profile.cost_upper_s: expected at least cost_s = {self.cost_s}, "
+                f"got {self.cost_upper_s}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fields as JSON-able data."""
+        return {**asdict(self), "place": self.place.value}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Profile:
+        """The inverse of ``to_dict``; ConfigError, naming the field, for anything else."""
+        names = {field.name for field in fields(cls)}
+        if set(data) != names:
+            wrong = ", ".join(sorted(set(data) ^ names))
+            raise ConfigError(f"Profile: expected exactly its fields, missing or unknown: {wrong}")
+        try:
+            place = SnapshotPlace(data["place"])
+        except ValueError:
+            raise ConfigError(f"Profile.place: unknown place {data['place']!r}") from None
+        return cls(**{**data, "place": place})
+
+
+def is_amount(value: Any) -> bool:
+    """Whether ``value`` is a finite number, not negative (and not a bool)."""
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value >= 0
+    )
