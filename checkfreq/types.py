@@ -36,6 +36,18 @@ class SnapshotPlace(Enum):
     DEVICE = "device"
 
 
+class Objective(Enum):
+    """What the interval is chosen for.
+
+    BOUND: as often as the overhead bound allows (but no oftener than pays, where ``mtbf_s`` is
+    given). GOODPUT: least time wasted in all, by checkpoints and by failures together, for a
+    given ``mtbf_s``; pays more than the bound where failures are so frequent that it is worth it.
+    """
+
+    BOUND = "bound"
+    GOODPUT = "goodput"
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One tensor in a file image.

@@ -1,0 +1,142 @@
+"""Robust estimates over a sliding window of noisy measurements. Pure.
+
+Both follow a change of regime (another job arrives, a disk slows down) at once instead of
+waiting until the window has turned over, and neither lets a single freak value decide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, stdev
+
+#: A clean iteration that lasts this many medians is not one: validation, a stall of the loader.
+OUTLIER = 4.0
+
+
+class IterationTime:
+    """The time of an iteration without checkpoint activity.
+
+    A mean, because overhead is judged on total time, over the last ``_WINDOW`` clean iterations;
+    outliers are left out.
+    """
+
+    _WINDOW = 64
+    _RECENT = 8
+    _CHANGE = 0.1
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=self._WINDOW)
+        self._mean: float | None = None
+        self._num_new = 0
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def add(self, seconds: float) -> None:
+        """Take in one clean iteration."""
+        self._times.append(seconds)
+        self._num_new += 1
+
+    def value(self) -> float | None:
+        """Seconds; None before the first. Computed anew after every few additions."""
+        if self._mean is None or self._num_new * 16 >= len(self._times):
+            self._mean = self._compute()
+            self._num_new = 0
+        return self._mean
+
+    def _compute(self) -> float | None:
+        if not self._times:
+            return None
+        self._follow_change()
+        typical = median(self._times)
+        return fmean(t for t in self._times if t <= OUTLIER * typical)
+
+    def _follow_change(self) -> None:
+        times = list(self._times)
+        recent, older = times[-self._RECENT :], sorted(times[: -self._RECENT])
+        if len(older) < self._RECENT:
+            return
+        now, before = median(recent), median(older)
+        low, high = older[len(older) // 10], older[-1 - len(older) // 10]
+        if abs(now - before) > self._CHANGE * before and not low <= now <= high:
+            self._times = deque(recent, maxlen=self._WINDOW)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean and its standard error."""
+
+    mean: float
+    error: float
+
+    def upper(self) -> float:
+        """Upper limit of the one-sided 95 % confidence interval."""
+        return self.mean + 1.645 * self.error
+
+
+class CheckpointCost:
+    """What one checkpoint adds to the training time: trimmed mean of the last ``_WINDOW``."""
+
+    _WINDOW = 20
+    _RECENT = 4
+    _TRIM = 0.1
+
+    def __init__(self) -> None:
+        self._costs: deque[float] = deque(maxlen=self._WINDOW)
+
+    def __len__(self) -> int:
+        return len(self._costs)
+
+    def add(self, seconds: float) -> None:
+        """Take in one checkpoint's cost; noise may make it negative."""
+        self._costs.append(seconds)
+        self._follow_change()
+
+    def clear(self) -> None:
+        """Forget everything: the costs are those of another way of doing it."""
+        self._costs.clear()
+
+    def value(self) -> Estimate | None:
+        """None before the first."""
+        if not self._costs:
+            return None
+        kept = _trimmed(sorted(self._costs), self._TRIM)
+        mean = max(0.0, fmean(kept))
+        spread = stdev(kept) if len(kept) > 1 else 0.0
+        # The second part: of a few values the spread says little (a single one has none).
+        error = math.hypot(spread / math.sqrt(len(kept)), 0.5 * mean / len(kept))
+        return Estimate(mean, error)
+
+    def _follow_change(self) -> None:
+        costs = list(self._costs)
+        recent, older = costs[-self._RECENT :], costs[: -self._RECENT]
+        if len(older) < self._RECENT:
+            return
+        if min(recent) > max(older) or max(recent) < min(older):
+            self._costs = deque(recent, maxlen=self._WINDOW)
+
+
+class Recent:
+    """Median of the last few of a quantity that varies little."""
+
+    def __init__(self, window: int = 5) -> None:
+        self._values: deque[float] = deque(maxlen=window)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, value: float) -> None:
+        """Take in one value."""
+        self._values.append(value)
+
+    def value(self) -> float | None:
+        """None before the first."""
+        return median(self._values) if self._values else None
+
+
+def _trimmed(ascending: Sequence[float], part: float) -> Sequence[float]:
+    cut = int(len(ascending) * part)
+    return ascending[cut : len(ascending) - cut]

@@ -1,0 +1,167 @@
+"""How often to checkpoint, from measured costs. Pure.
+
+Four terms, of which the largest decides (T, D, P, o: policy/profile.py)::
+
+    budget     ceil(o / (p T))         the overhead bound p is kept
+    storage    ceil(max(P, D) / T)     a snapshot never waits for the one before; ceil((D + P) / T)
+                                       with one slot
+    failures   round(tau / T)          Daly's optimum, where a mean time between failures is given
+    floor      1
+
+CheckFreq (FAST'21) has the first two; SCR's overhead cap is the nearest relative.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from checkfreq.errors import ConfigError
+from checkfreq.policy.profile import Profile
+from checkfreq.policy.waste import daly_interval_s
+from checkfreq.types import Objective, SnapshotPlace
+
+_DAY_S = 86_400.0
+#: A copy within the device is worth its memory if it saves more than this part of an iteration.
+_WORTH = 0.002
+_MOST_STEPS = 1e12
+
+
+class Reason(Enum):
+    """Which term decided."""
+
+    BUDGET = "budget"
+    STORAGE = "storage"
+    FAILURES = "failures"
+    FLOOR = "floor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A chosen interval and what it leads to.
+
+    interval_steps (k): iterations between checkpoint starts.
+    predicted_overhead: added time, a fraction of the time without checkpoints.
+    expected_loss_s: work that a failure destroys on average: half an interval and the time to
+        durable.
+    bytes_per_day: written to storage.
+    """
+
+    interval_steps: int
+    reason: Reason
+    place: SnapshotPlace
+    predicted_overhead: float
+    expected_loss_s: float
+    bytes_per_day: float
+
+    def explain(self, max_overhead: float) -> str:
+        """One line for people."""
+        k = self.interval_steps
+        every = "every iteration" if k == 1 else f"every {k} iterations"
+        return (
+            f"{every}: {_WHY[self.reason]}, {100 * self.predicted_overhead:.2g} % of "
+            f"{100 * max_overhead:.2g} % used, expected loss {self.expected_loss_s:.2g} s per "
+            "failure"
+        )
+
+
+_WHY = {
+    Reason.BUDGET: "bound by the overhead budget",
+    Reason.STORAGE: "bound by storage",
+    Reason.FAILURES: "failures are too rare for more",
+    Reason.FLOOR: "nothing in the way",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrequencyPolicy:
+    """Chooses the interval and the place of snapshots. ``mtbf_s`` in seconds; None: unknown."""
+
+    max_overhead: float
+    mtbf_s: float | None = None
+    objective: Objective = Objective.BOUND
+    num_slots: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_overhead < 1:
+            raise ConfigError(
+                f"max_overhead: expected a fraction between 0 and 1, got {self.max_overhead}"
+            )
+        if self.mtbf_s is not None and not (math.isfinite(self.mtbf_s) and self.mtbf_s > 0):
+            raise ConfigError(f"mtbf_s: expected None or finite seconds > 0, got {self.mtbf_s}")
+        if self.objective is Objective.GOODPUT and self.mtbf_s is None:
+            raise ConfigError(
+                "Objective.GOODPUT weighs checkpoints against failures: it needs mtbf_s, the mean "
+                "time between failures in seconds"
+            )
+        if self.num_slots < 1:
+            raise ConfigError(f"num_slots: expected at least 1, got {self.num_slots}")
+
+    def plan(self, profile: Profile, *, free_device_bytes: int | None = None) -> Plan:
+        """The smallest interval that every term allows, and why."""
+        terms = {
+            Reason.FLOOR: 1,
+            Reason.STORAGE: self._storage_steps(profile),
+            Reason.FAILURES: self._failure_steps(profile),
+            Reason.BUDGET: self._budget_steps(profile),
+        }
+        reason = max(terms, key=lambda name: terms[name])  # of equal ones the first
+        place = self.place(profile, free_device_bytes=free_device_bytes)
+        return self.plan_at(terms[reason], profile, reason=reason, place=place)
+
+    def plan_at(
+        self, interval_steps: int, profile: Profile, *, reason: Reason, place: SnapshotPlace
+    ) -> Plan:
+        """What a given interval leads to at these costs."""
+        work_s = interval_steps * profile.iteration_s
+        return Plan(
+            interval_steps=interval_steps,
+            reason=reason,
+            place=place,
+            predicted_overhead=profile.cost_s / work_s,
+            expected_loss_s=work_s / 2 + profile.durable_s,
+            bytes_per_day=profile.state_bytes * _DAY_S / (work_s + profile.cost_s),
+        )
+
+    def allowed_overhead(self, plan: Plan) -> float:
+        """The bound to hold: ``max_overhead``, unless goodput asks for more."""
+        if self.objective is Objective.GOODPUT:
+            return max(self.max_overhead, 1.25 * plan.predicted_overhead)
+        return self.max_overhead
+
+    def place(self, profile: Profile, *, free_device_bytes: int | None) -> SnapshotPlace:
+        """Where snapshots should be taken; a tie goes to the host.
+
+        A copy to the host that outlasts its overlap window holds the weight update by the
+        difference; a copy within the device holds it by its whole length. One not yet tried is
+        assumed to be fast, and is measured by being tried.
+        """
+        exposed_s = profile.host_copy_s - profile.overlap_s
+        if free_device_bytes is None or free_device_bytes < profile.state_bytes:
+            return SnapshotPlace.HOST
+        saved_s = exposed_s - (profile.device_copy_s or 0.0)
+        worth_it = saved_s > _WORTH * profile.iteration_s
+        return SnapshotPlace.DEVICE if worth_it else SnapshotPlace.HOST
+
+    def _budget_steps(self, profile: Profile) -> int:
+        if self.objective is Objective.GOODPUT:
+            return 1
+        return _steps(profile.cost_s, self.max_overhead * profile.iteration_s)
+
+    def _storage_steps(self, profile: Profile) -> int:
+        busy_s = max(profile.persist_s, profile.host_copy_s)
+        if self.num_slots == 1:
+            busy_s = profile.persist_s + profile.host_copy_s
+        return _steps(busy_s, profile.iteration_s)
+
+    def _failure_steps(self, profile: Profile) -> int:
+        if self.mtbf_s is None:
+            return 1
+        tau_s = daly_interval_s(profile.cost_s, mtbf_s=self.mtbf_s)
+        return max(1, round(tau_s / profile.iteration_s))
+
+
+def _steps(amount_s: float, per_step_s: float) -> int:
+    """How many steps cover an amount; what rounding errors add does not count."""
+    return max(1, math.ceil(min(amount_s / per_step_s, _MOST_STEPS) * (1 - 1e-9)))

@@ -1,0 +1,49 @@
+"""Time lost to checkpoints and to failures: the optimal interval in closed form. Pure.
+
+Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974.
+Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22(3),
+2006. All arguments and results in seconds; failures are exponential with mean ``mtbf_s``.
+"""
+
+from __future__ import annotations
+
+import math
+
+from checkfreq.errors import ConfigError
+
+
+def young_interval_s(cost_s: float, *, mtbf_s: float) -> float:
+    """Young's optimal work between checkpoints that cost ``cost_s`` each."""
+    _require_mtbf(mtbf_s)
+    return math.sqrt(2 * cost_s * mtbf_s)
+
+
+def daly_interval_s(cost_s: float, *, mtbf_s: float) -> float:
+    """Daly's optimal work between checkpoints; ``mtbf_s`` where a checkpoint costs more than 2 M.
+
+    A time to durable does not move the optimum: it is lost at every failure, whatever the
+    interval.
+    """
+    _require_mtbf(mtbf_s)
+    if cost_s >= 2 * mtbf_s:
+        return mtbf_s
+    half = cost_s / (2 * mtbf_s)
+    return math.sqrt(2 * cost_s * mtbf_s) * (1 + math.sqrt(half) / 3 + half / 9) - cost_s
+
+
+def goodput(interval_s: float, *, cost_s: float, mtbf_s: float, restart_s: float = 0.0) -> float:
+    """Fraction of the time that ends up as progress: exact for blocking checkpoints.
+
+    ``interval_s`` is work between checkpoints; failures may also strike during a checkpoint or a
+    restart.
+    """
+    _require_mtbf(mtbf_s)
+    if not interval_s > 0:
+        raise ConfigError(f"interval_s: expected seconds > 0, got {interval_s}")
+    segment = math.expm1((interval_s + cost_s) / mtbf_s)
+    return interval_s / (mtbf_s * math.exp(restart_s / mtbf_s) * segment)
+
+
+def _require_mtbf(mtbf_s: float) -> None:
+    if not (math.isfinite(mtbf_s) and mtbf_s > 0):
+        raise ConfigError(f"mtbf_s: expected finite seconds > 0, got {mtbf_s}")
