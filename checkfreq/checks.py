@@ -14,13 +14,20 @@ from checkfreq.policy.cadence import ManualCadence
 from checkfreq.types import CFMode
 
 
-def cadence(mode: CFMode, chk_freq: int | None) -> ManualCadence:
-    """When checkpoints are due; ConfigError for a mode and a frequency that do not fit."""
+def cadence(mode: CFMode, chk_freq: int | None) -> ManualCadence | None:
+    """When checkpoints are due; None if the costs decide (CFMode.AUTO).
+
+    Raises ConfigError for a mode and a frequency that do not fit.
+    """
+    if not isinstance(mode, CFMode):
+        raise ConfigError(f"mode: expected a CFMode, got {mode!r}")
     if mode is CFMode.AUTO:
-        raise ConfigError(
-            "CFMode.AUTO is not built yet: pass mode=CFMode.MANUAL and chk_freq=N (iterations "
-            "between checkpoints; 0 for epoch boundaries only)"
-        )
+        if chk_freq is not None:
+            raise ConfigError(
+                f"chk_freq={chk_freq} with CFMode.AUTO, which chooses the interval itself: pass "
+                "mode=CFMode.MANUAL with it, or leave it out"
+            )
+        return None
     if chk_freq is None:
         raise ConfigError("CFMode.MANUAL needs chk_freq=N, the iterations between checkpoints")
     return ManualCadence(chk_freq)
