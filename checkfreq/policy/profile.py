@@ -5,7 +5,7 @@ Symbols are those of the CheckFreq paper and of ARCHITECTURE.md, section Policy.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -85,6 +85,5 @@ def is_amount(value: Any) -> bool:
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and math.isfinite(value)
-        and value >= 0
+        and 0 <= value <= sys.float_info.max  # an int may be too large for a float
     )
