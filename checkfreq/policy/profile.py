@@ -13,6 +13,8 @@ from typing import Any
 from checkfreq.errors import ConfigError
 from checkfreq.types import SnapshotPlace
 
+_LARGEST = sys.float_info.max
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
@@ -82,8 +84,5 @@ class Profile:
 
 def is_amount(value: Any) -> bool:
     """Whether ``value`` is a finite number, not negative (and not a bool)."""
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and 0 <= value <= sys.float_info.max  # an int may be too large for a float
-    )
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value <= _LARGEST  # False for NaN, and for an int beyond floats
