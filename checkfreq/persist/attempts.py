@@ -44,6 +44,7 @@ class Attempt:
 
     ``ended_s``: when this process learned of the end; ``durable_s``: when the worker had
     committed. That, the time and the bytes of the persist are None without a commit.
+    ``copy_s``, ``device_copy_s``: the copies to the host and within the device, on its clock.
     """
 
     step: int
@@ -57,6 +58,8 @@ class Attempt:
     copied_s: float | None = None
     handed_s: float | None = None
     ended_s: float | None = None
+    copy_s: float | None = None
+    device_copy_s: float | None = None
     persist_s: float | None = None
     num_bytes: int | None = None
     durable_s: float | None = None

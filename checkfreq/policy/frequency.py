@@ -159,9 +159,14 @@ class FrequencyPolicy:
         if self.mtbf_s is None:
             return 1
         tau_s = daly_interval_s(profile.cost_s, mtbf_s=self.mtbf_s)
-        return max(1, round(tau_s / profile.iteration_s))
+        return max(1, round(_ratio(tau_s, profile.iteration_s)))
 
 
 def _steps(amount_s: float, per_step_s: float) -> int:
     """How many steps cover an amount; what rounding errors add does not count."""
-    return max(1, math.ceil(min(amount_s / per_step_s, _MOST_STEPS) * (1 - 1e-9)))
+    return max(1, math.ceil(_ratio(amount_s, per_step_s) * (1 - 1e-9)))
+
+
+def _ratio(amount_s: float, per_step_s: float) -> float:
+    """Of steps, at most ``_MOST_STEPS``, however short they are."""
+    return amount_s / per_step_s if amount_s < _MOST_STEPS * per_step_s else _MOST_STEPS
