@@ -64,7 +64,8 @@ class IterationTime:
         now, before = median(recent), median(older)
         low, high = older[len(older) // 10], older[-1 - len(older) // 10]
         if abs(now - before) > self._CHANGE * before and not low <= now <= high:
-            self._times = deque(recent, maxlen=self._WINDOW)
+            new = [t for t in recent if abs(t - now) < abs(t - before)]
+            self._times = deque(new, maxlen=self._WINDOW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,5 +143,6 @@ class Recent:
 
 
 def _trimmed(ascending: Sequence[float], part: float) -> Sequence[float]:
-    cut = int(len(ascending) * part)
+    least = 1 if len(ascending) > 3 else 0  # one freak value would stay in a short window for long
+    cut = max(least, int(len(ascending) * part))
     return ascending[cut : len(ascending) - cut]

@@ -21,7 +21,7 @@ _SLOW_STORAGE = replace(_BASE, persist_s=3.0)
 _TWO_JOBS = replace(_BASE, iteration_s=0.2, stall_s=0.06, copy_s=0.1, persist_s=0.6)
 #: What a checkpoint costs is nothing beside how long it takes.
 _CHEAP = replace(_BASE, stall_s=0.001, slowdown=0.002, persist_s=0.75)
-_QUIET, _USUAL, _NOISY = Noise(), Noise(0.03, 0.1), Noise(0.05, 0.3)
+_QUIET, _USUAL, _NOISY = Noise(), Noise(0.01, 0.1), Noise(0.01, 0.3)
 
 
 @dataclass(frozen=True, slots=True)
