@@ -14,7 +14,7 @@ from checkfreq.policy.tuner import PROFILE_ITERATIONS, Due
 from checkfreq.profile_cache import ProfileCache
 from checkfreq.profiler import Profiler
 from checkfreq.timing import HostTimer
-from checkfreq.types import SnapshotPlace
+from checkfreq.types import Objective, SnapshotPlace
 
 ITERATION_S = 1.0
 KEY = {"state": "a"}
@@ -49,7 +49,11 @@ class Run:
         self.held_s = 0.0
         self.log = Log()
         self.num_attempts = 0
-        settings: dict[str, Any] = {"max_overhead": 0.1, "mtbf_s": None}
+        settings: dict[str, Any] = {
+            "max_overhead": 0.1,
+            "mtbf_s": None,
+            "objective": Objective.BOUND,
+        }
         policy = {name: changes.pop(name, value) for name, value in settings.items()}
         self.profiler = Profiler(
             FrequencyPolicy(**policy),
@@ -256,6 +260,18 @@ def test_runs_that_fail_tell_the_time_between_failures(tmp_path: Path) -> None:
     assert ProfileCache(tmp_path / "profile.json").estimated_mtbf_s() == pytest.approx(
         4 * seconds / 3
     )
+
+
+def test_goodput_keeps_the_bound_until_failures_are_known_then_weighs_them(tmp_path: Path) -> None:
+    for _ in range(3):
+        run = Run(tmp_path, objective=Objective.GOODPUT).profiled()
+        assert run.profiler.stats()["mtbf_s"] is None
+        assert run.profiler.stats()["reason"] == "budget"
+        run.profiler.close(clean=False)
+    run = Run(tmp_path, objective=Objective.GOODPUT).profiled()
+    assert run.profiler.stats()["mtbf_s"] == pytest.approx(14.2)
+    assert run.profiler.stats()["reason"] == "failures"
+    assert Run(tmp_path).profiled().profiler.stats()["mtbf_s"] is None  # the bound is the bound
 
 
 def test_scalars_are_written_at_each_checkpoint(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class IterationTime:
 
     def value(self) -> float | None:
         """Seconds; None before the first. Computed anew after every few additions."""
-        if self._mean is None or self._num_new * 16 >= len(self._times):
+        if self._mean is None or self._num_new * 8 >= len(self._times):
             self._mean = self._compute()
             self._num_new = 0
         return self._mean
