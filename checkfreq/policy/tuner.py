@@ -320,8 +320,9 @@ class RateTuner:
         wish = (new > old) - (new < old)
         self._num_wished = self._num_wished + 1 if wish == self._wish else 1
         self._wish = wish
-        is_far = abs(new - old) > _HYSTERESIS * old
-        if not is_far and self._num_wished < _WISHES and not (new > old and self._is_over_bound()):
+        if self._num_wished >= _WISHES or (new > old and self._is_over_bound()):
+            return new
+        if abs(new - old) <= _HYSTERESIS * old:
             return old
         if new > old:
             return new
