@@ -50,7 +50,7 @@ setup(
     packages=find_packages(include=["checkfreq", "checkfreq.*", "iterators", "iterators.*"]),
     package_data={"checkfreq": ["py.typed"], "iterators": ["py.typed"]},
     python_requires=">=3.11,<3.13",
-    install_requires=["torch>=2.11", "numpy", "xxhash"],
+    install_requires=["torch>=2.11", "numpy", "nvidia-ml-py", "xxhash"],
     extras_require={"dali": ["nvidia-dali-cuda120"], "bench": BENCH, "dev": DEV},
     entry_points={"console_scripts": ["checkfreq = checkfreq.cli:main"]},
     classifiers=[

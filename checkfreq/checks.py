@@ -14,28 +14,29 @@ from checkfreq.policy.cadence import ManualCadence
 from checkfreq.types import CFMode
 
 
-def cadence(mode: CFMode, chk_freq: int | None) -> ManualCadence:
-    """When checkpoints are due; ConfigError for a mode and a frequency that do not fit."""
+def cadence(mode: CFMode, chk_freq: int | None) -> ManualCadence | None:
+    """When checkpoints are due; None if the costs decide (CFMode.AUTO).
+
+    Raises ConfigError for a mode and a frequency that do not fit.
+    """
+    if not isinstance(mode, CFMode):
+        raise ConfigError(f"mode: expected a CFMode, got {mode!r}")
     if mode is CFMode.AUTO:
-        raise ConfigError(
-            "CFMode.AUTO is not built yet: pass mode=CFMode.MANUAL and chk_freq=N (iterations "
-            "between checkpoints; 0 for epoch boundaries only)"
-        )
+        if chk_freq is not None:
+            raise ConfigError(
+                f"chk_freq={chk_freq} with CFMode.AUTO, which chooses the interval itself: pass "
+                "mode=CFMode.MANUAL with it, or leave it out"
+            )
+        return None
     if chk_freq is None:
         raise ConfigError("CFMode.MANUAL needs chk_freq=N, the iterations between checkpoints")
     return ManualCadence(chk_freq)
 
 
-def check_arguments(
-    chk: CFCheckpoint, *, max_overhead: float, mtbf_s: float | None, tolerate_failures: int
-) -> None:
+def check_arguments(chk: CFCheckpoint, *, tolerate_failures: int) -> None:
     """ConfigError for a value out of its range, or for more ranks than there may be."""
     if not isinstance(chk, CFCheckpoint):
         raise ConfigError(f"chk: expected a CFCheckpoint, got {type(chk).__name__}")
-    if not 0 < max_overhead < 1:
-        raise ConfigError(f"max_overhead: expected a fraction between 0 and 1, got {max_overhead}")
-    if mtbf_s is not None and not mtbf_s > 0:
-        raise ConfigError(f"mtbf_s: expected None or seconds > 0, got {mtbf_s}")
     if tolerate_failures < 0:
         raise ConfigError(f"tolerate_failures: expected at least 0, got {tolerate_failures}")
     _require_one_rank()

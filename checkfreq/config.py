@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 from checkfreq.errors import ConfigError
-from checkfreq.types import SnapshotPlace
+from checkfreq.types import Objective, SnapshotPlace
+
+
+class ScalarWriter(Protocol):
+    """What is asked of a TensorBoard ``SummaryWriter``."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> None:
+        """Note a value."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CFConfig:
     """Settings of the machinery. Times in seconds, sizes in bytes.
+
+    Policy (CFMode.AUTO)
+        objective: BOUND, as often as max_overhead allows; GOODPUT, least waste for mtbf_s (or,
+            where that is not given, for what this directory's runs showed after 3 failures).
+        summary_writer: a TensorBoard SummaryWriter (or anything with its add_scalar) that gets
+            the costs and the interval after each checkpoint, under checkfreq/.
 
     Names and classes of state
         verify_settled: compare live settled tensors with the snapshot at every barrier and
@@ -22,7 +37,8 @@ class CFConfig:
         arena_slack: spare room in each slot, a fraction of the state, for state that grows.
         host_memory_limit: most host memory for all slots; None means the cgroup's limit.
         snapshot_place: of device tensors: HOST, straight into a slot; DEVICE, into a buffer on
-            their device first (faster to take, needs as much free device memory as state).
+            their device first (faster to take, needs as much free device memory as state);
+            None, what the measured costs say (HOST with CFMode.MANUAL).
         barrier_timeout_s: longest that a weight update waits for a copy.
 
     Persist
@@ -38,12 +54,14 @@ class CFConfig:
         stop_signals: names of the signals that mean "save and stop".
     """
 
+    objective: Objective = Objective.BOUND
+    summary_writer: ScalarWriter | None = None
     verify_settled: bool = False
     num_slots: int = 2
     arena_slack: float = 0.05
     host_memory_limit: int | None = None
     barrier_timeout_s: float = 600.0
-    snapshot_place: SnapshotPlace = SnapshotPlace.HOST
+    snapshot_place: SnapshotPlace | None = None
     writer_threads: int = 4
     write_chunk_bytes: int = 8 << 20
     max_write_bytes_per_s: int | None = None
@@ -65,8 +83,12 @@ class CFConfig:
         _require(
             self, "write_chunk_bytes", self.write_chunk_bytes % 4096 == 0, "a multiple of 4096"
         )
-        is_place = isinstance(self.snapshot_place, SnapshotPlace)
-        _require(self, "snapshot_place", is_place, "a SnapshotPlace")
+        is_place = self.snapshot_place is None or isinstance(self.snapshot_place, SnapshotPlace)
+        _require(self, "snapshot_place", is_place, "None or a SnapshotPlace")
+        _require(self, "objective", isinstance(self.objective, Objective), "an Objective")
+        writer = self.summary_writer
+        can_write = writer is None or callable(getattr(writer, "add_scalar", None))
+        _require(self, "summary_writer", can_write, "None or an object with add_scalar")
         _require(self, "arena_slack", 0 <= self.arena_slack <= 1, "a fraction from 0 to 1")
         _require(self, "nice", 0 <= self.nice <= 19, "from 0 to 19")
 

@@ -24,8 +24,12 @@ from checkfreq.events import Event
 from checkfreq.interrupt import StopNotice
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.pipeline import Pipeline
+from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
+from checkfreq.policy.tuner import Due
 from checkfreq.positions import Positions, PositionSource
+from checkfreq.profile_cache import ProfileCache
+from checkfreq.profiler import Profiler
 from checkfreq.restore import Found, Restorer, plan_restore
 from checkfreq.snapshot.apply import RestorePlan
 from checkfreq.snapshot.gate import UpdateGate
@@ -65,11 +69,21 @@ class CFManager:
         config: CFConfig = CFConfig(),
     ) -> None:
         self._cadence = cadence(mode, chk_freq)
-        check_arguments(
-            chk, max_overhead=max_overhead, mtbf_s=mtbf_s, tolerate_failures=tolerate_failures
+        check_arguments(chk, tolerate_failures=tolerate_failures)
+        policy = FrequencyPolicy(
+            max_overhead=max_overhead,
+            mtbf_s=mtbf_s,
+            objective=config.objective,
+            num_slots=config.num_slots,
         )
         self._notice = StopNotice(config.stop_signals)
         self._chk_dir = usable(Path(chk_dir))
+        self._profiler = Profiler(
+            policy,
+            dynamic=dynamic,
+            summary_writer=config.summary_writer,
+            cache=ProfileCache(self._chk_dir / "profile.json") if self._cadence is None else None,
+        )
         self._chk = chk
         self._config = config
         self._dynamic = dynamic
@@ -91,6 +105,7 @@ class CFManager:
             config=config,
             retention=retention,
             tolerate_failures=tolerate_failures,
+            profiler=self._profiler,
         )
         self._persistence = self._pipeline.persistence
         if fresh:
@@ -184,15 +199,34 @@ class CFManager:
         self._persistence.book.raise_if_intolerable()
         self._gate.pass_boundary()
         self._global_step += 1
-        self._pipeline.prepare()
+        self._profile(is_epoch=epoch_boundary)
         self._take_due(epoch_boundary=epoch_boundary)
         if self._notice.is_set and not self._stopped:
             self._stop()
+
+    def _profile(self, *, is_epoch: bool) -> None:
+        """Tell the profiler that an iteration ended; at the first boundary, have it begin."""
+        if self._profiler.has_begun:
+            self._profiler.boundary(
+                is_epoch=is_epoch, held_s=self._pipeline.held_s, is_ready=self._pipeline.is_ready
+            )
+            self._profiler.report(self._persistence, step=self._global_step)
+            return
+        self._pipeline.prepare()
+        self._profiler.begin(
+            step=self._pipeline.last_started_step,
+            timer=self._pipeline.timer(),
+            num_slots=self._pipeline.num_slots,
+            key=self._pipeline.surroundings(),
+        )
 
     def _take_due(self, *, epoch_boundary: bool) -> None:
         if self._requested is not None:
             marks, self._requested = self._requested, None
             self._checkpoint("requested", marks, must=True)
+            return
+        if self._cadence is None:
+            self._take_if_worth()
             return
         due = self._cadence.is_due(
             step=self._global_step,
@@ -202,6 +236,14 @@ class CFManager:
         if due or (self._pipeline.is_deferred and self._cadence.interval_steps == 0):
             reason = "epoch" if epoch_boundary else "periodic"
             self._checkpoint(reason, Marks(), must=False)
+
+    def _take_if_worth(self) -> None:
+        match self._profiler.due(step=self._global_step):
+            case Due.TAKE:
+                self._pipeline.set_place(self._profiler.place)
+                self._checkpoint("periodic", Marks(), must=False)
+            case Due.LATE:
+                self._pipeline.defer(self._global_step, why=Due.LATE.value)
 
     def _stop(self) -> None:
         logger.warning("%s received: taking the final checkpoint", self._notice.received)
@@ -276,7 +318,7 @@ class CFManager:
         Raises the latest failure if there were more in a row than tolerated.
         """
         self._begin(iterating=False)
-        self._pipeline.wait_idle()
+        self._pipeline.wait_for_all()
         self._persistence.book.raise_if_intolerable()
 
     def latest_step(self) -> int | None:
@@ -378,10 +420,11 @@ class CFManager:
 
     def register_pacing(self, *, chk_freq: int | None, dynamic: bool | None) -> None:
         """Take the frequency arguments given to an iterator; ConfigError if they conflict."""
-        if chk_freq is not None and chk_freq != self._cadence.interval_steps:
+        own = None if self._cadence is None else self._cadence.interval_steps
+        if chk_freq is not None and chk_freq != own:
             raise ConfigError(
-                f"CFIterator(chk_freq={chk_freq}) conflicts with "
-                f"CFManager(chk_freq={self._cadence.interval_steps}); give it once"
+                f"CFIterator(chk_freq={chk_freq}) conflicts with CFManager(chk_freq={own}); give "
+                "it once, with mode=CFMode.MANUAL"
             )
         if dynamic is not None and dynamic != self._dynamic:
             raise ConfigError(
@@ -439,6 +482,7 @@ class CFManager:
             self._closed = True
             self._notice.uninstall()
             self._gate.close()
+            self._profiler.close(clean=clean)
             self._pipeline.close()
 
     def _finish(self, *, clean: bool) -> None:
@@ -490,9 +534,11 @@ class CFManager:
     def stats(self) -> dict[str, Any]:
         """What happened so far, as data. Times in seconds, sizes in bytes."""
         book = self._persistence.book
+        manual = {} if self._cadence is None else {"interval_steps": self._cadence.interval_steps}
         return {
+            **self._profiler.stats(),
+            **manual,
             "global_step": self._global_step,
-            "interval_steps": self._cadence.interval_steps,
             "restored_step": self._restored_step,
             "last_durable_step": book.last_durable_step,
             "num_committed": book.num_committed,

@@ -8,9 +8,12 @@ the training thread; only the hand-over at a copy's end runs on the thread that 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+
+import torch
 
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.config import CFConfig
@@ -19,12 +22,18 @@ from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.persist.persistence import Persistence
 from checkfreq.policy.retention import RetentionPolicy
 from checkfreq.positions import Positions
+from checkfreq.profiler import Profiler
 from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.choice import engine_for
 from checkfreq.snapshot.device import CudaDevice
 from checkfreq.snapshot.device_engine import DevicePinner
+from checkfreq.snapshot.device_memory import free_device_bytes
+from checkfreq.snapshot.lane import Limits
 from checkfreq.snapshot.snapshotter import Snapshotter
 from checkfreq.snapshot.state import CapturedState, capture
+from checkfreq.surroundings import surroundings
+from checkfreq.timing import DeviceTimer, HostTimer, IterationTimer
+from checkfreq.types import SnapshotPlace
 
 
 class Pipeline:
@@ -39,10 +48,13 @@ class Pipeline:
         config: CFConfig,
         retention: RetentionPolicy,
         tolerate_failures: int,
+        profiler: Profiler,
     ) -> None:
+        self._chk_dir = chk_dir
         self._chk = chk
         self._positions = positions
         self._config = config
+        self._profiler = profiler
         pinner = DevicePinner(CudaDevice())
         self._arena = Arena(config=config, pinner=pinner)
         self.persistence = Persistence(
@@ -52,6 +64,7 @@ class Pipeline:
             tolerate_failures=tolerate_failures,
             release=self._arena.release,
         )
+        self.persistence.on_ended = self._ended
         self._snapshotter = Snapshotter(
             choose_engine=partial(engine_for, chk, pinner=pinner, place=config.snapshot_place),
             arena=self._arena,
@@ -63,6 +76,7 @@ class Pipeline:
         self.last_started_step = 0
         self.num_deferred = 0
         self._host_stall_s = 0.0
+        self._waited_s = 0.0
 
     @property
     def state_bytes(self) -> int:
@@ -78,6 +92,57 @@ class Pipeline:
     def stall_s(self) -> float:
         """How long training was held: the host, and devices at barriers as far as known yet."""
         return self._host_stall_s + self._snapshotter.device_stall_s
+
+    @property
+    def held_s(self) -> float:
+        """``stall_s``, and how long the user's own calls waited for checkpoints."""
+        return self.stall_s + self._waited_s
+
+    @property
+    def is_ready(self) -> bool:
+        """True once there are slots and they are faulted in."""
+        return bool(self._arena.slots) and self._arena.is_ready()
+
+    # ---- what the costs depend on
+
+    @property
+    def num_slots(self) -> int:
+        """Snapshots that can exist at once; 0 before the first boundary."""
+        return len(self._arena.slots)
+
+    def surroundings(self) -> dict[str, object]:
+        """Everything that the costs of this run depend on, JSON-able."""
+        return {
+            **surroundings(self._chk_dir),
+            "state": self._snapshotter.layout_digest,
+            "iterators": self._positions.layouts(),
+        }
+
+    def timer(self) -> IterationTimer:
+        """A timer for where the state is."""
+        if self._snapshotter.engine.barrier_on_device:
+            return DeviceTimer(CudaDevice(), torch.device("cuda", torch.cuda.current_device()))
+        return HostTimer()
+
+    def set_place(self, place: SnapshotPlace) -> None:
+        """Take the next snapshots there, unless ``CFConfig.snapshot_place`` says where."""
+        if self._config.snapshot_place is None:
+            self._snapshotter.engine.place = place
+
+    def _free_device_bytes(self) -> int | None:
+        """What a device snapshot may use, the buffer of the latest one included."""
+        engine = self._snapshotter.engine
+        if not engine.barrier_on_device or self._config.snapshot_place is not None:
+            return None
+        free = free_device_bytes(torch.device("cuda", torch.cuda.current_device()))
+        if free is None:
+            return None
+        held = self.state_bytes if engine.place is SnapshotPlace.DEVICE else 0
+        return free + held - Limits().reserve_bytes
+
+    def _ended(self, attempt: Attempt) -> dict[str, object]:
+        self._profiler.ended(attempt, free_device_bytes=self._free_device_bytes())
+        return self._profiler.stats()
 
     # ---- memory
 
@@ -106,6 +171,7 @@ class Pipeline:
 
         With ``verify_settled``, raises StateError if settled state changed before it.
         """
+        self._profiler.update()
         stall_s = self._snapshotter.barrier()
         self._host_stall_s += stall_s
         if stall_s:
@@ -134,12 +200,14 @@ class Pipeline:
         captured = self._capture() if must or self._arena.may_have_room() else None
         slot = None if captured is None else self._slot_for(captured, must=must)
         if captured is None or slot is None:
-            self._defer(step)
+            ready = self._arena.is_ready()
+            self.defer(step, why="no free slot" if ready else "slots are being prepared")
             return None
         attempt = Attempt(step, slot, reason, marks, start_s)
         self.persistence.book.add(attempt)
         self.last_started_step = step
         self._is_deferred = False
+        self._profiler.started(attempt)
         self._take(captured, attempt)
         held_s = time.perf_counter() - start_s
         attempt.stall_s += held_s
@@ -147,7 +215,11 @@ class Pipeline:
         return attempt
 
     def _take(self, captured: CapturedState, attempt: Attempt) -> None:
+        engine = self._snapshotter.engine
+
         def on_copied(error: BaseException | None) -> None:
+            attempt.copy_s = engine.last_copy_s
+            attempt.device_copy_s = engine.last_device_copy_s
             if attempt.copied(error):
                 try:
                     self.persistence.hand_over(attempt, captured.objects)
@@ -187,11 +259,11 @@ class Pipeline:
             self._wait_until(self._arena.has_free_slot, "a free snapshot slot")
         return self._arena.acquire() if self._arena.wait_ready(timeout_s=0.0) else None
 
-    def _defer(self, step: int) -> None:
+    def defer(self, step: int, *, why: str) -> None:
+        """Count a periodic checkpoint that was due and has to wait; one event each."""
         self.num_deferred += 1
         if not self._is_deferred:
             self._is_deferred = True
-            why = "no free slot" if self._arena.is_ready() else "slots are being prepared"
             self.persistence.record("deferred", step, why=why)
 
     # ---- waiting
@@ -207,8 +279,24 @@ class Pipeline:
         """Wait for an attempt's end; returns its error."""
         if attempt is None:
             return None
-        self._wait_until(lambda: attempt.state.ended, f"step {attempt.step} to be durable")
+        with self._waiting():
+            self._wait_until(lambda: attempt.state.ended, f"step {attempt.step} to be durable")
         return attempt.error
+
+    def wait_for_all(self) -> None:
+        """``wait_idle``, because the user asked for it."""
+        with self._waiting():
+            self.wait_idle()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """What the user chose to wait for is no cost of a periodic checkpoint."""
+        start_s = time.perf_counter()
+        self._profiler.disturb()
+        try:
+            yield
+        finally:
+            self._waited_s += time.perf_counter() - start_s
 
     def wait_idle(self) -> None:
         """Wait until no attempt is in flight."""

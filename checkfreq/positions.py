@@ -46,6 +46,10 @@ class Positions:
         live = {name: source.state_dict() for name, source in self._sources.items()}
         return {**self._waiting, **live}
 
+    def layouts(self) -> dict[str, Any]:
+        """Batch sizes, workers and the like, of every iterator that says."""
+        return {name: state.get("layout") for name, state in self.read().items()}
+
     def restore(self, positions: Mapping[str, dict[str, Any]]) -> Callable[[], None]:
         """Give each iterator its position, now or when it registers; returns what undoes it.
 

@@ -40,7 +40,12 @@ class Marks:
 
 @dataclass(slots=True)
 class Attempt:
-    """One snapshot on its way to a checkpoint. Times are ``time.perf_counter`` seconds."""
+    """One snapshot on its way to a checkpoint. Times are ``time.perf_counter`` seconds.
+
+    ``ended_s``: when this process learned of the end; ``durable_s``: when the worker had
+    committed. That, the time and the bytes of the persist are None without a commit.
+    ``copy_s``, ``device_copy_s``: the copies to the host and within the device, on its clock.
+    """
 
     step: int
     slot: Slot
@@ -53,6 +58,11 @@ class Attempt:
     copied_s: float | None = None
     handed_s: float | None = None
     ended_s: float | None = None
+    copy_s: float | None = None
+    device_copy_s: float | None = None
+    persist_s: float | None = None
+    num_bytes: int | None = None
+    durable_s: float | None = None
     late_marks: Marks | None = None
     error: CheckFreqError | None = None
 
@@ -116,6 +126,9 @@ class AttemptBook:
     def commit(self, reply: p.Committed) -> Attempt:
         """The worker reported a durable checkpoint."""
         attempt = self._active[reply.attempt]
+        attempt.persist_s = reply.persist_s
+        attempt.num_bytes = reply.num_bytes
+        attempt.durable_s = reply.ended_s
         self._end(attempt, AttemptState.COMMITTED)
         self.num_committed += 1
         self._failures_in_row = 0

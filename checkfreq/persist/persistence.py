@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import platform
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from checkfreq import __version__
@@ -54,6 +54,8 @@ class Persistence:
         self._events = EventLog(chk_dir / "events.jsonl")
         self._known: dict[int, CheckpointInfo] | None = None
         self._handed_twice: set[str] = set()
+        #: Told of every attempt that ended; what it returns is noted with a commit.
+        self.on_ended: Callable[[Attempt], Mapping[str, object]] = lambda attempt: {}
 
     # ---- opening
 
@@ -217,10 +219,12 @@ class Persistence:
             bytes_per_s=rate,
             direct=reply.direct,
             kept_existing=reply.kept_existing,
+            costs=self.on_ended(attempt),
         )
 
     def _failed(self, attempt: Attempt) -> None:
         self._handed_twice.discard(attempt.id)
+        self.on_ended(attempt)
         self.record("failed", attempt.step, reason=attempt.reason, error=str(attempt.error))
 
     def _set_aside_later_steps(self) -> None:

@@ -135,7 +135,9 @@ class OpenFailed:
 class Committed:
     """The checkpoint is durable. ``direct``: written with direct I/O.
 
-    ``warning``: what went wrong after the commit ("" for nothing).
+    ``persist_s``: from the request to the commit, at ``ended_s``: the worker's
+    ``time.perf_counter()``, which on Linux is CLOCK_MONOTONIC, the same in every process of
+    the machine. ``warning``: what went wrong after the commit ("" for nothing).
     """
 
     attempt: str
@@ -143,6 +145,7 @@ class Committed:
     num_bytes: int
     write_s: float
     persist_s: float
+    ended_s: float
     direct: bool
     kept_existing: bool
     warning: str = ""

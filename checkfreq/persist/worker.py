@@ -184,7 +184,7 @@ class _Attempt:
         self.phase = "prepare"
 
     def run(self) -> p.Committed:
-        start_s = time.monotonic()
+        start_s = time.perf_counter()
         request, store = self._request, self._desk._store
         files = self._desk._layouts[request.slot]
         num_bytes = sum(file.num_bytes for file in files)
@@ -193,12 +193,13 @@ class _Attempt:
             request.step, attempt=request.attempt, num_bytes=num_bytes + _SPARE_BYTES
         )
         written = self._write(self._pending, files)
-        write_s = time.monotonic() - start_s
+        write_s = time.perf_counter() - start_s
         self.phase = "commit"
         if not self._desk._lock.is_held():
             raise PermissionError("the lock on the checkpoint directory was lost; not committing")
         after = None if self._desk.has_superseded else request.supersede_after
         result = store.commit(self._pending, self._manifest(written), supersede_after=after)
+        ended_s = time.perf_counter()
         self._desk.has_superseded = self._desk.has_superseded or after is not None
         warning = self._add_marks()
         return p.Committed(
@@ -206,7 +207,8 @@ class _Attempt:
             step=request.step,
             num_bytes=num_bytes,
             write_s=write_s,
-            persist_s=time.monotonic() - start_s,
+            persist_s=ended_s - start_s,
+            ended_s=ended_s,
             direct=written.direct,
             kept_existing=result.kept_existing,
             warning=warning,

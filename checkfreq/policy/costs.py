@@ -43,6 +43,10 @@ class RunCosts:
         if iteration.overlap_s is not None:
             self._overlap.add(iteration.overlap_s)
 
+    def update_time(self) -> None:
+        """Follow the clean iterations up to the last: they were few, and waited for."""
+        self._time.update()
+
     def add_durable(self, measured: Measured) -> None:
         """A checkpoint became durable."""
         self._copy.add(measured.copy_s)
@@ -69,6 +73,11 @@ class RunCosts:
     def num_clean(self) -> int:
         """Clean iterations so far."""
         return self._num_clean
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether nothing of it is taken over from a cached profile."""
+        return self._num_clean >= PROFILE_ITERATIONS and self._last_cost is not None
 
     @property
     def iteration_s(self) -> float | None:

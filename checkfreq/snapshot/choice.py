@@ -18,7 +18,7 @@ def engine_for(
     chk: CFCheckpoint,
     *,
     pinner: Pinner | None = None,
-    place: SnapshotPlace = SnapshotPlace.HOST,
+    place: SnapshotPlace | None = None,
 ) -> SnapshotEngine:
     """The engine for what ``chk`` tracks, as it is now; training thread.
 
@@ -35,5 +35,5 @@ def engine_for(
             "cpu and cuda only. Move them there"
         )
     if "cuda" in found:
-        return DeviceEngine(CudaDevice(), pinner=pinner, place=place)
+        return DeviceEngine(CudaDevice(), pinner=pinner, place=place or SnapshotPlace.HOST)
     return HostEngine()

@@ -185,8 +185,7 @@ class CudaDevice:
     def free_bytes(self, device: torch.device) -> int:
         """See Device. What PyTorch's allocator has cached counts as free."""
         free, _ = torch.cuda.mem_get_info(device)
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(free) + cached
+        return int(free) + cached_bytes(device)
 
     def is_capturing(self) -> bool:
         """See Device."""
@@ -215,18 +214,29 @@ class CudaDevice:
         _cuda.cudart().cudaHostUnregister(address)
 
 
+def cached_bytes(device: torch.device) -> int:
+    """Device memory that PyTorch's allocator holds and nothing uses. Any thread."""
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def devices_in_use() -> list[int]:
+    """Indices of the devices in which this process has a context; opens none."""
+    if not _cuda.is_initialized():
+        return []
+    has_context: Callable[[int], bool] | None = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    if has_context is None:
+        return [torch.cuda.current_device()]
+    return [index for index in range(torch.cuda.device_count()) if has_context(index)]
+
+
 _HOST_REGISTER_PORTABLE = 1
 _CAPTURE_RELAXED = 2
 
 
 def _device_in_use() -> int:
     """A device that has a context already."""
-    has_context: Callable[[int], bool] | None = getattr(torch._C, "_cuda_hasPrimaryContext", None)
-    if has_context is not None:
-        for index in range(torch.cuda.device_count()):
-            if has_context(index):
-                return index
-    return torch.cuda.current_device()
+    found = devices_in_use()
+    return found[0] if found else torch.cuda.current_device()
 
 
 def _relax_capture() -> None:

@@ -106,6 +106,7 @@ class DeviceEngine:
     ) -> None:
         self.place = place
         self.last_copy_s: float | None = None
+        self.last_device_copy_s: float | None = None
         self._device = device
         self._pinner = pinner or DevicePinner(device)
         self._limits = limits or Limits()
@@ -258,6 +259,14 @@ class DeviceEngine:
             share.scatter(job.slot)
         self.last_copy_s = max(
             (self._device.elapsed_s(share.start, share.end) for _, share in job.shares),
+            default=None,
+        )
+        self.last_device_copy_s = max(
+            (
+                self._device.elapsed_s(share.start, share.buffered)
+                for _, share in job.shares
+                if share.buffered is not None
+            ),
             default=None,
         )
         faults.reach("snapshot.copy_end")

@@ -22,6 +22,7 @@ from xxhash import xxh3_64_hexdigest
 from checkfreq import faults
 from checkfreq.errors import SnapshotError
 from checkfreq.snapshot.arena import Slot
+from checkfreq.types import SnapshotPlace
 
 _CLOSE_TIMEOUT_S = 60.0
 
@@ -43,6 +44,12 @@ class SnapshotEngine(Protocol):
     """What the manager asks of phase one, whatever the device."""
 
     barrier_on_device: bool
+    #: Where snapshots of device tensors are taken; may be changed between snapshots.
+    place: SnapshotPlace
+    #: Of the latest complete snapshot, by the device's clock: the whole way to the host, and the
+    #: copy within the device; None where there was none.
+    last_copy_s: float | None
+    last_device_copy_s: float | None
 
     @property
     def device_stall_s(self) -> float:
@@ -75,8 +82,11 @@ class HostEngine:
 
     barrier_on_device = False
     device_stall_s = 0.0
+    last_copy_s: float | None = None
+    last_device_copy_s: float | None = None
 
     def __init__(self) -> None:
+        self.place = SnapshotPlace.HOST
         self._idle = threading.Event()
         self._idle.set()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

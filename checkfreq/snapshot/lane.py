@@ -58,6 +58,7 @@ class Share:
 
     start: Event
     end: Event = None
+    buffered: Event = None  # complete in a buffer on the device
     copies: Sequence[Copy] = ()
     kept: list[Tensor] = field(default_factory=list)
     landing: Tensor | None = None
@@ -240,6 +241,7 @@ class Lane:
             device.keep([copy.source for copy in packing.copies if copy.settled], stream=side)
             device.pack(settled, stream=side)
             self._read = device.record(side)
+        share.buffered = self._read if settled else device.record(side)
         device.copy(_chunks(packing, buffer, base, self._limits.chunk_bytes), stream=side)
         share.end = self._end = device.record(side)
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from xxhash import xxh3_64_hexdigest
+
 from checkfreq.config import CFConfig
 from checkfreq.errors import SnapshotError
 from checkfreq.snapshot.arena import Arena, Slot
@@ -92,6 +94,19 @@ class Snapshotter:
     def device_stall_s(self) -> float:
         """How long devices have waited for copies, as far as it is known yet."""
         return 0.0 if self._chosen is None else self._chosen.device_stall_s
+
+    @property
+    def engine(self) -> SnapshotEngine:
+        """What takes the snapshots; chosen now if it was not yet."""
+        return self._engine()
+
+    @property
+    def layout_digest(self) -> str:
+        """Tells structures of state apart: names, dtypes and shapes. "" before the first."""
+        layout = self._layout
+        if layout is None:
+            return ""
+        return xxh3_64_hexdigest(b"".join(map(layout.header, range(len(layout.files)))))
 
     def make_room(self, captured: CapturedState) -> bool:
         """Plan the layout and see to it that slots are large enough.

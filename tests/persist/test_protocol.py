@@ -55,7 +55,7 @@ MESSAGES = st.one_of(
     st.builds(p.Waiting, TEXT),
     st.builds(p.Opened, NUMBER),
     st.builds(p.OpenFailed, TEXT, TEXT),
-    st.builds(p.Committed, TEXT, NUMBER, NUMBER, SECONDS, SECONDS, FLAG, FLAG),
+    st.builds(p.Committed, TEXT, NUMBER, NUMBER, SECONDS, SECONDS, SECONDS, FLAG, FLAG),
     st.builds(p.Failed, TEXT, NUMBER, TEXT, TEXT, TEXT),
     st.builds(p.Done, TEXT, STEPS),
     st.builds(p.Trouble, TEXT, TEXT, TEXT),

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,20 @@ def test_a_snapshot_becomes_a_checkpoint_that_verifies(
     for file in slot.files:
         written = (store.path(7) / file.name).read_bytes()
         assert written == slot.memory[file.slot_offset : file.slot_offset + file.num_bytes]
+
+
+def test_the_instant_of_the_commit_is_on_the_trainers_clock(
+    persister: Persister, slot: HandMadeSlot
+) -> None:
+    before_s = time.perf_counter()
+    persister.submit(request(7))
+
+    reply = next_reply(persister)
+
+    assert isinstance(reply, p.Committed)
+    begun_s = reply.ended_s - reply.persist_s
+    written_s = begun_s + reply.write_s
+    assert before_s < begun_s < written_s < reply.ended_s < time.perf_counter()
 
 
 def test_requests_are_carried_out_in_order(persister: Persister, tmp_path: Path) -> None:
