@@ -41,17 +41,17 @@ class IterationTime:
 
     def value(self) -> float | None:
         """Seconds; None before the first. Computed anew after every few additions."""
-        self._refresh()
+        if self._num_new and (self._mean is None or self._num_new * 8 >= len(self._times)):
+            self.update()
         return self._mean
 
     def low(self) -> float | None:
-        """Seconds that nine in ten take at least; None before the first."""
-        self._refresh()
+        """Seconds that nine in ten take at least, as of then; None before the first."""
+        self.value()
         return self._low
 
-    def _refresh(self) -> None:
-        if not self._num_new or (self._mean is not None and self._num_new * 8 < len(self._times)):
-            return
+    def update(self) -> None:
+        """Compute it anew now; there must have been one."""
         self._num_new = 0
         self._follow_change()
         ascending = sorted(self._times)

@@ -160,9 +160,11 @@ def test_a_time_between_failures_that_is_none_is_refused(mtbf_s: float) -> None:
         policy(mtbf_s=mtbf_s)
 
 
-def test_goodput_without_a_failure_rate_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"Objective.GOODPUT .* needs mtbf_s"):
-        policy(objective=Objective.GOODPUT)
+def test_goodput_keeps_to_the_bound_until_a_failure_rate_is_known() -> None:
+    unknown = policy(objective=Objective.GOODPUT)
+    plan = unknown.plan(profile())
+    assert (plan.interval_steps, plan.reason) == (20, Reason.BUDGET)
+    assert unknown.allowed_overhead(plan) == 0.05
 
 
 def test_no_slot_is_refused() -> None:

@@ -516,7 +516,7 @@ class TestTimeliness:
                 told.started("a", step=12, start_s=12.0, is_periodic=True)
             if i == 13:
                 told.ended("a", end_s=12.75, measured=Costs().measured)
-            if 0 <= i - lag:
+            if i >= lag:
                 told.iteration(iterations[i - lag])
         assert told.overhead_s == pytest.approx(0.5)
         assert told.plan is not None
@@ -581,9 +581,11 @@ class TestTheCachedProfile:
         told = tuner(cached=CACHED)
         assert told.plan is not None
         assert told.plan.interval_steps == 10
+        assert not told.is_measured
 
     def test_a_new_run_does_not_wait_for_a_long_interval(self) -> None:
         played = run(Costs(stall_s=5.0), cached=replace(CACHED, cost_s=5.0, cost_upper_s=6.0))
+        played.tuner.continue_from(0)
         assert interval(played) == 100
         assert played.play(40) == [PROFILE_ITERATIONS]
 
@@ -591,18 +593,20 @@ class TestTheCachedProfile:
         played = run(cached=CACHED)
         played.play(200)
         assert played.tuner.cache_rejected is None
+        assert played.tuner.is_measured
         assert interval(played) == 10
 
     def test_an_iteration_time_that_is_off_is_found_at_ten_clean_iterations(self) -> None:
         played = run(cached=replace(CACHED, iteration_s=0.1, persist_s=0.05))
-        played.tuner.continue_from(0)
+        played.step = 1000
+        played.tuner.continue_from(1000)
         played.play(11)
         assert played.tuner.cache_rejected is None
         played.play(1)
         assert played.tuner.cache_rejected == (
             "iteration_s is 1 here and 0.1 in the cached profile"
         )
-        assert played.taken == [12]
+        assert played.taken == [1012]
         played.play(100)
         assert interval(played) == 10
 
