@@ -482,7 +482,7 @@ class CFManager:
             self._closed = True
             self._notice.uninstall()
             self._gate.close()
-            self._profiler.close(clean=clean)
+            self._profiler.close(clean=clean or self._stopped)
             self._pipeline.close()
 
     def _finish(self, *, clean: bool) -> None:

@@ -85,7 +85,7 @@ class RateTuner:
         self._upper_s = 0.0
         self._window: deque[tuple[float, float]] = deque(maxlen=8)  # (cost, productive) each
         self._window_start_s = 0.0
-        self._last_step: int | None = None
+        self._last_step = 0
         self._num_seen = 0
         self._num_settled = 0
         self._num_uncredited = 0
@@ -160,7 +160,7 @@ class RateTuner:
             self._costs.add_durable(measured)
 
     def continue_from(self, step: int) -> None:
-        """``step`` was restored: intervals are counted from it."""
+        """``step`` was restored: intervals are counted from it. 0: there is no checkpoint yet."""
         self._last_step = step
 
     # ---- the decision
@@ -169,7 +169,7 @@ class RateTuner:
         """Whether a periodic checkpoint should start at boundary ``step``."""
         if self.plan is None:
             return self._due_without_plan(step)
-        if step - (self._last_step or 0) < self._interval_steps(self.plan):
+        if step - self._last_step < self._interval_steps(self.plan):
             return Due.NOT_YET
         if self._is_late(now_s):
             return Due.LATE
@@ -186,12 +186,12 @@ class RateTuner:
             return Due.NOT_YET
         if not self._num_settled:
             return Due.TAKE
-        may_retry = step - (self._last_step or 0) >= PROFILE_ITERATIONS
+        may_retry = step - self._last_step >= PROFILE_ITERATIONS
         return Due.TAKE if may_retry and self._bucket.balance_s >= 0 else Due.NOT_YET
 
     def _interval_steps(self, plan: Plan) -> int:
         """The plan's, but a new run with a cached profile is not left unprotected for so long."""
-        if self._last_step is None:
+        if not self._last_step:
             return min(plan.interval_steps, PROFILE_ITERATIONS)
         return plan.interval_steps
 
@@ -234,7 +234,9 @@ class RateTuner:
     def _note_clean(self, iteration: Iteration) -> None:
         self._costs.add_clean(iteration)
         self._since_clean = 0
-        self._stretch_left = max(0, self._stretch_left - 1)
+        if self._stretch_left:
+            self._stretch_left -= 1
+            self._costs.update_time()
         if self._costs.num_clean == PROFILE_ITERATIONS:
             self._check_cached()
             if self.plan is None:
