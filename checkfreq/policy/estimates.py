@@ -146,7 +146,8 @@ class Recent:
 
 
 def _trimmed(ascending: Sequence[float], part: float) -> Sequence[float]:
-    cut = int(len(ascending) * part)
+    least = 1 if len(ascending) > 3 else 0  # one freak value would stay in a short window for long
+    cut = max(least, int(len(ascending) * part))
     return ascending[cut : len(ascending) - cut]
 
 

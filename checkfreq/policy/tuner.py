@@ -35,6 +35,8 @@ _STALE = 0.1
 _STALE_ITERATIONS = 8
 #: The interval follows its costs once they differ by more than this part.
 _HYSTERESIS = 0.1
+#: Or by less, after so many checkpoints in a row.
+_WISHES = 6
 #: What may be saved up, in upper costs of one checkpoint.
 _DEPTH = 4
 #: If every iteration is an epoch's first or last, they are what there is to measure.
@@ -92,6 +94,8 @@ class RateTuner:
         self._since_clean = 0
         self._stretch_left = 0
         self._is_withheld = False
+        self._wish = 0
+        self._num_wished = 0
         if cached is not None:
             self._adopt(self._plan_cached(cached), cached)
 
@@ -306,18 +310,23 @@ class RateTuner:
 
     def _with_hysteresis(self, new: Plan, profile: Profile) -> Plan:
         old = self.plan
-        if old is None or new.interval_steps == old.interval_steps:
+        if old is None:
             return new
         steps = self._calmer_steps(old.interval_steps, new.interval_steps, profile)
+        if steps != old.interval_steps:
+            self._num_wished = 0
         return self.policy.plan_at(steps, profile, reason=new.reason, place=new.place)
 
     def _calmer_steps(self, old: int, new: int, profile: Profile) -> int:
-        """``new`` if that is far enough from ``old``."""
-        if new > old:
-            is_far = new > (1 + _HYSTERESIS) * old
-            return new if is_far or self._is_over_bound() else old
-        if new >= (1 - _HYSTERESIS) * old:
+        """``new`` if that is far enough from ``old``, or has long been wished for."""
+        wish = (new > old) - (new < old)
+        self._num_wished = self._num_wished + 1 if wish == self._wish else 1
+        self._wish = wish
+        is_far = abs(new - old) > _HYSTERESIS * old
+        if not is_far and self._num_wished < _WISHES and not (new > old and self._is_over_bound()):
             return old
+        if new > old:
+            return new
         # What it would be if costs were a little higher: noise must not move it to and fro.
         return min(old, self.policy.plan(_scaled(profile, 1 + _HYSTERESIS / 2)).interval_steps)
 
