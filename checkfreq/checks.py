@@ -33,16 +33,10 @@ def cadence(mode: CFMode, chk_freq: int | None) -> ManualCadence | None:
     return ManualCadence(chk_freq)
 
 
-def check_arguments(
-    chk: CFCheckpoint, *, max_overhead: float, mtbf_s: float | None, tolerate_failures: int
-) -> None:
+def check_arguments(chk: CFCheckpoint, *, tolerate_failures: int) -> None:
     """ConfigError for a value out of its range, or for more ranks than there may be."""
     if not isinstance(chk, CFCheckpoint):
         raise ConfigError(f"chk: expected a CFCheckpoint, got {type(chk).__name__}")
-    if not 0 < max_overhead < 1:
-        raise ConfigError(f"max_overhead: expected a fraction between 0 and 1, got {max_overhead}")
-    if mtbf_s is not None and not mtbf_s > 0:
-        raise ConfigError(f"mtbf_s: expected None or seconds > 0, got {mtbf_s}")
     if tolerate_failures < 0:
         raise ConfigError(f"tolerate_failures: expected at least 0, got {tolerate_failures}")
     _require_one_rank()

@@ -28,6 +28,7 @@ from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
 from checkfreq.policy.tuner import Due
 from checkfreq.positions import Positions, PositionSource
+from checkfreq.profile_cache import ProfileCache
 from checkfreq.profiler import Profiler
 from checkfreq.restore import Found, Restorer, plan_restore
 from checkfreq.snapshot.apply import RestorePlan
@@ -75,14 +76,14 @@ class CFManager:
             objective=config.objective,
             num_slots=config.num_slots,
         )
-        self._profiler = Profiler(
-            policy,
-            decides=self._cadence is None,
-            dynamic=dynamic,
-            summary_writer=config.summary_writer,
-        )
         self._notice = StopNotice(config.stop_signals)
         self._chk_dir = usable(Path(chk_dir))
+        self._profiler = Profiler(
+            policy,
+            dynamic=dynamic,
+            summary_writer=config.summary_writer,
+            cache=ProfileCache(self._chk_dir / "profile.json") if self._cadence is None else None,
+        )
         self._chk = chk
         self._config = config
         self._dynamic = dynamic
@@ -212,9 +213,11 @@ class CFManager:
             self._profiler.report(self._persistence, step=self._global_step)
             return
         self._pipeline.prepare()
-        key = self._pipeline.surroundings()
         self._profiler.begin(
-            key, step=self._restored_step or 0, timer=self._pipeline.timer(), num_slots=self._pipeline.num_slots
+            step=self._pipeline.last_started_step,
+            timer=self._pipeline.timer(),
+            num_slots=self._pipeline.num_slots,
+            key=self._pipeline.surroundings(),
         )
 
     def _take_due(self, *, epoch_boundary: bool) -> None:
@@ -479,6 +482,7 @@ class CFManager:
             self._closed = True
             self._notice.uninstall()
             self._gate.close()
+            self._profiler.close(clean=clean)
             self._pipeline.close()
 
     def _finish(self, *, clean: bool) -> None:

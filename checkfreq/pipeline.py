@@ -31,6 +31,7 @@ from checkfreq.snapshot.device_memory import free_device_bytes
 from checkfreq.snapshot.lane import Limits
 from checkfreq.snapshot.snapshotter import Snapshotter
 from checkfreq.snapshot.state import CapturedState, capture
+from checkfreq.surroundings import surroundings
 from checkfreq.timing import DeviceTimer, HostTimer, IterationTimer
 from checkfreq.types import SnapshotPlace
 
@@ -49,6 +50,7 @@ class Pipeline:
         tolerate_failures: int,
         profiler: Profiler,
     ) -> None:
+        self._chk_dir = chk_dir
         self._chk = chk
         self._positions = positions
         self._config = config
@@ -108,10 +110,13 @@ class Pipeline:
         """Snapshots that can exist at once; 0 before the first boundary."""
         return len(self._arena.slots)
 
-    @property
-    def layout_digest(self) -> str:
-        """Tells structures of state apart; "" before the first boundary."""
-        return self._snapshotter.layout_digest
+    def surroundings(self) -> dict[str, object]:
+        """Everything that the costs of this run depend on, JSON-able."""
+        return {
+            **surroundings(self._chk_dir),
+            "state": self._snapshotter.layout_digest,
+            "iterators": self._positions.layouts(),
+        }
 
     def timer(self) -> IterationTimer:
         """A timer for where the state is."""

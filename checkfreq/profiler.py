@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from checkfreq.config import ScalarWriter
@@ -19,10 +19,14 @@ from checkfreq.persist.attempts import Attempt
 from checkfreq.policy.frequency import FrequencyPolicy, Plan
 from checkfreq.policy.profile import Profile
 from checkfreq.policy.tuner import Due, Iteration, Measured, RateTuner
-from checkfreq.timing import HostTimer, IterationTimer, Span
+from checkfreq.profile_cache import ProfileCache
+from checkfreq.timing import IterationTimer, Span
 from checkfreq.types import SnapshotPlace
 
 logger = logging.getLogger(__name__)
+
+#: How often what was measured is put down, for a run that ends without a goodbye.
+_SAVE_EVERY_S = 60.0
 
 
 class Recorder(Protocol):
@@ -43,21 +47,22 @@ class _Ended:
 
 
 class Profiler:
-    """What one run costs. ``decides``: the interval follows (CFMode.AUTO)."""
+    """What one run costs. Only with a ``cache``, of CFMode.AUTO, plans are said and kept."""
 
     def __init__(
         self,
         policy: FrequencyPolicy,
         *,
-        decides: bool,
         dynamic: bool = True,
         summary_writer: ScalarWriter | None = None,
+        cache: ProfileCache | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.tuner = RateTuner(policy, dynamic=dynamic)
-        self._decides = decides
         self._dynamic = dynamic
         self._writer = summary_writer
+        self._cache = cache
+        self._key: Mapping[str, object] = {}
         self._clock = clock
         self._timer: IterationTimer | None = None
         self._ended: deque[_Ended] = deque()
@@ -67,33 +72,34 @@ class Profiler:
         self._is_disturbed = False
         self._said: tuple[int, SnapshotPlace] | None = None
         self._cache_rejected: str | None = None
-        self._started_s = clock()
+        self._began_s = clock()
+        self._saved_s = clock()
 
     # ---- what happens
 
+    @property
+    def has_begun(self) -> bool:
+        """True from the first boundary on."""
+        return self._timer is not None
+
     def begin(
-        self,
-        *,
-        step: int,
-        timer: IterationTimer | None = None,
-        num_slots: int | None = None,
-        cached: Profile | None = None,
+        self, *, step: int, timer: IterationTimer, num_slots: int, key: Mapping[str, object]
     ) -> None:
         """At the first boundary, when the state, its slots and its device are known.
 
-        ``step`` is the newest one that has a checkpoint: intervals are counted from it.
+        ``step`` is the newest one that has a checkpoint: intervals are counted from it. A
+        profile that was cached under the same ``key`` gives the plan at once.
         """
-        old = self.tuner.policy
-        policy = FrequencyPolicy(
-            max_overhead=old.max_overhead,
-            mtbf_s=old.mtbf_s,
-            objective=old.objective,
-            num_slots=num_slots or old.num_slots,
-        )
+        self._key = key
+        cached = None
+        if self._cache is not None:
+            self._cache.opened()
+            cached = self._cache.load(key)
+        policy = replace(self.tuner.policy, num_slots=max(1, num_slots))
         self.tuner = RateTuner(policy, dynamic=self._dynamic, cached=cached)
         self.tuner.continue_from(step)
-        self._timer = timer or HostTimer(clock=self._clock)
-        self._timer.mark_boundary()
+        self._timer = timer
+        timer.mark_boundary()
 
     def boundary(self, *, is_epoch: bool, held_s: float, is_ready: bool) -> None:
         """An iteration ended, after everything that ended in it was reported.
@@ -138,6 +144,25 @@ class Profiler:
         self.tuner.ended(attempt.id, end_s=end_s or self._clock(), measured=measured)
         if measured is not None and self._writer is not None:
             self._write_scalars(self._writer, attempt)
+        if self._clock() - self._saved_s > _SAVE_EVERY_S:
+            self._save()
+
+    def close(self, *, clean: bool) -> None:
+        """Keep what was measured for the next run."""
+        if self._timer is not None:
+            self._save()
+            if self._cache is not None and clean:
+                self._cache.closed()
+            self._timer = None
+
+    def _save(self) -> None:
+        self._saved_s = self._clock()
+        if self._cache is None:
+            return
+        self._cache.note_running(self._saved_s - self._began_s)
+        profile = self.tuner.profile()
+        if profile is not None and self.tuner.is_measured:
+            self._cache.store(self._key, profile)
 
     def _observe(self, span: Span, ended: _Ended) -> None:
         if not ended.counts:
@@ -158,24 +183,18 @@ class Profiler:
         """Where the next snapshot should be taken."""
         return SnapshotPlace.HOST if self.tuner.plan is None else self.tuner.plan.place
 
-    @property
-    def running_s(self) -> float:
-        """How long this run has been going."""
-        return self._clock() - self._started_s
-
-    def report(self, recorder: Recorder, *, step: int) -> bool:
-        """Say a plan that is new or has changed, once; True if there was one."""
+    def report(self, recorder: Recorder, *, step: int) -> None:
+        """Say a plan that is new or has changed, once."""
         if self.tuner.cache_rejected != self._cache_rejected:
             self._cache_rejected = self.tuner.cache_rejected
-            logger.info("the cached profile is discarded: %s", self._cache_rejected)
+            if self._cache is not None and self._cache_rejected is not None:
+                self._cache.discard(self._cache_rejected)
         plan = self.tuner.plan
-        if plan is None or not self._decides:
-            return False
-        if self._said == (plan.interval_steps, plan.place):
-            return False
-        self._said = (plan.interval_steps, plan.place)
-        self._say(plan, recorder, step=step)
-        return True
+        if plan is None or self._cache is None:
+            return
+        if self._said != (plan.interval_steps, plan.place):
+            self._said = (plan.interval_steps, plan.place)
+            self._say(plan, recorder, step=step)
 
     def _say(self, plan: Plan, recorder: Recorder, *, step: int) -> None:
         explanation = plan.explain(self.tuner.policy.max_overhead)

@@ -44,7 +44,7 @@ class Attempt:
 
     ``ended_s``: when this process learned of the end; ``durable_s``: when the worker had
     committed. That, the time and the bytes of the persist are None without a commit.
-    ``copy_s``, ``device_copy_s``: the copy to the host and within the device, by the device's clock.
+    ``copy_s``, ``device_copy_s``: the copies to the host and within the device, on its clock.
     """
 
     step: int

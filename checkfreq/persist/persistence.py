@@ -219,7 +219,7 @@ class Persistence:
             bytes_per_s=rate,
             direct=reply.direct,
             kept_existing=reply.kept_existing,
-            **self.on_ended(attempt),
+            costs=self.on_ended(attempt),
         )
 
     def _failed(self, attempt: Attempt) -> None:

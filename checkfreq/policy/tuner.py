@@ -151,6 +151,11 @@ class RateTuner:
         return self.overhead_s / self.productive_s if self.productive_s else None
 
     @property
+    def is_measured(self) -> bool:
+        """Whether this run has measured its own costs, rather than taken over cached ones."""
+        return len(self._cost) > 0 and self._num_clean >= PROFILE_ITERATIONS
+
+    @property
     def balance_s(self) -> float:
         """Seconds of overhead that may still be spent."""
         return self._bucket.balance_s
