@@ -1,0 +1,206 @@
+"""``chk_dir/profile.json``: what was measured, and how long runs last, kept for the next run.
+
+A profile is used again only under the key it was stored with, entry for entry. The history of
+the runs in this directory, from which the time between failures is estimated, is independent
+of it. Losing the file is harmless: it is replaced atomically and never synced, and one that
+cannot be understood is started anew. Read and written by the trainer only (rank 0), while its
+run owns the directory; read once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from checkfreq.errors import ConfigError
+from checkfreq.policy.profile import Profile, is_amount
+from checkfreq.types import Json
+
+logger = logging.getLogger(__name__)
+
+_FORMAT_VERSION = 1
+#: Deeper JSON is not ours, and could not be written back.
+_MAX_DEPTH = 20
+#: Fewer failures say next to nothing about the time between two.
+_MIN_FAILURES = 3
+
+
+class _UnusableError(Exception):
+    """Why the file, or a part of it, is not used."""
+
+
+@dataclass(slots=True)
+class _History:
+    running_s: float = 0.0
+    failures: int = 0
+    open: bool = False
+
+
+class ProfileCache:
+    """The file at ``path``; its directory must exist once something is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._temporary = path.with_name(f".{path.name}.tmp")
+        self._is_read = False
+        self._stored: Json | None = None  # {"key": ..., "profile": ...} as read
+        self._past = _History()
+        self._run_s = 0.0
+        self._has_warned = False
+
+    # ---- the profile
+
+    def load(self, key: Mapping[str, Any]) -> Profile | None:
+        """The profile measured under exactly this key; None (and one INFO line why) if not."""
+        self._read()
+        if self._stored is None:
+            return None
+        try:
+            return _profile_under(_as_json(key), self._stored)
+        except _UnusableError as why:
+            logger.info("the profile in %s is not used: %s", self._path, why)
+            return None
+
+    def store(self, key: Mapping[str, Any], profile: Profile) -> None:
+        """Keep a profile in place of the one before; a failure is one warning."""
+        self._read()
+        self._stored = {"key": _as_json(key), "profile": profile.to_dict()}
+        self._write()
+
+    def discard(self, reason: str) -> None:
+        """Forget the profile, not the history."""
+        self._read()
+        if self._stored is not None:
+            logger.info("the profile in %s is discarded: %s", self._path, reason)
+            self._stored = None
+            self._write()
+
+    # ---- the history
+
+    def opened(self) -> None:
+        """A run starts; if the one before did not end cleanly, that was a failure."""
+        self._read()
+        if self._past.open:
+            self._past.failures += 1
+        self._past.open = True
+        self._write()
+
+    def note_running(self, seconds: float) -> None:
+        """This run has lasted ``seconds`` so far, all told. Writes the file: call it rarely."""
+        self._read()
+        if is_amount(seconds):
+            self._run_s = max(self._run_s, seconds)
+        self._write()
+
+    def closed(self) -> None:
+        """This run ends cleanly."""
+        self._read()
+        self._past.open = False
+        self._write()
+
+    def estimated_mtbf_s(self) -> float | None:
+        """Running time per failure of all runs so far; None before there were three."""
+        self._read()
+        running_s = self._past.running_s + self._run_s
+        if self._past.failures < _MIN_FAILURES or not 0 < running_s < math.inf:
+            return None
+        return running_s / self._past.failures
+
+    # ---- the file
+
+    def _read(self) -> None:
+        if self._is_read:
+            return
+        self._is_read = True
+        try:
+            document = _parsed(self._path)
+            self._past, self._stored = _history_in(document), _stored_in(document)
+        except FileNotFoundError:
+            pass
+        except (OSError, _UnusableError) as why:
+            logger.info("%s is started anew: %s", self._path, why)
+
+    def _write(self) -> None:
+        history = asdict(self._past) | {"running_s": self._past.running_s + self._run_s}
+        document = {"format_version": _FORMAT_VERSION, "history": history, **(self._stored or {})}
+        try:
+            self._temporary.write_text(json.dumps(document, indent=1) + "\n")
+            self._temporary.replace(self._path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._temporary.unlink(missing_ok=True)
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning("%s is not being kept up to date: %s", self._path, error)
+
+
+def _as_json(key: Mapping[str, Any]) -> Any:
+    """The key as it is after a round trip through the file."""
+    return json.loads(json.dumps(dict(key)))
+
+
+def _parsed(path: Path) -> Json:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise _UnusableError(f"not valid JSON ({error})") from None
+    if not isinstance(document, dict):
+        raise _UnusableError(f"expected a JSON object, found {type(document).__name__}")
+    version = document.get("format_version")
+    if version is True or version != _FORMAT_VERSION:
+        raise _UnusableError(f"expected format_version {_FORMAT_VERSION}, found {version!r}")
+    if _is_too_deep(document):
+        raise _UnusableError(f"nested more than {_MAX_DEPTH} deep")
+    return document
+
+
+def _is_too_deep(document: Json) -> bool:
+    level = [document]
+    for _ in range(_MAX_DEPTH):
+        inner = [node.values() if isinstance(node, dict) else node for node in level]
+        level = [child for nodes in inner for child in nodes if isinstance(child, dict | list)]
+    return bool(level)
+
+
+def _stored_in(document: Json) -> Json | None:
+    """The part about the profile, unchecked; None if there is none."""
+    found = {name: document[name] for name in ("key", "profile") if name in document}
+    return found or None
+
+
+def _history_in(document: Json) -> _History:
+    match document.get("history"):
+        case {"running_s": running_s, "failures": int(failures), "open": bool(is_open)}:
+            if is_amount(running_s) and is_amount(failures):
+                return _History(float(running_s), failures, is_open)
+    raise _UnusableError("its history misses a field or holds what is no number")
+
+
+def _profile_under(key: Json, stored: Json) -> Profile:
+    found, data = stored.get("key"), stored.get("profile")
+    if not isinstance(found, dict) or not isinstance(data, dict):
+        raise _UnusableError("it misses its key or its profile")
+    differences = _differences(key, found)
+    if differences:
+        raise _UnusableError(f"it was measured under other conditions: {differences}")
+    try:
+        return Profile.from_dict(data)
+    except ConfigError as error:
+        raise _UnusableError(str(error)) from None
+
+
+def _differences(expected: Json, found: Json) -> str:
+    """Which entries differ, as text; equal means equal JSON, so that 1 is not True."""
+    entries = sorted(expected.keys() | found.keys())
+    texts = [(name, _entry(expected, name), _entry(found, name)) for name in entries]
+    return "; ".join(f"{name}: expected {a}, found {b}" for name, a, b in texts if a != b)
+
+
+def _entry(key: Json, name: str) -> str:
+    return json.dumps(key[name], sort_keys=True) if name in key else "nothing"
