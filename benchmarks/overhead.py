@@ -44,7 +44,7 @@ from benchmarks.estimate import (
 )
 from benchmarks.record import emit
 from benchmarks.training import MODELS, Loop
-from benchmarks.windows import Arm, LiveManager, Round, Window, clean_window, rounds
+from benchmarks.windows import Arm, LiveManager, Round, clean_for, clean_window, passed, rounds
 from checkfreq import CFManager
 
 _SETTLED_CHECKPOINTS = 6
@@ -187,9 +187,9 @@ class Run:
         try:
             live.stretch(self._is_settled(live.manager))
             before = live.manager.stats()["num_committed"]
-            clean = [self._clean_seconds()]
-            window = live.stretch(_after(self._args.auto_seconds))
-            clean.append(self._clean_seconds())
+            clean = [clean_for(self._loop, self._args.auto_seconds / 2)]
+            window = live.stretch(passed(self._args.auto_seconds))
+            clean.append(clean_for(self._loop, self._args.auto_seconds / 2))
             stats = live.manager.stats()
         finally:
             live.close()
@@ -217,7 +217,7 @@ class Run:
         return int(stats["interval_steps"]), str(stats["reason"])
 
     def _is_settled(self, manager: CFManager) -> Callable[[], bool]:
-        is_late, is_too_late = (_after(n * self._args.warm_up_seconds) for n in (1, 3))
+        is_late, is_too_late = (passed(n * self._args.warm_up_seconds) for n in (1, 3))
 
         def settled() -> bool:
             stats = manager.stats()
@@ -228,14 +228,6 @@ class Run:
             return stats["num_committed"] >= _SETTLED_CHECKPOINTS or is_late()
 
         return settled
-
-    def _clean_seconds(self) -> Window:
-        is_over = _after(self._args.auto_seconds / 2)
-        start_s, count = time.perf_counter(), 0
-        while not count or not is_over():
-            self._loop.iterate()
-            count += 1
-        return Window(time.perf_counter() - start_s, count, count)
 
     # ---- windows
 
@@ -311,12 +303,6 @@ class Run:
             seconds=round(measured.seconds, 1),
             met=found.meets(bound),
         )
-
-
-def _after(seconds: float) -> Callable[[], bool]:
-    """Whether so many seconds have passed since this call."""
-    until_s = time.monotonic() + seconds
-    return lambda: time.monotonic() >= until_s
 
 
 def _rounded(limit: float) -> float | None:

@@ -65,6 +65,22 @@ def clean_window(loop: Loop, iterations: int) -> Window:
     return Window(time.perf_counter() - start_s, iterations, iterations)
 
 
+def clean_for(loop: Loop, seconds: float) -> Window:
+    """Train so long, and at least once, with no manager attached."""
+    is_over, count = passed(seconds), 0
+    start_s = time.perf_counter()
+    while not count or not is_over():
+        loop.iterate()
+        count += 1
+    return Window(time.perf_counter() - start_s, count, count)
+
+
+def passed(seconds: float) -> Callable[[], bool]:
+    """Whether so many seconds have passed since this call."""
+    until_s = time.monotonic() + seconds
+    return lambda: time.monotonic() >= until_s
+
+
 def drain(loop: Loop, manager: CFManager) -> int:
     """Train without boundaries until nothing is in flight; returns the iterations it took."""
     count = 0
@@ -147,7 +163,7 @@ class LiveManager:
     def stretch(self, until: Callable[[], bool], after: Callable[[], None] | None = None) -> Window:
         """Train until ``until()`` holds, and on until nothing is in flight.
 
-        ``after`` is called at each boundary (untimed work does not belong there).
+        ``after`` is called after each boundary; its time counts.
         """
         start_s, count = time.perf_counter(), 0
         with self._hooks.attached():
