@@ -2,7 +2,8 @@
 
 The original CheckFreq script's flags and its arms:
 
-* ``--checkfreq --cf_iterator --chk-freq N``: a checkpoint every N updates, two phases;
+* ``--checkfreq --cf_iterator``: as often as ``--max-overhead`` allows, in two phases;
+* ``... --chk-freq N``: every N updates;
 * ``... --chk-freq 0``: a checkpoint per epoch;
 * ``... --chk_mode_baseline``: the same checkpoints, training standing still until each is durable;
 * without ``--checkfreq``: none.
@@ -133,8 +134,16 @@ def open_manager(args: argparse.Namespace, task: Task) -> Iterator[CFManager | N
         yield None
         return
     chk = CFCheckpoint(**task.tracked())
+    mode = CFMode.AUTO if args.chk_freq is None else CFMode.MANUAL
     with CFManager(
-        args.chk_prefix, chk, mode=CFMode.MANUAL, chk_freq=args.chk_freq, fresh=args.fresh
+        args.chk_prefix,
+        chk,
+        mode=mode,
+        chk_freq=args.chk_freq,
+        max_overhead=0.035 if args.max_overhead is None else args.max_overhead,
+        dynamic=not args.static,
+        mtbf_s=args.mtbf,
+        fresh=args.fresh,
     ) as cf_manager:
         yield cf_manager
 

@@ -57,7 +57,15 @@ def _add_checkpointing(parser: argparse.ArgumentParser) -> None:
     add("--checkfreq", action="store_true", help="checkpoint, and resume from --chk-prefix")
     add("--cf_iterator", "--cf-iterator", action="store_true", help="resumable data order")
     add("--chk-prefix", type=Path, default=Path("chk"), metavar="DIR", help="default: %(default)s/")
-    add("--chk-freq", type=int, metavar="N", help="updates between checkpoints; 0: each epoch")
+    add(
+        "--chk-freq",
+        type=int,
+        metavar="N",
+        help="updates between checkpoints; 0: each epoch; default: chosen to keep --max-overhead",
+    )
+    add("--max-overhead", type=float, metavar="FRACTION", help="bound; default: 0.035")
+    add("--mtbf", type=float, metavar="SECONDS", help="mean time between failures, if known")
+    add("--static", action="store_true", help="keep the first interval chosen")
     add(
         "--chk_mode_baseline",
         "--chk-mode-baseline",
@@ -88,8 +96,6 @@ def _not_built(args: argparse.Namespace, world_size: int) -> str | None:
         return f"world size {world_size} is not built yet; start one process, without a launcher"
     if args.dali:
         return "--dali is not built yet; leave it out to read the images with torchvision"
-    if args.checkfreq and args.chk_freq is None:
-        return "choosing the frequency (AUTO mode) is not built yet; give --chk-freq N"
     return None
 
 
@@ -104,6 +110,10 @@ def _contradiction(args: argparse.Namespace) -> str | None:
         return "--steps-to-run is counted by the resumable iterator; it needs --cf_iterator"
     if args.chk_freq is not None and not args.checkfreq:
         return "--chk-freq needs --checkfreq"
+    if args.chk_mode_baseline and args.chk_freq is None:
+        return "--chk_mode_baseline needs --chk-freq: an interval is chosen for two phases only"
+    if args.chk_freq is not None and (args.max_overhead is not None or args.static):
+        return "--max-overhead and --static choose the interval; leave out --chk-freq"
     return None
 
 
@@ -113,6 +123,10 @@ def _bad_value(args: argparse.Namespace) -> str | None:
             return f"--{name.replace('_', '-')} must be at least {least}"
     if args.chk_freq is not None and args.chk_freq < 0:
         return "--chk-freq must be 0 (each epoch) or a number of updates"
+    if args.max_overhead is not None and not 0 < args.max_overhead < 1:
+        return "--max-overhead must be between 0 and 1"
+    if args.mtbf is not None and not args.mtbf > 0:
+        return "--mtbf must be more than 0 seconds"
     if args.steps_to_run is not None and args.steps_to_run < 1:
         return "--steps-to-run must be at least 1"
     least_pixels = SMALLEST_IMAGE.get(args.arch, 32)

@@ -23,7 +23,8 @@ class CFConfig:
     """Settings of the machinery. Times in seconds, sizes in bytes.
 
     Policy (CFMode.AUTO)
-        objective: BOUND, as often as max_overhead allows; GOODPUT, least waste for mtbf_s.
+        objective: BOUND, as often as max_overhead allows; GOODPUT, least waste for mtbf_s (or,
+            where that is not given, for what this directory's runs showed after 3 failures).
         summary_writer: a TensorBoard SummaryWriter (or anything with its add_scalar) that gets
             the costs and the interval after each checkpoint, under checkfreq/.
 

@@ -21,7 +21,7 @@ from checkfreq.policy.profile import Profile
 from checkfreq.policy.tuner import Due, Iteration, Measured, RateTuner
 from checkfreq.profile_cache import ProfileCache
 from checkfreq.timing import IterationTimer, Span
-from checkfreq.types import SnapshotPlace
+from checkfreq.types import Objective, SnapshotPlace
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +96,8 @@ class Profiler:
             self._cache.opened()
             cached = self._cache.load(key)
         policy = replace(self.tuner.policy, num_slots=max(1, num_slots))
+        if policy.objective is Objective.GOODPUT and policy.mtbf_s is None and self._cache:
+            policy = replace(policy, mtbf_s=self._cache.estimated_mtbf_s())
         self.tuner = RateTuner(policy, dynamic=self._dynamic, cached=cached)
         self.tuner.continue_from(step)
         self._timer = timer
@@ -213,6 +215,7 @@ class Profiler:
             "predicted_overhead": None if plan is None else plan.predicted_overhead,
             "expected_loss_s": None if plan is None else plan.expected_loss_s,
             "bytes_per_day": None if plan is None else plan.bytes_per_day,
+            "mtbf_s": tuner.policy.mtbf_s,
             "measured_overhead": tuner.measured_overhead,
             "num_withheld": tuner.num_withheld,
             "num_bad_samples": tuner.num_bad_samples,

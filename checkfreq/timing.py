@@ -170,6 +170,7 @@ class DeviceTimer:
             self._take(mark)
 
     def _take(self, mark: _Mark) -> None:
+        # Marks on streams that are not ordered may happen in any order: the line does not go back.
         at = self._latest = max(self._latest, self._position(mark))
         if mark.event is not None:
             assert self._zero_s is not None
@@ -186,12 +187,10 @@ class DeviceTimer:
         if mark.event is None:
             return mark.earliest_s - self._zero_s
         if self._event is None:
-            self._event = mark.event
             self._event_at = max(self._latest, mark.earliest_s - self._zero_s)
-            return self._event_at
-        since = self._device.elapsed_s(self._event, mark.event)
-        if since >= 0:  # else on another stream, ordered after nothing, and earlier
-            self._event, self._event_at = mark.event, self._event_at + since
+        else:
+            self._event_at += self._device.elapsed_s(self._event, mark.event)
+        self._event = mark.event
         return self._event_at
 
     def _end_iteration(self, at: float) -> None:

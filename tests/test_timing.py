@@ -44,6 +44,7 @@ class Timeline:
         self.idle_from_s = {"first": 0.0}
         self.stream = "first"
         self.num_recorded = 0
+        self.drift = 0.0
 
     def launch(self, seconds: float) -> None:
         """Queue a kernel on the current stream."""
@@ -73,7 +74,7 @@ class Timeline:
     def elapsed_s(self, start: Instant, end: Instant) -> float:
         assert self.is_done(start)
         assert self.is_done(end)
-        return end.at_s - start.at_s
+        return (end.at_s - start.at_s) * (1 + self.drift)
 
     def is_capturing(self) -> bool:
         return self.capturing
@@ -199,6 +200,19 @@ def test_an_idle_device_puts_a_time_line_that_lags_behind_right() -> None:
     assert (late.start_s, late.end_s) == (1005.0, 1010.0)
 
 
+@pytest.mark.parametrize("drift", [-0.01, 0.01])
+def test_a_device_clock_that_drifts_is_kept_to_the_hosts(drift: float) -> None:
+    timer, timeline, clock = device_timer()
+    timeline.drift = drift
+    timer.mark_boundary()
+    for _ in range(1000):
+        clock.now_s += 1.0
+        timer.mark_boundary()
+        (span,) = timer.finished()
+        assert span.end_s == pytest.approx(clock(), abs=1e-9)
+        assert durations([span]) == approx(1.0 + drift)
+
+
 def test_nothing_is_recorded_or_asked_during_a_capture() -> None:
     timer, timeline, clock = device_timer()
     timer.mark_boundary()
@@ -264,6 +278,7 @@ def test_however_far_behind_a_device_is_each_iteration_is_told_and_memory_is_bou
 
     spans = timer.finished()
     assert len(spans) == 101
+    assert capturing or durations(spans)[-1] == pytest.approx(50.0)
     assert all(seconds >= 0 for seconds in durations(spans))
     assert sum(durations(spans)) == pytest.approx(spans[-1].end_s - spans[0].start_s)
 

@@ -3,8 +3,8 @@
 Productive time earns ``rate`` seconds of overhead per second. A periodic checkpoint may start
 only if the balance covers what it will probably cost; what it did cost is taken off, and the
 balance may fall below zero. So the overhead so far never exceeds ``rate`` times the productive
-time by more than the largest cost of one checkpoint, whatever the noise; checkpoints that had to
-be taken (the first, the last, those asked for) come on top.
+time by more than the largest cost of one checkpoint (of those that overlap), whatever the noise;
+checkpoints that had to be taken (the first, the last, those asked for) come on top.
 """
 
 from __future__ import annotations

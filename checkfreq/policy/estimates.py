@@ -14,6 +14,7 @@ from statistics import fmean, median, stdev
 
 #: A clean iteration that lasts this many medians is not one: validation, a stall of the loader.
 OUTLIER = 4.0
+_ONE_SIDED_95 = 1.645
 
 
 class IterationTime:
@@ -32,9 +33,6 @@ class IterationTime:
         self._mean: float | None = None
         self._num_new = 0
 
-    def __len__(self) -> int:
-        return len(self._times)
-
     def add(self, seconds: float) -> None:
         """Take in one clean iteration."""
         self._times.append(seconds)
@@ -42,10 +40,14 @@ class IterationTime:
 
     def value(self) -> float | None:
         """Seconds; None before the first. Computed anew after every few additions."""
-        if self._mean is None or self._num_new * 16 >= len(self._times):
+        if self._mean is None or self._num_new * 8 >= len(self._times):
             self._mean = self._compute()
             self._num_new = 0
         return self._mean
+
+    def low(self) -> float | None:
+        """Seconds that nine in ten take at least; None before the first."""
+        return sorted(self._times)[len(self._times) // 10] if self._times else None
 
     def _compute(self) -> float | None:
         if not self._times:
@@ -72,9 +74,14 @@ class Estimate:
     mean: float
     error: float
 
+    @classmethod
+    def with_upper(cls, mean: float, upper: float) -> Estimate:
+        """The estimate whose ``upper()`` is ``upper``."""
+        return cls(mean, (upper - mean) / _ONE_SIDED_95)
+
     def upper(self) -> float:
         """Upper limit of the one-sided 95 % confidence interval."""
-        return self.mean + 1.645 * self.error
+        return self.mean + _ONE_SIDED_95 * self.error
 
 
 class CheckpointCost:
@@ -124,9 +131,6 @@ class Recent:
 
     def __init__(self, window: int = 5) -> None:
         self._values: deque[float] = deque(maxlen=window)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
     def add(self, value: float) -> None:
         """Take in one value."""

@@ -90,11 +90,6 @@ class FrequencyPolicy:
             )
         if self.mtbf_s is not None and not (math.isfinite(self.mtbf_s) and self.mtbf_s > 0):
             raise ConfigError(f"mtbf_s: expected None or finite seconds > 0, got {self.mtbf_s}")
-        if self.objective is Objective.GOODPUT and self.mtbf_s is None:
-            raise ConfigError(
-                "Objective.GOODPUT weighs checkpoints against failures: it needs mtbf_s, the mean "
-                "time between failures in seconds"
-            )
         if self.num_slots < 1:
             raise ConfigError(f"num_slots: expected at least 1, got {self.num_slots}")
 
@@ -126,7 +121,7 @@ class FrequencyPolicy:
 
     def allowed_overhead(self, plan: Plan) -> float:
         """The bound to hold: ``max_overhead``, unless goodput asks for more."""
-        if self.objective is Objective.GOODPUT:
+        if self._is_for_goodput:
             return max(self.max_overhead, 1.25 * plan.predicted_overhead)
         return self.max_overhead
 
@@ -144,8 +139,13 @@ class FrequencyPolicy:
         worth_it = saved_s > _WORTH * profile.iteration_s
         return SnapshotPlace.DEVICE if worth_it else SnapshotPlace.HOST
 
+    @property
+    def _is_for_goodput(self) -> bool:
+        """The bound holds until it is known how often this run fails."""
+        return self.objective is Objective.GOODPUT and self.mtbf_s is not None
+
     def _budget_steps(self, profile: Profile) -> int:
-        if self.objective is Objective.GOODPUT:
+        if self._is_for_goodput:
             return 1
         return _steps(profile.cost_s, self.max_overhead * profile.iteration_s)
 
@@ -159,9 +159,14 @@ class FrequencyPolicy:
         if self.mtbf_s is None:
             return 1
         tau_s = daly_interval_s(profile.cost_s, mtbf_s=self.mtbf_s)
-        return max(1, round(tau_s / profile.iteration_s))
+        return max(1, round(_ratio(tau_s, profile.iteration_s)))
 
 
 def _steps(amount_s: float, per_step_s: float) -> int:
     """How many steps cover an amount; what rounding errors add does not count."""
-    return max(1, math.ceil(min(amount_s / per_step_s, _MOST_STEPS) * (1 - 1e-9)))
+    return max(1, math.ceil(_ratio(amount_s, per_step_s) * (1 - 1e-9)))
+
+
+def _ratio(amount_s: float, per_step_s: float) -> float:
+    """Of steps, at most ``_MOST_STEPS``, however short they are."""
+    return amount_s / per_step_s if amount_s < _MOST_STEPS * per_step_s else _MOST_STEPS

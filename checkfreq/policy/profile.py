@@ -5,13 +5,15 @@ Symbols are those of the CheckFreq paper and of ARCHITECTURE.md, section Policy.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from checkfreq.errors import ConfigError
 from checkfreq.types import SnapshotPlace
+
+_LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +84,5 @@ class Profile:
 
 def is_amount(value: Any) -> bool:
     """Whether ``value`` is a finite number, not negative (and not a bool)."""
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and value >= 0
-    )
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value <= _LARGEST  # False for NaN, and for an int beyond floats

@@ -1,68 +1,45 @@
 """Keeps the overhead under its bound while training runs, in both directions. Pure.
 
 Fed with iterations and checkpoints as they end, in seconds of any one clock. An iteration that
-no checkpoint touched is *clean* and tells T. The others are charged: what they took longer than
-T, held or slowed down, is the cost o of the checkpoints that touched them. A slowdown that is
-not ours shows in clean iterations too, moves T, and is not charged. After every checkpoint the
-plan is made anew; a token bucket (bucket.py) holds the bound whatever the plan says.
+no checkpoint touched is *clean* and tells T (costs.py). The others are charged to the
+checkpoints that touched them (charges.py). A slowdown that is not ours shows in clean iterations
+too, moves T, and is not charged. After every checkpoint the plan is made anew; a token bucket
+(bucket.py) holds the bound whatever the plan says.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
-from statistics import median
 
 from checkfreq.policy.bucket import TokenBucket
-from checkfreq.policy.estimates import OUTLIER, CheckpointCost, Estimate, IterationTime, Recent
+from checkfreq.policy.charges import Charge, Charges
+from checkfreq.policy.costs import PROFILE_ITERATIONS, RunCosts
 from checkfreq.policy.frequency import FrequencyPolicy, Plan
-from checkfreq.policy.profile import Profile, is_amount
+from checkfreq.policy.observations import Iteration, Measured
+from checkfreq.policy.profile import Profile
 from checkfreq.types import SnapshotPlace
 
-#: Clean iterations before the first checkpoint, which is itself a measurement.
-PROFILE_ITERATIONS = 10
+__all__ = ["PROFILE_ITERATIONS", "Due", "Iteration", "Measured", "RateTuner"]
+
 #: Iterations at the start that tell nothing: allocators, autotuning, the loader's first batches.
 _WARM_UP_ITERATIONS = 2
 #: After so many iterations with none clean, a few without a checkpoint measure T again.
 _STRETCH_AFTER = 64
 _STRETCH_ITERATIONS = 4
-#: Or as soon as touched iterations are shorter than T by this part.
+#: So do, at once, touched iterations that are shorter than clean ones by this part: as many as
+#: let T follow.
 _STALE = 0.1
+_STALE_ITERATIONS = 8
 #: The interval follows its costs once they differ by more than this part.
 _HYSTERESIS = 0.1
-#: A cached profile that is off by more than this factor is discarded.
-_CACHE_OFF = {"iteration_s": 1.25, "cost_s": 2.0, "persist_s": 2.0}
+#: What may be saved up, in upper costs of one checkpoint.
+_DEPTH = 4
 #: If every iteration is an epoch's first or last, they are what there is to measure.
 _IRREGULAR_IN_ROW = 8
 _PARTIAL_IN_ROW = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Iteration:
-    """One iteration, boundary to boundary.
-
-    stall_s: of it, what a snapshot held training for. overlap_s: boundary to weight update.
-    is_regular: False where something else is inside (validation, the loader's start).
-    """
-
-    start_s: float
-    end_s: float
-    stall_s: float = 0.0
-    overlap_s: float | None = None
-    is_regular: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Times of a checkpoint that became durable; ``device_copy_s`` only of a device snapshot."""
-
-    copy_s: float
-    persist_s: float
-    durable_s: float
-    state_bytes: int
-    device_copy_s: float | None = None
 
 
 class Due(Enum):
@@ -75,27 +52,12 @@ class Due(Enum):
     MEASURING = "measuring the iteration time"
 
 
-@dataclass(slots=True, eq=False)
-class _Attempt:
-    start_s: float
-    reserved_s: float
-    end_s: float = math.inf
-    full_s: float = 0.0  # everything above T
-    mild_s: float = 0.0  # what is above OUTLIER times T left out
-    stall_s: float = 0.0
-    whole_s: float = 0.0  # of the iterations it touched, its share
-    is_partial: bool = False  # touched iterations whose own time is unknown
-    measured: Measured | None = None
-
-    def overlap_s(self, iteration: Iteration) -> float:
-        return min(self.end_s, iteration.end_s) - max(self.start_s, iteration.start_s)
-
-
 class RateTuner:
     """Decides at each boundary. ``dynamic=False`` keeps the first plan and has no bucket.
 
     ``cached`` is the profile of an earlier run: planned with at once, and checked against the
-    first measurements.
+    first measurements. ``free_device_bytes`` is what a snapshot on the device may take, what the
+    last one took included; None: there is no such place.
     """
 
     def __init__(
@@ -114,24 +76,16 @@ class RateTuner:
         self.overhead_s = 0.0
         self.productive_s = 0.0
         self._dynamic = dynamic
-        self._cached = cached
         self._bucket = TokenBucket(policy.max_overhead)
-        self._time = IterationTime()
-        self._cost = CheckpointCost()
-        self._last_cost: Estimate | None = None
-        self._full_costs: deque[float] = deque(maxlen=8)
-        self._overlap, self._copy, self._device_copy = Recent(), Recent(), Recent()
-        self._persist, self._durable = Recent(), Recent()
-        self._stalls = Recent(window=8)
+        self._costs = RunCosts(cached)
+        self._charges = Charges()
+        self._place = SnapshotPlace.HOST
+        self._upper_s = 0.0
         self._window: deque[tuple[float, float]] = deque(maxlen=8)  # (cost, productive) each
         self._window_start_s = 0.0
-        self._state_bytes = 0
-        self._upper_s = 0.0
-        self._attempts: dict[str, _Attempt] = {}
-        self._last_step = 0
+        self._last_step: int | None = None
         self._num_seen = 0
-        self._num_clean = 0
-        self._num_accounted = 0
+        self._num_settled = 0
         self._num_uncredited = 0
         self._num_irregular = 0
         self._num_partial = 0
@@ -139,9 +93,7 @@ class RateTuner:
         self._stretch_left = 0
         self._is_withheld = False
         if cached is not None:
-            self._state_bytes = cached.state_bytes
-            self.plan = policy.plan(cached)
-            self._apply_plan(cached)
+            self._adopt(self._plan_cached(cached), cached)
 
     # ---- what the user may want to know
 
@@ -153,7 +105,7 @@ class RateTuner:
     @property
     def is_measured(self) -> bool:
         """Whether this run has measured its own costs, rather than taken over cached ones."""
-        return len(self._cost) > 0 and self._num_clean >= PROFILE_ITERATIONS
+        return self._costs.is_measured
 
     @property
     def balance_s(self) -> float:
@@ -162,77 +114,46 @@ class RateTuner:
 
     def profile(self) -> Profile | None:
         """The costs as they are known now; None before the first checkpoint was measured."""
-        known = self._cached
-        iteration_s = known.iteration_s if known else None
-        if self._num_clean >= PROFILE_ITERATIONS:
-            iteration_s = self._time.value()
-        cost = self._cost.value() or self._last_cost
-        if cost is None and known is not None:
-            cost = Estimate(known.cost_s, (known.cost_upper_s - known.cost_s) / 1.645)
-        if iteration_s is None or cost is None:
-            return None
-        mean_s = max(cost.mean, self._stalls.value() or 0.0)
-        return Profile(
-            iteration_s=iteration_s,
-            overlap_s=_or(self._overlap, known.overlap_s if known else 0.0),
-            host_copy_s=_or(self._copy, known.host_copy_s if known else 0.0),
-            device_copy_s=self._device_copy.value() or (known.device_copy_s if known else None),
-            persist_s=_or(self._persist, known.persist_s if known else 0.0),
-            durable_s=_or(self._durable, known.durable_s if known else 0.0),
-            cost_s=mean_s,
-            cost_upper_s=max(mean_s, cost.upper()),
-            state_bytes=self._state_bytes,
-            place=self.plan.place if self.plan else SnapshotPlace.HOST,
-        )
+        return self._costs.profile(self._place)
 
     # ---- observations
 
     def iteration(self, iteration: Iteration) -> None:
         """An iteration ended. One whose times make no sense is counted and ignored."""
-        duration_s = iteration.end_s - iteration.start_s
-        if not (math.isfinite(duration_s) and duration_s > 0 and is_amount(iteration.stall_s)):
+        if not iteration.is_sane():
             self.num_bad_samples += 1
             return
         self._num_seen += 1
         is_regular = self._accept(iteration)
-        touching = [a for a in self._attempts.values() if a.overlap_s(iteration) > 0]
-        if touching:
+        iteration_s = self._costs.iteration_s if is_regular else None
+        if self._charges.add(iteration, iteration_s=iteration_s):
             self._since_clean += 1
-            self._charge(iteration, touching, is_regular=is_regular)
         elif is_regular:
-            self._note_clean(iteration, duration_s)
+            self._note_clean(iteration)
         self._earn()
-        if touching:
-            self._settle(now_s=iteration.end_s)
+        for charge in self._charges.settle(iteration.end_s):
+            self._account(charge)
 
     def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
-        """A snapshot was begun at boundary ``step``; ``attempt`` is any name for it."""
+        """A snapshot was begun at boundary ``step``; ``attempt`` is a name that no other has."""
         reserved_s = self._upper_s if is_periodic else 0.0
         self._bucket.spend(reserved_s)
-        self._attempts[attempt] = _Attempt(start_s, reserved_s)
+        self._charges.begin(attempt, start_s=start_s, reserved_s=reserved_s)
         self._last_step = step
         self._is_withheld = False
 
     def ended(self, attempt: str, *, end_s: float, measured: Measured | None) -> None:
-        """A checkpoint became durable, or failed (``measured`` is None) at ``end_s``."""
-        found = self._attempts.get(attempt)
-        if found is None:
-            return
-        found.end_s = max(end_s, found.start_s)
-        if measured is None:
-            return
-        if not all(
-            is_amount(value) for value in (measured.copy_s, measured.persist_s, measured.durable_s)
-        ):
+        """A checkpoint became durable, or failed (``measured`` is None) at ``end_s``.
+
+        One whose times make no sense is counted and taken as one that failed.
+        """
+        if not math.isfinite(end_s) or (measured is not None and not measured.is_sane()):
             self.num_bad_samples += 1
-            return
-        found.measured = measured
-        self._copy.add(measured.copy_s)
-        self._persist.add(measured.persist_s)
-        self._durable.add(measured.durable_s)
-        if measured.device_copy_s is not None:
-            self._device_copy.add(measured.device_copy_s)
-        self._state_bytes = measured.state_bytes
+            measured = None
+        if not math.isfinite(end_s):
+            end_s = -math.inf  # it is over, whenever that was
+        if self._charges.end(attempt, end_s=end_s, measured=measured) and measured is not None:
+            self._costs.add_durable(measured)
 
     def continue_from(self, step: int) -> None:
         """``step`` was restored: intervals are counted from it."""
@@ -243,10 +164,8 @@ class RateTuner:
     def due(self, *, step: int, now_s: float) -> Due:
         """Whether a periodic checkpoint should start at boundary ``step``."""
         if self.plan is None:
-            is_ready = self._num_clean >= PROFILE_ITERATIONS and not self._attempts
-            may_retry = step - self._last_step >= PROFILE_ITERATIONS or not self._num_accounted
-            return Due.TAKE if is_ready and may_retry else Due.NOT_YET
-        if step - self._last_step < self.plan.interval_steps:
+            return self._due_without_plan(step)
+        if step - (self._last_step or 0) < self._interval_steps(self.plan):
             return Due.NOT_YET
         if self._is_late(now_s):
             return Due.LATE
@@ -256,9 +175,26 @@ class RateTuner:
             return Due.MEASURING
         return self._within_budget()
 
+    def _due_without_plan(self, step: int) -> Due:
+        """As soon as T is known; again, if that one told nothing, within the bound."""
+        is_ready = self._costs.num_clean >= PROFILE_ITERATIONS and not self._stretch_left
+        if not is_ready or len(self._charges):
+            return Due.NOT_YET
+        if not self._num_settled:
+            return Due.TAKE
+        may_retry = step - (self._last_step or 0) >= PROFILE_ITERATIONS
+        return Due.TAKE if may_retry and self._bucket.balance_s >= 0 else Due.NOT_YET
+
+    def _interval_steps(self, plan: Plan) -> int:
+        """The plan's, but a new run with a cached profile is not left unprotected for so long."""
+        if self._last_step is None:
+            return min(plan.interval_steps, PROFILE_ITERATIONS)
+        return plan.interval_steps
+
     def _within_budget(self) -> Due:
-        is_first = not self._num_accounted and not self._attempts
-        if is_first or self._bucket.balance_s >= self._upper_s:
+        is_first = not self._num_settled and not len(self._charges)
+        needed_s = self._upper_s + self._charges.unreserved_s()
+        if is_first or self._bucket.balance_s >= needed_s:
             return Due.TAKE
         if not self._is_withheld:
             self._is_withheld = True
@@ -267,13 +203,15 @@ class RateTuner:
 
     def _is_late(self, now_s: float) -> bool:
         """Whether a snapshot taken now would have to wait for the one before."""
-        active = [a for a in self._attempts.values() if a.end_s > now_s]
-        if not active:
+        in_flight = self._charges.in_flight(now_s)
+        if not in_flight:
             return False
-        if len(active) > 1 or self.policy.num_slots == 1:
+        durable_s = self._costs.durable_s
+        if len(in_flight) > 1 or self.policy.num_slots == 1 or durable_s is None:
             return True
-        left_s = (self._durable.value() or math.inf) - (now_s - active[0].start_s)
-        return left_s > (self._copy.value() or 0.0)
+        left_s = durable_s - (now_s - in_flight[0].start_s)
+        # One that is overdue may take any time.
+        return not 0 <= left_s <= self._costs.copy_s
 
     def _must_measure(self) -> bool:
         """Without clean iterations T is a memory: insert a short stretch of them."""
@@ -284,145 +222,102 @@ class RateTuner:
     # ---- iterations
 
     def _accept(self, iteration: Iteration) -> bool:
-        if iteration.is_regular:
-            self._num_irregular = 0
-        else:
-            self._num_irregular += 1
+        """Whether its time tells something about T."""
+        self._num_irregular = 0 if iteration.is_regular else self._num_irregular + 1
         is_regular = iteration.is_regular or self._num_irregular > _IRREGULAR_IN_ROW
         return is_regular and self._num_seen > _WARM_UP_ITERATIONS
 
-    def _note_clean(self, iteration: Iteration, duration_s: float) -> None:
-        self._time.add(duration_s)
-        self._num_clean += 1
+    def _note_clean(self, iteration: Iteration) -> None:
+        self._costs.add_clean(iteration)
         self._since_clean = 0
         self._stretch_left = max(0, self._stretch_left - 1)
-        if iteration.overlap_s is not None:
-            self._overlap.add(iteration.overlap_s)
-        if self._num_clean == PROFILE_ITERATIONS:
-            self._check_cached("iteration_s", self._time.value())
-
-    def _charge(self, iteration: Iteration, touching: list[_Attempt], *, is_regular: bool) -> None:
-        """Share what the iteration took longer than T among the checkpoints that touched it."""
-        iteration_s = self._iteration_s()
-        full_s = mild_s = iteration.stall_s
-        if is_regular and iteration_s is not None:
-            full_s = iteration.end_s - iteration.start_s - iteration_s
-            slowdown_s = full_s - iteration.stall_s
-            mild_s += min(slowdown_s, (OUTLIER - 1) * iteration_s)
-        whole_s = sum(attempt.overlap_s(iteration) for attempt in touching)
-        for attempt in touching:
-            share = attempt.overlap_s(iteration) / whole_s
-            attempt.full_s += share * full_s
-            attempt.mild_s += share * mild_s
-            attempt.stall_s += share * iteration.stall_s
-            attempt.whole_s += share * (iteration.end_s - iteration.start_s)
-            attempt.is_partial |= not is_regular or iteration_s is None
+        if self._costs.num_clean == PROFILE_ITERATIONS:
+            self._check_cached()
+            if self.plan is None:
+                self._replan()  # a checkpoint that the user asked for may have told its cost
 
     def _earn(self) -> None:
-        iteration_s = self._iteration_s()
         self._num_uncredited += 1
+        iteration_s = self._costs.iteration_s
         if iteration_s is not None:
             earned_s = self._num_uncredited * iteration_s
             self._num_uncredited = 0
             self.productive_s += earned_s
             self._bucket.earn(earned_s)
 
-    def _iteration_s(self) -> float | None:
-        own = self._time.value()
-        return self._cached.iteration_s if own is None and self._cached else own
-
     # ---- checkpoints
 
-    def _settle(self, *, now_s: float) -> None:
-        """Account for the checkpoints whose last touched iteration has ended."""
-        for name, attempt in list(self._attempts.items()):
-            if attempt.end_s <= now_s:
-                del self._attempts[name]
-                self._account(attempt)
-
-    def _account(self, attempt: _Attempt) -> None:
-        cost_s = self._plausible(attempt)
-        if is_stale := self._shows_stale_time(attempt):
-            self._since_clean = _STRETCH_AFTER
-        spent_s = cost_s
-        if attempt.is_partial or is_stale:
-            estimate = self._cost.value()
-            spent_s = max(attempt.stall_s, cost_s, estimate.mean if estimate else 0.0)
-        self._num_accounted += 1
-        self._bucket.spend(spent_s - attempt.reserved_s)
+    def _account(self, charge: Charge) -> None:
+        """Take the cost of a checkpoint off the budget and learn from it."""
+        spent_s = charge.cost_s
+        is_partial = charge.is_partial or not charge.num_touched
+        is_stale = self._shows_stale_time(charge)
+        if is_partial or is_stale:
+            estimate = self._costs.cost
+            spent_s = max(charge.stall_s, spent_s, estimate.mean if estimate else 0.0)
+        self._num_settled += 1
+        self._bucket.spend(spent_s - charge.reserved_s)
         self.overhead_s += spent_s
         self._window.append((spent_s, self.productive_s - self._window_start_s))
         self._window_start_s = self.productive_s
-        if attempt.measured is not None and not is_stale:
-            self._learn(attempt, cost_s)
+        if is_stale:
+            self._stretch_left = _STALE_ITERATIONS
+        elif charge.measured is not None and not self._skips(is_partial):
+            self._learn(charge)
 
-    def _shows_stale_time(self, attempt: _Attempt) -> bool:
-        """Iterations with a checkpoint that are shorter than those without: T is out of date."""
-        return attempt.full_s < -_STALE * attempt.whole_s
+    def _shows_stale_time(self, charge: Charge) -> bool:
+        """Iterations with a checkpoint that are shorter than any without: T is out of date."""
+        shortest_s = self._costs.short_iteration_s
+        return shortest_s is not None and charge.is_faster_than((1 - _STALE) * shortest_s)
 
-    def _plausible(self, attempt: _Attempt) -> float:
-        """Its cost, without what is so far out of line that something else must be in it."""
-        self._full_costs.append(attempt.full_s)
-        typical_s = median(self._full_costs)
-        is_usual = len(self._full_costs) > 2 and attempt.full_s <= OUTLIER * max(typical_s, 0.0)
-        return attempt.full_s if is_usual else attempt.mild_s
-
-    def _learn(self, attempt: _Attempt, cost_s: float) -> None:
+    def _skips(self, is_partial: bool) -> bool:
         """A partial measurement counts only where whole ones are not to be had."""
-        if attempt.is_partial and self._num_partial < _PARTIAL_IN_ROW:
+        if is_partial and self._num_partial < _PARTIAL_IN_ROW:
             self._num_partial += 1
-            return
+            return True
         self._num_partial = 0
-        self._cost.add(cost_s)
-        self._stalls.add(attempt.stall_s)
-        self._last_cost = self._cost.value()
-        if self._last_cost is not None and len(self._cost) >= 2:
-            self._check_cached("cost_s", self._last_cost.mean)
-            self._check_cached("persist_s", self._persist.value())
+        return False
+
+    def _learn(self, charge: Charge) -> None:
+        self._costs.add_cost(charge.cost_s, stall_s=charge.stall_s)
+        self._check_cached()
         self._replan()
 
-    def _check_cached(self, name: str, found: float | None) -> None:
-        if self._cached is None or found is None:
-            return
-        expected, factor = getattr(self._cached, name), _CACHE_OFF[name]
-        if not expected / factor <= found <= expected * factor:
-            self.cache_rejected = (
-                f"{name} is {found:.3g} here and {expected:.3g} in the cached profile"
-            )
-            self._cached = None
-            if not len(self._cost):
-                self.plan = None
+    def _check_cached(self) -> None:
+        reason = self._costs.check_cached()
+        if reason is not None:
+            self.cache_rejected = reason
+            self.plan = None
 
     # ---- planning
+
+    def _plan_cached(self, cached: Profile) -> Plan:
+        fitted = cached.state_bytes if cached.place is SnapshotPlace.DEVICE else None
+        return self.policy.plan(cached, free_device_bytes=fitted)
 
     def _replan(self) -> None:
         profile = self.profile()
         if profile is None or (self.plan is not None and not self._dynamic):
             return
         new = self.policy.plan(profile, free_device_bytes=self.free_device_bytes)
-        self.plan = self._with_hysteresis(new, profile)
-        self._apply_plan(profile)
+        self._adopt(self._with_hysteresis(new, profile), profile)
 
     def _with_hysteresis(self, new: Plan, profile: Profile) -> Plan:
         old = self.plan
         if old is None or new.interval_steps == old.interval_steps:
             return new
-        if new.interval_steps > old.interval_steps:
-            change = new.interval_steps > (1 + _HYSTERESIS) * old.interval_steps
-            if change or self._is_over_bound():
-                return new
-        else:
-            # What it would be if costs were a little higher: noise must not move it to and fro.
-            careful = self.policy.plan(
-                _scaled(profile, 1 + _HYSTERESIS / 2), free_device_bytes=self.free_device_bytes
-            )
-            if careful.interval_steps < old.interval_steps and (
-                new.interval_steps < (1 - _HYSTERESIS) * old.interval_steps
-            ):
-                return self.policy.plan_at(
-                    careful.interval_steps, profile, reason=new.reason, place=new.place
-                )
-        return self.policy.plan_at(old.interval_steps, profile, reason=new.reason, place=new.place)
+        steps = self._calmer_steps(old.interval_steps, new.interval_steps, profile)
+        return self.policy.plan_at(steps, profile, reason=new.reason, place=new.place)
+
+    def _calmer_steps(self, old: int, new: int, profile: Profile) -> int:
+        """``new`` if that is far enough from ``old``."""
+        if new > old:
+            is_far = new > (1 + _HYSTERESIS) * old
+            return new if is_far or self._is_over_bound() else old
+        if new >= (1 - _HYSTERESIS) * old:
+            return old
+        # What it would be if costs were a little higher: noise must not move it to and fro.
+        return min(old, self.policy.plan(_scaled(profile, 1 + _HYSTERESIS / 2)).interval_steps)
 
     def _is_over_bound(self) -> bool:
         """Whether the last few checkpoints together cost more than was earned meanwhile."""
@@ -430,19 +325,15 @@ class RateTuner:
         productive_s = sum(productive for _, productive in self._window)
         return cost_s > self._bucket.rate * productive_s
 
-    def _apply_plan(self, profile: Profile) -> None:
-        assert self.plan is not None
-        if profile.place is not self.plan.place:
-            self._cost.clear()  # they were another way's
-            self._full_costs.clear()
-        self._bucket.rate = self.policy.allowed_overhead(self.plan)
+    def _adopt(self, plan: Plan, profile: Profile) -> None:
+        if plan.place is not self._place:
+            self._costs.forget_costs()
+            self._charges.forget_costs()
+        self.plan = plan
+        self._place = plan.place
+        self._bucket.rate = self.policy.allowed_overhead(plan)
         self._upper_s = profile.cost_upper_s
-        self._bucket.limit(4 * self._upper_s)
-
-
-def _or(values: Recent, default: float) -> float:
-    value = values.value()
-    return default if value is None else value
+        self._bucket.limit(_DEPTH * self._upper_s)
 
 
 def _scaled(profile: Profile, factor: float) -> Profile:

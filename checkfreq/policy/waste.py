@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 
 from checkfreq.errors import ConfigError
+from checkfreq.policy.profile import is_amount
 
 
 def young_interval_s(cost_s: float, *, mtbf_s: float) -> float:
     """Young's optimal work between checkpoints that cost ``cost_s`` each."""
-    _require_mtbf(mtbf_s)
+    _require(cost_s=cost_s, mtbf_s=mtbf_s)
     return math.sqrt(2 * cost_s * mtbf_s)
 
 
@@ -24,7 +25,7 @@ def daly_interval_s(cost_s: float, *, mtbf_s: float) -> float:
     A time to durable does not move the optimum: it is lost at every failure, whatever the
     interval.
     """
-    _require_mtbf(mtbf_s)
+    _require(cost_s=cost_s, mtbf_s=mtbf_s)
     if cost_s >= 2 * mtbf_s:
         return mtbf_s
     half = cost_s / (2 * mtbf_s)
@@ -37,13 +38,18 @@ def goodput(interval_s: float, *, cost_s: float, mtbf_s: float, restart_s: float
     ``interval_s`` is work between checkpoints; failures may also strike during a checkpoint or a
     restart.
     """
-    _require_mtbf(mtbf_s)
-    if not interval_s > 0:
-        raise ConfigError(f"interval_s: expected seconds > 0, got {interval_s}")
-    segment = math.expm1((interval_s + cost_s) / mtbf_s)
-    return interval_s / (mtbf_s * math.exp(restart_s / mtbf_s) * segment)
+    _require(cost_s=cost_s, mtbf_s=mtbf_s, restart_s=restart_s)
+    if not (is_amount(interval_s) and interval_s > 0):
+        raise ConfigError(f"interval_s: expected finite seconds > 0, got {interval_s}")
+    segment = (interval_s + cost_s) / mtbf_s
+    # tau / (M e^(R/M) (e^segment - 1)), written so that nothing overflows.
+    survival = math.exp(-segment - restart_s / mtbf_s) / -math.expm1(-segment)
+    return interval_s / mtbf_s * survival
 
 
-def _require_mtbf(mtbf_s: float) -> None:
-    if not (math.isfinite(mtbf_s) and mtbf_s > 0):
+def _require(*, mtbf_s: float, **amounts_s: float) -> None:
+    if not (is_amount(mtbf_s) and mtbf_s > 0):
         raise ConfigError(f"mtbf_s: expected finite seconds > 0, got {mtbf_s}")
+    for name, value in amounts_s.items():
+        if not is_amount(value):
+            raise ConfigError(f"{name}: expected finite seconds >= 0, got {value}")

@@ -77,12 +77,19 @@ RESUMABLE = ("--checkfreq", "--cf_iterator")
 @pytest.mark.parametrize(
     ("flags", "certain"),
     [
+        ((), {10}),
         (("--chk-freq", "4"), {10}),
         (("--chk-freq", "0"), {10}),
         (("--chk-freq", "4", "--chk_mode_baseline"), {4, 8, 10}),
         (("--chk-freq", "0", "--chk_mode_baseline"), {10}),
     ],
-    ids=["every 4 updates", "each epoch", "every 4, synchronous", "each epoch, synchronous"],
+    ids=[
+        "chosen",
+        "every 4 updates",
+        "each epoch",
+        "every 4, synchronous",
+        "each epoch, synchronous",
+    ],
 )
 def test_every_arm_trains_to_the_same_bits_as_no_checkpoint(
     flags: tuple[str, ...], certain: set[int], script: Script, reference: dict[str, Any]

@@ -40,7 +40,11 @@ def test_flags_of_the_original_script_are_taken(tmp_path: Path) -> None:
     ("flags", "sentence"),
     [
         (("--dali",), "--dali is not built yet"),
-        (RESUMABLE, r"choosing the frequency (AUTO mode) is not built yet; give --chk-freq N"),
+        ((*RESUMABLE, "--chk_mode_baseline"), "--chk_mode_baseline needs --chk-freq"),
+        ((*RESUMABLE, "--chk-freq", "5", "--static"), "leave out --chk-freq"),
+        ((*RESUMABLE, "--chk-freq", "5", "--max-overhead", "0.1"), "leave out --chk-freq"),
+        ((*RESUMABLE, "--max-overhead", "3.5"), "--max-overhead must be between 0 and 1"),
+        ((*RESUMABLE, "--mtbf", "0"), "--mtbf must be more than 0 seconds"),
         (("--checkfreq", "--chk-freq", "5"), "--checkfreq needs --cf_iterator"),
         (("--chk-freq", "5"), "--chk-freq needs --checkfreq"),
         (("--chk_mode_baseline",), "--chk_mode_baseline says how to checkpoint"),

@@ -121,11 +121,6 @@ def test_manual_needs_chk_freq(chk_dir: Path) -> None:
         CFManager(chk_dir, CHK, mode=CFMode.MANUAL)
 
 
-def test_auto_is_refused_with_a_sentence_until_it_is_built(chk_dir: Path) -> None:
-    with pytest.raises(ConfigError, match="AUTO is not built yet"):
-        CFManager(chk_dir, CHK)
-
-
 def test_manual_with_n_checkpoints_every_n_boundaries(chk_dir: Path) -> None:
     training = Training()
     with managed(chk_dir, training.chk, chk_freq=2, retention=KeepLast(99)) as manager:

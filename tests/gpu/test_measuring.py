@@ -34,7 +34,7 @@ def test_iterations_queued_ahead_are_told_once_each_when_they_have_run() -> None
     assert len(spans) == 50
     for span in spans:
         assert span.update_s is not None
-        assert before_s <= span.start_s < span.update_s < span.end_s <= after_s
+        assert before_s <= span.start_s <= span.update_s <= span.end_s <= after_s
 
 
 def test_a_graph_is_captured_across_a_boundary() -> None:

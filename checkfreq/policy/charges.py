@@ -1,0 +1,123 @@
+"""What each checkpoint added to the training time. Pure.
+
+An iteration is charged with what it took longer than T, held or slowed down, to the checkpoints
+that touched it: those begun before its end and not ended before its start. Both may be told in
+any order, iterations also long after the checkpoints that touched them ended (a device's events
+come late), so a checkpoint is settled once an iteration that ends after it was told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+
+from checkfreq.policy.estimates import OUTLIER
+from checkfreq.policy.observations import Iteration, Measured
+
+#: Costs before what is usual can be told from what is not.
+_USUAL_FROM = 3
+
+
+@dataclass(slots=True, eq=False)
+class Charge:
+    """What one checkpoint is charged with so far."""
+
+    start_s: float
+    reserved_s: float
+    end_s: float = math.inf
+    measured: Measured | None = None
+    excess_s: float = 0.0  # all that its iterations took longer than T
+    mild_s: float = 0.0  # without what is above OUTLIER times T, unless held
+    stall_s: float = 0.0
+    touched_s: float = 0.0  # its share of the time of iterations that T is known for
+    num_touched: float = 0.0  # its share of their number
+    is_partial: bool = False  # touched others too
+    cost_s: float = 0.0  # once settled: what of all this is taken as its cost
+
+    def overlap_s(self, iteration: Iteration) -> float:
+        """Seconds of ``iteration`` that it was in flight; not above 0 if none."""
+        return min(self.end_s, iteration.end_s) - max(self.start_s, iteration.start_s)
+
+    def is_faster_than(self, iteration_s: float) -> bool:
+        """Whether its iterations were shorter than ``iteration_s``, on average."""
+        return self.touched_s < iteration_s * self.num_touched
+
+
+class Charges:
+    """The checkpoints that are in flight or not settled yet, by name."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Charge] = {}
+        self._costs: deque[float] = deque(maxlen=8)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, name: str, *, start_s: float, reserved_s: float) -> None:
+        """A snapshot was begun; ``reserved_s`` were taken off the budget for it."""
+        assert name not in self._open, f"two attempts named {name}"
+        self._open[name] = Charge(start_s, reserved_s)
+
+    def end(self, name: str, *, end_s: float, measured: Measured | None) -> bool:
+        """It is durable or has failed; False if no such one is in flight."""
+        charge = self._open.get(name)
+        if charge is None or charge.end_s < math.inf:
+            return False
+        charge.end_s = max(end_s, charge.start_s)
+        charge.measured = measured
+        return True
+
+    def add(self, iteration: Iteration, *, iteration_s: float | None) -> bool:
+        """Share an iteration among the checkpoints that touched it; False if none did.
+
+        ``iteration_s`` (T) is None where it says nothing of this one: only stalls count then.
+        """
+        touching = [c for c in self._open.values() if c.overlap_s(iteration) > 0]
+        whole_s = sum(charge.overlap_s(iteration) for charge in touching)
+        for charge in touching:
+            _charge(charge, iteration, charge.overlap_s(iteration) / whole_s, iteration_s)
+        return bool(touching)
+
+    def settle(self, now_s: float) -> list[Charge]:
+        """Take out those that ended; every iteration up to ``now_s`` was told."""
+        names = [name for name, charge in self._open.items() if charge.end_s <= now_s]
+        settled = [self._open.pop(name) for name in names]
+        for charge in settled:
+            charge.cost_s = self._plausible_s(charge)
+        return settled
+
+    def in_flight(self, now_s: float) -> list[Charge]:
+        """Those that are not over at ``now_s``."""
+        return [charge for charge in self._open.values() if charge.end_s > now_s]
+
+    def unreserved_s(self) -> float:
+        """What open ones cost already beyond what was reserved for them."""
+        return sum(max(0.0, c.mild_s - c.reserved_s) for c in self._open.values())
+
+    def forget_costs(self) -> None:
+        """Those to come are of another kind."""
+        self._costs.clear()
+
+    def _plausible_s(self, charge: Charge) -> float:
+        """Its excess, but for what is so far out of line that something else must be in it."""
+        self._costs.append(charge.excess_s)
+        usual_s = max(0.0, median(self._costs))
+        is_usual = len(self._costs) >= _USUAL_FROM and charge.excess_s <= OUTLIER * usual_s
+        return charge.excess_s if is_usual else charge.mild_s
+
+
+def _charge(charge: Charge, iteration: Iteration, share: float, iteration_s: float | None) -> None:
+    stall_s = share * iteration.stall_s
+    charge.stall_s += stall_s
+    if iteration_s is None:
+        charge.excess_s += stall_s
+        charge.mild_s += stall_s
+        charge.is_partial = True
+        return
+    slowdown_s = iteration.duration_s - iteration.stall_s - iteration_s
+    charge.excess_s += stall_s + share * slowdown_s
+    charge.mild_s += stall_s + share * min(slowdown_s, (OUTLIER - 1) * iteration_s)
+    charge.touched_s += share * iteration.duration_s
+    charge.num_touched += share

@@ -1,0 +1,158 @@
+"""What the run costs as far as it was measured, with a cached profile behind it. Pure.
+
+A cached profile stands in for what is not known yet and is checked once against the first
+measurements: T after ``PROFILE_ITERATIONS`` clean iterations, the costs of a checkpoint after
+two.
+"""
+
+from __future__ import annotations
+
+from checkfreq.policy.estimates import CheckpointCost, Estimate, IterationTime, Recent
+from checkfreq.policy.observations import Iteration, Measured
+from checkfreq.policy.profile import Profile
+from checkfreq.types import SnapshotPlace
+
+#: Clean iterations before the first checkpoint, which is itself a measurement.
+PROFILE_ITERATIONS = 10
+#: A cached profile that is off by more than this factor is discarded.
+_CACHE_OFF = {"iteration_s": 1.25, "cost_s": 2.0, "persist_s": 2.0}
+_STALLS = 8
+
+
+class RunCosts:
+    """T, W, D, G, P, L and o (policy/profile.py) of this run."""
+
+    def __init__(self, cached: Profile | None) -> None:
+        self._cached = cached
+        self._unchecked = dict(_CACHE_OFF)
+        self._time = IterationTime()
+        self._num_clean = 0
+        self._overlap, self._copy, self._device_copy = Recent(), Recent(), Recent()
+        self._persist, self._durable = Recent(), Recent()
+        self._cost = CheckpointCost()
+        self._last_cost: Estimate | None = None
+        self._stalls = Recent(window=_STALLS)
+        self._state_bytes = cached.state_bytes if cached else 0
+
+    # ---- measurements
+
+    def add_clean(self, iteration: Iteration) -> None:
+        """An iteration that no checkpoint touched."""
+        self._time.add(iteration.duration_s)
+        self._num_clean += 1
+        if iteration.overlap_s is not None:
+            self._overlap.add(iteration.overlap_s)
+
+    def add_durable(self, measured: Measured) -> None:
+        """A checkpoint became durable."""
+        self._copy.add(measured.copy_s)
+        self._persist.add(measured.persist_s)
+        self._durable.add(measured.durable_s)
+        if measured.device_copy_s is not None:
+            self._device_copy.add(measured.device_copy_s)
+        self._state_bytes = measured.state_bytes
+
+    def add_cost(self, cost_s: float, *, stall_s: float) -> None:
+        """What a checkpoint added to the training time; of it, what training was held for."""
+        self._cost.add(cost_s)
+        self._stalls.add(stall_s)
+        self._last_cost = self._cost.value()
+
+    def forget_costs(self) -> None:
+        """Snapshots will be taken another way; the last estimate serves until there is one."""
+        self._cost.clear()
+        self._stalls = Recent(window=_STALLS)
+
+    # ---- what is known
+
+    @property
+    def num_clean(self) -> int:
+        """Clean iterations so far."""
+        return self._num_clean
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether nothing of it is taken over from a cached profile."""
+        return self._num_clean >= PROFILE_ITERATIONS and self._last_cost is not None
+
+    @property
+    def iteration_s(self) -> float | None:
+        """T, from the first clean iteration on."""
+        return self._or_cached("iteration_s", self._time.value())
+
+    @property
+    def short_iteration_s(self) -> float | None:
+        """Hardly any clean iteration is shorter."""
+        return self._or_cached("iteration_s", self._time.low())
+
+    @property
+    def cost(self) -> Estimate | None:
+        """o, of this run's own checkpoints; None before the first."""
+        return self._last_cost
+
+    @property
+    def copy_s(self) -> float:
+        """D; 0 before the first."""
+        return self._copy.value() or 0.0
+
+    @property
+    def durable_s(self) -> float | None:
+        """L; None before the first."""
+        return self._durable.value()
+
+    def profile(self, place: SnapshotPlace) -> Profile | None:
+        """All of it, snapshots being taken at ``place``; None while T or o is unknown."""
+        own_time_s = self._time.value() if self._num_clean >= PROFILE_ITERATIONS else None
+        iteration_s = self._or_cached("iteration_s", own_time_s)
+        cost = self._last_cost or self._cached_cost()
+        if iteration_s is None or cost is None:
+            return None
+        cost_s = max(cost.mean, self._stalls.value() or 0.0)
+        return Profile(
+            iteration_s=iteration_s,
+            overlap_s=self._or_cached("overlap_s", self._overlap.value()) or 0.0,
+            host_copy_s=self._or_cached("host_copy_s", self._copy.value()) or 0.0,
+            device_copy_s=self._or_cached("device_copy_s", self._device_copy.value()),
+            persist_s=self._or_cached("persist_s", self._persist.value()) or 0.0,
+            durable_s=self._or_cached("durable_s", self._durable.value()) or 0.0,
+            cost_s=cost_s,
+            cost_upper_s=max(cost_s, cost.upper()),
+            state_bytes=self._state_bytes,
+            place=place,
+        )
+
+    def _or_cached(self, name: str, own: float | None) -> float | None:
+        cached: float | None = getattr(self._cached, name, None)
+        return cached if own is None else own
+
+    def _cached_cost(self) -> Estimate | None:
+        known = self._cached
+        return Estimate.with_upper(known.cost_s, known.cost_upper_s) if known else None
+
+    # ---- the cached profile
+
+    def check_cached(self) -> str | None:
+        """Compare with what is known by now what was not yet compared.
+
+        Returns why the cached profile was dropped just now; None if it was not.
+        """
+        if self._cached is None:
+            return None
+        for name, found in self._to_check().items():
+            factor = self._unchecked.pop(name, None)
+            if factor is None or found is None:
+                continue
+            expected = getattr(self._cached, name)
+            if not expected / factor <= found <= expected * factor:
+                self._cached = None
+                return f"{name} is {found:.3g} here and {expected:.3g} in the cached profile"
+        return None
+
+    def _to_check(self) -> dict[str, float | None]:
+        found: dict[str, float | None] = {}
+        if self._num_clean >= PROFILE_ITERATIONS:
+            found["iteration_s"] = self._time.value()
+        if self._last_cost is not None and len(self._cost) >= 2:
+            found["cost_s"] = self._last_cost.mean
+            found["persist_s"] = self._persist.value()
+        return found

@@ -1,0 +1,54 @@
+"""What a tuner is told: iterations and checkpoints that ended. Seconds of any one clock. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from checkfreq.policy.profile import is_amount
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One iteration, boundary to boundary.
+
+    stall_s: of it, what a snapshot held training for. overlap_s: boundary to weight update.
+    is_regular: False where something else is inside (validation, the loader's start).
+    """
+
+    start_s: float
+    end_s: float
+    stall_s: float = 0.0
+    overlap_s: float | None = None
+    is_regular: bool = True
+
+    @property
+    def duration_s(self) -> float:
+        """Its whole length."""
+        return self.end_s - self.start_s
+
+    def is_sane(self) -> bool:
+        """False for a time that is not a number, or of a clock that went backwards."""
+        return (  # comparisons alone, all False for NaN: this runs at every iteration
+            0.0 < self.end_s - self.start_s < math.inf
+            and 0.0 <= self.stall_s < math.inf
+            and (self.overlap_s is None or 0.0 <= self.overlap_s < math.inf)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Times of a checkpoint that became durable; ``device_copy_s`` only of a device snapshot."""
+
+    copy_s: float
+    persist_s: float
+    durable_s: float
+    state_bytes: int
+    device_copy_s: float | None = None
+
+    def is_sane(self) -> bool:
+        """False if any of it is not a number >= 0."""
+        needed = (self.copy_s, self.persist_s, self.durable_s, self.state_bytes)
+        return all(map(is_amount, needed)) and (
+            self.device_copy_s is None or is_amount(self.device_copy_s)
+        )

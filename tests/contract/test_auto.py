@@ -1,0 +1,276 @@
+"""CFMode.AUTO through the manager: the interval is chosen, said, kept and carried on."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from checkfreq import CFConfig, CFManager, CFMode, KeepLast, load
+from checkfreq.errors import ConfigError
+from checkfreq.policy.tuner import PROFILE_ITERATIONS
+from iterators import CFIterator
+from tests.contract.conftest import Hold
+from tests.contract.runs import BATCH, NUM_SAMPLES, Training, config, generator_bits, managed
+
+#: Boundaries within which the first checkpoint must have been begun: the one at which slots are
+#: allocated, one until they are seen to be ready, two of warm-up, the profile, one to spare.
+FIRST = 5 + PROFILE_ITERATIONS
+
+
+def auto(chk_dir: Path, training: Training, **changes: Any) -> CFManager:
+    settings = {"mode": CFMode.AUTO, "chk_freq": None, "max_overhead": 0.5, **changes}
+    return managed(chk_dir, training.chk, **settings)
+
+
+def planned(chk_dir: Path, training: Training, **changes: Any) -> CFManager:
+    """A manager that has trained until it had a plan; still open."""
+    manager = auto(chk_dir, training, **changes)
+    for _ in range(200):
+        training.steps(manager, 1)
+        manager.wait()
+        if manager.stats()["interval_steps"] is not None:
+            return manager
+    pytest.fail("no plan after 200 iterations")
+
+
+def events(chk_dir: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (chk_dir / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def test_auto_is_the_default(chk_dir: Path) -> None:
+    training = Training()
+    with CFManager(chk_dir, training.chk) as manager:
+        training.steps(manager, FIRST)
+        manager.wait()
+        first = manager.all_steps()
+    assert len(first) == 1
+    assert first[0] > PROFILE_ITERATIONS
+
+
+def test_the_first_checkpoint_comes_after_the_profile_whatever_the_bound(chk_dir: Path) -> None:
+    training = Training()
+    with auto(chk_dir, training, max_overhead=1e-6) as manager:
+        training.steps(manager, FIRST)
+        manager.wait()
+        assert len(manager.all_steps()) == 1
+
+
+def test_a_run_of_five_iterations_ends_with_a_final_checkpoint(chk_dir: Path) -> None:
+    training = Training()
+    with auto(chk_dir, training) as manager:
+        bits = training.steps(manager, 5)
+    resumed = Training(seed=1)
+    with auto(chk_dir, resumed) as manager:
+        assert manager.restore()
+        assert manager.global_step == 5
+        assert resumed.bits() == bits[-1]
+
+
+def test_an_epoch_shorter_than_the_profile_works(chk_dir: Path) -> None:
+    training = Training()
+    loader = DataLoader(TensorDataset(torch.randn(NUM_SAMPLES, 3)), batch_size=BATCH)
+    with auto(chk_dir, training) as manager:
+        batches = CFIterator(loader, cf_manager=manager)
+        for _ in batches.epochs(15):
+            for (x,) in batches:
+                training.update(manager, x)
+        manager.wait()
+        assert manager.stats()["num_committed"] >= 1
+        assert manager.global_step == 15 * NUM_SAMPLES // BATCH
+
+
+def test_the_plan_is_said_once_and_noted(chk_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="checkfreq"):
+        planned(chk_dir, Training(), dynamic=False).close()
+    said = [m for m in caplog.messages if m.startswith("checkpoints every")]
+    assert len(said) == 1
+    assert "% of 50 % used, expected loss" in said[0]
+    (event,) = events(chk_dir, "plan")
+    assert event["explanation"] in said[0]
+    assert event["interval_steps"] >= 1
+    assert event["reason"] in ("budget", "storage", "floor")
+
+
+def test_every_commit_notes_what_the_run_costs(chk_dir: Path) -> None:
+    planned(chk_dir, Training()).close()
+    costs = [event["costs"] for event in events(chk_dir, "committed")]
+    assert costs[0]["interval_steps"] is None
+    assert {"iteration_s", "cost_s", "persist_s", "durable_s", "measured_overhead"} <= set(costs[0])
+
+
+def test_stats_carry_costs_and_plan_as_data(chk_dir: Path) -> None:
+    with planned(chk_dir, Training()) as manager:
+        stats = manager.stats()
+    assert json.loads(json.dumps(stats)) == stats
+    assert stats["iteration_s"] > 0
+    assert stats["overlap_s"] > 0
+    assert stats["host_copy_s"] > 0
+    assert stats["persist_s"] > 0
+    assert stats["durable_s"] >= stats["persist_s"]
+    assert 0 <= stats["cost_s"] <= stats["cost_upper_s"]
+    assert stats["place"] == "host"
+    assert stats["expected_loss_s"] > 0
+    assert stats["bytes_per_day"] > 0
+
+
+def test_manual_mode_measures_too_and_keeps_its_interval(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=7, retention=KeepLast(99)) as manager:
+        for _ in range(5 * 7):
+            training.steps(manager, 1)
+        manager.wait()
+        stats = manager.stats()
+        assert manager.all_steps() == [7, 14, 21, 28, 35]
+    assert stats["interval_steps"] == 7
+    assert stats["persist_s"] is None or stats["persist_s"] > 0
+    assert events(chk_dir, "plan") == []
+    assert not (chk_dir / "profile.json").exists()
+
+
+def test_a_resumed_run_has_its_plan_at_once(chk_dir: Path) -> None:
+    planned(chk_dir, Training(), dynamic=False).close()
+    (before,) = events(chk_dir, "plan")
+    resumed = Training(seed=1)
+    with auto(chk_dir, resumed, dynamic=False) as manager:
+        manager.restore()
+        assert manager.stats()["interval_steps"] is None
+        resumed.steps(manager, 1)
+        assert manager.stats()["interval_steps"] is not None
+    assert before["interval_steps"] >= 1
+
+
+def test_a_profile_of_another_state_is_not_used(
+    chk_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    planned(chk_dir, Training()).close()
+    other = Training(ema={"decay": torch.zeros(3)})
+    with auto(chk_dir, other, fresh=True) as manager, caplog.at_level(logging.INFO):
+        other.steps(manager, 1)
+        assert manager.stats()["interval_steps"] is None
+    assert "measured under other conditions: state: expected" in caplog.text
+
+
+def test_a_resumed_run_ends_with_the_same_bits(chk_dir: Path) -> None:
+    training = Training()
+    with planned(chk_dir, training) as manager:
+        manager.save(wait=True)
+        step = manager.global_step
+        straight = training.steps(manager, 6)
+    resumed = Training(seed=1)
+    with auto(chk_dir, resumed) as manager:
+        manager.restore(step)
+        assert resumed.steps(manager, 6) == straight
+
+
+def test_training_goes_on_while_a_persist_never_returns(chk_dir: Path, hold_worker: Hold) -> None:
+    gate = hold_worker("commit.mkdir")
+    training = Training()
+    with auto(chk_dir, training, max_overhead=0.99) as manager:
+        training.steps(manager, FIRST)
+        gate.wait_reached()
+        training.steps(manager, 50)
+        stats = manager.stats()
+        assert stats["num_in_flight"] == 1
+        assert stats["num_committed"] == 0
+        gate.open()
+        manager.wait()
+        assert manager.stats()["num_committed"] >= 1
+
+
+def test_a_late_persist_defers_the_next_and_is_counted(chk_dir: Path, hold_worker: Hold) -> None:
+    planned(chk_dir, Training(), dynamic=False, max_overhead=0.99).close()
+    gate = hold_worker("commit.mkdir")
+    resumed = Training(seed=1)
+    with auto(chk_dir, resumed, dynamic=False, max_overhead=0.99) as manager:
+        manager.restore()
+        resumed.steps(manager, 1)
+        interval = manager.stats()["interval_steps"]
+        resumed.steps(manager, 2 * interval)
+        gate.wait_reached()
+        resumed.steps(manager, 3 * interval)
+        assert manager.stats()["num_deferred"] > 0
+        assert len(manager.all_steps()) >= 1
+        gate.open()
+    assert events(chk_dir, "deferred")[-1]["why"] in (
+        "the one before is not durable yet",
+        "no free slot",
+    )
+
+
+def test_tensorboard_gets_the_costs(chk_dir: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path / "board")) as writer:
+        settings = config(summary_writer=writer)
+        with planned(chk_dir, Training(), config=settings) as manager:
+            manager.save(wait=True)
+            interval, step = manager.stats()["interval_steps"], manager.global_step
+    board = EventAccumulator(str(tmp_path / "board"))
+    board.Reload()
+    assert {"checkfreq/iteration_s", "checkfreq/stall_s"} <= set(board.Tags()["scalars"])
+    last = board.Scalars("checkfreq/interval_steps")[-1]
+    assert (last.step, last.value) == (step, interval)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"chk_freq": 5}, "chk_freq=5 with CFMode.AUTO.*mode=CFMode.MANUAL"),
+        ({"mode": "auto"}, "mode: expected a CFMode, got 'auto'"),
+        ({"max_overhead": float("nan")}, "max_overhead: expected a fraction.*got nan"),
+        ({"max_overhead": 1}, "max_overhead: expected a fraction between 0 and 1, got 1"),
+        ({"mtbf_s": -3600.0}, "mtbf_s: expected None or finite seconds > 0, got -3600"),
+        ({"mtbf_s": float("inf")}, "mtbf_s: expected None or finite seconds > 0, got inf"),
+    ],
+)
+def test_bad_arguments_are_refused(chk_dir: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CFManager(chk_dir, Training().chk, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"objective": "goodput"}, "objective: expected an Objective, got 'goodput'"),
+        ({"summary_writer": 3}, "summary_writer: expected None or an object with add_scalar"),
+        ({"snapshot_place": "host"}, "snapshot_place: expected None or a SnapshotPlace"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CFConfig(**settings)
+
+
+def test_an_iterators_interval_conflicts_with_auto(chk_dir: Path) -> None:
+    loader = DataLoader(TensorDataset(torch.randn(NUM_SAMPLES, 3)), batch_size=BATCH)
+    with auto(chk_dir, Training()) as manager:
+        with pytest.raises(ConfigError, match="chk_freq=3.*mode=CFMode.MANUAL"):
+            CFIterator(loader, cf_manager=manager, chk_freq=3)
+        with pytest.raises(ConfigError, match="dynamic=False.*dynamic=True"):
+            CFIterator(loader, cf_manager=manager, dynamic=False)
+
+
+def test_profiling_draws_no_random_number_and_changes_no_state(chk_dir: Path) -> None:
+    plain, watched = Training(), None
+    for _ in range(30):
+        plain.backward()
+        plain.optimizer.step()
+        plain.optimizer.zero_grad()
+        plain.scheduler.step()
+    expected = (plain.state_bits(), generator_bits())
+    watched = Training()
+    with auto(chk_dir, watched) as manager:
+        watched.steps(manager, 30)
+        assert (watched.state_bits(), generator_bits()) == expected
+        manager.wait()
+        assert manager.stats()["num_committed"] >= 1
+        assert load(chk_dir, step=manager.all_steps()[0])

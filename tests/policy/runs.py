@@ -1,0 +1,102 @@
+"""A run played to a tuner by hand: iterations of given lengths, checkpoints of given costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from checkfreq.policy.tuner import Due, Iteration, Measured, RateTuner
+
+
+@dataclass(slots=True, kw_only=True)
+class Costs:
+    """Of a checkpoint: held training for ``stall_s``; durable ``durable_s`` after its boundary.
+
+    ``slowdown`` is what each of its iterations takes longer, a fraction of T.
+    """
+
+    stall_s: float = 0.5
+    copy_s: float = 0.25
+    durable_s: float = 0.75
+    slowdown: float = 0.0
+    state_bytes: int = 1000
+    device_copy_s: float | None = None
+
+    @property
+    def measured(self) -> Measured:
+        return Measured(
+            copy_s=self.copy_s,
+            persist_s=self.durable_s - self.copy_s,
+            durable_s=self.durable_s,
+            state_bytes=self.state_bytes,
+            device_copy_s=self.device_copy_s,
+        )
+
+
+@dataclass(slots=True)
+class Run:
+    """Iterations of ``iteration_s`` and what the tuner says at the boundary after each.
+
+    ``taken`` are the steps of periodic checkpoints, ``told`` how often each answer came.
+    """
+
+    tuner: RateTuner
+    costs: Costs = field(default_factory=Costs)
+    iteration_s: float = 1.0
+    step: int = 0
+    now_s: float = 0.0
+    never_ends: bool = False
+    fails: bool = False
+    taken: list[int] = field(default_factory=list)
+    told: Counter[Due] = field(default_factory=Counter)
+    stall_s: float = 0.0
+    in_flight: dict[str, tuple[float, Costs, bool]] = field(default_factory=dict)
+    name: int = 0
+
+    def take(self, *, is_periodic: bool) -> None:
+        """Begin a checkpoint at this boundary; it holds the next iteration."""
+        self.name += 1
+        name = str(self.name)
+        self.tuner.started(name, step=self.step, start_s=self.now_s, is_periodic=is_periodic)
+        end_s = float("inf") if self.never_ends else self.now_s + self.costs.durable_s
+        self.in_flight[name] = (end_s, self.costs, self.fails)
+        self.stall_s += self.costs.stall_s
+
+    def iterate(self, *, extra_s: float = 0.0, is_regular: bool = True) -> None:
+        """One iteration, and the checkpoints that end in it."""
+        slowdown = sum(costs.slowdown for end_s, costs, _ in self.in_flight.values())
+        duration_s = self.iteration_s * (1 + slowdown) + self.stall_s + extra_s
+        start_s, self.now_s = self.now_s, self.now_s + duration_s
+        for name, (end_s, costs, fails) in list(self.in_flight.items()):
+            if end_s <= self.now_s:
+                del self.in_flight[name]
+                self.tuner.ended(name, end_s=end_s, measured=None if fails else costs.measured)
+        self.tuner.iteration(
+            Iteration(
+                start_s,
+                self.now_s,
+                stall_s=self.stall_s,
+                overlap_s=0.5 * self.iteration_s,
+                is_regular=is_regular,
+            )
+        )
+        self.stall_s = 0.0
+        self.step += 1
+
+    def decide(self) -> Due:
+        """Ask at this boundary, and begin what is due."""
+        due = self.tuner.due(step=self.step, now_s=self.now_s)
+        self.told[due] += 1
+        if due is Due.TAKE:
+            self.taken.append(self.step)
+            self.take(is_periodic=True)
+        return due
+
+    def play(self, steps: int, *, extra_s: Callable[[int], float] | None = None) -> list[int]:
+        """So many iterations; the steps of the checkpoints taken meanwhile."""
+        before = len(self.taken)
+        for _ in range(steps):
+            self.iterate(extra_s=extra_s(self.step) if extra_s else 0.0)
+            self.decide()
+        return self.taken[before:]
