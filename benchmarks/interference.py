@@ -2,8 +2,9 @@
 
     python -m benchmarks.interference --png benchmarks/results/interference.png
 
-Two runs of the same schedule: alone, beside CPU hogs and a process that writes and syncs, alone
-again. ``static`` keeps its first plan (``dynamic=False``), ``adaptive`` does not. Every few
+An AUTO run settles, alone; what it measured (profile.json) is where two more begin, of the same
+schedule: alone, beside CPU hogs and a process that writes and syncs, alone again. ``static``
+keeps that plan (``dynamic=False``), ``adaptive`` does not. Every few
 seconds the run stops checkpointing, lets what is in flight end, and trains a moment with no
 manager attached: the clean iteration time of that moment, under that load. Overhead is what the
 stretches between cost above the clean times right before and after them, so a slowdown by the
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -37,7 +39,9 @@ def main() -> None:
     """Run both arms, print, draw."""
     args = _arguments()
     torch.set_num_threads(args.threads)
-    traces = [record(arm, args) for arm in ("static", "adaptive")]
+    with tempfile.TemporaryDirectory(dir=args.folder, prefix="interference-") as scratch:
+        folder = Path(scratch)
+        traces = [record(arm, folder, args) for arm in ("settling", "static", "adaptive")][1:]
     for trace in traces:
         report(trace, args)
     if args.png:
@@ -54,12 +58,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--bound", type=float, default=0.035)
     parser.add_argument("--interval", type=int, help="instead of AUTO's, in both arms")
-    parser.add_argument("--warm-up", type=float, default=15.0, help="seconds before the first")
+    parser.add_argument("--settle", type=float, default=40.0, help="seconds before both arms")
     parser.add_argument("--phase", type=float, default=60.0, help="seconds of each phase")
     parser.add_argument("--stretch", type=float, default=3.0, help="seconds with checkpoints")
     parser.add_argument("--clean", type=float, default=1.0, help="seconds without, after each")
     parser.add_argument("--width", type=float, default=15.0, help="seconds of a sliding window")
-    parser.add_argument("--hogs", type=int, default=2, help="processes that compute")
+    parser.add_argument("--hogs", type=int, default=1, help="processes that compute")
     parser.add_argument("--write-mib", type=int, default=256, help="written and synced at a time")
     parser.add_argument("--png", default="benchmarks/results/interference.png", help="'': no plot")
     parser.add_argument("--folder", default=".", help="a folder on the disk to write to")
@@ -95,25 +99,24 @@ class Trace:
         return sliding(self.stretches, width_s=width_s)
 
 
-def record(arm: str, args: argparse.Namespace) -> Trace:
-    """One run of the schedule."""
+def record(arm: str, folder: Path, args: argparse.Namespace) -> Trace:
+    """One run of the schedule; ``settling`` trains alone, and leaves its profile to the others."""
     loop = Loop(args.model, batch=args.batch, image_size=args.image_size)
     clean_window(loop, 5)
-    with tempfile.TemporaryDirectory(dir=args.folder, prefix="interference-") as scratch:
-        folder = Path(scratch)
-        manager = loop.manager(
-            folder / "chk",
-            interval=args.interval,
-            max_overhead=args.bound,
-            dynamic=arm == "adaptive",
-        )
-        with contextlib.closing(LiveManager(loop, manager)) as live:
-            live.stretch(_planned(manager, after_s=args.warm_up))
-            recorder = Recorder(Trace(arm), loop, live, args)
-            for name in PHASES:
-                hogs, mib = (args.hogs, args.write_mib) if name == "second load" else (0, 0)
-                with Load(folder, hogs=hogs, mib=mib):
-                    recorder.phase(name)
+    chk_dir = folder / arm
+    chk_dir.mkdir()
+    if (profile := folder / "settling" / "profile.json").exists():
+        shutil.copy(profile, chk_dir)
+    manager = loop.manager(
+        chk_dir, interval=args.interval, max_overhead=args.bound, dynamic=arm != "static"
+    )
+    with contextlib.closing(LiveManager(loop, manager)) as live:
+        live.stretch(_planned(manager, after_s=args.settle if arm == "settling" else 0.0))
+        recorder = Recorder(Trace(arm), loop, live, args)
+        for name in PHASES if arm != "settling" else ():
+            hogs, mib = (args.hogs, args.write_mib) if name == "second load" else (0, 0)
+            with Load(folder, hogs=hogs, mib=mib):
+                recorder.phase(name)
     return recorder.trace
 
 
