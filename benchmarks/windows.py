@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from benchmarks.estimate import Sample, sample
 from benchmarks.memory import worker_pid
 from benchmarks.training import Loop
@@ -42,8 +44,8 @@ class Window:
 class Hooks:
     """A manager's hooks on the optimizer, taken off except while ``attached``."""
 
-    def __init__(self, loop: Loop) -> None:
-        self._live = loop.optimizer._optimizer_step_pre_hooks
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._live = optimizer._optimizer_step_pre_hooks
         self._own = dict(self._live)
         self._live.clear()
 
@@ -55,6 +57,10 @@ class Hooks:
             yield
         finally:
             self._live.clear()
+
+    def put_back(self) -> None:
+        """Leave them on."""
+        self._live.update(self._own)
 
 
 def clean_window(loop: Loop, iterations: int) -> Window:
@@ -101,7 +107,7 @@ class Arm:
         self.iterations = interval * max(1, round(length / interval))
         self._loop = loop
         self._manager = loop.manager(folder, interval=interval)
-        self._hooks = Hooks(loop)
+        self._hooks = Hooks(loop.optimizer)
         self._committed_before = 0
         self._num_due = 0
 
@@ -158,7 +164,7 @@ class LiveManager:
     def __init__(self, loop: Loop, manager: CFManager) -> None:
         self.manager = manager
         self._loop = loop
-        self._hooks = Hooks(loop)
+        self._hooks = Hooks(loop.optimizer)
 
     def stretch(self, until: Callable[[], bool], after: Callable[[], None] | None = None) -> Window:
         """Train until ``until()`` holds, and on until nothing is in flight.
