@@ -7,9 +7,10 @@ A run is one model. For each bound an AUTO manager trains until its interval set
 ``--auto-seconds`` more, undisturbed; that stretch is printed (arm ``auto``) with the manager's
 own figures. Then its interval k is frozen in a MANUAL manager, one per bound, and the overhead is
 measured in paired windows (arm ``frozen``): rounds of a window per bound, in random order, each
-between two windows in which the optimizer has no hook and nobody calls ``step()``. AUTO itself is
-not measured in windows: the training in between is no part of what it sees. A window is whole
-intervals plus a tail until nothing is in flight; see windows.py for why nothing escapes.
+between two windows in which the optimizer has no hook and nobody calls ``step()``. A window is
+whole intervals plus a tail until nothing is in flight; see windows.py for why nothing escapes.
+With ``--live`` the AUTO managers themselves are measured, deciding as they go; to them a
+window's end is an epoch's.
 
 The estimate is the ratio of total times, its 95 % interval from the variance over rounds, and a
 run goes on until every half-width is at most ``--half-width`` or ``--max-seconds`` are over.
@@ -27,7 +28,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,18 @@ from benchmarks.estimate import (
 )
 from benchmarks.record import emit
 from benchmarks.training import MODELS, Loop
-from benchmarks.windows import Arm, LiveManager, Round, clean_for, clean_window, passed, rounds
+from benchmarks.windows import (
+    Arm,
+    FrozenArm,
+    LiveArm,
+    LiveManager,
+    Round,
+    Window,
+    clean_for,
+    clean_window,
+    passed,
+    rounds,
+)
 from checkfreq import CFManager
 
 _SETTLED_CHECKPOINTS = 6
@@ -85,6 +97,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--warm-up-seconds", type=float, default=60.0, help="longest, per bound")
     parser.add_argument("--auto-seconds", type=float, default=20.0, help="AUTO's own stretch")
     parser.add_argument("--sweep", action="store_true", help="also look for the smallest k")
+    parser.add_argument("--live", action="store_true", help="AUTO itself in windows, not its k")
     parser.add_argument("--folder", default=".", help="a folder on the disk to write to")
     args = parser.parse_args()
     if args.interval is not None and len(args.interval) != len(args.bounds):
@@ -122,11 +135,12 @@ class Measured:
     num_rounds: int
     num_left_out: int
     iteration_s: float
-    taken: float
+    foreign: float
+    taken: float | None
     seconds: float
 
     @classmethod
-    def of(cls, name: str, done: list[Round], *, seconds: float, taken: float) -> Measured:
+    def of(cls, name: str, done: list[Round], *, seconds: float, taken: float | None) -> Measured:
         """What the rounds say of one arm."""
         kept = _kept(done)
         return cls(
@@ -135,6 +149,7 @@ class Measured:
             num_rounds=len(done),
             num_left_out=len(done) - len(kept),
             iteration_s=statistics.median(each.iteration_s for each in kept),
+            foreign=statistics.median(each.foreign for each in kept),
             taken=taken,
             seconds=seconds,
         )
@@ -165,35 +180,62 @@ class Run:
 
     def measure(self) -> None:
         """AUTO for every bound, then all of its intervals in the same rounds, then the sweep."""
-        bounds, given = self._args.bounds, self._args.interval
-        chosen = (
-            {bound: self._choose(bound) for bound in bounds}
-            if given is None
-            else {b: (k, "GIVEN") for b, k in zip(bounds, given, strict=True)}
-        )
-        intervals = {str(bound): k for bound, (k, _) in chosen.items()}
-        measured = self._windows(intervals, Target.of(self._args))
+        if self._args.live:
+            self._measure_live()
+            return
+        chosen = self._given() or {bound: self._choose(bound) for bound in self._args.bounds}
+        measured = self._frozen({str(bound): k for bound, (k, _) in chosen.items()})
         for bound, (k, reason) in chosen.items():
-            self._emit("frozen", bound, k, measured[str(bound)], reason=reason)
+            self._emit("frozen", bound, measured[str(bound)], k=k, reason=reason)
         if self._args.sweep:
             for bound, (k, _) in chosen.items():
                 self._sweep(bound, k)
+
+    def _given(self) -> dict[float, tuple[int, str]]:
+        pairs = zip(self._args.bounds, self._args.interval or (), strict=False)
+        return {bound: (k, "given") for bound, k in pairs}
 
     # ---- AUTO
 
     def _choose(self, bound: float) -> tuple[int, str]:
         """AUTO's interval and reason, after a stretch of its own between two clean ones."""
-        live = LiveManager(self._loop, self._loop.manager(self._folder(), max_overhead=bound))
-        try:
-            live.stretch(self._is_settled(live.manager))
+        with contextlib.closing(self._settled(bound)) as live:
             before = live.manager.stats()["num_committed"]
             clean = [clean_for(self._loop, self._args.auto_seconds / 2)]
             window = live.stretch(passed(self._args.auto_seconds))
             clean.append(clean_for(self._loop, self._args.auto_seconds / 2))
             stats = live.manager.stats()
-        finally:
-            live.close()
-        taken = stats["num_committed"] - before
+        self._emit_auto(bound, window, clean, stats, taken=stats["num_committed"] - before)
+        return int(stats["interval_steps"]), str(stats["reason"])
+
+    def _settled(self, bound: float) -> LiveManager:
+        """An AUTO manager that has taken a few checkpoints."""
+        live = LiveManager(self._loop, self._loop.manager(self._folder(), max_overhead=bound))
+        live.stretch(self._is_settled(live.manager))
+        return live
+
+    def _is_settled(self, manager: CFManager) -> Callable[[], bool]:
+        is_late, is_too_late = (passed(n * self._args.warm_up_seconds) for n in (1, 3))
+
+        def settled() -> bool:
+            stats = manager.stats()
+            if stats["interval_steps"] is None:
+                if is_too_late():
+                    raise SystemExit("overhead: AUTO made no plan in three times the warm-up")
+                return False
+            return stats["num_committed"] >= _SETTLED_CHECKPOINTS or is_late()
+
+        return settled
+
+    def _emit_auto(
+        self,
+        bound: float,
+        window: Window,
+        clean: Sequence[Window],
+        stats: Mapping[str, Any],
+        *,
+        taken: int,
+    ) -> None:
         found = sample(
             seconds=window.seconds,
             iterations=window.iterations,
@@ -214,48 +256,60 @@ class Run:
             seconds=round(window.seconds, 1),
             **{name: stats.get(name) for name in _OWN_FIGURES},
         )
-        return int(stats["interval_steps"]), str(stats["reason"])
-
-    def _is_settled(self, manager: CFManager) -> Callable[[], bool]:
-        is_late, is_too_late = (passed(n * self._args.warm_up_seconds) for n in (1, 3))
-
-        def settled() -> bool:
-            stats = manager.stats()
-            if stats["interval_steps"] is None:
-                if is_too_late():
-                    raise SystemExit("overhead: AUTO made no plan in three times the warm-up")
-                return False
-            return stats["num_committed"] >= _SETTLED_CHECKPOINTS or is_late()
-
-        return settled
 
     # ---- windows
 
-    def _windows(self, intervals: Mapping[str, int], target: Target) -> dict[str, Measured]:
-        """Measure intervals side by side until each is known well enough or the time is over."""
-        start_s = time.perf_counter()
-        length = max(self._args.window, *intervals.values())
-        done: list[Round] = []
-        with self._arms(intervals, length) as arms:
-            for each in rounds(self._loop, arms, self._rng):
-                done.append(each)
-                if target.is_reached(done) or time.perf_counter() - start_s > target.max_seconds:
-                    break
-            taken = {name: arm.taken for name, arm in arms.items()}
-        seconds = time.perf_counter() - start_s
-        return {
-            name: Measured.of(name, done, seconds=seconds, taken=taken[name]) for name in intervals
-        }
+    def _measure_live(self) -> None:
+        """The AUTO managers themselves in windows: an epoch ends with each."""
+        bounds = self._args.bounds
+        with contextlib.ExitStack() as stack:
+            lives = {
+                str(b): stack.enter_context(contextlib.closing(self._settled(b))) for b in bounds
+            }
+            first = {name: live.manager.stats() for name, live in lives.items()}
+            length = max(self._args.window, *(s["interval_steps"] for s in first.values()))
+            arms = {name: LiveArm(live, length=length) for name, live in lives.items()}
+            measured = self._windows(arms)
+            last = {name: live.manager.stats() for name, live in lives.items()}
+        for bound in bounds:
+            before, after = first[str(bound)], last[str(bound)]
+            figures = {name: after.get(name) for name in _OWN_FIGURES}
+            taken = after["num_committed"] - before["num_committed"]
+            steps = after["global_step"] - before["global_step"]
+            self._emit(
+                "live",
+                bound,
+                measured[str(bound)],
+                k=after["interval_steps"],
+                k_start=before["interval_steps"],
+                mean_interval=round(steps / taken, 2) if taken else None,
+                reason=str(after["reason"]),
+                **figures,
+            )
 
-    @contextlib.contextmanager
-    def _arms(self, intervals: Mapping[str, int], length: int) -> Iterator[dict[str, Arm]]:
+    def _frozen(self, intervals: Mapping[str, int]) -> dict[str, Measured]:
+        """Measure fixed intervals side by side."""
+        length = max(self._args.window, *intervals.values())
         with contextlib.ExitStack() as stack:
             arms = {}
             for name, k in intervals.items():
-                arms[name] = Arm(self._loop, self._folder(), interval=k, length=length)
+                arms[name] = FrozenArm(self._loop, self._folder(), interval=k, length=length)
                 stack.callback(arms[name].close)
                 arms[name].warm_up()
-            yield arms
+            return self._windows(arms)
+
+    def _windows(self, arms: Mapping[str, Arm]) -> dict[str, Measured]:
+        """Rounds until each arm is known well enough or the time is over."""
+        start_s, target, done = time.perf_counter(), Target.of(self._args), list[Round]()
+        for each in rounds(self._loop, arms, self._rng):
+            done.append(each)
+            if target.is_reached(done) or time.perf_counter() - start_s > target.max_seconds:
+                break
+        seconds = time.perf_counter() - start_s
+        return {
+            name: Measured.of(name, done, seconds=seconds, taken=arm.taken)
+            for name, arm in arms.items()
+        }
 
     def _folder(self) -> Path:
         self._num_arms += 1
@@ -264,12 +318,11 @@ class Run:
     # ---- the smallest interval
 
     def _sweep(self, bound: float, chosen: int) -> None:
-        target = Target.of(self._args)
-
         def meets(k: int) -> bool:
-            measured = self._windows({"k": k}, target)["k"]
-            self._emit("sweep", bound, k, measured)
-            return measured.estimate.meets(bound) and measured.taken >= _MOSTLY
+            measured = self._frozen({"k": k})["k"]
+            self._emit("sweep", bound, measured, k=k)
+            is_kept = measured.taken is None or measured.taken >= _MOSTLY
+            return measured.estimate.meets(bound) and is_kept
 
         smallest = smallest_that_meets(1, 2 * chosen, meets)
         emit(
@@ -283,14 +336,13 @@ class Run:
             met=smallest is not None and chosen <= allowed_interval(smallest),
         )
 
-    def _emit(self, arm: str, bound: float, k: int, measured: Measured, **fields: Any) -> None:
+    def _emit(self, arm: str, bound: float, measured: Measured, **fields: Any) -> None:
         found = measured.estimate
         emit(
             "overhead",
             arm=arm,
             **self._common,
             bound=bound,
-            k=k,
             **fields,
             estimate=round(found.mean, 5),
             low=_rounded(found.low),
@@ -298,7 +350,8 @@ class Run:
             estimate_all=round(measured.estimate_all.mean, 5),
             rounds=measured.num_rounds,
             left_out=measured.num_left_out,
-            taken=round(measured.taken, 3),
+            foreign_cpu=round(measured.foreign, 3),
+            taken=None if measured.taken is None else round(measured.taken, 3),
             iteration_ms=round(measured.iteration_s * 1e3, 2),
             seconds=round(measured.seconds, 1),
             met=found.meets(bound),

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -99,7 +100,31 @@ def drain(loop: Loop, manager: CFManager) -> int:
     return count
 
 
-class Arm:
+class Arm(Protocol):
+    """Something to measure in windows of about as many ``iterations``."""
+
+    iterations: int
+
+    def window(self) -> Window:
+        """Train one window, nothing in flight before it or after."""
+        ...
+
+    @property
+    def taken(self) -> float | None:
+        """Of the checkpoints due in windows so far, the part that was taken, if that is known."""
+        ...
+
+    @property
+    def worker_pid(self) -> int:
+        """The process that writes for this arm."""
+        ...
+
+    def close(self) -> None:
+        """End the manager, at a boundary."""
+        ...
+
+
+class FrozenArm:
     """A manager with a fixed interval, and its windows of about ``length`` iterations."""
 
     def __init__(self, loop: Loop, folder: Path, *, interval: int, length: int) -> None:
@@ -129,7 +154,7 @@ class Arm:
         self._loop.iterate()
 
     def window(self) -> Window:
-        """One window. It begins at the boundary of a checkpoint."""
+        """See Arm. It begins at the boundary of a checkpoint."""
         with self._hooks.attached():
             start_s = time.perf_counter()
             for _ in range(self.iterations):
@@ -141,7 +166,7 @@ class Arm:
 
     @property
     def taken(self) -> float:
-        """Of the checkpoints due in windows so far, the part that was taken."""
+        """See Arm."""
         return (self._num_committed() - self._committed_before) / max(1, self._num_due)
 
     def _num_committed(self) -> int:
@@ -149,11 +174,11 @@ class Arm:
 
     @property
     def worker_pid(self) -> int:
-        """The process that writes for this arm."""
+        """See Arm."""
         return worker_pid(self._manager)
 
     def close(self) -> None:
-        """End the manager, at a boundary."""
+        """See Arm."""
         self._manager.step()
         self._manager.close()
 
@@ -189,6 +214,30 @@ class LiveManager:
         """End the manager, at a boundary."""
         self.manager.end_epoch()
         self.manager.close()
+
+
+class LiveArm:
+    """A manager that decides for itself, in windows of ``length`` iterations."""
+
+    taken = None
+
+    def __init__(self, live: LiveManager, *, length: int) -> None:
+        self.iterations = length
+        self._live = live
+
+    def window(self) -> Window:
+        """See Arm. Its checkpoints come when they are due: in some windows more than in others."""
+        left = iter(range(self.iterations - 1, -1, -1))
+        return self._live.stretch(lambda: next(left) == 0)
+
+    @property
+    def worker_pid(self) -> int:
+        """See Arm."""
+        return worker_pid(self._live.manager)
+
+    def close(self) -> None:
+        """See Arm."""
+        self._live.close()
 
 
 class ForeignCpu:
