@@ -1,0 +1,125 @@
+"""Overhead from paired windows: the estimate, its interval, and the search for the smallest k.
+
+Pure. A `Sample` is one window with checkpoints against its neighbours without. The estimate is
+the ratio of sums over all samples; its variance is the ratio's (linearised), plus twice the
+covariance of successive samples where that is positive, because neighbours share a window.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, mean, median
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Seconds that a window's checkpoints added, and seconds of training they were for."""
+
+    cost_s: float
+    base_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Overhead as a fraction, its standard error, and its 95 % interval."""
+
+    mean: float
+    stderr: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the interval."""
+        return (self.high - self.low) / 2
+
+    def meets(self, bound: float, *, margin: float = 0.005) -> bool:
+        """Whether it is at most the bound, and its upper limit at most ``margin`` above."""
+        return self.mean <= bound and self.high <= bound + margin
+
+
+def sample(*, seconds: float, iterations: int, covered: int, clean_s: Sequence[float]) -> Sample:
+    """A window of ``iterations`` with checkpoints that were for ``covered`` of them.
+
+    ``clean_s``: seconds per iteration of the neighbours without checkpoints.
+    """
+    iteration_s = mean(clean_s)
+    return Sample(seconds - iterations * iteration_s, covered * iteration_s)
+
+
+def estimate(samples: Sequence[Sample]) -> Estimate:
+    """Cost over base, over all samples; an infinite interval for fewer than three."""
+    base_s = math.fsum(each.base_s for each in samples)
+    ratio = math.fsum(each.cost_s for each in samples) / base_s
+    count = len(samples)
+    if count < 3:
+        return Estimate(ratio, math.inf, -math.inf, math.inf)
+    residuals = [(each.cost_s - ratio * each.base_s) * count / base_s for each in samples]
+    variance = math.fsum(r * r for r in residuals) / (count - 1)
+    lagged = math.fsum(a * b for a, b in itertools.pairwise(residuals)) / count
+    stderr = math.sqrt((variance + 2 * max(0.0, lagged)) / count)
+    reach = t_quantile(0.975, count - 1) * stderr
+    return Estimate(ratio, stderr, ratio - reach, ratio + reach)
+
+
+def t_quantile(probability: float, freedom: int) -> float:
+    """Student's t by Cornish-Fisher expansion: within 1 % from three degrees of freedom on."""
+    z = NormalDist().inv_cdf(probability)
+    return (
+        z
+        + (z**3 + z) / (4 * freedom)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    )
+
+
+def undisturbed(foreign: Sequence[float], *, margin: float = 0.1) -> list[bool]:
+    """Which rounds had at most ``margin`` more foreign CPU time (a share) than the usual one.
+
+    Whole rounds, and by what others did: each arm loses as much, so it favours none.
+    """
+    limit = median(foreign) + margin
+    return [share <= limit for share in foreign]
+
+
+def smallest_that_meets(lowest: int, highest: int, meets: Callable[[int], bool]) -> int | None:
+    """The smallest of ``lowest..highest`` that meets, by bisection; None if none does.
+
+    Right if everything above one that meets meets too: overhead is o / (k T), and a longer
+    interval does not make one checkpoint cost more.
+    """
+    if not meets(highest):
+        return None
+    while lowest < highest:
+        middle = (lowest + highest) // 2
+        if meets(middle):
+            highest = middle
+        else:
+            lowest = middle + 1
+    return highest
+
+
+def allowed_interval(smallest: int) -> int:
+    """The largest interval that counts as close to the ``smallest`` that meets the bound."""
+    return max(smallest + 1, math.floor(1.1 * smallest + 1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stretch of a run with checkpoints, on the run's time axis, and what it cost."""
+
+    start_s: float
+    end_s: float
+    sample: Sample
+
+
+def sliding(stretches: Sequence[Stretch], *, width_s: float) -> list[tuple[float, float]]:
+    """(time, overhead) at every stretch's end: of all that ended within ``width_s`` before."""
+    points = []
+    for last in stretches:
+        inside = [s.sample for s in stretches if last.end_s - width_s < s.end_s <= last.end_s]
+        points.append((last.end_s, estimate(inside).mean))
+    return points

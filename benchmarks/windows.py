@@ -1,0 +1,297 @@
+"""Windows of training with and without checkpoints in one process, and who else used the CPU.
+
+A window with checkpoints begins with nothing in flight, passes whole intervals, and then goes on
+training, without boundaries, until its last persist has ended: no cost escapes into the next
+window, and none is counted twice. The iterations of that tail are compared like the others, but
+the checkpoints were not for them: overhead is cost over the time of the whole intervals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from benchmarks.estimate import Sample, sample
+from benchmarks.memory import worker_pid
+from benchmarks.training import Loop
+from checkfreq import CFManager
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Seconds and iterations, those of the tail included; ``covered`` without them."""
+
+    seconds: float
+    iterations: int
+    covered: int
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds per iteration."""
+        return self.seconds / self.iterations
+
+
+class Hooks:
+    """A manager's hooks on the optimizer, taken off except while ``attached``."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._live = optimizer._optimizer_step_pre_hooks
+        self._own = dict(self._live)
+        self._live.clear()
+
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[None]:
+        """The optimizer as the manager made it."""
+        self._live.update(self._own)
+        try:
+            yield
+        finally:
+            self._live.clear()
+
+    def put_back(self) -> None:
+        """Leave them on."""
+        self._live.update(self._own)
+
+
+def clean_window(loop: Loop, iterations: int) -> Window:
+    """Train with no manager attached."""
+    start_s = time.perf_counter()
+    for _ in range(iterations):
+        loop.iterate()
+    return Window(time.perf_counter() - start_s, iterations, iterations)
+
+
+def clean_for(loop: Loop, seconds: float) -> Window:
+    """Train so long, and at least once, with no manager attached."""
+    is_over, count = passed(seconds), 0
+    start_s = time.perf_counter()
+    while not count or not is_over():
+        loop.iterate()
+        count += 1
+    return Window(time.perf_counter() - start_s, count, count)
+
+
+def passed(seconds: float) -> Callable[[], bool]:
+    """Whether so many seconds have passed since this call."""
+    until_s = time.monotonic() + seconds
+    return lambda: time.monotonic() >= until_s
+
+
+def drain(loop: Loop, manager: CFManager) -> int:
+    """Train without boundaries until nothing is in flight; returns the iterations it took."""
+    count = 0
+    persistence = manager._persistence
+    persistence.reap()
+    while persistence.book.active:
+        loop.iterate()
+        persistence.reap()
+        count += 1
+    return count
+
+
+class Arm(Protocol):
+    """Something to measure in windows of about as many ``iterations``."""
+
+    iterations: int
+
+    def window(self) -> Window:
+        """Train one window, nothing in flight before it or after."""
+        ...
+
+    @property
+    def taken(self) -> float | None:
+        """Of the checkpoints due in windows so far, the part that was taken, if that is known."""
+        ...
+
+    @property
+    def worker_pid(self) -> int:
+        """The process that writes for this arm."""
+        ...
+
+    def close(self) -> None:
+        """End the manager, at a boundary."""
+        ...
+
+
+class FrozenArm:
+    """A manager with a fixed interval, and its windows of about ``length`` iterations."""
+
+    def __init__(self, loop: Loop, folder: Path, *, interval: int, length: int) -> None:
+        self.interval = interval
+        self.iterations = interval * max(1, round(length / interval))
+        self._loop = loop
+        self._manager = loop.manager(folder, interval=interval)
+        self._hooks = Hooks(loop.optimizer)
+        self._committed_before = 0
+        self._num_due = 0
+
+    def warm_up(self) -> None:
+        """Take a few checkpoints, and stop right before the boundary of the next one."""
+        with self._hooks.attached():
+            for _ in range(3):
+                loop_until = -(-(self._manager.global_step + 2) // self.interval) * self.interval
+                while self._manager.global_step < loop_until:
+                    self._pass_one()
+                self._manager.wait()
+            while (self._manager.global_step + 1) % self.interval:
+                self._pass_one()
+            self._manager.wait()
+        self._committed_before = self._num_committed()
+
+    def _pass_one(self) -> None:
+        self._manager.step()
+        self._loop.iterate()
+
+    def window(self) -> Window:
+        """See Arm. It begins at the boundary of a checkpoint."""
+        with self._hooks.attached():
+            start_s = time.perf_counter()
+            for _ in range(self.iterations):
+                self._pass_one()
+            tail = drain(self._loop, self._manager)
+            seconds = time.perf_counter() - start_s
+        self._num_due += self.iterations // self.interval
+        return Window(seconds, self.iterations + tail, self.iterations)
+
+    @property
+    def taken(self) -> float:
+        """See Arm."""
+        return (self._num_committed() - self._committed_before) / max(1, self._num_due)
+
+    def _num_committed(self) -> int:
+        return int(self._manager.stats()["num_committed"])
+
+    @property
+    def worker_pid(self) -> int:
+        """See Arm."""
+        return worker_pid(self._manager)
+
+    def close(self) -> None:
+        """See Arm."""
+        self._manager.step()
+        self._manager.close()
+
+
+class LiveManager:
+    """A manager that decides for itself, in stretches; between two it sees an epoch's end."""
+
+    def __init__(self, loop: Loop, manager: CFManager) -> None:
+        self.manager = manager
+        self._loop = loop
+        self._hooks = Hooks(loop.optimizer)
+
+    def stretch(self, until: Callable[[], bool], after: Callable[[], None] | None = None) -> Window:
+        """Train until ``until()`` holds, and on until nothing is in flight.
+
+        ``after`` is called after each boundary; its time counts.
+        """
+        start_s, count = time.perf_counter(), 0
+        with self._hooks.attached():
+            while True:
+                self._loop.iterate()
+                count += 1
+                if until():
+                    break
+                self.manager.step()
+                if after is not None:
+                    after()
+            self.manager.end_epoch()
+            tail = drain(self._loop, self.manager)
+        return Window(time.perf_counter() - start_s, count + tail, count)
+
+    def close(self) -> None:
+        """End the manager, at a boundary."""
+        self.manager.end_epoch()
+        self.manager.close()
+
+
+class LiveArm:
+    """A manager that decides for itself, in windows of ``length`` iterations."""
+
+    taken = None
+
+    def __init__(self, live: LiveManager, *, length: int) -> None:
+        self.iterations = length
+        self._live = live
+
+    def window(self) -> Window:
+        """See Arm. Its checkpoints come when they are due: in some windows more than in others."""
+        left = iter(range(self.iterations - 1, -1, -1))
+        return self._live.stretch(lambda: next(left) == 0)
+
+    @property
+    def worker_pid(self) -> int:
+        """See Arm."""
+        return worker_pid(self._live.manager)
+
+    def close(self) -> None:
+        """See Arm."""
+        self._live.close()
+
+
+class ForeignCpu:
+    """The share of one core that processes other than ours used, and the hypervisor took."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = pids
+        self._at_s, self._foreign_s = self._read()
+
+    def share(self) -> float:
+        """Since the last call."""
+        at_s, foreign_s = self._read()
+        share = (foreign_s - self._foreign_s) / (at_s - self._at_s)
+        self._at_s, self._foreign_s = at_s, foreign_s
+        return share
+
+    def _read(self) -> tuple[float, float]:
+        ticks = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+        user, nice, system, _, _, irq, softirq, steal = ticks[:8]
+        all_s = (user + nice + system + irq + softirq + steal) * _TICK_S
+        ours_s = time.process_time() + sum(_cpu_s(pid) for pid in self._pids)
+        return time.perf_counter(), all_s - ours_s
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * _TICK_S
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A sample per arm, the clean iteration time, and the foreign share of the CPU meanwhile."""
+
+    samples: Mapping[str, Sample]
+    iteration_s: float
+    foreign: float
+
+
+def rounds(loop: Loop, arms: Mapping[str, Arm], rng: random.Random) -> Iterator[Round]:
+    """Endless rounds: a window of every arm in random order, a clean one before and after each."""
+    clean_iterations = math.ceil(sum(arm.iterations for arm in arms.values()) / len(arms))
+    cpu = ForeignCpu([arm.worker_pid for arm in arms.values()])
+    before = clean_window(loop, clean_iterations)
+    while True:
+        samples, clean_s = {}, []
+        for name in rng.sample(sorted(arms), len(arms)):
+            window = arms[name].window()
+            after = clean_window(loop, clean_iterations)
+            samples[name] = sample(
+                seconds=window.seconds,
+                iterations=window.iterations,
+                covered=window.covered,
+                clean_s=[before.iteration_s, after.iteration_s],
+            )
+            clean_s.append(after.iteration_s)
+            before = after
+        yield Round(samples, sum(clean_s) / len(clean_s), cpu.share())
