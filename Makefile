@@ -31,7 +31,7 @@ bench: $(VENV)/.bench ## every benchmark; appends to benchmarks/results and rewr
 	@mkdir -p benchmarks/results
 	@set -e; run() { echo "$$@" >&2; $(PY) -W ignore -m benchmarks.$$@ > .bench-out; \
 	  cat .bench-out; cat .bench-out >> benchmarks/results/$$1.jsonl; rm .bench-out; }; \
-	run startup; run memory --mib 16; run stall --gib 1; \
+	run simulate; run startup; run memory --mib 16; run stall --gib 1; \
 	for gib in 1 4; do run persist --gib $$gib; run restore --gib $$gib; done
 	$(PY) -m benchmarks.tables
 

@@ -84,6 +84,35 @@ def _startup() -> str:
     return "\n".join([*rows, "", *_how(lines)])
 
 
+def _simulate() -> str:
+    lines = [line for line in _lines("simulate") if "phases" in line]
+    head = (
+        "| on paper | overhead / bound | above it, in checkpoints | interval / the oracle's |"
+    )
+    rows = [head, "|---|---|---|---|"]
+    for x in lines:
+        settled = ", ".join(
+            f"{phase['planned_steps']:g} / {phase['oracle_steps']}" for phase in x["phases"]
+        )
+        rows.append(
+            f"| {x['arm']} | {100 * x['largest_overhead']:.2f} % / {100 * x['max_overhead']:g} % "
+            f"| {max(0.0, x['worst_excess_in_checkpoints']):.2f} | {settled} |"
+        )
+    return "\n".join([*rows, "", *_how(lines)])
+
+
+def _goodput() -> str:
+    lines = [line for line in _lines("simulate") if "mtbf_s" in line]
+    arms = list(lines[0]["goodput"]) if lines else []
+    rows = [f"| goodput | {' | '.join(arms)} |", "|---" * (len(arms) + 1) + "|"]
+    rows += [f"| {x['arm']} | {' | '.join(_percent(x, arm) for arm in arms)} |" for x in lines]
+    return "\n".join([*rows, "", *_how(lines)])
+
+
+def _percent(line: Line, arm: str) -> str:
+    return f"{100 * line['goodput'][arm]:.1f} %"
+
+
 def _how(lines: list[Line]) -> list[str]:
     said = sorted({f"`{x['command']}`, commit {x['commit']}, {_machine(x)}" for x in lines})
     return [f"{how}  " for how in said] + [""]
@@ -101,6 +130,8 @@ _TABLES: dict[str, Callable[[], str]] = {
     "stall": _stall,
     "memory": _memory,
     "startup": _startup,
+    "simulate": _simulate,
+    "goodput": _goodput,
 }
 
 if __name__ == "__main__":

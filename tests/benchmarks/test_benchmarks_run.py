@@ -30,3 +30,16 @@ def test_it_prints_a_result_line_per_arm(
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert arms <= {line.get("arm") for line in lines}
     assert all(line["benchmark"] == name and line["commit"] and line["versions"] for line in lines)
+
+
+def test_the_simulations_print_a_line_for_each_scenario_and_size() -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.simulate"]
+    result = subprocess.run(
+        [*command, "--seeds", "1", "--failures", "20"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    arms = {json.loads(line)["arm"] for line in result.stdout.splitlines()}
+    assert {"closed form", "3-minute stall every 18 minutes", "bursty", "8 GPUs"} <= arms
