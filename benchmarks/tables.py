@@ -86,9 +86,7 @@ def _startup() -> str:
 
 def _simulate() -> str:
     lines = [line for line in _lines("simulate") if "phases" in line]
-    head = (
-        "| on paper | overhead / bound | above it, in checkpoints | interval / the oracle's |"
-    )
+    head = "| on paper | overhead / bound | above it, in checkpoints | interval / the oracle's |"
     rows = [head, "|---|---|---|---|"]
     for x in lines:
         settled = ", ".join(
