@@ -82,7 +82,8 @@ class RunCosts:
     @property
     def iteration_s(self) -> float | None:
         """T, from the first clean iteration on."""
-        return self._or_cached("iteration_s", self._time.value())
+        own = self._time.value()
+        return self._or_cached("iteration_s", own) if own is None else own
 
     @property
     def short_iteration_s(self) -> float | None:
