@@ -111,7 +111,8 @@ class CFManager:
         if fresh:
             self._persistence.supersede_after = -1
         self._persistence.start()
-        self._gate = UpdateGate(chk.optimizers, barrier=self._pipeline.barrier)
+        self._optimizers = chk.optimizers
+        self._gate = UpdateGate(self._optimizers, barrier=self._pipeline.barrier)
         self._notice.install()
 
     # ---- weight updates
@@ -153,10 +154,12 @@ class CFManager:
         optimizer: torch.optim.Optimizer | str | None,
         scaler: torch.amp.GradScaler | None,
     ) -> list[torch.optim.Optimizer]:
-        tracked = self._chk.optimizers
+        tracked = self._optimizers
+        if optimizer is None and len(tracked) == 1:
+            return list(tracked.values())
         names = ", ".join(tracked) or "none"
         if optimizer is None:
-            if len(tracked) == 1 or (tracked and scaler is not None):
+            if tracked and scaler is not None:
                 return list(tracked.values())
             raise ConfigError(
                 f"weight_update: expected one tracked optimizer or the name of one, found: {names}"
@@ -482,7 +485,7 @@ class CFManager:
             self._closed = True
             self._notice.uninstall()
             self._gate.close()
-            self._profiler.close(clean=clean)
+            self._profiler.close(clean=clean or self._stopped)
             self._pipeline.close()
 
     def _finish(self, *, clean: bool) -> None:

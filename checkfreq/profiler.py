@@ -11,8 +11,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 from checkfreq.config import ScalarWriter
 from checkfreq.persist.attempts import Attempt
@@ -37,8 +37,7 @@ class Recorder(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
+class _Ended(NamedTuple):
     """What is known of an iteration besides its times, which may come later."""
 
     held_s: float

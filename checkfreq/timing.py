@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -21,8 +21,7 @@ from checkfreq.snapshot.device import Device, Event
 _MAX_MARKS = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One iteration: its boundaries, and its first weight update (None: it had none)."""
 
     start_s: float

@@ -244,6 +244,8 @@ class Channel:
     def __init__(self, sock: socket.socket, *, send_timeout_s: float = 60.0) -> None:
         sock.settimeout(send_timeout_s)
         self._socket = sock
+        self._input = select.poll()
+        self._input.register(sock, select.POLLIN)
         self._send_lock = threading.Lock()
         self._buffer = bytearray()
         self._fds: list[int] = []
@@ -280,7 +282,7 @@ class Channel:
                 return message
             if self._socket.fileno() < 0:
                 raise ChannelClosedError("this end was closed")
-            if not readable(self._socket, timeout_s=timeout_s):
+            if not self._input.poll(math.ceil(timeout_s * 1000)):
                 return None
             self._fill()
 

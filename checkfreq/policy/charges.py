@@ -74,6 +74,8 @@ class Charges:
 
         ``iteration_s`` (T) is None where it says nothing of this one: only stalls count then.
         """
+        if not self._open:
+            return False
         touching = [c for c in self._open.values() if c.overlap_s(iteration) > 0]
         whole_s = sum(charge.overlap_s(iteration) for charge in touching)
         for charge in touching:
@@ -82,6 +84,8 @@ class Charges:
 
     def settle(self, now_s: float) -> list[Charge]:
         """Take out those that ended; every iteration up to ``now_s`` was told."""
+        if not self._open:
+            return []
         names = [name for name, charge in self._open.items() if charge.end_s <= now_s]
         settled = [self._open.pop(name) for name in names]
         for charge in settled:

@@ -43,6 +43,10 @@ class RunCosts:
         if iteration.overlap_s is not None:
             self._overlap.add(iteration.overlap_s)
 
+    def update_time(self) -> None:
+        """Follow the clean iterations up to the last: they were few, and waited for."""
+        self._time.update()
+
     def add_durable(self, measured: Measured) -> None:
         """A checkpoint became durable."""
         self._copy.add(measured.copy_s)
@@ -78,7 +82,8 @@ class RunCosts:
     @property
     def iteration_s(self) -> float | None:
         """T, from the first clean iteration on."""
-        return self._or_cached("iteration_s", self._time.value())
+        own = self._time.value()
+        return self._or_cached("iteration_s", own) if own is None else own
 
     @property
     def short_iteration_s(self) -> float | None:

@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 
 #: A clean iteration that lasts this many medians is not one: validation, a stall of the loader.
 OUTLIER = 4.0
@@ -31,6 +31,7 @@ class IterationTime:
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=self._WINDOW)
         self._mean: float | None = None
+        self._low: float | None = None
         self._num_new = 0
 
     def add(self, seconds: float) -> None:
@@ -40,21 +41,23 @@ class IterationTime:
 
     def value(self) -> float | None:
         """Seconds; None before the first. Computed anew after every few additions."""
-        if self._mean is None or self._num_new * 8 >= len(self._times):
-            self._mean = self._compute()
-            self._num_new = 0
+        if self._num_new and (self._mean is None or self._num_new * 8 >= len(self._times)):
+            self.update()
         return self._mean
 
     def low(self) -> float | None:
-        """Seconds that nine in ten take at least; None before the first."""
-        return sorted(self._times)[len(self._times) // 10] if self._times else None
+        """Seconds that nine in ten take at least, as of then; None before the first."""
+        self.value()
+        return self._low
 
-    def _compute(self) -> float | None:
-        if not self._times:
-            return None
+    def update(self) -> None:
+        """Compute it anew now; there must have been one."""
+        self._num_new = 0
         self._follow_change()
-        typical = median(self._times)
-        return fmean(t for t in self._times if t <= OUTLIER * typical)
+        ascending = sorted(self._times)
+        most = OUTLIER * ascending[len(ascending) // 2]
+        self._mean = fmean(t for t in ascending if t <= most)
+        self._low = ascending[len(ascending) // 10]
 
     def _follow_change(self) -> None:
         times = list(self._times)
@@ -64,7 +67,8 @@ class IterationTime:
         now, before = median(recent), median(older)
         low, high = older[len(older) // 10], older[-1 - len(older) // 10]
         if abs(now - before) > self._CHANGE * before and not low <= now <= high:
-            self._times = deque(recent, maxlen=self._WINDOW)
+            changed = (t for t in recent if abs(t - now) < abs(t - before))
+            self._times = deque(changed, maxlen=self._WINDOW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ class CheckpointCost:
             return None
         kept = _trimmed(sorted(self._costs), self._TRIM)
         mean = max(0.0, fmean(kept))
-        spread = stdev(kept) if len(kept) > 1 else 0.0
+        spread = _deviation(kept)
         # The second part: of a few values the spread says little (a single one has none).
         error = math.hypot(spread / math.sqrt(len(kept)), 0.5 * mean / len(kept))
         return Estimate(mean, error)
@@ -142,5 +146,14 @@ class Recent:
 
 
 def _trimmed(ascending: Sequence[float], part: float) -> Sequence[float]:
-    cut = int(len(ascending) * part)
+    least = 1 if len(ascending) > 3 else 0  # one freak value would stay in a short window for long
+    cut = max(least, int(len(ascending) * part))
     return ascending[cut : len(ascending) - cut]
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Standard deviation; ``statistics.stdev`` counts in fractions and takes 20 times as long."""
+    if len(values) < 2:
+        return 0.0
+    mean = fmean(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))

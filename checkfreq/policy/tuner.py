@@ -35,6 +35,8 @@ _STALE = 0.1
 _STALE_ITERATIONS = 8
 #: The interval follows its costs once they differ by more than this part.
 _HYSTERESIS = 0.1
+#: Or by less, after so many checkpoints in a row.
+_WISHES = 6
 #: What may be saved up, in upper costs of one checkpoint.
 _DEPTH = 4
 #: If every iteration is an epoch's first or last, they are what there is to measure.
@@ -83,7 +85,7 @@ class RateTuner:
         self._upper_s = 0.0
         self._window: deque[tuple[float, float]] = deque(maxlen=8)  # (cost, productive) each
         self._window_start_s = 0.0
-        self._last_step: int | None = None
+        self._last_step = 0
         self._num_seen = 0
         self._num_settled = 0
         self._num_uncredited = 0
@@ -92,6 +94,8 @@ class RateTuner:
         self._since_clean = 0
         self._stretch_left = 0
         self._is_withheld = False
+        self._wish = 0
+        self._num_wished = 0
         if cached is not None:
             self._adopt(self._plan_cached(cached), cached)
 
@@ -156,7 +160,7 @@ class RateTuner:
             self._costs.add_durable(measured)
 
     def continue_from(self, step: int) -> None:
-        """``step`` was restored: intervals are counted from it."""
+        """``step`` was restored: intervals are counted from it. 0: there is no checkpoint yet."""
         self._last_step = step
 
     # ---- the decision
@@ -165,7 +169,7 @@ class RateTuner:
         """Whether a periodic checkpoint should start at boundary ``step``."""
         if self.plan is None:
             return self._due_without_plan(step)
-        if step - (self._last_step or 0) < self._interval_steps(self.plan):
+        if step - self._last_step < self._interval_steps(self.plan):
             return Due.NOT_YET
         if self._is_late(now_s):
             return Due.LATE
@@ -182,12 +186,12 @@ class RateTuner:
             return Due.NOT_YET
         if not self._num_settled:
             return Due.TAKE
-        may_retry = step - (self._last_step or 0) >= PROFILE_ITERATIONS
+        may_retry = step - self._last_step >= PROFILE_ITERATIONS
         return Due.TAKE if may_retry and self._bucket.balance_s >= 0 else Due.NOT_YET
 
     def _interval_steps(self, plan: Plan) -> int:
         """The plan's, but a new run with a cached profile is not left unprotected for so long."""
-        if self._last_step is None:
+        if not self._last_step:
             return min(plan.interval_steps, PROFILE_ITERATIONS)
         return plan.interval_steps
 
@@ -230,7 +234,9 @@ class RateTuner:
     def _note_clean(self, iteration: Iteration) -> None:
         self._costs.add_clean(iteration)
         self._since_clean = 0
-        self._stretch_left = max(0, self._stretch_left - 1)
+        if self._stretch_left:
+            self._stretch_left -= 1
+            self._costs.update_time()
         if self._costs.num_clean == PROFILE_ITERATIONS:
             self._check_cached()
             if self.plan is None:
@@ -304,18 +310,23 @@ class RateTuner:
 
     def _with_hysteresis(self, new: Plan, profile: Profile) -> Plan:
         old = self.plan
-        if old is None or new.interval_steps == old.interval_steps:
+        if old is None:
             return new
         steps = self._calmer_steps(old.interval_steps, new.interval_steps, profile)
+        if steps != old.interval_steps:
+            self._num_wished = 0
         return self.policy.plan_at(steps, profile, reason=new.reason, place=new.place)
 
     def _calmer_steps(self, old: int, new: int, profile: Profile) -> int:
-        """``new`` if that is far enough from ``old``."""
-        if new > old:
-            is_far = new > (1 + _HYSTERESIS) * old
-            return new if is_far or self._is_over_bound() else old
-        if new >= (1 - _HYSTERESIS) * old:
+        """``new`` if that is far enough from ``old``, or has long been wished for."""
+        wish = (new > old) - (new < old)
+        self._num_wished = self._num_wished + 1 if wish == self._wish else 1
+        self._wish = wish
+        is_far = abs(new - old) > _HYSTERESIS * old
+        if not is_far and self._num_wished < _WISHES and not (new > old and self._is_over_bound()):
             return old
+        if new > old:
+            return new
         # What it would be if costs were a little higher: noise must not move it to and fro.
         return min(old, self.policy.plan(_scaled(profile, 1 + _HYSTERESIS / 2)).interval_steps)
 

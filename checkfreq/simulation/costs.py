@@ -1,0 +1,160 @@
+"""What things cost in a simulated run, as functions of simulated time. Seconds.
+
+A checkpoint that starts at a boundary holds training for ``stall_s``. Its copy begins at the
+boundary too and outlasts the stall; then the worker persists, one checkpoint after the other.
+From the end of the stall until it is durable, training loses the part ``slowdown`` of its speed.
+So the visible cost o is not given but follows: stall plus slowdown.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Protocol
+
+from checkfreq.errors import ConfigError
+from checkfreq.policy.profile import Profile, is_amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """At one instant. ``slowdown``: part of the speed that a running copy or persist takes."""
+
+    iteration_s: float
+    stall_s: float
+    copy_s: float = 0.0
+    persist_s: float = 0.0
+    slowdown: float = 0.0
+    state_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("iteration_s", "stall_s", "copy_s", "persist_s", "slowdown", "state_bytes"):
+            if not is_amount(getattr(self, name)):
+                raise ConfigError(
+                    f"Costs.{name}: expected a finite number >= 0, got {getattr(self, name)!r}"
+                )
+        if not self.iteration_s > 0:
+            raise ConfigError(f"Costs.iteration_s: expected more than 0 s, got {self.iteration_s}")
+        if not self.slowdown < 1:
+            raise ConfigError(f"Costs.slowdown: expected a part below 1, got {self.slowdown}")
+
+    @property
+    def durable_s(self) -> float:
+        """From the boundary until it is durable (L), where nothing is in the way."""
+        return max(self.stall_s, self.copy_s) + self.persist_s
+
+    @property
+    def cost_s(self) -> float:
+        """What one checkpoint adds to the training time (o)."""
+        return self.stall_s + self.slowdown * (self.durable_s - self.stall_s)
+
+    def blocking(self) -> Costs:
+        """The same, with training held until the checkpoint is durable."""
+        return replace(self, stall_s=self.durable_s, copy_s=0.0, persist_s=0.0, slowdown=0.0)
+
+    def times(self, factor: float) -> Costs:
+        """Checkpoints that cost ``factor`` times as much; iterations as before."""
+        return replace(
+            self,
+            stall_s=factor * self.stall_s,
+            copy_s=factor * self.copy_s,
+            persist_s=factor * self.persist_s,
+        )
+
+    def profile(self) -> Profile:
+        """What exact measurements of these costs would say."""
+        return Profile(
+            iteration_s=self.iteration_s,
+            overlap_s=0.0,
+            host_copy_s=self.copy_s,
+            persist_s=self.persist_s,
+            durable_s=self.durable_s,
+            cost_s=self.cost_s,
+            cost_upper_s=self.cost_s,
+            state_bytes=self.state_bytes,
+        )
+
+
+def smallest_interval(costs: Costs, *, max_overhead: float) -> int:
+    """The oracle: the fewest iterations between checkpoints that keep the bound and never wait.
+
+    For two slots: a copy may run while the checkpoint before is being persisted.
+    """
+    keeps_bound_s = costs.cost_s / max_overhead
+    keeps_up_s = max(costs.persist_s, costs.copy_s)
+    return max(1, math.ceil(max(keeps_bound_s, keeps_up_s) / costs.iteration_s * (1 - 1e-9)))
+
+
+class Trace(Protocol):
+    """Costs over time. ``is_steady``: they never change."""
+
+    @property
+    def is_steady(self) -> bool: ...
+
+    def at(self, now_s: float) -> Costs:
+        """Costs of what begins at ``now_s``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Steady:
+    costs: Costs
+    is_steady: bool = True
+
+    def at(self, now_s: float) -> Costs:
+        return self.costs
+
+
+def steady(costs: Costs) -> Trace:
+    """The same costs for ever."""
+    return _Steady(costs)
+
+
+class _Changing:
+    is_steady = False
+
+    def __init__(self, changes: Sequence[tuple[float, Costs]], period_s: float | None) -> None:
+        self._starts_s = [start_s for start_s, _ in changes]
+        self._costs = [costs for _, costs in changes]
+        self._period_s = period_s
+
+    def at(self, now_s: float) -> Costs:
+        if self._period_s is not None:
+            now_s %= self._period_s
+        return self._costs[bisect_right(self._starts_s, now_s) - 1]
+
+
+def changing(changes: Sequence[tuple[float, Costs]], *, period_s: float | None = None) -> Trace:
+    """Costs from each given instant on, the first at 0; with a period over and over again."""
+    starts_s = [start_s for start_s, _ in changes]
+    if not starts_s or starts_s[0] != 0 or starts_s != sorted(set(starts_s)):
+        raise ConfigError(f"changing: expected instants that ascend from 0, got {starts_s}")
+    if period_s is not None and not period_s > starts_s[-1]:
+        raise ConfigError(f"changing: a period of {period_s} s ends before its last change")
+    return _Changing(changes, period_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Spread of iterations and of checkpoints (all their parts): 0.3 is about 30 %; means stay."""
+
+    iterations: float = 0.0
+    checkpoints: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "checkpoints"):
+            if not (is_amount(getattr(self, name)) and getattr(self, name) <= 1):
+                raise ConfigError(
+                    f"Noise.{name}: expected a part from 0 to 1, got {getattr(self, name)!r}"
+                )
+
+    def __bool__(self) -> bool:
+        return self.iterations > 0 or self.checkpoints > 0
+
+
+def spread(random: Random, sigma: float) -> float:
+    """A positive factor of mean 1."""
+    return random.lognormvariate(-sigma * sigma / 2, sigma) if sigma else 1.0

@@ -1,0 +1,83 @@
+"""Who decides in a simulated run: a ``RateTuner``, or an interval that never changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from checkfreq.errors import ConfigError
+from checkfreq.policy.profile import Profile
+from checkfreq.policy.tuner import Due, Iteration, Measured
+
+
+class Interval(Protocol):
+    """Of a Plan, what a simulation wants to know."""
+
+    @property
+    def interval_steps(self) -> int: ...
+
+
+class Decider(Protocol):
+    """What ``RateTuner`` is to the loop that it decides for."""
+
+    @property
+    def plan(self) -> Interval | None: ...
+
+    def profile(self) -> Profile | None: ...
+
+    def iteration(self, iteration: Iteration) -> None: ...
+
+    def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None: ...
+
+    def ended(self, attempt: str, *, end_s: float, measured: Measured | None) -> None: ...
+
+    def continue_from(self, step: int) -> None: ...
+
+    def due(self, *, step: int, now_s: float) -> Due: ...
+
+
+#: A fresh one for the start and after each failure, given the profile kept from before.
+NewDecider: TypeAlias = Callable[[Profile | None], Decider]
+
+
+@dataclass(frozen=True, slots=True)
+class _Every:
+    interval_steps: int
+
+
+class FixedInterval:
+    """A checkpoint every so many steps, later only while the one before is not durable."""
+
+    def __init__(self, interval_steps: int) -> None:
+        if interval_steps < 1:
+            raise ConfigError(f"FixedInterval: expected at least 1 step, got {interval_steps}")
+        self.plan = _Every(interval_steps)
+        self._last_step = 0
+        self._active: set[str] = set()
+
+    def profile(self) -> Profile | None:
+        """It measures nothing."""
+        return None
+
+    def iteration(self, iteration: Iteration) -> None:
+        """It learns nothing."""
+
+    def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
+        """See RateTuner."""
+        self._last_step = step
+        self._active.add(attempt)
+
+    def ended(self, attempt: str, *, end_s: float, measured: Measured | None) -> None:
+        """See RateTuner."""
+        self._active.discard(attempt)
+
+    def continue_from(self, step: int) -> None:
+        """See RateTuner."""
+        self._last_step = step
+
+    def due(self, *, step: int, now_s: float) -> Due:
+        """See RateTuner."""
+        if step - self._last_step < self.plan.interval_steps:
+            return Due.NOT_YET
+        return Due.LATE if self._active else Due.TAKE

@@ -1,0 +1,165 @@
+"""The costs of a run, and the cached profile behind them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from checkfreq.policy.costs import PROFILE_ITERATIONS, RunCosts
+from checkfreq.policy.observations import Iteration, Measured
+from checkfreq.policy.profile import Profile
+from checkfreq.types import SnapshotPlace
+
+HOST = SnapshotPlace.HOST
+CACHED = Profile(
+    iteration_s=1.0,
+    overlap_s=0.5,
+    host_copy_s=0.25,
+    device_copy_s=0.125,
+    persist_s=0.5,
+    durable_s=0.75,
+    cost_s=0.5,
+    cost_upper_s=0.75,
+    state_bytes=1000,
+)
+MEASURED = Measured(copy_s=0.25, persist_s=0.5, durable_s=0.75, state_bytes=2000)
+
+
+def measured(
+    cached: Profile | None = None,
+    *,
+    num_clean: int = PROFILE_ITERATIONS,
+    num_checkpoints: int = 0,
+    persist_s: float = 0.5,
+    cost_s: float = 0.5,
+) -> RunCosts:
+    costs = RunCosts(cached)
+    for _ in range(num_clean):
+        costs.add_clean(Iteration(0, 1, overlap_s=0.5))
+    for _ in range(num_checkpoints):
+        costs.add_durable(replace(MEASURED, persist_s=persist_s))
+        costs.add_cost(cost_s, stall_s=0.0)
+    return costs
+
+
+def test_nothing_is_known_at_first() -> None:
+    costs = RunCosts(None)
+    assert costs.iteration_s is costs.short_iteration_s is costs.durable_s is costs.cost is None
+    assert (costs.copy_s, costs.num_clean) == (0.0, 0)
+    assert costs.profile(HOST) is None
+    assert costs.check_cached() is None
+
+
+@pytest.mark.parametrize(("num_clean", "num_checkpoints"), [(9, 1), (10, 0)])
+def test_a_profile_needs_ten_iterations_and_a_checkpoint(
+    num_clean: int, num_checkpoints: int
+) -> None:
+    costs = measured(num_clean=num_clean, num_checkpoints=num_checkpoints)
+    assert costs.profile(HOST) is None
+
+
+def test_a_profile_is_what_was_measured() -> None:
+    assert measured(num_checkpoints=1).profile(HOST) == Profile(
+        iteration_s=1.0,
+        overlap_s=0.5,
+        host_copy_s=0.25,
+        persist_s=0.5,
+        durable_s=0.75,
+        cost_s=0.5,
+        cost_upper_s=0.5 + 1.645 * 0.25,
+        state_bytes=2000,
+    )
+
+
+def test_the_time_of_a_device_copy_is_known_once_there_was_one() -> None:
+    costs = measured(num_checkpoints=1)
+    costs.add_durable(replace(MEASURED, device_copy_s=0.0))
+    profile = costs.profile(SnapshotPlace.DEVICE)
+    assert profile is not None
+    assert (profile.device_copy_s, profile.place) == (0.0, SnapshotPlace.DEVICE)
+
+
+def test_an_iteration_without_an_overlap_window_tells_its_time_all_the_same() -> None:
+    costs = RunCosts(None)
+    costs.add_clean(Iteration(0, 2))
+    assert costs.iteration_s == costs.short_iteration_s == 2.0
+
+
+def test_a_cost_is_never_taken_for_less_than_training_was_held() -> None:
+    costs = measured()
+    costs.add_cost(-0.3, stall_s=0.2)
+    profile = costs.profile(HOST)
+    assert profile is not None
+    assert profile.cost_s == profile.cost_upper_s == 0.2
+
+
+def test_the_last_estimate_serves_after_costs_were_forgotten() -> None:
+    costs = measured(num_checkpoints=3)
+    before = costs.profile(HOST)
+    costs.forget_costs()
+    assert costs.profile(HOST) == before
+    costs.add_cost(4.0, stall_s=0.0)
+    assert costs.cost is not None
+    assert costs.cost.mean == 4.0
+
+
+def test_a_cached_profile_stands_in_for_all_that_is_unknown() -> None:
+    costs = RunCosts(CACHED)
+    assert (costs.iteration_s, costs.short_iteration_s) == (1.0, 1.0)
+    profile = costs.profile(HOST)
+    assert profile is not None
+    assert profile.cost_upper_s == pytest.approx(CACHED.cost_upper_s)
+    assert replace(profile, cost_upper_s=CACHED.cost_upper_s) == CACHED
+
+
+def test_what_was_measured_takes_the_place_of_what_was_cached() -> None:
+    costs = measured(CACHED, num_clean=3, num_checkpoints=1, cost_s=0.25)
+    profile = costs.profile(HOST)
+    assert profile is not None
+    assert (profile.cost_s, profile.state_bytes, profile.iteration_s) == (0.25, 2000, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("cached", "reason"),
+    [
+        (replace(CACHED, iteration_s=1.24), None),
+        (replace(CACHED, iteration_s=0.81), None),
+        (replace(CACHED, iteration_s=1.26), "iteration_s is 1 here and 1.26 in the cached profile"),
+        (replace(CACHED, iteration_s=0.79), "iteration_s is 1 here and 0.79 in the cached profile"),
+        (replace(CACHED, cost_s=0.2), "cost_s is 0.5 here and 0.2 in the cached profile"),
+        (replace(CACHED, persist_s=1.1), "persist_s is 0.5 here and 1.1 in the cached profile"),
+    ],
+)
+def test_a_cached_profile_is_dropped_if_it_is_off(cached: Profile, reason: str | None) -> None:
+    assert measured(cached, num_checkpoints=2).check_cached() == reason
+
+
+def test_a_dropped_one_is_no_longer_behind_anything() -> None:
+    costs = measured(replace(CACHED, iteration_s=9.0))
+    assert costs.check_cached() is not None
+    assert costs.profile(HOST) is None
+    assert costs.check_cached() is None
+
+
+@pytest.mark.parametrize(("num_clean", "num_checkpoints"), [(9, 1), (0, 0)])
+def test_it_is_not_judged_too_early(num_clean: int, num_checkpoints: int) -> None:
+    cached = replace(CACHED, iteration_s=9.0, cost_s=0.01, persist_s=90.0)
+    costs = measured(cached, num_clean=num_clean, num_checkpoints=num_checkpoints)
+    assert costs.check_cached() is None
+
+
+def test_what_changes_after_the_check_is_no_fault_of_the_cached_profile() -> None:
+    costs = measured(CACHED, num_checkpoints=2)
+    assert costs.check_cached() is None
+    for _ in range(9):
+        costs.add_durable(replace(MEASURED, persist_s=50.0))
+        costs.add_cost(50.0, stall_s=0.0)
+    assert costs.check_cached() is None
+
+
+def test_a_cost_without_a_durable_time_is_not_compared_by_it() -> None:
+    costs = RunCosts(CACHED)
+    for _ in range(2):
+        costs.add_cost(0.5, stall_s=0.0)
+    assert costs.check_cached() is None

@@ -1,0 +1,128 @@
+"""Robust estimates over sliding windows."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkfreq.policy.estimates import CheckpointCost, Estimate, IterationTime, Recent
+
+
+def time_of(*seconds: float) -> IterationTime:
+    estimate = IterationTime()
+    for value in seconds:
+        estimate.add(value)
+        estimate.value()
+    return estimate
+
+
+def cost_of(*seconds: float) -> CheckpointCost:
+    cost = CheckpointCost()
+    for value in seconds:
+        cost.add(value)
+    return cost
+
+
+def mean_of(cost: CheckpointCost) -> float:
+    estimate = cost.value()
+    assert estimate is not None
+    return estimate.mean
+
+
+class TestIterationTime:
+    def test_there_is_none_before_the_first(self) -> None:
+        assert IterationTime().value() is None
+        assert IterationTime().low() is None
+
+    def test_it_is_a_mean(self) -> None:
+        assert time_of(1.0, 2.0, 3.0).value() == pytest.approx(2.0)
+
+    def test_an_outlier_does_not_count(self) -> None:
+        assert time_of(*[1.0] * 9, 50.0).value() == 1.0
+
+    def test_the_low_is_what_nine_in_ten_take_at_least(self) -> None:
+        assert time_of(*[2.0] * 5, 1.0, *[2.0] * 6).low() == 2.0
+        assert time_of(*[2.0, 2.0, 1.0] * 5).low() == 1.0
+
+    @pytest.mark.parametrize("now", [1.3, 0.7])
+    def test_it_follows_a_change_within_sixteen_and_within_eight_if_told_to(
+        self, now: float
+    ) -> None:
+        assert time_of(*[1.0] * 60, *[now] * 16).value() == pytest.approx(now)
+        estimate = time_of(*[1.0] * 60, *[now] * 8)
+        estimate.update()
+        assert estimate.value() == pytest.approx(now)
+        assert estimate.low() == now
+
+    def test_it_does_not_jump_for_what_it_has_seen_before(self) -> None:
+        noisy = [1.0, 1.4] * 28
+        assert time_of(*noisy, *[1.4] * 8).value() == pytest.approx(1.23, abs=0.02)
+
+    def test_it_is_not_computed_anew_for_each(self) -> None:
+        estimate, values = time_of(*[1.0] * 64), set()
+        for _ in range(32):
+            estimate.add(1.01)
+            values.add(estimate.value())
+        assert 4 <= len(values) <= 5
+
+    def test_the_window_slides(self) -> None:
+        assert time_of(*[1.0] * 64, *[1.05] * 72).value() == pytest.approx(1.05)
+
+
+class TestCheckpointCost:
+    def test_there_is_none_before_the_first(self) -> None:
+        assert CheckpointCost().value() is None
+
+    def test_a_single_one_is_known_to_half_of_it(self) -> None:
+        assert cost_of(2.0).value() == Estimate(2.0, 1.0)
+
+    def test_two_by_hand(self) -> None:
+        estimate = cost_of(1.0, 3.0).value()
+        assert estimate is not None
+        # Deviation sqrt(2) over sqrt(2), and half of the mean over two.
+        assert estimate == Estimate(2.0, pytest.approx(math.hypot(1.0, 0.5)))
+        assert estimate.upper() == pytest.approx(2 + 1.645 * math.sqrt(1.25))
+
+    def test_one_freak_in_ten_is_trimmed(self) -> None:
+        assert mean_of(cost_of(*[1.0] * 5, 100.0, *[1.0] * 4)) == 1.0
+
+    def test_noise_below_zero_counts_but_a_mean_does_not_go_there(self) -> None:
+        assert mean_of(cost_of(-1.0, 3.0)) == 1.0
+        assert mean_of(cost_of(-1.0)) == 0.0
+
+    @pytest.mark.parametrize("now", [10.0, 0.1])
+    def test_four_beyond_all_before_are_a_new_regime(self, now: float) -> None:
+        assert mean_of(cost_of(*[1.0] * 10, *[now] * 3)) != now
+        assert mean_of(cost_of(*[1.0] * 10, *[now] * 4)) == pytest.approx(now)
+
+    def test_what_is_cleared_is_forgotten(self) -> None:
+        cost = cost_of(1.0, 2.0)
+        assert len(cost) == 2
+        cost.clear()
+        assert cost.value() is None
+
+    @given(st.lists(st.floats(0, 1e3), min_size=2, max_size=3))
+    def test_the_error_is_that_of_the_mean(self, costs: list[float]) -> None:
+        estimate = cost_of(*costs).value()
+        assert estimate is not None
+        n = len(costs)
+        error = math.hypot(statistics.stdev(costs) / math.sqrt(n), 0.5 * estimate.mean / n)
+        assert estimate.error == pytest.approx(error)
+        assert estimate.upper() >= estimate.mean
+
+
+@given(mean=st.floats(0, 1e6), more=st.floats(0, 1e6))
+def test_an_estimate_made_from_its_upper_limit_has_it(mean: float, more: float) -> None:
+    assert Estimate.with_upper(mean, mean + more).upper() == pytest.approx(mean + more)
+
+
+def test_recent_is_the_median_of_the_last_few() -> None:
+    recent = Recent(window=3)
+    assert recent.value() is None
+    for value in (9.0, 1.0, 2.0, 30.0):
+        recent.add(value)
+    assert recent.value() == 2.0

@@ -1,0 +1,253 @@
+"""The four-term interval, its reason, the place of snapshots."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkfreq.errors import ConfigError
+from checkfreq.policy.frequency import FrequencyPolicy, Plan, Reason
+from checkfreq.policy.profile import Profile
+from checkfreq.policy.waste import daly_interval_s
+from checkfreq.types import Objective, SnapshotPlace
+
+HOST, DEVICE = SnapshotPlace.HOST, SnapshotPlace.DEVICE
+
+
+def profile(**changes: Any) -> Profile:
+    """An iteration of 1 s and a checkpoint that costs one of them."""
+    values: dict[str, Any] = {
+        "iteration_s": 1.0,
+        "overlap_s": 0.5,
+        "host_copy_s": 0.2,
+        "persist_s": 1.0,
+        "durable_s": 1.2,
+        "cost_s": 1.0,
+        "state_bytes": 1000,
+    }
+    values |= changes
+    return Profile(**{"cost_upper_s": values["cost_s"], **values})
+
+
+def policy(max_overhead: float = 0.05, **changes: Any) -> FrequencyPolicy:
+    return FrequencyPolicy(max_overhead=max_overhead, **changes)
+
+
+@pytest.mark.parametrize(
+    ("bound", "cost_s", "steps"),
+    [
+        (0.05, 1.0, 20),  # the paper's example: one iteration, 5 %
+        (0.035, 1.0, 29),
+        (0.035, 0.35, 10),
+        (0.5, 1.0, 2),
+        (0.1, 0.3, 3),  # 0.3 / 0.1 is more than 3 in floating point
+        (0.01, 0.0101, 2),
+    ],
+)
+def test_the_budget_term_is_the_papers(bound: float, cost_s: float, steps: int) -> None:
+    plan = policy(bound).plan(profile(cost_s=cost_s, persist_s=0.1))
+    assert (plan.interval_steps, plan.reason) == (steps, Reason.BUDGET)
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "copy_s", "persist_s", "steps"),
+    [(2, 2.0, 6.5, 7), (2, 8.0, 6.5, 8), (3, 2.0, 6.5, 7), (1, 2.0, 6.5, 9)],
+)
+def test_the_storage_term_never_queues(
+    num_slots: int, copy_s: float, persist_s: float, steps: int
+) -> None:
+    costs = profile(cost_s=0.01, host_copy_s=copy_s, persist_s=persist_s)
+    plan = policy(num_slots=num_slots).plan(costs)
+    assert (plan.interval_steps, plan.reason) == (steps, Reason.STORAGE)
+
+
+def test_failures_so_rare_that_more_checkpoints_would_waste_time_decide() -> None:
+    plan = policy(mtbf_s=100_000).plan(profile(cost_s=0.5))
+    # sqrt(2 x 0.5 x 100,000) = 316.2 iterations, Daly's terms less than one
+    assert (plan.interval_steps, plan.reason) == (316, Reason.FAILURES)
+
+
+def test_frequent_failures_do_not_break_the_bound() -> None:
+    plan = policy(mtbf_s=10).plan(profile())
+    assert (plan.interval_steps, plan.reason) == (20, Reason.BUDGET)
+
+
+def test_goodput_pays_more_than_the_bound_where_failures_are_frequent() -> None:
+    frequent = policy(mtbf_s=50, objective=Objective.GOODPUT)
+    plan = frequent.plan(profile())
+    tau_s = daly_interval_s(1.0, mtbf_s=50)
+    assert (plan.interval_steps, plan.reason) == (round(tau_s), Reason.FAILURES)
+    assert plan.predicted_overhead > 0.05
+    assert frequent.allowed_overhead(plan) == pytest.approx(1.25 * plan.predicted_overhead)
+
+
+def test_goodput_pays_less_than_the_bound_where_failures_are_rare() -> None:
+    rare = policy(mtbf_s=1e6, objective=Objective.GOODPUT)
+    plan = rare.plan(profile())
+    assert plan.predicted_overhead < 0.05
+    assert rare.allowed_overhead(plan) == 0.05
+
+
+def test_the_bound_is_what_is_allowed() -> None:
+    assert policy().allowed_overhead(policy().plan(profile())) == 0.05
+
+
+def test_nothing_in_the_way_means_every_iteration() -> None:
+    plan = policy().plan(profile(cost_s=0.0, persist_s=0.5))
+    assert (plan.interval_steps, plan.reason) == (1, Reason.FLOOR)
+
+
+def test_a_plan_says_what_it_leads_to() -> None:
+    plan = policy().plan(profile())
+    assert plan == Plan(
+        interval_steps=20,
+        reason=Reason.BUDGET,
+        place=HOST,
+        predicted_overhead=pytest.approx(0.05),
+        expected_loss_s=pytest.approx(10 + 1.2),
+        bytes_per_day=pytest.approx(1000 * 86_400 / 21),
+    )
+
+
+def test_a_plan_explains_itself_in_a_line() -> None:
+    plan = policy(0.035).plan(profile(cost_s=0.0635, host_copy_s=0.2, persist_s=7.0))
+    assert plan.explain(0.035) == (
+        "every 7 iterations: bound by storage, 0.91 % of 3.5 % used, expected loss 4.7 s per "
+        "failure"
+    )
+    often = policy().plan(profile(cost_s=0.0))
+    assert often.explain(0.05).startswith("every iteration: nothing in the way, 0 % of 5 % used")
+
+
+@pytest.mark.parametrize(
+    ("copy_s", "device_copy_s", "free", "place"),
+    [
+        (0.2, 0.0, 10_000, HOST),  # hidden behind the overlap window: a tie
+        (0.5, 0.0, 10_000, HOST),
+        (0.9, 0.1, None, HOST),  # no such memory
+        (0.9, 0.1, 999, HOST),  # too little
+        (0.9, 0.1, 1000, DEVICE),
+        (0.9, None, 1000, DEVICE),  # unknown: tried
+        (0.501, None, 1000, HOST),  # not worth the memory
+        (0.9, 0.45, 1000, HOST),  # measured, and slower
+        (0.9, 0.39, 1000, DEVICE),
+    ],
+)
+def test_the_place_is_where_less_is_exposed(
+    copy_s: float, device_copy_s: float | None, free: int | None, place: SnapshotPlace
+) -> None:
+    costs = profile(host_copy_s=copy_s, device_copy_s=device_copy_s)
+    assert policy().plan(costs, free_device_bytes=free).place is place
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("bound", [0.0, 1.0, -0.1, 3.5, NAN, INF])
+def test_a_bound_that_is_no_fraction_is_refused(bound: float) -> None:
+    with pytest.raises(ConfigError, match=r"max_overhead: expected a fraction .* got"):
+        policy(bound)
+
+
+@pytest.mark.parametrize("mtbf_s", [0.0, -1.0, NAN, INF])
+def test_a_time_between_failures_that_is_none_is_refused(mtbf_s: float) -> None:
+    with pytest.raises(ConfigError, match=f"mtbf_s: expected None or finite .* got {mtbf_s}"):
+        policy(mtbf_s=mtbf_s)
+
+
+def test_goodput_keeps_to_the_bound_until_a_failure_rate_is_known() -> None:
+    unknown = policy(objective=Objective.GOODPUT)
+    plan = unknown.plan(profile())
+    assert (plan.interval_steps, plan.reason) == (20, Reason.BUDGET)
+    assert unknown.allowed_overhead(plan) == 0.05
+
+
+def test_no_slot_is_refused() -> None:
+    with pytest.raises(ConfigError, match="num_slots: expected at least 1, got 0"):
+        policy(num_slots=0)
+
+
+SECONDS = st.floats(0, 1e4)
+BOUNDS = st.floats(0.001, 0.999)
+PROFILES = st.builds(
+    profile,
+    iteration_s=st.floats(1e-4, 1e4),
+    overlap_s=SECONDS,
+    host_copy_s=SECONDS,
+    persist_s=SECONDS,
+    durable_s=SECONDS,
+    cost_s=SECONDS,
+    state_bytes=st.integers(0, 2**50),
+    device_copy_s=st.none() | SECONDS,
+)
+POLICIES = st.builds(
+    policy,
+    BOUNDS,
+    mtbf_s=st.none() | st.floats(1, 1e8),
+    num_slots=st.integers(1, 3),
+)
+
+
+@given(PROFILES, POLICIES, BOUNDS)
+def test_the_interval_never_rises_with_the_bound(
+    costs: Profile, chosen: FrequencyPolicy, bound: float
+) -> None:
+    low, high = sorted((chosen.max_overhead, bound))
+    strict, lax = replace(chosen, max_overhead=low), replace(chosen, max_overhead=high)
+    assert strict.plan(costs).interval_steps >= lax.plan(costs).interval_steps
+
+
+@given(PROFILES, POLICIES)
+def test_the_interval_is_never_below_a_term_and_equals_the_one_that_decided(
+    costs: Profile, chosen: FrequencyPolicy
+) -> None:
+    plan, t = chosen.plan(costs), costs.iteration_s
+    busy_s = max(costs.persist_s, costs.host_copy_s)
+    if chosen.num_slots == 1:
+        busy_s = costs.persist_s + costs.host_copy_s
+    terms = {
+        Reason.FLOOR: 1.0,
+        Reason.STORAGE: busy_s / t,
+        Reason.BUDGET: costs.cost_s / (chosen.max_overhead * t),
+    }
+    if chosen.mtbf_s is not None:
+        terms[Reason.FAILURES] = daly_interval_s(costs.cost_s, mtbf_s=chosen.mtbf_s) / t - 0.5
+    for term in terms.values():
+        assert plan.interval_steps >= term * (1 - 1e-8)
+    assert plan.interval_steps <= terms[plan.reason] * (1 + 1e-8) + 1
+
+
+@given(PROFILES, POLICIES)
+def test_the_predicted_overhead_is_within_the_bound(
+    costs: Profile, chosen: FrequencyPolicy
+) -> None:
+    assert chosen.plan(costs).predicted_overhead <= chosen.max_overhead * (1 + 1e-8)
+
+
+@given(PROFILES, POLICIES, SECONDS)
+def test_a_dearer_checkpoint_never_has_a_smaller_interval(
+    costs: Profile, chosen: FrequencyPolicy, more_s: float
+) -> None:
+    cost_s = costs.cost_s + more_s
+    dearer = replace(costs, cost_s=cost_s, cost_upper_s=cost_s)
+    assert chosen.plan(dearer).interval_steps >= chosen.plan(costs).interval_steps * (1 - 1e-9)
+
+
+@given(PROFILES, POLICIES, st.none() | st.integers(0, 2**50))
+def test_equal_costs_have_equal_plans(
+    costs: Profile, chosen: FrequencyPolicy, free: int | None
+) -> None:
+    first = chosen.plan(costs, free_device_bytes=free)
+    assert first == chosen.plan(replace(costs), free_device_bytes=free)
+
+
+@pytest.mark.parametrize("iteration_s", [5e-324, 1e-300])
+def test_an_iteration_next_to_nothing_has_a_finite_interval(iteration_s: float) -> None:
+    plan = policy(mtbf_s=1e6).plan(profile(iteration_s=iteration_s))
+    assert plan.interval_steps == 10**12
+    assert math.isfinite(plan.expected_loss_s)

@@ -1,0 +1,75 @@
+"""The measured costs of a run as a value."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkfreq.errors import ConfigError
+from checkfreq.policy.profile import Profile, is_amount
+from checkfreq.types import SnapshotPlace
+
+PROFILE = Profile(
+    iteration_s=0.1,
+    overlap_s=0.08,
+    host_copy_s=0.05,
+    persist_s=0.4,
+    durable_s=0.45,
+    cost_s=0.01,
+    cost_upper_s=0.02,
+    state_bytes=1 << 30,
+)
+NUMBERS = [field.name for field in fields(Profile) if field.name != "place"]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, -1, "1", True, 10**400])
+def test_nonsense_is_refused_by_name_with_what_was_found(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"Profile\.{name}: expected a finite number >= 0, got"):
+        replace(PROFILE, **{name: value})
+
+
+@pytest.mark.parametrize("name", [name for name in NUMBERS if name != "device_copy_s"])
+def test_only_the_device_copy_may_be_unknown(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"Profile\.{name}: .* got None"):
+        replace(PROFILE, **{name: None})
+
+
+def test_an_iteration_of_no_length_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Profile\.iteration_s: expected more than 0 s, got 0"):
+        replace(PROFILE, iteration_s=0.0)
+
+
+def test_an_upper_cost_below_the_cost_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cost_upper_s: expected at least cost_s = 0.01, got 0"):
+        replace(PROFILE, cost_upper_s=0.0)
+
+
+@pytest.mark.parametrize("device_copy_s", [None, 0.002])
+@pytest.mark.parametrize("place", SnapshotPlace)
+def test_a_profile_survives_json(device_copy_s: float | None, place: SnapshotPlace) -> None:
+    profile = replace(PROFILE, device_copy_s=device_copy_s, place=place)
+    assert Profile.from_dict(json.loads(json.dumps(profile.to_dict()))) == profile
+
+
+def test_a_missing_and_an_unknown_field_are_named() -> None:
+    data = {**PROFILE.to_dict(), "bandwidth": 515}
+    del data["cost_s"]
+    with pytest.raises(ConfigError, match="missing or unknown: bandwidth, cost_s"):
+        Profile.from_dict(data)
+
+
+@pytest.mark.parametrize("place", ["disk", None, []])
+def test_an_unknown_place_is_refused(place: Any) -> None:
+    with pytest.raises(ConfigError, match=r"Profile\.place: unknown place"):
+        Profile.from_dict({**PROFILE.to_dict(), "place": place})
+
+
+@given(st.floats(min_value=0, allow_infinity=False) | st.integers(0, 2**62))
+def test_every_finite_number_from_zero_is_an_amount(value: float) -> None:
+    assert is_amount(value)

@@ -1,0 +1,679 @@
+"""The tuner over runs played by hand: when it takes, withholds, defers, measures and learns."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkfreq.policy.frequency import FrequencyPolicy, Reason
+from checkfreq.policy.profile import Profile
+from checkfreq.policy.tuner import PROFILE_ITERATIONS, Due, Iteration, Measured, RateTuner
+from checkfreq.types import Objective, SnapshotPlace
+from tests.policy.runs import Costs, Run
+
+NAN, INF = float("nan"), float("inf")
+CACHED = Profile(
+    iteration_s=1.0,
+    overlap_s=0.5,
+    host_copy_s=0.25,
+    persist_s=0.5,
+    durable_s=0.75,
+    cost_s=0.5,
+    cost_upper_s=0.75,
+    state_bytes=1000,
+)
+FREE = Costs(stall_s=0.0)  # costs nothing, durable within an iteration
+
+
+def tuner(bound: float = 0.05, *, cached: Profile | None = None, **changes: Any) -> RateTuner:
+    dynamic = changes.pop("dynamic", True)
+    return RateTuner(FrequencyPolicy(max_overhead=bound, **changes), dynamic=dynamic, cached=cached)
+
+
+def run(costs: Costs | None = None, **changes: Any) -> Run:
+    return Run(tuner(**changes), costs=costs or Costs())
+
+
+def interval(played: Run) -> int:
+    assert played.tuner.plan is not None
+    return played.tuner.plan.interval_steps
+
+
+class TestTheFirstPlan:
+    def test_the_first_checkpoint_comes_after_warm_up_and_ten_clean_iterations(self) -> None:
+        played = run()
+        assert played.play(30)[0] == 2 + PROFILE_ITERATIONS
+
+    def test_the_plan_comes_when_the_last_iteration_that_it_touched_ended(self) -> None:
+        played = run(Costs(durable_s=2.75))
+        played.play(12)
+        played.play(2)
+        assert played.tuner.plan is None
+        assert played.tuner.profile() is None
+        played.play(1)
+        assert played.tuner.plan is not None
+        assert (interval(played), played.tuner.plan.reason) == (10, Reason.BUDGET)
+
+    def test_warm_up_iterations_tell_nothing(self) -> None:
+        played = run()
+        played.play(13, extra_s=lambda step: 100.0 if step < 2 else 0.0)
+        profile = played.tuner.profile()
+        assert profile is not None
+        assert profile.iteration_s == pytest.approx(1.0)
+
+    def test_a_first_checkpoint_that_failed_is_charged_and_taken_again(self) -> None:
+        played = run()
+        played.fails = True
+        assert played.play(13) == [12]
+        assert played.tuner.plan is None
+        assert played.tuner.overhead_s == pytest.approx(0.5)
+        played.fails = False
+        again = played.play(40)[0]
+        assert again >= 12 + PROFILE_ITERATIONS
+        assert played.tuner.plan is not None
+
+    def test_one_that_fails_for_ever_is_taken_again_only_within_the_bound(self) -> None:
+        played = run(Costs(stall_s=5.0))
+        played.fails = True
+        played.play(1000)
+        assert played.tuner.overhead_s <= 0.05 * played.tuner.productive_s + 5.0
+        assert 8 <= len(played.taken) <= 11
+
+    def test_a_checkpoint_that_the_user_asked_for_can_be_the_measurement(self) -> None:
+        played = run()
+        played.play(5)
+        played.take(is_periodic=False)
+        played.play(8)
+        assert interval(played) == 10
+        assert not played.taken
+
+    def test_a_run_of_epochs_so_short_that_no_iteration_is_regular_is_profiled(self) -> None:
+        played = run()
+        for _ in range(60):
+            played.iterate(is_regular=False)
+            played.decide()
+        assert interval(played) == 10
+
+    def test_a_first_one_that_touched_irregular_iterations_only_is_taken_again(self) -> None:
+        played = run(Costs(stall_s=0.1))
+        played.play(12)
+        played.iterate(is_regular=False)
+        played.decide()
+        assert played.tuner.plan is None
+        assert played.play(30)[0] == 22
+        assert played.tuner.plan is not None
+
+    def test_partial_measurements_count_where_there_are_no_others(self) -> None:
+        played = run(Costs(stall_s=0.1))
+        for _ in range(200):
+            played.iterate(is_regular=not played.in_flight)
+            played.decide()
+        assert played.tuner.plan is not None
+
+    def test_one_that_shows_a_stale_iteration_time_is_taken_again_once_that_was_measured(
+        self,
+    ) -> None:
+        played = run(Costs(stall_s=0.0, durable_s=12.5))
+        played.play(12)
+        played.iteration_s = 0.5  # and no clean iteration shows it
+        played.play(40)
+        assert played.taken[1] > 12 + 25 + 7
+        played.play(60)
+        profile = played.tuner.profile()
+        assert profile is not None
+        assert profile.iteration_s == pytest.approx(0.5)
+
+
+class TestBothWays:
+    def test_the_interval_rises_with_the_cost_and_falls_with_it(self) -> None:
+        played = run(bound=0.05)
+        played.play(200)
+        assert interval(played) == 10
+        played.costs = Costs(stall_s=2.0)
+        played.play(800)
+        assert interval(played) == 40
+        played.costs = Costs(stall_s=0.1)
+        played.play(800)
+        assert interval(played) <= 3
+
+    def test_it_rises_with_a_slow_storage_and_falls_when_it_is_fast_again(self) -> None:
+        played = run(Costs(stall_s=0.0, durable_s=1.9))
+        played.play(100)
+        assert interval(played) == 2
+        played.costs = Costs(stall_s=0.0, durable_s=19.0)
+        played.play(300)
+        assert played.tuner.plan is not None
+        assert (interval(played), played.tuner.plan.reason) == (19, Reason.STORAGE)
+        played.costs = Costs(stall_s=0.0, durable_s=1.9)
+        played.play(300)
+        assert interval(played) == 2
+
+    def test_small_changes_do_not_move_it(self) -> None:
+        played = run(Costs(stall_s=1.0))
+        played.play(400)
+        assert interval(played) == 20
+        for stall_s in (0.95, 0.98, 1.0) * 20:
+            played.costs = Costs(stall_s=stall_s)
+            played.play(20)
+            assert interval(played) == 20
+
+    def test_a_small_rise_moves_it_once_the_bound_is_broken(self) -> None:
+        played = run(Costs(stall_s=1.0))
+        played.play(400)
+        played.costs = Costs(stall_s=1.09)
+        played.play(3000)
+        assert interval(played) == 22
+        assert played.tuner.measured_overhead is not None
+        assert played.tuner.measured_overhead <= 0.05 + 1.1 / played.tuner.productive_s
+
+    def test_a_slowdown_that_is_not_ours_is_not_charged(self) -> None:
+        played = run(Costs(stall_s=0.5))
+        played.play(200)
+        before_s, taken = played.tuner.overhead_s, len(played.taken)
+        played.iteration_s = 2.0
+        played.play(400)
+        charged_s = (played.tuner.overhead_s - before_s) / (len(played.taken) - taken)
+        assert charged_s == pytest.approx(0.5, rel=0.15)
+        assert interval(played) in (5, 6)
+
+    def test_a_free_checkpoint_is_taken_at_every_iteration(self) -> None:
+        played = run(Costs(stall_s=0.0, durable_s=0.9))
+        played.play(50)
+        assert interval(played) == 1
+        assert len(played.play(64)) >= 60
+
+    def test_goodput_may_spend_more_than_the_bound(self) -> None:
+        played = run(Costs(stall_s=1.0), mtbf_s=50.0, objective=Objective.GOODPUT)
+        played.play(500)
+        assert interval(played) == 9  # Daly: 10 x (1 + 0.1 / 3 + 0.01 / 9) - 1
+        assert played.tuner.measured_overhead == pytest.approx(1 / 9, rel=0.1)
+
+    def test_intervals_are_counted_from_any_checkpoint_and_from_a_restored_step(self) -> None:
+        played = run()
+        played.play(100)
+        assert interval(played) == 10
+        played.play(40)
+        played.take(is_periodic=False)
+        asked = played.step
+        assert played.play(60)[0] >= asked + 10
+        fresh = run(FREE, cached=replace(CACHED, cost_s=2.0, cost_upper_s=2.0))
+        fresh.step = 1000
+        fresh.tuner.continue_from(1000)
+        assert fresh.play(60)[0] == 1040
+
+
+class TestTheBound:
+    def test_none_is_taken_while_the_balance_does_not_cover_the_upper_cost(self) -> None:
+        played = run(Costs(stall_s=2.0))
+        for _ in range(3000):
+            played.iterate()
+            balance_s, profile = played.tuner.balance_s, played.tuner.profile()
+            due = played.tuner.due(step=played.step, now_s=played.now_s)
+            if due is Due.TAKE and profile is not None:
+                assert balance_s >= profile.cost_upper_s
+            if due is Due.NO_BUDGET:
+                assert profile is not None
+                assert balance_s < profile.cost_upper_s
+            assert played.decide() is due
+        assert played.told[Due.NO_BUDGET] > 0
+        assert len(played.taken) > 50
+
+    def test_a_checkpoint_withheld_over_many_iterations_is_counted_once(self) -> None:
+        played = run(Costs(stall_s=2.0))
+        played.play(80)
+        assert played.told[Due.NO_BUDGET] > 1
+        assert played.tuner.num_withheld == 1
+
+    def test_a_quiet_stretch_does_not_license_a_burst(self) -> None:
+        played = run(Costs(stall_s=0.5))
+        played.play(300)
+        for _ in range(10_000):
+            played.iterate()
+        profile = played.tuner.profile()
+        assert profile is not None
+        assert played.tuner.balance_s == pytest.approx(4 * profile.cost_upper_s)
+
+    def test_what_one_in_flight_costs_too_much_is_not_spent_twice(self) -> None:
+        played = run(Costs(stall_s=0.02, copy_s=1.5, durable_s=1.9))
+        played.play(300)
+        while played.in_flight or played.tuner.balance_s < 0.07:
+            played.iterate()
+        start_s = played.now_s
+        played.take(is_periodic=True)
+        now_s = start_s + 1.4
+        assert played.tuner.due(step=played.step + 2, now_s=now_s) is Due.TAKE
+        played.tuner.iteration(Iteration(start_s, now_s, stall_s=0.4))
+        assert played.tuner.due(step=played.step + 2, now_s=now_s) is Due.NO_BUDGET
+
+    def test_the_cost_of_a_failed_one_is_charged_but_not_learned(self) -> None:
+        played = run(Costs(stall_s=0.5))
+        played.play(300)
+        before = played.tuner.profile()
+        played.costs, played.fails = Costs(stall_s=3.0), True
+        spent_s = played.tuner.overhead_s
+        played.play(20)
+        assert played.tuner.overhead_s >= spent_s + 3.0
+        assert played.tuner.profile() == before
+
+    @given(
+        seed=st.integers(0, 2**32),
+        bound=st.sampled_from([0.01, 0.035, 0.1]),
+        typical_s=st.sampled_from([0.0, 0.05, 0.5, 3.0]),
+        noise=st.sampled_from([0.0, 0.05, 0.3]),
+        durable_s=st.sampled_from([0.3, 0.95, 3.7]),
+        exempt=st.sampled_from([0.0, 0.01]),
+        failing=st.sampled_from([0.0, 0.2]),
+    )
+    def test_overhead_never_exceeds_it_by_more_than_the_largest_cost_and_the_exempt_ones(
+        self,
+        seed: int,
+        bound: float,
+        typical_s: float,
+        noise: float,
+        durable_s: float,
+        exempt: float,
+        failing: float,
+    ) -> None:
+        chance = random.Random(seed)
+        played = Run(tuner(bound))
+        told = played.tuner
+        largest_s = exempt_s = before_s = 0.0
+        periodic: dict[int, bool] = {}
+        for _ in range(500):
+            factor = 10.0 if chance.random() < 0.1 else chance.uniform(0.5, 1.5)
+            played.costs = Costs(stall_s=typical_s * factor, copy_s=0.1, durable_s=durable_s)
+            played.fails = chance.random() < failing
+            played.iterate(extra_s=noise * chance.random())
+            spent_s, before_s = told.overhead_s - before_s, told.overhead_s
+            if periodic and all(periodic.values()):
+                largest_s = max(largest_s, spent_s)
+            elif periodic:
+                exempt_s += max(0.0, spent_s)
+            if not played.in_flight:
+                periodic.clear()
+            assert told.overhead_s <= bound * told.productive_s + largest_s + exempt_s + 1e-9
+            is_first = told.plan is None
+            if chance.random() < exempt:
+                played.take(is_periodic=False)
+                periodic[played.name] = False
+            elif played.decide() is Due.TAKE:
+                periodic[played.name] = not is_first
+
+
+class TestDeferral:
+    def test_with_two_slots_the_next_may_copy_while_the_one_before_persists(self) -> None:
+        played = run(Costs(stall_s=0.0, copy_s=0.4, durable_s=2.2))
+        played.play(80)
+        assert interval(played) == 2
+        assert len(played.in_flight) <= 2
+        assert played.told[Due.LATE] == 0
+
+    def test_with_one_slot_the_one_before_must_be_durable(self) -> None:
+        played = run(Costs(stall_s=0.0, copy_s=0.4, durable_s=2.2), num_slots=1)
+        played.play(80)
+        assert interval(played) == 3
+        played.costs = Costs(stall_s=0.0, copy_s=0.4, durable_s=3.2)
+        played.play(60)
+        assert played.told[Due.LATE] > 0
+        assert interval(played) == 4
+
+    @pytest.mark.parametrize("dynamic", [True, False])
+    @pytest.mark.parametrize("num_slots", [1, 2])
+    def test_one_that_is_never_durable_defers_the_next_for_ever(
+        self, num_slots: int, dynamic: bool
+    ) -> None:
+        played = run(FREE, num_slots=num_slots, dynamic=dynamic)
+        played.play(100)
+        played.never_ends = True
+        played.play(10)
+        before = len(played.taken)
+        assert len(played.in_flight) == 1
+        played.told.clear()
+        played.play(1000)
+        assert len(played.taken) == before
+        assert set(played.told) == {Due.LATE}
+
+    def test_one_that_is_overdue_defers_the_next_rather_than_let_it_queue(self) -> None:
+        played = run(Costs(stall_s=0.0, copy_s=0.25, durable_s=0.75))
+        played.play(100)
+        played.costs = Costs(stall_s=0.0, copy_s=0.25, durable_s=5.5)
+        played.play(60)
+        assert played.told[Due.LATE] > 0
+        assert interval(played) in (5, 6)
+
+    def test_it_goes_on_once_the_late_one_failed(self) -> None:
+        played = run(FREE)
+        played.play(100)
+        played.never_ends = True
+        played.play(50)
+        played.never_ends = False
+        (name,) = played.in_flight
+        played.in_flight.clear()
+        played.tuner.ended(name, end_s=played.now_s, measured=None)
+        assert played.play(12)
+
+    def test_never_is_a_third_one_taken_while_two_are_in_flight(self) -> None:
+        played = run(Costs(stall_s=0.0, copy_s=0.4, durable_s=2.2))
+        played.play(80)
+        for _ in range(40):
+            played.iterate()
+            active = len(played.in_flight)
+            if played.decide() is Due.TAKE:
+                assert active < 2
+
+    def test_none_is_taken_before_one_of_unknown_length_ends(self) -> None:
+        played = run(cached=replace(CACHED, cost_s=0.0, cost_upper_s=0.0))
+        played.tuner.started("first", step=0, start_s=0.0, is_periodic=False)
+        played.iterate()
+        assert played.decide() is Due.LATE
+
+
+class TestTheIterationTime:
+    def test_a_clean_stretch_is_inserted_where_every_iteration_is_touched_and_ends(self) -> None:
+        played = run(Costs(stall_s=0.0, durable_s=0.95))
+        played.play(500)
+        measuring = played.told[Due.MEASURING]
+        assert 4 * 5 <= measuring + 2 * 5 <= 6 * 8
+        assert len(played.taken) > 400
+
+    def test_a_slower_iteration_is_noticed_in_the_stretches(self) -> None:
+        played = run(Costs(stall_s=0.0, durable_s=0.95))
+        played.play(200)
+        played.iteration_s = 1.3
+        played.play(3000)
+        profile = played.tuner.profile()
+        assert profile is not None
+        assert profile.iteration_s == pytest.approx(1.3)
+
+    def test_touched_iterations_shorter_than_clean_ones_are_never_credited(self) -> None:
+        played = run(Costs(stall_s=0.02, durable_s=0.5))
+        played.play(300)
+        assert interval(played) == 1
+        spent_s = played.tuner.overhead_s
+        played.iteration_s = 0.8
+        played.told.clear()
+        for _ in range(30):
+            played.iterate()
+            assert played.tuner.overhead_s >= spent_s - 1e-9
+            spent_s = played.tuner.overhead_s
+            played.decide()
+        assert played.told[Due.MEASURING] >= 7
+        profile = played.tuner.profile()
+        assert profile is not None
+        assert profile.iteration_s == pytest.approx(0.8)
+
+    def test_a_slow_batch_every_eighth_does_not_make_it_look_out_of_date(self) -> None:
+        played = run(FREE)
+        played.play(1000, extra_s=lambda step: 2.0 if step % 8 == 0 else 0.0)
+        taken = len(played.taken)
+        assert played.told[Due.MEASURING] < 100
+        assert taken > 50
+
+    def test_a_short_last_batch_does_not_make_it_look_out_of_date(self) -> None:
+        played = run(Costs(stall_s=0.0, durable_s=0.09))
+        played.play(100)
+        played.told.clear()
+        for step in range(1, 40):
+            is_last = step % 10 == 0
+            played.iterate(is_regular=not is_last, extra_s=-0.9 if is_last else 0.0)
+            played.decide()
+        assert played.told[Due.MEASURING] == 0
+
+    def test_validation_is_neither_clean_nor_charged_beyond_its_stall(self) -> None:
+        played = run(Costs(stall_s=0.5))
+        played.play(100)
+        spent_s, before = played.tuner.overhead_s, played.tuner.profile()
+        played.take(is_periodic=False)
+        played.iterate(is_regular=False, extra_s=60.0)
+        assert played.tuner.overhead_s == pytest.approx(spent_s + 0.5)
+        played.iterate(is_regular=False, extra_s=60.0)
+        assert played.tuner.profile() == before
+
+    def test_validation_in_a_plain_loop_is_charged_by_little(self) -> None:
+        played = run(Costs(stall_s=0.5))
+        played.play(300)
+        spent_s = played.tuner.overhead_s
+        played.take(is_periodic=False)
+        played.iterate(extra_s=60.0)
+        assert played.tuner.overhead_s == pytest.approx(spent_s + 0.5 + 3.0)
+
+    def test_a_systematic_slowdown_however_large_is_charged(self) -> None:
+        played = run(Costs(stall_s=0.0, durable_s=0.5, slowdown=9.0))
+        played.play(3000)
+        assert interval(played) == pytest.approx(180, rel=0.1)
+        profile = played.tuner.profile()
+        assert profile is not None
+        assert profile.cost_s == pytest.approx(9.0, rel=0.1)
+
+
+class TestBadSamples:
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            Iteration(5.0, NAN),
+            Iteration(5.0, 4.0),
+            Iteration(0.0, 1.0, stall_s=NAN),
+            Iteration(0.0, 1.0, overlap_s=-1.0),
+        ],
+    )
+    def test_a_bad_iteration_is_counted_and_changes_nothing_else(self, bad: Iteration) -> None:
+        plain, disturbed = run(), run()
+        plain.play(300)
+        for _ in range(300):
+            disturbed.play(1)
+            disturbed.tuner.iteration(bad)
+        assert disturbed.tuner.num_bad_samples == 300
+        assert disturbed.taken == plain.taken
+        assert disturbed.tuner.profile() == plain.tuner.profile()
+
+    @pytest.mark.parametrize("measured", [Measured(NAN, 1, 1, 1), Measured(0.1, 1, 1, -1)])
+    def test_a_checkpoint_of_bad_times_is_counted_charged_and_not_learned(
+        self, measured: Measured
+    ) -> None:
+        played = run()
+        played.play(300)
+        before, spent_s = played.tuner.profile(), played.tuner.overhead_s
+        played.tuner.started("bad", step=300, start_s=played.now_s, is_periodic=False)
+        played.tuner.ended("bad", end_s=played.now_s + 0.5, measured=measured)
+        played.stall_s = 0.5
+        played.iterate()
+        assert played.tuner.num_bad_samples == 1
+        assert played.tuner.overhead_s == pytest.approx(spent_s + 0.5)
+        assert played.tuner.profile() == before
+
+    @pytest.mark.parametrize("end_s", [NAN, INF])
+    def test_a_checkpoint_that_ended_at_no_time_is_over_all_the_same(self, end_s: float) -> None:
+        played = run(FREE)
+        played.play(100)
+        played.tuner.started("odd", step=100, start_s=played.now_s, is_periodic=True)
+        played.tuner.ended("odd", end_s=end_s, measured=FREE.measured)
+        assert played.tuner.num_bad_samples == 1
+        assert played.play(5)
+
+    def test_the_end_of_one_that_is_not_known_is_ignored(self) -> None:
+        played = run()
+        played.tuner.ended("never begun", end_s=1.0, measured=Costs().measured)
+        assert played.tuner.profile() is None
+        assert played.play(30)
+
+
+class TestTimeliness:
+    @pytest.mark.parametrize("lag", [1, 5, 12])
+    def test_iterations_told_long_after_a_checkpoint_ended_are_charged_to_it(
+        self, lag: int
+    ) -> None:
+        told = tuner()
+        iterations = [Iteration(float(i), float(i + 1)) for i in range(12)]
+        iterations += [Iteration(12.0, 13.5, stall_s=0.5)]
+        iterations += [Iteration(i + 13.5, i + 14.5) for i in range(20)]
+        for i in range(len(iterations) + lag):
+            if i == 12:
+                told.started("a", step=12, start_s=12.0, is_periodic=True)
+            if i == 13:
+                told.ended("a", end_s=12.75, measured=Costs().measured)
+            if i >= lag:
+                told.iteration(iterations[i - lag])
+        assert told.overhead_s == pytest.approx(0.5)
+        assert told.plan is not None
+        assert told.plan.interval_steps == 10
+
+    def test_an_end_told_after_its_last_iteration_does_not_leave_it_open(self) -> None:
+        played = run()
+        played.play(12)
+        ((name, _),) = played.in_flight.items()
+        played.in_flight.clear()
+        played.iterate()
+        played.iterate()
+        played.tuner.ended(name, end_s=12.75, measured=Costs().measured)
+        played.iterate()
+        assert interval(played) == 10
+
+    def test_one_that_failed_at_once_does_not_stay_open(self) -> None:
+        played = run()
+        played.tuner.started("void", step=0, start_s=0.0, is_periodic=False)
+        played.tuner.ended("void", end_s=0.0, measured=None)
+        assert played.play(30)
+
+    def test_one_that_ended_in_a_bad_iteration_does_not_stay_open(self) -> None:
+        played = run()
+        played.play(12)
+        played.tuner.ended("1", end_s=12.75, measured=Costs().measured)
+        played.in_flight.clear()
+        played.stall_s = 0.0
+        played.tuner.iteration(Iteration(12.0, NAN))
+        played.step, played.now_s = 13, 13.0
+        assert played.play(30)
+        assert played.tuner.plan is not None
+
+    def test_nothing_is_kept_of_checkpoints_that_are_over(self) -> None:
+        played = run(Costs(stall_s=0.0, durable_s=0.9))
+        played.play(2000)
+        assert len(played.taken) > 1000
+        assert len(played.tuner._charges) <= 2
+
+
+class TestStatic:
+    def test_the_first_plan_stays_whatever_comes(self) -> None:
+        played = run(Costs(stall_s=0.5), dynamic=False)
+        played.play(100)
+        first = played.tuner.plan
+        played.costs = Costs(stall_s=9.0)
+        steps = played.play(500)
+        assert played.tuner.plan is first
+        assert [*range(steps[0], 600, 10)] == steps
+        assert played.told[Due.NO_BUDGET] == played.told[Due.MEASURING] == 0
+
+    def test_a_cached_plan_that_was_off_is_made_again_once(self) -> None:
+        cached = replace(CACHED, cost_s=50.0, cost_upper_s=60.0)
+        played = run(Costs(stall_s=0.5), dynamic=False, cached=cached)
+        played.play(2500)
+        assert played.tuner.cache_rejected is not None
+        assert interval(played) == 10
+
+
+class TestTheCachedProfile:
+    def test_there_is_a_plan_at_once(self) -> None:
+        told = tuner(cached=CACHED)
+        assert told.plan is not None
+        assert told.plan.interval_steps == 10
+        assert not told.is_measured
+
+    def test_a_new_run_does_not_wait_for_a_long_interval(self) -> None:
+        played = run(Costs(stall_s=5.0), cached=replace(CACHED, cost_s=5.0, cost_upper_s=6.0))
+        played.tuner.continue_from(0)
+        assert interval(played) == 100
+        assert played.play(40) == [PROFILE_ITERATIONS]
+
+    def test_one_that_fits_stays(self) -> None:
+        played = run(cached=CACHED)
+        played.play(200)
+        assert played.tuner.cache_rejected is None
+        assert played.tuner.is_measured
+        assert interval(played) == 10
+
+    def test_an_iteration_time_that_is_off_is_found_at_ten_clean_iterations(self) -> None:
+        played = run(cached=replace(CACHED, iteration_s=0.1, persist_s=0.05))
+        played.step = 1000
+        played.tuner.continue_from(1000)
+        played.play(11)
+        assert played.tuner.cache_rejected is None
+        played.play(1)
+        assert played.tuner.cache_rejected == (
+            "iteration_s is 1 here and 0.1 in the cached profile"
+        )
+        assert played.taken == [1012]
+        played.play(100)
+        assert interval(played) == 10
+
+    def test_a_cost_that_is_off_is_found_at_the_second_checkpoint(self) -> None:
+        played = run(cached=replace(CACHED, cost_s=0.2))
+        played.play(200)
+        assert played.tuner.cache_rejected == "cost_s is 0.5 here and 0.2 in the cached profile"
+        assert interval(played) == 10
+
+    def test_a_plan_from_a_wrong_time_is_made_again_at_once_where_a_cost_is_known(self) -> None:
+        played = run(cached=replace(CACHED, iteration_s=0.1))
+        played.play(3)
+        played.take(is_periodic=False)
+        played.play(12)
+        assert played.tuner.cache_rejected is not None
+        assert interval(played) == 10
+
+    def test_the_place_of_the_cached_costs_is_the_place_of_the_first_plan(self) -> None:
+        cached = replace(CACHED, host_copy_s=0.9, device_copy_s=0.01, place=SnapshotPlace.DEVICE)
+        plan = tuner(cached=cached).plan
+        assert plan is not None
+        assert plan.place is SnapshotPlace.DEVICE
+
+
+class TestThePlace:
+    def test_a_change_forgets_the_costs_of_the_other_way(self) -> None:
+        played = run(Costs(stall_s=2.0, copy_s=2.5, durable_s=3.5))
+        played.play(300)
+        assert played.tuner.plan is not None
+        assert (played.tuner.plan.place, interval(played)) == (SnapshotPlace.HOST, 40)
+        played.tuner.free_device_bytes = 5000
+        while played.tuner.plan.place is SnapshotPlace.HOST:
+            played.play(1)
+        played.costs = Costs(stall_s=0.1, copy_s=2.5, durable_s=3.5, device_copy_s=0.1)
+        before = len(played.taken)
+        while len(played.taken) < before + 2:
+            played.play(1)
+        profile = played.tuner.profile()
+        assert profile is not None
+        assert profile.place is SnapshotPlace.DEVICE
+        assert profile.cost_s == pytest.approx(0.1)
+        played.play(100)
+        assert played.tuner.plan.place is SnapshotPlace.DEVICE
+
+    def test_it_comes_back_to_the_host_when_the_memory_is_gone(self) -> None:
+        played = run(Costs(stall_s=0.1, copy_s=2.5, durable_s=3.5, device_copy_s=0.1))
+        played.tuner.free_device_bytes = 5000
+        played.play(100)
+        assert played.tuner.plan is not None
+        assert played.tuner.plan.place is SnapshotPlace.DEVICE
+        played.tuner.free_device_bytes = 10
+        played.play(100)
+        assert played.tuner.plan.place is SnapshotPlace.HOST
+
+
+def test_nothing_is_measured_before_anything_ran() -> None:
+    told = tuner()
+    assert told.measured_overhead is None
+    assert told.balance_s == 0
+
+
+@given(st.integers(0, 2**32))
+def test_equal_runs_are_decided_equally(seed: int) -> None:
+    def played() -> Run:
+        chance = random.Random(seed)
+        trial = run(Costs(stall_s=chance.choice([0.0, 0.1, 1.0])))
+        trial.play(150, extra_s=lambda step: 0.2 * chance.random())
+        return trial
+
+    assert played().taken == played().taken

@@ -1,0 +1,116 @@
+"""Optimal intervals in closed form, against hand-computed values and a numeric search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkfreq.errors import ConfigError
+from checkfreq.policy.waste import daly_interval_s, goodput, young_interval_s
+
+COSTS = st.floats(0.001, 100)
+MTBFS = st.floats(500, 1e6)
+
+
+def best_interval_s(cost_s: float, mtbf_s: float) -> float:
+    """Golden-section search: goodput has one maximum."""
+    low, high, golden = cost_s * 1e-3, 10 * mtbf_s, (math.sqrt(5) - 1) / 2
+    for _ in range(120):
+        left, right = high - golden * (high - low), low + golden * (high - low)
+        if goodput(left, cost_s=cost_s, mtbf_s=mtbf_s) < goodput(
+            right, cost_s=cost_s, mtbf_s=mtbf_s
+        ):
+            low = left
+        else:
+            high = right
+    return (low + high) / 2
+
+
+def test_young_by_hand() -> None:
+    assert young_interval_s(2, mtbf_s=10_000) == pytest.approx(200)
+
+
+def test_daly_by_hand() -> None:
+    # o / 2M = 1e-4, its root 0.01: 200 x (1 + 0.01 / 3 + 1e-4 / 9) - 2
+    assert daly_interval_s(2, mtbf_s=10_000) == pytest.approx(198.66888889)
+
+
+def test_a_free_checkpoint_is_taken_without_pause() -> None:
+    assert daly_interval_s(0, mtbf_s=100) == young_interval_s(0, mtbf_s=100) == 0
+
+
+@pytest.mark.parametrize("cost_s", [200, 201, 1e6])
+def test_checkpoints_that_cost_more_than_two_lifetimes_are_taken_once_in_one(cost_s: float) -> None:
+    assert daly_interval_s(cost_s, mtbf_s=100) == 100
+
+
+@given(cost_s=st.floats(1e-6, 1e-3), mtbf_s=st.floats(1e4, 1e6))
+def test_daly_becomes_young_where_checkpoints_are_cheap(cost_s: float, mtbf_s: float) -> None:
+    young_s = young_interval_s(cost_s, mtbf_s=mtbf_s)
+    assert daly_interval_s(cost_s, mtbf_s=mtbf_s) == pytest.approx(young_s, rel=1e-3)
+
+
+@given(low=st.floats(0, 1e4), more=st.floats(0, 1e4), mtbf_s=st.floats(1, 1e4))
+def test_dearer_checkpoints_are_never_taken_oftener(low: float, more: float, mtbf_s: float) -> None:
+    cheap_s = daly_interval_s(low, mtbf_s=mtbf_s)
+    assert daly_interval_s(low + more, mtbf_s=mtbf_s) >= cheap_s * (1 - 1e-9)
+
+
+@given(cost_s=COSTS, mtbf_s=MTBFS)
+def test_goodput_is_best_near_dalys_interval(cost_s: float, mtbf_s: float) -> None:
+    best_s = best_interval_s(cost_s, mtbf_s)
+    daly_s = daly_interval_s(cost_s, mtbf_s=mtbf_s)
+    assert daly_s == pytest.approx(best_s, rel=0.02)
+    assert goodput(daly_s, cost_s=cost_s, mtbf_s=mtbf_s) == pytest.approx(
+        goodput(best_s, cost_s=cost_s, mtbf_s=mtbf_s), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize(("restart_s", "published"), [(600, 0.44), (180, 0.83)])
+def test_goodput_meets_the_published_figures_at_18_minutes(
+    restart_s: float, published: float
+) -> None:
+    # Figures for the stall at each failure; what is lost of an interval comes on top.
+    lost = goodput(10, cost_s=0.05, mtbf_s=1080, restart_s=restart_s)
+    assert math.exp(-restart_s / 1080) == pytest.approx(lost, rel=0.02)
+    assert lost == pytest.approx(published, abs=0.14)
+
+
+def test_goodput_without_failures_is_the_share_of_work() -> None:
+    assert goodput(90, cost_s=10, mtbf_s=1e12) == pytest.approx(0.9)
+
+
+def test_goodput_of_a_hopeless_run_is_nothing_rather_than_an_overflow() -> None:
+    assert goodput(1e6, cost_s=1, mtbf_s=1) == 0
+    assert goodput(1, cost_s=1, mtbf_s=1, restart_s=1e6) == 0
+
+
+BAD = [float("nan"), float("inf"), -1.0]
+CALLS: dict[str, Callable[..., float]] = {
+    "cost_s": lambda value: daly_interval_s(value, mtbf_s=1),
+    "mtbf_s": lambda value: daly_interval_s(1, mtbf_s=value),
+    "interval_s": lambda value: goodput(value, cost_s=1, mtbf_s=1),
+    "restart_s": lambda value: goodput(1, cost_s=1, mtbf_s=1, restart_s=value),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("value", BAD)
+def test_nonsense_is_refused_by_name_with_what_was_found(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: expected finite seconds >=? 0, got {value}"):
+        CALLS[name](value)
+
+
+@pytest.mark.parametrize("name", ["mtbf_s", "interval_s"])
+def test_zero_is_refused_where_it_makes_no_sense(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: expected finite seconds > 0, got 0"):
+        CALLS[name](0.0)
+
+
+def test_young_refuses_a_negative_cost() -> None:
+    with pytest.raises(ConfigError, match=r"cost_s: expected finite seconds >= 0, got -1"):
+        young_interval_s(-1, mtbf_s=1)
