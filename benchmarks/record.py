@@ -53,7 +53,8 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        dirty = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+        code = (".", ":!benchmarks/results", ":!README.md")  # what a benchmark writes is not code
+        dirty = "+" if git("status", "--porcelain", "--untracked-files=no", "--", *code) else ""
         return git("rev-parse", "--short", "HEAD") + dirty
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

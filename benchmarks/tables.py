@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,21 +28,107 @@ def main() -> None:
     readme.write_text(with_tables(readme.read_text()))
 
 
-def with_tables(text: str) -> str:
+def with_tables(text: str, *, results: Path = RESULTS) -> str:
     """The text with every table made anew from the committed result lines."""
-    return _TABLE.sub(lambda m: f"{m[1]}{_TABLES[m[2]]()}{m[3]}", text)
+    return _TABLE.sub(lambda m: f"{m[1]}{_TABLES[m[2]](results)}{m[3]}", text)
 
 
-def _lines(benchmark: str) -> list[Line]:
-    path = RESULTS / f"{benchmark}.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def _all_lines(benchmark: str, results: Path) -> list[Line]:
+    path = results / f"{benchmark}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _lines(benchmark: str, results: Path) -> list[Line]:
+    lines = _all_lines(benchmark, results)
     latest = {tuple(x.get(k) for k in ("device", "gib", "mib", "arm")): x for x in lines}
     return list(latest.values())
 
 
-def _throughput(benchmark: str) -> str:
+def _overhead(results: Path) -> str:
+    rows = [
+        "| model | bound | runs within | k | overhead, median | highest estimate | highest limit |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    groups: dict[tuple[str, float], list[Line]] = {}
+    newest = {
+        tuple(x.get(k) for k in (*_SETTING, "run")): x for x in _all_lines("overhead", results)
+    }
+    lines = [x for x in newest.values() if x["arm"] in ("frozen", "live")]
+    for line in lines:
+        groups.setdefault((line["model"], line["bound"]), []).append(line)
+    for (model, bound), runs in sorted(groups.items()):
+        ks = [x["k"] for x in runs]
+        highs = [x["high"] for x in runs if x["high"] is not None]
+        rows.append(
+            f"| {model} | {_percent(bound)} | {sum(x['met'] for x in runs)} of {len(runs)} "
+            f"| {_range(ks)} | {_percent(median(x['estimate'] for x in runs))} "
+            f"| {_percent(max(x['estimate'] for x in runs))} "
+            f"| {_percent(max(highs)) if highs else 'unknown'} |"
+        )
+    return "\n".join([*rows, "", *_how(lines)])
+
+
+_SETTING = ("arm", "model", "bound", "threads", "batch")
+
+
+def _interference(results: Path) -> str:
+    rows = [
+        "| what | phase | iteration | interval | checkpoints | overhead | its second half |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    newest = {(x["arm"], x["phase"]): x for x in _all_lines("interference", results)}
+    lines = list(newest.values())
+    rows += [
+        f"| {x['arm']} | {x['phase']} | {x['iteration_ms']:.0f} ms | {x['k_start']} → {x['k_end']} "
+        f"| {x['checkpoints']} | {_percent(x['overhead'])} | {_percent(x['overhead_late'])} |"
+        for x in lines
+    ]
+    return "\n".join([*rows, "", *_how(lines)])
+
+
+def _decision(results: Path) -> str:
+    rows = [
+        "| per iteration | slowest | allowed | iterations | memory growth |",
+        "|---|---|---|---|---|",
+    ]
+    lines = _lines("decision", results)
+    rows += [
+        f"| {x['added_us']:.1f} µs | {x['added_us_worst']:.1f} µs | {x['allowed_us']:.0f} µs "
+        f"| {x['long']:,} | {x['python_grew_bytes'] / 1024:.1f} KiB in Python, "
+        f"{x['process_grew_bytes'] / 1024:.0f} KiB in all |"
+        for x in lines
+    ]
+    return "\n".join([*rows, "", *_how(lines)])
+
+
+def _first(results: Path) -> str:
+    rows = [
+        "| device | state | slots ready | allowed | first durable after | allowed |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines = sorted(_lines("first", results), key=lambda x: (x["device"], x["mib"]))
+    rows += [
+        f"| {x['device']} | {x['mib']:g} MiB | {x['arena_s_per_gib']:.2f} s/GiB "
+        f"| {x['arena_allowed_s_per_gib']:.0f} s/GiB | {x['first_durable_s']:.2f} s "
+        f"| {x['allowed_s']:.2f} s |"
+        for x in lines
+    ]
+    return "\n".join([*rows, "", *_how(lines)])
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.2f} %"
+
+
+def _range(values: list[int]) -> str:
+    return str(min(values)) if min(values) == max(values) else f"{min(values)} to {max(values)}"
+
+
+def _throughput(benchmark: str, results: Path) -> str:
     rows = ["| state | what | GB/s | against the raw disk |", "|---|---|---|---|"]
-    lines = sorted(_lines(benchmark), key=lambda x: (x["gib"], -x["throughput_against_raw"]))
+    lines = sorted(
+        _lines(benchmark, results), key=lambda x: (x["gib"], -x["throughput_against_raw"])
+    )
     rows += [
         f"| {x['gib']:g} GiB | {x['arm']} | {x['gb_per_s']:.2f} "
         f"| {x['throughput_against_raw']:.2f} |"
@@ -50,12 +137,12 @@ def _throughput(benchmark: str) -> str:
     return "\n".join([*rows, "", *_how(lines)])
 
 
-def _stall() -> str:
+def _stall(results: Path) -> str:
     rows = [
         "| device | state | what | held per checkpoint | of an iteration |",
         "|---|---|---|---|---|",
     ]
-    lines = sorted(_lines("stall"), key=lambda x: (x["device"], x["gib"], x["held_ms"]))
+    lines = sorted(_lines("stall", results), key=lambda x: (x["device"], x["gib"], x["held_ms"]))
     rows += [
         f"| {x['device']} | {x['gib']:g} GiB | {x['arm']} | {x['held_ms']:.1f} ms "
         f"| {100 * x['held_against_iteration']:.2f} % |"
@@ -64,10 +151,10 @@ def _stall() -> str:
     return "\n".join([*rows, "", *_how(lines)])
 
 
-def _memory() -> str:
+def _memory(results: Path) -> str:
     head = "| state | checkpoints | used | allowed | worker alone | growth |"
     rows = [head, "|---|---|---|---|---|---|"]
-    lines = _lines("memory")
+    lines = _lines("memory", results)
     rows += [
         f"| {x['mib']:g} MiB × {x['num_slots']} slots | {x['saves']} | {x['total_mib']:.0f} MiB "
         f"| {x['allowed_mib']:.0f} MiB | {x['worker_private_mib']:.0f} MiB "
@@ -77,9 +164,9 @@ def _memory() -> str:
     return "\n".join([*rows, "", *_how(lines)])
 
 
-def _startup() -> str:
+def _startup(results: Path) -> str:
     rows = ["| what | median | slowest |", "|---|---|---|"]
-    lines = _lines("startup")
+    lines = _lines("startup", results)
     rows += [f"| {x['arm']} | {x['median_s']:.3f} s | {x['max_s']:.3f} s |" for x in lines]
     return "\n".join([*rows, "", *_how(lines)])
 
@@ -122,14 +209,18 @@ def _machine(line: Line) -> str:
     return f"{machine['cores']} cores{device}, torch {versions['torch']}"
 
 
-_TABLES: dict[str, Callable[[], str]] = {
-    "persist": lambda: _throughput("persist"),
-    "restore": lambda: _throughput("restore"),
+_TABLES: dict[str, Callable[[Path], str]] = {
+    "persist": lambda results: _throughput("persist", results),
+    "restore": lambda results: _throughput("restore", results),
     "stall": _stall,
     "memory": _memory,
     "startup": _startup,
     "simulate": _simulate,
     "goodput": _goodput,
+    "overhead": _overhead,
+    "interference": _interference,
+    "decision": _decision,
+    "first": _first,
 }
 
 if __name__ == "__main__":

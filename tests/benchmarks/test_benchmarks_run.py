@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -18,16 +19,14 @@ ROOT = Path(__file__).resolve().parents[2]
         ("persist", ["--gib", "0.01", "--rounds", "1"], {"raw", "checkfreq", "torch.save"}),
         ("restore", ["--gib", "0.01", "--rounds", "1"], {"raw", "raw_fresh", "checkfreq"}),
         ("memory", ["--mib", "1", "--saves", "20"], {None}),
+        ("decision", ["--iterations", "300", "--repeats", "1", "--long", "300"], {"auto"}),
+        ("first", ["--mib", "1", "--batch", "1"], {"auto"}),
     ],
 )
 def test_it_prints_a_result_line_per_arm(
     name: str, arguments: list[str], arms: set[str | None], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{name}", *arguments]
-    result = subprocess.run(
-        [*command, "--folder", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    lines = lines_of(name, *arguments, folder=tmp_path)
     assert arms <= {line.get("arm") for line in lines}
     assert all(line["benchmark"] == name and line["commit"] and line["versions"] for line in lines)
 
@@ -43,3 +42,52 @@ def test_the_simulations_print_a_line_for_each_scenario_and_size() -> None:
     )
     arms = {json.loads(line)["arm"] for line in result.stdout.splitlines()}
     assert {"closed form", "3-minute stall every 18 minutes", "bursty", "8 GPUs"} <= arms
+
+
+TINY_WINDOWS = ("--model", "transformer", "--batch", "1")
+
+
+def lines_of(name: str, *arguments: str, folder: Path) -> list[dict[str, object]]:
+    command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{name}", *arguments]
+    result = subprocess.run(
+        [*command, "--folder", str(folder)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_overhead_prints_auto_frozen_swept_and_smallest_interval(tmp_path: Path) -> None:
+    short = ("--max-seconds", "0", "--warm-up-seconds", "0", "--auto-seconds", "0.1")
+    lines = lines_of(
+        "overhead",
+        *(*TINY_WINDOWS, *short, "--window", "1", "--bounds", "0.9", "--sweep"),
+        folder=tmp_path,
+    )
+    by_arm = {line["arm"]: line for line in lines}
+    assert list(by_arm) == ["auto", "frozen", "sweep", "smallest"]
+    assert by_arm["auto"]["k"] == by_arm["frozen"]["k"] == by_arm["smallest"]["k"]
+    assert {"estimate", "low", "high", "rounds", "seconds", "met"} <= by_arm["frozen"].keys()
+
+
+def test_overhead_measures_auto_itself_too(tmp_path: Path) -> None:
+    short = ("--max-seconds", "0", "--warm-up-seconds", "0", "--window", "2", "--bounds", "0.5")
+    lines = lines_of("overhead", *TINY_WINDOWS, *short, "--live", folder=tmp_path)
+    assert [(line["arm"], line["bound"], line["rounds"]) for line in lines] == [("live", 0.5, 1)]
+
+
+def test_interference_prints_a_line_per_arm_and_phase_and_draws(tmp_path: Path) -> None:
+    picture = tmp_path / "pictures" / "i.png"
+    draws = importlib.util.find_spec("matplotlib") is not None
+    lines = lines_of(
+        "interference",
+        *(*TINY_WINDOWS, "--interval", "2", "--settle", "0", "--phase", "0.1"),
+        *("--stretch", "0.1", "--clean", "0.1", "--png", str(picture) if draws else ""),
+        folder=tmp_path,
+    )
+    phases = ["alone", "second load", "alone again"]
+    assert [(line["arm"], line["phase"]) for line in lines] == [
+        (arm, phase) for arm in ("static", "adaptive") for phase in phases
+    ]
+    assert all(line["k_start"] == line["k_end"] == 2 for line in lines)
+    assert picture.exists() == draws
+    if draws:
+        assert picture.read_bytes().startswith(b"\x89PNG")
