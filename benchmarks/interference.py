@@ -2,9 +2,10 @@
 
     python -m benchmarks.interference --png benchmarks/results/interference.png
 
-An AUTO run settles, alone; what it measured (profile.json) is where two more begin, of the same
-schedule: alone, beside CPU hogs and a process that writes and syncs, alone again. ``static``
-keeps that plan (``dynamic=False``), ``adaptive`` does not. Every few
+An AUTO run settles, alone; then two runs of the same schedule: alone, beside CPU hogs and a
+process that writes and syncs, alone again. ``static`` keeps the interval that was settled on
+(``--static first``: the first plan of ``dynamic=False`` instead); ``adaptive`` begins with the
+profile that was measured, and tunes. Every few
 seconds the run stops checkpointing, lets what is in flight end, and trains a moment with no
 manager attached: the clean iteration time of that moment, under that load. Overhead is what the
 stretches between cost above the clean times right before and after them, so a slowdown by the
@@ -41,7 +42,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="interference-") as scratch:
         folder = Path(scratch)
-        traces = [record(arm, folder, args) for arm in ("settling", "static", "adaptive")][1:]
+        settled = record("settling", folder, args).intervals[-1][1]
+        traces = [record(arm, folder, args, settled=settled) for arm in ("static", "adaptive")]
     for trace in traces:
         report(trace, args)
     if args.png:
@@ -58,6 +60,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--bound", type=float, default=0.035)
     parser.add_argument("--interval", type=int, help="instead of AUTO's, in both arms")
+    parser.add_argument("--static", choices=("settled", "first"), default="settled")
     parser.add_argument("--settle", type=float, default=40.0, help="seconds before both arms")
     parser.add_argument("--phase", type=float, default=60.0, help="seconds of each phase")
     parser.add_argument("--stretch", type=float, default=3.0, help="seconds with checkpoints")
@@ -83,6 +86,8 @@ class Phase:
     deferred: int
     iteration_s: float
     samples: list[Sample]
+    own_iteration_s: float | None
+    own_cost_s: float | None
 
 
 @dataclass(slots=True)
@@ -99,20 +104,22 @@ class Trace:
         return sliding(self.stretches, width_s=width_s)
 
 
-def record(arm: str, folder: Path, args: argparse.Namespace) -> Trace:
+def record(
+    arm: str, folder: Path, args: argparse.Namespace, *, settled: int | None = None
+) -> Trace:
     """One run of the schedule; ``settling`` trains alone, and leaves its profile to the others."""
     loop = Loop(args.model, batch=args.batch, image_size=args.image_size)
     clean_window(loop, 5)
     chk_dir = folder / arm
     chk_dir.mkdir()
-    if (profile := folder / "settling" / "profile.json").exists():
+    if (profile := folder / "settling" / "profile.json").exists() and arm == "adaptive":
         shutil.copy(profile, chk_dir)
-    manager = loop.manager(
-        chk_dir, interval=args.interval, max_overhead=args.bound, dynamic=arm != "static"
-    )
+    kept = settled if arm == "static" and args.static == "settled" else args.interval
+    manager = loop.manager(chk_dir, interval=kept, max_overhead=args.bound, dynamic=arm != "static")
     with contextlib.closing(LiveManager(loop, manager)) as live:
         live.stretch(_planned(manager, after_s=args.settle if arm == "settling" else 0.0))
         recorder = Recorder(Trace(arm), loop, live, args)
+        recorder.note_interval()
         for name in PHASES if arm != "settling" else ():
             hogs, mib = (args.hogs, args.write_mib) if name == "second load" else (0, 0)
             with Load(folder, hogs=hogs, mib=mib):
@@ -139,12 +146,12 @@ class Recorder:
         """One phase. It begins and ends with training that no checkpoint touches."""
         is_over = passed(self._args.phase)
         start_s, before = self._now_s(), self._live.manager.stats()
-        self._note_interval()
+        self.note_interval()
         clean_s = [clean_for(self._loop, self._args.clean).iteration_s]
         samples: list[Sample] = []
         while not samples or not is_over():
             began_s = self._now_s()
-            window = self._live.stretch(passed(self._args.stretch), self._note_interval)
+            window = self._live.stretch(passed(self._args.stretch), self.note_interval)
             ended_s = self._now_s()
             clean_s.append(clean_for(self._loop, self._args.clean).iteration_s)
             samples.append(
@@ -168,10 +175,13 @@ class Recorder:
                 deferred=after["num_deferred"] - before["num_deferred"],
                 iteration_s=sum(clean_s) / len(clean_s),
                 samples=samples,
+                own_iteration_s=after.get("iteration_s"),
+                own_cost_s=after.get("cost_s"),
             )
         )
 
-    def _note_interval(self) -> None:
+    def note_interval(self) -> None:
+        """Note the interval, if it is another one."""
         k = self._live.manager.stats()["interval_steps"]
         if not self.trace.intervals or self.trace.intervals[-1][1] != k:
             self.trace.intervals.append((self._now_s(), k))
@@ -193,6 +203,8 @@ def report(trace: Trace, args: argparse.Namespace) -> None:
             bound=args.bound,
             seconds=round(phase.end_s - phase.start_s, 1),
             iteration_ms=round(phase.iteration_s * 1e3, 2),
+            own_iteration_ms=_ms(phase.own_iteration_s),
+            own_cost_ms=_ms(phase.own_cost_s),
             k_start=phase.first_k,
             k_end=phase.last_k,
             checkpoints=phase.checkpoints,
@@ -201,6 +213,10 @@ def report(trace: Trace, args: argparse.Namespace) -> None:
             overhead_late=round(late.mean, 5),
             half_width_late=None if len(settled) < 3 else round(late.half_width, 5),
         )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 2)
 
 
 if __name__ == "__main__":

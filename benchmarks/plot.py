@@ -18,7 +18,7 @@ def draw(traces: Sequence[Trace], path: Path, *, bound: float, width_s: float) -
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, (above, below) = pyplot.subplots(
         2, 1, sharex=True, figsize=(9, 6), layout="constrained"
@@ -27,12 +27,15 @@ def draw(traces: Sequence[Trace], path: Path, *, bound: float, width_s: float) -
         colour, end_s = _COLOURS[trace.arm], trace.phases[-1].end_s
         at_s, intervals = zip(*trace.intervals, (end_s, trace.intervals[-1][1]), strict=True)
         above.step(at_s, intervals, where="post", color=colour, label=trace.arm, linewidth=1.8)
-        at_s, overheads = zip(*trace.overhead(width_s=width_s), strict=True)
+        points = trace.overhead(width_s=width_s)
+        points = [point for point in points if point[0] >= width_s] or points
+        at_s, overheads = zip(*points, strict=True)
         percent = [100 * each for each in overheads]
         below.plot(at_s, percent, color=colour, label=trace.arm, linewidth=1.8)
     below.axhline(100 * bound, color="black", linestyle="--", label=f"bound {100 * bound:g} %")
     above.set_ylabel("interval (iterations)")
     above.set_ylim(bottom=0)
+    above.yaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     below.set_ylabel(f"overhead, last {width_s:g} s (%)")
     below.axhline(0, color="grey", linewidth=0.6)
     below.set_xlabel("seconds")
