@@ -1,9 +1,10 @@
 """What each checkpoint added to the training time. Pure.
 
 An iteration is charged with what it took longer than T, held or slowed down, to the checkpoints
-that touched it: those begun before its end and not ended before its start. Both may be told in
-any order, iterations also long after the checkpoints that touched them ended (a device's events
-come late), so a checkpoint is settled once an iteration that ends after it was told.
+that touched it: those begun before its end and not ended before its start. The iterations right
+after a checkpoint, until the next begins, are its aftermath and charged to it too: old files are
+being removed and caches are cold. Both may be told in any order, iterations also long after the
+checkpoints that touched them ended (a device's events come late).
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from checkfreq.policy.observations import Iteration, Measured
 
 #: Costs before what is usual can be told from what is not.
 _USUAL_FROM = 3
+#: Iterations after a checkpoint that still feel it (measured: 1 to 2 % of T in the first two,
+#: 2026-11).
+AFTERMATH_ITERATIONS = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +38,8 @@ class Charge:
     touched_s: float = 0.0  # its share of the time of iterations that T is known for
     num_touched: float = 0.0  # its share of their number
     is_partial: bool = False  # touched others too
+    num_after: int = 0  # iterations of its aftermath so far
+    is_over: bool = False  # nothing of it is felt any more
     cost_s: float = 0.0  # once settled: what of all this is taken as its cost
 
     def overlap_s(self, iteration: Iteration) -> float:
@@ -77,16 +83,29 @@ class Charges:
         if not self._open:
             return False
         touching = [c for c in self._open.values() if c.overlap_s(iteration) > 0]
+        if not touching:
+            return self._add_aftermath(iteration, iteration_s)
         whole_s = sum(charge.overlap_s(iteration) for charge in touching)
         for charge in touching:
             _charge(charge, iteration, charge.overlap_s(iteration) / whole_s, iteration_s)
-        return bool(touching)
+        last = touching[-1]
+        for charge in self._open.values():  # what is left of the others is felt as part of that
+            charge.is_over |= charge is not last and charge.end_s <= iteration.end_s
+        return True
 
-    def settle(self, now_s: float) -> list[Charge]:
-        """Take out those that ended; every iteration up to ``now_s`` was told."""
+    def _add_aftermath(self, iteration: Iteration, iteration_s: float | None) -> bool:
+        ended = [charge for charge in self._open.values() if charge.end_s <= iteration.start_s]
+        for charge in ended:
+            _charge(charge, iteration, 1 / len(ended), iteration_s)
+            charge.num_after += 1
+            charge.is_over |= iteration.is_quiet and charge.num_after >= AFTERMATH_ITERATIONS
+        return bool(ended)
+
+    def settle(self) -> list[Charge]:
+        """Take out those that are over."""
         if not self._open:
             return []
-        names = [name for name, charge in self._open.items() if charge.end_s <= now_s]
+        names = [name for name, charge in self._open.items() if charge.is_over]
         settled = [self._open.pop(name) for name in names]
         for charge in settled:
             charge.cost_s = self._plausible_s(charge)

@@ -29,6 +29,7 @@ class RunCosts:
         self._num_clean = 0
         self._overlap, self._copy, self._device_copy = Recent(), Recent(), Recent()
         self._persist, self._durable = Recent(), Recent()
+        self._boundary = Recent(window=16)
         self._cost = CheckpointCost()
         self._last_cost: Estimate | None = None
         self._stalls = Recent(window=_STALLS)
@@ -38,7 +39,8 @@ class RunCosts:
 
     def add_clean(self, iteration: Iteration) -> None:
         """An iteration that no checkpoint touched."""
-        self._time.add(iteration.duration_s)
+        self._time.add(iteration.duration_s - iteration.stall_s)
+        self._boundary.add(iteration.stall_s)
         self._num_clean += 1
         if iteration.overlap_s is not None:
             self._overlap.add(iteration.overlap_s)
@@ -123,6 +125,7 @@ class RunCosts:
             cost_s=cost_s,
             cost_upper_s=max(cost_s, cost.upper()),
             state_bytes=self._state_bytes,
+            boundary_s=self._or_cached("boundary_s", self._boundary.value()) or 0.0,
             place=place,
         )
 

@@ -2,7 +2,7 @@
 
 Four terms, of which the largest decides (T, D, P, o: policy/profile.py)::
 
-    budget     ceil(o / (p T))         the overhead bound p is kept
+    budget     ceil(o / (p T - b))     the overhead bound p is kept; b: what each boundary costs
     storage    ceil(max(P, D) / T)     a snapshot never waits for the one before; ceil((D + P) / T)
                                        with one slot
     failures   round(tau / T)          Daly's optimum, where a mean time between failures is given
@@ -114,7 +114,7 @@ class FrequencyPolicy:
             interval_steps=interval_steps,
             reason=reason,
             place=place,
-            predicted_overhead=profile.cost_s / work_s,
+            predicted_overhead=profile.cost_s / work_s + profile.boundary_s / profile.iteration_s,
             expected_loss_s=work_s / 2 + profile.durable_s,
             bytes_per_day=profile.state_bytes * _DAY_S / (work_s + profile.cost_s),
         )
@@ -147,7 +147,8 @@ class FrequencyPolicy:
     def _budget_steps(self, profile: Profile) -> int:
         if self._is_for_goodput:
             return 1
-        return _steps(profile.cost_s, self.max_overhead * profile.iteration_s)
+        earned_s = self.max_overhead * profile.iteration_s
+        return _steps(profile.cost_s, earned_s - boundary_share_s(profile.boundary_s, earned_s))
 
     def _storage_steps(self, profile: Profile) -> int:
         busy_s = max(profile.persist_s, profile.host_copy_s)
@@ -160,6 +161,12 @@ class FrequencyPolicy:
             return 1
         tau_s = daly_interval_s(profile.cost_s, mtbf_s=self.mtbf_s)
         return max(1, round(_ratio(tau_s, profile.iteration_s)))
+
+
+def boundary_share_s(boundary_s: float, earned_s: float) -> float:
+    """What an iteration's own cost takes of what it earns: where iterations are so short that it
+    would take all, half is left for checkpoints, since a run without any is worse."""
+    return min(boundary_s, earned_s / 2)
 
 
 def _steps(amount_s: float, per_step_s: float) -> int:

@@ -28,6 +28,7 @@ class Profile:
     durable_s (L): from the boundary until the checkpoint is durable.
     cost_s (o): what one checkpoint adds to the training time, slowdown included.
     cost_upper_s: an upper confidence limit of ``cost_s``; at least that.
+    boundary_s: what each iteration pays for being watched, checkpoint or not.
     place: where the snapshots behind ``cost_s`` were taken.
     state_bytes (S): bytes of one snapshot.
 
@@ -43,6 +44,7 @@ class Profile:
     cost_upper_s: float
     state_bytes: int
     device_copy_s: float | None = None
+    boundary_s: float = 0.0
     place: SnapshotPlace = SnapshotPlace.HOST
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from enum import Enum
 from checkfreq.policy.bucket import TokenBucket
 from checkfreq.policy.charges import Charge, Charges
 from checkfreq.policy.costs import PROFILE_ITERATIONS, RunCosts
-from checkfreq.policy.frequency import FrequencyPolicy, Plan
+from checkfreq.policy.frequency import FrequencyPolicy, Plan, boundary_share_s
 from checkfreq.policy.observations import Iteration, Measured
 from checkfreq.policy.profile import Profile
 from checkfreq.types import SnapshotPlace
@@ -27,8 +27,8 @@ __all__ = ["PROFILE_ITERATIONS", "Due", "Iteration", "Measured", "RateTuner"]
 #: Iterations at the start that tell nothing: allocators, autotuning, the loader's first batches.
 _WARM_UP_ITERATIONS = 2
 #: After so many iterations with none clean, a few without a checkpoint measure T again.
-_STRETCH_AFTER = 64
-_STRETCH_ITERATIONS = 4
+_STRETCH_AFTER = 96
+_STRETCH_ITERATIONS = 6
 #: So do, at once, touched iterations that are shorter than clean ones by this part: as many as
 #: let T follow.
 _STALE = 0.1
@@ -132,10 +132,12 @@ class RateTuner:
         iteration_s = self._costs.iteration_s if is_regular else None
         if self._charges.add(iteration, iteration_s=iteration_s):
             self._since_clean += 1
-        elif is_regular:
-            self._note_clean(iteration)
+        else:
+            self._pay_boundary(iteration.stall_s)
+            if is_regular:
+                self._note_clean(iteration)
         self._earn()
-        for charge in self._charges.settle(iteration.end_s):
+        for charge in self._charges.settle():
             self._account(charge)
 
     def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
@@ -241,6 +243,12 @@ class RateTuner:
             self._check_cached()
             if self.plan is None:
                 self._replan()  # a checkpoint that the user asked for may have told its cost
+
+    def _pay_boundary(self, cost_s: float) -> None:
+        """What an iteration without a checkpoint paid for being watched."""
+        self.overhead_s += cost_s
+        earned_s = self._bucket.rate * (self._costs.iteration_s or 0.0)
+        self._bucket.spend(boundary_share_s(cost_s, earned_s))
 
     def _earn(self) -> None:
         self._num_uncredited += 1
