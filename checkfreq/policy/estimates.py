@@ -27,6 +27,8 @@ class IterationTime:
     _WINDOW = 64
     _RECENT = 8
     _CHANGE = 0.1
+    _NEWER = 16
+    _CERTAIN = 3.0  # standard errors
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=self._WINDOW)
@@ -79,6 +81,19 @@ class IterationTime:
         if abs(now - before) > self._CHANGE * before and not low <= now <= high:
             changed = (t for t in recent if abs(t - now) < abs(t - before))
             self._times = deque(changed, maxlen=self._WINDOW)
+        else:
+            self._follow_drift(OUTLIER * before)
+
+    def _follow_drift(self, limit: float) -> None:
+        """Drop older values that the newer ones differ from by more than chance explains."""
+        times = [min(t, limit) for t in self._times]
+        newer, older = times[-self._NEWER :], times[: -self._NEWER]
+        if len(older) < self._NEWER:
+            return
+        chance = _deviation(older) * math.sqrt(1 / len(newer) + 1 / len(older))
+        if abs(fmean(newer) - fmean(older)) > self._CERTAIN * chance:
+            for _ in older:
+                self._times.popleft()
 
 
 @dataclass(frozen=True, slots=True)
