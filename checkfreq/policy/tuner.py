@@ -289,7 +289,7 @@ class RateTuner:
         self._window_start_s = self.productive_s
         if is_stale:
             self._stretch_left = _STALE_ITERATIONS
-        elif charge.measured is not None and not self._skips(is_partial):
+        elif charge.measured is not None and not charge.has_waited and not self._skips(is_partial):
             self._learn(charge)
 
     def _shows_stale_time(self, charge: Charge) -> bool:
