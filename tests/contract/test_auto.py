@@ -31,12 +31,11 @@ def auto(chk_dir: Path, training: Training, **changes: Any) -> CFManager:
 def planned(chk_dir: Path, training: Training, **changes: Any) -> CFManager:
     """A manager that has trained until it had a plan; still open."""
     manager = auto(chk_dir, training, **changes)
-    for _ in range(200):
+    for _ in range(20_000):
         training.steps(manager, 1)
-        manager.wait()
         if manager.stats()["interval_steps"] is not None:
             return manager
-    pytest.fail("no plan after 200 iterations")
+    pytest.fail("no plan after 20,000 iterations")
 
 
 def events(chk_dir: Path, kind: str) -> list[dict[str, Any]]:
@@ -135,6 +134,15 @@ def test_manual_mode_measures_too_and_keeps_its_interval(chk_dir: Path) -> None:
     )
     assert events(chk_dir, "plan") == []
     assert not (chk_dir / "profile.json").exists()
+
+
+def test_a_user_who_always_waits_gets_a_plan_too(chk_dir: Path) -> None:
+    training = Training()
+    with auto(chk_dir, training) as manager:
+        for _ in range(400):
+            training.steps(manager, 1)
+            manager.wait()
+        assert manager.stats()["interval_steps"] is not None
 
 
 def test_a_resumed_run_has_its_plan_at_once(chk_dir: Path) -> None:
