@@ -24,6 +24,23 @@ _USUAL_FROM = 3
 AFTERMATH_ITERATIONS = 2
 
 
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """What an iteration takes without checkpoints, in seconds.
+
+    iteration_s (T) is a mean in which an iteration counts for at most ``limit_s``; plain_s is
+    the mean of them as they were.
+    """
+
+    iteration_s: float
+    plain_s: float
+    limit_s: float
+
+    def over_s(self, duration_s: float) -> float:
+        """What an iteration is above the limit."""
+        return max(0.0, duration_s - self.limit_s)
+
+
 @dataclass(slots=True, eq=False)
 class Charge:
     """What one checkpoint is charged with so far."""
@@ -32,8 +49,8 @@ class Charge:
     reserved_s: float
     end_s: float = math.inf
     measured: Measured | None = None
-    excess_s: float = 0.0  # all that its iterations took longer than T
-    mild_s: float = 0.0  # without what is above OUTLIER times T, unless held
+    excess_s: float = 0.0  # all that its iterations took longer than the plain mean
+    mild_s: float = 0.0  # longer than T, each counting for at most the limit, unless held
     stall_s: float = 0.0
     touched_s: float = 0.0  # its share of the time of iterations that T is known for
     num_touched: float = 0.0  # its share of their number
@@ -41,6 +58,7 @@ class Charge:
     num_after: int = 0  # iterations of its aftermath so far
     is_over: bool = False  # nothing of it is felt any more
     cost_s: float = 0.0  # once settled: what of all this is taken as its cost
+    forgiven_s: float = 0.0  # and what is not
 
     def overlap_s(self, iteration: Iteration) -> float:
         """Seconds of ``iteration`` that it was in flight; not above 0 if none."""
@@ -49,6 +67,41 @@ class Charge:
     def is_faster_than(self, iteration_s: float) -> bool:
         """Whether its iterations were shorter than ``iteration_s``, on average."""
         return self.touched_s < iteration_s * self.num_touched
+
+
+class Outliers:
+    """Whose the outliers are that no checkpoint was charged with.
+
+    A validation in a plain loop comes whether a checkpoint is in flight or not. Outliers that
+    come much oftener where one is are its doing, and are owed after all.
+    """
+
+    _LEAST = 3
+    _MUCH = 3.0
+
+    def __init__(self) -> None:
+        self._clean_s = self._touched_s = 0.0
+        self._num_clean = self._num_touched = 0.0
+        self._num_outliers = 0
+
+    def add_clean(self, over_s: float) -> None:
+        """An iteration that no checkpoint touched was so much above the limit (or 0)."""
+        self._clean_s += over_s
+        self._num_clean += 1
+
+    def add(self, charge: Charge) -> float:
+        """A checkpoint settled; returns what is owed now of what was forgiven so far."""
+        self._num_touched += charge.num_touched
+        self._touched_s += charge.forgiven_s
+        self._num_outliers += charge.forgiven_s > 0.0
+        if self._num_outliers < self._LEAST:
+            return 0.0
+        anyway_s = self._clean_s / max(1.0, self._num_clean) * self._num_touched
+        if self._touched_s <= self._MUCH * anyway_s:
+            return 0.0
+        owed_s = self._touched_s - anyway_s
+        self._clean_s = self._touched_s = self._num_clean = self._num_touched = 0.0
+        return owed_s
 
 
 class Charges:
@@ -75,28 +128,28 @@ class Charges:
         charge.measured = measured
         return True
 
-    def add(self, iteration: Iteration, *, iteration_s: float | None) -> bool:
+    def add(self, iteration: Iteration, *, norm: Norm | None) -> bool:
         """Share an iteration among the checkpoints that touched it; False if none did.
 
-        ``iteration_s`` (T) is None where it says nothing of this one: only stalls count then.
+        ``norm`` is None where it says nothing of this one: only stalls count then.
         """
         if not self._open:
             return False
         touching = [c for c in self._open.values() if c.overlap_s(iteration) > 0]
         if not touching:
-            return self._add_aftermath(iteration, iteration_s)
+            return self._add_aftermath(iteration, norm)
         whole_s = sum(charge.overlap_s(iteration) for charge in touching)
         for charge in touching:
-            _charge(charge, iteration, charge.overlap_s(iteration) / whole_s, iteration_s)
+            _charge(charge, iteration, charge.overlap_s(iteration) / whole_s, norm)
         last = touching[-1]
         for charge in self._open.values():  # what is left of the others is felt as part of that
             charge.is_over |= charge is not last and charge.end_s <= iteration.end_s
         return True
 
-    def _add_aftermath(self, iteration: Iteration, iteration_s: float | None) -> bool:
+    def _add_aftermath(self, iteration: Iteration, norm: Norm | None) -> bool:
         ended = [charge for charge in self._open.values() if charge.end_s <= iteration.start_s]
         for charge in ended:
-            _charge(charge, iteration, 1 / len(ended), iteration_s)
+            _charge(charge, iteration, 1 / len(ended), norm)
             charge.num_after += 1
             charge.is_over |= iteration.is_quiet and charge.num_after >= AFTERMATH_ITERATIONS
         return bool(ended)
@@ -109,6 +162,7 @@ class Charges:
         settled = [self._open.pop(name) for name in names]
         for charge in settled:
             charge.cost_s = self._plausible_s(charge)
+            charge.forgiven_s = max(0.0, charge.excess_s - charge.cost_s)
         return settled
 
     def in_flight(self, now_s: float) -> list[Charge]:
@@ -131,16 +185,16 @@ class Charges:
         return charge.excess_s if is_usual else charge.mild_s
 
 
-def _charge(charge: Charge, iteration: Iteration, share: float, iteration_s: float | None) -> None:
+def _charge(charge: Charge, iteration: Iteration, share: float, norm: Norm | None) -> None:
     stall_s = share * iteration.stall_s
     charge.stall_s += stall_s
-    if iteration_s is None:
+    if norm is None:
         charge.excess_s += stall_s
         charge.mild_s += stall_s
         charge.is_partial = True
         return
-    slowdown_s = iteration.duration_s - iteration.stall_s - iteration_s
-    charge.excess_s += stall_s + share * slowdown_s
-    charge.mild_s += stall_s + share * min(slowdown_s, (OUTLIER - 1) * iteration_s)
+    moved_s = iteration.duration_s - iteration.stall_s
+    charge.excess_s += stall_s + share * (moved_s - norm.plain_s)
+    charge.mild_s += stall_s + share * (min(moved_s, norm.limit_s) - norm.iteration_s)
     charge.touched_s += share * iteration.duration_s
     charge.num_touched += share

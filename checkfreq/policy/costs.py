@@ -7,7 +7,8 @@ two.
 
 from __future__ import annotations
 
-from checkfreq.policy.estimates import CheckpointCost, Estimate, IterationTime, Recent
+from checkfreq.policy.charges import Norm
+from checkfreq.policy.estimates import OUTLIER, CheckpointCost, Estimate, IterationTime, Recent
 from checkfreq.policy.observations import Iteration, Measured
 from checkfreq.policy.profile import Profile
 from checkfreq.types import SnapshotPlace
@@ -88,6 +89,15 @@ class RunCosts:
         return self._or_cached("iteration_s", own) if own is None else own
 
     @property
+    def norm(self) -> Norm | None:
+        """What an iteration takes; None before the first clean one."""
+        own = self._time.value()
+        if own is None:
+            known = self.iteration_s
+            return None if known is None else Norm(known, known, OUTLIER * known)
+        return Norm(own, self._time.plain_mean() or own, self._time.limit())
+
+    @property
     def short_iteration_s(self) -> float | None:
         """Hardly any clean iteration is shorter."""
         return self._or_cached("iteration_s", self._time.low())
@@ -161,6 +171,6 @@ class RunCosts:
         if self._num_clean >= PROFILE_ITERATIONS:
             found["iteration_s"] = self._time.value()
         if self._last_cost is not None and len(self._cost) >= 2:
-            found["cost_s"] = self._last_cost.mean
+            found["cost_s"] = max(self._last_cost.mean, self._stalls.value() or 0.0)
             found["persist_s"] = self._persist.value()
         return found

@@ -18,20 +18,24 @@ _ONE_SIDED_95 = 1.645
 
 
 class IterationTime:
-    """The time of an iteration without checkpoint activity.
+    """The time of an iteration without checkpoint activity, over the last ``_WINDOW`` clean ones.
 
-    A mean, because overhead is judged on total time, over the last ``_WINDOW`` clean iterations;
-    outliers are left out.
+    A mean, because overhead is judged on total time. ``value`` counts an outlier as ``limit``,
+    ``OUTLIER`` medians, as charges do.
     """
 
     _WINDOW = 64
     _RECENT = 8
     _CHANGE = 0.1
+    _NEWER = 16
+    _CERTAIN = 3.0  # standard errors
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=self._WINDOW)
         self._mean: float | None = None
+        self._plain_mean: float | None = None
         self._low: float | None = None
+        self._limit = math.inf
         self._num_new = 0
 
     def add(self, seconds: float) -> None:
@@ -45,18 +49,26 @@ class IterationTime:
             self.update()
         return self._mean
 
+    def plain_mean(self) -> float | None:
+        """Seconds with outliers in full, as of the last ``value``."""
+        return self._plain_mean
+
+    def limit(self) -> float:
+        """What is longer, in seconds, is an outlier; as of the last ``value``."""
+        return self._limit
+
     def low(self) -> float | None:
-        """Seconds that nine in ten take at least, as of then; None before the first."""
-        self.value()
+        """Seconds that nine in ten take at least, as of the last ``value``."""
         return self._low
 
     def update(self) -> None:
-        """Compute it anew now; there must have been one."""
+        """Bring everything up to date."""
         self._num_new = 0
         self._follow_change()
         ascending = sorted(self._times)
-        most = OUTLIER * ascending[len(ascending) // 2]
-        self._mean = fmean(t for t in ascending if t <= most)
+        self._limit = OUTLIER * ascending[len(ascending) // 2]
+        self._mean = fmean(min(t, self._limit) for t in ascending)
+        self._plain_mean = fmean(ascending)
         self._low = ascending[len(ascending) // 10]
 
     def _follow_change(self) -> None:
@@ -69,6 +81,19 @@ class IterationTime:
         if abs(now - before) > self._CHANGE * before and not low <= now <= high:
             changed = (t for t in recent if abs(t - now) < abs(t - before))
             self._times = deque(changed, maxlen=self._WINDOW)
+        else:
+            self._follow_drift(OUTLIER * before)
+
+    def _follow_drift(self, limit: float) -> None:
+        """Drop older values that the newer ones differ from by more than chance explains."""
+        times = [min(t, limit) for t in self._times]
+        newer, older = times[-self._NEWER :], times[: -self._NEWER]
+        if len(older) < self._NEWER:
+            return
+        chance = _deviation(older) * math.sqrt(1 / len(newer) + 1 / len(older))
+        if abs(fmean(newer) - fmean(older)) > self._CERTAIN * chance:
+            for _ in older:
+                self._times.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +114,10 @@ class Estimate:
 
 
 class CheckpointCost:
-    """What one checkpoint adds to the training time: trimmed mean of the last ``_WINDOW``."""
+    """What one checkpoint adds to the training time: trimmed mean of the last ``_WINDOW``.
+
+    Of a freak among few values ``OUTLIER`` medians count; the budget is debited in full.
+    """
 
     _WINDOW = 20
     _RECENT = 4
@@ -114,7 +142,9 @@ class CheckpointCost:
         """None before the first."""
         if not self._costs:
             return None
-        kept = _trimmed(sorted(self._costs), self._TRIM)
+        limit = OUTLIER * max(0.0, median(self._costs))
+        capped = (min(cost, limit) for cost in self._costs) if limit else self._costs
+        kept = _trimmed(sorted(capped), self._TRIM)
         mean = max(0.0, fmean(kept))
         spread = _deviation(kept)
         # The second part: of a few values the spread says little (a single one has none).

@@ -15,9 +15,9 @@ from dataclasses import replace
 from enum import Enum
 
 from checkfreq.policy.bucket import TokenBucket
-from checkfreq.policy.charges import Charge, Charges
+from checkfreq.policy.charges import Charge, Charges, Outliers
 from checkfreq.policy.costs import PROFILE_ITERATIONS, RunCosts
-from checkfreq.policy.frequency import FrequencyPolicy, Plan, boundary_share_s
+from checkfreq.policy.frequency import FrequencyPolicy, Plan, Reason, boundary_share_s
 from checkfreq.policy.observations import Iteration, Measured
 from checkfreq.policy.profile import Profile
 from checkfreq.types import SnapshotPlace
@@ -37,6 +37,8 @@ _STALE_ITERATIONS = 8
 _HYSTERESIS = 0.1
 #: Or by less, after so many checkpoints in a row.
 _WISHES = 6
+#: Of so many intervals one is longer by a step.
+_DITHER = 4
 #: What may be saved up, in upper costs of one checkpoint.
 _DEPTH = 4
 #: If every iteration is an epoch's first or last, they are what there is to measure.
@@ -81,7 +83,9 @@ class RateTuner:
         self._bucket = TokenBucket(policy.max_overhead)
         self._costs = RunCosts(cached)
         self._charges = Charges()
+        self._outliers = Outliers()
         self._place = SnapshotPlace.HOST
+        self._is_final = False
         self._upper_s = 0.0
         self._window: deque[tuple[float, float]] = deque(maxlen=8)  # (cost, productive) each
         self._window_start_s = 0.0
@@ -129,8 +133,7 @@ class RateTuner:
             return
         self._num_seen += 1
         is_regular = self._accept(iteration)
-        iteration_s = self._costs.iteration_s if is_regular else None
-        if self._charges.add(iteration, iteration_s=iteration_s):
+        if self._charges.add(iteration, norm=self._costs.norm if is_regular else None):
             self._since_clean += 1
         else:
             self._pay_boundary(iteration.stall_s)
@@ -184,6 +187,8 @@ class RateTuner:
     def _due_without_plan(self, step: int) -> Due:
         """As soon as T is known; again, if that one told nothing, within the bound."""
         is_ready = self._costs.num_clean >= PROFILE_ITERATIONS and not self._stretch_left
+        if len(self._charges) and step - self._last_step > PROFILE_ITERATIONS:
+            return Due.LATE
         if not is_ready or len(self._charges):
             return Due.NOT_YET
         if not self._num_settled:
@@ -193,9 +198,13 @@ class RateTuner:
 
     def _interval_steps(self, plan: Plan) -> int:
         """The plan's, but a new run with a cached profile is not left unprotected for so long."""
+        steps = plan.interval_steps
         if not self._last_step:
-            return min(plan.interval_steps, PROFILE_ITERATIONS)
-        return plan.interval_steps
+            return min(steps, PROFILE_ITERATIONS)
+        # Not always the same: iterations may have a rhythm (two networks in turn, batches of two
+        # sizes), and checkpoints must not all fall on the same beat of it.
+        is_dithered = self._dynamic and steps > 1 and plan.reason is Reason.BUDGET
+        return steps + (is_dithered and self._num_settled % _DITHER == 0)
 
     def _within_budget(self) -> Due:
         is_first = not self._num_settled and not len(self._charges)
@@ -235,6 +244,9 @@ class RateTuner:
 
     def _note_clean(self, iteration: Iteration) -> None:
         self._costs.add_clean(iteration)
+        norm = self._costs.norm
+        if norm is not None:
+            self._outliers.add_clean(norm.over_s(iteration.duration_s))
         self._since_clean = 0
         if self._stretch_left:
             self._stretch_left -= 1
@@ -269,6 +281,7 @@ class RateTuner:
         if is_partial or is_stale:
             estimate = self._costs.cost
             spent_s = max(charge.stall_s, spent_s, estimate.mean if estimate else 0.0)
+        spent_s += self._outliers.add(charge)
         self._num_settled += 1
         self._bucket.spend(spent_s - charge.reserved_s)
         self.overhead_s += spent_s
@@ -311,7 +324,7 @@ class RateTuner:
 
     def _replan(self) -> None:
         profile = self.profile()
-        if profile is None or (self.plan is not None and not self._dynamic):
+        if profile is None or (self._is_final and self.plan is not None):
             return
         new = self.policy.plan(profile, free_device_bytes=self.free_device_bytes)
         self._adopt(self._with_hysteresis(new, profile), profile)
@@ -346,6 +359,7 @@ class RateTuner:
         return cost_s > self._bucket.rate * productive_s
 
     def _adopt(self, plan: Plan, profile: Profile) -> None:
+        self._is_final = not self._dynamic and plan.place is self._place
         if plan.place is not self._place:
             self._costs.forget_costs()
             self._charges.forget_costs()
