@@ -67,7 +67,7 @@ class Run:
         self.now_s = self.work_s = 0.0
         self.overhead_s = self.lost_s = self.down_s = 0.0
         self._excess_s = self._largest_s = self._exempt_s = 0.0
-        self._step = self._num_iterations = 0
+        self._step = self.num_iterations = 0
         self._num_deferred = self._num_withheld = 0
         self.taken: list[Taken] = []
         self._restore_point = (0, 0.0)  # step and progress of the newest durable checkpoint
@@ -81,6 +81,12 @@ class Run:
             elif self.now_s >= self.clock.notice_at_s:
                 self._use_notice(until_s)
 
+    @property
+    def planned_steps(self) -> int | None:
+        """The interval planned now."""
+        plan = self._decider.plan
+        return plan.interval_steps if plan else None
+
     def outcome(self) -> Outcome:
         """As of now: what is not yet durable counts as progress."""
         return Outcome(
@@ -92,7 +98,7 @@ class Run:
             excess_s=self._excess_s,
             largest_cost_s=max([self._largest_s, *(a.cost_s for a in self._attempts)]),
             exempt_s=self._exempt_s + sum(a.cost_s for a in self._attempts if a.is_exempt),
-            num_iterations=self._num_iterations,
+            num_iterations=self.num_iterations,
             num_failures=self.clock.num_failures,
             num_checkpoints=len(self.taken),
             num_deferred=self._num_deferred,
@@ -115,19 +121,19 @@ class Run:
         """One iteration and the decision after it; False if a failure comes before its end."""
         start_s, held_s = self.now_s, self._held_s
         costs = self._trace.at(start_s)
-        work_s = costs.iteration_s * self._rhythm.iteration(self._num_iterations)
+        work_s = costs.iteration_s * self._rhythm.iteration(self.num_iterations)
         if self._noise.iterations:
             work_s *= spread(self._random, self._noise.iterations)
         end_s = _end_of(start_s + held_s, work_s, self._busy_until_s, self._slowdown(costs))
         if end_s > self.clock.next_s:
             return False
-        if self._num_iterations >= _MOST_ITERATIONS:
+        if self.num_iterations >= _MOST_ITERATIONS:
             raise _too_long(self.now_s)
         self._held_s = 0.0
         self.now_s = end_s
         self.work_s += work_s
         self._step += 1
-        self._num_iterations += 1
+        self.num_iterations += 1
         if self._attempts:
             self._charge(start_s, held_s, end_s - start_s - work_s)
             self._finish(end_s)
