@@ -48,6 +48,8 @@ class _Start:
         self._starts_s: list[float] = []
         self._peaks_s: list[float] = []  # the most that overhead was above the bound so far
         self._forever: _Forever | None = None
+        self._next_peaks_s: list[float] = []  # likewise, in the first repetition
+        self._rise_s = 0.0  # of all peaks, from one repetition to the next
 
     def num_taken(self, at_s: float) -> int:
         """Checkpoints started until ``at_s``."""
@@ -83,11 +85,13 @@ class _Start:
         if num_taken <= known or self._forever is None:
             return self._peaks_s[num_taken - 1] if num_taken else 0.0
         # Each repetition moves all its peaks by the same: the first and the last have the highest.
-        period = self._forever.period
-        first = range(known, min(num_taken, known + period))
-        last = range(max(known, num_taken - period), num_taken)
-        peaks_s = [self._peak_of(index) for index in {*first, *last}]
-        return max([*peaks_s, *self._peaks_s[-1:]])
+        times, part = divmod(num_taken - known, self._forever.period)
+        highest = [*self._peaks_s[-1:], self._next_peaks_s[-1 if times else part - 1]]
+        if times:
+            highest.append(self._next_peaks_s[-1] + (times - 1) * self._rise_s)
+        if part:
+            highest.append(self._next_peaks_s[part - 1] + times * self._rise_s)
+        return max(highest)
 
     def _peak_of(self, index: int) -> float:
         costs = self._costs
@@ -124,6 +128,10 @@ class _Start:
         self._forever = _Forever(
             since_s, [gap * self._costs.iteration_s + self._costs.cost_s for gap in gaps]
         )
+        known, period = len(self._peaks_s), len(gaps)
+        peaks_s = [self._peak_of(index) for index in range(known, known + period + 1)]
+        self._rise_s = peaks_s.pop() - peaks_s[0]
+        self._next_peaks_s = list(accumulate(peaks_s, max))
 
 
 class _Forever:
