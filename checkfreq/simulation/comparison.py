@@ -33,8 +33,8 @@ class Arm:
 
     @property
     def interval_steps(self) -> int | None:
-        """Where it came to rest; None if no checkpoint was taken."""
-        return self.outcome.taken[-1].interval_steps if self.outcome.taken else None
+        """Where it came to rest."""
+        return self.outcome.planned_steps
 
 
 def compare(

@@ -104,6 +104,7 @@ class Run:
             num_deferred=self._num_deferred,
             num_withheld=self._num_withheld,
             taken=tuple(self.taken),
+            planned_steps=self.planned_steps,
         )
 
     # ---- training
