@@ -11,7 +11,12 @@ from checkfreq.errors import ConfigError
 from checkfreq.simulation import Cluster, Costs, Rate
 from checkfreq.simulation.comparison import Arm, compare
 
-_HEAD = ("GPUS", "MTBF", "INTERVAL", "CHOSEN", "GOODPUT", "OVERHEAD", "LOST", "RESTARTING")
+_PARTS = ("goodput", "checkpoints", "lost", "restarting")
+_HEAD = ("GPUS", "MTBF", "CHOSEN", "ITERATIONS", "INTERVAL", "OVERHEAD", *map(str.upper, _PARTS))
+_NOTES = """\
+ITERATIONS, INTERVAL: between two checkpoints; INTERVAL is work without them.
+OVERHEAD: added by checkpoints, of the work done (--max-overhead); the rest: of all time."""
+_LIMITED = "*: no shorter, or storage would not keep up."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,16 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cost-s", type=float, required=True, metavar="S", help="a checkpoint's, to training")
     add("--persist-s", type=float, required=True, metavar="S", help="until it is durable, beside")
     add("--restart-s", type=float, required=True, metavar="S", help="from a failure to training")
-    add("--gpus", type=_sizes, required=True, metavar="N[,N...]", help="that one failure stops")
+    add("--gpus", type=_sizes, metavar="N[,N...]", help="that one failure stops")
     add(
         "--rate",
         choices=[rate.name.lower() for rate in Rate],
-        default="research",
-        help="whose published failures (default: %(default)s)",
+        help="whose published failures, by --gpus (default: research)",
     )
-    add("--mtbf-s", type=float, metavar="S", help="time between failures, instead of --rate")
+    add("--mtbf-s", type=float, metavar="S", help="time between failures, instead of both")
     add("--max-overhead", type=float, default=0.035, metavar="P", help="default: %(default)s")
-    add("--interval-s", type=float, default=1800.0, metavar="S", help="of the fixed arm")
+    add("--interval-s", type=float, default=1800.0, metavar="S", help="of work, chosen: fixed")
     add("--days", type=float, metavar="D", help="default: enough for a thousand failures")
     add("--seed", type=int, default=0)
     add("--json", action="store_true", help="one JSON object per line")
@@ -38,8 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def simulate(args: argparse.Namespace) -> int:
     """One line for each size and way."""
-    if args.mtbf_s is not None and len(args.gpus) > 1:
-        raise ConfigError("--mtbf-s is that of one size of cluster: give one number of --gpus")
+    _require_one_rate(args)
     if args.days is not None and not args.days > 0:
         raise ConfigError(f"--days: expected more than 0, got {args.days}")
     rows = _rows(args)
@@ -47,8 +50,21 @@ def simulate(args: argparse.Namespace) -> int:
         for row in rows:
             print(json.dumps(row), flush=True)
         return 0
-    print(text.table(_HEAD, [_cells(row) for row in rows]))
+    found = list(rows)
+    print(text.table(_HEAD, [_cells(row) for row in found]))
+    print(f"\n{_NOTES}")
+    if any(row["limited"] for row in found):
+        print(_LIMITED)
     return 0
+
+
+def _require_one_rate(args: argparse.Namespace) -> None:
+    if args.mtbf_s is None and args.gpus is None:
+        raise ConfigError("how often does the run fail? Give --gpus, or --mtbf-s")
+    if args.mtbf_s is not None and args.rate is not None:
+        raise ConfigError("--rate and --mtbf-s both say how often the run fails: give one of them")
+    if args.mtbf_s is not None and args.gpus is not None and len(args.gpus) > 1:
+        raise ConfigError("--mtbf-s is that of one size of cluster: give one number of --gpus")
 
 
 def _rows(args: argparse.Namespace) -> Iterator[dict[str, object]]:
@@ -58,9 +74,12 @@ def _rows(args: argparse.Namespace) -> Iterator[dict[str, object]]:
         copy_s=args.cost_s,
         persist_s=args.persist_s,
     )
-    for num_gpus in args.gpus:
-        mtbf_s = Cluster(num_gpus, Rate[args.rate.upper()]).mtbf_s
-        mtbf_s = mtbf_s if args.mtbf_s is None else args.mtbf_s
+    rate = Rate[(args.rate or "research").upper()]
+    for num_gpus in args.gpus or [None]:
+        mtbf_s = args.mtbf_s
+        if num_gpus is not None:
+            of_size_s = Cluster(num_gpus, rate).mtbf_s
+            mtbf_s = of_size_s if mtbf_s is None else mtbf_s
         arms = compare(
             costs,
             mtbf_s=mtbf_s,
@@ -71,16 +90,19 @@ def _rows(args: argparse.Namespace) -> Iterator[dict[str, object]]:
             seed=args.seed,
         )
         for arm in arms:
-            yield {"gpus": num_gpus, "mtbf_s": mtbf_s, **_row(arm)}
+            yield {"gpus": num_gpus, "mtbf_s": mtbf_s, **_row(arm, args.iteration_s)}
 
 
-def _row(arm: Arm) -> dict[str, object]:
-    outcome = arm.outcome
+def _row(arm: Arm, iteration_s: float) -> dict[str, object]:
+    outcome, steps = arm.outcome, arm.interval_steps
     return {
         "arm": arm.name,
-        "interval_steps": arm.interval_steps,
+        "interval_steps": steps,
+        "interval_s": None if steps is None else steps * iteration_s,
+        "limited": arm.is_limited,
+        "overhead": outcome.overhead,
         "goodput": outcome.goodput,
-        "overhead": outcome.overhead_s / outcome.wall_s,
+        "checkpoints": outcome.overhead_s / outcome.wall_s,
         "lost": outcome.lost_s / outcome.wall_s,
         "restarting": outcome.down_s / outcome.wall_s,
         "failures": outcome.num_failures,
@@ -89,12 +111,15 @@ def _row(arm: Arm) -> dict[str, object]:
 
 
 def _cells(row: dict[str, object]) -> list[str]:
-    parts = (f"{100 * float(str(row[k])):.2f} %" for k in _HEAD_KEYS)
-    steps = row["interval_steps"] or "-"
-    return [str(row["gpus"]), _span(float(str(row["mtbf_s"]))), str(steps), str(row["arm"]), *parts]
-
-
-_HEAD_KEYS = ("goodput", "overhead", "lost", "restarting")
+    steps, interval_s = row["interval_steps"], row["interval_s"]
+    return [
+        str(row["gpus"] or "-"),
+        _span(float(str(row["mtbf_s"]))),
+        str(row["arm"]),
+        f"{steps or '-'}{'*' if row['limited'] else ''}",
+        "-" if interval_s is None else _span(float(str(interval_s))),
+        *(f"{100 * float(str(row[name])):.2f} %" for name in ("overhead", *_PARTS)),
+    ]
 
 
 def _span(seconds: float) -> str:

@@ -58,20 +58,21 @@ class Plan:
     bytes_per_day: float
 
     def explain(self, max_overhead: float) -> str:
-        """One line for people."""
+        """One line for people. What is used for goodput may be above the bound, and not "of" it."""
         k = self.interval_steps
         every = "every iteration" if k == 1 else f"every {k} iterations"
+        is_above = self.reason is not Reason.BUDGET and self.predicted_overhead > max_overhead
+        of_bound = "" if is_above else f" of {100 * max_overhead:.2g} %"
         return (
-            f"{every}: {_WHY[self.reason]}, {100 * self.predicted_overhead:.2g} % of "
-            f"{100 * max_overhead:.2g} % used, expected loss {self.expected_loss_s:.2g} s per "
-            "failure"
+            f"{every}: {_WHY[self.reason]}, {100 * self.predicted_overhead:.2g} %{of_bound} used, "
+            f"expected loss {self.expected_loss_s:.2g} s per failure"
         )
 
 
 _WHY = {
     Reason.BUDGET: "bound by the overhead budget",
     Reason.STORAGE: "bound by storage",
-    Reason.FAILURES: "failures are too rare for more",
+    Reason.FAILURES: "at the optimum for failures",
     Reason.FLOOR: "nothing in the way",
 }
 

@@ -5,7 +5,15 @@ over costs that are functions of time (costs.py) and over failures (failures.py)
 closed form of policy/waste.py within 1 % (tests/test_simulate.py).
 """
 
-from checkfreq.simulation.costs import Costs, Noise, Trace, changing, smallest_interval, steady
+from checkfreq.simulation.costs import (
+    Costs,
+    Noise,
+    Rhythm,
+    Trace,
+    changing,
+    smallest_interval,
+    steady,
+)
 from checkfreq.simulation.deciders import FixedInterval
 from checkfreq.simulation.failures import (
     Cluster,
@@ -28,6 +36,7 @@ __all__ = [
     "Noise",
     "Outcome",
     "Rate",
+    "Rhythm",
     "SpotPreemption",
     "Taken",
     "Trace",

@@ -10,7 +10,7 @@ from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.profile import is_amount
 from checkfreq.policy.tuner import RateTuner
 from checkfreq.policy.waste import daly_interval_s, young_interval_s
-from checkfreq.simulation.costs import Costs, smallest_interval, steady
+from checkfreq.simulation.costs import Costs, smallest_interval, steady, unwaiting_interval
 from checkfreq.simulation.deciders import FixedInterval, NewDecider
 from checkfreq.simulation.failures import Exponential
 from checkfreq.simulation.outcome import Outcome
@@ -22,15 +22,19 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way to choose the interval, and what came of it."""
+    """A way to choose the interval, and what came of it.
+
+    is_limited: the interval is a longer one than was chosen, with which storage keeps up.
+    """
 
     name: str
     outcome: Outcome
+    is_limited: bool = False
 
     @property
     def interval_steps(self) -> int | None:
-        """Where it came to rest; None if no checkpoint was taken."""
-        return self.outcome.taken[-1].interval_steps if self.outcome.taken else None
+        """Where it came to rest."""
+        return self.outcome.planned_steps
 
 
 def compare(
@@ -46,11 +50,12 @@ def compare(
     """Each arm in turn; all meet the same failures. ``days`` None: enough for a thousand.
 
     ``bound``: the smallest interval that the bound allows, once and for all. ``fixed``: every
-    ``interval_s``. ``young``, ``daly``: the closed forms. ``auto``: what checkfreq does without
+    ``interval_s``. ``young``, ``daly``: the closed forms; all three no shorter than storage keeps
+    up with. ``auto``: what checkfreq does without
     knowing ``mtbf_s``, knowing it, and with Objective.GOODPUT, from a cached profile of the costs.
     """
     wall_s = 1000 * mtbf_s if days is None else days * _DAY_S
-    for name, new_decider in _deciders(costs, mtbf_s, max_overhead, interval_s).items():
+    for name, new_decider, is_limited in _arms(costs, mtbf_s, max_overhead, interval_s):
         outcome = simulate(
             steady(costs),
             new_decider,
@@ -60,32 +65,35 @@ def compare(
             seed=seed,
             max_overhead=max_overhead,
         )
-        yield Arm(name, outcome)
+        yield Arm(name, outcome, is_limited)
 
 
-def _deciders(
+def _arms(
     costs: Costs, mtbf_s: float, max_overhead: float, interval_s: float
-) -> dict[str, NewDecider]:
+) -> Iterator[tuple[str, NewDecider, bool]]:
     bound = FrequencyPolicy(max_overhead=max_overhead)
     known = FrequencyPolicy(max_overhead=max_overhead, mtbf_s=mtbf_s)
     goodput = FrequencyPolicy(max_overhead=max_overhead, mtbf_s=mtbf_s, objective=Objective.GOODPUT)
     if not (is_amount(interval_s) and interval_s > 0):
         raise ConfigError(f"interval_s: expected finite seconds > 0, got {interval_s}")
-    least = smallest_interval(costs, max_overhead=1.0)  # never waits
-
-    def fixed(steps: float) -> NewDecider:
-        return lambda _: FixedInterval(max(least, round(steps)))
-
-    def auto(policy: FrequencyPolicy) -> NewDecider:
-        return lambda cached: RateTuner(policy, cached=cached or costs.profile())
-
-    work_s = costs.iteration_s
-    return {
-        "bound": fixed(smallest_interval(costs, max_overhead=max_overhead)),
-        "fixed": fixed(interval_s / work_s),
-        "young": fixed(young_interval_s(costs.cost_s, mtbf_s=mtbf_s) / work_s),
-        "daly": fixed(daly_interval_s(costs.cost_s, mtbf_s=mtbf_s) / work_s),
-        "auto": auto(bound),
-        "auto mtbf_s": auto(known),
-        "auto goodput": auto(goodput),
+    chosen_s = {
+        "fixed": interval_s,
+        "young": young_interval_s(costs.cost_s, mtbf_s=mtbf_s),
+        "daly": daly_interval_s(costs.cost_s, mtbf_s=mtbf_s),
     }
+    yield "bound", _fixed(smallest_interval(costs, max_overhead=max_overhead)), False
+    least = unwaiting_interval(costs)
+    for name, seconds in chosen_s.items():
+        steps = max(1, round(seconds / costs.iteration_s))
+        yield name, _fixed(max(least, steps)), least > steps
+    yield "auto", _auto(bound, costs), False
+    yield "auto mtbf_s", _auto(known, costs), False
+    yield "auto goodput", _auto(goodput, costs), False
+
+
+def _fixed(steps: int) -> NewDecider:
+    return lambda _: FixedInterval(steps)
+
+
+def _auto(policy: FrequencyPolicy, costs: Costs) -> NewDecider:
+    return lambda cached: RateTuner(policy, cached=cached or costs.profile())

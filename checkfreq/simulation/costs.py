@@ -51,10 +51,6 @@ class Costs:
         """What one checkpoint adds to the training time (o)."""
         return self.stall_s + self.slowdown * (self.durable_s - self.stall_s)
 
-    def blocking(self) -> Costs:
-        """The same, with training held until the checkpoint is durable."""
-        return replace(self, stall_s=self.durable_s, copy_s=0.0, persist_s=0.0, slowdown=0.0)
-
     def times(self, factor: float) -> Costs:
         """Checkpoints that cost ``factor`` times as much; iterations as before."""
         return replace(
@@ -83,9 +79,17 @@ def smallest_interval(costs: Costs, *, max_overhead: float) -> int:
 
     For two slots: a copy may run while the checkpoint before is being persisted.
     """
-    keeps_bound_s = costs.cost_s / max_overhead
-    keeps_up_s = max(costs.persist_s, costs.copy_s)
-    return max(1, math.ceil(max(keeps_bound_s, keeps_up_s) / costs.iteration_s * (1 - 1e-9)))
+    keeps_bound = _steps(costs.cost_s / max_overhead, costs.iteration_s)
+    return max(keeps_bound, unwaiting_interval(costs))
+
+
+def unwaiting_interval(costs: Costs) -> int:
+    """The fewest iterations between checkpoints that never wait for the one before."""
+    return _steps(max(costs.persist_s, costs.copy_s), costs.iteration_s)
+
+
+def _steps(amount_s: float, iteration_s: float) -> int:
+    return max(1, math.ceil(amount_s / iteration_s * (1 - 1e-9)))
 
 
 class Trace(Protocol):
@@ -153,6 +157,32 @@ class Noise:
 
     def __bool__(self) -> bool:
         return self.iterations > 0 or self.checkpoints > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """What comes again and again, as factors: of the iteration times, one after the other, and
+    of what each checkpoint slows training down by; of nothing, if empty."""
+
+    iterations: tuple[float, ...] = ()
+    slowdowns: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "slowdowns"):
+            factors = getattr(self, name)
+            if not all(is_amount(factor) and factor > 0 for factor in factors):
+                raise ConfigError(f"Rhythm.{name}: expected finite factors > 0, got {factors}")
+
+    def __bool__(self) -> bool:
+        return bool(self.iterations or self.slowdowns)
+
+    def iteration(self, index: int) -> float:
+        """Of the iteration ``index``."""
+        return self.iterations[index % len(self.iterations)] if self.iterations else 1.0
+
+    def slowdown(self, index: int) -> float:
+        """Of the checkpoint ``index``."""
+        return self.slowdowns[index % len(self.slowdowns)] if self.slowdowns else 1.0
 
 
 def spread(random: Random, sigma: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -47,14 +48,19 @@ class _Every:
 
 
 class FixedInterval:
-    """A checkpoint every so many steps, later only while the one before is not durable."""
+    """A checkpoint every so many steps; later only while both slots are taken.
+
+    That is, while two checkpoints are not durable yet, or the one before is still being copied
+    (all the time until one is durable: what a copy takes is known only then).
+    """
 
     def __init__(self, interval_steps: int) -> None:
         if interval_steps < 1:
             raise ConfigError(f"FixedInterval: expected at least 1 step, got {interval_steps}")
         self.plan = _Every(interval_steps)
         self._last_step = 0
-        self._active: set[str] = set()
+        self._active: dict[str, float] = {}  # when each was started
+        self._copy_s = math.inf
 
     def profile(self) -> Profile | None:
         """It measures nothing."""
@@ -66,11 +72,13 @@ class FixedInterval:
     def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
         """See RateTuner."""
         self._last_step = step
-        self._active.add(attempt)
+        self._active[attempt] = start_s
 
     def ended(self, attempt: str, *, end_s: float, measured: Measured | None) -> None:
         """See RateTuner."""
-        self._active.discard(attempt)
+        self._active.pop(attempt, None)
+        if measured is not None:
+            self._copy_s = measured.copy_s
 
     def continue_from(self, step: int) -> None:
         """See RateTuner."""
@@ -80,4 +88,9 @@ class FixedInterval:
         """See RateTuner."""
         if step - self._last_step < self.plan.interval_steps:
             return Due.NOT_YET
-        return Due.LATE if self._active else Due.TAKE
+        return Due.LATE if self._is_late(now_s) else Due.TAKE
+
+    def _is_late(self, now_s: float) -> bool:
+        return len(self._active) > 1 or any(
+            now_s < start_s + self._copy_s for start_s in self._active.values()
+        )

@@ -3,7 +3,6 @@
 The loop does what the manager's does: an iteration ends, the decider (a ``RateTuner``) is told
 of it and of the checkpoints that became durable meanwhile, and is asked whether to take one.
 After a failure the run goes on from the newest durable checkpoint, with a fresh decider.
-
 """
 
 from __future__ import annotations
@@ -12,12 +11,18 @@ import math
 from dataclasses import dataclass
 from random import Random
 
+from checkfreq.errors import ConfigError
 from checkfreq.policy.profile import Profile
 from checkfreq.policy.tuner import Due, Iteration, Measured
-from checkfreq.simulation.costs import Costs, Noise, Trace, spread
-from checkfreq.simulation.deciders import NewDecider
+from checkfreq.simulation.costs import Costs, Noise, Rhythm, Trace, spread
+from checkfreq.simulation.deciders import Decider, NewDecider
 from checkfreq.simulation.failures import Failures
 from checkfreq.simulation.outcome import Outcome, Taken
+
+#: What is stepped through takes microseconds each: a run of more would take minutes.
+_MOST_ITERATIONS = 2_000_000
+_MOST_FAILURES = 1_000_000
+_MOST_SLOWDOWN = 0.95
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +51,7 @@ class Run:
         failures: Failures,
         restart_s: float,
         noise: Noise,
+        rhythm: Rhythm,
         seed: int,
         max_overhead: float,
         keep_profile: bool,
@@ -53,7 +59,7 @@ class Run:
         self._trace = trace
         self._new_decider = new_decider
         self._restart_s = restart_s
-        self._noise = noise
+        self._noise, self._rhythm = noise, rhythm
         self._bound = max_overhead
         self._keep_profile = keep_profile
         self._random = Random(f"costs {seed}")
@@ -61,20 +67,25 @@ class Run:
         self.now_s = self.work_s = 0.0
         self.overhead_s = self.lost_s = self.down_s = 0.0
         self._excess_s = self._largest_s = self._exempt_s = 0.0
-        self._step = self._num_iterations = 0
+        self._step = self.num_iterations = 0
         self._num_deferred = self._num_withheld = 0
         self.taken: list[Taken] = []
         self._restore_point = (0, 0.0)  # step and progress of the newest durable checkpoint
-        self._decider = new_decider(None)
         self._begin(None)
 
     def go_on(self, until_s: float) -> None:
         """Until the first boundary at or after ``until_s``."""
         while self.now_s < until_s:
             if not self._iterate():
-                self._fail(self.clock.next_s)
+                self._fail(self.clock.next_s, until_s)
             elif self.now_s >= self.clock.notice_at_s:
-                self._use_notice()
+                self._use_notice(until_s)
+
+    @property
+    def planned_steps(self) -> int | None:
+        """The interval planned now."""
+        plan = self._decider.plan
+        return plan.interval_steps if plan else None
 
     def outcome(self) -> Outcome:
         """As of now: what is not yet durable counts as progress."""
@@ -87,21 +98,23 @@ class Run:
             excess_s=self._excess_s,
             largest_cost_s=max([self._largest_s, *(a.cost_s for a in self._attempts)]),
             exempt_s=self._exempt_s + sum(a.cost_s for a in self._attempts if a.is_exempt),
-            num_iterations=self._num_iterations,
+            num_iterations=self.num_iterations,
             num_failures=self.clock.num_failures,
             num_checkpoints=len(self.taken),
             num_deferred=self._num_deferred,
             num_withheld=self._num_withheld,
             taken=tuple(self.taken),
+            planned_steps=self.planned_steps,
         )
 
     # ---- training
 
     def _begin(self, cached: Profile | None) -> None:
-        self._decider = self._new_decider(cached)
+        self._decider: Decider = self._new_decider(cached)
         self._attempts: list[_Attempt] = []
         self._held_s = 0.0  # of the next iteration, by the checkpoint just started
         self._busy_until_s = 0.0  # when the worker has persisted all it was given
+        self._slowed = 1.0  # how many times as much as usual it slows down meanwhile
         self._is_first = True
         self._waits_for: Due | None = None
 
@@ -109,21 +122,23 @@ class Run:
         """One iteration and the decision after it; False if a failure comes before its end."""
         start_s, held_s = self.now_s, self._held_s
         costs = self._trace.at(start_s)
-        work_s = costs.iteration_s
+        work_s = costs.iteration_s * self._rhythm.iteration(self.num_iterations)
         if self._noise.iterations:
             work_s *= spread(self._random, self._noise.iterations)
-        end_s = _end_of(start_s + held_s, work_s, self._busy_until_s, costs.slowdown)
+        end_s = _end_of(start_s + held_s, work_s, self._busy_until_s, self._slowdown(costs))
         if end_s > self.clock.next_s:
             return False
+        if self.num_iterations >= _MOST_ITERATIONS:
+            raise _too_long(self.now_s)
         self._held_s = 0.0
         self.now_s = end_s
         self.work_s += work_s
         self._step += 1
-        self._num_iterations += 1
+        self.num_iterations += 1
         if self._attempts:
             self._charge(start_s, held_s, end_s - start_s - work_s)
             self._finish(end_s)
-        self._decider.iteration(Iteration(start_s, end_s, held_s))
+        self._decider.iteration(Iteration(start_s, end_s, held_s, is_quiet=self._busy_until_s <= end_s))
         self._decide(costs)
         return True
 
@@ -172,17 +187,21 @@ class Run:
         plan = self._decider.plan
         attempt = self._new_attempt(self._now_costing(costs))
         self._decider.started(
-            attempt.name, step=self._step, start_s=self.now_s, is_periodic=plan is not None
+            attempt.name, step=self._step, start_s=self.now_s, is_periodic=True
         )
         self._attempts.append(attempt)
         self._held_s = attempt.held_until_s - self.now_s
         self._busy_until_s = attempt.end_s
+        self._slowed = self._rhythm.slowdown(len(self.taken))
         self._is_first = False
         self.taken.append(Taken(self._step, self.now_s, plan.interval_steps if plan else None))
 
     def _now_costing(self, costs: Costs) -> Costs:
         sigma = self._noise.checkpoints
         return costs.times(spread(self._random, sigma)) if sigma else costs
+
+    def _slowdown(self, costs: Costs) -> float:
+        return min(_MOST_SLOWDOWN, costs.slowdown * self._slowed)
 
     def _new_attempt(self, costs: Costs) -> _Attempt:
         copied_s = self.now_s + max(costs.stall_s, costs.copy_s)
@@ -201,9 +220,9 @@ class Run:
 
     # ---- failures
 
-    def _fail(self, at_s: float) -> None:
+    def _fail(self, at_s: float, until_s: float) -> None:
         """At ``at_s``, within an iteration: back to the newest durable checkpoint."""
-        slowdown = self._trace.at(self.now_s).slowdown
+        slowdown = self._slowdown(self._trace.at(self.now_s))
         held_until_s = min(at_s, self.now_s + self._held_s)
         extra_s = held_until_s - self.now_s
         extra_s += slowdown * max(0.0, min(at_s, self._busy_until_s) - held_until_s)
@@ -216,29 +235,44 @@ class Run:
             self._count(attempt)
         step, work_s = self._restore_point
         self.lost_s += self.work_s - work_s
-        self._restart(at_s, step, work_s)
-
-    def _restart(self, at_s: float, step: int, work_s: float) -> None:
-        up_s = self.clock.restarted_s(at_s)
+        up_s = self.clock.restarted_s(at_s, until_s=until_s)
         self.down_s += up_s - at_s
+        self._restart(up_s, step, work_s)
+
+    def _restart(self, up_s: float, step: int, work_s: float) -> None:
         self.now_s, self._step, self.work_s = up_s, step, work_s
         self._begin(self._decider.profile() if self._keep_profile else None)
         self._decider.continue_from(step)
 
-    def _use_notice(self) -> None:
-        """A last checkpoint, if it can be durable in time; then the run ends by itself."""
-        attempt = self._new_attempt(self._now_costing(self._trace.at(self.now_s)))
+    def _use_notice(self, until_s: float) -> None:
+        """A last checkpoint, if it can be durable in time; then the run ends by itself.
+
+        It is restarted elsewhere at once, before the machine it was on is gone.
+        """
         self.clock.notice_at_s = math.inf
+        attempt = self._last_attempt()
         if attempt.end_s > self.clock.next_s:
             return
-        attempt.cost_s = attempt.end_s - self.now_s
+        ended_s = attempt.end_s
+        if attempt in self._attempts:
+            self._attempts.remove(attempt)
+        else:
+            self.taken.append(Taken(self._step, self.now_s, None))
+        attempt.cost_s = ended_s - self.now_s
         attempt.is_exempt = True
+        self._finish(ended_s)
         self._count(attempt)
-        self._finish(attempt.end_s)
         self.overhead_s += attempt.cost_s
         self._restore_point = (self._step, self.work_s)
-        self.taken.append(Taken(self._step, self.now_s, None))
-        self._restart(attempt.end_s, self._step, self.work_s)
+        up_s = self.clock.restarted_s(self.clock.next_s, from_s=ended_s, until_s=until_s)
+        self.down_s += up_s - ended_s
+        self._restart(up_s, self._step, self.work_s)
+
+    def _last_attempt(self) -> _Attempt:
+        """The one just begun at this boundary, if there is one."""
+        if self._attempts and self._attempts[-1].start_s == self.now_s:
+            return self._attempts[-1]
+        return self._new_attempt(self._now_costing(self._trace.at(self.now_s)))
 
 
 class FailureClock:
@@ -253,15 +287,23 @@ class FailureClock:
         self.next_s = self.notice_at_s = math.inf
         self._wind(0.0)
 
-    def restarted_s(self, at_s: float) -> float:
-        """A failure strikes at ``at_s``: when training goes on."""
+    def restarted_s(self, at_s: float, *, until_s: float, from_s: float | None = None) -> float:
+        """A failure strikes at ``at_s``: when training goes on, if before ``until_s``.
+
+        ``from_s``: since when the run is being restarted, if that is not since ``at_s``.
+        """
         self.num_failures += 1
-        up_s = at_s + self._restart_s
+        up_s = (at_s if from_s is None else from_s) + self._restart_s
         self._wind(at_s if self._failures.in_restarts else up_s)
-        while self.next_s < up_s:
+        while self.next_s < min(up_s, until_s):
             self.num_failures += 1
             up_s = self.next_s + self._restart_s
             self._wind(self.next_s)
+        if self.num_failures > _MOST_FAILURES:
+            raise ConfigError(
+                f"more than {_MOST_FAILURES} failures: simulate a shorter run, or one that fails "
+                f"less often than every {self._mean_s:.3g} s"
+            )
         return up_s
 
     def _wind(self, from_s: float) -> None:
@@ -281,3 +323,10 @@ def _end_of(start_s: float, work_s: float, busy_until_s: float, slowdown: float)
     if work_s <= slowed_s:
         return start_s + work_s / (1 - slowdown)
     return busy_until_s + work_s - slowed_s
+
+
+def _too_long(now_s: float) -> ConfigError:
+    return ConfigError(
+        f"more than {_MOST_ITERATIONS} iterations to step through ({now_s:.3g} s simulated so "
+        "far): simulate a shorter run, or longer iterations"
+    )

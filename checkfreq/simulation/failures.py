@@ -84,7 +84,8 @@ class Interruptions:
 class SpotPreemption:
     """Machines are taken away ``per_day`` times a day, known ``notice_s`` before.
 
-    A run that learns of it in time takes a last checkpoint and loses only the restart.
+    A run that learns of it in time takes a last checkpoint, is restarted on another machine and
+    loses only the restart.
     """
 
     per_day: float

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from checkfreq.errors import ConfigError
 from checkfreq.policy.profile import is_amount
-from checkfreq.simulation.costs import Noise, Trace
+from checkfreq.simulation.costs import Noise, Rhythm, Trace
 from checkfreq.simulation.deciders import NewDecider
 from checkfreq.simulation.engine import FailureClock, Run
 from checkfreq.simulation.failures import Failures, Never
@@ -24,6 +24,7 @@ def simulate(
     failures: Failures | None = None,
     restart_s: float = 0.0,
     noise: Noise | None = None,
+    rhythm: Rhythm | None = None,
     seed: int = 0,
     max_overhead: float = 0.035,
     keep_profile: bool = False,
@@ -33,14 +34,15 @@ def simulate(
     ``new_decider`` makes who decides: ``lambda cached: RateTuner(policy, cached=cached)``, or
     ``lambda _: FixedInterval(50)``. With ``keep_profile`` it is given, after a failure, what the
     one before had measured. ``max_overhead`` is only what ``Outcome.excess_s`` compares with.
-    Raises ConfigError for times that are not finite, negative or, of ``wall_s``, 0.
+    Raises ConfigError for times that are not finite, negative or, of ``wall_s``, 0, and for a run
+    that would take minutes to simulate.
     """
     for name, value in (("wall_s", wall_s), ("restart_s", restart_s)):
         if not is_amount(value):
             raise ConfigError(f"{name}: expected finite seconds >= 0, got {value!r}")
     if not wall_s > 0:
         raise ConfigError(f"wall_s: expected more than 0 s, got {wall_s}")
-    failures, noise = failures or Never(), noise or Noise()
+    failures, noise, rhythm = failures or Never(), noise or Noise(), rhythm or Rhythm()
 
     def new_run(failures: Failures) -> Run:
         return Run(
@@ -49,12 +51,14 @@ def simulate(
             failures=failures,
             restart_s=restart_s,
             noise=noise,
+            rhythm=rhythm,
             seed=seed,
             max_overhead=max_overhead,
             keep_profile=keep_profile,
         )
 
-    if trace.is_steady and not noise and not keep_profile and not failures.notice_s:
+    varies = noise or rhythm or not trace.is_steady
+    if not varies and not keep_profile and not failures.notice_s:
         clock = FailureClock(failures, restart_s=restart_s, seed=seed)
         try:
             return replay(

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.tuner import RateTuner
-from checkfreq.simulation.costs import Costs, Noise, Trace, changing, smallest_interval, steady
+from checkfreq.simulation.costs import (
+    Costs,
+    Noise,
+    Rhythm,
+    Trace,
+    changing,
+    smallest_interval,
+    steady,
+)
 from checkfreq.simulation.outcome import Outcome, Taken
 from checkfreq.simulation.run import simulate
 
@@ -21,6 +29,8 @@ _SLOW_STORAGE = replace(_BASE, persist_s=3.0)
 _TWO_JOBS = replace(_BASE, iteration_s=0.2, stall_s=0.06, copy_s=0.1, persist_s=0.6)
 #: What a checkpoint costs is nothing beside how long it takes.
 _CHEAP = replace(_BASE, stall_s=0.001, slowdown=0.002, persist_s=0.75)
+#: Each of them slows training down for a second, by a little.
+_LONG = replace(_BASE, persist_s=1.0, slowdown=0.04)
 _QUIET, _USUAL, _NOISY = Noise(), Noise(0.01, 0.1), Noise(0.01, 0.3)
 
 
@@ -43,15 +53,21 @@ class Scenario:
     noise: Noise
     end_s: float
     max_overhead: float = 0.035
+    rhythm: Rhythm = field(default_factory=Rhythm)
 
-    def run(self, seed: int) -> Outcome:
-        """With a ``RateTuner``."""
-        policy = FrequencyPolicy(max_overhead=self.max_overhead)
+    def tuner(self) -> RateTuner:
+        """A fresh one."""
+        return RateTuner(FrequencyPolicy(max_overhead=self.max_overhead))
+
+    def run(self, seed: int, tuner: RateTuner | None = None) -> Outcome:
+        """With ``tuner``, which is fresh."""
+        decider = tuner or self.tuner()
         return simulate(
             self.trace,
-            lambda cached: RateTuner(policy, cached=cached),
+            lambda _: decider,
             wall_s=self.end_s,
             noise=self.noise,
+            rhythm=self.rhythm,
             seed=seed,
             max_overhead=self.max_overhead,
         )
@@ -150,6 +166,23 @@ def _bursty() -> Scenario:
     return Scenario("bursty", trace, (Phase(0.0, 2000.0, _BASE.times(1.4)),), _USUAL, 2000.0)
 
 
+def _rhythmic(name: str, noise: Noise, *iterations: float) -> Scenario:
+    """Iteration times in turn; the oracle knows their mean."""
+    mean = replace(_BASE, iteration_s=_BASE.iteration_s * fmean(iterations))
+    phases = (Phase(0.0, 1000.0, mean),)
+    return Scenario(name, steady(_BASE), phases, noise, 1000.0, rhythm=Rhythm(iterations))
+
+
+def _dear_ones() -> Scenario:
+    """Of 8 checkpoints one slows training down twenty times as much (to a fifth of its speed)."""
+    factors = (*7 * [1.0], 20.0)
+    mean = replace(_LONG, slowdown=_LONG.slowdown * fmean(factors))
+    phases = (Phase(0.0, 3000.0, mean),)
+    name = "every 8th checkpoint is far dearer"
+    rhythm = Rhythm(slowdowns=factors)
+    return Scenario(name, steady(_LONG), phases, _USUAL, 3000.0, rhythm=rhythm)
+
+
 def scenarios() -> tuple[Scenario, ...]:
     """All of them."""
     return (
@@ -166,4 +199,10 @@ def scenarios() -> tuple[Scenario, ...]:
             _USUAL,
             max_overhead=0.1,
         ),
+        _rhythmic("two kinds of iterations in turn", _QUIET, 1.05, 0.95),
+        _rhythmic("two kinds of iterations in turn, noisy", _USUAL, 1.05, 0.95),
+        _rhythmic("every 4th iteration is shorter", _QUIET, 1.0, 1.0, 1.0, 0.9),
+        _rhythmic("every 10th iteration is an outlier", _QUIET, *9 * [1.0], 6.0),
+        _rhythmic("every 10th iteration is an outlier, noisy", _USUAL, *9 * [1.0], 6.0),
+        _dear_ones(),
     )

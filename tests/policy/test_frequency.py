@@ -124,6 +124,15 @@ def test_a_plan_explains_itself_in_a_line() -> None:
     assert often.explain(0.05).startswith("every iteration: nothing in the way, 0 % of 5 % used")
 
 
+def test_a_plan_for_goodput_above_the_bound_does_not_say_that_it_is_a_part_of_it() -> None:
+    plan = policy(mtbf_s=200.0, objective=Objective.GOODPUT).plan(profile(persist_s=1.0))
+    assert plan.explain(0.05).startswith(
+        "every 19 iterations: at the optimum for failures, 5.3 % used, expected loss"
+    )
+    rare = policy(mtbf_s=20_000.0, objective=Objective.GOODPUT).plan(profile(persist_s=1.0))
+    assert "at the optimum for failures, 0.5 % of 5 % used" in rare.explain(0.05)
+
+
 @pytest.mark.parametrize(
     ("copy_s", "device_copy_s", "free", "place"),
     [

@@ -70,14 +70,12 @@ def test_goodput_is_best_near_dalys_interval(cost_s: float, mtbf_s: float) -> No
     )
 
 
-@pytest.mark.parametrize(("restart_s", "published"), [(600, 0.44), (180, 0.83)])
-def test_goodput_meets_the_published_figures_at_18_minutes(
-    restart_s: float, published: float
+@pytest.mark.parametrize("restart_s", [180, 600])
+def test_goodput_of_cheap_checkpoints_is_the_chance_to_get_through_a_restart(
+    restart_s: float,
 ) -> None:
-    # Figures for the stall at each failure; what is lost of an interval comes on top.
-    lost = goodput(10, cost_s=0.05, mtbf_s=1080, restart_s=restart_s)
-    assert math.exp(-restart_s / 1080) == pytest.approx(lost, rel=0.02)
-    assert lost == pytest.approx(published, abs=0.14)
+    found = goodput(10, cost_s=0.05, mtbf_s=1080, restart_s=restart_s)
+    assert found == pytest.approx(math.exp(-restart_s / 1080), rel=0.02)
 
 
 def test_goodput_without_failures_is_the_share_of_work() -> None:
