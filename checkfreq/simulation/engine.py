@@ -138,7 +138,9 @@ class Run:
         if self._attempts:
             self._charge(start_s, held_s, end_s - start_s - work_s)
             self._finish(end_s)
-        self._decider.iteration(Iteration(start_s, end_s, held_s, is_quiet=self._busy_until_s <= end_s))
+        self._decider.iteration(
+            Iteration(start_s, end_s, held_s, is_quiet=self._busy_until_s <= end_s)
+        )
         self._decide(costs)
         return True
 
@@ -186,9 +188,7 @@ class Run:
     def _take(self, costs: Costs) -> None:
         plan = self._decider.plan
         attempt = self._new_attempt(self._now_costing(costs))
-        self._decider.started(
-            attempt.name, step=self._step, start_s=self.now_s, is_periodic=True
-        )
+        self._decider.started(attempt.name, step=self._step, start_s=self.now_s, is_periodic=True)
         self._attempts.append(attempt)
         self._held_s = attempt.held_until_s - self.now_s
         self._busy_until_s = attempt.end_s
