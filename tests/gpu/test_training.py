@@ -257,6 +257,28 @@ def test_a_model_moved_after_the_manager_was_made_is_followed(tmp_path: Path) ->
     boundaries.assert_equal_checkpoints(at_least=2)
 
 
+def test_auto_measures_plans_and_checkpoints_boundaries_only(tmp_path: Path) -> None:
+    model = network(256)
+    optimizer = OPTIMIZERS["adamw_fused"](model)
+    boundaries = Boundaries(tmp_path, model=model, optimizer=optimizer)
+    chk = CFCheckpoint(model=model, optimizer=optimizer)
+    settings: dict[str, Any] = {"mode": CFMode.AUTO, "chk_freq": None, "max_overhead": 0.5}
+    with manager_of(tmp_path, chk, **settings) as manager:
+        for _ in range(3000):
+            model(images()).square().mean().backward()
+            manager.weight_update()
+            optimizer.zero_grad()
+            boundaries.pass_one(manager)
+            if manager.stats()["interval_steps"] is not None:
+                break
+        stats = manager.stats()
+    assert stats["interval_steps"] >= 1
+    assert 0 < stats["overlap_s"] < stats["iteration_s"]
+    assert stats["host_copy_s"] > 0
+    assert stats["num_bad_samples"] == 0
+    boundaries.assert_equal_checkpoints(at_least=1)
+
+
 @pytest.mark.crash
 @pytest.mark.parametrize("name", ["adamw_fused", "sgd"])
 def test_resumed_after_sigkill_it_ends_with_the_same_bits(tmp_path: Path, name: str) -> None:

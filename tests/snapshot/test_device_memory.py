@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from checkfreq.snapshot.device_memory import CudaMemory, Nvml, free_device_bytes
+from checkfreq.snapshot.device_memory import CudaMemory, Nvml, free_device_bytes, room_for_snapshot
 
 CUDA = torch.device("cuda", 1)
 UUID = "8932f937-d72c-4106-c12f-20bd9faed9f6"
@@ -69,6 +69,10 @@ class FakeMemory:
     def cached_bytes(self, device: torch.device) -> int:
         assert self.in_use, "would initialise CUDA"
         return 30
+
+    def peak_bytes(self, device: torch.device) -> int:
+        assert self.in_use, "would initialise CUDA"
+        return 45
 
     def free_bytes(self, device: torch.device) -> int:
         assert self.in_use, "would initialise CUDA"
@@ -184,3 +188,16 @@ def test_the_module_is_imported_and_asked_without_nvml_being_installed() -> None
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "None\n", "")
+
+
+def test_what_the_next_iteration_wants_back_is_no_room_for_a_snapshot() -> None:
+    device = torch.device("cuda", 0)
+    absent = Nvml(load=_absent)
+    assert room_for_snapshot(device, memory=FakeMemory(), nvml=absent) == 100 - 45
+    unused = FakeMemory()
+    unused.in_use = False
+    assert room_for_snapshot(device, memory=unused, nvml=absent) is None
+
+
+def _absent() -> Any:
+    raise ImportError("no pynvml")
