@@ -20,7 +20,7 @@ from checkfreq.simulation.failures import Failures
 from checkfreq.simulation.outcome import Outcome, Taken
 
 #: What is stepped through takes microseconds each: a run of more would take minutes.
-_MOST_ITERATIONS = 2_000_000
+_MOST_ITERATIONS = 1_000_000
 _MOST_FAILURES = 1_000_000
 _MOST_SLOWDOWN = 0.95
 
@@ -138,7 +138,9 @@ class Run:
         if self._attempts:
             self._charge(start_s, held_s, end_s - start_s - work_s)
             self._finish(end_s)
-        self._decider.iteration(Iteration(start_s, end_s, held_s, is_quiet=self._busy_until_s <= end_s))
+        self._decider.iteration(
+            Iteration(start_s, end_s, held_s, is_quiet=self._busy_until_s <= end_s)
+        )
         self._decide(costs)
         return True
 
@@ -186,9 +188,7 @@ class Run:
     def _take(self, costs: Costs) -> None:
         plan = self._decider.plan
         attempt = self._new_attempt(self._now_costing(costs))
-        self._decider.started(
-            attempt.name, step=self._step, start_s=self.now_s, is_periodic=True
-        )
+        self._decider.started(attempt.name, step=self._step, start_s=self.now_s, is_periodic=True)
         self._attempts.append(attempt)
         self._held_s = attempt.held_until_s - self.now_s
         self._busy_until_s = attempt.end_s
@@ -299,14 +299,14 @@ class FailureClock:
             self.num_failures += 1
             up_s = self.next_s + self._restart_s
             self._wind(self.next_s)
+        return up_s
+
+    def _wind(self, from_s: float) -> None:
         if self.num_failures > _MOST_FAILURES:
             raise ConfigError(
                 f"more than {_MOST_FAILURES} failures: simulate a shorter run, or one that fails "
                 f"less often than every {self._mean_s:.3g} s"
             )
-        return up_s
-
-    def _wind(self, from_s: float) -> None:
         wait_s = math.inf
         if self._mean_s < math.inf:
             wait_s = self._random.expovariate(1 / self._mean_s)
