@@ -7,6 +7,7 @@ is refused too.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from pathlib import Path
 
@@ -112,8 +113,11 @@ def _contradiction(args: argparse.Namespace) -> str | None:
         return "--chk-freq needs --checkfreq"
     if args.chk_mode_baseline and args.chk_freq is None:
         return "--chk_mode_baseline needs --chk-freq: an interval is chosen for two phases only"
-    if args.chk_freq is not None and (args.max_overhead is not None or args.static):
-        return "--max-overhead and --static choose the interval; leave out --chk-freq"
+    chooses = args.max_overhead is not None or args.mtbf is not None or args.static
+    if chooses and args.chk_freq is not None:
+        return "--max-overhead, --mtbf and --static choose the interval; leave out --chk-freq"
+    if chooses and not args.checkfreq:
+        return "--max-overhead, --mtbf and --static need --checkfreq"
     return None
 
 
@@ -125,8 +129,8 @@ def _bad_value(args: argparse.Namespace) -> str | None:
         return "--chk-freq must be 0 (each epoch) or a number of updates"
     if args.max_overhead is not None and not 0 < args.max_overhead < 1:
         return "--max-overhead must be between 0 and 1"
-    if args.mtbf is not None and not args.mtbf > 0:
-        return "--mtbf must be more than 0 seconds"
+    if args.mtbf is not None and not 0 < args.mtbf < math.inf:
+        return "--mtbf must be a number of seconds, more than 0"
     if args.steps_to_run is not None and args.steps_to_run < 1:
         return "--steps-to-run must be at least 1"
     least_pixels = SMALLEST_IMAGE.get(args.arch, 32)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from checkfreq.policy.retention import KeepLast as KeepLast
     from checkfreq.reader import load as load
     from checkfreq.types import CFMode as CFMode
+    from checkfreq.types import Objective as Objective
 
 __version__ = "0.1.0"
 
@@ -25,10 +26,11 @@ _HOME = {
     "CFManager": "checkfreq.manager",
     "CFMode": "checkfreq.types",
     "KeepLast": "checkfreq.policy.retention",
+    "Objective": "checkfreq.types",
     "load": "checkfreq.reader",
 }
 
-__all__ = ["CFCheckpoint", "CFConfig", "CFManager", "CFMode", "KeepLast", "load"]
+__all__ = ["CFCheckpoint", "CFConfig", "CFManager", "CFMode", "KeepLast", "Objective", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -81,6 +82,7 @@ class CFManager:
         self._profiler = Profiler(
             policy,
             dynamic=dynamic,
+            interval_steps=None if self._cadence is None else self._cadence.interval_steps,
             summary_writer=config.summary_writer,
             cache=ProfileCache(self._chk_dir / "profile.json") if self._cadence is None else None,
         )
@@ -89,6 +91,7 @@ class CFManager:
         self._dynamic = dynamic
         self._fresh = fresh
         self._global_step = 0
+        self._boundaries_s = 0.0
         self._restored_step: int | None = None
         self._requested: Marks | None = None
         self._apply_rng: Callable[[], None] | None = None
@@ -197,6 +200,20 @@ class CFManager:
         self._pass_boundary(epoch_boundary=True)
 
     def _pass_boundary(self, *, epoch_boundary: bool) -> None:
+        with self._holding_training():
+            self._take_boundary(epoch_boundary=epoch_boundary)
+
+    @contextmanager
+    def _holding_training(self) -> Iterator[None]:
+        """Count what is held here, but for what has to be waited for."""
+        start_s, waited_s = time.perf_counter(), self._pipeline.waited_s
+        try:
+            yield
+        finally:
+            held_s = time.perf_counter() - start_s
+            self._boundaries_s += held_s - (self._pipeline.waited_s - waited_s)
+
+    def _take_boundary(self, *, epoch_boundary: bool) -> None:
         self._begin()
         self._persistence.reap()
         self._persistence.book.raise_if_intolerable()
@@ -210,8 +227,15 @@ class CFManager:
     def _profile(self, *, is_epoch: bool) -> None:
         """Tell the profiler that an iteration ended; at the first boundary, have it begin."""
         if self._profiler.has_begun:
+            pipeline = self._pipeline
+            # What the host was held for is hidden where a device has work queued.
+            own_s = 0.0 if pipeline.is_on_device else self._boundaries_s
             self._profiler.boundary(
-                is_epoch=is_epoch, held_s=self._pipeline.held_s, is_ready=self._pipeline.is_ready
+                is_epoch=is_epoch,
+                stall_s=pipeline.barrier_s + own_s,
+                waited_s=pipeline.waited_s,
+                is_quiet=pipeline.is_quiet,
+                is_ready=pipeline.is_ready,
             )
             self._profiler.report(self._persistence, step=self._global_step)
             return
@@ -220,7 +244,7 @@ class CFManager:
             step=self._pipeline.last_started_step,
             timer=self._pipeline.timer(),
             num_slots=self._pipeline.num_slots,
-            key=self._pipeline.surroundings(),
+            key=self._pipeline.surroundings() if self._cadence is None else {},
         )
 
     def _take_due(self, *, epoch_boundary: bool) -> None:
@@ -295,7 +319,8 @@ class CFManager:
                 )
             self._request(marks)
             return
-        attempt = self._checkpoint("requested", marks, must=True)
+        with self._holding_training():
+            attempt = self._checkpoint("requested", marks, must=True)
         if wait and (error := self._pipeline.outcome(attempt)) is not None:
             raise error
 
@@ -485,8 +510,10 @@ class CFManager:
             self._closed = True
             self._notice.uninstall()
             self._gate.close()
-            self._profiler.close(clean=clean or self._stopped)
-            self._pipeline.close()
+            try:
+                self._profiler.close(clean=clean or self._stopped)
+            finally:
+                self._pipeline.close()
 
     def _finish(self, *, clean: bool) -> None:
         if not clean:
@@ -537,10 +564,9 @@ class CFManager:
     def stats(self) -> dict[str, Any]:
         """What happened so far, as data. Times in seconds, sizes in bytes."""
         book = self._persistence.book
-        manual = {} if self._cadence is None else {"interval_steps": self._cadence.interval_steps}
         return {
             **self._profiler.stats(),
-            **manual,
+            "place": self._pipeline.place.value if self._opened else None,
             "global_step": self._global_step,
             "restored_step": self._restored_step,
             "last_durable_step": book.last_durable_step,

@@ -7,13 +7,12 @@ the training thread; only the hand-over at a copy's end runs on the thread that 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-
-import torch
 
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.config import CFConfig
@@ -27,13 +26,15 @@ from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.choice import engine_for
 from checkfreq.snapshot.device import CudaDevice
 from checkfreq.snapshot.device_engine import DevicePinner
-from checkfreq.snapshot.device_memory import free_device_bytes
+from checkfreq.snapshot.device_memory import room_for_snapshot
 from checkfreq.snapshot.lane import Limits
 from checkfreq.snapshot.snapshotter import Snapshotter
 from checkfreq.snapshot.state import CapturedState, capture
 from checkfreq.surroundings import surroundings
 from checkfreq.timing import DeviceTimer, HostTimer, IterationTimer
 from checkfreq.types import SnapshotPlace
+
+logger = logging.getLogger(__name__)
 
 
 class Pipeline:
@@ -77,6 +78,8 @@ class Pipeline:
         self.num_deferred = 0
         self._host_stall_s = 0.0
         self._waited_s = 0.0
+        self._barrier_s = 0.0
+        self._device_refused = False
 
     @property
     def state_bytes(self) -> int:
@@ -94,9 +97,24 @@ class Pipeline:
         return self._host_stall_s + self._snapshotter.device_stall_s
 
     @property
-    def held_s(self) -> float:
-        """``stall_s``, and how long the user's own calls waited for checkpoints."""
-        return self.stall_s + self._waited_s
+    def waited_s(self) -> float:
+        """How long the user's own calls waited for checkpoints."""
+        return self._waited_s
+
+    @property
+    def barrier_s(self) -> float:
+        """How long weight updates waited for copies: on the host, or on devices as known yet."""
+        return self._barrier_s + self._snapshotter.device_stall_s
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether updates wait on a device, and the host runs ahead of it."""
+        return self._snapshotter.engine.barrier_on_device
+
+    @property
+    def is_quiet(self) -> bool:
+        """True while the worker has nothing to do."""
+        return not self.persistence.book.active and not self.persistence.persister.is_busy
 
     @property
     def is_ready(self) -> bool:
@@ -112,37 +130,67 @@ class Pipeline:
 
     def surroundings(self) -> dict[str, object]:
         """Everything that the costs of this run depend on, JSON-able."""
+        config = self._config
         return {
             **surroundings(self._chk_dir),
+            "settings": {
+                "num_slots": config.num_slots,
+                "snapshot_place": config.snapshot_place and config.snapshot_place.value,
+                "writer_threads": config.writer_threads,
+                "write_chunk_bytes": config.write_chunk_bytes,
+                "max_write_bytes_per_s": config.max_write_bytes_per_s,
+                "nice": config.nice,
+                "verify_settled": config.verify_settled,
+            },
             "state": self._snapshotter.layout_digest,
             "iterators": self._positions.layouts(),
         }
 
     def timer(self) -> IterationTimer:
-        """A timer for where the state is."""
-        if self._snapshotter.engine.barrier_on_device:
-            return DeviceTimer(CudaDevice(), torch.device("cuda", torch.cuda.current_device()))
+        """A timer for where the state is (the first device, if on several)."""
+        if self.is_on_device:
+            return DeviceTimer(CudaDevice(), min(self._snapshotter.device_bytes, key=str))
         return HostTimer()
+
+    @property
+    def place(self) -> SnapshotPlace:
+        """Where snapshots are taken."""
+        return self._snapshotter.engine.place
 
     def set_place(self, place: SnapshotPlace) -> None:
         """Take the next snapshots there, unless ``CFConfig.snapshot_place`` says where."""
         if self._config.snapshot_place is None:
             self._snapshotter.engine.place = place
 
-    def _free_device_bytes(self) -> int | None:
-        """What a device snapshot may use, the buffer of the latest one included."""
-        engine = self._snapshotter.engine
-        if not engine.barrier_on_device or self._config.snapshot_place is not None:
+    def _device_room(self, attempt: Attempt) -> int | None:
+        """What a device snapshot of the whole state may use; at least ``state_bytes`` if it fits.
+
+        None where the policy has no choice, and once a device refused although it seemed to have
+        room.
+        """
+        if not self._profiler.decides or self._config.snapshot_place is not None:
             return None
-        free = free_device_bytes(torch.device("cuda", torch.cuda.current_device()))
-        if free is None:
+        if not self.is_on_device or self._device_refused:
             return None
-        held = self.state_bytes if engine.place is SnapshotPlace.DEVICE else 0
-        return free + held - Limits().reserve_bytes
+        was_on_device = attempt.device_copy_s is not None
+        if self.place is SnapshotPlace.DEVICE and attempt.copied_s and not was_on_device:
+            self._device_refused = True
+            return None
+        rooms = []
+        for device, num_bytes in self._snapshotter.device_bytes.items():
+            room = room_for_snapshot(device)
+            if room is None:
+                return None
+            held = num_bytes if was_on_device else 0
+            rooms.append(room + held - num_bytes - Limits().reserve_bytes)
+        return max(0, self.state_bytes + min(rooms)) if rooms else None
 
     def _ended(self, attempt: Attempt) -> dict[str, object]:
-        self._profiler.ended(attempt, free_device_bytes=self._free_device_bytes())
-        return self._profiler.stats()
+        try:
+            self._profiler.ended(attempt, free_device_bytes=self._device_room(attempt))
+        except Exception:  # measuring must never end training, least of all in a commit
+            logger.exception("cannot take in the costs of step %d", attempt.step)
+        return {**self._profiler.stats(), "place": self.place.value}
 
     # ---- memory
 
@@ -174,6 +222,7 @@ class Pipeline:
         self._profiler.update()
         stall_s = self._snapshotter.barrier()
         self._host_stall_s += stall_s
+        self._barrier_s += stall_s
         if stall_s:
             for attempt in self.persistence.book.active[-1:]:
                 attempt.stall_s += stall_s
@@ -203,7 +252,7 @@ class Pipeline:
             ready = self._arena.is_ready()
             self.defer(step, why="no free slot" if ready else "slots are being prepared")
             return None
-        attempt = Attempt(step, slot, reason, marks, start_s)
+        attempt = Attempt(step, slot, reason, marks, time.perf_counter())
         self.persistence.book.add(attempt)
         self.last_started_step = step
         self._is_deferred = False
@@ -252,17 +301,18 @@ class Pipeline:
                 return None
             self.wait_idle()
             self._snapshotter.make_room(captured)
-        if must:
-            self._wait_until(
-                lambda: self._arena.wait_ready(timeout_s=0.0), "the snapshot slots to be prepared"
-            )
-            self._wait_until(self._arena.has_free_slot, "a free snapshot slot")
+        if must and not self._arena.may_have_room():
+            with self._waiting():
+                self._wait_until(
+                    lambda: self._arena.wait_ready(timeout_s=0.0), "the slots to be prepared"
+                )
+                self._wait_until(self._arena.has_free_slot, "a free snapshot slot")
         return self._arena.acquire() if self._arena.wait_ready(timeout_s=0.0) else None
 
     def defer(self, step: int, *, why: str) -> None:
         """Count a periodic checkpoint that was due and has to wait; one event each."""
-        self.num_deferred += 1
         if not self._is_deferred:
+            self.num_deferred += 1
             self._is_deferred = True
             self.persistence.record("deferred", step, why=why)
 
@@ -290,7 +340,7 @@ class Pipeline:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """What the user chose to wait for is no cost of a periodic checkpoint."""
+        """What has to be waited for, or what the user chose to, is no periodic one's cost."""
         start_s = time.perf_counter()
         self._profiler.disturb()
         try:

@@ -29,6 +29,8 @@ _FORMAT_VERSION = 1
 _MAX_DEPTH = 20
 #: Fewer failures say next to nothing about the time between two.
 _MIN_FAILURES = 3
+#: A run that ends earlier is not counted, neither its failure nor its time.
+_LEAST_RUN_S = 60.0
 
 
 class _UnusableError(Exception):
@@ -40,6 +42,7 @@ class _History:
     running_s: float = 0.0
     failures: int = 0
     open: bool = False
+    lasted: bool = False
 
 
 class ProfileCache:
@@ -86,15 +89,19 @@ class ProfileCache:
     def opened(self) -> None:
         """A run starts; if the one before did not end cleanly, that was a failure."""
         self._read()
-        if self._past.open:
+        if self._past.open and self._past.lasted:
             self._past.failures += 1
-        self._past.open = True
+        self._past.open, self._past.lasted = True, False
         self._write()
 
     def note_running(self, seconds: float) -> None:
-        """This run has lasted ``seconds`` so far, all told. Writes the file: call it rarely."""
+        """This run has lasted ``seconds`` so far, all told. Writes the file: call it rarely.
+
+        A run of less than a minute is none: it says something about its script.
+        """
         self._read()
-        if is_amount(seconds):
+        if is_amount(seconds) and seconds >= _LEAST_RUN_S:
+            self._past.lasted = True
             self._run_s = max(self._run_s, seconds)
         self._write()
 
@@ -142,7 +149,7 @@ class ProfileCache:
 
 def _as_json(key: Mapping[str, Any]) -> Any:
     """The key as it is after a round trip through the file."""
-    return json.loads(json.dumps(dict(key)))
+    return json.loads(json.dumps(dict(key), default=str))
 
 
 def _parsed(path: Path) -> Json:
@@ -176,9 +183,14 @@ def _stored_in(document: Json) -> Json | None:
 
 def _history_in(document: Json) -> _History:
     match document.get("history"):
-        case {"running_s": running_s, "failures": int(failures), "open": bool(is_open)}:
+        case {
+            "running_s": running_s,
+            "failures": int(failures),
+            "open": bool(is_open),
+            "lasted": bool(lasted),
+        }:
             if is_amount(running_s) and is_amount(failures):
-                return _History(float(running_s), failures, is_open)
+                return _History(float(running_s), failures, is_open, lasted)
     raise _UnusableError("its history misses a field or holds what is no number")
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from checkfreq.config import ScalarWriter
 from checkfreq.persist.attempts import Attempt
-from checkfreq.policy.frequency import FrequencyPolicy, Plan
+from checkfreq.policy.frequency import FrequencyPolicy, Plan, Reason
 from checkfreq.policy.profile import Profile
 from checkfreq.policy.tuner import Due, Iteration, Measured, RateTuner
 from checkfreq.profile_cache import ProfileCache
@@ -40,32 +40,40 @@ class Recorder(Protocol):
 class _Ended(NamedTuple):
     """What is known of an iteration besides its times, which may come later."""
 
-    held_s: float
+    stall_s: float
+    waited_s: float
     is_regular: bool
+    is_quiet: bool
     counts: bool
 
 
 class Profiler:
-    """What one run costs. Only with a ``cache``, of CFMode.AUTO, plans are said and kept."""
+    """What one run costs. Only with a ``cache``, of CFMode.AUTO, plans are said and kept.
+
+    ``interval_steps`` is the user's (CFMode.MANUAL; 0: no periodic checkpoints).
+    """
 
     def __init__(
         self,
         policy: FrequencyPolicy,
         *,
         dynamic: bool = True,
+        interval_steps: int | None = None,
         summary_writer: ScalarWriter | None = None,
         cache: ProfileCache | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.tuner = RateTuner(policy, dynamic=dynamic)
         self._dynamic = dynamic
+        self._interval_steps = interval_steps
         self._writer = summary_writer
         self._cache = cache
         self._key: Mapping[str, object] = {}
         self._clock = clock
         self._timer: IterationTimer | None = None
         self._ended: deque[_Ended] = deque()
-        self._held_s = 0.0
+        self._stall_s = 0.0
+        self._waited_s = 0.0
         self._was_ready = False
         self._after_epoch = False
         self._is_disturbed = False
@@ -75,6 +83,11 @@ class Profiler:
         self._saved_s = clock()
 
     # ---- what happens
+
+    @property
+    def decides(self) -> bool:
+        """Whether the interval follows the costs (CFMode.AUTO)."""
+        return self._interval_steps is None
 
     @property
     def has_begun(self) -> bool:
@@ -102,18 +115,30 @@ class Profiler:
         self._timer = timer
         timer.mark_boundary()
 
-    def boundary(self, *, is_epoch: bool, held_s: float, is_ready: bool) -> None:
+    def boundary(
+        self, *, is_epoch: bool, stall_s: float, waited_s: float, is_quiet: bool, is_ready: bool
+    ) -> None:
         """An iteration ended, after everything that ended in it was reported.
 
-        ``held_s`` is how long training was held so far, ``is_ready`` whether snapshots can be
-        taken: until then, slots are being prepared and iterations are slower than they will be.
+        ``stall_s`` is how long the manager has held training so far, its own code included;
+        ``waited_s`` how long the user's calls have waited. ``is_quiet``: the worker has nothing
+        to do. ``is_ready``: snapshots can be taken; until then, slots are being prepared and
+        iterations are slower than they will be.
         """
         if self._timer is None:
             return
         self._timer.mark_boundary()
         is_regular = not (is_epoch or self._after_epoch or self._is_disturbed)
-        self._ended.append(_Ended(held_s - self._held_s, is_regular, self._was_ready))
-        self._held_s, self._was_ready = held_s, is_ready
+        self._ended.append(
+            _Ended(
+                stall_s - self._stall_s,
+                waited_s - self._waited_s,
+                is_regular,
+                is_quiet,
+                self._was_ready,
+            )
+        )
+        self._stall_s, self._waited_s, self._was_ready = stall_s, waited_s, is_ready
         self._after_epoch, self._is_disturbed = is_epoch, False
         for span in self._timer.finished():
             self._observe(span, self._ended.popleft())
@@ -170,7 +195,15 @@ class Profiler:
             return
         overlap_s = None if span.update_s is None else span.update_s - span.start_s
         self.tuner.iteration(
-            Iteration(span.start_s, span.end_s, ended.held_s, overlap_s, ended.is_regular)
+            Iteration(
+                span.start_s,
+                span.end_s,
+                ended.stall_s,
+                overlap_s,
+                ended.is_regular,
+                ended.is_quiet,
+                ended.waited_s,
+            )
         )
 
     # ---- what follows
@@ -204,13 +237,13 @@ class Profiler:
 
     def stats(self) -> dict[str, Any]:
         """Costs in seconds as known now (None: not yet), and the plan they lead to."""
-        tuner, plan = self.tuner, self.tuner.plan
-        known = _rounded(tuner.profile())
+        tuner, profile = self.tuner, self.tuner.profile()
+        plan = tuner.plan if self._interval_steps is None else self._given_plan(profile)
+        steps = self._interval_steps
         return {
-            **known,
-            "interval_steps": None if plan is None else plan.interval_steps,
-            "reason": None if plan is None else plan.reason.value,
-            "place": self.place.value,
+            **_costs(profile),
+            "interval_steps": plan.interval_steps if plan is not None else steps,
+            "reason": None if plan is None or steps is not None else plan.reason.value,
             "predicted_overhead": None if plan is None else plan.predicted_overhead,
             "expected_loss_s": None if plan is None else plan.expected_loss_s,
             "bytes_per_day": None if plan is None else plan.bytes_per_day,
@@ -220,11 +253,23 @@ class Profiler:
             "num_bad_samples": tuner.num_bad_samples,
         }
 
+    def _given_plan(self, profile: Profile | None) -> Plan | None:
+        """What the user's interval leads to."""
+        if profile is None or not self._interval_steps:
+            return None
+        return self.tuner.policy.plan_at(
+            self._interval_steps, profile, reason=Reason.FLOOR, place=profile.place
+        )
+
     def _write_scalars(self, writer: ScalarWriter, attempt: Attempt) -> None:
         values = {**self.stats(), "stall_s": attempt.stall_s, "num_bytes": attempt.num_bytes}
-        for name, value in values.items():
-            if isinstance(value, int | float):
-                writer.add_scalar(f"checkfreq/{name}", value, attempt.step)
+        try:
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    writer.add_scalar(f"checkfreq/{name}", value, attempt.step)
+        except Exception:  # a full disk under the user's writer must not end training
+            logger.warning("CFConfig.summary_writer failed; it gets no more values", exc_info=True)
+            self._writer = None
 
 
 #: Names in ``stats()`` of what a profile holds.
@@ -237,10 +282,11 @@ _COSTS = (
     "durable_s",
     "cost_s",
     "cost_upper_s",
+    "boundary_s",
 )
 
 
-def _rounded(profile: Profile | None) -> dict[str, float | None]:
+def _costs(profile: Profile | None) -> dict[str, float | None]:
     return {name: None if profile is None else getattr(profile, name) for name in _COSTS}
 
 

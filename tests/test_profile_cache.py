@@ -140,8 +140,11 @@ def test_a_profile_that_misses_a_field_is_refused_by_its_name(
         ({"profile": {**PROFILE.to_dict(), "iteration_s": 10**400}}, "iteration_s"),
         ({"history": None}, "history"),
         ({"history": {"running_s": 1.0, "failures": 1}}, "history"),
-        ({"history": {"running_s": -1.0, "failures": 1, "open": True}}, "history"),
-        ({"history": {"running_s": 1.0, "failures": True, "open": True}}, "history"),
+        ({"history": {"running_s": -1.0, "failures": 1, "open": True, "lasted": True}}, "history"),
+        (
+            {"history": {"running_s": 1.0, "failures": True, "open": True, "lasted": True}},
+            "history",
+        ),
     ],
 )
 def test_a_file_with_a_wrong_part_is_refused_in_one_line(
@@ -288,6 +291,7 @@ def test_running_time_only_grows(path: Path, seconds: float) -> None:
         "running_s": 60.0,
         "failures": 0,
         "open": True,
+        "lasted": True,
     }
 
 

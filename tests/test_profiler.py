@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from checkfreq.persist.attempts import Attempt, Marks
+from checkfreq.policy.charges import AFTERMATH_ITERATIONS
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.tuner import PROFILE_ITERATIONS, Due
 from checkfreq.profile_cache import ProfileCache
@@ -46,9 +47,9 @@ class Run:
     def __init__(self, path: Path, *, cached: bool = True, key: Any = KEY, **changes: Any) -> None:
         self.now_s = 1000.0
         self.step = 0
-        self.held_s = 0.0
+        self.stall_s = 0.0
+        self.waited_s = 0.0
         self.log = Log()
-        self.num_attempts = 0
         settings: dict[str, Any] = {
             "max_overhead": 0.1,
             "mtbf_s": None,
@@ -72,24 +73,34 @@ class Run:
             self.now_s += 0.2 * seconds
             self.step += 1
             self.profiler.boundary(
-                is_epoch=is_epoch, held_s=self.held_s, is_ready=ready.get("is_ready", True)
+                is_epoch=is_epoch,
+                stall_s=self.stall_s,
+                waited_s=self.waited_s,
+                is_quiet=True,
+                is_ready=ready.get("is_ready", True),
             )
             self.profiler.report(self.log, step=self.step)
 
     def checkpoint(
         self, *, cost_s: float = 0.2, reason: str = "periodic", durable: bool = True
     ) -> Attempt:
-        """One that is over within the next iteration, which it holds for ``cost_s``."""
-        self.num_attempts += 1
+        """One that is durable within the next iteration, which it holds for ``cost_s``."""
+        attempt = self.begin(reason=reason)
+        self.now_s += cost_s
+        self.stall_s += cost_s
+        return self.finish(attempt, durable=durable)
+
+    def begin(self, *, reason: str) -> Attempt:
         attempt = Attempt(self.step, None, reason, Marks(), self.now_s)  # type: ignore[arg-type]
         self.profiler.started(attempt)
-        self.now_s += cost_s
-        self.held_s += cost_s
+        return attempt
+
+    def finish(self, attempt: Attempt, *, durable: bool = True) -> Attempt:
         attempt.copied_s = attempt.ended_s = self.now_s
         if durable:
             attempt.persist_s, attempt.durable_s, attempt.num_bytes = 0.5, self.now_s + 0.1, 4096
         self.profiler.ended(attempt, free_device_bytes=None)
-        self.iterate()
+        self.iterate(1 + AFTERMATH_ITERATIONS)
         return attempt
 
     def profiled(self) -> Run:
@@ -131,13 +142,51 @@ def test_an_epochs_last_and_first_iteration_tell_nothing(tmp_path: Path) -> None
     assert run.profiler.stats()["iteration_s"] == pytest.approx(ITERATION_S)
 
 
-def test_waiting_that_the_user_asked_for_is_no_cost_of_a_checkpoint(tmp_path: Path) -> None:
+def test_waiting_that_the_user_asked_for_is_no_cost_however_often(tmp_path: Path) -> None:
     run = Run(tmp_path).profiled()
-    run.iterate(5)
-    run.profiler.disturb()
-    run.checkpoint(cost_s=30.0, reason="requested")
+    for _ in range(20):
+        run.iterate(5)
+        attempt = run.begin(reason="requested")
+        run.profiler.disturb()  # save(wait=True)
+        run.now_s += 30.0
+        run.waited_s += 30.0
+        run.finish(attempt)
     assert run.profiler.stats()["cost_s"] == pytest.approx(0.2)
-    assert run.profiler.tuner.overhead_s == pytest.approx(30.2)
+    assert run.profiler.tuner.overhead_s <= 21 * 0.2 + 1e-6
+    assert run.profiler.stats()["interval_steps"] == 2
+
+
+def test_the_boundarys_own_time_is_counted_and_is_no_part_of_an_iteration(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for _ in range(3 + PROFILE_ITERATIONS):
+        run.stall_s += 0.01
+        run.iterate()
+    run.checkpoint()
+    stats = run.profiler.stats()
+    assert stats["boundary_s"] == pytest.approx(0.01)
+    assert stats["iteration_s"] == pytest.approx(ITERATION_S - 0.01)
+
+
+def test_a_summary_writer_that_fails_is_given_up_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full:
+        def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> None:
+            raise OSError("no space left on device")
+
+    run = Run(tmp_path, summary_writer=Full()).profiled()
+    run.iterate(5)
+    run.checkpoint()
+    assert caplog.text.count("summary_writer failed; it gets no more values") == 1
+
+
+def test_a_given_interval_is_what_the_figures_are_about(tmp_path: Path) -> None:
+    run = Run(tmp_path, cached=False, interval_steps=25).profiled()
+    stats = run.profiler.stats()
+    assert (stats["interval_steps"], stats["reason"]) == (25, None)
+    assert stats["predicted_overhead"] == pytest.approx(0.2 / 25)
+    assert stats["expected_loss_s"] == pytest.approx(12.5 + 0.3)
+    assert Run(tmp_path, cached=False, interval_steps=0).profiler.stats()["interval_steps"] == 0
 
 
 def test_a_failed_checkpoint_is_paid_for_and_tried_again(tmp_path: Path) -> None:
@@ -156,7 +205,9 @@ def test_a_clock_that_goes_back_is_counted_and_nothing_else(tmp_path: Path) -> N
     before = run.profiler.stats()
     run.now_s -= 500.0
     run.step += 1
-    run.profiler.boundary(is_epoch=False, held_s=run.held_s, is_ready=True)
+    run.profiler.boundary(
+        is_epoch=False, stall_s=run.stall_s, waited_s=run.waited_s, is_quiet=True, is_ready=True
+    )
     assert run.profiler.stats() == {**before, "num_bad_samples": 1}
 
 
@@ -168,7 +219,7 @@ def test_the_devices_clock_wins_over_the_hosts(tmp_path: Path) -> None:
     attempt.copied_s, attempt.copy_s, attempt.device_copy_s = run.now_s + 9.0, 0.25, 0.01
     attempt.persist_s, attempt.durable_s, attempt.num_bytes = 0.5, run.now_s + 0.1, 4096
     run.profiler.ended(attempt, free_device_bytes=None)
-    run.iterate()
+    run.iterate(1 + AFTERMATH_ITERATIONS)
     stats = run.profiler.stats()
     assert (stats["host_copy_s"], stats["device_copy_s"]) == (0.25, 0.01)
 
@@ -254,12 +305,18 @@ def test_costs_taken_over_from_a_cache_are_not_stored_as_this_runs_own(tmp_path:
 def test_runs_that_fail_tell_the_time_between_failures(tmp_path: Path) -> None:
     for _ in range(4):
         run = Run(tmp_path).profiled()
+        run.iterate(100)
+        seconds = run.now_s - 1000.0
         run.profiler.close(clean=False)
-    assert ProfileCache(tmp_path / "profile.json").estimated_mtbf_s() is not None
-    seconds = 14 * ITERATION_S + 0.2
     assert ProfileCache(tmp_path / "profile.json").estimated_mtbf_s() == pytest.approx(
         4 * seconds / 3
     )
+
+
+def test_runs_that_fail_within_a_minute_say_nothing_about_failures(tmp_path: Path) -> None:
+    for _ in range(9):
+        Run(tmp_path).profiled().profiler.close(clean=False)
+    assert ProfileCache(tmp_path / "profile.json").estimated_mtbf_s() is None
 
 
 def test_goodput_keeps_the_bound_until_failures_are_known_then_weighs_them(tmp_path: Path) -> None:
@@ -267,9 +324,11 @@ def test_goodput_keeps_the_bound_until_failures_are_known_then_weighs_them(tmp_p
         run = Run(tmp_path, objective=Objective.GOODPUT).profiled()
         assert run.profiler.stats()["mtbf_s"] is None
         assert run.profiler.stats()["reason"] == "budget"
+        run.iterate(100)
+        seconds = run.now_s - 1000.0
         run.profiler.close(clean=False)
     run = Run(tmp_path, objective=Objective.GOODPUT).profiled()
-    assert run.profiler.stats()["mtbf_s"] == pytest.approx(14.2)
+    assert run.profiler.stats()["mtbf_s"] == pytest.approx(seconds)
     assert run.profiler.stats()["reason"] == "failures"
     assert Run(tmp_path).profiled().profiler.stats()["mtbf_s"] is None  # the bound is the bound
 
@@ -280,14 +339,14 @@ def test_scalars_are_written_at_each_checkpoint(tmp_path: Path) -> None:
     run.profiled()
     run.iterate(5)
     run.checkpoint()
-    assert [step for _, step in board.scalars["checkfreq/stall_s"]] == [13, 19]
-    assert board.scalars["checkfreq/cost_s"] == [(pytest.approx(0.2), 19)]
+    assert [step for _, step in board.scalars["checkfreq/stall_s"]] == [13, 21]
+    assert board.scalars["checkfreq/cost_s"] == [(pytest.approx(0.2), 21)]
     assert not any("reason" in tag or "place" in tag for tag in board.scalars)
 
 
 def test_reports_before_the_first_boundary_and_after_the_end_are_harmless(tmp_path: Path) -> None:
     profiler = Profiler(FrequencyPolicy(max_overhead=0.1))
-    profiler.boundary(is_epoch=False, held_s=0.0, is_ready=True)
+    profiler.boundary(is_epoch=False, stall_s=0.0, waited_s=0.0, is_quiet=True, is_ready=True)
     profiler.update()
     profiler.close(clean=True)
     assert not profiler.has_begun

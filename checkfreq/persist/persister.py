@@ -106,6 +106,11 @@ class Persister:
         """True while the worker process runs."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the worker has a request that it has not answered."""
+        return bool(self._asked)
+
     def replace(self) -> None:
         """Start another worker and tell it all that the old one knew."""
         with self._lock:  # a snapshot handed over meanwhile goes to the new worker, once

@@ -55,6 +55,7 @@ class Charge:
     touched_s: float = 0.0  # its share of the time of iterations that T is known for
     num_touched: float = 0.0  # its share of their number
     is_partial: bool = False  # touched others too
+    has_waited: bool = False  # the user waited for it: its cost is like no other's
     num_after: int = 0  # iterations of its aftermath so far
     is_over: bool = False  # nothing of it is felt any more
     cost_s: float = 0.0  # once settled: what of all this is taken as its cost
@@ -187,6 +188,7 @@ class Charges:
 
 def _charge(charge: Charge, iteration: Iteration, share: float, norm: Norm | None) -> None:
     stall_s = share * iteration.stall_s
+    charge.has_waited |= iteration.waited_s > 0
     charge.stall_s += stall_s
     if norm is None:
         charge.excess_s += stall_s

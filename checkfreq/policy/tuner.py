@@ -289,7 +289,7 @@ class RateTuner:
         self._window_start_s = self.productive_s
         if is_stale:
             self._stretch_left = _STALE_ITERATIONS
-        elif charge.measured is not None and not self._skips(is_partial):
+        elif charge.measured is not None and not self._skips(charge, is_partial=is_partial):
             self._learn(charge)
 
     def _shows_stale_time(self, charge: Charge) -> bool:
@@ -297,9 +297,12 @@ class RateTuner:
         shortest_s = self._costs.short_iteration_s
         return shortest_s is not None and charge.is_faster_than((1 - _STALE) * shortest_s)
 
-    def _skips(self, is_partial: bool) -> bool:
-        """A partial measurement counts only where whole ones are not to be had."""
-        if is_partial and self._num_partial < _PARTIAL_IN_ROW:
+    def _skips(self, charge: Charge, *, is_partial: bool) -> bool:
+        """A partial measurement counts only where whole ones are not to be had, and one that the
+        user waited for only where there are no others at all."""
+        if charge.has_waited and self._costs.cost is not None:
+            return True
+        if (is_partial or charge.has_waited) and self._num_partial < _PARTIAL_IN_ROW:
             self._num_partial += 1
             return True
         self._num_partial = 0

@@ -34,6 +34,10 @@ class DeviceMemory(Protocol):
         """Held by PyTorch's allocator, unused."""
         ...
 
+    def peak_bytes(self, device: torch.device) -> int:
+        """By how much PyTorch's tensors exceeded what they take now, at most, so far."""
+        ...
+
     def free_bytes(self, device: torch.device) -> int:
         """Can still be allocated, the cached bytes included. Raises RuntimeError."""
         ...
@@ -53,6 +57,10 @@ class CudaMemory:
     def cached_bytes(self, device: torch.device) -> int:
         """See DeviceMemory."""
         return cached_bytes(device)
+
+    def peak_bytes(self, device: torch.device) -> int:
+        """See DeviceMemory."""
+        return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
 
     def free_bytes(self, device: torch.device) -> int:
         """See DeviceMemory."""
@@ -113,6 +121,21 @@ def free_device_bytes(
     if unheld is not None:
         candidates.append(unheld + memory.cached_bytes(device))
     return min(candidates, default=None)
+
+
+def room_for_snapshot(
+    device: torch.device,
+    *,
+    memory: DeviceMemory | None = None,
+    nvml: Nvml = _NVML,
+) -> int | None:
+    """Bytes of ``device`` that are free even while an iteration is at its peak; None if unknown.
+
+    Asked at a boundary, when activations are freed: the next iteration wants them back.
+    """
+    memory = CudaMemory() if memory is None else memory
+    free = free_device_bytes(device, memory=memory, nvml=nvml)
+    return None if free is None else free - memory.peak_bytes(device)
 
 
 def _handle(nvml: Any, properties: Any) -> Any:

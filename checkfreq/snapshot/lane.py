@@ -152,6 +152,8 @@ class Lane:
         return False
 
     def _measure(self) -> None:
+        if self._waits and self._device.is_capturing():
+            return  # a query would break the capture
         while self._waits and self._device.is_done(self._waits[0][1]):
             self._stall_s += self._device.elapsed_s(*self._waits.popleft())
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from xxhash import xxh3_64_hexdigest
 
 from checkfreq.config import CFConfig
@@ -79,6 +80,8 @@ class Snapshotter:
         self._layout: StateLayout | None = None
         self._latest: Snapshot | None = None
         self._expected: dict[str, str] = {}
+        #: Bytes of state on each device that is no host, as of the last ``make_room``.
+        self.device_bytes: dict[torch.device, int] = {}
 
     @property
     def state_bytes(self) -> int:
@@ -121,7 +124,9 @@ class Snapshotter:
             if not all(slot.is_free for slot in self._arena.slots):
                 return False
             self.allocate(layout.total_bytes)
-        self._layout = layout
+        if layout is not self._layout:
+            self._layout = layout
+            self.device_bytes = _bytes_by_device(captured, layout)
         return True
 
     def allocate(self, state_bytes: int) -> None:
@@ -197,6 +202,15 @@ class Snapshotter:
             slot.memory[file.slot_offset : file.slot_offset + len(header)] = header
         self._listener.lay_out_slot(slot.index, layout.files)
         slot.layout = layout
+
+
+def _bytes_by_device(captured: CapturedState, layout: StateLayout) -> dict[torch.device, int]:
+    found: dict[torch.device, int] = {}
+    for ref, (_, num_bytes) in zip(captured.tensors, layout.destinations, strict=True):
+        if not ref.tensor.is_cpu:
+            device = ref.tensor.device
+            found[device] = found.get(device, 0) + num_bytes
+    return found
 
 
 def _copies(captured: CapturedState, layout: StateLayout) -> list[Copy]:

@@ -1,4 +1,7 @@
-"""A run played to a tuner by hand: iterations of given lengths, checkpoints of given costs."""
+"""A run played to a tuner by hand: iterations of given lengths, checkpoints of given costs.
+
+What checkpoints and boundaries truly added is kept beside what the tuner makes of it.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,15 @@ from checkfreq.policy.tuner import Due, Iteration, Measured, RateTuner
 class Costs:
     """Of a checkpoint: held training for ``stall_s``; durable ``durable_s`` after its boundary.
 
-    ``slowdown`` is what each of its iterations takes longer, a fraction of T.
+    ``slowdown`` is what each of its iterations takes longer, a fraction of T; ``slow_s`` what its
+    first takes longer besides, though it is not held.
     """
 
     stall_s: float = 0.5
     copy_s: float = 0.25
     durable_s: float = 0.75
     slowdown: float = 0.0
+    slow_s: float = 0.0
     state_bytes: int = 1000
     device_copy_s: float | None = None
 
@@ -38,12 +43,15 @@ class Costs:
 class Run:
     """Iterations of ``iteration_s`` and what the tuner says at the boundary after each.
 
-    ``taken`` are the steps of periodic checkpoints, ``told`` how often each answer came.
+    ``boundary_s`` is what every boundary holds training for. ``taken`` are the steps of periodic
+    checkpoints, ``told`` how often each answer came. ``true_s`` is what iterations took longer
+    than ``clean_s``, the time without any of it; ``costs_s`` the part of each checkpoint, by name.
     """
 
     tuner: RateTuner
     costs: Costs = field(default_factory=Costs)
     iteration_s: float = 1.0
+    boundary_s: float = 0.0
     step: int = 0
     now_s: float = 0.0
     never_ends: bool = False
@@ -51,8 +59,17 @@ class Run:
     taken: list[int] = field(default_factory=list)
     told: Counter[Due] = field(default_factory=Counter)
     stall_s: float = 0.0
+    slow_s: float = 0.0
     in_flight: dict[str, tuple[float, Costs, bool]] = field(default_factory=dict)
     name: int = 0
+    true_s: float = 0.0
+    clean_s: float = 0.0
+    costs_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def true_overhead(self) -> float:
+        """Of the time without checkpoints."""
+        return self.true_s / self.clean_s
 
     def take(self, *, is_periodic: bool) -> None:
         """Begin a checkpoint at this boundary; it holds the next iteration."""
@@ -62,11 +79,19 @@ class Run:
         end_s = float("inf") if self.never_ends else self.now_s + self.costs.durable_s
         self.in_flight[name] = (end_s, self.costs, self.fails)
         self.stall_s += self.costs.stall_s
+        self.slow_s += self.costs.slow_s
+        self.costs_s[name] = self.costs.stall_s + self.costs.slow_s
 
     def iterate(self, *, extra_s: float = 0.0, is_regular: bool = True) -> None:
         """One iteration, and the checkpoints that end in it."""
-        slowdown = sum(costs.slowdown for end_s, costs, _ in self.in_flight.values())
-        duration_s = self.iteration_s * (1 + slowdown) + self.stall_s + extra_s
+        for name, (_, costs, _) in self.in_flight.items():
+            self.slow_s += self.iteration_s * costs.slowdown
+            self.costs_s[name] += self.iteration_s * costs.slowdown
+        self.stall_s += self.boundary_s
+        clean_s = self.iteration_s + extra_s
+        duration_s = clean_s + self.stall_s + self.slow_s
+        self.clean_s += clean_s
+        self.true_s += duration_s - clean_s
         start_s, self.now_s = self.now_s, self.now_s + duration_s
         for name, (end_s, costs, fails) in list(self.in_flight.items()):
             if end_s <= self.now_s:
@@ -81,7 +106,7 @@ class Run:
                 is_regular=is_regular,
             )
         )
-        self.stall_s = 0.0
+        self.stall_s = self.slow_s = 0.0
         self.step += 1
 
     def decide(self) -> Due:

@@ -6,72 +6,181 @@ import math
 
 import pytest
 
-from checkfreq.policy.charges import Charge, Charges
+from checkfreq.policy.charges import AFTERMATH_ITERATIONS, Charge, Charges, Norm, Outliers
 from checkfreq.policy.observations import Iteration, Measured
 
 MEASURED = Measured(copy_s=0.1, persist_s=0.4, durable_s=0.5, state_bytes=10)
+NORM = Norm(iteration_s=1.0, plain_s=1.0, limit_s=4.0)
+TWICE = Norm(iteration_s=2.0, plain_s=2.0, limit_s=8.0)
 
 
 def settled(
-    *iterations: Iteration, end_s: float, charges: Charges | None = None, t: float | None = 1.0
+    *iterations: Iteration,
+    end_s: float,
+    charges: Charges | None = None,
+    norm: Norm | None = NORM,
+    after_s: float = 1.0,
 ) -> Charge:
-    """One checkpoint from 0 to ``end_s``, with T of 1 s."""
+    """One checkpoint from 0 to ``end_s``; two quiet iterations of ``after_s`` follow."""
     charges = Charges() if charges is None else charges
     charges.begin("a", start_s=0.0, reserved_s=0.0)
     charges.end("a", end_s=end_s, measured=MEASURED)
     for iteration in iterations:
-        charges.add(iteration, iteration_s=t)
-    (charge,) = charges.settle(math.inf)
+        charges.add(iteration, norm=norm)
+    assert not charges.settle()
+    for iteration in after(iterations[-1].end_s, each_s=after_s):
+        charges.add(iteration, norm=norm)
+    (charge,) = charges.settle()
     return charge
+
+
+def after(start_s: float, *, each_s: float = 1.0) -> list[Iteration]:
+    middle_s = start_s + each_s
+    return [Iteration(start_s, middle_s), Iteration(middle_s, middle_s + each_s)]
+
+
+def begun(*spans: tuple[float, float]) -> Charges:
+    """Checkpoints a, b, ... that began and ended at these times."""
+    charges = Charges()
+    for name, (start_s, end_s) in zip("abc", spans, strict=False):
+        charges.begin(name, start_s=start_s, reserved_s=0.0)
+        charges.end(name, end_s=end_s, measured=MEASURED)
+    return charges
 
 
 def test_a_checkpoint_costs_what_its_iterations_took_longer() -> None:
     charge = settled(Iteration(0, 1.5, stall_s=0.25), Iteration(1.5, 2.75), end_s=2)
     assert charge.cost_s == pytest.approx(0.75)
     assert charge.stall_s == pytest.approx(0.25)
-    assert (charge.num_touched, charge.touched_s) == (2, 2.75)
+    assert (charge.num_touched, charge.touched_s) == (4, 4.75)
     assert not charge.is_partial
 
 
-def test_an_iteration_it_did_not_touch_is_not_charged() -> None:
-    charges = Charges()
-    charges.begin("a", start_s=1.0, reserved_s=0.0)
-    charges.end("a", end_s=2.0, measured=MEASURED)
-    assert not charges.add(Iteration(0, 1), iteration_s=1.0)
-    assert charges.add(Iteration(1, 2), iteration_s=1.0)
-    assert not charges.add(Iteration(2, 9), iteration_s=1.0)
-    assert charges.settle(9)[0].cost_s == 0
+def test_an_iteration_before_it_or_after_its_aftermath_is_not_charged() -> None:
+    charges = begun((1.0, 2.0))
+    assert not charges.add(Iteration(0, 1), norm=NORM)
+    assert charges.add(Iteration(1, 2), norm=NORM)
+    assert charges.add(Iteration(2, 3), norm=NORM)
+    assert not charges.settle()
+    assert charges.add(Iteration(3, 4), norm=NORM)
+    assert charges.settle()[0].cost_s == 0
+    assert not charges.add(Iteration(4, 9), norm=NORM)
+
+
+def test_the_two_iterations_after_it_are_charged_to_it() -> None:
+    charge = settled(Iteration(0, 1.5), end_s=1, after_s=1.25)
+    assert charge.cost_s == pytest.approx(0.5 + 0.25 + 0.25)
+    assert charge.num_after == AFTERMATH_ITERATIONS == 2
+
+
+def test_a_worker_that_is_still_busy_prolongs_the_aftermath() -> None:
+    charges = begun((0.0, 0.5))
+    charges.add(Iteration(0, 1), norm=NORM)
+    for i in range(1, 6):
+        assert charges.add(Iteration(1.5 * i, 1.5 * i + 1.5, is_quiet=False), norm=NORM)
+        assert not charges.settle()
+    charges.add(Iteration(9, 10), norm=NORM)
+    (charge,) = charges.settle()
+    assert charge.cost_s == pytest.approx(5 * 0.5)
+    assert charge.num_after == 6
+
+
+def test_one_quiet_iteration_is_not_enough() -> None:
+    charges = begun((0.0, 0.5))
+    charges.add(Iteration(0, 1, is_quiet=False), norm=NORM)  # its own, not after it
+    charges.add(Iteration(1, 2), norm=NORM)
+    assert not charges.settle()
+
+
+def test_one_is_over_at_once_when_another_touches_the_iteration() -> None:
+    charges = begun((0.0, 0.5), (1.0, 1.5))
+    charges.add(Iteration(0, 1), norm=NORM)
+    assert not charges.settle()
+    charges.add(Iteration(1, 3), norm=NORM)
+    (first,) = charges.settle()
+    assert (first.cost_s, first.num_after) == (0, 0)
+    for iteration in after(3.0):
+        charges.add(iteration, norm=NORM)
+    assert charges.settle()[0].cost_s == 1
 
 
 def test_two_share_an_iteration_by_how_long_they_were_in_it() -> None:
-    charges = Charges()
-    charges.begin("a", start_s=0.0, reserved_s=0.0)
-    charges.begin("b", start_s=3.0, reserved_s=0.0)
-    charges.end("a", end_s=3.0, measured=MEASURED)
-    charges.end("b", end_s=4.0, measured=MEASURED)
-    charges.add(Iteration(0, 4), iteration_s=2.0)
-    assert [charge.cost_s for charge in charges.settle(4)] == pytest.approx([1.5, 0.5])
+    charges = begun((0.0, 3.0), (3.0, 4.0))
+    charges.add(Iteration(0, 4), norm=TWICE)
+    (first,) = charges.settle()  # the other is felt from there on
+    assert first.cost_s == pytest.approx(1.5)
+    for iteration in after(4.0, each_s=2.0):
+        charges.add(iteration, norm=TWICE)
+    assert [charge.cost_s for charge in charges.settle()] == pytest.approx([0.5])
+
+
+def test_one_that_outlasts_the_next_is_not_over_before_its_end() -> None:
+    charges = begun((0.0, math.inf), (1.0, 1.5))
+    charges.add(Iteration(0, 2), norm=TWICE)
+    assert not charges.settle()  # a goes on; b was the last to begin
+    charges.add(Iteration(2, 4), norm=TWICE)
+    assert len(charges.settle()) == 1  # b is over, a alone is felt
+    assert charges.in_flight(4.0)
+
+
+def test_two_that_ended_share_the_aftermath_where_nothing_is_known_of_their_last_iteration() -> (
+    None
+):
+    charges = begun((0.0, 0.5), (0.5, 1.0))
+    for iteration in after(1.0, each_s=1.5):
+        assert charges.add(iteration, norm=NORM)
+    assert [charge.cost_s for charge in charges.settle()] == pytest.approx([0.5, 0.5])
 
 
 def test_an_iteration_that_says_nothing_is_charged_with_its_stall() -> None:
-    charge = settled(Iteration(0, 30, stall_s=0.5), end_s=2, t=None)
+    charge = settled(Iteration(0, 30, stall_s=0.5), end_s=2, norm=None)
     assert charge.is_partial
     assert (charge.cost_s, charge.num_touched) == (0.5, 0)
 
 
+def test_what_the_user_waited_for_is_not_charged() -> None:
+    charge = settled(Iteration(0, 31.5, stall_s=0.25, waited_s=30.0), end_s=31)
+    assert charge.cost_s == pytest.approx(0.5)
+
+
 def test_what_is_far_above_t_is_not_the_checkpoints_until_it_is_usual() -> None:
     charges = Charges()
-    costs = [settled(Iteration(0, 21), end_s=1, charges=charges).cost_s for _ in range(3)]
-    assert costs == [3, 3, 20]
+    found = [settled(Iteration(0, 21), end_s=1, charges=charges) for _ in range(3)]
+    assert [charge.cost_s for charge in found] == [3, 3, 20]
+    assert [charge.forgiven_s for charge in found] == [17, 17, 0]
 
 
 def test_a_rare_outlier_is_never_the_checkpoints_but_a_stall_always_is() -> None:
     charges = Charges()
     for _ in range(8):
         assert settled(Iteration(0, 1.5), end_s=1, charges=charges).cost_s == 0.5
-    assert settled(Iteration(0, 31), end_s=1, charges=charges).cost_s == 3
+    freak = settled(Iteration(0, 31), end_s=1, charges=charges)
+    assert (freak.cost_s, freak.forgiven_s) == (3, 27)
     held = settled(Iteration(0, 31, stall_s=30), end_s=1, charges=charges)
-    assert held.cost_s == 30
+    assert (held.cost_s, held.forgiven_s) == (30, 0)
+
+
+def test_a_usual_cost_is_above_the_plain_mean_and_a_mild_one_above_t() -> None:
+    norm = Norm(iteration_s=1.3, plain_s=1.5, limit_s=4.0)
+    charges = Charges()
+    costs = [
+        settled(Iteration(0, 3), end_s=1, charges=charges, norm=norm, after_s=1.5).cost_s
+        for _ in range(3)
+    ]
+    # 3 - 1.3 and twice 1.5 - 1.3; then 3 - 1.5.
+    assert costs == pytest.approx([2.1, 2.1, 1.5])
+
+
+def test_an_outlier_that_comes_anyway_costs_nothing_on_average() -> None:
+    # Nine in ten take 1 s, one takes 6 s: limit 4 s, T = 1.3 s, plain mean 1.5 s.
+    norm = Norm(iteration_s=1.3, plain_s=1.5, limit_s=4.0)
+    charges = begun((0.0, 10.0))
+    charges.add(Iteration(0, 6), norm=norm)
+    for i in range(6, 15):
+        charges.add(Iteration(i, i + 1), norm=norm)
+    (charge,) = (c for c in charges._open.values())
+    assert charge.excess_s == pytest.approx(0.0)
+    assert charge.mild_s == pytest.approx(0.0)
 
 
 def test_forgotten_costs_are_no_longer_usual() -> None:
@@ -82,25 +191,30 @@ def test_forgotten_costs_are_no_longer_usual() -> None:
     assert settled(Iteration(0, 21), end_s=1, charges=charges).cost_s == 3
 
 
-def test_one_is_in_flight_until_its_end_and_open_until_that_was_told() -> None:
+def test_one_is_in_flight_until_its_end_and_open_until_its_aftermath_is_over() -> None:
     charges = Charges()
+    assert not charges.settle()
     charges.begin("a", start_s=0.0, reserved_s=0.0)
     assert len(charges.in_flight(100.0)) == 1
     assert charges.end("a", end_s=5.0, measured=None)
     assert len(charges.in_flight(4.9)) == 1
     assert not charges.in_flight(5.0)
-    assert not charges.settle(4.9)
+    charges.add(Iteration(0, 5), norm=NORM)
+    charges.add(Iteration(5, 6), norm=NORM)
+    assert not charges.settle()
     assert len(charges) == 1
-    assert len(charges.settle(5.0)) == 1
+    charges.add(Iteration(6, 7), norm=NORM)
+    assert len(charges.settle()) == 1
     assert len(charges) == 0
 
 
 def test_an_end_before_its_start_is_at_its_start() -> None:
-    charges = Charges()
-    charges.begin("a", start_s=3.0, reserved_s=0.0)
-    charges.end("a", end_s=-math.inf, measured=None)
-    assert not charges.settle(2.9)
-    assert len(charges.settle(3.0)) == 1
+    charges = begun((3.0, -math.inf))
+    assert not charges.in_flight(3.0)
+    assert not charges.add(Iteration(2, 3), norm=NORM)
+    for iteration in after(3.0):
+        assert charges.add(iteration, norm=NORM)
+    assert len(charges.settle()) == 1
 
 
 def test_only_the_first_end_of_one_in_flight_counts() -> None:
@@ -109,7 +223,9 @@ def test_only_the_first_end_of_one_in_flight_counts() -> None:
     assert not charges.end("b", end_s=1.0, measured=MEASURED)
     assert charges.end("a", end_s=1.0, measured=MEASURED)
     assert not charges.end("a", end_s=2.0, measured=None)
-    assert charges.settle(1.0)[0].measured is MEASURED
+    for iteration in after(1.0):
+        charges.add(iteration, norm=NORM)
+    assert charges.settle()[0].measured is MEASURED
 
 
 def test_two_of_a_name_are_a_mistake_of_ours() -> None:
@@ -122,14 +238,52 @@ def test_two_of_a_name_are_a_mistake_of_ours() -> None:
 def test_what_one_in_flight_costs_beyond_its_reservation_is_known() -> None:
     charges = Charges()
     charges.begin("a", start_s=0.0, reserved_s=0.5)
-    charges.add(Iteration(0, 1.25), iteration_s=1.0)
+    charges.add(Iteration(0, 1.25), norm=NORM)
     assert charges.unreserved_s() == 0
-    charges.add(Iteration(1.25, 2.75), iteration_s=1.0)
+    charges.add(Iteration(1.25, 2.75), norm=NORM)
     assert charges.unreserved_s() == pytest.approx(0.25)
 
 
 def test_faster_than_is_judged_on_the_mean_of_its_iterations() -> None:
-    charge = settled(Iteration(0, 0.75), Iteration(0.75, 1.5), end_s=1.5)
+    charge = settled(Iteration(0, 0.75), Iteration(0.75, 1.5), end_s=1.5, after_s=0.75)
     assert charge.is_faster_than(0.76)
     assert not charge.is_faster_than(0.75)
     assert not Charge(0.0, 0.0).is_faster_than(1.0)
+
+
+def test_the_norm_knows_what_is_above_its_limit() -> None:
+    assert [NORM.over_s(duration_s) for duration_s in (0.5, 4.0, 10.0)] == [0, 0, 6]
+
+
+class TestOutliers:
+    @staticmethod
+    def charge(forgiven_s: float = 0.0, *, num_touched: float = 3.0) -> Charge:
+        return Charge(0.0, 0.0, forgiven_s=forgiven_s, num_touched=num_touched)
+
+    def test_two_are_never_owed(self) -> None:
+        outliers = Outliers()
+        assert [outliers.add(self.charge(s)) for s in (30.0, 0.0, 30.0, 0.0)] == [0] * 4
+
+    def test_the_third_has_all_of_them_owed_but_what_would_have_come_anyway(self) -> None:
+        outliers = Outliers()
+        for over_s in (*[0.0] * 9, 10.0):
+            outliers.add_clean(over_s)  # 1 s each, on average
+        assert [outliers.add(self.charge(30.0)) for _ in range(3)] == [0, 0, 90 - 9]
+
+    def test_once_paid_they_are_forgotten(self) -> None:
+        outliers = Outliers()
+        assert [outliers.add(self.charge(30.0)) for _ in range(3)] == [0, 0, 90]
+        assert outliers.add(self.charge()) == 0
+
+    def test_those_that_come_to_clean_iterations_as_well_are_never_owed(self) -> None:
+        outliers = Outliers()
+        for _ in range(100):
+            for over_s in (*[0.0] * 9, 10.0):
+                outliers.add_clean(over_s)
+            assert outliers.add(self.charge(20.0, num_touched=10.0)) == 0  # twice as many
+
+    def test_much_more_is_more_than_three_times(self) -> None:
+        for forgiven_s, owed_s in ((9.0, 0.0), (9.5, 3 * 9.5 - 9)):
+            outliers = Outliers()
+            outliers.add_clean(1.0)
+            assert [outliers.add(self.charge(forgiven_s)) for _ in range(3)] == [0, 0, owed_s]

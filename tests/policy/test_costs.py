@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from checkfreq.policy.charges import Norm
 from checkfreq.policy.costs import PROFILE_ITERATIONS, RunCosts
 from checkfreq.policy.observations import Iteration, Measured
 from checkfreq.policy.profile import Profile
@@ -156,6 +157,37 @@ def test_what_changes_after_the_check_is_no_fault_of_the_cached_profile() -> Non
         costs.add_durable(replace(MEASURED, persist_s=50.0))
         costs.add_cost(50.0, stall_s=0.0)
     assert costs.check_cached() is None
+
+
+def test_a_cached_cost_is_compared_with_what_training_was_held_for_if_that_is_more() -> None:
+    costs = measured(replace(CACHED, cost_s=0.2))
+    for _ in range(2):
+        costs.add_cost(0.15, stall_s=0.45)
+    assert costs.check_cached() == "cost_s is 0.45 here and 0.2 in the cached profile"
+    fits = measured(replace(CACHED, cost_s=0.5))
+    for _ in range(2):
+        fits.add_cost(0.0, stall_s=0.45)
+    assert fits.check_cached() is None
+
+
+def test_the_iteration_time_is_without_what_its_boundary_cost_or_the_user_waited() -> None:
+    costs = measured(num_clean=0)
+    for stall_s in (0.0, 0.25, 0.5) * 4:
+        costs.add_clean(Iteration(0, 11 + stall_s, stall_s=stall_s, waited_s=10.0))
+    costs.add_cost(0.5, stall_s=0.0)
+    profile = costs.profile(HOST)
+    assert profile is not None
+    assert (profile.iteration_s, profile.boundary_s) == (1.0, 0.25)
+
+
+def test_the_norm_is_none_then_cached_then_measured() -> None:
+    assert RunCosts(None).norm is None
+    costs = RunCosts(CACHED)
+    assert costs.norm == Norm(1.0, 1.0, 4.0)
+    for end_s in (2.0,) * 9 + (50.0,):
+        costs.add_clean(Iteration(0, end_s))
+    costs.update_time()
+    assert costs.norm == Norm(pytest.approx(2.6), pytest.approx(6.8), 8.0)
 
 
 def test_a_cost_without_a_durable_time_is_not_compared_by_it() -> None:

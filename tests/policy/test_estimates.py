@@ -37,12 +37,27 @@ class TestIterationTime:
     def test_there_is_none_before_the_first(self) -> None:
         assert IterationTime().value() is None
         assert IterationTime().low() is None
+        assert IterationTime().plain_mean() is None
+        assert IterationTime().limit() == math.inf
 
     def test_it_is_a_mean(self) -> None:
         assert time_of(1.0, 2.0, 3.0).value() == pytest.approx(2.0)
 
-    def test_an_outlier_does_not_count(self) -> None:
-        assert time_of(*[1.0] * 9, 50.0).value() == 1.0
+    def test_an_outlier_counts_as_four_medians_and_in_full_in_the_plain_mean(self) -> None:
+        estimate = time_of(*[1.0] * 9, 50.0)
+        assert estimate.value() == pytest.approx((9 + 4) / 10)
+        assert estimate.plain_mean() == pytest.approx((9 + 50) / 10)
+        assert estimate.limit() == 4.0
+
+    def test_without_outliers_the_plain_mean_is_the_mean(self) -> None:
+        estimate = time_of(1.0, 1.1, 1.3, 3.9)
+        assert estimate.value() == estimate.plain_mean() == pytest.approx(7.3 / 4)
+
+    def test_every_sixth_an_outlier_is_part_of_it_by_the_limit(self) -> None:
+        estimate = time_of(*[*[1.0] * 5, 9.0] * 10)
+        estimate.update()
+        assert estimate.value() == pytest.approx((50 + 10 * 4) / 60)
+        assert estimate.plain_mean() == pytest.approx((50 + 10 * 9) / 60)
 
     def test_the_low_is_what_nine_in_ten_take_at_least(self) -> None:
         assert time_of(*[2.0] * 5, 1.0, *[2.0] * 6).low() == 2.0
@@ -90,6 +105,15 @@ class TestCheckpointCost:
     def test_one_freak_in_ten_is_trimmed(self) -> None:
         assert mean_of(cost_of(*[1.0] * 5, 100.0, *[1.0] * 4)) == 1.0
 
+    def test_a_freak_among_few_counts_as_four_medians(self) -> None:
+        assert mean_of(cost_of(1.0, 1.0, 100.0)) == pytest.approx((1 + 1 + 4) / 3)
+        assert mean_of(cost_of(1.0, 1.0, 4.0)) == pytest.approx(2.0)
+
+    def test_of_two_neither_is_a_freak_and_of_free_ones_none_is(self) -> None:
+        assert mean_of(cost_of(1.0, 100.0)) == pytest.approx(50.5)
+        assert mean_of(cost_of(0.0, 0.0, 3.0)) == pytest.approx(1.0)
+        assert mean_of(cost_of(-1.0, -1.0, 5.0)) == pytest.approx(1.0)
+
     def test_noise_below_zero_counts_but_a_mean_does_not_go_there(self) -> None:
         assert mean_of(cost_of(-1.0, 3.0)) == 1.0
         assert mean_of(cost_of(-1.0)) == 0.0
@@ -110,7 +134,9 @@ class TestCheckpointCost:
         estimate = cost_of(*costs).value()
         assert estimate is not None
         n = len(costs)
-        error = math.hypot(statistics.stdev(costs) / math.sqrt(n), 0.5 * estimate.mean / n)
+        limit = 4 * statistics.median(costs) or math.inf
+        capped = [min(cost, limit) for cost in costs]
+        error = math.hypot(statistics.stdev(capped) / math.sqrt(n), 0.5 * estimate.mean / n)
         assert estimate.error == pytest.approx(error)
         assert estimate.upper() >= estimate.mean
 
