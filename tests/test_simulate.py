@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
+from random import Random
 
 import pytest
 
 from checkfreq.errors import ConfigError
 from checkfreq.policy.frequency import FrequencyPolicy
-from checkfreq.policy.tuner import RateTuner
+from checkfreq.policy.tuner import Iteration, RateTuner
 from checkfreq.policy.waste import goodput
 from checkfreq.simulation import (
     Cluster,
@@ -21,6 +22,7 @@ from checkfreq.simulation import (
     Noise,
     Outcome,
     Rate,
+    Rhythm,
     SpotPreemption,
     changing,
     simulate,
@@ -97,19 +99,108 @@ class SteppedThrough:
         return self.costs
 
 
+#: Every iteration is touched by a checkpoint: intervals never become equal.
+STORAGE_BOUND = Costs(iteration_s=0.5, stall_s=0.01, copy_s=0.01, persist_s=4.75)
+
+
+@pytest.mark.parametrize("costs", [COSTS, STORAGE_BOUND])
 @pytest.mark.parametrize("new_decider", [every(60), tuner])
 @pytest.mark.parametrize("failures", [Exponential(700.0), Interruptions(700.0)])
 def test_replay_of_a_start_agrees_with_stepping_through_every_iteration(
-    new_decider: NewDecider, failures: Exponential | Interruptions
+    costs: Costs, new_decider: NewDecider, failures: Exponential | Interruptions
 ) -> None:
     stepped, replayed = (
         simulate(trace, new_decider, wall_s=35_000.0, failures=failures, restart_s=30.0)
-        for trace in (SteppedThrough(COSTS), steady(COSTS))
+        for trace in (SteppedThrough(costs), steady(costs))
     )
     assert stepped.num_failures == replayed.num_failures > 30
     assert stepped.num_checkpoints == replayed.num_checkpoints
     for name in ("goodput", "overhead_s", "lost_s", "down_s"):
         assert getattr(replayed, name) == pytest.approx(getattr(stepped, name), rel=1e-4), name
+    # Within a checkpoint's end or so: a start that a failure ends is not told to the instant.
+    most_s = replayed.largest_cost_s
+    assert replayed.excess_s == pytest.approx(stepped.excess_s, abs=most_s)
+
+
+class Counting(RateTuner):
+    """How many iterations are stepped through."""
+
+    num_iterations = 0
+
+    def iteration(self, iteration: Iteration) -> None:
+        Counting.num_iterations += 1
+        super().iteration(iteration)
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "persist_s", "iteration_s"),
+    [
+        (0.01, 10.0, 1.0),  # an interval is exactly what persisting takes
+        (0.01, 9.5, 1.0),
+        (1.0, 30.0, 1.0),
+        (0.3, 7.7, 0.13),
+        (1.0, 30.0, 1e-3),
+        (100.0, 0.0, 1e-5),
+    ],
+)
+def test_long_runs_without_failures_are_not_stepped_through(
+    cost_s: float, persist_s: float, iteration_s: float
+) -> None:
+    costs = Costs(iteration_s=iteration_s, stall_s=cost_s, copy_s=cost_s, persist_s=persist_s)
+    Counting.num_iterations = 0
+    outcome = simulate(
+        steady(costs), lambda _: Counting(POLICY, cached=costs.profile()), wall_s=1e10
+    )
+
+    assert Counting.num_iterations < 102_000
+    assert outcome.wall_s == 1e10
+    assert outcome.overhead <= POLICY.max_overhead + cost_s / outcome.progress_s
+    most_steps = POLICY.plan(costs.profile()).interval_steps
+    spacing_steps = outcome.num_iterations / outcome.num_checkpoints
+    assert spacing_steps == pytest.approx(most_steps, rel=0.1)
+
+
+class Wandering(FixedInterval):
+    """From 10 to 50 steps, never in the same order."""
+
+    def __init__(self) -> None:
+        super().__init__(30)
+        self.random = Random(0)
+
+    def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
+        super().started(attempt, step=step, start_s=start_s, is_periodic=is_periodic)
+        self.plan = replace(self.plan, interval_steps=self.random.randint(10, 50))
+
+
+def test_intervals_that_never_repeat_themselves_go_on_as_they_were() -> None:
+    outcome = simulate(steady(COSTS), lambda _: Wandering(), wall_s=1e7)
+
+    assert outcome.num_iterations / outcome.num_checkpoints == pytest.approx(30, rel=0.05)
+    assert outcome.taken[-1].step < 102_000
+
+
+def test_an_interval_that_no_start_was_run_for_is_the_planned_one() -> None:
+    costs = Costs(iteration_s=1e-3, stall_s=1.0, copy_s=1.0, persist_s=10.0)
+    outcome = simulate(steady(costs), every(1_000_000), wall_s=1e7, failures=Exponential(5e4))
+
+    assert outcome.goodput == pytest.approx(goodput(1e3, cost_s=1.0, mtbf_s=5e4), rel=0.01)
+    assert outcome.planned_steps == 1_000_000
+
+
+def test_a_run_that_would_take_minutes_to_step_through_is_refused_with_a_sentence() -> None:
+    overlapping = Costs(iteration_s=1e-3, stall_s=0.0, copy_s=5e-3, persist_s=1e-3)
+    with pytest.raises(ConfigError, match="iterations to step through"):
+        simulate(steady(overlapping), every(5), wall_s=1e9)
+    with pytest.raises(ConfigError, match="more than 1000000 failures"):
+        simulate(steady(COSTS), every(60), wall_s=1e9, failures=Exponential(1.0), restart_s=50.0)
+
+
+def test_a_run_that_never_gets_through_a_restart_ends() -> None:
+    outcome = simulate(
+        steady(COSTS), every(60), wall_s=1_000.0, failures=Exponential(1.0), restart_s=60.0
+    )
+    assert outcome.goodput == 0
+    assert 900 < outcome.num_failures < 1_100
 
 
 @pytest.mark.parametrize("new_decider", [every(3), every(60), tuner])
@@ -143,18 +234,90 @@ def test_same_seed_same_outcome_and_another_seed_another() -> None:
     assert ran(1) != ran(2)
 
 
-def test_a_fixed_interval_waits_for_the_checkpoint_before() -> None:
+def test_a_fixed_interval_waits_for_one_of_two_slots() -> None:
     outcome = simulate(steady(COSTS), every(1), wall_s=1_000.0)
 
-    steps = [taken.step for taken in outcome.taken]
+    starts_s = [taken.start_s for taken in outcome.taken]
     assert outcome.num_deferred > 0
-    assert min(b - a for a, b in pairwise(steps)) * 0.5 >= 3.0
+    # One is persisted, one has been copied: the third waits for the first.
+    assert min(c - a for a, c in pairwise(starts_s[2::2])) >= 3.0
+    assert max(b - a for a, b in pairwise(starts_s[2:])) < 4.5
 
 
-def test_a_checkpoint_that_holds_training_until_it_is_durable_costs_all_of_that() -> None:
-    held = COSTS.blocking()
-    assert held.cost_s == held.durable_s == COSTS.durable_s == 3.5
+@pytest.mark.parametrize(("copy_s", "num_deferred"), [(1.0, 0), (4.0, 1)])
+def test_a_fixed_interval_is_late_only_while_the_one_before_is_copied(
+    copy_s: float, num_deferred: int
+) -> None:
+    # 6 iterations and the stall are 3.2 s: shorter than copy and persist, not than either.
+    costs = Costs(iteration_s=0.5, stall_s=0.2, copy_s=copy_s, persist_s=3.0)
+    outcome = simulate(steady(costs), every(6), wall_s=1_000.0)
+
+    # The first waits: what a copy takes is not known before one is durable.
+    assert (outcome.num_deferred > 1) == num_deferred
+    spacing_s = (outcome.taken[-1].start_s - outcome.taken[2].start_s) / (len(outcome.taken) - 3)
+    assert spacing_s == pytest.approx(max(3.2, copy_s + 0.2), abs=0.3)
+
+
+def test_a_checkpoint_costs_its_stall_and_what_it_slows_down() -> None:
+    assert COSTS.durable_s == 3.5
     assert COSTS.cost_s == pytest.approx(0.2 + 0.1 * 3.3)
+
+
+class Recording(FixedInterval):
+    """What it was told of the checkpoints begun."""
+
+    def __init__(self) -> None:
+        super().__init__(60)
+        self.are_periodic: list[bool] = []
+
+    def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
+        self.are_periodic.append(is_periodic)
+        super().started(attempt, step=step, start_s=start_s, is_periodic=is_periodic)
+
+
+@pytest.mark.parametrize("is_steady", [True, False])
+def test_each_start_has_one_decider_that_is_told_of_periodic_checkpoints_alone(
+    is_steady: bool,
+) -> None:
+    made: list[Recording] = []
+
+    def new_decider(_: object) -> Recording:
+        made.append(Recording())
+        return made[-1]
+
+    trace = steady(COSTS) if is_steady else SteppedThrough(COSTS)
+    outcome = simulate(trace, new_decider, wall_s=3_000.0, failures=Exponential(500.0))
+
+    assert outcome.num_failures > 2
+    assert len(made) == (1 if is_steady else 1 + outcome.num_failures)
+    told = [is_periodic for each in made for is_periodic in each.are_periodic]
+    assert told
+    assert all(told)
+
+
+def test_the_first_checkpoint_of_a_tuner_is_periodic_too() -> None:
+    class Told(RateTuner):
+        def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
+            assert is_periodic
+            super().started(attempt, step=step, start_s=start_s, is_periodic=is_periodic)
+
+    assert simulate(steady(COSTS), lambda _: Told(POLICY), wall_s=100.0).num_checkpoints > 1
+
+
+def test_an_interval_that_storage_limits_is_marked() -> None:
+    costs = Costs(iteration_s=1.0, stall_s=0.001, persist_s=100.0)
+    arms = {arm.name: arm for arm in compare(costs, mtbf_s=1e5, restart_s=60.0, interval_s=50.0)}
+
+    assert {name for name in arms if arms[name].is_limited} == {"fixed", "young", "daly"}
+    assert {arm.interval_steps for arm in arms.values()} == {100}
+
+
+def test_an_interval_is_not_limited_by_what_a_checkpoint_costs() -> None:
+    costs = Costs(iteration_s=1.0, stall_s=20.0, persist_s=2.0)
+    arms = {arm.name: arm for arm in compare(costs, mtbf_s=1e5, restart_s=60.0, interval_s=5.0)}
+
+    assert arms["fixed"].interval_steps == 5
+    assert not any(arm.is_limited for arm in arms.values())
 
 
 def test_knowing_how_often_the_run_fails_never_costs_goodput() -> None:
@@ -190,6 +353,8 @@ def test_costs_that_make_no_sense_are_refused(name: str, value: float) -> None:
         (lambda: Costs(iteration_s=1.0, stall_s=0.0, slowdown=1.0), "slowdown"),
         (lambda: Noise(iterations=-0.1), "Noise.iterations"),
         (lambda: Noise(checkpoints=2.0), "Noise.checkpoints"),
+        (lambda: Rhythm(iterations=(1.0, 0.0)), "Rhythm.iterations"),
+        (lambda: Rhythm(slowdowns=(math.nan,)), "Rhythm.slowdowns"),
         (lambda: Exponential(0.0), "mtbf_s"),
         (lambda: Exponential(math.nan), "mtbf_s"),
         (lambda: Interruptions(-1.0), "every_s"),

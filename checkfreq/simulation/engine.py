@@ -20,7 +20,7 @@ from checkfreq.simulation.failures import Failures
 from checkfreq.simulation.outcome import Outcome, Taken
 
 #: What is stepped through takes microseconds each: a run of more would take minutes.
-_MOST_ITERATIONS = 2_000_000
+_MOST_ITERATIONS = 1_000_000
 _MOST_FAILURES = 1_000_000
 _MOST_SLOWDOWN = 0.95
 
@@ -299,14 +299,14 @@ class FailureClock:
             self.num_failures += 1
             up_s = self.next_s + self._restart_s
             self._wind(self.next_s)
+        return up_s
+
+    def _wind(self, from_s: float) -> None:
         if self.num_failures > _MOST_FAILURES:
             raise ConfigError(
                 f"more than {_MOST_FAILURES} failures: simulate a shorter run, or one that fails "
                 f"less often than every {self._mean_s:.3g} s"
             )
-        return up_s
-
-    def _wind(self, from_s: float) -> None:
         wait_s = math.inf
         if self._mean_s < math.inf:
             wait_s = self._random.expovariate(1 / self._mean_s)

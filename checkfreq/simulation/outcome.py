@@ -26,8 +26,8 @@ class Outcome:
         so far); 0 or more.
     largest_cost_s, exempt_s: of the checkpoints the dearest; and those together that the bound
         does not cover: the first of each start, and the last before a preemption.
-    planned_steps: the interval planned in the end; None if nothing is known by then.
-    num_deferred, num_withheld, taken, planned_steps: of all starts together where the run was stepped through;
+    planned_steps: the interval planned in the end; None: no plan yet.
+    num_deferred, num_withheld, taken: of all starts together where the run was stepped through;
         where one start was replayed (nothing varies: run.py), of that one, as far as it was run.
     """
 

@@ -28,16 +28,23 @@ from checkfreq.simulation.scenarios import Scenario, is_close, scenarios, settli
 
 SCENARIOS = {scenario.name: scenario for scenario in scenarios()}
 SEEDS = range(4)
+RHYTHMIC = [name for name in SCENARIOS if SCENARIOS[name].rhythm]
 #: Where one interval is the best one, and it can be told from the measurements of twenty.
-SETTLING = [name for name in SCENARIOS if name not in ("bursty", "30 % noise")]
+SETTLING = [name for name in SCENARIOS if name != "bursty" and name not in RHYTHMIC]
 
 for_each_scenario = pytest.mark.parametrize("name", SCENARIOS)
 for_each_seed = pytest.mark.parametrize("seed", SEEDS)
 
 
 @cache
+def ran_with(name: str, seed: int) -> tuple[Scenario, Outcome, RateTuner]:
+    scenario = SCENARIOS[name]
+    decider = scenario.tuner()
+    return scenario, scenario.run(seed, decider), decider
+
+
 def ran(name: str, seed: int) -> tuple[Scenario, Outcome]:
-    return SCENARIOS[name], SCENARIOS[name].run(seed)
+    return ran_with(name, seed)[:2]
 
 
 @for_each_seed
@@ -66,7 +73,7 @@ def test_interval_is_within_a_tenth_of_the_oracles_20_checkpoints_after_the_star
 
 
 @for_each_seed
-@pytest.mark.parametrize("name", SETTLING)
+@pytest.mark.parametrize("name", [name for name in SETTLING if name != "30 % noise"])
 def test_interval_stays_there(name: str, seed: int) -> None:
     scenario, outcome = ran(name, seed)
     for found in settlings(scenario, outcome):
@@ -82,6 +89,36 @@ def test_interval_comes_back_after_a_disturbance(name: str, seed: int) -> None:
 
     assert not is_close(during.typical_steps, before.oracle_steps)
     assert is_close(after.typical_steps, before.oracle_steps)
+
+
+@for_each_seed
+@for_each_scenario
+def test_claimed_overhead_is_the_true_one_to_0_3_points(name: str, seed: int) -> None:
+    _, outcome, decider = ran_with(name, seed)
+
+    assert decider.measured_overhead == pytest.approx(outcome.overhead, abs=0.003)
+
+
+@for_each_seed
+@pytest.mark.parametrize("name", RHYTHMIC)
+def test_a_rhythm_of_iterations_or_checkpoints_leaves_them_as_far_apart_as_the_oracles(
+    name: str, seed: int
+) -> None:
+    (found,) = settlings(*ran(name, seed))
+
+    # Planned may be less: of checkpoints of which a few are far dearer, the usual ones are
+    # planned for, and the budget makes up for the others.
+    assert abs(found.actual_steps - found.oracle_steps) <= 1 + 0.1 * found.oracle_steps, found
+
+
+@for_each_seed
+@pytest.mark.parametrize("name", [name for name in RHYTHMIC if SCENARIOS[name].rhythm.iterations])
+def test_a_rhythm_of_iterations_leaves_the_planned_interval_near_the_oracles(
+    name: str, seed: int
+) -> None:
+    (found,) = settlings(*ran(name, seed))
+
+    assert abs(found.typical_steps - found.oracle_steps) <= 1 + 0.1 * found.oracle_steps, found
 
 
 @for_each_seed
@@ -113,7 +150,11 @@ def test_bursts_are_waited_out_and_checkpoints_are_no_rarer_than_at_the_best_fix
         for steps in (found.oracle_steps + 1, found.oracle_steps - 2)
     )
     assert kept <= scenario.max_overhead < broken
-    assert found.actual_steps <= found.oracle_steps
+    # No rarer, and not by chance: between bursts checkpoints are planned for what they cost then,
+    # in bursts the budget holds them back. The oracle's interval is for the mean of both.
+    between = smallest_interval(scenario.trace.at(0.0), max_overhead=scenario.max_overhead)
+    assert between <= found.actual_steps <= found.oracle_steps
+    assert is_close(found.typical_steps, between)
 
 
 @pytest.mark.parametrize("max_overhead", [0.01, 0.035, 0.2])
@@ -166,6 +207,38 @@ def test_bound_holds_over_failures_with_one_exempt_checkpoint_for_each_start(see
     assert outcome.excess_s <= outcome.largest_cost_s + outcome.exempt_s
 
 
+def test_machines_are_taken_away_as_often_whether_there_is_notice_or_not() -> None:
+    def preempted(notice_s: float) -> Outcome:
+        failures = SpotPreemption(per_day=127.0, notice_s=notice_s)
+        costs = Costs(iteration_s=2.0, stall_s=0.2, persist_s=6.0)
+        return simulate(
+            steady(costs),
+            lambda _: FixedInterval(20),
+            wall_s=340_000.0,
+            failures=failures,
+            restart_s=30.0,
+        )
+
+    warned, unwarned = preempted(120.0), preempted(0.0)
+    assert warned.num_failures == pytest.approx(unwarned.num_failures, abs=2)
+    assert warned.num_failures == pytest.approx(500, rel=0.15)
+    assert warned.down_s == pytest.approx(unwarned.down_s, rel=0.02)
+
+
+def test_a_checkpoint_that_starts_when_the_notice_comes_is_the_last_one_itself() -> None:
+    outcome = simulate(
+        steady(Costs(iteration_s=1.0, stall_s=0.2, persist_s=3.0)),
+        lambda _: FixedInterval(4),
+        wall_s=50_000.0,
+        failures=SpotPreemption(per_day=864.0, notice_s=20.0),
+    )
+
+    assert outcome.num_failures > 400
+    at = [taken.start_s for taken in outcome.taken]
+    assert len(set(at)) == len(at)
+    assert outcome.num_checkpoints == len(at)
+
+
 def test_preemption_with_enough_notice_loses_no_work_and_without_it_some() -> None:
     costs = Costs(iteration_s=0.1, stall_s=0.02, copy_s=0.05, persist_s=0.3, slowdown=0.1)
 
@@ -175,6 +248,7 @@ def test_preemption_with_enough_notice_loses_no_work_and_without_it_some() -> No
 
     warned, too_late, unwarned = preempted(120.0), preempted(0.3), preempted(0.0)
     assert warned.num_failures > 20
+    assert warned.num_failures == pytest.approx(unwarned.num_failures, abs=2)
     # But for a preemption that comes so soon after a start that nothing could be taken.
     assert warned.lost_s < 0.01 * unwarned.lost_s
     assert too_late.lost_s > 0.9 * unwarned.lost_s > 0
