@@ -49,10 +49,10 @@ class TestTheFirstPlan:
         played = run()
         assert played.play(30)[0] == 2 + PROFILE_ITERATIONS
 
-    def test_the_plan_comes_when_the_last_iteration_that_it_touched_ended(self) -> None:
+    def test_the_plan_comes_when_the_aftermath_of_the_first_one_is_over(self) -> None:
         played = run(Costs(durable_s=2.75))
         played.play(12)
-        played.play(2)
+        played.play(3 + 2 - 1)  # it touches three
         assert played.tuner.plan is None
         assert played.tuner.profile() is None
         played.play(1)
@@ -61,7 +61,7 @@ class TestTheFirstPlan:
 
     def test_warm_up_iterations_tell_nothing(self) -> None:
         played = run()
-        played.play(13, extra_s=lambda step: 100.0 if step < 2 else 0.0)
+        played.play(15, extra_s=lambda step: 100.0 if step < 2 else 0.0)
         profile = played.tuner.profile()
         assert profile is not None
         assert profile.iteration_s == pytest.approx(1.0)
@@ -69,7 +69,7 @@ class TestTheFirstPlan:
     def test_a_first_checkpoint_that_failed_is_charged_and_taken_again(self) -> None:
         played = run()
         played.fails = True
-        assert played.play(13) == [12]
+        assert played.play(15) == [12]
         assert played.tuner.plan is None
         assert played.tuner.overhead_s == pytest.approx(0.5)
         played.fails = False
@@ -88,7 +88,9 @@ class TestTheFirstPlan:
         played = run()
         played.play(5)
         played.take(is_periodic=False)
-        played.play(8)
+        played.play(9)
+        assert played.tuner.plan is None
+        played.play(1)  # clean: 3 before it, 7 after it and the two of its aftermath
         assert interval(played) == 10
         assert not played.taken
 
@@ -185,7 +187,8 @@ class TestBothWays:
         played = run(Costs(stall_s=0.0, durable_s=0.9))
         played.play(50)
         assert interval(played) == 1
-        assert len(played.play(64)) >= 60
+        # 96 in a row, then a stretch: the aftermath of the last one and 6 clean iterations.
+        assert len(played.play(96 + 2 + 6)) == 96
 
     def test_goodput_may_spend_more_than_the_bound(self) -> None:
         played = run(Costs(stall_s=1.0), mtbf_s=50.0, objective=Objective.GOODPUT)
@@ -204,7 +207,7 @@ class TestBothWays:
         fresh = run(FREE, cached=replace(CACHED, cost_s=2.0, cost_upper_s=2.0))
         fresh.step = 1000
         fresh.tuner.continue_from(1000)
-        assert fresh.play(60)[0] == 1040
+        assert fresh.play(60)[0] == 1041  # the longer one of four comes first
 
 
 class TestTheBound:
@@ -264,45 +267,64 @@ class TestTheBound:
         seed=st.integers(0, 2**32),
         bound=st.sampled_from([0.01, 0.035, 0.1]),
         typical_s=st.sampled_from([0.0, 0.05, 0.5, 3.0]),
-        noise=st.sampled_from([0.0, 0.05, 0.3]),
+        beat=st.sampled_from([0.0, 0.05]),
+        boundary_s=st.sampled_from([0.0, 0.002]),
         durable_s=st.sampled_from([0.3, 0.95, 3.7]),
+        rare=st.sampled_from([0.0, 0.02, 0.1]),
         exempt=st.sampled_from([0.0, 0.01]),
         failing=st.sampled_from([0.0, 0.2]),
     )
-    def test_overhead_never_exceeds_it_by_more_than_the_largest_cost_and_the_exempt_ones(
+    def test_true_overhead_never_exceeds_it_by_more_than_what_is_allowed(
         self,
         seed: int,
         bound: float,
         typical_s: float,
-        noise: float,
+        beat: float,
+        boundary_s: float,
         durable_s: float,
+        rare: float,
         exempt: float,
         failing: float,
     ) -> None:
+        """Allowed: the largest cost, or of those that overlap; those that had to be taken; what
+        three outliers hide; by how much one may be misjudged where iterations alternate.
+        """
         chance = random.Random(seed)
-        played = Run(tuner(bound))
+        played = Run(tuner(bound), boundary_s=boundary_s)
         told = played.tuner
-        largest_s = exempt_s = before_s = 0.0
-        periodic: dict[int, bool] = {}
-        for _ in range(500):
+        together: set[str] = set()
+        had_to: set[str] = set()
+        largest_s = 0.0
+        slow_s: list[float] = []
+        for step in range(500):
             factor = 10.0 if chance.random() < 0.1 else chance.uniform(0.5, 1.5)
-            played.costs = Costs(stall_s=typical_s * factor, copy_s=0.1, durable_s=durable_s)
+            slow = chance.uniform(8.0, 40.0) if chance.random() < rare else 0.0
+            played.costs = Costs(
+                stall_s=typical_s * factor, copy_s=0.1, durable_s=durable_s, slow_s=slow
+            )
             played.fails = chance.random() < failing
-            played.iterate(extra_s=noise * chance.random())
-            spent_s, before_s = told.overhead_s - before_s, told.overhead_s
-            if periodic and all(periodic.values()):
-                largest_s = max(largest_s, spent_s)
-            elif periodic:
-                exempt_s += max(0.0, spent_s)
-            if not played.in_flight:
-                periodic.clear()
-            assert told.overhead_s <= bound * told.productive_s + largest_s + exempt_s + 1e-9
-            is_first = told.plan is None
+            before = played.name
+            if told.plan is None:
+                had_to.add(str(before + 1))
             if chance.random() < exempt:
                 played.take(is_periodic=False)
-                periodic[played.name] = False
-            elif played.decide() is Due.TAKE:
-                periodic[played.name] = not is_first
+                had_to.add(str(played.name))
+            else:
+                played.decide()
+            if played.name > before:
+                together &= set(played.in_flight)
+                together.add(str(played.name))
+                slow_s.append(slow)
+            played.iterate(extra_s=beat if step % 2 else -beat)
+            costs_s = played.costs_s
+            largest_s = max(largest_s, sum(costs_s[n] for n in together if n not in had_to))
+            hidden_s = sum(sorted(slow_s)[-3:])
+            exempt_s = sum(costs_s.get(n, 0.0) for n in had_to)
+            misjudged_s = beat * 0
+            assert (
+                played.true_s
+                <= bound * played.clean_s + largest_s + exempt_s + hidden_s + misjudged_s + 1e-9
+            )
 
 
 class TestDeferral:
@@ -429,7 +451,8 @@ class TestTheIterationTime:
         played.play(100)
         spent_s, before = played.tuner.overhead_s, played.tuner.profile()
         played.take(is_periodic=False)
-        played.iterate(is_regular=False, extra_s=60.0)
+        for _ in range(3):
+            played.iterate(is_regular=False, extra_s=60.0)
         assert played.tuner.overhead_s == pytest.approx(spent_s + 0.5)
         played.iterate(is_regular=False, extra_s=60.0)
         assert played.tuner.profile() == before
@@ -440,6 +463,8 @@ class TestTheIterationTime:
         spent_s = played.tuner.overhead_s
         played.take(is_periodic=False)
         played.iterate(extra_s=60.0)
+        played.iterate()
+        played.iterate()
         assert played.tuner.overhead_s == pytest.approx(spent_s + 0.5 + 3.0)
 
     def test_a_systematic_slowdown_however_large_is_charged(self) -> None:
@@ -481,7 +506,8 @@ class TestBadSamples:
         played.tuner.started("bad", step=300, start_s=played.now_s, is_periodic=False)
         played.tuner.ended("bad", end_s=played.now_s + 0.5, measured=measured)
         played.stall_s = 0.5
-        played.iterate()
+        for _ in range(3):
+            played.iterate()
         assert played.tuner.num_bad_samples == 1
         assert played.tuner.overhead_s == pytest.approx(spent_s + 0.5)
         assert played.tuner.profile() == before
@@ -530,6 +556,8 @@ class TestTimeliness:
         played.iterate()
         played.iterate()
         played.tuner.ended(name, end_s=12.75, measured=Costs().measured)
+        played.iterate()
+        assert played.tuner.plan is None
         played.iterate()
         assert interval(played) == 10
 
