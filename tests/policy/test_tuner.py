@@ -436,6 +436,22 @@ class TestTheBoundary:
         assert interval(played) == steps
         assert {*gaps(played.taken[-5:])} == {steps, steps + 1}
 
+    @pytest.mark.parametrize(
+        ("boundary_s", "left_s"), [(0.0, 0.05), (0.01, 0.04), (0.04, 0.025), (0.2, 0.025)]
+    )
+    def test_a_clean_iteration_earns_so_much_less_but_at_least_half(
+        self, boundary_s: float, left_s: float
+    ) -> None:
+        played = run(Costs(stall_s=0.5))
+        played.boundary_s = boundary_s
+        played.play(300)
+        while len(played.tuner._charges):
+            played.iterate()
+        balance_s = played.tuner.balance_s
+        for _ in range(5):
+            played.iterate()
+        assert played.tuner.balance_s == pytest.approx(balance_s + 5 * left_s)
+
     @pytest.mark.parametrize("boundary_s", [0.0, 0.01, 0.04, 0.2])
     def test_it_is_counted_in_full(self, boundary_s: float) -> None:
         played = run(Costs(stall_s=0.5))
