@@ -245,8 +245,8 @@ class RateTuner:
     def _note_clean(self, iteration: Iteration) -> None:
         self._costs.add_clean(iteration)
         norm = self._costs.norm
-        if norm is not None:
-            self._outliers.add_clean(norm.over_s(iteration.duration_s))
+        assert norm is not None  # this one at least is known
+        self._outliers.add_clean(norm.over_s(iteration.duration_s))
         self._since_clean = 0
         if self._stretch_left:
             self._stretch_left -= 1
