@@ -110,7 +110,7 @@ class Charges:
 
     def __init__(self) -> None:
         self._open: dict[str, Charge] = {}
-        self._costs: deque[float] = deque(maxlen=8)
+        self._costs: deque[tuple[float, float]] = deque(maxlen=8)  # (excess, mild) each
 
     def __len__(self) -> int:
         return len(self._open)
@@ -179,11 +179,16 @@ class Charges:
         self._costs.clear()
 
     def _plausible_s(self, charge: Charge) -> float:
-        """Its excess, but for what is so far out of line that something else must be in it."""
-        self._costs.append(charge.excess_s)
-        usual_s = max(0.0, median(self._costs))
+        """What counts outliers in part, as T does; in full where checkpoints usually have them.
+
+        Against the plain mean one without outliers would be worth less than nothing, as often as
+        those with them are forgiven.
+        """
+        self._costs.append((charge.excess_s, charge.mild_s))
+        usual_s = median(excess_s for excess_s, _ in self._costs)
+        has_outliers = usual_s > max(0.0, median(mild_s for _, mild_s in self._costs))
         is_usual = len(self._costs) >= _USUAL_FROM and charge.excess_s <= OUTLIER * usual_s
-        return charge.excess_s if is_usual else charge.mild_s
+        return max(charge.excess_s, charge.mild_s) if has_outliers and is_usual else charge.mild_s
 
 
 def _charge(charge: Charge, iteration: Iteration, share: float, norm: Norm | None) -> None:

@@ -160,15 +160,31 @@ def test_a_rare_outlier_is_never_the_checkpoints_but_a_stall_always_is() -> None
     assert (held.cost_s, held.forgiven_s) == (30, 0)
 
 
-def test_a_usual_cost_is_above_the_plain_mean_and_a_mild_one_above_t() -> None:
+def test_a_usual_cost_with_outliers_is_above_the_plain_mean_and_others_are_above_t() -> None:
     norm = Norm(iteration_s=1.3, plain_s=1.5, limit_s=4.0)
+    for first_s, expected in (
+        # Capped at 4 s: 4 - 1.3; above the plain mean: 9 - 1.5. Then twice 1.5 - 1.3, or nothing.
+        (9.0, [3.1, 3.1, 7.5]),
+        (3.0, [2.1, 2.1, 2.1]),  # no outlier in it, though there are some elsewhere
+    ):
+        charges = Charges()
+        costs = [
+            settled(Iteration(0, first_s), end_s=1, charges=charges, norm=norm, after_s=1.5).cost_s
+            for _ in range(3)
+        ]
+        assert costs == pytest.approx(expected)
+
+
+def test_without_outliers_a_checkpoint_is_never_set_against_a_mean_with_them() -> None:
+    # One in fifty takes 30 s: T = 1.06 s, plain mean 1.58 s.
+    norm = Norm(iteration_s=1.06, plain_s=1.58, limit_s=4.0)
     charges = Charges()
-    costs = [
-        settled(Iteration(0, 3), end_s=1, charges=charges, norm=norm, after_s=1.5).cost_s
-        for _ in range(3)
-    ]
-    # 3 - 1.3 and twice 1.5 - 1.3; then 3 - 1.5.
-    assert costs == pytest.approx([2.1, 2.1, 1.5])
+    costs = [settled(Iteration(0, 1), end_s=1, charges=charges, norm=norm) for _ in range(5)]
+    assert [charge.cost_s for charge in costs] == pytest.approx([-0.18] * 5)
+    for _ in range(8):
+        settled(Iteration(0, 30), end_s=1, charges=charges, norm=norm)
+    usual = settled(Iteration(0, 1), end_s=1, charges=charges, norm=norm)
+    assert usual.cost_s == pytest.approx(-0.18)
 
 
 def test_an_outlier_that_comes_anyway_costs_nothing_on_average() -> None:

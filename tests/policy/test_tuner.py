@@ -532,6 +532,22 @@ class TestOutliers:
         claimed = played.tuner.measured_overhead
         assert claimed == pytest.approx(played.true_overhead, abs=0.002)
 
+    @pytest.mark.parametrize("slow_part", [0.005, 0.02, 0.05])
+    @pytest.mark.parametrize("slow_s", [10.0, 30.0])
+    def test_rare_slow_iterations_of_a_plain_loop_do_not_hide_what_checkpoints_cost(
+        self, slow_part: float, slow_s: float
+    ) -> None:
+        """0.5 s each, not held: that alone keeps its interval near 10."""
+        chance = random.Random(1)
+        played = run(Costs(stall_s=0.0, slow_s=0.5))
+        for _ in range(6000):
+            played.iterate(extra_s=slow_s if chance.random() < slow_part else 0.0)
+            played.decide()
+        assert played.true_overhead <= 0.05
+        claimed = played.tuner.measured_overhead
+        assert claimed is not None
+        assert 0.03 <= claimed <= 0.05
+
     def test_a_freak_among_the_first_is_forgotten_once_it_is_paid_for(self) -> None:
         played = run(Costs(stall_s=0.1))
         while len(played.taken) < 2:
