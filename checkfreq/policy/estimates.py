@@ -73,12 +73,13 @@ class IterationTime:
 
     def _follow_change(self) -> None:
         times = list(self._times)
-        recent, older = times[-self._RECENT :], sorted(times[: -self._RECENT])
+        recent, older = sorted(times[-self._RECENT :]), sorted(times[: -self._RECENT])
         if len(older) < self._RECENT:
             return
         now, before = median(recent), median(older)
         low, high = older[len(older) // 10], older[-1 - len(older) // 10]
-        if abs(now - before) > self._CHANGE * before and not low <= now <= high:
+        is_other = recent[2] > high or recent[-3] < low  # all but two: not a few outliers
+        if abs(now - before) > self._CHANGE * before and is_other:
             changed = (t for t in recent if abs(t - now) < abs(t - before))
             self._times = deque(changed, maxlen=self._WINDOW)
         else:

@@ -246,7 +246,7 @@ class RateTuner:
         self._costs.add_clean(iteration)
         norm = self._costs.norm
         assert norm is not None  # this one at least is known
-        self._outliers.add_clean(norm.over_s(iteration.duration_s))
+        self._outliers.add_clean(norm.over_s(iteration.duration_s - iteration.stall_s))
         self._since_clean = 0
         if self._stretch_left:
             self._stretch_left -= 1

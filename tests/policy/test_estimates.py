@@ -82,7 +82,7 @@ class TestIterationTime:
         for _ in range(32):
             estimate.add(1.01)
             values.add(estimate.value())
-        assert 4 <= len(values) <= 5
+        assert 2 <= len(values) <= 8
 
     def test_the_window_slides(self) -> None:
         assert time_of(*[1.0] * 64, *[1.05] * 72).value() == pytest.approx(1.05)

