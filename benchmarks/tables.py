@@ -171,8 +171,8 @@ def _startup(results: Path) -> str:
     return "\n".join([*rows, "", *_how(lines)])
 
 
-def _simulate() -> str:
-    lines = [line for line in _lines("simulate") if "phases" in line]
+def _simulate(results: Path) -> str:
+    lines = [line for line in _lines("simulate", results) if "phases" in line]
     head = "| on paper | overhead / bound | above it, in checkpoints | interval / the oracle's |"
     rows = [head, "|---|---|---|---|"]
     for x in lines:
@@ -186,16 +186,12 @@ def _simulate() -> str:
     return "\n".join([*rows, "", *_how(lines)])
 
 
-def _goodput() -> str:
-    lines = [line for line in _lines("simulate") if "mtbf_s" in line]
+def _goodput(results: Path) -> str:
+    lines = [line for line in _lines("simulate", results) if "mtbf_s" in line]
     arms = list(lines[0]["goodput"]) if lines else []
     rows = [f"| goodput | {' | '.join(arms)} |", "|---" * (len(arms) + 1) + "|"]
-    rows += [f"| {x['arm']} | {' | '.join(_percent(x, arm) for arm in arms)} |" for x in lines]
+    rows += [f"| {x['arm']} | {' | '.join(_percent(x['goodput'][arm]) for arm in arms)} |" for x in lines]
     return "\n".join([*rows, "", *_how(lines)])
-
-
-def _percent(line: Line, arm: str) -> str:
-    return f"{100 * line['goodput'][arm]:.1f} %"
 
 
 def _how(lines: list[Line]) -> list[str]:

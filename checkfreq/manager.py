@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -200,20 +200,7 @@ class CFManager:
         self._pass_boundary(epoch_boundary=True)
 
     def _pass_boundary(self, *, epoch_boundary: bool) -> None:
-        with self._holding_training():
-            self._take_boundary(epoch_boundary=epoch_boundary)
-
-    @contextmanager
-    def _holding_training(self) -> Iterator[None]:
-        """Count what is held here, but for what has to be waited for."""
-        start_s, waited_s = time.perf_counter(), self._pipeline.waited_s
-        try:
-            yield
-        finally:
-            held_s = time.perf_counter() - start_s
-            self._boundaries_s += held_s - (self._pipeline.waited_s - waited_s)
-
-    def _take_boundary(self, *, epoch_boundary: bool) -> None:
+        since_s = self._now_s()
         self._begin()
         self._persistence.reap()
         self._persistence.book.raise_if_intolerable()
@@ -223,6 +210,11 @@ class CFManager:
         self._take_due(epoch_boundary=epoch_boundary)
         if self._notice.is_set and not self._stopped:
             self._stop()
+        self._boundaries_s += self._now_s() - since_s
+
+    def _now_s(self) -> float:
+        """A clock that stands still while something has to be waited for."""
+        return time.perf_counter() - self._pipeline.waited_s
 
     def _profile(self, *, is_epoch: bool) -> None:
         """Tell the profiler that an iteration ended; at the first boundary, have it begin."""
@@ -319,8 +311,9 @@ class CFManager:
                 )
             self._request(marks)
             return
-        with self._holding_training():
-            attempt = self._checkpoint("requested", marks, must=True)
+        since_s = self._now_s()
+        attempt = self._checkpoint("requested", marks, must=True)
+        self._boundaries_s += self._now_s() - since_s
         if wait and (error := self._pipeline.outcome(attempt)) is not None:
             raise error
 

@@ -134,8 +134,6 @@ class Charges:
 
         ``norm`` is None where it says nothing of this one: only stalls count then.
         """
-        if not self._open:
-            return False
         touching = [c for c in self._open.values() if c.overlap_s(iteration) > 0]
         if not touching:
             return self._add_aftermath(iteration, norm)
@@ -157,8 +155,6 @@ class Charges:
 
     def settle(self) -> list[Charge]:
         """Take out those that are over."""
-        if not self._open:
-            return []
         names = [name for name, charge in self._open.items() if charge.is_over]
         settled = [self._open.pop(name) for name in names]
         for charge in settled:

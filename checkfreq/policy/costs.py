@@ -97,6 +97,10 @@ class RunCosts:
             return None if known is None else Norm(known, known, OUTLIER * known)
         return Norm(own, self._time.plain_mean() or own, self._time.limit())
 
+    def over_s(self, iteration: Iteration) -> float:
+        """What a clean iteration is above the limit from which it is an outlier."""
+        return max(0.0, iteration.duration_s - iteration.stall_s - self._time.limit())
+
     @property
     def short_iteration_s(self) -> float | None:
         """Hardly any clean iteration is shorter."""

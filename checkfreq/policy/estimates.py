@@ -45,7 +45,7 @@ class IterationTime:
 
     def value(self) -> float | None:
         """Seconds; None before the first. Computed anew after every few additions."""
-        if self._num_new and (self._mean is None or self._num_new * 8 >= len(self._times)):
+        if self._num_new and (self._mean is None or self._num_new * 4 >= len(self._times)):
             self.update()
         return self._mean
 

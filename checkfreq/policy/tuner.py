@@ -133,15 +133,19 @@ class RateTuner:
             return
         self._num_seen += 1
         is_regular = self._accept(iteration)
-        if self._charges.add(iteration, norm=self._costs.norm if is_regular else None):
+        is_touched = bool(self._charges) and self._charges.add(
+            iteration, norm=self._costs.norm if is_regular else None
+        )
+        if is_touched:
             self._since_clean += 1
         else:
             self._pay_boundary(iteration.stall_s)
             if is_regular:
                 self._note_clean(iteration)
         self._earn()
-        for charge in self._charges.settle():
-            self._account(charge)
+        if is_touched:
+            for charge in self._charges.settle():
+                self._account(charge)
 
     def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
         """A snapshot was begun at boundary ``step``; ``attempt`` is a name that no other has."""
@@ -244,9 +248,7 @@ class RateTuner:
 
     def _note_clean(self, iteration: Iteration) -> None:
         self._costs.add_clean(iteration)
-        norm = self._costs.norm
-        assert norm is not None  # this one at least is known
-        self._outliers.add_clean(norm.over_s(iteration.duration_s - iteration.stall_s))
+        self._outliers.add_clean(self._costs.over_s(iteration))
         self._since_clean = 0
         if self._stretch_left:
             self._stretch_left -= 1

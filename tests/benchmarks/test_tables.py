@@ -19,7 +19,10 @@ def test_every_table_of_the_readme_is_what_the_result_lines_say() -> None:
     text = (ROOT / "README.md").read_text()
 
     assert with_tables(text) == text
-    for name in ("persist", "restore", "stall", "memory", "startup"):
+    for name in (
+        *("persist", "restore", "stall", "memory", "startup"),
+        *("overhead", "interference", "decision", "first", "simulate", "goodput"),
+    ):
         start = text.index(f"<!-- table {name} -->")
         rows = text[start : text.index("<!-- end -->", start)].count("\n| ")
         assert rows > 1, f"the table {name} is empty"
@@ -33,7 +36,7 @@ def test_no_result_line_was_measured_on_uncommitted_code() -> None:
 
 
 def test_tables_without_a_result_line_are_empty_and_not_an_error(tmp_path: Path) -> None:
-    for name in ("overhead", "interference", "decision", "first"):
+    for name in ("overhead", "interference", "decision", "first", "simulate", "goodput"):
         text = with_tables(f"<!-- table {name} -->\nold\n<!-- end -->", results=tmp_path)
         assert "old" not in text
         assert text.count("\n| ") == 1
