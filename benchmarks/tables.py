@@ -190,7 +190,9 @@ def _goodput(results: Path) -> str:
     lines = [line for line in _lines("simulate", results) if "mtbf_s" in line]
     arms = list(lines[0]["goodput"]) if lines else []
     rows = [f"| goodput | {' | '.join(arms)} |", "|---" * (len(arms) + 1) + "|"]
-    rows += [f"| {x['arm']} | {' | '.join(_percent(x['goodput'][arm]) for arm in arms)} |" for x in lines]
+    rows += [
+        f"| {x['arm']} | {' | '.join(_percent(x['goodput'][arm]) for arm in arms)} |" for x in lines
+    ]
     return "\n".join([*rows, "", *_how(lines)])
 
 

@@ -92,6 +92,7 @@ class CFManager:
         self._fresh = fresh
         self._global_step = 0
         self._boundaries_s = 0.0
+        self._is_on_device = False
         self._restored_step: int | None = None
         self._requested: Marks | None = None
         self._apply_rng: Callable[[], None] | None = None
@@ -200,7 +201,7 @@ class CFManager:
         self._pass_boundary(epoch_boundary=True)
 
     def _pass_boundary(self, *, epoch_boundary: bool) -> None:
-        since_s = self._now_s()
+        since_s = time.perf_counter() - self._pipeline.waited_s
         self._begin()
         self._persistence.reap()
         self._persistence.book.raise_if_intolerable()
@@ -210,18 +211,14 @@ class CFManager:
         self._take_due(epoch_boundary=epoch_boundary)
         if self._notice.is_set and not self._stopped:
             self._stop()
-        self._boundaries_s += self._now_s() - since_s
-
-    def _now_s(self) -> float:
-        """A clock that stands still while something has to be waited for."""
-        return time.perf_counter() - self._pipeline.waited_s
+        self._boundaries_s += time.perf_counter() - self._pipeline.waited_s - since_s
 
     def _profile(self, *, is_epoch: bool) -> None:
         """Tell the profiler that an iteration ended; at the first boundary, have it begin."""
         if self._profiler.has_begun:
             pipeline = self._pipeline
             # What the host was held for is hidden where a device has work queued.
-            own_s = 0.0 if pipeline.is_on_device else self._boundaries_s
+            own_s = 0.0 if self._is_on_device else self._boundaries_s
             self._profiler.boundary(
                 is_epoch=is_epoch,
                 stall_s=pipeline.barrier_s + own_s,
@@ -232,6 +229,7 @@ class CFManager:
             self._profiler.report(self._persistence, step=self._global_step)
             return
         self._pipeline.prepare()
+        self._is_on_device = self._pipeline.is_on_device
         self._profiler.begin(
             step=self._pipeline.last_started_step,
             timer=self._pipeline.timer(),
@@ -311,9 +309,9 @@ class CFManager:
                 )
             self._request(marks)
             return
-        since_s = self._now_s()
+        since_s = time.perf_counter() - self._pipeline.waited_s
         attempt = self._checkpoint("requested", marks, must=True)
-        self._boundaries_s += self._now_s() - since_s
+        self._boundaries_s += time.perf_counter() - self._pipeline.waited_s - since_s
         if wait and (error := self._pipeline.outcome(attempt)) is not None:
             raise error
 

@@ -77,7 +77,8 @@ class Pipeline:
         self.last_started_step = 0
         self.num_deferred = 0
         self._host_stall_s = 0.0
-        self._waited_s = 0.0
+        #: How long the user's own calls waited for checkpoints.
+        self.waited_s = 0.0
         self._barrier_s = 0.0
         self._device_refused = False
 
@@ -97,11 +98,6 @@ class Pipeline:
         return self._host_stall_s + self._snapshotter.device_stall_s
 
     @property
-    def waited_s(self) -> float:
-        """How long the user's own calls waited for checkpoints."""
-        return self._waited_s
-
-    @property
     def barrier_s(self) -> float:
         """How long weight updates waited for copies: on the host, or on devices as known yet."""
         return self._barrier_s + self._snapshotter.device_stall_s
@@ -114,7 +110,7 @@ class Pipeline:
     @property
     def is_quiet(self) -> bool:
         """True while the worker has nothing to do."""
-        return not self.persistence.book.active and not self.persistence.persister.is_busy
+        return not self.persistence.book.num_active and not self.persistence.persister.is_busy
 
     @property
     def is_ready(self) -> bool:
@@ -346,7 +342,7 @@ class Pipeline:
         try:
             yield
         finally:
-            self._waited_s += time.perf_counter() - start_s
+            self.waited_s += time.perf_counter() - start_s
 
     def wait_idle(self) -> None:
         """Wait until no attempt is in flight."""

@@ -106,6 +106,11 @@ class AttemptBook:
         """Attempts that have not ended, oldest first."""
         return tuple(self._active.values())
 
+    @property
+    def num_active(self) -> int:
+        """How many have not ended."""
+        return len(self._active)
+
     def find(self, step: int) -> Attempt | None:
         """The attempt in flight for ``step``, if there is one."""
         return next((a for a in self._active.values() if a.step == step), None)

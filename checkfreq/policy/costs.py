@@ -50,6 +50,10 @@ class RunCosts:
         """Follow the clean iterations up to the last: they were few, and waited for."""
         self._time.update()
 
+    def renew_time(self, *, keep: int) -> None:
+        """T is about to be measured again: of the earlier clean iterations ``keep`` count."""
+        self._time.keep(keep)
+
     def add_durable(self, measured: Measured) -> None:
         """A checkpoint became durable."""
         self._copy.add(measured.copy_s)

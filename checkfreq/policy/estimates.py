@@ -43,9 +43,14 @@ class IterationTime:
         self._times.append(seconds)
         self._num_new += 1
 
+    def keep(self, newest: int) -> None:
+        """Let older ones go: they were measured long ago."""
+        while len(self._times) > newest:
+            self._times.popleft()
+
     def value(self) -> float | None:
         """Seconds; None before the first. Computed anew after every few additions."""
-        if self._num_new and (self._mean is None or self._num_new * 4 >= len(self._times)):
+        if self._num_new and (self._mean is None or self._num_new * 8 >= len(self._times)):
             self.update()
         return self._mean
 

@@ -13,6 +13,7 @@ import math
 from collections import deque
 from dataclasses import replace
 from enum import Enum
+from statistics import fmean
 
 from checkfreq.policy.bucket import TokenBucket
 from checkfreq.policy.charges import Charge, Charges, Outliers
@@ -29,6 +30,11 @@ _WARM_UP_ITERATIONS = 2
 #: After so many iterations with none clean, a few without a checkpoint measure T again.
 _STRETCH_AFTER = 96
 _STRETCH_ITERATIONS = 6
+_STRETCH_KEEPS = 24
+#: Slowdowns of so many checkpoints that are negative by more than chance: T is too long.
+_SLOWDOWNS = 20
+_CHANCE = 1.5  # standard errors
+_NEGLIGIBLE = 0.005  # of T
 #: So do, at once, touched iterations that are shorter than clean ones by this part: as many as
 #: let T follow.
 _STALE = 0.1
@@ -84,6 +90,7 @@ class RateTuner:
         self._costs = RunCosts(cached)
         self._charges = Charges()
         self._outliers = Outliers()
+        self._slowdowns: list[float] = []
         self._place = SnapshotPlace.HOST
         self._is_final = False
         self._upper_s = 0.0
@@ -236,6 +243,7 @@ class RateTuner:
         """Without clean iterations T is a memory: insert a short stretch of them."""
         if not self._stretch_left and self._since_clean >= _STRETCH_AFTER:
             self._stretch_left = _STRETCH_ITERATIONS
+            self._costs.renew_time(keep=_STRETCH_KEEPS)
         return self._stretch_left > 0
 
     # ---- iterations
@@ -279,7 +287,7 @@ class RateTuner:
         """Take the cost of a checkpoint off the budget and learn from it."""
         spent_s = charge.cost_s
         is_partial = charge.is_partial or not charge.num_touched
-        is_stale = self._shows_stale_time(charge)
+        is_stale = self._shows_stale_time(charge) or self._shows_long_time(charge)
         if is_partial or is_stale:
             estimate = self._costs.cost
             spent_s = max(charge.stall_s, spent_s, estimate.mean if estimate else 0.0)
@@ -298,6 +306,20 @@ class RateTuner:
         """Iterations with a checkpoint that are shorter than any without: T is out of date."""
         shortest_s = self._costs.short_iteration_s
         return shortest_s is not None and charge.is_faster_than((1 - _STALE) * shortest_s)
+
+    def _shows_long_time(self, charge: Charge) -> bool:
+        """Checkpoints that make iterations faster: T is longer than it should be."""
+        self._slowdowns.append(charge.mild_s - charge.stall_s)
+        if len(self._slowdowns) < _SLOWDOWNS:
+            return False
+        mean_s = fmean(self._slowdowns)
+        spread_s = math.sqrt(fmean((s - mean_s) ** 2 for s in self._slowdowns))
+        self._slowdowns.clear()
+        chance_s = _CHANCE * spread_s / math.sqrt(_SLOWDOWNS)
+        is_long = mean_s < -max(chance_s, _NEGLIGIBLE * (self._costs.iteration_s or 0.0))
+        if is_long:
+            self._costs.renew_time(keep=1)
+        return is_long
 
     def _skips(self, charge: Charge, *, is_partial: bool) -> bool:
         """A partial measurement counts only where whole ones are not to be had, and one that the

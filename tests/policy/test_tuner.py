@@ -569,6 +569,16 @@ class TestOutliers:
 
 
 class TestTheIterationTime:
+    def test_a_time_that_is_too_long_shows_in_checkpoints_that_seem_to_save_time(self) -> None:
+        played = run(Costs(stall_s=0.001, durable_s=0.5, slowdown=0.01), bound=0.5)
+        played.play(60)
+        assert interval(played) == 1
+        played.iteration_s = 0.96
+        played.play(45)  # too few for the next stretch without checkpoints
+        profile = played.tuner.profile()
+        assert profile is not None
+        assert profile.iteration_s == pytest.approx(0.96, abs=0.006)
+
     def test_a_clean_stretch_is_inserted_where_every_iteration_is_touched_and_ends(self) -> None:
         played = run(Costs(stall_s=0.0, durable_s=0.95))
         played.play(500)
