@@ -35,6 +35,7 @@ DEV = [
     "pytest-cov",
     "ruff",
     "safetensors",
+    "tensorboard",
     "tqdm",
 ]
 
