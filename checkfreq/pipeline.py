@@ -184,9 +184,10 @@ class Pipeline:
     def _ended(self, attempt: Attempt) -> dict[str, object]:
         try:
             self._profiler.ended(attempt, free_device_bytes=self._device_room(attempt))
+            return {**self._profiler.stats(), "place": self.place.value}
         except Exception:  # measuring must never end training, least of all in a commit
             logger.exception("cannot take in the costs of step %d", attempt.step)
-        return {**self._profiler.stats(), "place": self.place.value}
+            return {}
 
     # ---- memory
 

@@ -162,9 +162,11 @@ class Profiler:
         )
 
     def ended(self, attempt: Attempt, *, free_device_bytes: int | None) -> None:
-        """A checkpoint became durable or failed."""
-        if free_device_bytes is not None:
-            self.tuner.free_device_bytes = free_device_bytes
+        """A checkpoint became durable or failed.
+
+        ``free_device_bytes``: what a device snapshot may use; None: there is to be none.
+        """
+        self.tuner.free_device_bytes = free_device_bytes
         measured = _measured(attempt)
         end_s = attempt.durable_s if measured is not None else attempt.ended_s
         self.tuner.ended(attempt.id, end_s=end_s or self._clock(), measured=measured)

@@ -239,6 +239,18 @@ def test_a_copy_that_does_not_fit_the_overlap_goes_to_the_device_that_has_room(
         assert run.profiler.place is place
 
 
+def test_a_device_that_refuses_gets_no_more_snapshots(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.iterate(3 + PROFILE_ITERATIONS)
+    for free, place in ((1 << 20, SnapshotPlace.DEVICE), (None, SnapshotPlace.HOST)):
+        attempt = run.begin(reason="requested")
+        attempt.copied_s, attempt.copy_s = run.now_s, 0.9
+        attempt.persist_s, attempt.durable_s, attempt.num_bytes = 0.5, run.now_s + 0.1, 4096
+        run.profiler.ended(attempt, free_device_bytes=free)
+        run.iterate(1 + AFTERMATH_ITERATIONS)
+        assert run.profiler.place is place
+
+
 def test_a_plan_is_said_when_it_is_new_and_when_it_changes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
