@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from checkfreq.surroundings import cpu_model
+
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -28,7 +30,7 @@ def surroundings() -> dict[str, Any]:
         "command": " ".join(["python", "-m", _module_name(), *sys.argv[1:]]),
         "commit": _commit(),
         "machine": {
-            "cpu": _cpu_model(),
+            "cpu": cpu_model(),
             "cores": os.cpu_count(),
             "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "kernel": platform.release(),
@@ -58,10 +60,3 @@ def _commit() -> str:
         return git("rev-parse", "--short", "HEAD") + dirty
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()

@@ -45,10 +45,9 @@ def _lines(benchmark: str, results: Path) -> list[Line]:
 
 
 def _overhead(results: Path) -> str:
-    rows = [
-        "| model | bound | runs within | k | overhead, median | highest estimate | highest limit |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    columns = (
+        "model | bound | runs within | k | overhead, median | highest estimate | highest limit"
+    )
     groups: dict[tuple[str, float], list[Line]] = {}
     newest = {
         tuple(x.get(k) for k in (*_SETTING, "run")): x for x in _all_lines("overhead", results)
@@ -56,6 +55,7 @@ def _overhead(results: Path) -> str:
     lines = [x for x in newest.values() if x["arm"] in ("frozen", "live")]
     for line in lines:
         groups.setdefault((line["model"], line["bound"]), []).append(line)
+    rows = []
     for (model, bound), runs in sorted(groups.items()):
         ks = [x["k"] for x in runs]
         highs = [x["high"] for x in runs if x["high"] is not None]
@@ -65,55 +65,46 @@ def _overhead(results: Path) -> str:
             f"| {_percent(max(x['estimate'] for x in runs))} "
             f"| {_percent(max(highs)) if highs else 'unknown'} |"
         )
-    return "\n".join([*rows, "", *_how(lines)])
+    return _table(columns, rows, lines)
 
 
 _SETTING = ("arm", "model", "bound", "threads", "batch")
 
 
 def _interference(results: Path) -> str:
-    rows = [
-        "| what | phase | iteration | interval | checkpoints | overhead | its second half |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    columns = "what | phase | iteration | interval | checkpoints | overhead | its second half"
     newest = {(x["arm"], x["phase"]): x for x in _all_lines("interference", results)}
     lines = list(newest.values())
-    rows += [
+    rows = [
         f"| {x['arm']} | {x['phase']} | {x['iteration_ms']:.0f} ms | {x['k_start']} → {x['k_end']} "
         f"| {x['checkpoints']} | {_percent(x['overhead'])} | {_percent(x['overhead_late'])} |"
         for x in lines
     ]
-    return "\n".join([*rows, "", *_how(lines)])
+    return _table(columns, rows, lines)
 
 
 def _decision(results: Path) -> str:
-    rows = [
-        "| per iteration | slowest | allowed | iterations | memory growth |",
-        "|---|---|---|---|---|",
-    ]
+    columns = "per iteration | slowest | allowed | iterations | memory growth"
     lines = _lines("decision", results)
-    rows += [
+    rows = [
         f"| {x['added_us']:.1f} µs | {x['added_us_worst']:.1f} µs | {x['allowed_us']:.0f} µs "
         f"| {x['long']:,} | {x['python_grew_bytes'] / 1024:.1f} KiB in Python, "
         f"{x['process_grew_bytes'] / 1024:.0f} KiB in all |"
         for x in lines
     ]
-    return "\n".join([*rows, "", *_how(lines)])
+    return _table(columns, rows, lines)
 
 
 def _first(results: Path) -> str:
-    rows = [
-        "| device | state | slots ready | allowed | first durable after | allowed |",
-        "|---|---|---|---|---|---|",
-    ]
+    columns = "device | state | slots ready | allowed | first durable after | allowed"
     lines = sorted(_lines("first", results), key=lambda x: (x["device"], x["mib"]))
-    rows += [
+    rows = [
         f"| {x['device']} | {x['mib']:g} MiB | {x['arena_s_per_gib']:.2f} s/GiB "
         f"| {x['arena_allowed_s_per_gib']:.0f} s/GiB | {x['first_durable_s']:.2f} s "
         f"| {x['allowed_s']:.2f} s |"
         for x in lines
     ]
-    return "\n".join([*rows, "", *_how(lines)])
+    return _table(columns, rows, lines)
 
 
 def _percent(fraction: float) -> str:
@@ -125,56 +116,52 @@ def _range(values: list[int]) -> str:
 
 
 def _throughput(benchmark: str, results: Path) -> str:
-    rows = ["| state | what | GB/s | against the raw disk |", "|---|---|---|---|"]
+    columns = "state | what | GB/s | against the raw disk"
     lines = sorted(
         _lines(benchmark, results), key=lambda x: (x["gib"], -x["throughput_against_raw"])
     )
-    rows += [
+    rows = [
         f"| {x['gib']:g} GiB | {x['arm']} | {x['gb_per_s']:.2f} "
         f"| {x['throughput_against_raw']:.2f} |"
         for x in lines
     ]
-    return "\n".join([*rows, "", *_how(lines)])
+    return _table(columns, rows, lines)
 
 
 def _stall(results: Path) -> str:
-    rows = [
-        "| device | state | what | held per checkpoint | of an iteration |",
-        "|---|---|---|---|---|",
-    ]
+    columns = "device | state | what | held per checkpoint | of an iteration"
     lines = sorted(_lines("stall", results), key=lambda x: (x["device"], x["gib"], x["held_ms"]))
-    rows += [
+    rows = [
         f"| {x['device']} | {x['gib']:g} GiB | {x['arm']} | {x['held_ms']:.1f} ms "
         f"| {100 * x['held_against_iteration']:.2f} % |"
         for x in lines
     ]
-    return "\n".join([*rows, "", *_how(lines)])
+    return _table(columns, rows, lines)
 
 
 def _memory(results: Path) -> str:
-    head = "| state | checkpoints | used | allowed | worker alone | growth |"
-    rows = [head, "|---|---|---|---|---|---|"]
+    columns = "state | checkpoints | used | allowed | worker alone | growth"
     lines = _lines("memory", results)
-    rows += [
+    rows = [
         f"| {x['mib']:g} MiB × {x['num_slots']} slots | {x['saves']} | {x['total_mib']:.0f} MiB "
         f"| {x['allowed_mib']:.0f} MiB | {x['worker_private_mib']:.0f} MiB "
         f"| {x['trainer_grew_mib'] + x['worker_grew_mib']:.1f} MiB |"
         for x in lines
     ]
-    return "\n".join([*rows, "", *_how(lines)])
+    return _table(columns, rows, lines)
 
 
 def _startup(results: Path) -> str:
-    rows = ["| what | median | slowest |", "|---|---|---|"]
+    columns = "what | median | slowest"
     lines = _lines("startup", results)
-    rows += [f"| {x['arm']} | {x['median_s']:.3f} s | {x['max_s']:.3f} s |" for x in lines]
-    return "\n".join([*rows, "", *_how(lines)])
+    rows = [f"| {x['arm']} | {x['median_s']:.3f} s | {x['max_s']:.3f} s |" for x in lines]
+    return _table(columns, rows, lines)
 
 
 def _simulate(results: Path) -> str:
     lines = [line for line in _lines("simulate", results) if "phases" in line]
-    head = "| on paper | overhead / bound | above it, in checkpoints | interval / the oracle's |"
-    rows = [head, "|---|---|---|---|"]
+    columns = "on paper | overhead / bound | above it, in checkpoints | interval / the oracle's"
+    rows = []
     for x in lines:
         settled = ", ".join(
             f"{phase['planned_steps']:g} / {phase['oracle_steps']}" for phase in x["phases"]
@@ -183,17 +170,23 @@ def _simulate(results: Path) -> str:
             f"| {x['arm']} | {100 * x['largest_overhead']:.2f} % / {100 * x['max_overhead']:g} % "
             f"| {max(0.0, x['worst_excess_in_checkpoints']):.2f} | {settled} |"
         )
-    return "\n".join([*rows, "", *_how(lines)])
+    return _table(columns, rows, lines)
 
 
 def _goodput(results: Path) -> str:
     lines = [line for line in _lines("simulate", results) if "mtbf_s" in line]
     arms = list(lines[0]["goodput"]) if lines else []
-    rows = [f"| goodput | {' | '.join(arms)} |", "|---" * (len(arms) + 1) + "|"]
-    rows += [
+    columns = f"goodput | {' | '.join(arms)}"
+    rows = [
         f"| {x['arm']} | {' | '.join(_percent(x['goodput'][arm]) for arm in arms)} |" for x in lines
     ]
-    return "\n".join([*rows, "", *_how(lines)])
+    return _table(columns, rows, lines)
+
+
+def _table(columns: str, rows: list[str], lines: list[Line]) -> str:
+    """``columns`` are names between bars; under the rows stands how ``lines`` were measured."""
+    rule = "|---" * (columns.count(" | ") + 1) + "|"
+    return "\n".join([f"| {columns} |", rule, *rows, "", *_how(lines)])
 
 
 def _how(lines: list[Line]) -> list[str]:

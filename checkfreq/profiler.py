@@ -221,14 +221,13 @@ class Profiler:
 
     def report(self, recorder: Recorder, *, step: int) -> None:
         """Say a plan that is new or has changed, once."""
-        if self.tuner.cache_rejected != self._cache_rejected:
-            self._cache_rejected = self.tuner.cache_rejected
-            if self._cache is not None and self._cache_rejected is not None:
-                self._cache.discard(self._cache_rejected)
-        plan = self.tuner.plan
-        if plan is None or self._cache is None:
+        if self._cache is None:
             return
-        if self._said != (plan.interval_steps, plan.place):
+        rejected, plan = self.tuner.cache_rejected, self.tuner.plan
+        if rejected is not None and rejected != self._cache_rejected:
+            self._cache_rejected = rejected
+            self._cache.discard(rejected)
+        if plan is not None and self._said != (plan.interval_steps, plan.place):
             self._said = (plan.interval_steps, plan.place)
             self._say(plan, recorder, step=step)
 

@@ -3,7 +3,8 @@
 Productive time earns ``rate`` seconds of overhead per second. A periodic checkpoint may start
 only if the balance covers what it will probably cost; what it did cost is taken off, and the
 balance may fall below zero. So the overhead so far never exceeds ``rate`` times the productive
-time by more than the largest cost of one checkpoint (of those that overlap), whatever the noise;
+time by more than the largest cost of one checkpoint (of those that overlap), as far as costs are
+known (charges.py: slowdowns far out of line are believed when they come the third time);
 checkpoints that had to be taken (the first, the last, those asked for) come on top.
 """
 

@@ -36,10 +36,6 @@ class Norm:
     plain_s: float
     limit_s: float
 
-    def over_s(self, duration_s: float) -> float:
-        """What an iteration is above the limit."""
-        return max(0.0, duration_s - self.limit_s)
-
 
 @dataclass(slots=True, eq=False)
 class Charge:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-#: A clean iteration that lasts this many medians is not one: validation, a stall of the loader.
+#: An iteration counts for at most this many medians: a validation, a stall of the loader. So does
+#: one checkpoint's cost.
 OUTLIER = 4.0
 _ONE_SIDED_95 = 1.645
 

@@ -13,7 +13,7 @@ import math
 from collections import deque
 from dataclasses import replace
 from enum import Enum
-from statistics import fmean
+from statistics import fmean, pstdev
 
 from checkfreq.policy.bucket import TokenBucket
 from checkfreq.policy.charges import Charge, Charges, Outliers
@@ -30,15 +30,15 @@ _WARM_UP_ITERATIONS = 2
 #: After so many iterations with none clean, a few without a checkpoint measure T again.
 _STRETCH_AFTER = 96
 _STRETCH_ITERATIONS = 6
-_STRETCH_KEEPS = 24
-#: Slowdowns of so many checkpoints that are negative by more than chance: T is too long.
-_SLOWDOWNS = 20
-_CHANCE = 1.5  # standard errors
-_NEGLIGIBLE = 0.005  # of T
+_STRETCH_KEEPS = 24  # of the clean iterations before
 #: So do, at once, touched iterations that are shorter than clean ones by this part: as many as
 #: let T follow.
 _STALE = 0.1
 _STALE_ITERATIONS = 8
+#: So do slowdowns of so many checkpoints that are negative by more than chance: T is too long.
+_SLOWDOWNS = 20
+_CHANCE = 1.5  # standard errors
+_NEGLIGIBLE = 0.005  # of T
 #: The interval follows its costs once they differ by more than this part.
 _HYSTERESIS = 0.1
 #: Or by less, after so many checkpoints in a row.
@@ -313,7 +313,7 @@ class RateTuner:
         if len(self._slowdowns) < _SLOWDOWNS:
             return False
         mean_s = fmean(self._slowdowns)
-        spread_s = math.sqrt(fmean((s - mean_s) ** 2 for s in self._slowdowns))
+        spread_s = pstdev(self._slowdowns)
         self._slowdowns.clear()
         chance_s = _CHANCE * spread_s / math.sqrt(_SLOWDOWNS)
         is_long = mean_s < -max(chance_s, _NEGLIGIBLE * (self._costs.iteration_s or 0.0))

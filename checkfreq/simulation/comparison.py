@@ -51,8 +51,8 @@ def compare(
 
     ``bound``: the smallest interval that the bound allows, once and for all. ``fixed``: every
     ``interval_s``. ``young``, ``daly``: the closed forms; all three no shorter than storage keeps
-    up with. ``auto``: what checkfreq does without
-    knowing ``mtbf_s``, knowing it, and with Objective.GOODPUT, from a cached profile of the costs.
+    up with. ``auto``: what checkfreq does without knowing ``mtbf_s``, knowing it, and with
+    Objective.GOODPUT, from a cached profile of the costs.
     """
     wall_s = 1000 * mtbf_s if days is None else days * _DAY_S
     for name, new_decider, is_limited in _arms(costs, mtbf_s, max_overhead, interval_s):

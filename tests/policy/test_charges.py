@@ -267,10 +267,6 @@ def test_faster_than_is_judged_on_the_mean_of_its_iterations() -> None:
     assert not Charge(0.0, 0.0).is_faster_than(1.0)
 
 
-def test_the_norm_knows_what_is_above_its_limit() -> None:
-    assert [NORM.over_s(duration_s) for duration_s in (0.5, 4.0, 10.0)] == [0, 0, 6]
-
-
 class TestOutliers:
     @staticmethod
     def charge(forgiven_s: float = 0.0, *, num_touched: float = 3.0) -> Charge:

@@ -195,3 +195,9 @@ def test_a_cost_without_a_durable_time_is_not_compared_by_it() -> None:
     for _ in range(2):
         costs.add_cost(0.5, stall_s=0.0)
     assert costs.check_cached() is None
+
+
+def test_it_knows_what_of_an_iteration_is_above_the_limit_of_what_counts() -> None:
+    costs = measured()  # iterations of 1 s: the limit is 4 s
+    assert costs.iteration_s == 1
+    assert [costs.over_s(Iteration(0, seconds)) for seconds in (0.5, 4.0, 10.0)] == [0, 0, 6]
