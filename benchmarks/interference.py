@@ -29,7 +29,7 @@ import torch
 from benchmarks.estimate import Sample, Stretch, estimate, sample, sliding
 from benchmarks.load import Load
 from benchmarks.record import emit
-from benchmarks.training import MODELS, Loop
+from benchmarks.training import Loop, add_loop_options
 from benchmarks.windows import LiveManager, clean_for, clean_window, passed
 from checkfreq import CFManager
 
@@ -54,10 +54,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--model", choices=MODELS, default="resnet18")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--image-size", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    add_loop_options(parser)
     parser.add_argument("--bound", type=float, default=0.035)
     parser.add_argument("--interval", type=int, help="instead of AUTO's, in both arms")
     parser.add_argument("--static", choices=("settled", "first"), default="settled")

@@ -44,7 +44,7 @@ from benchmarks.estimate import (
     undisturbed,
 )
 from benchmarks.record import emit
-from benchmarks.training import MODELS, Loop
+from benchmarks.training import Loop, add_loop_options
 from benchmarks.windows import (
     Arm,
     FrozenArm,
@@ -83,10 +83,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--model", choices=MODELS, default="resnet18")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--image-size", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    add_loop_options(parser)
     parser.add_argument("--bounds", type=float, nargs="+", default=[0.01, 0.035, 0.1])
     parser.add_argument("--interval", type=int, nargs="+", help="one per bound, instead of AUTO's")
     parser.add_argument("--runs", type=int, default=1)

@@ -6,6 +6,7 @@ the shorter it is, the more checkpoints there are in that second.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 from pathlib import Path
 
@@ -19,6 +20,14 @@ MODELS = ("resnet18", "transformer")
 
 _CLASSES = 10
 _BATCHES = 16  # made once; training takes them in turn
+
+
+def add_loop_options(parser: argparse.ArgumentParser) -> None:
+    """What to train, and with how many threads."""
+    parser.add_argument("--model", choices=MODELS, default="resnet18")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--image-size", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
 
 
 class Decoder(nn.Module):

@@ -9,7 +9,20 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from checkfreq.policy.profile import Profile
 from checkfreq.policy.tuner import Due, Iteration, Measured, RateTuner
+
+#: What an earlier run measured.
+CACHED = Profile(
+    iteration_s=1.0,
+    overlap_s=0.5,
+    host_copy_s=0.25,
+    persist_s=0.5,
+    durable_s=0.75,
+    cost_s=0.5,
+    cost_upper_s=0.75,
+    state_bytes=1000,
+)
 
 
 @dataclass(slots=True, kw_only=True)

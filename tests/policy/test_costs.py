@@ -11,19 +11,10 @@ from checkfreq.policy.costs import PROFILE_ITERATIONS, RunCosts
 from checkfreq.policy.observations import Iteration, Measured
 from checkfreq.policy.profile import Profile
 from checkfreq.types import SnapshotPlace
+from tests.policy import runs
 
 HOST = SnapshotPlace.HOST
-CACHED = Profile(
-    iteration_s=1.0,
-    overlap_s=0.5,
-    host_copy_s=0.25,
-    device_copy_s=0.125,
-    persist_s=0.5,
-    durable_s=0.75,
-    cost_s=0.5,
-    cost_upper_s=0.75,
-    state_bytes=1000,
-)
+CACHED = replace(runs.CACHED, device_copy_s=0.125)
 MEASURED = Measured(copy_s=0.25, persist_s=0.5, durable_s=0.75, state_bytes=2000)
 
 

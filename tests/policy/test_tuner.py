@@ -17,19 +17,9 @@ from checkfreq.policy.frequency import FrequencyPolicy, Reason
 from checkfreq.policy.profile import Profile
 from checkfreq.policy.tuner import PROFILE_ITERATIONS, Due, Iteration, Measured, RateTuner
 from checkfreq.types import Objective, SnapshotPlace
-from tests.policy.runs import Costs, Run
+from tests.policy.runs import CACHED, Costs, Run
 
 NAN, INF = float("nan"), float("inf")
-CACHED = Profile(
-    iteration_s=1.0,
-    overlap_s=0.5,
-    host_copy_s=0.25,
-    persist_s=0.5,
-    durable_s=0.75,
-    cost_s=0.5,
-    cost_upper_s=0.75,
-    state_bytes=1000,
-)
 FREE = Costs(stall_s=0.0)  # costs nothing, durable within an iteration
 
 
