@@ -74,8 +74,21 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     faults.reload()
 
 
+def let_go_once_waited_for(
+    engine: HostEngine, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Open ``gate`` from inside the wait: before it, the copy could end before the barrier."""
+    wait = engine._idle.wait
+
+    def waited(timeout: float | None = None) -> bool:
+        gate.touch()
+        return wait(timeout)
+
+    monkeypatch.setattr(engine._idle, "wait", waited)
+
+
 def test_volatile_tensors_are_complete_when_start_returns(
-    engine: HostEngine, slot: Slot, held: Path
+    engine: HostEngine, slot: Slot, held: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     volatile, settled, outcome = torch.ones(4), torch.ones(4), Outcome()
     copies = [copy_of(volatile, settled=False), copy_of(settled, 64, settled=True)]
@@ -83,7 +96,7 @@ def test_volatile_tensors_are_complete_when_start_returns(
     volatile.zero_()
     assert torch.equal(view_in_slot(copies[0], slot), torch.ones(4))
     assert not engine.wait_copied(timeout_s=0.0)
-    held.touch()
+    let_go_once_waited_for(engine, held, monkeypatch)
     assert engine.barrier(timeout_s=30.0) > 0.0
     assert torch.equal(view_in_slot(copies[1], slot), torch.ones(4))
     assert outcome.wait() == [None]
