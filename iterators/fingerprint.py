@@ -30,6 +30,11 @@ def dataset_fingerprint(dataset: object) -> str:
     return ":".join([name, *parts])
 
 
+def listing_digest(entries: Iterable[Any], prefix: str = "") -> str:
+    """Digest paths below ``prefix``, or tuples of such a path and labels, in their order."""
+    return _digest(_encoded(entries, prefix))
+
+
 def _followed(dataset: object) -> str:
     """The datasets a subset or a concatenation is made of."""
     inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
@@ -49,7 +54,7 @@ def _listed(dataset: object) -> str:
         if isinstance(entries, (list, tuple)) and entries and _is_entry(entries[0]):
             root = getattr(dataset, "root", "")
             prefix = os.path.join(os.fspath(root), "") if _is_path(root) and root else ""
-            return _digest(_encoded(entries, prefix))
+            return listing_digest(entries, prefix)
     return ""
 
 
