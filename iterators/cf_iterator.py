@@ -32,6 +32,8 @@ from iterators.replay import ReplayAdapter
 
 logger = logging.getLogger(__name__)
 
+_FAULTS_LOGGED = 20
+
 
 class _Pass(Enum):
     NONE = "none open: the next one continues at the live place"
@@ -98,8 +100,9 @@ class CFIterator:
         self._accumulate, self._steps_to_run, self._on_stop = accumulate, steps_to_run, on_stop
         self.name = name
         self._last: Delivery | None = None
+        self._last_num_samples: int | None = None
         self._last_report: EpochReport | None = None
-        self._batch_place = 0
+        self._batch_place = self._cursor.live.place
         self._start_counting()
         self._register(chk_freq, dynamic)
 
@@ -140,9 +143,18 @@ class CFIterator:
         """One weight per sample of the batch handed out last, ``[N] float32``; None if unknown.
 
         All ones, except for the pad (0) of a rank for which an epoch's tail had no sample:
-        multiply the per-sample loss by it, and divide by the global number of samples.
+        multiply the per-sample loss by it (see ``last_num_samples``).
         """
         return self._last.weights if self._last else None
+
+    @property
+    def last_num_samples(self) -> int | None:
+        """Samples of the batch handed out last over all ranks, pads excluded; None if unknown.
+
+        ``(loss * last_weights).sum() * world / last_num_samples`` is the loss whose gradient,
+        averaged over the ranks as DDP does, is that of the mean over the whole batch.
+        """
+        return self._last_num_samples
 
     @property
     def last_report(self) -> EpochReport | None:
@@ -234,6 +246,7 @@ class CFIterator:
         """
         position = Position.from_dict(state)
         position.require(self._adapter.identity)
+        self._adapter.accept(position)
         self._require_fresh()
         _log_changes(position, self._adapter)
         self._cursor.load(position)
@@ -269,7 +282,7 @@ class CFIterator:
 
     def _delivered(self, limit: int | None) -> Generator[Any, None, _Pass]:
         live = self._cursor.live
-        deliveries = self._adapter.open(epoch=live.epoch, start=live.place)
+        deliveries = self._adapter.open(epoch=live.epoch, start=live.place, state=live.state)
         try:
             self._set_generators()
             for delivery in deliveries:
@@ -292,6 +305,8 @@ class CFIterator:
         if self._manager is not None and not self._cursor.live.uncommitted:
             self._updates_before = self._manager.update_attempts
         self._batch_place = self._cursor.live.place
+        covered = delivery.end - self._batch_place
+        self._last_num_samples = None if delivery.ids is None else covered
         self._cursor.deliver(delivery)
         self._last = delivery
 
@@ -444,10 +459,16 @@ def _log_report(name: str, report: EpochReport) -> None:
     if report.exact is False:
         logger.error(
             "iterator %r: epoch %d was not served exactly once (%d samples counted); is the order "
-            "function the same in every process?",
+            "function the same in every process? %s",
             name,
             report.epoch,
             report.served,
+            _listed(report.faults) or "audit=True names the samples",
         )
     if report.not_served:
         logger.info("iterator %r: epoch %d left %d unserved", name, report.epoch, report.not_served)
+
+
+def _listed(faults: tuple[str, ...]) -> str:
+    hidden = len(faults) - _FAULTS_LOGGED
+    return "; ".join([*faults[:_FAULTS_LOGGED], *([f"and {hidden} more"] if hidden > 0 else [])])

@@ -7,29 +7,40 @@ when a batch is handed out and at the end of an epoch; ``commit`` moves ``saved`
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from iterators.ledger import AuditBitmap, Ledger, ledger_of_places, ledger_of_range
-from iterators.order import Int64, ListedOrder, Order
+from iterators.ledger import (
+    AuditBitmap,
+    Ledger,
+    ids_of_places,
+    ledger_of_places,
+    ledger_of_range,
+)
+from iterators.order import Int64, ListedOrder, Order, Permutation
 from iterators.position import Identity, Layout, Position
 from iterators.protocol import Adapter, Delivery
 
-_BLOCK = 1 << 16
 _range_ledger = lru_cache(maxsize=8)(ledger_of_range)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A live place. ``crossed``: an epoch ended since the last boundary."""
+    """A live place. ``crossed``: an epoch ended since the last boundary.
+
+    ``state`` is the loader's own (``Delivery.state``) behind the last batch.
+    """
 
     epoch: int = 0
     place: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     uncommitted: int = 0
     crossed: bool = False
+    state: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +48,10 @@ class EpochReport:
     """What one epoch served to this rank, against what it should have.
 
     ``not_served`` counts places behind which the epoch was left (an early ``break``, or the tail
-    under "drop"). ``exact``: the ledger equals that of the places before; None if the loader
-    cannot say or several ranks share the data (add their ledgers, ``Position.merged``).
-    ``doubled`` and ``missing`` name samples, only with ``audit=True``.
+    under "drop"). ``exact``: the ledger equals that of this rank's places (the epoch was served
+    exactly once if that holds on every rank); None if the loader cannot say. ``doubled`` and
+    ``missing`` are ids of samples, and ``faults`` names each with its place, only with
+    ``audit=True``.
     """
 
     epoch: int
@@ -49,10 +61,14 @@ class EpochReport:
     exact: bool | None
     doubled: tuple[int, ...] = ()
     missing: tuple[int, ...] = ()
+    faults: tuple[str, ...] = ()
 
 
 class Cursor:
     """Where one iterator stands. Training thread only."""
+
+    live: Mark
+    _base: Mark
 
     def __init__(self, adapter: Adapter, *, audit: bool = False) -> None:
         self._adapter = adapter
@@ -60,11 +76,9 @@ class Cursor:
         self._layout: Layout = adapter.layout
         self._audit = audit
         self._bitmap: AuditBitmap | None = None
-        self.live = Mark()
         self.step = 0
-        self.saved = Position(self._identity, layout=self._layout)
-        if audit:
-            self._start_audit()
+        self._begin(self._origin())
+        self.saved = self._position(self.live, self.step)
 
     def deliver(self, delivery: Delivery) -> None:
         """Move ``live`` over one batch."""
@@ -76,6 +90,7 @@ class Cursor:
             place=delivery.end,
             ledger=self.live.ledger + Ledger.of(counted),
             uncommitted=self.live.uncommitted + 1,
+            state=delivery.state,
         )
 
     def commit(self) -> None:
@@ -86,57 +101,107 @@ class Cursor:
 
     def end_epoch(self) -> EpochReport:
         """Move ``live`` to the start of the next epoch."""
-        report = self._report()
-        self.live = Mark(self.live.epoch + 1, uncommitted=self.live.uncommitted, crossed=True)
-        if self._audit:
-            self._start_audit()
+        report, live = self._report(), self.live
+        self._begin(
+            Mark(live.epoch + 1, uncommitted=live.uncommitted, crossed=True, state=live.state)
+        )
         return report
 
     def rewind(self, mark: Mark) -> None:
-        """Take back deliveries that no boundary will ever cover."""
+        """Take back deliveries, all of the same epoch, that no boundary will ever cover."""
         self.live = mark
         if self._audit:
             self._start_audit()
 
     def load(self, position: Position) -> None:
         """Continue from a restored position. Only rank 0 keeps its ledger: ledgers add."""
-        ledger = position.ledger if self._adapter.rank == 0 else Ledger()
+        rank = self._adapter.rank
+        ledger = position.ledger if rank == 0 else Ledger()
+        state = position.states[rank] if position.states else None
         self.step = position.step
-        self.rewind(Mark(position.epoch, position.position, ledger))
+        self._begin(Mark(position.epoch, position.position, ledger, state=state))
         self.saved = self._position(self.live, self.step)
 
     def position_after(self, *, epoch_over: bool) -> Position:
         """The position if a boundary were passed now."""
-        step = self.step + (1 if self.live.uncommitted else 0)
-        return self._position(Mark(self.live.epoch + 1) if epoch_over else self.live, step)
+        live, step = self.live, self.step + (1 if self.live.uncommitted else 0)
+        return self._position(Mark(live.epoch + 1, state=live.state) if epoch_over else live, step)
+
+    def _origin(self) -> Mark:
+        epoch, place = self._adapter.origin
+        order = self._adapter.order(epoch) if place and self._adapter.rank == 0 else None
+        return Mark(epoch, place, Ledger() if order is None else expected_ledger(order, place))
+
+    def _begin(self, mark: Mark) -> None:
+        """Start to serve at ``mark``: from here on, this rank's places are evenly spaced."""
+        self._base = self.live = mark
+        if self._audit:
+            self._start_audit()
 
     def _position(self, mark: Mark, step: int) -> Position:
-        return Position(self._identity, mark.epoch, mark.place, step, mark.ledger, self._layout)
+        states = () if mark.state is None else (mark.state,)
+        return Position(
+            self._identity, mark.epoch, mark.place, step, mark.ledger, self._layout, states
+        )
 
     def _report(self) -> EpochReport:
-        live, bitmap = self.live, self._bitmap
-        order = self._adapter.order(live.epoch)
-        exact = None
-        if order is not None and self._layout.world == 1:
-            exact = live.ledger == expected_ledger(order, live.place)
+        live, order = self.live, self._adapter.order(self.live.epoch)
+        doubled, missing = self._audited()
         return EpochReport(
             live.epoch,
             live.place if order is None else live.ledger.count,
             max(0, self._identity.n - live.place),
             live.ledger,
-            exact,
-            tuple(bitmap.doubled()) if bitmap else (),
-            tuple(bitmap.missing().tolist()) if bitmap else (),
+            None if order is None else self._is_exact(order),
+            doubled,
+            missing,
+            (*self._named("doubled", doubled), *self._named("missing", missing)),
         )
+
+    def _is_exact(self, order: Order) -> bool:
+        """Whether this rank's ledger is that of its places, and rank 0's of all before too."""
+        base, live, world = self._base, self.live, self._layout.world
+        if world == 1:
+            return live.ledger == expected_ledger(order, live.place)
+        if self._adapter.rank == 0 and base.ledger != expected_ledger(order, base.place):
+            return False
+        own = ledger_of_places(order, base.place + self._adapter.rank, live.place, world)
+        return live.ledger - base.ledger == own
 
     def _start_audit(self) -> None:
         """A fresh bitmap; after a restore, the places already served are taken as served."""
         order = self._adapter.order(self.live.epoch)
-        if order is None or isinstance(order, ListedOrder) or self._layout.world != 1:
-            raise ValueError("audit=True needs a permutation of known samples on one rank")
+        if not isinstance(order, Permutation):
+            raise ValueError("audit=True needs a permutation of samples that the loader knows")
         self._bitmap = AuditBitmap(order.n)
-        for start in range(0, self.live.place, _BLOCK):
-            self._bitmap.mark(order.ids(np.arange(start, min(start + _BLOCK, self.live.place))))
+        for ids in ids_of_places(order, 0, self._base.place):
+            self._bitmap.mark(ids)
+        for ids in self._own_ids(order, self.live.place):
+            self._bitmap.mark(ids)
+
+    def _own_ids(self, order: Order, stop: int) -> Iterator[Int64]:
+        start = self._base.place + self._adapter.rank
+        return ids_of_places(order, start, stop, self._layout.world)
+
+    def _audited(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Which samples came more than once, and which of this rank's places did not come."""
+        order = self._adapter.order(self.live.epoch)
+        if self._bitmap is None or order is None:
+            return (), ()
+        missing = [self._bitmap.missing(ids) for ids in self._own_ids(order, order.n)]
+        lacking = np.sort(np.concatenate(missing)) if missing else ()
+        return tuple(self._bitmap.doubled()), tuple(int(one) for one in lacking)
+
+    def _named(self, what: str, samples: tuple[int, ...]) -> list[str]:
+        order = self._adapter.order(self.live.epoch)
+        if not samples or not isinstance(order, Permutation):
+            return []
+        places = order.positions(samples).tolist()
+        return [
+            f"{what}: {self._adapter.name_of(one)} (id {one}), place {place} of epoch "
+            f"{self.live.epoch}"
+            for one, place in zip(samples, places, strict=True)
+        ]
 
 
 def expected_ledger(order: Order, place: int) -> Ledger:

@@ -10,7 +10,7 @@ better says so with a ``data_fingerprint()`` method, or the user with ``fingerpr
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from hashlib import blake2b
 from typing import Any
 
@@ -28,6 +28,19 @@ def dataset_fingerprint(dataset: object) -> str:
     name = f"{type(dataset).__qualname__}:{length}"
     parts = [part for part in (_followed(dataset), _listed(dataset)) if part]
     return ":".join([name, *parts])
+
+
+def sample_name(dataset: object, index: int) -> str:
+    """The path of sample ``index`` below the root of a folder dataset, else its number."""
+    inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
+    if inner is not None and indices is not None:
+        return sample_name(inner, int(indices[index]))
+    entries = _entries(dataset)
+    if entries is None:
+        return f"sample {index}"
+    entry = entries[index]
+    path: str = os.fspath(entry if _is_path(entry) else entry[0])
+    return path.removeprefix(_prefix(dataset))
 
 
 def listing_digest(entries: Iterable[Any], prefix: str = "") -> str:
@@ -49,13 +62,22 @@ def _followed(dataset: object) -> str:
 
 def _listed(dataset: object) -> str:
     """A digest of the file list of a folder dataset, relative to its root."""
+    entries = _entries(dataset)
+    return "" if entries is None else listing_digest(entries, _prefix(dataset))
+
+
+def _entries(dataset: object) -> Sequence[Any] | None:
+    """The file list of a folder dataset."""
     for name in ("samples", "imgs"):
         entries = getattr(dataset, name, None)
         if isinstance(entries, (list, tuple)) and entries and _is_entry(entries[0]):
-            root = getattr(dataset, "root", "")
-            prefix = os.path.join(os.fspath(root), "") if _is_path(root) and root else ""
-            return listing_digest(entries, prefix)
-    return ""
+            return entries
+    return None
+
+
+def _prefix(dataset: object) -> str:
+    root = getattr(dataset, "root", "")
+    return os.path.join(os.fspath(root), "") if _is_path(root) and root else ""
 
 
 def _is_path(value: object) -> bool:

@@ -8,7 +8,7 @@ per sample to name the missing and the doubled ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,12 +70,16 @@ def ledger_of_range(n: int) -> Ledger:
     return total
 
 
-def ledger_of_places(order: Order, start: int, stop: int) -> Ledger:
-    """The ledger of the samples that ``order`` puts at the places ``[start, stop)``."""
-    total = Ledger()
-    for low in range(start, stop, _BLOCK):
-        total += Ledger.of(order.ids(np.arange(low, min(low + _BLOCK, stop))))
-    return total
+def ids_of_places(order: Order, start: int, stop: int, step: int = 1) -> Iterator[Int64]:
+    """The samples at every ``step``-th place of ``[start, stop)``, in blocks."""
+    stride = _BLOCK * step
+    for low in range(start, stop, stride):
+        yield order.ids(np.arange(low, min(low + stride, stop), step))
+
+
+def ledger_of_places(order: Order, start: int, stop: int, step: int = 1) -> Ledger:
+    """The ledger of the samples that ``order`` puts at every ``step``-th of those places."""
+    return sum((Ledger.of(ids) for ids in ids_of_places(order, start, stop, step)), Ledger())
 
 
 class AuditBitmap:
@@ -85,7 +89,6 @@ class AuditBitmap:
     """
 
     def __init__(self, n: int) -> None:
-        self._n = n
         self._bits = np.zeros((n + 7) // 8, dtype=np.uint8)
         self._doubled: list[int] = []
 
@@ -102,7 +105,9 @@ class AuditBitmap:
         """Samples delivered more than once, in the order in which that was noticed."""
         return list(self._doubled)
 
-    def missing(self) -> Int64:
-        """Samples not delivered, ascending, ``[M] int64``."""
-        seen = np.unpackbits(self._bits, count=self._n, bitorder="little")
-        return np.flatnonzero(seen == 0).astype(np.int64)
+    def missing(self, ids: ArrayLike) -> Int64:
+        """Those of ``ids`` that were not delivered, ``[M] int64``."""
+        array = np.asarray(ids, dtype=np.int64)
+        seen = self._bits[array >> 3] >> (array & 7).astype(np.uint8) & _ONE
+        lacking: Int64 = array[seen == 0]
+        return lacking

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isqrt
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -40,6 +40,13 @@ class Order(Protocol):
     def algorithm(self) -> str: ...
 
     def ids(self, positions: ArrayLike, /) -> Int64: ...
+
+
+@runtime_checkable
+class Permutation(Order, Protocol):
+    """An order in which each of ``n`` samples comes once."""
+
+    def positions(self, ids: ArrayLike, /) -> Int64: ...
 
 
 def mix64(values: UInt64) -> UInt64:
@@ -189,6 +196,10 @@ class SequentialOrder:
     def ids(self, positions: ArrayLike, /) -> Int64:
         """``positions`` themselves, checked, ``[N] int64``."""
         return _checked(positions, self.n)
+
+    def positions(self, ids: ArrayLike, /) -> Int64:
+        """``ids`` themselves, checked, ``[N] int64``."""
+        return _checked(ids, self.n)
 
 
 class ListedOrder:

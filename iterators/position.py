@@ -16,7 +16,7 @@ from zlib import crc32
 from iterators.errors import CorruptPositionError, ResumeMismatchError
 from iterators.ledger import Ledger
 
-POSITION_VERSION = 1
+POSITION_VERSION = 2
 
 _ADVICE = {
     "n": "Restore with the dataset the checkpoint was trained on, or start a new run.",
@@ -66,7 +66,8 @@ class Position:
     """One point of a run: ``position`` places of ``epoch`` are behind it, ``step`` boundaries too.
 
     ``ledger`` covers the samples of this epoch behind the point (this rank's, when several
-    ranks load: see ``merged``).
+    ranks load: see ``merged``). ``states`` holds, for loaders whose place alone does not say how
+    to continue, each rank's own state (JSON-able); it is empty for all others.
     """
 
     identity: Identity
@@ -75,9 +76,10 @@ class Position:
     step: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     layout: Layout = field(default_factory=Layout)
+    states: tuple[Any, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON-able form that ``from_dict`` reads; about 10 us and 500 bytes."""
+        """The JSON-able form that ``from_dict`` reads; about 10 us and 500 bytes and ``states``."""
         state = {
             "version": POSITION_VERSION,
             "algorithm": self.identity.algorithm,
@@ -90,6 +92,7 @@ class Position:
             "step": self.step,
             "ledger": self.ledger.to_dict(),
             "layout": self.layout.to_dict(),
+            "states": list(self.states),
         }
         return {**state, "check": _check(state)}
 
@@ -124,6 +127,7 @@ class Position:
                 _count(layout, "workers"),
                 tuple(layout["versions"].items()),
             ),
+            tuple(_list(state, "states")) if state["version"] > 1 else (),
         )
 
     def require(self, live: Identity) -> None:
@@ -134,16 +138,18 @@ class Position:
                 raise ResumeMismatchError(name, expected=expected, found=found, advice=advice)
 
     def merged(self, *others: Position) -> Position:
-        """One global position from those of all ranks: equal but for their ledgers, which add.
+        """One global position from those of all ranks, in the order of the ranks.
 
+        They are equal but for their ledgers, which add, and states, which are put side by side.
         ``ValueError`` if the ranks do not stand at the same point.
         """
-        total = self.ledger
+        total, states = self.ledger, self.states
         for other in others:
-            if replace(other, ledger=self.ledger) != self:
+            if replace(other, ledger=self.ledger, states=self.states) != self:
                 raise ValueError(f"ranks stand at different points: {self} and {other}")
             total += other.ledger
-        return replace(self, ledger=total)
+            states += other.states
+        return replace(self, ledger=total, states=states)
 
 
 def _require_intact(state: Mapping[str, Any]) -> None:
@@ -156,7 +162,7 @@ def _require_intact(state: Mapping[str, Any]) -> None:
             f"this one reads up to {POSITION_VERSION}): upgrade to resume from it"
         )
     content = {name: value for name, value in state.items() if name != "check"}
-    if version != POSITION_VERSION or state.get("check") != _check(content):
+    if version not in (1, POSITION_VERSION) or state.get("check") != _check(content):
         raise CorruptPositionError("the saved position is damaged: its check sum does not fit")
 
 
@@ -172,6 +178,13 @@ def _count(state: Mapping[str, Any], name: str) -> int:
     value = state[name]
     if type(value) is not int or value < 0:
         raise ValueError(f"{name} must be a count, got {value!r}")
+    return value
+
+
+def _list(state: Mapping[str, Any], name: str) -> list[Any]:
+    value = state[name]
+    if not isinstance(value, list):
+        raise ValueError(f"{name} must be a list, got {value!r}")
     return value
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iterators.order import Int64, Order
-from iterators.position import Identity, Layout
+from iterators.position import Identity, Layout, Position
 
 
 class PositionSource(Protocol):
@@ -78,13 +78,15 @@ class Delivery:
     """One batch, and the place in the epoch that is behind it once it was used.
 
     ``ids`` are the samples in it and ``weights`` ``[N] float32`` says which count (0 for the pad
-    of a rank that had nothing left); both None when the loader cannot say.
+    of a rank that had nothing left); both None when the loader cannot say. ``state`` is what the
+    loader needs besides the place to continue behind this batch: JSON-able, not changed later.
     """
 
     data: Any
     end: int
     ids: Int64 | None = None
     weights: NDArray[np.float32] | None = None
+    state: Any = None
 
 
 class Deliveries(Protocol):
@@ -99,7 +101,10 @@ class Deliveries(Protocol):
 
 @runtime_checkable
 class Adapter(Protocol):
-    """One kind of loader, made resumable. Places are counted in ``identity.n`` units."""
+    """One kind of loader, made resumable. Places are counted in ``identity.n`` units.
+
+    Derive from it: what has a body here is a default.
+    """
 
     @property
     def identity(self) -> Identity:
@@ -116,12 +121,26 @@ class Adapter(Protocol):
         """This process's rank among ``layout.world``; 0 when alone."""
         ...
 
-    def open(self, *, epoch: int, start: int) -> Deliveries:
+    @property
+    def origin(self) -> tuple[int, int]:
+        """Epoch and place at which a run without a saved position begins."""
+        return 0, 0
+
+    def open(self, *, epoch: int, start: int, state: Any = None) -> Deliveries:
         """Build the loader's iterator at place ``start`` of ``epoch``; fetch nothing yet.
 
-        Must not draw from any global random generator.
+        ``state`` is that of the delivery which ended there, None at the origin. Must not draw
+        from any global random generator.
         """
         ...
+
+    def accept(self, position: Position) -> None:
+        """Raise if this loader cannot continue at ``position``, whose identity fits.
+
+        ``ResumeMismatchError`` for another layout where it matters, ``CorruptPositionError``
+        for a damaged ``states``.
+        """
+        return
 
     def batches_left(self, start: int) -> int | None:
         """Batches from place ``start`` to the epoch's end; None if the loader cannot say."""
@@ -129,8 +148,12 @@ class Adapter(Protocol):
 
     def order(self, epoch: int) -> Order | None:
         """The epoch's order, for the ledger; None if the loader cannot say."""
-        ...
+        return None
+
+    def name_of(self, sample: int) -> str:
+        """What a person calls the sample with this id, a file's path for example."""
+        return f"sample {sample}"
 
     def close(self) -> None:
         """Release persistent workers; the adapter can be opened again."""
-        ...
+        return

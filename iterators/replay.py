@@ -12,17 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from importlib import import_module
 from typing import Any
 
-from iterators.order import Order
 from iterators.position import Identity, Layout
-from iterators.protocol import Delivery
+from iterators.protocol import Adapter, Delivery
 
 logger = logging.getLogger(__name__)
 
 
-class ReplayAdapter:
+class ReplayAdapter(Adapter):
     """Any iterable of batches, counted. ``clock`` gives seconds, for the log."""
-
-    rank = 0
 
     def __init__(
         self, loader: Iterable[Any], *, seed: int = 0, clock: Callable[[], float] = time.monotonic
@@ -43,15 +40,16 @@ class ReplayAdapter:
         """Unknown."""
         return Layout()
 
+    @property
+    def rank(self) -> int:
+        """Unknown: each process replays its own loader."""
+        return 0
+
     def batches_left(self, start: int) -> int | None:
         """Batches to the epoch's end; None if the loader has no length."""
         return None if self._length is None else self._length - start
 
-    def order(self, epoch: int) -> Order | None:
-        """Unknown."""
-        return None
-
-    def open(self, *, epoch: int, start: int) -> ReplayedDeliveries:
+    def open(self, *, epoch: int, start: int, state: Any = None) -> ReplayedDeliveries:
         """Start the loader and throw ``start`` batches away."""
         for owner in (self._loader, getattr(self._loader, "sampler", None)):
             if callable(set_epoch := getattr(owner, "set_epoch", None)):
@@ -60,9 +58,6 @@ class ReplayAdapter:
         if start:
             self._skip(batches, start)
         return ReplayedDeliveries(batches, start)
-
-    def close(self) -> None:
-        """Nothing is kept."""
 
     def _skip(self, batches: Iterator[Any], count: int) -> None:
         began = self._clock()

@@ -20,10 +20,10 @@ from torch.utils.data import (
     default_convert,
 )
 
-from iterators.fingerprint import dataset_fingerprint
+from iterators.fingerprint import dataset_fingerprint, sample_name
 from iterators.order import EpochOrder, Int64, ListedOrder, Order, SequentialOrder, fold64
 from iterators.position import Identity, Layout
-from iterators.protocol import Delivery
+from iterators.protocol import Adapter, Delivery
 from iterators.sampling import LoaderSettings, Tail, length_of, read_sampling, settings_of
 from iterators.tickets import (
     Delivered,
@@ -41,7 +41,7 @@ _VERSIONS = (("numpy", np.__version__), ("torch", str(torch.__version__)))
 _GENERATORS = ("torch", "python", "numpy")
 
 
-class ResumableDataLoader:
+class ResumableDataLoader(Adapter):
     """A ``DataLoader`` over a map-style dataset that ``CFIterator`` can enter anywhere.
 
     ``batch_size`` is per rank; None delivers single samples, uncollated. ``shuffle`` permutes by
@@ -161,7 +161,11 @@ class ResumableDataLoader:
                 )
         return self._current
 
-    def open(self, *, epoch: int, start: int) -> TorchDeliveries:
+    def name_of(self, sample: int) -> str:
+        """The sample's path, for a dataset that lists its files."""
+        return sample_name(self._dataset, sample)
+
+    def open(self, *, epoch: int, start: int, state: Any = None) -> TorchDeliveries:
         """Start an epoch at place ``start``; workers begin to load, nothing is fetched here."""
         self._sampler.aim(self.order(epoch), epoch=epoch, start=start)
         self._generator.manual_seed(fold64(self._seed, epoch) & ((1 << 63) - 1))

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,9 @@ from iterators import (
     ResumeMismatchError,
     TrainingStopped,
 )
-from iterators.protocol import Adapter, Manager, PositionSource
+from iterators.order import ListedOrder
+from iterators.position import Identity, Layout, Position
+from iterators.protocol import Adapter, Delivery, Manager, PositionSource
 from iterators.testing import FakeManager
 from tests.iterators.datasets import Augmented, Folder, Plain
 
@@ -733,6 +736,136 @@ def test_an_audit_names_what_was_missed_and_doubled() -> None:
     report = iterator.last_report
     assert report is not None
     assert (report.exact, report.doubled, report.missing) == (False, (0, 1, 2, 3), (8, 9))
+
+
+def test_faults_are_named_with_path_and_place(caplog: pytest.LogCaptureFixture) -> None:
+    given = ResumableDataLoader(Folder("/data", ["a/0.png", "a/1.png", "b/2.png"]), 1)
+    iterator = CFIterator(given, audit=True)
+    given._sampler.aim(ListedOrder([0, 1, 1], num_samples=3), epoch=0, start=0)
+    given._sampler.aim = lambda *_, **__: None  # type: ignore[method-assign]
+    for _ in iterator.epochs(1):
+        take_all(iterator)
+    report = iterator.last_report
+    assert report is not None
+    assert (report.exact, report.doubled, report.missing) == (False, (1,), (2,))
+    assert report.faults == (
+        "doubled: a/1.png (id 1), place 1 of epoch 0",
+        "missing: b/2.png (id 2), place 2 of epoch 0",
+    )
+    assert "b/2.png (id 2)" in caplog.text
+
+
+@pytest.mark.parametrize("tail", ["short", "drop"])
+@pytest.mark.parametrize("start", [0, 1])
+def test_every_rank_reports_and_audits_its_own_share(tail: Any, start: int) -> None:
+    before = CFIterator(loader(batch=1, shuffle=True))
+    for _ in before.steps(start):
+        pass
+    ranks = [
+        CFIterator(loader(batch=1, shuffle=True, tail=tail, rank=rank, world=4), audit=True)
+        for rank in range(4)
+    ]
+    reports = []
+    for iterator in ranks:
+        iterator.load_state_dict(before.state_dict())
+        for _ in iterator.epochs(1):
+            take_all(iterator)
+        assert iterator.last_report is not None
+        reports.append(iterator.last_report)
+    dropped = (10 - start) % 4 if tail == "drop" else 0
+    assert all(report.exact for report in reports)
+    assert not any(report.doubled for report in reports)
+    assert sum(report.served for report in reports) == 10 - dropped
+    assert sum(len(report.missing) for report in reports) == dropped
+
+
+def test_a_rank_that_serves_anothers_share_is_noticed() -> None:
+    wrong = loader(shuffle=True, rank=1, world=2)
+    wrong._sampler._share = replace(wrong._share, rank=0)
+    iterator = CFIterator(wrong, audit=True)
+    for _ in iterator.epochs(1):
+        take_all(iterator)
+    assert iterator.last_report is not None
+    assert iterator.last_report.exact is False
+    assert len(iterator.last_report.missing) == 5
+
+
+def test_weighted_losses_of_all_ranks_make_the_mean_over_the_batch() -> None:
+    world, n = 4, 9
+    ranks = [CFIterator(loader(n, rank=rank, world=world, batch=2)) for rank in range(world)]
+    for parts in zip(*(iter(one) for one in ranks), strict=True):
+        losses = []
+        for iterator, part in zip(ranks, parts, strict=True):
+            assert iterator.last_weights is not None
+            assert iterator.last_num_samples is not None
+            weights = torch.from_numpy(iterator.last_weights.copy())
+            losses.append((part * weights).sum() * world / iterator.last_num_samples)
+        used = [
+            part[torch.from_numpy(iterator.last_weights.copy()) > 0]
+            for iterator, part in zip(ranks, parts, strict=True)
+        ]
+        assert float(sum(losses)) / world == pytest.approx(float(torch.cat(used).double().mean()))
+
+
+class Numbered(Adapter):
+    """Counts from a state of its own; a fresh run begins in epoch 2 at place 1."""
+
+    def __init__(self) -> None:
+        self.opened: list[Any] = []
+        self.accepted: list[Position] = []
+
+    identity = Identity("numbered-1", 3, "numbers", 0)
+    layout = Layout()
+    rank = 0
+    origin = (2, 1)
+
+    def batches_left(self, start: int) -> int:
+        return 3 - start
+
+    def accept(self, position: Position) -> None:
+        self.accepted.append(position)
+        if position.states and position.states[0]["behind"] == 99:
+            raise CorruptPositionError("no number 99")
+
+    def open(self, *, epoch: int, start: int, state: Any = None) -> Any:
+        self.opened.append((epoch, start, state))
+
+        def deliveries() -> Iterator[Delivery]:
+            for place in range(start, 3):
+                yield Delivery(place, place + 1, state={"behind": 10 * epoch + place})
+
+        return deliveries()
+
+
+def test_a_loaders_own_state_travels_with_the_position() -> None:
+    first = CFIterator(Numbered())
+    assert (first.epoch, first.batch) == (2, 1)
+    saved = {}
+    for _ in first.epochs(4):
+        for _ in first:
+            state = json.loads(json.dumps(first.state_dict()))
+            saved[state["epoch"], state["position"]] = state
+    last = first.state_dict()
+    assert (last["epoch"], last["position"], last["states"]) == (4, 0, [{"behind": 32}])
+    for place, state in [*saved.items(), ((4, 0), last)]:
+        adapter = Numbered()
+        second = CFIterator(adapter)
+        second.load_state_dict(state)
+        next(iter(second))
+        behind = None if place == (2, 1) else {"behind": 10 * place[0] + place[1] - 1}
+        if place[1] == 0:
+            behind = {"behind": 10 * (place[0] - 1) + 2}
+        assert adapter.opened == [(*place, behind)]
+        assert [one.to_dict() for one in adapter.accepted] == [state]
+
+
+def test_a_loader_may_refuse_a_position() -> None:
+    iterator = CFIterator(Numbered())
+    before = iterator.state_dict()
+    refused = replace(Position.from_dict(before), states=({"behind": 99},))
+    with pytest.raises(CorruptPositionError, match="no number 99"):
+        iterator.load_state_dict(refused.to_dict())
+    assert iterator.state_dict() == before
 
 
 def test_an_audit_survives_a_look() -> None:

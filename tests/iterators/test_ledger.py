@@ -73,4 +73,4 @@ def test_the_bitmap_names_the_missing_and_the_doubled() -> None:
     bitmap.mark([0, 1, 2, 10])
     bitmap.mark(np.array([4, 4, 2, 7]))
     assert bitmap.doubled() == [2, 4]
-    assert bitmap.missing().tolist() == [3, 5, 6, 8, 9]
+    assert bitmap.missing(range(11)).tolist() == [3, 5, 6, 8, 9]

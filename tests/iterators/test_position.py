@@ -83,7 +83,22 @@ def test_a_position_that_says_the_impossible_is_refused(change: dict[str, Any]) 
 
 def test_a_newer_version_is_refused_with_a_sentence() -> None:
     with pytest.raises(CorruptPositionError, match="newer version of this library"):
-        Position.from_dict({"version": 2})
+        Position.from_dict({"version": 3})
+
+
+def test_a_position_of_version_1_is_read() -> None:
+    state = {
+        key: value for key, value in POSITION.to_dict().items() if key not in ("check", "states")
+    }
+    state["version"] = 1
+    assert Position.from_dict({**state, "check": _check(state)}) == POSITION
+
+
+def test_the_loaders_own_states_are_kept_in_the_order_of_the_ranks() -> None:
+    ranks = [replace(POSITION, states=({"rank": rank},)) for rank in range(3)]
+    merged = ranks[0].merged(*ranks[1:])
+    assert merged.states == ({"rank": 0}, {"rank": 1}, {"rank": 2})
+    assert Position.from_dict(json.loads(json.dumps(merged.to_dict()))) == merged
 
 
 @pytest.mark.parametrize("state", [[], "position", None])
