@@ -59,7 +59,8 @@ def adapted(loader: Iterable[Any] | Adapter, *, seed: int | None, exact: bool) -
                 return adapter
         raise NotResumableError(
             f"{type(loader).__name__} is not a loader whose place can be saved. Use a torch "
-            "DataLoader over a map-style dataset, a DALI iterator over iterators.dali.FileReader, or exact=False to resume by loading again"
+            "DataLoader over a map-style dataset, a DALI iterator over iterators.dali.FileReader, "
+            "or exact=False to resume by loading again"
         )
     except NotResumableError as reason:
         if exact:

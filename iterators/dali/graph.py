@@ -44,7 +44,7 @@ def sole_source(pipeline: Any) -> IndexedSource:
         source = _callback(operator)
         if isinstance(source, IndexedSource):
             ours[id(source)] = source
-        elif operator.schema.HasRandomSeedArg() or operator.schema.IsStateful():
+        elif _draws(operator) or _schema(operator).IsStateful():
             others.append(operator)
     readers = [one for one in others if "Reader" in _name(one) or "readers." in _name(one)]
     if readers or not ours:
@@ -62,8 +62,8 @@ def sole_source(pipeline: Any) -> IndexedSource:
 
 
 def _require_ours_alone(others: list[Any], source: IndexedSource) -> None:
-    drawing = [one for one in others if one.schema.HasRandomSeedArg()]
-    feeding = [one for one in others if not one.schema.HasRandomSeedArg()]
+    drawing = [one for one in others if _draws(one)]
+    feeding = [one for one in others if not _draws(one)]
     if feeding:
         raise NotResumableError(
             f"the DALI pipeline is also fed by {_name(feeding[0])}, whose place is not known: let "
@@ -104,7 +104,16 @@ def _callback(operator: Any) -> Any:
     return None if group is None else group.callback
 
 
+def _schema(operator: Any) -> Any:
+    return operator._op.schema
+
+
+def _draws(operator: Any) -> bool:
+    draws: bool = _schema(operator).HasRandomSeedArg()
+    return draws
+
+
 def _name(operator: Any) -> str:
     """As users write it: "fn.random.CoinFlip"."""
-    name: str = operator.schema.Name()
+    name: str = _schema(operator).Name()
     return f"fn.{name.replace('__', '.')}"

@@ -85,6 +85,9 @@ class IndexedSource:
     ``origin`` is (epoch, place); ``seed`` None means 0 until ``turn`` says another.
     """
 
+    _next: Aim
+    _records: Iterator[Record]
+
     def __init__(
         self, recipe: Recipe, share: Share, *, seed: int | None, origin: tuple[int, int]
     ) -> None:
