@@ -2,8 +2,8 @@
 
 DALI's own random crop draws from a stream per place in the batch, so a sample's crop would
 depend on what was loaded before it. Here all ten tries of ``RandomResizedCrop.get_params`` are
-made at once, as vectors; the first that fits is taken. Everything is on the CPU, in double
-precision, also in a pipeline that decodes on the GPU.
+made at once, as vectors; the first that fits is taken. Everything is on the CPU and in double
+precision (but DALI keeps a constant of an expression in single), also if the GPU decodes.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def random_window(
     aspect = math.exp(_between(draws[TRIES : 2 * TRIES], log(ratio[0]), log(ratio[1])))
     widths, heights = _rounded(math.sqrt(area * aspect)), _rounded(math.sqrt(area / aspect))
     fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
-    central_width = math.min(width, _rounded(height * _constant(ratio[1])))
-    central_height = math.min(height, _rounded(width / _constant(ratio[0])))
+    central_width = math.min(width, _rounded(height * ratio[1]))
+    central_height = math.min(height, _rounded(width / ratio[0]))
     chosen, none_fits = _first(fits)
     window_width = _picked(widths, chosen) + none_fits * _whole(central_width)
     window_height = _picked(heights, chosen) + none_fits * _whole(central_height)
@@ -52,13 +52,8 @@ def random_window(
     return fn.stack(*start), fn.stack(window_height, window_width)
 
 
-def _constant(value: float) -> Any:
-    """A Python float would become single precision."""
-    return types.Constant(value, dtype=types.FLOAT64)
-
-
 def _between(draws: Any, low: float, high: float) -> Any:
-    return _constant(low) + draws * _constant(high - low)
+    return low + draws * (high - low)
 
 
 def _rounded(values: Any) -> Any:

@@ -90,11 +90,6 @@ class FileList:
         """The full path of file ``index``, ``[L] uint8``."""
         return np.frombuffer(os.path.join(self._prefix, self._name(index)), dtype=np.uint8)
 
-    @property
-    def num_bytes(self) -> int:
-        """What the list holds in memory."""
-        return len(self._names) + self._ends.nbytes + self.labels.nbytes
-
     def data_fingerprint(self) -> str:
         """Name the content, relative paths and labels; 1 s for a million files."""
         entries = ((self.name(index), label) for index, label in enumerate(self.labels.tolist()))

@@ -113,4 +113,5 @@ def _loader(
     if device == "mixed" and device_id is None:
         raise ValueError("device='mixed' decodes on a GPU: say which, device_id=local_rank")
     made = pipeline_def(batch_size=batch_size, num_threads=num_threads, device_id=device_id)(define)
-    return DALILoader(DALIClassificationIterator(made(), auto_reset=True))
+    # Not prepared ahead: a restored position would have that thrown away.
+    return DALILoader(DALIClassificationIterator(made(), prepare_first_batch=False))
