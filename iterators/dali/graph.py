@@ -7,6 +7,7 @@ batches it prefetched were not handed out yet.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,20 +21,23 @@ _USE_OURS = (
 
 
 def sole_pipeline(iterator: Any) -> Any:
-    """The pipeline of an iterator that ends when its source does."""
+    """The one pipeline of an iterator."""
     pipelines = iterator._pipes
     if len(pipelines) != 1:
         raise NotResumableError(
             f"the DALI iterator runs {len(pipelines)} pipelines: give each process one pipeline "
             "and let its reader take its share (shard_id and num_shards)"
         )
-    if iterator._reader_name or iterator.size > 0:
-        found = f"reader_name={iterator._reader_name!r}" if iterator._reader_name else "size"
-        raise NotResumableError(
-            f"the DALI iterator was given {found}, so it would stop by its own count; the reader "
-            "says when an epoch ends, wherever it began: leave size and reader_name out"
-        )
     return pipelines[0]
+
+
+def require_endless(iterator: Any) -> None:
+    """Refuse an iterator that stops by its own count."""
+    if iterator.size > 0:
+        raise NotResumableError(
+            f"the DALI iterator was given size={iterator.size}, so it would stop by its own count "
+            "wherever it began; the reader says when an epoch ends: leave size and reader_name out"
+        )
 
 
 def sole_source(pipeline: Any) -> IndexedSource:
@@ -46,7 +50,7 @@ def sole_source(pipeline: Any) -> IndexedSource:
             ours[id(source)] = source
         elif _draws(operator) or _schema(operator).IsStateful():
             others.append(operator)
-    readers = [one for one in others if "Reader" in _name(one) or "readers." in _name(one)]
+    readers = [one for one in others if "reader" in _name(one)]
     if readers or not ours:
         found = f"reads with {_name(readers[0])}" if readers else "has no reader of ours"
         raise NotResumableError(
@@ -114,6 +118,6 @@ def _draws(operator: Any) -> bool:
 
 
 def _name(operator: Any) -> str:
-    """As users write it: "fn.random.CoinFlip"."""
-    name: str = _schema(operator).Name()
+    """As users write it: "fn.random.coin_flip"."""
+    name = re.sub("(?<=[a-z])(?=[A-Z])", "_", _schema(operator).Name()).lower()
     return f"fn.{name.replace('__', '.')}"

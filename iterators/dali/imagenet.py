@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-from nvidia.dali.plugin.pytorch import DALIClassificationIterator
-
 from iterators.dali.crops import NUM_UNIFORMS, random_window
 from iterators.dali.files import StrPath
 from iterators.dali.indexed import DALILoader
-from iterators.dali.library import fn, pipeline_def, types
+from iterators.dali.library import DALIClassificationIterator, fn, pipeline_def, types
 from iterators.dali.reader import FileReader
 
 Device: TypeAlias = Literal["cpu", "mixed"]

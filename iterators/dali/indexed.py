@@ -41,6 +41,7 @@ class DALILoader(Adapter):
         self._iterator = iterator
         self._pipeline = graph.sole_pipeline(iterator)
         self._source = graph.sole_source(self._pipeline)
+        graph.require_endless(iterator)
         self._direct = graph.direct_outputs(iterator, self._pipeline, self._source)
         self._share = self._source.share
         self._recipe = self._source.recipe

@@ -95,6 +95,11 @@ class FileReader:
         """What is read; ``files.name(id)`` is the path of a sample."""
         return self._recipe.files
 
+    @property
+    def fingerprint(self) -> str:
+        """The name of the data, saved with a position."""
+        return self._recipe.fingerprint
+
     def __len__(self) -> int:
         """How many samples there are, over all shards."""
         return len(self._recipe.files)
@@ -105,6 +110,11 @@ class FileReader:
         if pipeline is None:
             raise RuntimeError("FileReader is called in a pipeline definition: there is none here")
         share = Share(pipeline.max_batch_size, self._world, self._rank, self._tail)
+        if not share.batches(len(self)):
+            raise ValueError(
+                f"tail='drop' would serve nothing: {len(self)} files make no whole batch of "
+                f"{share.global_batch}"
+            )
         source = IndexedSource(self._recipe, share, seed=self._seed, origin=self._origin)
         paths, *others = fn.external_source(
             source=source, num_outputs=1 + len(self._recipe.outputs), batch=True, batch_info=True
