@@ -129,6 +129,11 @@ class CFIterator:
         return self._cursor.step
 
     @property
+    def world(self) -> int:
+        """Ranks that share the data."""
+        return self._adapter.layout.world
+
+    @property
     def exact(self) -> bool:
         """Whether the loader resumes exactly; False only under ``exact=False``."""
         return not isinstance(self._adapter, ReplayAdapter)
