@@ -14,7 +14,7 @@ from iterators.replay import ReplayAdapter
 logger = logging.getLogger(__name__)
 
 
-def _torch_adapter(loader: Any, seed: int) -> Adapter | None:
+def _torch_adapter(loader: Any, seed: int | None) -> Adapter | None:
     """A torch loader can only have come from an imported torch; otherwise do not import it."""
     if "torch.utils.data" not in sys.modules:
         return None
@@ -27,7 +27,7 @@ def _torch_adapter(loader: Any, seed: int) -> Adapter | None:
 
 #: Each knows one kind of loader: an adapter for it, None for another kind, or
 #: ``NotResumableError`` for one of its kind that it cannot resume.
-ADAPTERS: tuple[Callable[[Any, int], Adapter | None], ...] = (_torch_adapter,)
+ADAPTERS: tuple[Callable[[Any, int | None], Adapter | None], ...] = (_torch_adapter,)
 
 
 def adapted(loader: Iterable[Any] | Adapter, *, seed: int | None, exact: bool) -> Adapter:
@@ -41,7 +41,7 @@ def adapted(loader: Iterable[Any] | Adapter, *, seed: int | None, exact: bool) -
         return loader
     try:
         for adapt in ADAPTERS:
-            adapter = adapt(loader, seed or 0)
+            adapter = adapt(loader, seed)
             if adapter is not None:
                 return adapter
         raise NotResumableError(

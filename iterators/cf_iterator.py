@@ -48,7 +48,7 @@ class CFIterator:
 
     ``loader`` is a torch ``DataLoader`` over a map-style dataset (rebuilt in our order, see
     ``ResumableDataLoader.like``), a ``ResumableDataLoader``, or any ``Adapter``. ``seed``
-    (default 0, or the ``ResumableDataLoader``'s own) fixes the order of every epoch. Another
+    (default: the loader's own, else 0) fixes the order of every epoch. Another
     loader is refused with the reason (``NotResumableError``) unless ``exact=False``, which
     resumes by loading everything up to the place again.
 
