@@ -164,7 +164,7 @@ class PlaceSampler(Sampler[_Unit]):
         """The place, JSON-able, under 1 kB. Its ledger is empty: nothing checks what was used.
 
         A ``CFIterator`` over the same data continues at that place too, and the other way round,
-        but cannot confirm at the end of that epoch that all of it was served once.
+        but its report of that epoch is not ``exact``: its ledger misses what came before.
         """
         layout = Layout(self.num_replicas, self._batch)
         return Position(self._identity, self._epoch, self._place, layout=layout).to_dict()

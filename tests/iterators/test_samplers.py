@@ -461,7 +461,7 @@ def test_groups_are_the_same_under_other_numbers() -> None:
     assert list(one) == list(other)
 
 
-@pytest.mark.parametrize("change", [{"epoch": 2}, {"position": 99}, {"version": 2}])
+@pytest.mark.parametrize("change", [{"epoch": 2}, {"position": 99}, {"version": 99}])
 def test_a_damaged_state_is_refused_and_changes_nothing(change: dict[str, int]) -> None:
     sampler = ResumableSampler(Plain(4))
     state = {**sampler.state_dict(), **change}
@@ -535,6 +535,9 @@ def test_a_sampler_and_a_cf_iterator_continue_each_others_states() -> None:
     assert [one for batch in resumed.steps(2) for one in batch.tolist()] == order[4:8]
     sampler.load_state_dict(resumed.state_dict())
     assert list(sampler) == order[8:]
+    list(resumed.steps(4))
+    assert resumed.last_report is not None
+    assert not resumed.last_report.exact
 
 
 def test_a_sampler_over_other_data_than_the_loaders_is_refused() -> None:
