@@ -74,9 +74,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     faults.reload()
 
 
-def let_go_once_waited_for(
-    engine: HostEngine, gate: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def let_go_once_waited_for(engine: HostEngine, gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Open ``gate`` from inside the wait: before it, the copy could end before the barrier."""
     wait = engine._idle.wait
 
