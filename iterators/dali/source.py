@@ -108,6 +108,10 @@ class IndexedSource:
         """Batches produced and not yet taken."""
         return len(self._produced)
 
+    def peek(self) -> Record | None:
+        """The oldest record not yet taken."""
+        return self._produced[0] if self._produced else None
+
     def turn(self, aim: Aim) -> None:
         """Produce from ``aim`` on, after ending the pass if one is running."""
         self._must_end = self._running

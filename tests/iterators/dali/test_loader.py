@@ -288,6 +288,18 @@ def test_a_batch_that_lost_a_sample_is_noticed(paths: list[str]) -> None:
         list(DALILoader(iterator).open(epoch=0, start=0))
 
 
+@pytest.mark.parametrize("settings", [{}, {"exec_dynamic": False}, {"prefetch_queue_depth": 4}])
+def test_a_file_that_cannot_be_read_is_among_those_named(
+    paths: list[str], tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    files = [*paths[:12], "broken.jpg"]
+    loader = DALILoader(built(files, 1, file_root=tmp_path, seed=1, pipeline=settings))
+    with pytest.raises(RuntimeError, match="Critical error") as failure:
+        list(loader.open(epoch=0, start=0))
+    assert failure.value.__notes__ == ["The files of this batch: broken.jpg"]
+
+
 # Refusals
 
 
