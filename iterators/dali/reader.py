@@ -21,6 +21,9 @@ from iterators.fingerprint import dataset_fingerprint
 from iterators.surroundings import rank_and_world
 from iterators.tickets import Share
 
+#: Batches that are in no queue: one ready in the iterator, one being made.
+_SPARE = 2
+
 logger = logging.getLogger(__name__)
 
 
@@ -115,11 +118,23 @@ class FileReader:
                 f"tail='drop' would serve nothing: {len(self)} files make no whole batch of "
                 f"{share.global_batch}"
             )
-        source = IndexedSource(self._recipe, share, seed=self._seed, origin=self._origin)
+        source = IndexedSource(
+            self._recipe,
+            share,
+            seed=self._seed,
+            origin=self._origin,
+            remembered=_deepest(pipeline) + _SPARE,
+        )
         paths, *others = fn.external_source(
             source=source, num_outputs=1 + len(self._recipe.outputs), batch=True, batch_info=True
         )
         return fn.io.file.read(paths, name=name), *others
+
+
+def _deepest(pipeline: Any) -> int:
+    """How many batches the pipeline's queues hold at most."""
+    depth = pipeline.prefetch_queue_depth
+    return sum(depth.values()) if isinstance(depth, dict) else int(depth)
 
 
 def _outputs(asked: Sequence[str] | None, num_uniforms: int) -> tuple[str, ...]:

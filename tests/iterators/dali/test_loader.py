@@ -15,6 +15,7 @@ from nvidia.dali.plugin.pytorch import DALIClassificationIterator, DALIGenericIt
 
 from iterators import CFIterator, NotResumableError, ResumeMismatchError
 from iterators.dali import DALILoader, FileReader
+from iterators.dali.graph import sole_source
 from iterators.testing import FakeManager, check_resumable, digest, walk
 from tests.iterators.dali.pipelines import KEYS, augmented, built, reader, resumable, served
 
@@ -254,11 +255,13 @@ def test_the_originals_shape_resumes_from_every_state(images: Path) -> None:
     check_resumable(lambda: CFIterator(DALIClassificationIterator(TrainPipe(16, images))))
 
 
-def test_the_reader_works_without_cfiterator(images: Path) -> None:
-    iterator = DALIClassificationIterator(TrainPipe(16, images), auto_reset=True)
+def test_the_reader_works_without_cfiterator_and_forgets(images: Path) -> None:
+    pipe = TrainPipe(2, images)
+    iterator = DALIClassificationIterator(pipe, auto_reset=True)
     found = [digest(data) for _ in range(2) for data in iterator]
-    whole = CFIterator(DALIClassificationIterator(TrainPipe(16, images)))
+    whole = CFIterator(DALIClassificationIterator(TrainPipe(2, images)))
     assert found == [one.digest for one in walk(whole, epochs=2)]
+    assert sole_source(pipe).num_produced <= 4
 
 
 # What was delivered
