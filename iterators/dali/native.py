@@ -12,11 +12,9 @@ A place is the number of samples that all shards together have behind them.
 from __future__ import annotations
 
 import base64
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from hashlib import blake2b
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -30,6 +28,7 @@ from iterators.dali.native_facts import (
     read_facts,
     require_at,
 )
+from iterators.dali.native_state import STATE_VERSION, State, intact, sealed
 from iterators.errors import (
     CorruptPositionError,
     IterationStateError,
@@ -42,9 +41,6 @@ from iterators.protocol import Adapter, Delivery
 logger = logging.getLogger(__name__)
 
 MakeDALIIterator: TypeAlias = Callable[[bytes | None], Any]
-State: TypeAlias = dict[str, Any]
-
-STATE_VERSION = 1
 
 BUILT_ITERATOR = (
     "DALI restores a checkpoint only while it builds a pipeline, never into one that exists: "
@@ -162,7 +158,7 @@ class NativeDALILoader(Adapter):
                 raise CorruptPositionError("the saved position lacks the states of DALI")
             return
         _require_equal("world", expected=len(position.states), found=self._world)
-        header = _intact(position.states[self._rank])
+        header = intact(position.states[self._rank])
         for name in _ADVICE:
             _require_equal(name, expected=header[name], found=self._header[name])
         self._require_same_point(header, position)
@@ -253,7 +249,7 @@ class NativeDeliveries:
         if live is None or live.batches == self._facts.num_batches:
             raise StopIteration
         batch = live.fetch()
-        live.state = _sealed(
+        live.state = sealed(
             {
                 **self._header,
                 "epoch": live.epoch,
@@ -342,34 +338,6 @@ def _behind_the_cut(tensor: Any) -> Any:
     """The first sample of a batch that DALI cut to size 0: its memory is still there."""
     size = (1, *tensor.shape[1:])
     return tensor.as_strided(size, tensor.stride(), tensor.storage_offset()).clone()
-
-
-def _sealed(state: State) -> State:
-    return {**state, "digest": _digest(state)}
-
-
-def _digest(state: Mapping[str, Any]) -> str:
-    return blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def _intact(state: object) -> Mapping[str, Any]:
-    """A state that is as it was written; ``CorruptPositionError`` for any other."""
-    if not isinstance(state, Mapping):
-        raise CorruptPositionError(f"DALI's state is a dictionary, got {type(state).__name__}")
-    version = state.get("version")
-    if type(version) is int and version > STATE_VERSION:
-        raise CorruptPositionError(
-            f"DALI's state was written by a newer version of this library (format {version}; this "
-            f"one reads up to {STATE_VERSION}): upgrade to resume from it"
-        )
-    content = {name: value for name, value in state.items() if name != "digest"}
-    try:
-        intact = version == STATE_VERSION and state.get("digest") == _digest(content)
-    except (TypeError, ValueError):
-        intact = False
-    if not intact:
-        raise CorruptPositionError("DALI's saved state is damaged: its digest does not fit")
-    return state
 
 
 def _require_equal(name: str, *, expected: object, found: object) -> None:

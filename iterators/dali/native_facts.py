@@ -199,7 +199,7 @@ def require_at(iterator: Any, batches: int) -> None:
 def note_shuffling(iterator: Any, facts: Facts) -> None:
     """Say once what is not wrong but may surprise."""
     pipeline = iterator._pipes[0]
-    settings = _init_args(_reader_op(pipeline, facts.reader))
+    settings = _arguments(_reader_op(pipeline, facts.reader))
     if settings.get("shuffle_after_epoch") and settings.get("shuffle_after_epoch_seed") is None:
         logger.info(
             "reader %r shuffles with DALI's constant seed, so every run sees the same order; "
@@ -232,12 +232,12 @@ class Files:
 
 
 def _listing(op: Any) -> Files | None:
-    given = _init_args(op)
+    given = _arguments(op)
     root = os.fspath(given.get("file_root") or "")
     if files := given.get("files"):
         names = [os.fspath(one) for one in files]
         labels = given.get("labels")
-        kept = [None] * len(names) if labels is None else [int(one) for one in labels]
+        kept = [None] * len(names) if labels is None else [str(one) for one in labels]
         return Files(list(zip(names, kept, strict=True)), root or _common_folder(names))
     if file_list := given.get("file_list"):
         with open(file_list, encoding="utf-8", errors="surrogateescape") as lines:
@@ -247,7 +247,7 @@ def _listing(op: Any) -> Files | None:
     paths = given.get("path") or given.get("paths")
     if paths is None:
         return None
-    several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    several = [paths] if isinstance(paths, str) else list(paths)
     return Files([(os.path.basename(one), None) for one in several])
 
 
@@ -258,16 +258,17 @@ def _common_folder(names: list[str]) -> str:
 
 
 def _walk(root: str, patterns: list[str]) -> Iterator[str]:
-    """Files below ``root`` that fit a pattern, in an order that depends on their names alone."""
+    """Files in ``root`` and in its folders that fit a pattern, in the order of their names."""
     fits = re.compile("|".join(fnmatch.translate(one.lower()) for one in patterns)).match
-    for folder, folders, names in os.walk(root, followlinks=True):
-        folders.sort()
-        yield from (os.path.join(folder, one) for one in sorted(names) if fits(one.lower()))
+    inside = sorted(entry.path for entry in os.scandir(root) if entry.is_dir())
+    for folder in (root, *inside):
+        names = sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir())
+        yield from (os.path.join(folder, one) for one in names if fits(one.lower()))
 
 
 def _patterns(op: Any) -> list[str]:
     """The file patterns of a reader that searches a folder."""
-    given = _init_args(op)
+    given = _arguments(op)
     schema = op._op._schema
     for name in ("file_filters", "file_filter"):
         if given.get(name):
@@ -289,16 +290,15 @@ def _schema(op: Any) -> str:
     return str(schema.Name()) if schema is not None else type(op._op).__name__
 
 
-def _init_args(op: Any) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = op._op._init_args
-    return found
+def _arguments(op: Any) -> Mapping[str, Any]:
+    return {**op._op._init_args, **op._op._call_args}
 
 
 def _settings_text(op: Any) -> str:
     """The arguments that decide which samples come in which order."""
     chosen = {
         name: value
-        for name, value in _init_args(op).items()
+        for name, value in _arguments(op).items()
         if name not in _NOT_SETTINGS and not name.startswith("_") and value is not None
     }
     return " ".join(f"{name}={chosen[name]!r}" for name in sorted(chosen))

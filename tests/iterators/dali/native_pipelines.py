@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali import Pipeline, fn, ops, pipeline_def, types
 from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
 from PIL import Image
 
@@ -69,25 +69,10 @@ class Spec:
             "pad_last_batch": True,
             **self.reader,
         }
-        settings = {
-            "batch_size": self.batch,
-            "num_threads": 1,
-            "device_id": None,
-            "seed": 5,
-            "enable_checkpointing": True,
-            "checkpoint": checkpoint,
-            **self.settings,
-        }
-        return self.pipeline(reader, **settings)
+        return self.pipeline(reader, **settings_of(self, checkpoint))
 
     def __call__(self, checkpoint: bytes | None) -> DALIGenericIterator:
-        iterator = {
-            "reader_name": "Reader",
-            "last_batch_policy": LastBatchPolicy.PARTIAL,
-            "auto_reset": True,
-            **self.iterator,
-        }
-        return DALIGenericIterator(self.build(checkpoint), ["data", "label"], **iterator)
+        return iterator_over(self.build(checkpoint), **self.iterator)
 
 
 def labels_of(batch: Any) -> list[int]:
@@ -102,3 +87,76 @@ def with_source(reader: dict[str, Any], source: Any = None) -> Any:
     encoded, labels = fn.readers.file(name="Reader", **reader)
     extra = fn.external_source(source=source, dtype=types.INT64, ndim=1)
     return fn.resize(fn.decoders.image(encoded), size=6), labels + extra
+
+
+@pipeline_def(enable_conditionals=True)
+def conditional(root: str) -> Any:
+    """Arrays from a folder, through random branches."""
+    arrays = fn.readers.numpy(
+        file_root=root,
+        file_filter="*.npy",
+        name="Reader",
+        pad_last_batch=True,
+        random_shuffle=True,
+        initial_fill=3,
+    )
+    if fn.random.coin_flip(dtype=types.BOOL):
+        changed = arrays + 1
+    else:
+        changed = arrays * fn.cast(fn.random.uniform(range=[0, 100]), dtype=types.INT64)
+    return changed, arrays
+
+
+@pipeline_def
+def from_tar(path: str) -> Any:
+    """Two files of each sample of a tar archive."""
+    first, second = fn.readers.webdataset(
+        paths=[path],
+        ext=["a", "b"],
+        name="Reader",
+        pad_last_batch=True,
+        random_shuffle=True,
+        initial_fill=3,
+    )
+    return first, second
+
+
+class OldStyle(Pipeline):
+    """A pipeline defined as a class of operators."""
+
+    def __init__(self, paths: list[str], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.read = ops.readers.File(files=paths, pad_last_batch=True, shuffle_after_epoch=True)
+        self.decode = ops.decoders.Image()
+        self.crop = ops.RandomResizedCrop(size=6)
+
+    def define_graph(self) -> Any:
+        encoded, labels = self.read(name="Reader")
+        return self.crop(self.decode(encoded)), labels
+
+
+def settings_of(spec: Spec, checkpoint: bytes | None) -> dict[str, Any]:
+    """What every pipeline here is built with."""
+    return {
+        "batch_size": spec.batch,
+        "num_threads": 1,
+        "device_id": None,
+        "seed": 5,
+        "enable_checkpointing": True,
+        "checkpoint": checkpoint,
+        **spec.settings,
+    }
+
+
+def iterator_over(pipeline: Any, kind: Any = DALIGenericIterator, **options: Any) -> Any:
+    """An iterator with the settings that are exact."""
+    return kind(
+        pipeline,
+        ["data", "label"],
+        **{
+            "reader_name": "Reader",
+            "last_batch_policy": LastBatchPolicy.PARTIAL,
+            "auto_reset": True,
+            **options,
+        },
+    )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
+import tarfile
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -37,9 +40,14 @@ from iterators import (
 from iterators.dali.native import BUILT_ITERATOR, NativeDALILoader
 from iterators.testing import FakeManager, check_resumable, digest, walk
 from tests.iterators.dali.native_pipelines import (
+    OldStyle,
     Spec,
+    conditional,
+    from_tar,
+    iterator_over,
     labels_of,
     plain,
+    settings_of,
     with_source,
     write_images,
 )
@@ -137,6 +145,51 @@ def test_a_classification_iterator_resumes_exactly(spec: Spec) -> None:
         return DALIClassificationIterator(
             spec.build(checkpoint), reader_name="Reader", last_batch_policy=LastBatchPolicy.PARTIAL
         )
+
+    check_resumable(lambda: iterator_of(make))
+
+
+def test_an_iterator_of_lists_resumes_exactly(spec: Spec) -> None:
+    tags = [DALIRaggedIterator.SPARSE_LIST_TAG, DALIRaggedIterator.DENSE_TAG]
+
+    def make(checkpoint: bytes | None) -> DALIRaggedIterator:
+        pipeline = spec.build(checkpoint)
+        return iterator_over(pipeline, DALIRaggedIterator, output_types=tags)
+
+    check_resumable(lambda: iterator_of(make))
+
+
+def test_a_pipeline_of_operator_objects_resumes_exactly(spec: Spec) -> None:
+    def make(checkpoint: bytes | None) -> DALIGenericIterator:
+        return iterator_over(OldStyle(spec.paths, **settings_of(spec, checkpoint)))
+
+    check_resumable(lambda: iterator_of(make))
+
+
+def test_a_folder_of_arrays_through_random_branches_resumes_exactly(
+    spec: Spec, tmp_path: Path
+) -> None:
+    for index in range(11):
+        np.save(tmp_path / f"{index:02d}.npy", np.full(3, index, dtype=np.int64))
+
+    def make(checkpoint: bytes | None) -> DALIGenericIterator:
+        return iterator_over(conditional(str(tmp_path), **settings_of(spec, checkpoint)))
+
+    check_resumable(lambda: iterator_of(make))
+    assert NativeDALILoader(make).identity.fingerprint.startswith("readers__Numpy:Files:11:")
+
+
+def test_a_tar_archive_resumes_exactly(spec: Spec, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "archive.tar", "w") as archive:
+        for index in range(11):
+            for suffix in "ab":
+                entry = tarfile.TarInfo(f"{index:03d}.{suffix}")
+                entry.size = 2
+                archive.addfile(entry, io.BytesIO(f"{index:02d}".encode()))
+
+    def make(checkpoint: bytes | None) -> DALIGenericIterator:
+        path = str(tmp_path / "archive.tar")
+        return iterator_over(from_tar(path, **settings_of(spec, checkpoint)))
 
     check_resumable(lambda: iterator_of(make))
 
@@ -349,12 +402,7 @@ def test_a_pad_is_not_memory_of_dali(four: list[Spec]) -> None:
 
 def test_an_empty_batch_of_lists_is_refused(four: list[Spec]) -> None:
     def make(checkpoint: bytes | None) -> DALIRaggedIterator:
-        return DALIRaggedIterator(
-            four[0].build(checkpoint),
-            ["data", "label"],
-            reader_name="Reader",
-            last_batch_policy=LastBatchPolicy.PARTIAL,
-        )
+        return iterator_over(four[0].build(checkpoint), DALIRaggedIterator)
 
     with pytest.raises(NotResumableError, match=r"26 samples on 4 shards in batches of 6"):
         NativeDALILoader(make)
@@ -442,13 +490,7 @@ def test_a_factory_that_ignores_the_checkpoint_is_refused(spec: Spec) -> None:
 
 def test_a_pipeline_that_was_run_before_is_refused(spec: Spec) -> None:
     def make(checkpoint: bytes | None) -> DALIGenericIterator:
-        pipeline = spec(checkpoint)._pipes[0]
-        return DALIGenericIterator(
-            pipeline,
-            ["data", "label"],
-            reader_name="Reader",
-            last_batch_policy=LastBatchPolicy.PARTIAL,
-        )
+        return iterator_over(spec(checkpoint)._pipes[0])
 
     with pytest.raises(NotResumableError, match="has served 1 batches, not 0"):
         NativeDALILoader(make)
@@ -524,6 +566,23 @@ def test_another_world_is_refused(spec: Spec) -> None:
     loader = NativeDALILoader(spec, rank=1, world=2)
     with pytest.raises(ResumeMismatchError, match=r"world is 2, but .* saved with 1"):
         CFIterator(loader).load_state_dict(saved.to_dict())
+
+
+def test_another_version_of_dali_is_warned_of(
+    spec: Spec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = position_after(spec, 1)
+    monkeypatch.setattr("nvidia.dali.__version__", "9.9")
+    NativeDALILoader(spec).accept(saved)
+    assert re.search(r"written by DALI 2\S+, this is 9.9", caplog.text)
+
+
+def test_what_dali_itself_refuses_is_told_to_be_a_restore(spec: Spec) -> None:
+    iterator = iterator_of(lambda one: (spec if one is None else spec.but(pipeline=plain))(one))
+    iterator.load_state_dict(position_after(spec, 1).to_dict())
+    with pytest.raises(RuntimeError) as caught:
+        next(iter(iterator))
+    assert caught.value.__notes__ == ["while building the pipeline from a DALI checkpoint"]
 
 
 def test_states_in_another_order_of_ranks_are_refused(spec: Spec) -> None:
