@@ -639,15 +639,19 @@ def test_a_moved_list_of_files_is_the_same_data(tmp_path: Path) -> None:
 def test_no_bit_of_a_state_can_flip_unnoticed(spec: Spec) -> None:
     loader, saved = NativeDALILoader(spec), position_after(spec, 2)
     text = json.dumps(saved.states[0]).encode()
-    refused = 0
+    read = 0
     for index in range(len(text)):
         for bit in (1 << index % 8, 1):
             flipped = bytearray(text)
             flipped[index] ^= bit
-            with pytest.raises((CorruptPositionError, ValueError)):
-                loader.accept(replace(saved, states=(json.loads(flipped),)))
-            refused += 1
-    assert refused == 2 * len(text)
+            try:
+                state = json.loads(flipped)
+            except ValueError:
+                continue
+            read += 1
+            with pytest.raises(CorruptPositionError):
+                loader.accept(replace(saved, states=(state,)))
+    assert read > len(text) / 2
     loader.accept(saved)
 
 
