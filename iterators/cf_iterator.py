@@ -311,7 +311,7 @@ class CFIterator:
             self._updates_before = self._manager.update_attempts
         self._batch_place = self._cursor.live.place
         covered = delivery.end - self._batch_place
-        self._last_num_samples = None if delivery.ids is None else covered
+        self._last_num_samples = None if delivery.weights is None else covered
         self._cursor.deliver(delivery)
         self._last = delivery
 

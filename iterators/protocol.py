@@ -78,7 +78,8 @@ class Delivery:
     """One batch, and the place in the epoch that is behind it once it was used.
 
     ``ids`` are the samples in it and ``weights`` ``[N] float32`` says which count (0 for the pad
-    of a rank that had nothing left); both None when the loader cannot say. ``state`` is what the
+    of a rank that had nothing left; then places are samples); each is None when the loader
+    cannot say. ``state`` is what the
     loader needs besides the place to continue behind this batch: JSON-able, not changed later.
     """
 

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import base64
 import logging
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from iterators.dali.library import __version__
 from iterators.dali.native_facts import (
     Facts,
-    dali_version,
     fingerprint_of,
     note_shuffling,
     read_facts,
@@ -37,6 +36,7 @@ from iterators.errors import (
 )
 from iterators.position import Identity, Layout, Position
 from iterators.protocol import Adapter, Delivery
+from iterators.surroundings import rank_and_world
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class NativeDALILoader(Adapter):
         if not callable(make):
             refuse_built(make)
         self._make = make
-        self._rank, self._world = _ranks(rank, world)
+        self._rank, self._world = rank_and_world(rank, world)
         iterator = make(None)
         self._facts = facts = read_facts(iterator)
         note_shuffling(iterator, facts)
@@ -124,7 +124,7 @@ class NativeDALILoader(Adapter):
     @property
     def layout(self) -> Layout:
         """How the data is spread; unlike that of other loaders it may not change."""
-        versions = (("dali", dali_version()),)
+        versions = (("dali", __version__),)
         return Layout(self._world, self._facts.batch, versions=versions)
 
     @property
@@ -230,7 +230,7 @@ class NativeDALILoader(Adapter):
             "reader": facts.reader,
             "settings": facts.settings,
             "operators": facts.operators,
-            "dali": dali_version(),
+            "dali": __version__,
         }
 
 
@@ -343,16 +343,3 @@ def _behind_the_cut(tensor: Any) -> Any:
 def _require_equal(name: str, *, expected: object, found: object) -> None:
     if expected != found:
         raise ResumeMismatchError(name, expected=expected, found=found, advice=_ADVICE[name])
-
-
-def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
-    """As given, or of the process group; one that was started has loaded torch."""
-    if (rank is None) != (world is None):
-        raise ValueError(f"give both rank and world or neither, got {rank} and {world}")
-    if rank is None or world is None:
-        dist = sys.modules.get("torch.distributed")
-        grouped = dist is not None and dist.is_available() and dist.is_initialized()
-        rank, world = (dist.get_rank(), dist.get_world_size()) if dist and grouped else (0, 1)
-    if not 0 <= rank < world:
-        raise ValueError(f"rank must lie in [0, world), got {rank} of {world}")
-    return rank, world

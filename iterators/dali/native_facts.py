@@ -67,11 +67,6 @@ def is_dali_iterator(loader: object) -> bool:
     return base is not None and isinstance(loader, base._DaliBaseIterator)
 
 
-def dali_version() -> str:
-    """The version of the DALI that is loaded."""
-    return str(getattr(sys.modules.get("nvidia.dali"), "__version__", "unknown"))
-
-
 def read_facts(iterator: Any) -> Facts:
     """Read ``iterator``; ``NotResumableError`` says what it lacks and what to write instead."""
     if not is_dali_iterator(iterator):

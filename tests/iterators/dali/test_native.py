@@ -572,7 +572,7 @@ def test_another_version_of_dali_is_warned_of(
     spec: Spec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved = position_after(spec, 1)
-    monkeypatch.setattr("nvidia.dali.__version__", "9.9")
+    monkeypatch.setattr("iterators.dali.native.__version__", "9.9")
     NativeDALILoader(spec).accept(saved)
     assert re.search(r"written by DALI 2\S+, this is 9.9", caplog.text)
 
@@ -681,15 +681,7 @@ def test_a_place_without_the_state_that_belongs_to_it_is_refused(spec: Spec) -> 
         loader.accept(replace(saved, position=4))
 
 
-# The package, and a process that is killed
-
-
-def test_importing_needs_neither_dali_nor_torch() -> None:
-    code = (
-        "import sys, iterators.dali as dali; dali.NativeDALILoader; "
-        "assert not {'torch', 'nvidia'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+# A process that is killed
 
 
 KILLED = """
