@@ -15,6 +15,7 @@ if importlib.util.find_spec("torchvision") is None:
 
 from benchmarks import imagenet, options
 from benchmarks.make_images import ImageSet, make
+from iterators import CFIterator, ResumableDataLoader
 
 IMAGES = ImageSet(classes=2, train=9, val=2, smallest=24, largest=40)
 STEPS_PER_EPOCH = 5  # of 4 images, the last of 2
@@ -132,6 +133,47 @@ def test_a_plain_loader_trains_without_checkfreq(script: Script) -> None:
     report = script.run("--noeval", "--epochs", "1")
     assert report.keys() == {"weights", "optimizer", "learning_rate", "best"}
     assert not script.chk_dir.exists()
+
+
+@pytest.mark.dali
+def test_dali_with_a_forced_stop_in_mid_epoch_resumes_to_the_same_bits(
+    script: Script, tmp_path: Path, data: Path
+) -> None:
+    calm = Script(tmp_path / "calm", data).run("--dali", "--cf_iterator")
+    for stop in ("3", "4"):
+        script.run(*RESUMABLE, "--dali", "--chk-freq", "2", "--steps-to-run", stop)
+    report = script.run(*RESUMABLE, "--dali", "--chk-freq", "2")
+    for part in ("weights", "optimizer", "learning_rate", "best"):
+        assert report[part] == calm[part], part
+    ends = [line for line in script.history() if "exactly_once" in line]
+    assert ends == [{"epoch": epoch, "served": 18, "exactly_once": True} for epoch in range(EPOCHS)]
+
+
+@pytest.mark.dali
+def test_dalis_own_reader_trains_without_checkfreq(script: Script) -> None:
+    script.run("--dali", "--epochs", "1")
+    assert len([line for line in script.history() if "step" in line]) == STEPS_PER_EPOCH
+
+
+@pytest.mark.dali
+def test_dali_needs_a_folder_for_each_set(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="--dali needs the folders train/ and val/ in it"):
+        imagenet.main(["--data", str(tmp_path), "--dali"])
+
+
+def test_pads_do_not_count_in_the_loss() -> None:
+    losses, weights = torch.tensor([3.0, 100.0]), torch.tensor([1.0, 0.0])
+    ranks = [
+        imagenet.Share(weights, num_samples=3, world=2).mean(losses),
+        imagenet.Share(torch.ones(2), num_samples=3, world=2).mean(torch.tensor([1.0, 2.0])),
+    ]
+    assert float(sum(ranks) / 2) == pytest.approx(2.0)
+    assert float(imagenet.Share().mean(torch.tensor([1.0, 2.0]))) == 1.5
+    rank = CFIterator(ResumableDataLoader(list(range(3)), 2, rank=3, world=4))
+    for _ in rank:
+        share = imagenet.Share.of(rank)
+    assert share.weights is not None
+    assert (share.weights.tolist(), share.num_samples, share.world) == ([0.0], 3, 4)
 
 
 def test_a_folder_without_images_is_said_in_a_sentence(tmp_path: Path) -> None:
