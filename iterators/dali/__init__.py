@@ -1,9 +1,10 @@
-"""NVIDIA DALI pipelines in our order: enterable anywhere, at any layout, to the same samples.
+"""NVIDIA DALI pipelines, resumed exactly.
 
 ``FileReader`` goes into a pipeline in the place of ``fn.readers.file``; a ``CFIterator`` (or
-``DALILoader``) over the iterator of that pipeline then resumes exactly. ``imagenet_train`` and
-``imagenet_val`` are ready pipelines. Names are loaded on first use: importing the package needs
-neither DALI nor torch.
+``DALILoader``) over the iterator of that pipeline then resumes anywhere, at any layout.
+``imagenet_train`` and ``imagenet_val`` are ready pipelines. ``NativeDALILoader`` resumes
+pipelines of DALI's own readers through DALI's own checkpoints, at the same layout. Names are
+loaded on first use: importing the package needs neither DALI nor torch.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from iterators.dali.imagenet import imagenet_train, imagenet_val
     from iterators.dali.indexed import DALILoader
+    from iterators.dali.native import NativeDALILoader
     from iterators.dali.reader import FileReader
 
-__all__ = ["DALILoader", "FileReader", "imagenet_train", "imagenet_val"]
+__all__ = ["DALILoader", "FileReader", "NativeDALILoader", "imagenet_train", "imagenet_val"]
 
 _HOME = {
     "DALILoader": "indexed",
     "FileReader": "reader",
+    "NativeDALILoader": "native",
     "imagenet_train": "imagenet",
     "imagenet_val": "imagenet",
 }

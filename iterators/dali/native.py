@@ -1,0 +1,358 @@
+"""DALI pipelines as they are, resumed through DALI's own checkpoints, behind our header.
+
+For pipelines of ``fn.readers.*`` and ``fn.random.*``. DALI restores another shard's checkpoint,
+another world size's or a damaged one without an error, so each carries a header that says what
+it belongs to and a digest over all of it. The layout is fixed: same shards, same batch size.
+DALI restores only while building, so the adapter owns a function that builds the iterator.
+Training thread only.
+
+A place is the number of samples that all shards together have behind them.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iterators.dali.native_facts import (
+    Facts,
+    dali_version,
+    fingerprint_of,
+    note_shuffling,
+    read_facts,
+    require_at,
+)
+from iterators.dali.native_state import STATE_VERSION, State, intact, sealed
+from iterators.errors import (
+    CorruptPositionError,
+    IterationStateError,
+    NotResumableError,
+    ResumeMismatchError,
+)
+from iterators.position import Identity, Layout, Position
+from iterators.protocol import Adapter, Delivery
+
+logger = logging.getLogger(__name__)
+
+MakeDALIIterator: TypeAlias = Callable[[bytes | None], Any]
+
+BUILT_ITERATOR = (
+    "DALI restores a checkpoint only while it builds a pipeline, never into one that exists: "
+    "give NativeDALILoader a function make(checkpoint) that builds the iterator, its pipeline "
+    "with enable_checkpointing=True and checkpoint=checkpoint"
+)
+
+_ADVICE = {
+    "world": "DALI's checkpoints fit one layout: use as many ranks as the interrupted run, and a "
+    "position merged from all of them.",
+    "rank": "Each rank restores its own state: keep the order of the ranks.",
+    "shards": "DALI's checkpoints fit one layout: use the num_shards of the interrupted run.",
+    "shard": "Each rank restores its own state: give it the shard_id of the interrupted run.",
+    "batch": "DALI's random numbers belong to slots of a batch: use the batch size of the "
+    "interrupted run.",
+    "fingerprint": "Restore with the files the checkpoint was trained on.",
+    "reader": "Give the reader the name it had in the interrupted run.",
+    "settings": "Give the reader the arguments of the interrupted run: they decide its order.",
+    "operators": "Define the pipeline as in the interrupted run.",
+}
+
+
+def refuse_built(iterator: object) -> NoReturn:
+    """Raise ``NotResumableError``: an iterator that exists cannot be restored."""
+    raise NotResumableError(f"{type(iterator).__name__} is already built. {BUILT_ITERATOR}")
+
+
+class NativeDALILoader(Adapter):
+    """The iterator that ``make`` builds, resumed exactly at any batch, at the same layout.
+
+    ``make(checkpoint)`` builds a DALI iterator for torch over one pipeline with
+    ``enable_checkpointing=True`` and ``checkpoint=checkpoint``: bytes, or None for a fresh start.
+    It is called once here (what the iterator says about itself is read from it), and again for
+    each restore and each pass that is taken back; the iterator before is let go of first. The
+    iterator needs ``reader_name=``, ``last_batch_policy=LastBatchPolicy.PARTIAL`` and a reader
+    with ``pad_last_batch=True``: every other setting loses or repeats samples.
+
+    Where a shard has no sample left for the last batch of an epoch, which DALI serves with size
+    0, the batch is one pad of weight 0: the shard's last sample, as DALI repeats it for padding.
+    An epoch that was left early is run to its end, unseen, before the next begins.
+
+    ``fingerprint`` names the data (default: a digest of the reader's files). ``seed`` only marks
+    the run: the random numbers are DALI's. ``rank`` and ``world`` count the processes whose
+    positions are merged (default: those of the process group).
+    """
+
+    def __init__(
+        self,
+        make: MakeDALIIterator,
+        *,
+        fingerprint: str | None = None,
+        seed: int = 0,
+        rank: int | None = None,
+        world: int | None = None,
+    ) -> None:
+        if not callable(make):
+            refuse_built(make)
+        self._make = make
+        self._rank, self._world = _ranks(rank, world)
+        iterator = make(None)
+        self._facts = facts = read_facts(iterator)
+        note_shuffling(iterator, facts)
+        if facts.shards == 1 and self._world > 1:
+            logger.warning(
+                "reader %r has num_shards=1 on each of %d ranks: every rank reads all samples",
+                facts.reader,
+                self._world,
+            )
+        name = fingerprint_of(iterator, facts) if fingerprint is None else fingerprint
+        self._identity = Identity("dali-native-1", facts.epoch_size, name, seed)
+        self._header = self._make_header()
+        self._first: bytes = iterator.checkpoints()[0]
+        self._live: _Live | None = _Live(iterator, facts, None)
+        self._opened: NativeDeliveries | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """What must agree when a position is restored; ``n`` are the samples of all shards."""
+        return self._identity
+
+    @property
+    def layout(self) -> Layout:
+        """How the data is spread; unlike that of other loaders it may not change."""
+        versions = (("dali", dali_version()),)
+        return Layout(self._world, self._facts.batch, versions=versions)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank among those whose positions are merged."""
+        return self._rank
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch, the same on every shard."""
+        return self._facts.num_batches
+
+    def batches_left(self, start: int) -> int:
+        """Batches from place ``start`` to the end of an epoch."""
+        return self._facts.num_batches - self._facts.batches(start)
+
+    def open(self, *, epoch: int, start: int, state: Any = None) -> NativeDeliveries:
+        """Continue at place ``start`` of ``epoch``, with the live iterator if it stands before it.
+
+        Otherwise a new one is built from ``state``.
+        """
+        if self._opened is not None:
+            self._opened.close()
+        live = self._live_before((epoch, self._facts.batches(start)), state)
+        self._opened = NativeDeliveries(live, self._facts, self._header)
+        return self._opened
+
+    def accept(self, position: Position) -> None:
+        """Raise unless this rank's state in ``position`` is intact and of this very layout."""
+        if not position.states:
+            if position.position:
+                raise CorruptPositionError("the saved position lacks the states of DALI")
+            return
+        _require_equal("world", expected=len(position.states), found=self._world)
+        header = intact(position.states[self._rank])
+        for name in _ADVICE:
+            _require_equal(name, expected=header[name], found=self._header[name])
+        self._require_same_point(header, position)
+        if header["dali"] != self._header["dali"]:
+            logger.warning(
+                "the checkpoint was written by DALI %s, this is %s: DALI promises nothing across "
+                "versions",
+                header["dali"],
+                self._header["dali"],
+            )
+
+    def close(self) -> None:
+        """Let go of the iterator and its threads; the adapter can be opened again."""
+        if self._opened is not None:
+            self._opened.close()
+        self._opened = self._live = None
+
+    def _live_before(self, target: tuple[int, int], state: State | None) -> _Live:
+        """An iterator that stands at ``target`` (epoch, batches)."""
+        if self._live is None or not self._live.can_reach(target, state):
+            self._opened = self._live = None  # first: there is memory for one
+            self._live = self._restored(state)
+        self._live.run_to(*target)
+        return self._live
+
+    def _restored(self, state: State | None) -> _Live:
+        checkpoint = self._first if state is None else base64.b64decode(state["checkpoint"])
+        try:
+            iterator = self._make(checkpoint)
+        except RuntimeError as error:
+            error.add_note("while building the pipeline from a DALI checkpoint")
+            raise
+        self._require_same(iterator)
+        return _Live(iterator, self._facts, state)
+
+    def _require_same(self, iterator: Any) -> None:
+        facts = read_facts(iterator)
+        if facts != self._facts:
+            raise NotResumableError(
+                f"make(checkpoint) must build the same iterator each time: first {self._facts}, "
+                f"now {facts}"
+            )
+        if not iterator._pipes[0].is_restored_from_checkpoint:
+            raise NotResumableError(
+                "make(checkpoint) built an iterator that starts from the beginning: pass "
+                "checkpoint=checkpoint to its pipeline"
+            )
+
+    def _require_same_point(self, header: Mapping[str, Any], position: Position) -> None:
+        """A state lies behind the batch that ended at the place, or in an epoch before."""
+        epoch, place = header["epoch"], self._facts.place(header["batches"])
+        same = (epoch, place) == (position.epoch, position.position)
+        if not same and not (epoch < position.epoch and position.position == 0):
+            raise CorruptPositionError(
+                f"the saved position is at sample {position.position} of epoch {position.epoch}, "
+                f"but DALI's state in it at sample {place} of epoch {epoch}"
+            )
+
+    def _make_header(self) -> State:
+        facts = self._facts
+        return {
+            "version": STATE_VERSION,
+            "rank": self._rank,
+            "world": self._world,
+            "shard": facts.shard,
+            "shards": facts.shards,
+            "batch": facts.batch,
+            "fingerprint": self._identity.fingerprint,
+            "reader": facts.reader,
+            "settings": facts.settings,
+            "operators": facts.operators,
+            "dali": dali_version(),
+        }
+
+
+class NativeDeliveries:
+    """One pass over the rest of an epoch. The iterator outlives it: the adapter keeps it."""
+
+    def __init__(self, live: _Live, facts: Facts, header: State) -> None:
+        self._live: _Live | None = live
+        self._facts, self._header = facts, header
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return self
+
+    def __next__(self) -> Delivery:
+        live = self._live
+        if live is None or live.batches == self._facts.num_batches:
+            raise StopIteration
+        batch = live.fetch()
+        live.state = sealed(
+            {
+                **self._header,
+                "epoch": live.epoch,
+                "batches": live.batches,
+                "checkpoint": base64.b64encode(live.checkpoint()).decode(),
+            }
+        )
+        data, weights = _weighed(batch)
+        return Delivery(data, self._facts.place(live.batches), weights=weights, state=live.state)
+
+    def close(self) -> None:
+        """Let go of the iterator."""
+        self._live = None
+
+
+class _Live:
+    """A built iterator, and the batch it stands behind. ``state`` is that of the last delivery."""
+
+    def __init__(self, iterator: Any, facts: Facts, state: State | None) -> None:
+        self._iterator, self._facts, self.state = iterator, facts, state
+        self.epoch: int = state["epoch"] if state else 0
+        self.batches: int = state["batches"] if state else 0
+        require_at(iterator, self.epoch * facts.num_batches + self.batches)
+
+    def can_reach(self, target: tuple[int, int], state: State | None) -> bool:
+        """Whether running on from here leads to what ``state`` leads to at ``target``."""
+        return self.state == state and (self.epoch, self.batches) <= target
+
+    def fetch(self) -> Any:
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            raise IterationStateError(
+                f"the iterator ended epoch {self.epoch} after {self.batches} of "
+                f"{self._facts.num_batches} batches: does something else draw from it?"
+            ) from None
+        self.batches += 1
+        return batch
+
+    def checkpoint(self) -> bytes:
+        blob: bytes = self._iterator.checkpoints()[0]
+        return blob
+
+    def run_to(self, epoch: int, batches: int) -> None:
+        """Run forward, dropping batches: DALI can leave an epoch only at its end."""
+        dropped = 0
+        while self.epoch < epoch:
+            dropped += self._drop_to(self._facts.num_batches)
+            self._end_epoch()
+        dropped += self._drop_to(batches)
+        if dropped:
+            logger.warning("loaded and dropped %d batches to reach epoch %d", dropped, epoch)
+
+    def _drop_to(self, batches: int) -> int:
+        dropped = batches - self.batches
+        for _ in range(dropped):
+            self.fetch()
+        return dropped
+
+    def _end_epoch(self) -> None:
+        """Reset, unless a restored iterator with ``auto_reset`` did so while it was built."""
+        if self._iterator._counter:
+            self._iterator.reset()
+        if self._iterator._counter:
+            raise IterationStateError(
+                f"the iterator is not at its epoch's end after {self._facts.num_batches} batches: "
+                "does something else draw from it?"
+            )
+        self.epoch, self.batches = self.epoch + 1, 0
+
+
+def _weighed(batch: Any) -> tuple[Any, NDArray[np.float32] | None]:
+    """A batch and one weight for each of its samples; an empty one becomes one pad of weight 0."""
+    (outputs,) = batch
+    rows = {len(one) for one in outputs.values() if hasattr(one, "shape")}
+    if len(rows) != 1:
+        return batch, None
+    (count,) = rows
+    if count:
+        return batch, np.ones(count, dtype=np.float32)
+    padded = {name: _behind_the_cut(tensor) for name, tensor in outputs.items()}
+    return [padded], np.zeros(1, dtype=np.float32)
+
+
+def _behind_the_cut(tensor: Any) -> Any:
+    """The first sample of a batch that DALI cut to size 0: its memory is still there."""
+    size = (1, *tensor.shape[1:])
+    return tensor.as_strided(size, tensor.stride(), tensor.storage_offset()).clone()
+
+
+def _require_equal(name: str, *, expected: object, found: object) -> None:
+    if expected != found:
+        raise ResumeMismatchError(name, expected=expected, found=found, advice=_ADVICE[name])
+
+
+def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
+    """As given, or of the process group; one that was started has loaded torch."""
+    if (rank is None) != (world is None):
+        raise ValueError(f"give both rank and world or neither, got {rank} and {world}")
+    if rank is None or world is None:
+        dist = sys.modules.get("torch.distributed")
+        grouped = dist is not None and dist.is_available() and dist.is_initialized()
+        rank, world = (dist.get_rank(), dist.get_world_size()) if dist and grouped else (0, 1)
+    if not 0 <= rank < world:
+        raise ValueError(f"rank must lie in [0, world), got {rank} of {world}")
+    return rank, world

@@ -1,0 +1,304 @@
+"""What a built DALI iterator says about itself, and the refusal of one that cannot resume exactly.
+
+The only place that looks into DALI's objects (2.4; much of it has no public name). Nothing is
+imported: the objects come from the user. Facts are read once, before anything is delivered.
+"""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from iterators.errors import NotResumableError
+from iterators.fingerprint import dataset_fingerprint
+
+logger = logging.getLogger(__name__)
+
+#: Reader arguments that say where the data lies (the fingerprint's), which part of it this
+#: process reads (checked by number), or only how it is read.
+_NOT_SETTINGS = {
+    *("file_root", "files", "labels", "file_list", "path", "paths", "index_path", "index_paths"),
+    *("shard_id", "num_shards", "seed", "name", "preserve", "device"),
+    *("prefetch_queue_depth", "dont_use_mmap", "use_o_direct", "read_ahead", "lazy_init"),
+    *("tensor_init_bytes", "bytes_per_sample_hint", "cache_header_information"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One shard of one reader. ``operators`` and ``settings`` must agree when a state is restored.
+
+    ``num_batches`` is that of every shard: padding makes them equal.
+    """
+
+    reader: str
+    epoch_size: int
+    shard: int
+    shards: int
+    batch: int
+    num_batches: int
+    operators: str
+    settings: str
+
+    def place(self, batches: int) -> int:
+        """Samples of all shards behind the first ``batches`` batches of an epoch."""
+        return min(batches * self.batch * self.shards, self.epoch_size)
+
+    def batches(self, place: int) -> int:
+        """Batches behind ``place``: the inverse, as no batch is empty on every shard."""
+        return -(-place // (self.batch * self.shards))
+
+    @property
+    def has_empty_tail(self) -> bool:
+        """Whether the last batch of an epoch holds no sample on some shard."""
+        return self.epoch_size // self.shards <= (self.num_batches - 1) * self.batch
+
+
+def is_dali_iterator(loader: object) -> bool:
+    """Whether ``loader`` is an iterator of a DALI plugin; does not import DALI."""
+    base = sys.modules.get("nvidia.dali.plugin.base_iterator")
+    return base is not None and isinstance(loader, base._DaliBaseIterator)
+
+
+def dali_version() -> str:
+    """The version of the DALI that is loaded."""
+    return str(getattr(sys.modules.get("nvidia.dali"), "__version__", "unknown"))
+
+
+def read_facts(iterator: Any) -> Facts:
+    """Read ``iterator``; ``NotResumableError`` says what it lacks and what to write instead."""
+    if not is_dali_iterator(iterator):
+        raise NotResumableError(
+            f"make(checkpoint) must return a DALI iterator (DALIGenericIterator or "
+            f"DALIClassificationIterator of nvidia.dali.plugin.pytorch), got "
+            f"{type(iterator).__name__}"
+        )
+    pipeline = _only_pipeline(iterator)
+    name, meta = _only_reader(iterator, pipeline)
+    _require_exactly_once(iterator, name, meta)
+    _require_known_sources(pipeline)
+    facts = Facts(
+        reader=name,
+        epoch_size=int(meta["epoch_size"]),
+        shard=int(meta["shard_id"]),
+        shards=int(meta["number_of_shards"]),
+        batch=int(iterator.batch_size),
+        num_batches=len(iterator),
+        operators=" ".join(_schema(op) for op in pipeline._ops),
+        settings=_settings_text(_reader_op(pipeline, name)),
+    )
+    _require_dense(iterator, facts)
+    return facts
+
+
+def _only_pipeline(iterator: Any) -> Any:
+    pipelines = iterator._pipes
+    if len(pipelines) != 1:
+        raise NotResumableError(
+            f"the iterator drives {len(pipelines)} pipelines; one is expected: start one process "
+            "for each device, as DistributedDataParallel does"
+        )
+    pipeline = pipelines[0]
+    if not pipeline._enable_checkpointing:
+        raise NotResumableError(
+            "the pipeline keeps no state: build it with enable_checkpointing=True (and "
+            "checkpoint=checkpoint, what make was called with)"
+        )
+    if not pipeline._ops:
+        raise NotResumableError(
+            "the pipeline was deserialized, so its operators cannot be read: build it from its "
+            "definition"
+        )
+    return pipeline
+
+
+def _only_reader(iterator: Any, pipeline: Any) -> tuple[str, Mapping[str, Any]]:
+    readers = pipeline.reader_meta()
+    if len(readers) != 1:
+        raise NotResumableError(
+            f"one reader that knows its epoch is expected, found {len(readers)} "
+            f"({', '.join(sorted(readers)) or 'none'}): readers advance apart, and without one "
+            "nothing says how long an epoch is"
+        )
+    ((name, meta),) = readers.items()
+    if iterator._reader_name != name:
+        raise NotResumableError(
+            f"the iterator was built with reader_name={iterator._reader_name!r}; give it "
+            f"reader_name={name!r} (and no size=), so that it ends epochs where the reader does"
+        )
+    if meta["epoch_size"] < 1:
+        raise NotResumableError(f"reader {name!r} does not know how many samples an epoch has")
+    return name, meta
+
+
+def _require_exactly_once(iterator: Any, name: str, meta: Mapping[str, Any]) -> None:
+    policy = iterator._last_batch_policy.name
+    if policy != "PARTIAL":
+        raise NotResumableError(
+            f"last_batch_policy is {policy}, which loses or repeats samples at each epoch's end: "
+            "build the iterator with last_batch_policy=LastBatchPolicy.PARTIAL"
+        )
+    if not meta["pad_last_batch"]:
+        raise NotResumableError(
+            f"reader {name!r} has pad_last_batch=False, which loses the samples that its last "
+            "batch takes from the next epoch: give it pad_last_batch=True"
+        )
+
+
+def _require_known_sources(pipeline: Any) -> None:
+    """DALI saves no state of Python code; only a callable told the index continues by itself."""
+    for op in pipeline._ops:
+        if _schema(op) == "ExternalSource":
+            _require_indexed(op)
+        if "PythonFunction" in _schema(op):
+            logger.warning(
+                "the pipeline calls a Python function (%s): state that it keeps is not saved",
+                op.name,
+            )
+
+
+def _require_indexed(op: Any) -> None:
+    source = getattr(getattr(op, "_group", None), "source_desc", None)
+    if source is None or source.kind.name != "CALLABLE" or not source.has_inputs:
+        kind = "feed_input" if source is None else source.kind.name.lower()
+        raise NotResumableError(
+            f"external_source {op.name!r} takes its data from {kind}, which DALI restarts from "
+            "the beginning: give it a callable with one argument (the batch index, or BatchInfo)"
+        )
+
+
+def _require_dense(iterator: Any, facts: Facts) -> None:
+    """A flagged pad is made for an empty batch, which takes a plain tensor per output."""
+    classes = {one.__name__ for one in type(iterator).__mro__}
+    if facts.has_empty_tail and "DALIGenericIterator" not in classes:
+        raise NotResumableError(
+            f"{facts.epoch_size} samples on {facts.shards} shards in batches of {facts.batch} "
+            f"leave some shard an empty last batch, which {type(iterator).__name__} cannot pad: "
+            "use DALIGenericIterator, or another batch size"
+        )
+
+
+def require_at(iterator: Any, batches: int) -> None:
+    """Refuse a pipeline that is not ``batches`` batches after the beginning of its run."""
+    prefetched = 0 if getattr(iterator, "_first_batch", None) is None else 1
+    served = iterator._pipes[0]._consumer_iter - prefetched
+    if served != batches:
+        raise NotResumableError(
+            f"the pipeline that make(checkpoint) built has served {served} batches, not {batches}: "
+            "build a new one in each call, and run it nowhere else"
+        )
+
+
+def note_shuffling(iterator: Any, facts: Facts) -> None:
+    """Say once what is not wrong but may surprise."""
+    pipeline = iterator._pipes[0]
+    settings = _arguments(_reader_op(pipeline, facts.reader))
+    if settings.get("shuffle_after_epoch") and settings.get("shuffle_after_epoch_seed") is None:
+        logger.info(
+            "reader %r shuffles with DALI's constant seed, so every run sees the same order; "
+            "shuffle_after_epoch_seed= (equal on all ranks) chooses another",
+            facts.reader,
+        )
+    if pipeline.seed is None:
+        logger.info(
+            "the pipeline has no seed=: a run that is started again before its first checkpoint "
+            "draws other random numbers"
+        )
+
+
+def fingerprint_of(iterator: Any, facts: Facts) -> str:
+    """Name the reader's data: its files and labels where it lists them, else kind and size."""
+    op = _reader_op(iterator._pipes[0], facts.reader)
+    listing = _listing(op)
+    size = str(facts.epoch_size) if listing is None else dataset_fingerprint(listing)
+    return f"{_schema(op)}:{size}"
+
+
+class Files:
+    """A reader's file list, in the form that ``dataset_fingerprint`` digests."""
+
+    def __init__(self, samples: list[tuple[str, Any]], root: str = "") -> None:
+        self.samples, self.root = samples, root
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+def _listing(op: Any) -> Files | None:
+    given = _arguments(op)
+    root = os.fspath(given.get("file_root") or "")
+    if files := given.get("files"):
+        names = [os.fspath(one) for one in files]
+        labels = given.get("labels")
+        kept = [None] * len(names) if labels is None else [str(one) for one in labels]
+        return Files(list(zip(names, kept, strict=True)), root or _common_folder(names))
+    if file_list := given.get("file_list"):
+        with open(file_list, encoding="utf-8", errors="surrogateescape") as lines:
+            return Files([(line.rstrip("\n"), None) for line in lines], root)
+    if root:
+        return Files([(path, None) for path in _walk(root, _patterns(op))], root)
+    paths = given.get("path") or given.get("paths")
+    if paths is None:
+        return None
+    several = [paths] if isinstance(paths, str) else list(paths)
+    return Files([(os.path.basename(one), None) for one in several])
+
+
+def _common_folder(names: list[str]) -> str:
+    """The folder above all of them: what the outermost two share, all share."""
+    shared = os.path.commonprefix([min(names), max(names)])  # noqa: RUF071 (dirname cuts it)
+    return os.path.dirname(shared)
+
+
+def _walk(root: str, patterns: list[str]) -> Iterator[str]:
+    """Files in ``root`` and in its folders that fit a pattern, in the order of their names."""
+    fits = re.compile("|".join(fnmatch.translate(one.lower()) for one in patterns)).match
+    inside = sorted(entry.path for entry in os.scandir(root) if entry.is_dir())
+    for folder in (root, *inside):
+        names = sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir())
+        yield from (os.path.join(folder, one) for one in names if fits(one.lower()))
+
+
+def _patterns(op: Any) -> list[str]:
+    """The file patterns of a reader that searches a folder."""
+    given = _arguments(op)
+    schema = op._op._schema
+    for name in ("file_filters", "file_filter"):
+        if given.get(name):
+            found = given[name]
+            return [found] if isinstance(found, str) else list(found)
+        if schema.HasArgument(name):
+            found = ast.literal_eval(schema.GetArgumentDefaultValueString(name))
+            return [found] if isinstance(found, str) else list(found)
+    return ["*"]
+
+
+def _reader_op(pipeline: Any, name: str) -> Any:
+    return next(op for op in pipeline._ops if op.name == name)
+
+
+def _schema(op: Any) -> str:
+    """The kind of an operator, ``readers__File`` for example."""
+    schema = getattr(op._op, "_schema", None)
+    return str(schema.Name()) if schema is not None else type(op._op).__name__
+
+
+def _arguments(op: Any) -> Mapping[str, Any]:
+    return {**op._op._init_args, **op._op._call_args}
+
+
+def _settings_text(op: Any) -> str:
+    """The arguments that decide which samples come in which order."""
+    chosen = {
+        name: value
+        for name, value in _arguments(op).items()
+        if name not in _NOT_SETTINGS and not name.startswith("_") and value is not None
+    }
+    return " ".join(f"{name}={chosen[name]!r}" for name in sorted(chosen))
