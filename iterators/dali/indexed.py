@@ -1,9 +1,10 @@
 """``DALILoader``: a built DALI iterator over our reader, entered anywhere without rebuilding it.
 
-DALI prefetches from the moment it is built, so to enter another place the source ends its pass,
-what is still in the pipeline is thrown away, and ``reset`` lets it prefetch from there: a few
-batches of work, at any place of any data set. Where the pipeline already stands at the place,
-nothing is thrown away. Training thread only; one open epoch at a time.
+DALI prefetches from the moment it is built, so to enter another place the source is turned to it
+and what is still in the pipeline is thrown away, while that refills from the new place: a few
+batches of work, at any place of any data set. Only a pipeline whose source has ended is reset.
+Where the pipeline already stands at the place, nothing is thrown away. Training thread only; one
+open epoch at a time.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class DALILoader(Adapter):
         try:
             data = next(self._iterator)
         except RuntimeError as error:
-            error.add_note(f"The files of this batch: {self._names_in_front()}")
+            error.add_note(f"DALI was reading one of: {self._suspects()}")
             raise
         record = self._source.take()
         for key, tensor in data[0].items():
@@ -137,9 +138,10 @@ class DALILoader(Adapter):
                 raise RuntimeError(f"DALI delivered another {name} in {key!r} than it was fed")
         return record, data
 
-    def _names_in_front(self) -> str:
-        record = self._source.peek()
-        return "unknown" if record is None else ", ".join(map(self.name_of, record.ids.tolist()))
+    def _suspects(self) -> str:
+        """The older executor reports an error in a batch ahead before it hands out this one."""
+        num_batches = 1 if self._pipeline.exec_dynamic else self._source.num_produced
+        return ", ".join(map(self.name_of, self._source.ids_in_front(num_batches)))
 
 
 class DALIDeliveries:

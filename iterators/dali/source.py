@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -80,7 +81,7 @@ class Recipe:
 
 
 class IndexedSource:
-    """Feeds one pipeline; after each epoch it ends the pass and goes on with the next epoch.
+    """Feeds one pipeline: an epoch, the end that DALI asks for, the next epoch.
 
     ``origin`` is (epoch, place); ``seed`` None means 0 until ``turn`` says another. Of what it
     produced, the last ``remembered`` batches are: more than DALI ever prefetches.
@@ -100,10 +101,9 @@ class IndexedSource:
     ) -> None:
         self.recipe, self.share, self.seed, self.origin = recipe, share, seed, origin
         self._produced: deque[Record] = deque(maxlen=remembered)
-        self._running = self._must_end = False
-        self._head(Aim(seed or 0, *origin))
+        self.turn(Aim(seed or 0, *origin))
         if not share.batches(len(recipe.files) - origin[1]):
-            self._head(Aim(seed or 0, origin[0] + 1, 0))
+            self.turn(Aim(seed or 0, origin[0] + 1, 0))
 
     @property
     def front(self) -> Aim:
@@ -115,37 +115,29 @@ class IndexedSource:
         """Batches produced and not yet taken."""
         return len(self._produced)
 
-    def peek(self) -> Record | None:
-        """The oldest record not yet taken."""
-        return self._produced[0] if self._produced else None
+    def ids_in_front(self, num_batches: int) -> list[int]:
+        """The samples of the oldest batches not yet taken."""
+        return [
+            one for record in islice(self._produced, num_batches) for one in record.ids.tolist()
+        ]
 
     def turn(self, aim: Aim) -> None:
-        """Produce from ``aim`` on, after ending the pass if one is running."""
-        self._must_end = self._running
-        self._head(aim)
+        """Produce from ``aim`` on; what was produced before stays so."""
+        self._next = aim
+        self._records = records(self.recipe.order(aim.seed, aim.epoch), self.share, aim)
 
     def take(self) -> Record:
         """The oldest record: call it once per batch that left the pipeline."""
         return self._produced.popleft()
 
     def __call__(self, _batch: object) -> list[Any]:
-        record = None if self._must_end else next(self._records, None)
+        record = next(self._records, None)
         if record is None:
-            self._end_pass()
+            self.turn(Aim(self._next.seed, self._next.epoch + 1, 0))
             raise StopIteration
-        self._running = True
         self._produced.append(record)
         self._next = record.begin._replace(place=record.end)
         return self.recipe.batch(record)
-
-    def _end_pass(self) -> None:
-        if not self._must_end:
-            self._head(Aim(self._next.seed, self._next.epoch + 1, 0))
-        self._running = self._must_end = False
-
-    def _head(self, aim: Aim) -> None:
-        self._next = aim
-        self._records = records(self.recipe.order(aim.seed, aim.epoch), self.share, aim)
 
 
 def records(order: Order, share: Share, begin: Aim) -> Iterator[Record]:

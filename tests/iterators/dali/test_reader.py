@@ -275,7 +275,7 @@ def test_an_order_that_is_always_deterministic_says_so_once(
 # Without DALI
 
 
-@pytest.mark.parametrize("name", iterators.dali.__all__)
+@pytest.mark.parametrize("name", sorted({*iterators.dali.__all__} - {"NativeDALILoader"}))
 def test_without_dali_the_package_imports_and_its_use_says_what_to_install(name: str) -> None:
     code = f"""
 import sys
