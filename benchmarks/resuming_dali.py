@@ -37,7 +37,7 @@ def indexed(n: int, batches: int, path: Path) -> Resume:
     def make() -> Adapter:
         @pipeline_def(batch_size=BATCH, num_threads=1, device_id=None)
         def pipeline() -> Any:
-            return reader()
+            return tuple(reader())
 
         return DALILoader(DALIGenericIterator([pipeline()], ["bytes", "label"]))
 
@@ -76,9 +76,10 @@ def native(n: int, batches: int, path: Path) -> Resume:
             checkpoint=checkpoint,
         )
         def pipeline() -> Any:
-            return fn.readers.file(
+            encoded, label = fn.readers.file(
                 files=paths, shuffle_after_epoch=True, pad_last_batch=True, name="Reader"
             )
+            return encoded, label
 
         return DALIGenericIterator(
             [pipeline()],

@@ -31,6 +31,17 @@ def test_it_prints_a_result_line_per_arm(
     assert all(line["benchmark"] == name and line["commit"] and line["versions"] for line in lines)
 
 
+def test_the_iterators_print_a_line_per_arm_and_place(tmp_path: Path) -> None:
+    small = ("--samples", "1000", "--repeats", "1", "--ids", "1000", "--pairs", "3")
+    lines = lines_of("iterators", *small, "--images", "16", folder=tmp_path)
+    by_part: dict[object, set[object]] = {}
+    for line in lines:
+        by_part.setdefault(line["what"], set()).add(line["arm"])
+    assert by_part.keys() == {"resume", "order", "cost", "sample", "throughput"}
+    assert by_part["resume"] >= {"checkfreq, DataLoader, 0 workers", "checkfreq, DALI"}
+    assert by_part["throughput"] == {"DataLoader, 0 workers", "DataLoader, 2 workers", "DALI, host"}
+
+
 def test_the_simulations_print_a_line_for_each_scenario_and_size() -> None:
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.simulate"]
     result = subprocess.run(
