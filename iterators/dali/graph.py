@@ -97,12 +97,6 @@ def num_prefetched(iterator: Any, pipeline: Any) -> int:
     return waiting + (iterator._first_batch is not None)
 
 
-def was_started(iterator: Any) -> bool:
-    """Whether the iterator ever ran its pipeline; until then it starts by itself."""
-    started: bool = iterator._ever_scheduled
-    return started
-
-
 def _callback(operator: Any) -> Any:
     group = getattr(operator, "_group", None)
     return None if group is None else group.callback

@@ -2,9 +2,10 @@
 
 DALI prefetches from the moment it is built, so to enter another place the source is turned to it
 and what is still in the pipeline is thrown away, while that refills from the new place: a few
-batches of work, at any place of any data set. Only a pipeline whose source has ended is reset.
-Where the pipeline already stands at the place, nothing is thrown away. Training thread only; one
-open epoch at a time.
+batches of work, at any place of any data set. Where the pipeline already stands at the place,
+nothing is thrown away, and the source goes on from one epoch to the next without an end, so the
+next epoch's first batches are made while the last ones are used. Training thread only; one open
+epoch at a time.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class DALILoader(Adapter):
         self._iterator = iterator
         self._pipeline = graph.sole_pipeline(iterator)
         self._source = graph.sole_source(self._pipeline)
+        self._source.endless = True
         graph.require_endless(iterator)
         self._direct = graph.direct_outputs(iterator, self._pipeline, self._source)
         self._share = self._source.share
@@ -110,8 +112,6 @@ class DALILoader(Adapter):
             self._source.turn(aim)
             for _ in range(self._source.num_produced):
                 self.fetch()
-        if graph.was_started(self._iterator) and not self._source.num_produced:
-            self._iterator.reset()
 
     def _forget_handed_out(self) -> None:
         """Batches that someone took from the DALI iterator without us."""
@@ -121,11 +121,7 @@ class DALILoader(Adapter):
 
     def fetch(self) -> tuple[Record, Any]:
         """The next batch of the DALI iterator, checked against what the source produced for it."""
-        try:
-            data = next(self._iterator)
-        except RuntimeError as error:
-            error.add_note(f"DALI was reading one of: {self._suspects()}")
-            raise
+        data = self._next_batch()
         record = self._source.take()
         for key, tensor in data[0].items():
             if len(tensor) != len(record.ids):
@@ -137,6 +133,17 @@ class DALILoader(Adapter):
             if not np.array_equal(data[0][key].numpy(), self._recipe.output(name, record)):
                 raise RuntimeError(f"DALI delivered another {name} in {key!r} than it was fed")
         return record, data
+
+    def _next_batch(self) -> Any:
+        try:
+            try:
+                return next(self._iterator)
+            except StopIteration:  # the source had ended a pass before the iterator was ours
+                self._iterator.reset()
+                return next(self._iterator)
+        except RuntimeError as error:
+            error.add_note(f"DALI was reading one of: {self._suspects()}")
+            raise
 
     def _suspects(self) -> str:
         """The older executor reports an error in a batch ahead before it hands out this one."""

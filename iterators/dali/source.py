@@ -83,10 +83,13 @@ class Recipe:
 class IndexedSource:
     """Feeds one pipeline: an epoch, the end that DALI asks for, the next epoch.
 
-    ``origin`` is (epoch, place); ``seed`` None means 0 until ``turn`` says another. Of what it
-    produced, the last ``remembered`` batches are: more than DALI ever prefetches.
+    ``endless`` leaves out the end, so that the pipeline is never empty between two epochs:
+    whoever sets it counts the batches. ``origin`` is (epoch, place); ``seed`` None means 0 until
+    ``turn`` says another. Of what it produced, the last ``remembered`` batches are: more than
+    DALI ever prefetches.
     """
 
+    endless = False
     _next: Aim
     _records: Iterator[Record]
 
@@ -134,7 +137,9 @@ class IndexedSource:
         record = next(self._records, None)
         if record is None:
             self.turn(Aim(self._next.seed, self._next.epoch + 1, 0))
-            raise StopIteration
+            if not self.endless:
+                raise StopIteration
+            record = next(self._records)
         self._produced.append(record)
         self._next = record.begin._replace(place=record.end)
         return self.recipe.batch(record)
