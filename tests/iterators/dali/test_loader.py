@@ -43,6 +43,16 @@ def test_what_was_prefetched_where_training_begins_is_used(paths: list[str]) -> 
     assert iterator.asked == 3
 
 
+def test_the_next_epoch_is_prefetched_while_the_last_batch_is_used(paths: list[str]) -> None:
+    iterator = counting(paths[:10], 3)
+    loader = DALILoader(iterator)
+    for epoch in range(3):
+        assert served(loader, epoch=epoch) == served(DALILoader(built(paths[:10], 3)), epoch=epoch)
+        assert sole_source(iterator._pipes[0]).front == (0, epoch + 1, 0)
+        assert sole_source(iterator._pipes[0]).num_produced > 0
+    assert iterator.asked == 3 * 4
+
+
 def test_a_pause_throws_nothing_away(paths: list[str]) -> None:
     iterator = counting(paths[:12], 3)
     loader = DALILoader(iterator)
