@@ -36,6 +36,7 @@ DEV = [
     "ruff",
     "safetensors",
     "tensorboard",
+    "torchdata",
     "tqdm",
 ]
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ResumeMismatchError,
         TrainingStopped,
     )
+    from iterators.iterable import ResumableIterableLoader
     from iterators.ledger import Ledger
     from iterators.order import EpochOrder
     from iterators.position import Position
@@ -33,6 +34,7 @@ __all__ = [
     "NotResumableError",
     "Position",
     "ResumableDataLoader",
+    "ResumableIterableLoader",
     "ResumeMismatchError",
     "TrainingStopped",
 ]
@@ -43,6 +45,7 @@ _HOME = {
     "Ledger": "ledger",
     "Position": "position",
     "ResumableDataLoader": "torch_loader",
+    "ResumableIterableLoader": "iterable",
 }
 
 

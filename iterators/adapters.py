@@ -20,9 +20,9 @@ def _torch_adapter(loader: Any, seed: int) -> Adapter | None:
         return None
     from torch.utils.data import DataLoader
 
-    from iterators.torch_loader import ResumableDataLoader
+    from iterators.iterable import adapter_for
 
-    return ResumableDataLoader.like(loader, seed=seed) if isinstance(loader, DataLoader) else None
+    return adapter_for(loader, seed=seed) if isinstance(loader, DataLoader) else None
 
 
 #: Each knows one kind of loader: an adapter for it, None for another kind, or
@@ -46,7 +46,7 @@ def adapted(loader: Iterable[Any] | Adapter, *, seed: int | None, exact: bool) -
                 return adapter
         raise NotResumableError(
             f"{type(loader).__name__} is not a loader whose place can be saved. Use a torch "
-            "DataLoader over a map-style dataset, or exact=False to resume by loading again"
+            "DataLoader, or exact=False to resume by loading again"
         )
     except NotResumableError as reason:
         if exact:
