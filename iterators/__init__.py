@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from iterators.ledger import Ledger
     from iterators.order import EpochOrder
     from iterators.position import Position
+    from iterators.shards import ShardedDataset
     from iterators.torch_loader import ResumableDataLoader
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "ResumableDataLoader",
     "ResumableIterableLoader",
     "ResumeMismatchError",
+    "ShardedDataset",
     "TrainingStopped",
 ]
 
@@ -46,6 +48,7 @@ _HOME = {
     "Position": "position",
     "ResumableDataLoader": "torch_loader",
     "ResumableIterableLoader": "iterable",
+    "ShardedDataset": "shards",
 }
 
 
