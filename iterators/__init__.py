@@ -21,11 +21,13 @@ if TYPE_CHECKING:
         TrainingStopped,
     )
     from iterators.grouped import ResumableGroupedBatchSampler
+    from iterators.iterable import ResumableIterableLoader
     from iterators.ledger import Ledger
     from iterators.order import EpochOrder
     from iterators.position import Position
     from iterators.resident import ResidentDataset
     from iterators.samplers import ResumableDistributedSampler, ResumableSampler
+    from iterators.shards import ShardedDataset
     from iterators.torch_loader import ResumableDataLoader
 
 __all__ = [
@@ -40,8 +42,10 @@ __all__ = [
     "ResumableDataLoader",
     "ResumableDistributedSampler",
     "ResumableGroupedBatchSampler",
+    "ResumableIterableLoader",
     "ResumableSampler",
     "ResumeMismatchError",
+    "ShardedDataset",
     "TrainingStopped",
 ]
 
@@ -55,6 +59,8 @@ _HOME = {
     "ResumableDistributedSampler": "samplers",
     "ResumableGroupedBatchSampler": "grouped",
     "ResumableSampler": "samplers",
+    "ResumableIterableLoader": "iterable",
+    "ShardedDataset": "shards",
 }
 
 

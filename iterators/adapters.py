@@ -20,9 +20,9 @@ def _torch_adapter(loader: Any, seed: int | None) -> Adapter | None:
         return None
     from torch.utils.data import DataLoader
 
-    from iterators.torch_loader import ResumableDataLoader
+    from iterators.iterable import adapter_for
 
-    return ResumableDataLoader.like(loader, seed=seed) if isinstance(loader, DataLoader) else None
+    return adapter_for(loader, seed=seed) if isinstance(loader, DataLoader) else None
 
 
 def _dali_adapter(loader: Any, seed: int | None) -> Adapter | None:
@@ -57,8 +57,8 @@ def adapted(loader: Iterable[Any] | Adapter, *, seed: int | None, exact: bool) -
                 return adapter
         raise NotResumableError(
             f"{type(loader).__name__} is not a loader whose place can be saved. Use a torch "
-            "DataLoader over a map-style dataset, a DALI iterator over iterators.dali.FileReader, "
-            "or exact=False to resume by loading again"
+            "DataLoader, a DALI iterator over iterators.dali.FileReader, or exact=False to resume "
+            "by loading again"
         )
     except NotResumableError as reason:
         if exact:

@@ -3,7 +3,9 @@
 The cursor moves at the iteration boundary, never when a batch is sampled, prefetched or handed
 out: a boundary is passed before the next batch is fetched, if a weight update was attempted
 since the last one. So a checkpoint taken there holds the weights and the place that belong
-together. An epoch's last boundary waits until the epoch's tail (validation, scheduler) has run.
+together. An epoch's last boundary waits until the epoch's tail (validation, scheduler) has run;
+where only the loader's end says which one is the last (an iterable dataset), the next batch is
+fetched first, and kept.
 Training thread only.
 
 A pass is one ``for batch in iterator`` loop. ``_Pass`` says how the last one ended, which
@@ -46,11 +48,12 @@ class _Pass(Enum):
 class CFIterator:
     """Iterate ``loader`` so that training resumes exactly, in mid-epoch too.
 
-    ``loader`` is a torch ``DataLoader`` over a map-style dataset (rebuilt in our order, see
-    ``ResumableDataLoader.like``), a ``ResumableDataLoader``, or any ``Adapter``. ``seed``
-    (default: the loader's own, else 0) fixes the order of every epoch. Another loader is refused
-    with the reason (``NotResumableError``) unless ``exact=False``, which resumes by loading
-    everything up to the place again.
+    ``loader`` is a torch ``DataLoader``, over a map-style dataset (rebuilt in our order, see
+    ``ResumableDataLoader.like``) or an iterable one (see ``ResumableIterableLoader``), a DALI
+    iterator over ``iterators.dali.FileReader``, or any ``Adapter``. ``seed`` (default: the
+    loader's own, else 0) fixes the order of every epoch. Another loader is refused with the
+    reason (``NotResumableError``) unless ``exact=False``, which resumes by loading everything up
+    to the place again.
 
     With ``cf_manager``, the position is saved with every checkpoint under ``name``, and each
     boundary is reported to the manager; ``marks_steps=False`` for every iterator but one (for
@@ -167,8 +170,11 @@ class CFIterator:
         return self._last_report
 
     def __len__(self) -> int:
-        """Batches in a whole epoch, also after a restore in the middle of one."""
-        whole = self._adapter.batches_left(0)
+        """Batches in a whole epoch, also after a restore in the middle of one.
+
+        For an iterable dataset it is torch's estimate.
+        """
+        whole = self._adapter.num_batches()
         if whole is None:
             raise TypeError("the loader has no length")
         return whole
@@ -293,7 +299,7 @@ class CFIterator:
             for delivery in deliveries:
                 self._take(delivery)
                 yield delivery.data
-                if self._adapter.batches_left(delivery.end) != 0 and self._update_attempted():
+                if self._update_attempted() and not self._adapter.is_over(delivery.end):
                     self._pass_boundary()
                     if self._halted or self._cursor.step == limit:
                         return _Pass.NONE

@@ -117,7 +117,7 @@ class Cursor:
         """Continue from a restored position. Only rank 0 keeps its ledger: ledgers add."""
         rank = self._adapter.rank
         ledger = position.ledger if rank == 0 else Ledger()
-        state = position.states[rank] if position.states else None
+        state = position.states[rank] if rank < len(position.states) else None
         self.step = position.step
         self._begin(Mark(position.epoch, position.position, ledger, state=state))
         self.saved = self._position(self.live, self.step)

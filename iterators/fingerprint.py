@@ -24,14 +24,26 @@ def dataset_fingerprint(dataset: object) -> str:
     own = getattr(dataset, "data_fingerprint", None)
     if callable(own):
         return str(own())
-    length = len(dataset) if isinstance(dataset, Sized) else 0
-    name = f"{type(dataset).__qualname__}:{length}"
+    name = f"{type(dataset).__qualname__}:{length_or_none(dataset) or 0}"
     parts = [part for part in (_followed(dataset), _listed(dataset)) if part]
     return ":".join([name, *parts])
 
 
+def length_or_none(data: object) -> int | None:
+    """How long ``data`` says it is; None if it cannot, like a loader of an iterable without."""
+    if not isinstance(data, Sized):
+        return None
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
+
+
 def sample_name(dataset: object, index: int) -> str:
-    """The path of sample ``index`` below the root of a folder dataset, else its number."""
+    """What the dataset's own ``sample_name`` says, the path below a folder's root, or a number."""
+    own = getattr(dataset, "sample_name", None)
+    if callable(own):
+        return str(own(index))
     inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
     if inner is not None and indices is not None:
         return sample_name(inner, int(indices[index]))

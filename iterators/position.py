@@ -44,7 +44,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the data is spread; kept for the log, never an obligation. ``batch`` is per rank."""
+    """How the data is spread; kept for the log, and for adapters that are bound to it.
+
+    ``batch`` is per rank.
+    """
 
     world: int = 1
     batch: int = 0

@@ -147,6 +147,17 @@ class Adapter(Protocol):
         """Batches from place ``start`` to the epoch's end; None if the loader cannot say."""
         ...
 
+    def num_batches(self) -> int | None:
+        """Batches in a whole epoch; an estimate will do."""
+        return self.batches_left(0)
+
+    def is_over(self, place: int) -> bool:
+        """Whether the open epoch ends at ``place``, where its last delivery ended.
+
+        Asked once that batch was used: a loader that cannot say may fetch the next one to see.
+        """
+        return self.batches_left(place) == 0
+
     def order(self, epoch: int) -> Order | None:
         """The epoch's order, for the ledger; None if the loader cannot say."""
         return None

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
-from importlib import import_module
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from iterators.fingerprint import length_or_none
 from iterators.position import Identity, Layout
 from iterators.protocol import Adapter, Delivery
+from iterators.skipping import Skipping
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ class ReplayAdapter(Adapter):
         self, loader: Iterable[Any], *, seed: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._loader, self._clock = loader, clock
-        self._length = _length(loader)
+        self._length = length_or_none(loader)
         self._identity = Identity(
             "replay-1", self._length or 0, type(loader).__qualname__, seed, "short"
         )
@@ -60,14 +61,15 @@ class ReplayAdapter(Adapter):
         return ReplayedDeliveries(batches, start)
 
     def _skip(self, batches: Iterator[Any], count: int) -> None:
-        began = self._clock()
-        for _ in _with_progress(range(count)):
+        skipping = Skipping(count, clock=self._clock)
+        for _ in range(count):
             next(batches, None)
+            skipping.advance(1)
         logger.warning(
             "skipped %d batches by loading them again, which took %.1f s; the order is exact only "
             "if %s repeats itself",
             count,
-            self._clock() - began,
+            skipping.close(),
             type(self._loader).__name__,
         )
 
@@ -92,21 +94,3 @@ class ReplayedDeliveries:
     def close(self) -> None:
         """Let go of the loader's iterator."""
         self._batches = None
-
-
-def _length(loader: object) -> int | None:
-    if not isinstance(loader, Sized):
-        return None
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):  # a DataLoader over an iterable without length
-        return None
-
-
-def _with_progress(places: range) -> Iterable[int]:
-    try:
-        tqdm = import_module("tqdm").tqdm
-    except ImportError:
-        return places
-    bar: Iterable[int] = tqdm(places, desc="skipping batches", unit="batch", leave=False)
-    return bar

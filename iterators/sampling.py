@@ -5,6 +5,7 @@ Read-only: nothing here iterates a loader or a sampler.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypedDict
@@ -20,12 +21,11 @@ from torch.utils.data.distributed import DistributedSampler
 
 from iterators.errors import IterationStateError, NotResumableError
 from iterators.samplers import ResumableDistributedSampler, ResumableSampler
-from iterators.surroundings import length_of, why_not_iterable
+from iterators.surroundings import length_of
 
 Tail: TypeAlias = Literal["short", "drop"]
 
 _OURS = (ResumableDistributedSampler, ResumableSampler)
-_SHARING = (DistributedSampler, *_OURS)
 
 
 class LoaderSettings(TypedDict, total=False):
@@ -40,6 +40,7 @@ class LoaderSettings(TypedDict, total=False):
     multiprocessing_context: Any
     prefetch_factor: int | None
     persistent_workers: bool
+    snapshot_every_n_steps: int  # StatefulDataLoader's; its snapshots are not used
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,33 +61,60 @@ def read_sampling(loader: DataLoader[Any], *, custom_order: bool) -> Sampling:
 
     ``custom_order``: the user replaces the sampler's order, so any sampler will do.
     """
-    _require_plain(loader)
-    batches = loader.batch_sampler
+    require_plain(loader)
+    if isinstance(loader.dataset, IterableDataset):
+        return Sampling(loader.batch_size, tail_of(loader))
+    batches: Any = loader.batch_sampler
     if batches is None:
         return _read_sampler(loader, loader.sampler, Sampling(None), custom_order)
-    if type(batches) is not BatchSampler:
+    if not _is_a(batches, BatchSampler):
         raise NotResumableError(
             f"{type(batches).__name__} decides in its own way which samples form a batch, so a "
             "position in our order means nothing to it. Use "
             "ResumableDataLoader(dataset, batch_size, order=lambda seed, epoch: ids)"
         )
-    tail: Tail = "drop" if batches.drop_last else "short"
-    found = Sampling(batches.batch_size, tail)
+    found = Sampling(batches.batch_size, tail_of(batches))
     return _read_sampler(loader, batches.sampler, found, custom_order)
 
 
-def _require_plain(loader: DataLoader[Any]) -> None:
+def tail_of(batching: Any) -> Tail:
+    """What becomes of a partial batch, in our words."""
+    return "drop" if batching.drop_last else "short"
+
+
+def engine_of(loader: DataLoader[Any]) -> type[DataLoader[Any]]:
+    """torchdata's ``StatefulDataLoader`` for one of those, else torch's own class."""
+    stateful = _torchdatas("StatefulDataLoader")
+    return stateful if stateful is not None and isinstance(loader, stateful) else DataLoader
+
+
+def _torchdatas(name: str) -> Any:
+    """A class of torchdata's; None if nobody imported it, so that nothing can be one."""
+    for module in ("torchdata.stateful_dataloader", "torchdata.stateful_dataloader.sampler"):
+        if hasattr(sys.modules.get(module), name):
+            return getattr(sys.modules[module], name)
+    return None
+
+
+def _is_a(sampler: object, kind: type) -> bool:
+    """Whether ``sampler`` is torch's ``kind`` itself, or what torchdata puts in its place."""
+    names: dict[type, str] = {DistributedSampler: "StatefulDistributedSampler"}
+    return type(sampler) in (kind, _torchdatas(names.get(kind, kind.__name__)))
+
+
+def _shares(sampler: object) -> bool:
+    """Whether ``sampler`` shares the samples out to ranks."""
+    return type(sampler) in _OURS or _is_a(sampler, DistributedSampler)
+
+
+def require_plain(loader: DataLoader[Any]) -> None:
+    """``NotResumableError`` if ``loader`` serves its batches in some way of its own."""
     kind = type(loader)
-    changed = (
-        kind.__iter__ is not DataLoader.__iter__ and kind.__module__.split(".")[0] != "torchdata"
-    )
-    if changed:
+    if kind.__iter__ is not engine_of(loader).__iter__:
         raise NotResumableError(
             f"{kind.__name__} overrides DataLoader.__iter__, so what it serves is unknown. "
             "Give its dataset to ResumableDataLoader"
         )
-    if isinstance(loader.dataset, IterableDataset):
-        raise NotResumableError(why_not_iterable(loader.dataset))
     if not getattr(loader, "in_order", True):
         raise NotResumableError(
             "in_order=False lets batches overtake each other, so counting them says nothing "
@@ -97,7 +125,7 @@ def _require_plain(loader: DataLoader[Any]) -> None:
 def _read_sampler(
     loader: DataLoader[Any], sampler: Any, found: Sampling, custom_order: bool
 ) -> Sampling:
-    if type(sampler) in _SHARING:
+    if _shares(sampler):
         found = replace(found, rank=sampler.rank, world=sampler.num_replicas)
     if type(sampler) in _OURS:
         found = _read_ours(sampler, found)
@@ -128,24 +156,23 @@ def _read_ours(sampler: ResumableDistributedSampler, found: Sampling) -> Samplin
 
 def _shuffles(sampler: Any) -> bool | None:
     """Whether a sampler of torch's or ours shuffles; None for one we do not know."""
-    if type(sampler) in _SHARING:
-        shuffles: bool = sampler.shuffle
-        return shuffles
-    if type(sampler) is RandomSampler and not sampler.replacement:
+    if _shares(sampler):
+        return bool(sampler.shuffle)
+    if _is_a(sampler, RandomSampler) and not sampler.replacement:
         return True
-    return False if type(sampler) is SequentialSampler else None
+    return False if _is_a(sampler, SequentialSampler) else None
 
 
 def _covered(sampler: Any) -> int:
     """How many samples a sampler goes through over all ranks."""
-    if type(sampler) is RandomSampler:
-        return sampler.num_samples
-    data: Any = sampler.dataset if type(sampler) in _SHARING else sampler.data_source
+    if _is_a(sampler, RandomSampler):
+        return int(sampler.num_samples)
+    data: Any = sampler.dataset if _shares(sampler) else sampler.data_source
     return len(data)
 
 
 def _described(sampler: Any) -> str:
-    if type(sampler) is RandomSampler:
+    if _is_a(sampler, RandomSampler):
         return (
             f"RandomSampler(replacement={sampler.replacement}, num_samples={sampler.num_samples})"
         )
@@ -167,4 +194,7 @@ def settings_of(loader: DataLoader[Any]) -> LoaderSettings:
         "prefetch_factor": loader.prefetch_factor,
         "persistent_workers": loader.persistent_workers,
     }
+    snapshots = getattr(loader, "snapshot_every_n_steps", None)
+    if snapshots is not None:
+        settings["snapshot_every_n_steps"] = snapshots
     return settings

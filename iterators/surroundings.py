@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from iterators.errors import NotResumableError
 
 
 def length_of(dataset: Any) -> int:
     """Number of samples; refuses a dataset that has none or cannot say."""
-    if isinstance(dataset, IterableDataset):
-        raise NotResumableError(why_not_iterable(dataset))
+    map_style(dataset)
     try:
         length = len(dataset)
     except (TypeError, NotImplementedError) as error:
@@ -25,12 +24,26 @@ def length_of(dataset: Any) -> int:
     return length
 
 
-def why_not_iterable(dataset: object) -> str:
-    """The reason for which an ``IterableDataset`` is refused."""
-    return (
-        f"{type(dataset).__name__} is an IterableDataset: it has no sample ids to continue at, "
-        "and resuming iterable datasets exactly is not built yet. exact=False replays it"
-    )
+def map_style(dataset: Any) -> Any:
+    """``dataset``, or the map-style source of an iterable one; ``NotResumableError`` if none."""
+    if not isinstance(dataset, IterableDataset):
+        return dataset
+    source = indexed_source(dataset)
+    if source is None:
+        raise NotResumableError(
+            f"{type(dataset).__name__} is an IterableDataset without an indexed source: it has no "
+            "sample ids to put in an order. Use ResumableIterableLoader, as CFIterator does"
+        )
+    return source
+
+
+def indexed_source(dataset: IterableDataset[Any]) -> Any:
+    """The map-style dataset behind an iterable one, if it names one or is one itself, else None."""
+    named = getattr(dataset, "indexed_source", None)
+    if callable(named):
+        return named()
+    own = type(dataset).__getitem__ is not Dataset.__getitem__ and hasattr(dataset, "__len__")
+    return dataset if own else None
 
 
 def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:

@@ -125,7 +125,8 @@ def _parts(data: Any) -> list[Any]:
 def _bytes_of_tensor(tensor: Any) -> bytes:
     import torch  # torch's data only: the module itself must import without it
 
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    flat = plain.reshape(-1).view(torch.uint8)
     content: bytes = flat.numpy().tobytes()
     return content
 

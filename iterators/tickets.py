@@ -91,7 +91,7 @@ class TicketSampler:
 
 @dataclass(frozen=True, slots=True)
 class Seeding:
-    """Which generators are seeded for each sample, and from what.
+    """Which generators are seeded for each sample (or batch), and from what.
 
     Setting torch's CPU generator directly takes 2 us where ``torch.manual_seed``, which visits
     every device, takes 124 us (torch 2.13, 2 cores).
@@ -102,9 +102,9 @@ class Seeding:
     python: bool = True
     numpy: bool = True
 
-    def plant(self, epoch: int, sample: int) -> None:
-        """Seed the chosen generators for one sample of one epoch."""
-        key = fold64(self.seed, epoch, sample)
+    def plant(self, *place: int) -> None:
+        """Seed the chosen generators for one place: (epoch, sample), for example."""
+        key = fold64(self.seed, *place)
         if self.torch:
             torch.default_generator.manual_seed(key & ((1 << 63) - 1))
         if self.python:
@@ -144,16 +144,30 @@ class Delivered(NamedTuple):
     data: Any
 
 
-class TicketDataset:
+class Wrapped:
+    """Attributes are the wrapped dataset's, to read and to set.
+
+    For ``worker_init_fn``s that go through ``get_worker_info().dataset``.
+    """
+
+    __slots__ = ("_cf_dataset",)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cf_dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._cf_dataset, name, value)
+
+
+class TicketDataset(Wrapped):
     """The user's dataset, asked by ticket.
 
-    Other attributes are the wrapped dataset's, to read and to set, for ``worker_init_fn``s that
-    go through ``get_worker_info().dataset``. A dataset whose own ``__getitems__`` fetches a
+    A dataset whose own ``__getitems__`` fetches a
     whole batch is seeded once per batch, from its first ticket: its order is exact at any
     layout, its augmentation at the same batch size and world.
     """
 
-    __slots__ = ("_cf_by_batch", "_cf_dataset", "_cf_seeding")
+    __slots__ = ("_cf_by_batch", "_cf_seeding")
 
     def __init__(self, dataset: Any, seeding: Seeding) -> None:
         object.__setattr__(self, "_cf_dataset", dataset)
@@ -184,12 +198,6 @@ class TicketDataset:
                 f"for {len(tickets)} ids; exactly-once needs one each"
             )
         return samples
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cf_dataset, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._cf_dataset, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._cf_dataset, self._cf_seeding)

@@ -13,49 +13,45 @@ from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    DataLoader,
-    default_collate,
-    default_convert,
-)
+from torch.utils.data import DataLoader, default_collate, default_convert
 
+from iterators.engine import (
+    GENERATORS,
+    VERSIONS,
+    Engine,
+    aim_generator,
+    fetched,
+    seeding_of,
+    share_of,
+)
 from iterators.fingerprint import dataset_fingerprint, sample_name
-from iterators.order import EpochOrder, Int64, ListedOrder, Order, SequentialOrder, fold64
+from iterators.order import EpochOrder, Int64, ListedOrder, Order, SequentialOrder
 from iterators.position import Identity, Layout
 from iterators.protocol import Adapter, Delivery
-from iterators.sampling import LoaderSettings, Tail, read_sampling, settings_of
-from iterators.surroundings import length_of, rank_and_world
-from iterators.tickets import (
-    Delivered,
-    Seeding,
-    Share,
-    TicketCollate,
-    TicketDataset,
-    TicketSampler,
-)
+from iterators.sampling import LoaderSettings, Tail, engine_of, read_sampling, settings_of
+from iterators.surroundings import length_of, map_style
+from iterators.tickets import Delivered, Seeding, TicketCollate, TicketDataset, TicketSampler
 
 #: The user's own order: ``(seed, epoch) -> ids``, the same for the same arguments, always.
 OrderFunction: TypeAlias = Callable[[int, int], Sequence[int] | Int64]
-
-_VERSIONS = (("numpy", np.__version__), ("torch", str(torch.__version__)))
-_GENERATORS = ("torch", "python", "numpy")
 
 
 class ResumableDataLoader(Adapter):
     """A ``DataLoader`` over a map-style dataset that ``CFIterator`` can enter anywhere.
 
     ``batch_size`` is per rank; None delivers single samples, uncollated. ``shuffle`` permutes by
-    (``seed``, epoch); ``order``, a function (seed, epoch) -> ids of constant length, replaces
+    (``seed``, epoch), in the dataset's own ``epoch_order(seed, epoch)`` if it has one (see
+    ``ShardedDataset``); ``order``, a function (seed, epoch) -> ids of constant length, replaces
     both orders. ``tail="short"`` shares the last, partial batch evenly, so that every sample is
     served once; a rank with nothing left gets one sample of weight 0 (``CFIterator.last_weights``:
     multiply the per-sample loss by it). ``tail="drop"`` does not serve it: not exactly-once.
     ``rank`` and ``world`` are the process group's unless given. ``seeded`` names the generators
     ("torch", "python", "numpy") set for each sample from (seed, epoch, id), about 10 us each but
     torch's. ``fingerprint`` names the data where ``dataset_fingerprint`` cannot tell. All other
-    settings are ``DataLoader``'s.
+    settings are ``DataLoader``'s; ``engine`` is it, or torchdata's ``StatefulDataLoader``.
 
-    Raises ``NotResumableError`` for an ``IterableDataset``, ``ValueError`` for settings that
-    contradict each other.
+    Raises ``NotResumableError`` for an ``IterableDataset`` without an indexed source,
+    ``ValueError`` for settings that contradict each other.
     """
 
     def __init__(
@@ -69,12 +65,14 @@ class ResumableDataLoader(Adapter):
         tail: Tail = "short",
         rank: int | None = None,
         world: int | None = None,
-        seeded: Collection[str] = _GENERATORS,
+        seeded: Collection[str] = GENERATORS,
         fingerprint: str | None = None,
+        engine: Engine = DataLoader,
         **settings: Unpack[LoaderSettings],
     ) -> None:
-        self._share = _share(batch_size, tail, rank, world)
+        self._share = share_of(batch_size, tail, rank, world)
         self._shuffle, self._function, self._seed = shuffle, order, seed
+        self._dataset = dataset = map_style(dataset)
         self._num_samples = length_of(dataset)
         self._current = self._make_order(0)
         self._identity = Identity(
@@ -90,10 +88,10 @@ class ResumableDataLoader(Adapter):
                 f"batch of {self._share.global_batch}"
             )
         self._epoch = 0
-        self._seeding = _seeding(seed, seeded)
+        self._seeding = seeding_of(seed, seeded)
         self._sampler = TicketSampler(self._current, self._share)
         self._generator = torch.Generator()
-        self._dataset, self._single, self._settings = dataset, batch_size is None, settings
+        self._kind, self._single, self._settings = engine, batch_size is None, settings
         self._engine = self._make_engine()
 
     @classmethod
@@ -103,7 +101,7 @@ class ResumableDataLoader(Adapter):
         *,
         seed: int | None = None,
         order: OrderFunction | None = None,
-        seeded: Collection[str] = _GENERATORS,
+        seeded: Collection[str] = GENERATORS,
         fingerprint: str | None = None,
     ) -> ResumableDataLoader:
         """Rebuild ``loader`` with all its settings, over our order instead of its sampler.
@@ -126,6 +124,7 @@ class ResumableDataLoader(Adapter):
             world=found.world,
             seeded=seeded,
             fingerprint=found.fingerprint if fingerprint is None else fingerprint,
+            engine=engine_of(loader),
             **settings_of(loader),
         )
 
@@ -138,7 +137,7 @@ class ResumableDataLoader(Adapter):
     def layout(self) -> Layout:
         """How the data is spread now."""
         workers = self._engine.num_workers
-        return Layout(self._share.world, self._share.batch, workers, versions=_VERSIONS)
+        return Layout(self._share.world, self._share.batch, workers, versions=VERSIONS)
 
     @property
     def rank(self) -> int:
@@ -171,10 +170,12 @@ class ResumableDataLoader(Adapter):
     def open(self, *, epoch: int, start: int, state: Any = None) -> TorchDeliveries:
         """Start an epoch at place ``start``; workers begin to load, nothing is fetched here."""
         self._sampler.aim(self.order(epoch), epoch=epoch, start=start)
-        self._generator.manual_seed(fold64(self._seed, epoch) & ((1 << 63) - 1))
+        aim_generator(self._generator, self._seed, epoch)
+        # A StatefulDataLoader keeps its iterator, and so its workers, as long as it lives.
+        engine = self._engine if self._engine.persistent_workers else self._make_engine()
         guard = self._seeding if self._engine.num_workers == 0 else None
         span = (start, self._identity.n, self._share.global_batch)
-        return TorchDeliveries(iter(self._engine), span=span, guard=guard)
+        return TorchDeliveries(iter(engine), span=span, guard=guard)
 
     def close(self) -> None:
         """End persistent workers; the next ``open`` starts new ones."""
@@ -184,6 +185,9 @@ class ResumableDataLoader(Adapter):
     def _make_order(self, epoch: int) -> Order:
         if self._function is not None:
             return ListedOrder(self._function(self._seed, epoch), num_samples=self._num_samples)
+        if self._shuffle and callable(own := getattr(self._dataset, "epoch_order", None)):
+            own_order: Order = own(self._seed, epoch)
+            return own_order
         if self._shuffle:
             return EpochOrder(self._num_samples, self._seed, epoch)
         return SequentialOrder(self._num_samples)
@@ -193,7 +197,7 @@ class ResumableDataLoader(Adapter):
             default_convert if self._single else default_collate
         )
         ours: Any = {**self._settings, "collate_fn": TicketCollate(collate, self._single)}
-        return DataLoader(
+        return self._kind(
             TicketDataset(self._dataset, self._seeding),  # type: ignore[arg-type]
             batch_sampler=self._sampler,
             generator=self._generator,
@@ -217,7 +221,7 @@ class TorchDeliveries:
     def __next__(self) -> Delivery:
         if self._batches is None:
             raise StopIteration
-        ids, weights, data = self._fetch(self._batches)
+        ids, weights, data = fetched(self._batches, self._guard)
         self._place = min(self._place + self._stride, self._stop)
         return Delivery(
             data,
@@ -226,30 +230,6 @@ class TorchDeliveries:
             np.frombuffer(weights, dtype=np.float32),
         )
 
-    def _fetch(self, batches: Iterator[Delivered]) -> Delivered:
-        if self._guard is None:
-            return next(batches)
-        with self._guard.caller_kept():
-            return next(batches)
-
     def close(self) -> None:
         """Let go of the loader's iterator, which ends workers that are not persistent."""
         self._batches = None
-
-
-def _share(batch_size: int | None, tail: str, rank: int | None, world: int | None) -> Share:
-    if tail not in ("short", "drop"):
-        raise ValueError(f"tail must be 'short' or 'drop', got {tail!r}")
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    rank, world = rank_and_world(rank, world)
-    return Share(batch_size or 1, world, rank, tail)
-
-
-def _seeding(seed: int, seeded: Collection[str]) -> Seeding:
-    if not 0 <= seed < 1 << 64:
-        raise ValueError(f"seed must lie in [0, 2**64), got {seed}")
-    unknown = set(seeded) - set(_GENERATORS)
-    if unknown or isinstance(seeded, str):
-        raise ValueError(f"seeded is a collection of {_GENERATORS}, got {seeded!r}")
-    return Seeding(seed, *(name in seeded for name in _GENERATORS))

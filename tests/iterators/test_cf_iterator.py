@@ -908,7 +908,10 @@ def test_an_unknown_loader_is_refused_with_the_reason() -> None:
         CFIterator([1, 2, 3])
 
 
-@pytest.mark.parametrize("given", [[10, 11, 12], DataLoader(Stream(), batch_size=2)])
+UNORDERED = DataLoader(Stream(), batch_size=2, in_order=False)
+
+
+@pytest.mark.parametrize("given", [[10, 11, 12], UNORDERED])
 def test_exact_false_replays_and_says_how_long(
     given: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

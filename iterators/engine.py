@@ -1,0 +1,57 @@
+"""What the two torch adapters have in common: the loader underneath, its share, its generators.
+
+The engine is a plain ``DataLoader``, or torchdata's ``StatefulDataLoader`` if that was given; it
+only runs workers. Its own state, if it has one, is never asked for. Training process only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from iterators.order import fold64
+from iterators.surroundings import rank_and_world
+from iterators.tickets import Seeding, Share
+
+Engine: TypeAlias = type[DataLoader[Any]]
+Item = TypeVar("Item")
+
+VERSIONS = (("numpy", np.__version__), ("torch", str(torch.__version__)))
+GENERATORS = ("torch", "python", "numpy")
+
+
+def aim_generator(generator: torch.Generator, seed: int, epoch: int) -> None:
+    """Set a loader's private generator, from which the workers' base seeds come."""
+    generator.manual_seed(fold64(seed, epoch) & ((1 << 63) - 1))
+
+
+def fetched(items: Iterator[Item], guard: Seeding | None) -> Item:
+    """The next item; with a ``guard``, the caller keeps its generators."""
+    if guard is None:
+        return next(items)
+    with guard.caller_kept():
+        return next(items)
+
+
+def share_of(batch_size: int | None, tail: str, rank: int | None, world: int | None) -> Share:
+    """This rank's share; ``rank`` and ``world`` are the process group's unless given."""
+    if tail not in ("short", "drop"):
+        raise ValueError(f"tail must be 'short' or 'drop', got {tail!r}")
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    rank, world = rank_and_world(rank, world)
+    return Share(batch_size or 1, world, rank, tail)
+
+
+def seeding_of(seed: int, seeded: Collection[str]) -> Seeding:
+    """Which generators are seeded, checked."""
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed must lie in [0, 2**64), got {seed}")
+    unknown = set(seeded) - set(GENERATORS)
+    if unknown or isinstance(seeded, str):
+        raise ValueError(f"seeded is a collection of {GENERATORS}, got {seeded!r}")
+    return Seeding(seed, *(name in seeded for name in GENERATORS))
