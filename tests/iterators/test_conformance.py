@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
 
-from iterators import CFIterator, EpochOrder, Position, ResumableDataLoader
-from iterators.cursor import expected_ledger
-from iterators.testing import check_resumable, digest, walk
+from iterators import CFIterator, ResumableDataLoader
+from iterators.testing import MakeRank, check_elastic, check_resumable, walk
 from tests.iterators.datasets import Augmented, ByBatch
 
 
@@ -84,67 +82,28 @@ def test_epochs_differ_in_order_and_augmentation() -> None:
     assert len({one.digest for one in served}) == 3
 
 
-def ranks_at(world: int, batch: int, n: int, state: dict[str, Any] | None) -> list[CFIterator]:
-    """All ranks of one layout, in one process, restored."""
-    ranks = [
-        CFIterator(
-            ResumableDataLoader(
-                Augmented(n),
-                batch,
-                shuffle=True,
-                seed=4,
-                rank=rank,
-                world=world,
-                collate_fn=list,
-            )
+def rank_of(n: int, **settings: Any) -> MakeRank:
+    """Makes any rank of any layout, over ``n`` samples."""
+
+    def make(rank: int, world: int, batch: int) -> CFIterator:
+        loader = ResumableDataLoader(
+            Augmented(n), batch, rank=rank, world=world, **{**ELASTIC, **settings}
         )
-        for rank in range(world)
-    ]
-    for one in ranks if state else []:
-        one.load_state_dict(json.loads(json.dumps(state)))
-    return ranks
+        return CFIterator(loader)
+
+    return make
 
 
-def kill_and_resume(rng: random.Random, *, n: int, epochs: int) -> list[str]:
-    """A digest per sample contributed, in global order, over kills and random layouts.
-
-    At every kill the ranks' positions are merged, and the ledger must be that of the places
-    behind them.
-    """
-    history: list[str] = []
-    state: dict[str, Any] | None = None
-    epoch = 0
-    while epoch < epochs:
-        ranks = ranks_at(rng.choice([1, 2, 3, 5]), rng.choice([1, 4, 7]), n, state)
-        last_step = ranks[0].step + rng.randint(1, 9)
-        for parts in zip(*(one.steps(last_step) for one in ranks), strict=True):
-            history.extend(in_global_order(ranks, list(parts)))
-        first, *others = [Position.from_dict(one.state_dict()) for one in ranks]
-        merged = first.merged(*others)
-        epoch, state = merged.epoch, merged.to_dict()
-        assert merged.ledger == expected_ledger(EpochOrder(n, 4, epoch), merged.position)
-    return history
-
-
-def in_global_order(ranks: list[CFIterator], parts: list[list[Any]]) -> list[str]:
-    """The samples of one global batch, rank ``r``'s ``j``-th at place ``r + W * j``; no pads."""
-    kept: list[tuple[int, str]] = []
-    for rank, (iterator, part) in enumerate(zip(ranks, parts, strict=True)):
-        weights = iterator.last_weights
-        assert weights is not None
-        kept += [
-            (rank + len(ranks) * index, digest(sample))
-            for index, sample in enumerate(part)
-            if weights[index]
-        ]
-    return [content for _, content in sorted(kept)]
+ELASTIC: dict[str, Any] = {"shuffle": True, "seed": 4, "collate_fn": list}
 
 
 @pytest.mark.parametrize("trial", range(12))
 def test_kills_and_changes_of_layout_do_not_change_the_history(trial: int) -> None:
-    n, epochs = [1, 3, 23, 40][trial % 4], 3
-    history = kill_and_resume(random.Random(trial), n=n, epochs=epochs)
-    (single,) = ranks_at(1, 5, n, None)
-    served = [digest(one) for _ in single.epochs(13) for part in single for one in part]
-    assert len(history) >= epochs * n
-    assert history == served[: len(history)]
+    n = [1, 3, 23, 100][trial % 4]
+    restarts = check_elastic(rank_of(n), epochs=3, seed=trial, most_served=5)
+    assert restarts > 0 or n < 100
+
+
+@pytest.mark.parametrize("trial", range(4))
+def test_kills_do_not_change_what_comes_before_a_dropped_tail(trial: int) -> None:
+    check_elastic(rank_of(50, tail="drop"), epochs=3, seed=trial, most_served=5)
