@@ -1,0 +1,154 @@
+"""The killer of elastic runs: all ranks at once, at random instants, then another layout."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from iterators import EpochOrder, Ledger, Position
+from tests.fork_server import FORK_SERVER
+from tests.iterators.elastic.program import Data, Life, run_rank
+
+logger = logging.getLogger(__name__)
+
+DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL to all ranks: ``delay_s`` after the ``reports``-th report of rank ``rank``."""
+
+    rank: int
+    reports: int
+    delay_s: float
+
+
+class Ranks:
+    """The processes of one life. All of them are dead when the ``with`` block is left."""
+
+    def __init__(self, life: Life) -> None:
+        self._pipes: list[Connection] = []
+        self._aimed: list[Connection] = []
+        self._processes = [self._started(life, rank) for rank in range(life.world)]
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
+            process.join(DEADLINE_S)
+            list(self._received(pipe))  # to its end: loader workers hold it open while they live
+            pipe.close()
+        for aimed in self._aimed:
+            aimed.close()
+
+    def wait_for(self, kill: Kill) -> None:
+        """Return at the chosen instant, or when that rank came to its end before it."""
+        reports = self._received(self._pipes[kill.rank])
+        for _ in range(kill.reports):
+            if next(reports, None) is None:
+                return
+        time.sleep(kill.delay_s)  # the instant is meant to be a random one
+
+    def kill(self) -> None:
+        """SIGKILL every rank and its loader workers."""
+        for process in self._processes:
+            assert process.pid is not None
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()  # one that does not lead its group yet
+
+    def exit_codes(self) -> list[int | None]:
+        """How the ranks ended, once they have."""
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
+            list(self._received(pipe))
+            process.join(DEADLINE_S)
+        return [process.exitcode for process in self._processes]
+
+    def _started(self, life: Life, rank: int) -> Any:
+        pipe, theirs = FORK_SERVER.Pipe(duplex=False)
+        aimed_theirs, aimed = FORK_SERVER.Pipe(duplex=False)
+        process = FORK_SERVER.Process(target=run_rank, args=(life, rank, theirs, aimed_theirs))
+        process.start()
+        theirs.close()
+        aimed_theirs.close()
+        self._pipes.append(pipe)
+        self._aimed.append(aimed)
+        return process
+
+    @staticmethod
+    def _received(pipe: Connection) -> Iterator[str]:
+        while True:
+            assert wait([pipe], timeout=DEADLINE_S), f"nothing happened for {DEADLINE_S} s"
+            try:
+                yield pipe.recv()
+            except (EOFError, OSError):
+                return
+
+
+def run_killed(data: Data, folder: Path, dice: random.Random, *, kills: int) -> tuple[Any, int]:
+    """Train in many lives, each at another layout; the last checkpoint, and the kills it took."""
+    struck = 0
+    for number in range(kills):
+        kill = _planned(dice, first=number == 0)
+        life = _drawn(data, folder, dice, number, kill)
+        with Ranks(life) as ranks:
+            ranks.wait_for(replace(kill, rank=kill.rank % life.world))
+            ranks.kill()
+            struck += -signal.SIGKILL in ranks.exit_codes()
+        logger.info("%s, %s: step %s", life, kill, require_consistent(life))
+    life = _drawn(data, folder, dice, kills, None)
+    with Ranks(life) as ranks:
+        assert set(ranks.exit_codes()) == {0}, life
+    require_consistent(life)
+    return json.loads(life.checkpoint.read_text()), struck
+
+
+def require_consistent(life: Life) -> int | None:
+    """What a life left: the model has learnt what its position says, no more and no less."""
+    if not life.checkpoint.exists():
+        return None
+    saved = json.loads(life.checkpoint.read_text())
+    position = Position.from_dict(saved["position"])
+    for epoch, counts in enumerate(saved["model"]["counts"]):
+        place = position.position if epoch == position.epoch else 0
+        learnt = life.data.n if epoch < position.epoch else place
+        order = EpochOrder(life.data.n, life.data.seed, epoch)
+        ids = order.ids(range(learnt))
+        assert counts == np.bincount(ids, minlength=life.data.n).tolist(), f"{life}, epoch {epoch}"
+        if epoch == position.epoch:
+            assert position.ledger == Ledger.of(ids), f"{life}, epoch {epoch}: the ledger"
+    return position.step
+
+
+def _planned(dice: random.Random, *, first: bool) -> Kill:
+    """Most kills come while training, some in the start; the first leaves something to resume."""
+    starting = not first and dice.random() < 0.25
+    reports = dice.randint(0, 2) if starting else dice.randint(3, 9)
+    return Kill(dice.randrange(4), reports, dice.uniform(0.0, 0.03))
+
+
+def _drawn(data: Data, folder: Path, dice: random.Random, number: int, kill: Kill | None) -> Life:
+    return Life(
+        data,
+        str(folder),
+        number,
+        world=dice.randint(1, 4),
+        batch=dice.choice([2, 3, 5]),
+        workers=dice.randint(0, 2),
+        checkpoint_every=dice.randint(1, 4),
+        aim=None if kill is None else max(0, kill.reports - 2),
+    )
