@@ -25,13 +25,20 @@ logger = logging.getLogger(__name__)
 
 DEADLINE_S = 60.0
 
+#: A rank reports that it runs and that it restored before it reports boundaries.
+STARTING_REPORTS = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """SIGKILL to all ranks: ``delay_s`` after the ``reports``-th report of rank ``rank``."""
+    """SIGKILL to all ranks: ``delay_s`` after the ``reports``-th report of rank ``rank``.
+
+    ``boundaries`` of these reports are of iteration boundaries.
+    """
 
     rank: int
     reports: int
+    boundaries: int
     delay_s: float
 
 
@@ -103,14 +110,14 @@ def run_killed(data: Data, folder: Path, dice: random.Random, *, kills: int) -> 
     """Train in many lives, each at another layout; the last checkpoint, and the kills it took."""
     struck = 0
     for number in range(kills):
-        kill = _planned(dice, first=number == 0)
-        life = _drawn(data, folder, dice, number, kill)
-        with Ranks(life) as ranks:
-            ranks.wait_for(replace(kill, rank=kill.rank % life.world))
+        life = _drawn(data, folder, dice, number)
+        kill = _planned(dice, life, kills_left=kills - number)
+        with Ranks(replace(life, aim=kill.boundaries)) as ranks:
+            ranks.wait_for(kill)
             ranks.kill()
             struck += -signal.SIGKILL in ranks.exit_codes()
         logger.info("%s, %s: step %s", life, kill, require_consistent(life))
-    life = _drawn(data, folder, dice, kills, None)
+    life = _drawn(data, folder, dice, kills)
     with Ranks(life) as ranks:
         assert set(ranks.exit_codes()) == {0}, life
     require_consistent(life)
@@ -134,14 +141,24 @@ def require_consistent(life: Life) -> int | None:
     return position.step
 
 
-def _planned(dice: random.Random, *, first: bool) -> Kill:
-    """Most kills come while training, some in the start; the first leaves something to resume."""
-    starting = not first and dice.random() < 0.25
-    reports = dice.randint(0, 2) if starting else dice.randint(3, 9)
-    return Kill(dice.randrange(4), reports, dice.uniform(0.0, 0.03))
+def _planned(dice: random.Random, life: Life, *, kills_left: int) -> Kill:
+    """Some kills come while ranks start; the others are spread over what is left to train."""
+    starting = life.number > 0 and dice.random() < 0.25
+    boundaries = 0 if starting else dice.randint(1, max(1, 2 * _left(life) // (kills_left + 1)))
+    reports = dice.randint(0, STARTING_REPORTS) if starting else boundaries + STARTING_REPORTS
+    return Kill(dice.randrange(life.world), reports, boundaries, dice.uniform(0.0, 0.03))
 
 
-def _drawn(data: Data, folder: Path, dice: random.Random, number: int, kill: Kill | None) -> Life:
+def _left(life: Life) -> int:
+    """How many global batches are left, about."""
+    data, done = life.data, 0
+    if life.checkpoint.exists():
+        position = json.loads(life.checkpoint.read_text())["position"]
+        done = position["epoch"] * data.n + position["position"]
+    return int(data.epochs * data.n - done) // (life.world * life.batch)
+
+
+def _drawn(data: Data, folder: Path, dice: random.Random, number: int) -> Life:
     return Life(
         data,
         str(folder),
@@ -150,5 +167,4 @@ def _drawn(data: Data, folder: Path, dice: random.Random, number: int, kill: Kil
         batch=dice.choice([2, 3, 5]),
         workers=dice.randint(0, 2),
         checkpoint_every=dice.randint(1, 4),
-        aim=None if kill is None else max(0, kill.reports - 2),
     )

@@ -56,7 +56,7 @@ class Life:
     batch: int
     workers: int
     checkpoint_every: int
-    aim: int | None
+    aim: int | None = None
 
     @property
     def checkpoint(self) -> Path:
