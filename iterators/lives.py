@@ -64,7 +64,7 @@ class Run:
         ended = self._serve(ranks, life.served)
         step = ranks.step
         merged = ranks.drop(life.end)
-        if merged.step > step:
+        if ranks.step > step:
             self._covered = list(self._handed_out)
         self._require_position(merged)
         self._state = json.dumps(merged.to_dict())
@@ -170,7 +170,10 @@ class Ranks:
 
     def _merged(self) -> Position:
         first, *others = [Position.from_dict(one.state_dict()) for one in self._iterators]
-        return first.merged(*others)
+        try:
+            return first.merged(*others)
+        except ValueError as error:
+            raise AssertionError(f"{self}: {error}") from error
 
     def _in_order(self, parts: list[Any]) -> list[Sample]:
         """Rank ``r``'s ``j``-th sample is at place ``r + W * j`` of the global batch."""
