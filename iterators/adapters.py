@@ -14,7 +14,7 @@ from iterators.replay import ReplayAdapter
 logger = logging.getLogger(__name__)
 
 
-def _torch_adapter(loader: Any, seed: int) -> Adapter | None:
+def _torch_adapter(loader: Any, seed: int | None) -> Adapter | None:
     """A torch loader can only have come from an imported torch; otherwise do not import it."""
     if "torch.utils.data" not in sys.modules:
         return None
@@ -22,12 +22,25 @@ def _torch_adapter(loader: Any, seed: int) -> Adapter | None:
 
     from iterators.torch_loader import ResumableDataLoader
 
-    return ResumableDataLoader.like(loader, seed=seed) if isinstance(loader, DataLoader) else None
+    if not isinstance(loader, DataLoader):
+        return None
+    return ResumableDataLoader.like(loader, seed=seed or 0)
+
+
+def _dali_adapter(loader: Any, seed: int | None) -> Adapter | None:
+    """Likewise a DALI iterator from DALI's torch plugin."""
+    if "nvidia.dali.plugin.pytorch" not in sys.modules:
+        return None
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+    from iterators.dali.indexed import DALILoader
+
+    return DALILoader(loader, seed=seed) if isinstance(loader, DALIGenericIterator) else None
 
 
 #: Each knows one kind of loader: an adapter for it, None for another kind, or
 #: ``NotResumableError`` for one of its kind that it cannot resume.
-ADAPTERS: tuple[Callable[[Any, int], Adapter | None], ...] = (_torch_adapter,)
+ADAPTERS: tuple[Callable[[Any, int | None], Adapter | None], ...] = (_torch_adapter, _dali_adapter)
 
 
 def adapted(loader: Iterable[Any] | Adapter, *, seed: int | None, exact: bool) -> Adapter:
@@ -41,12 +54,13 @@ def adapted(loader: Iterable[Any] | Adapter, *, seed: int | None, exact: bool) -
         return loader
     try:
         for adapt in ADAPTERS:
-            adapter = adapt(loader, seed or 0)
+            adapter = adapt(loader, seed)
             if adapter is not None:
                 return adapter
         raise NotResumableError(
             f"{type(loader).__name__} is not a loader whose place can be saved. Use a torch "
-            "DataLoader over a map-style dataset, or exact=False to resume by loading again"
+            "DataLoader over a map-style dataset, a DALI iterator over iterators.dali.FileReader, "
+            "or exact=False to resume by loading again"
         )
     except NotResumableError as reason:
         if exact:

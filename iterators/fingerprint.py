@@ -43,6 +43,11 @@ def sample_name(dataset: object, index: int) -> str:
     return path.removeprefix(_prefix(dataset))
 
 
+def listing_digest(entries: Iterable[Any], prefix: str = "") -> str:
+    """Digest paths below ``prefix``, or tuples of such a path and labels, in their order."""
+    return _digest(_encoded(entries, prefix))
+
+
 def _followed(dataset: object) -> str:
     """The datasets a subset or a concatenation is made of."""
     inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
@@ -58,7 +63,7 @@ def _followed(dataset: object) -> str:
 def _listed(dataset: object) -> str:
     """A digest of the file list of a folder dataset, relative to its root."""
     entries = _entries(dataset)
-    return "" if entries is None else _digest(_encoded(entries, _prefix(dataset)))
+    return "" if entries is None else listing_digest(entries, _prefix(dataset))
 
 
 def _entries(dataset: object) -> Sequence[Any] | None:

@@ -1,0 +1,123 @@
+"""What is read off a built DALI iterator and its pipeline, and what of it is refused.
+
+The only place that looks behind DALI's public interface (attributes as of DALI 2.4): which
+operators a pipeline has, which of its outputs come straight from our reader, and how many of the
+batches it prefetched were not handed out yet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from iterators.dali.source import IndexedSource
+from iterators.errors import NotResumableError
+
+_USE_OURS = (
+    "Use iterators.dali.FileReader in its place, or the native mode, NativeDALILoader(make), "
+    "which keeps DALI's own checkpoints"
+)
+
+
+def sole_pipeline(iterator: Any) -> Any:
+    """The one pipeline of an iterator."""
+    pipelines = iterator._pipes
+    if len(pipelines) != 1:
+        raise NotResumableError(
+            f"the DALI iterator runs {len(pipelines)} pipelines: give each process one pipeline "
+            "and let its reader take its share (shard_id and num_shards)"
+        )
+    return pipelines[0]
+
+
+def require_endless(iterator: Any) -> None:
+    """Refuse an iterator that stops by its own count."""
+    if iterator.size > 0:
+        raise NotResumableError(
+            f"the DALI iterator was given size={iterator.size}, so it would stop by its own count "
+            "wherever it began; the reader says when an epoch ends: leave size and reader_name out"
+        )
+
+
+def sole_source(pipeline: Any) -> IndexedSource:
+    """Our reader's source in ``pipeline``, if nothing else there has a place of its own."""
+    ours: dict[int, IndexedSource] = {}
+    others: list[Any] = []
+    for operator in pipeline._ops or ():
+        source = _callback(operator)
+        if isinstance(source, IndexedSource):
+            ours[id(source)] = source
+        elif _draws(operator) or _schema(operator).IsStateful():
+            others.append(operator)
+    readers = [one for one in others if "reader" in _name(one)]
+    if readers or not ours:
+        found = f"reads with {_name(readers[0])}" if readers else "has no reader of ours"
+        raise NotResumableError(
+            f"the DALI pipeline {found}, which cannot be entered at a place. {_USE_OURS}"
+        )
+    if len(ours) > 1:
+        raise NotResumableError(
+            f"the DALI pipeline has {len(ours)} FileReaders: one position needs one of them"
+        )
+    (source,) = ours.values()
+    _require_ours_alone(others, source)
+    return source
+
+
+def _require_ours_alone(others: list[Any], source: IndexedSource) -> None:
+    drawing = [one for one in others if _draws(one)]
+    feeding = [one for one in others if not _draws(one)]
+    if feeding:
+        raise NotResumableError(
+            f"the DALI pipeline is also fed by {_name(feeding[0])}, whose place is not known: let "
+            "FileReader's outputs (label, id, uniforms, weight) say what else belongs to a sample"
+        )
+    if drawing and not source.recipe.native_random:
+        names = ", ".join(sorted({_name(one) for one in drawing}))
+        raise NotResumableError(
+            f"the DALI pipeline draws random numbers of its own ({names}), which would not be the "
+            "same after a resume: make the augmentation of FileReader(num_uniforms=...), or give "
+            "it native_random=True if exact order with other augmentation will do"
+        )
+
+
+def direct_outputs(iterator: Any, pipeline: Any, source: IndexedSource) -> Mapping[str, str]:
+    """Which keys of a batch hold an output of the reader as it is: key to name of the output."""
+    found = {}
+    for key, node in zip(iterator.output_map, pipeline._graph_outputs, strict=True):
+        if node.device == "cpu" and _callback(node.source) is source:
+            found[key] = source.recipe.outputs[node.source._output_index - 1]
+    return found
+
+
+def num_prefetched(iterator: Any, pipeline: Any) -> int:
+    """Batches that were fed to the pipeline and that the iterator did not hand out yet."""
+    waiting: int = pipeline._batches_to_consume
+    return waiting + (iterator._first_batch is not None)
+
+
+def was_started(iterator: Any) -> bool:
+    """Whether the iterator ever ran its pipeline; until then it starts by itself."""
+    started: bool = iterator._ever_scheduled
+    return started
+
+
+def _callback(operator: Any) -> Any:
+    group = getattr(operator, "_group", None)
+    return None if group is None else group.callback
+
+
+def _schema(operator: Any) -> Any:
+    return operator._op.schema
+
+
+def _draws(operator: Any) -> bool:
+    draws: bool = _schema(operator).HasRandomSeedArg()
+    return draws
+
+
+def _name(operator: Any) -> str:
+    """As users write it: "fn.random.coin_flip"."""
+    name = re.sub("(?<=[a-z])(?=[A-Z])", "_", _schema(operator).Name()).lower()
+    return f"fn.{name.replace('__', '.')}"

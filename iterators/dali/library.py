@@ -1,0 +1,21 @@
+"""The one place that imports DALI, so that its absence is said in one way."""
+
+from __future__ import annotations
+
+try:
+    from nvidia.dali import Pipeline, __version__, fn, math, pipeline_def, types
+    from nvidia.dali.plugin.pytorch import DALIClassificationIterator
+except ImportError as error:
+    raise ImportError(
+        f'NVIDIA DALI cannot be imported ({error}): pip install "checkfreq[dali]"'
+    ) from error
+
+__all__ = [
+    "DALIClassificationIterator",
+    "Pipeline",
+    "__version__",
+    "fn",
+    "math",
+    "pipeline_def",
+    "types",
+]

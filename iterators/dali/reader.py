@@ -1,0 +1,163 @@
+"""``FileReader``: in a DALI pipeline in the place of ``fn.readers.file``, but resumable.
+
+Used as an operator object, in ``define_graph`` or under ``@pipeline_def``::
+
+    self.input = FileReader(file_root=folder, shard_id=rank, num_shards=world)
+    jpegs, labels = self.input(name="Reader")
+
+It picks paths in our order and leaves reading them to ``fn.io.file.read``, in DALI's threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from iterators.dali.files import FileList, StrPath
+from iterators.dali.library import Pipeline, fn
+from iterators.dali.source import OUTPUTS, IndexedSource, Recipe
+from iterators.fingerprint import dataset_fingerprint
+from iterators.tickets import Share
+
+logger = logging.getLogger(__name__)
+
+
+class FileReader:
+    """Encoded files, labels, and whatever else of a sample an augmentation needs.
+
+    The files are those of ``fn.readers.file``: class folders under ``file_root``, the "path
+    label" lines of ``file_list``, or ``files`` (with ``labels``). Calling the reader in a
+    pipeline definition returns one DALI node for the encoded bytes and one for each of
+    ``outputs``, by default the label and, with ``num_uniforms=K``, the uniforms:
+
+    - "label", ``[1] int32``; "id", ``[1] int64``; "weight", ``[1] float32``, 0 for the pad of a
+      rank for which an epoch's tail had no sample;
+    - "uniforms", ``[K] float32`` in [0, 1) from (seed, epoch, id, k) alone. Augmentation made of
+      them is the same after a resume and at any layout; DALI's own random numbers are not, and a
+      pipeline that draws some is refused unless ``native_random=True`` accepts that.
+
+    ``seed`` is the ``CFIterator``'s unless given here. ``shard_id`` and ``num_shards`` are the
+    process group's rank and size unless given. ``tail`` is "short" or "drop", see
+    ``ResumableDataLoader``. A run without a restored position begins in epoch ``resume_epoch``
+    behind ``resume_index`` samples of each shard. ``cf_det`` is accepted for old scripts: the
+    order is always deterministic. ``fingerprint`` names the data, if not by its file list.
+    """
+
+    def __init__(
+        self,
+        *,
+        file_root: StrPath | None = None,
+        files: Sequence[StrPath] | None = None,
+        labels: Sequence[int] | None = None,
+        file_list: StrPath | None = None,
+        seed: int | None = None,
+        shuffle: bool = True,
+        shard_id: int | None = None,
+        num_shards: int | None = None,
+        tail: str = "short",
+        num_uniforms: int = 0,
+        outputs: Sequence[str] | None = None,
+        native_random: bool = False,
+        resume_index: int = 0,
+        resume_epoch: int = 0,
+        cf_det: bool = True,
+        fingerprint: str | None = None,
+    ) -> None:
+        if seed is not None and not 0 <= seed < 1 << 64:
+            raise ValueError(f"seed must lie in [0, 2**64), got {seed}")
+        if tail not in ("short", "drop"):
+            raise ValueError(f"tail must be 'short' or 'drop', got {tail!r}")
+        if resume_index < 0 or resume_epoch < 0:
+            raise ValueError(
+                f"resume_index and resume_epoch are counts, got {resume_index} and {resume_epoch}"
+            )
+        if not cf_det:
+            logger.info("cf_det=False: the order is deterministic all the same")
+        if num_uniforms < 0:
+            raise ValueError(f"num_uniforms is a count, got {num_uniforms}")
+        self._rank, self._world = _shard(shard_id, num_shards)
+        self._tail, self._seed = tail, seed
+        found = _found(file_root, files, labels, file_list)
+        self._recipe = Recipe(
+            found,
+            dataset_fingerprint(found) if fingerprint is None else fingerprint,
+            shuffle,
+            num_uniforms,
+            _outputs(outputs, num_uniforms),
+            native_random,
+        )
+        self._origin = (resume_epoch, min(resume_index * self._world, len(found)))
+
+    @property
+    def files(self) -> FileList:
+        """What is read; ``files.name(id)`` is the path of a sample."""
+        return self._recipe.files
+
+    @property
+    def fingerprint(self) -> str:
+        """The name of the data, saved with a position."""
+        return self._recipe.fingerprint
+
+    def __len__(self) -> int:
+        """How many samples there are, over all shards."""
+        return len(self._recipe.files)
+
+    def __call__(self, *, name: str | None = None) -> tuple[Any, ...]:
+        """The nodes, in the pipeline that is being defined; ``name`` is its file operator's."""
+        pipeline = Pipeline.current()
+        if pipeline is None:
+            raise RuntimeError("FileReader is called in a pipeline definition: there is none here")
+        share = Share(pipeline.max_batch_size, self._world, self._rank, self._tail)
+        if not share.batches(len(self)):
+            raise ValueError(
+                f"tail='drop' would serve nothing: {len(self)} files make no whole batch of "
+                f"{share.global_batch}"
+            )
+        source = IndexedSource(self._recipe, share, seed=self._seed, origin=self._origin)
+        paths, *others = fn.external_source(
+            source=source, num_outputs=1 + len(self._recipe.outputs), batch=True, batch_info=True
+        )
+        return fn.io.file.read(paths, name=name), *others
+
+
+def _outputs(asked: Sequence[str] | None, num_uniforms: int) -> tuple[str, ...]:
+    if asked is None:
+        return ("label", "uniforms") if num_uniforms else ("label",)
+    if isinstance(asked, str) or not set(asked) <= set(OUTPUTS) or len(set(asked)) < len(asked):
+        raise ValueError(f"outputs are distinct names of {OUTPUTS}, got {asked!r}")
+    if ("uniforms" in asked) != bool(num_uniforms):
+        raise ValueError(f"outputs {tuple(asked)} do not go with num_uniforms={num_uniforms}")
+    return tuple(asked)
+
+
+def _found(
+    root: StrPath | None,
+    files: Sequence[StrPath] | None,
+    labels: Sequence[int] | None,
+    file_list: StrPath | None,
+) -> FileList:
+    if labels is not None and files is None:
+        raise ValueError("labels are those of files: give files too")
+    if files is not None and file_list is not None:
+        raise ValueError("give files or file_list, not both")
+    if files is not None:
+        return FileList.of_files(files, labels, root)
+    if file_list is not None:
+        return FileList.of_list(file_list, root)
+    if root is not None:
+        return FileList.of_folder(root)
+    raise ValueError("a reader needs file_root, file_list or files")
+
+
+def _shard(rank: int | None, world: int | None) -> tuple[int, int]:
+    if (rank is None) != (world is None):
+        raise ValueError(f"give both shard_id and num_shards or neither, got {rank} and {world}")
+    if rank is None or world is None:
+        dist = sys.modules.get("torch.distributed")
+        grouped = dist is not None and dist.is_available() and dist.is_initialized()
+        rank, world = (dist.get_rank(), dist.get_world_size()) if dist and grouped else (0, 1)
+    if not 0 <= rank < world:
+        raise ValueError(f"shard_id must lie in [0, num_shards), got {rank} of {world}")
+    return rank, world

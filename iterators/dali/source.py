@@ -1,0 +1,168 @@
+"""What a pipeline's reader feeds it: this rank's batches, from wherever it was aimed.
+
+``IndexedSource`` is the callable under ``fn.external_source``. DALI calls it ahead of training,
+as deep as the pipeline prefetches, so it writes down what it produced; the adapter takes one
+record per delivered batch. Everything happens on the thread that drives the pipeline.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iterators.dali.files import FileList
+from iterators.order import EpochOrder, Int64, Order, SequentialOrder, fold64, mix64
+from iterators.tickets import Share
+
+Float32: TypeAlias = NDArray[np.float32]
+
+#: What may follow the encoded bytes of a sample.
+OUTPUTS = ("label", "uniforms", "id", "weight")
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_BLOCK = 8192
+
+
+class Aim(NamedTuple):
+    """Where a batch begins: at ``place`` of ``epoch``, in the order and randomness of ``seed``."""
+
+    seed: int
+    epoch: int
+    place: int
+
+
+class Record(NamedTuple):
+    """One produced batch; ``end`` is the place behind it over all ranks."""
+
+    begin: Aim
+    end: int
+    ids: Int64
+    weights: Float32
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a source produces: ``outputs`` of ``files``, with ``num_uniforms`` per sample.
+
+    ``native_random``: the user accepts that DALI's own random numbers are not resumed.
+    """
+
+    files: FileList
+    fingerprint: str
+    shuffle: bool = True
+    num_uniforms: int = 0
+    outputs: tuple[str, ...] = ("label",)
+    native_random: bool = False
+
+    def order(self, seed: int, epoch: int) -> Order:
+        """The global order of an epoch."""
+        n = len(self.files)
+        return EpochOrder(n, seed, epoch) if self.shuffle else SequentialOrder(n)
+
+    def batch(self, record: Record) -> list[Any]:
+        """The paths and the outputs, as ``fn.external_source`` takes a batch."""
+        paths = [self.files.path(index) for index in record.ids.tolist()]
+        return [paths, *(self.output(name, record) for name in self.outputs)]
+
+    def output(self, name: str, record: Record) -> NDArray[Any]:
+        """One of ``OUTPUTS`` for a batch, ``[N, K]``."""
+        if name == "uniforms":
+            return uniforms(record.begin, record.ids, self.num_uniforms)
+        if name == "weight":
+            return record.weights[:, None]
+        one_each = self.files.labels[record.ids] if name == "label" else record.ids
+        return one_each[:, None]
+
+
+class IndexedSource:
+    """Feeds one pipeline; after each epoch it ends the pass and goes on with the next epoch.
+
+    ``origin`` is (epoch, place); ``seed`` None means 0 until ``turn`` says another.
+    """
+
+    _next: Aim
+    _records: Iterator[Record]
+
+    def __init__(
+        self, recipe: Recipe, share: Share, *, seed: int | None, origin: tuple[int, int]
+    ) -> None:
+        self.recipe, self.share, self.seed, self.origin = recipe, share, seed, origin
+        self._produced: deque[Record] = deque()
+        self._running = self._must_end = False
+        self._head(Aim(seed or 0, *origin))
+        if not share.batches(len(recipe.files) - origin[1]):
+            self._head(Aim(seed or 0, origin[0] + 1, 0))
+
+    @property
+    def front(self) -> Aim:
+        """Where the next batch begins that the pipeline will deliver."""
+        return self._produced[0].begin if self._produced else self._next
+
+    @property
+    def num_produced(self) -> int:
+        """Batches produced and not yet taken."""
+        return len(self._produced)
+
+    def turn(self, aim: Aim) -> None:
+        """Produce from ``aim`` on, after ending the pass if one is running."""
+        self._must_end = self._running
+        self._head(aim)
+
+    def take(self) -> Record:
+        """The oldest record: call it once per batch that left the pipeline."""
+        return self._produced.popleft()
+
+    def __call__(self, _batch: object) -> list[Any]:
+        record = None if self._must_end else next(self._records, None)
+        if record is None:
+            self._end_pass()
+            raise StopIteration
+        self._running = True
+        self._produced.append(record)
+        self._next = record.begin._replace(place=record.end)
+        return self.recipe.batch(record)
+
+    def _end_pass(self) -> None:
+        if not self._must_end:
+            self._head(Aim(self._next.seed, self._next.epoch + 1, 0))
+        self._running = self._must_end = False
+
+    def _head(self, aim: Aim) -> None:
+        self._next = aim
+        self._records = records(self.recipe.order(aim.seed, aim.epoch), self.share, aim)
+
+
+def records(order: Order, share: Share, begin: Aim) -> Iterator[Record]:
+    """This rank's batches from ``begin`` to the end of the epoch.
+
+    A rank for which an epoch's last batch has no sample gets that batch's first, of weight 0.
+    """
+    start, left = begin.place, share.batches(order.n - begin.place)
+    at_once = max(1, _BLOCK // share.batch)
+    while left:
+        taken = min(left, at_once)
+        stop = min(start + taken * share.global_batch, order.n)
+        block = order.ids(np.arange(start + share.rank, stop, share.world))
+        for index in range(taken):
+            first = start + index * share.global_batch
+            ids = block[index * share.batch : (index + 1) * share.batch]
+            weights = np.ones(max(1, len(ids)), dtype=np.float32)
+            if not len(ids):
+                ids, weights[:] = order.ids(first), 0.0
+            end = min(first + share.global_batch, order.n)
+            yield Record(begin._replace(place=first), end, ids, weights)
+        start, left = stop, left - taken
+
+
+def uniforms(begin: Aim, ids: Int64, count: int) -> Float32:
+    """``[N, count] float32`` in [0, 1), from (seed, epoch, id, k) alone: 24 bits, so exact."""
+    key = np.uint64(fold64(begin.seed, begin.epoch))
+    samples = mix64(ids.astype(np.uint64) * _GOLDEN + key)
+    columns = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+    bits = mix64(samples[:, None] + columns) >> np.uint64(40)
+    return bits.astype(np.float32) * np.float32(2.0**-24)

@@ -1,0 +1,408 @@
+"""The DALI adapter: what it takes over, what it throws away, what it checks, what it refuses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from nvidia.dali import Pipeline, fn, ops, pipeline_def, types
+from nvidia.dali.plugin.pytorch import DALIClassificationIterator, DALIGenericIterator
+
+from iterators import CFIterator, NotResumableError, ResumeMismatchError
+from iterators.dali import DALILoader, FileReader
+from iterators.testing import FakeManager, check_resumable, digest, walk
+from tests.iterators.dali.pipelines import KEYS, augmented, built, reader, resumable, served
+
+
+class Counting(DALIGenericIterator):
+    """Counts the batches that were asked of it."""
+
+    asked = 0
+
+    def __next__(self) -> Any:
+        self.asked += 1
+        return super().__next__()
+
+
+def counting(files: list[str], batch: int, **settings: Any) -> Counting:
+    return Counting(augmented(reader(files, **settings), batch), KEYS)
+
+
+# Entering
+
+
+def test_what_was_prefetched_where_training_begins_is_used(paths: list[str]) -> None:
+    iterator = counting(paths[:12], 3, seed=1, resume_epoch=2, resume_index=3)
+    served(DALILoader(iterator), epoch=2, start=3)
+    assert iterator.asked == 3
+
+
+def test_a_pause_throws_nothing_away(paths: list[str]) -> None:
+    iterator = counting(paths[:12], 3)
+    loader = DALILoader(iterator)
+    parts = [served(loader, epoch=0, start=start, at_most=1) for start in (0, 3, 6, 9)]
+    assert iterator.asked == 4
+    assert list(chain.from_iterable(parts)) == served(DALILoader(built(paths[:12], 3)), epoch=0)
+
+
+def test_another_place_costs_no_more_than_the_prefetched_batches(paths: list[str]) -> None:
+    iterator = counting(paths[:40], 2)
+    served(DALILoader(iterator), epoch=0, start=30)
+    assert iterator.asked == 5 + 3
+
+
+def test_nothing_is_asked_of_dali_where_an_epoch_has_nothing_left(paths: list[str]) -> None:
+    iterator = counting(paths[:12], 3)
+    assert list(DALILoader(iterator).open(epoch=0, start=12)) == []
+    assert iterator.asked == 0
+
+
+@pytest.mark.parametrize("taken", [1, 2, 4])
+def test_batches_that_someone_else_took_are_served_again(paths: list[str], taken: int) -> None:
+    iterator = built(paths[:10], 3)
+    for _ in range(taken):
+        next(iterator)
+    assert served(DALILoader(iterator), epoch=0) == served(
+        DALILoader(built(paths[:10], 3)), epoch=0
+    )
+
+
+def test_an_iterator_that_was_used_up_is_entered_again(paths: list[str]) -> None:
+    iterator = built(paths[:10], 3)
+    assert len(list(iterator)) == 4
+    loader = DALILoader(iterator)
+    for epoch in (1, 0):
+        expected = served(DALILoader(built(paths[:10], 3)), epoch=epoch)
+        assert served(loader, epoch=epoch) == expected
+
+
+def test_an_epoch_that_another_one_replaced_hands_out_nothing(paths: list[str]) -> None:
+    loader = DALILoader(built(paths[:10], 3))
+    first = loader.open(epoch=0, start=0)
+    next(first)
+    loader.open(epoch=1, start=0)
+    assert list(first) == []
+
+
+# Under CFIterator
+
+
+def test_a_look_at_one_batch_is_taken_back(paths: list[str]) -> None:
+    manager = FakeManager()
+    iterator = CFIterator(built(paths[:10], 3), seed=9, cf_manager=manager)
+    looked = digest(next(iter(iterator)))
+    (whole, *_) = walk(resumable(paths[:10], 3), epochs=1)
+    assert looked == whole.digest
+    found = []
+    for data in iterator:
+        manager.weight_update()
+        found.append(digest(data))
+    assert found == [one.digest for one in walk(resumable(paths[:10], 3), epochs=1)]
+
+
+def test_a_position_is_restored_after_a_look(paths: list[str]) -> None:
+    whole = walk(resumable(paths[:10], 3), epochs=2)
+    state = resumable(paths[:10], 3)
+    for _ in state.steps(5):
+        pass
+    iterator = CFIterator(built(paths[:10], 3), seed=9, cf_manager=FakeManager())
+    for _ in iterator:
+        break
+    iterator.load_state_dict(state.state_dict())
+    assert [digest(data) for data in iterator] == [one.digest for one in whole[5:]]
+
+
+def test_an_epoch_left_early_is_over(paths: list[str]) -> None:
+    iterator, found = resumable(paths[:10], 3), []
+    for _ in iterator.epochs(3):
+        for data in iterator:
+            found.append(digest(data))
+            if iterator.batch == iterator.epoch:
+                break
+    whole = walk(resumable(paths[:10], 3), epochs=3)
+    assert found == [one.digest for one in whole if one.batch <= one.epoch]
+
+
+def test_an_audited_epoch_is_exact_and_names_files(paths: list[str], images: Path) -> None:
+    iterator = CFIterator(built(paths[:10], 3, file_root=images), audit=True)
+    for _ in iterator.epochs(1):
+        for _ in iterator:
+            if iterator.batch == 2:
+                break
+    report = iterator.last_report
+    assert report is not None
+    assert report.exact
+    (missing,) = report.missing
+    name = Path(paths[missing]).relative_to(images)
+    assert report.faults == (f"missing: {name} (id {missing}), place 9 of epoch 0",)
+
+
+def test_the_seed_may_come_from_either_side(paths: list[str]) -> None:
+    expected = walk(CFIterator(built(paths[:10], 4), seed=7), epochs=1)
+    assert walk(CFIterator(built(paths[:10], 4, seed=7)), epochs=1) == expected
+    assert walk(CFIterator(built(paths[:10], 4, seed=7), seed=7), epochs=1) == expected
+    with pytest.raises(ValueError, match="seed is 3 here and 7 in the FileReader"):
+        CFIterator(built(paths[:10], 4, seed=7), seed=3)
+
+
+def test_other_files_are_refused(paths: list[str]) -> None:
+    state = resumable(paths[:10], 4).state_dict()
+    with pytest.raises(ResumeMismatchError, match="fingerprint"):
+        resumable(paths[1:11], 4).load_state_dict(state)
+    resumable(paths[:10], 2, fingerprint="same")
+    with pytest.raises(ResumeMismatchError, match="algorithm"):
+        resumable(paths[:10], 4, shuffle=False).load_state_dict(state)
+
+
+def test_the_layout_says_how_the_data_is_spread(paths: list[str]) -> None:
+    loader = DALILoader(built(paths[:10], 4, shard_id=1, num_shards=2))
+    assert (loader.rank, loader.layout.world, loader.layout.batch) == (1, 2, 4)
+    assert {"dali", "torch", "numpy"} == set(loader.layout.to_dict()["versions"])
+    assert (len(loader), loader.batches_left(8)) == (2, 1)
+
+
+# Tails
+
+
+@pytest.mark.parametrize(("n", "world", "batch"), [(26, 4, 6), (1, 4, 3), (9, 2, 4), (5, 3, 2)])
+def test_no_rank_gets_an_empty_batch(paths: list[str], n: int, world: int, batch: int) -> None:
+    counted: list[int] = []
+    for rank in range(world):
+        loader = DALILoader(built(paths[:n], batch, shard_id=rank, num_shards=world))
+        for delivery in loader.open(epoch=0, start=0):
+            (parts,) = delivery.data
+            assert delivery.ids is not None
+            assert delivery.weights is not None
+            assert {len(one) for one in parts.values()} == {len(delivery.ids)}
+            assert len(delivery.ids) >= 1
+            assert parts["weight"].flatten().tolist() == delivery.weights.tolist()
+            counted += delivery.ids[delivery.weights > 0].tolist()
+    assert sorted(counted) == list(range(n))
+
+
+def test_an_idle_rank_gets_one_flagged_pad(paths: list[str]) -> None:
+    loader = DALILoader(built(paths[:9], 4, shuffle=False, shard_id=1, num_shards=2))
+    tail = list(loader.open(epoch=0, start=0))[-1]
+    assert tail.data[0]["id"].tolist() == [[8]]
+    assert tail.data[0]["weight"].tolist() == [[0.0]]
+
+
+# The original's shape
+
+
+class TrainPipe(Pipeline):  # type: ignore[misc]
+    """As in the original's training script, without its coin flip."""
+
+    def __init__(self, batch: int, root: Path, *, shard: int = 0, shards: int = 1, **resume: Any):
+        super().__init__(batch, 1, None, seed=12)
+        self.input = FileReader(file_root=root, shard_id=shard, num_shards=shards, **resume)
+        self.decode = ops.decoders.Image(device="cpu", output_type=types.RGB)
+        self.resize = ops.Resize(device="cpu", size=[8, 8])
+        self.normalise = ops.CropMirrorNormalize(device="cpu", dtype=types.FLOAT)
+
+    def define_graph(self) -> list[Any]:
+        jpegs, labels = self.input(name="Reader")
+        return [self.normalise(self.resize(self.decode(jpegs))), labels]
+
+
+def test_the_originals_script_resumes_where_it_is_told(images: Path) -> None:
+    for shard in range(2):
+        whole = CFIterator(DALIClassificationIterator(TrainPipe(3, images, shard=shard, shards=2)))
+        expected = [one.digest for one in walk(whole, epochs=2)]
+        for batches in (0, 1, 5, 6):
+            pipe = TrainPipe(
+                *(3, images),
+                shard=shard,
+                shards=2,
+                resume_index=batches * 3,
+                resume_epoch=1,
+                cf_det=True,
+            )
+            resumed = CFIterator(DALIClassificationIterator(pipe))
+            assert resumed.epoch == 1
+            assert [digest(data) for data in resumed] == expected[7 + batches :]
+            assert resumed.last_ids is not None
+            list(resumed)
+            assert resumed.last_report is not None
+            assert resumed.last_report.exact
+
+
+def test_a_resumed_script_serves_the_epochs_after_it(images: Path) -> None:
+    pipe = TrainPipe(16, images, resume_index=32, resume_epoch=1)
+    resumed = walk(CFIterator(DALIClassificationIterator(pipe)), epochs=3)
+    whole = walk(CFIterator(DALIClassificationIterator(TrainPipe(16, images))), epochs=3)
+    assert [(one.epoch, one.batch) for one in resumed] == [(1, 2), (2, 0), (2, 1), (2, 2)]
+    assert [one.digest for one in resumed] == [one.digest for one in whole[5:]]
+
+
+def test_a_reader_told_to_begin_behind_its_last_sample_begins_with_the_next_epoch(
+    images: Path,
+) -> None:
+    pipe = TrainPipe(16, images, resume_index=1000, resume_epoch=1)
+    resumed = CFIterator(DALIClassificationIterator(pipe))
+    assert list(resumed) == []
+    whole = walk(CFIterator(DALIClassificationIterator(TrainPipe(16, images))), epochs=3)
+    assert [digest(data) for data in resumed] == [one.digest for one in whole[6:]]
+
+
+def test_the_originals_shape_resumes_from_every_state(images: Path) -> None:
+    check_resumable(lambda: CFIterator(DALIClassificationIterator(TrainPipe(16, images))))
+
+
+def test_the_reader_works_without_cfiterator(images: Path) -> None:
+    iterator = DALIClassificationIterator(TrainPipe(16, images), auto_reset=True)
+    found = [digest(data) for _ in range(2) for data in iterator]
+    whole = CFIterator(DALIClassificationIterator(TrainPipe(16, images)))
+    assert found == [one.digest for one in walk(whole, epochs=2)]
+
+
+# What was delivered
+
+
+class Tampering(DALIGenericIterator):
+    """Loses the last sample of every batch, or takes the wrong ones."""
+
+    change: Callable[[dict[str, Any]], dict[str, Any]]
+
+    def __next__(self) -> Any:
+        return [self.change(super().__next__()[0])]
+
+
+@pytest.mark.parametrize("key", ["id", "label", "weight"])
+def test_a_batch_of_other_samples_is_noticed(paths: list[str], key: str) -> None:
+    iterator = Tampering(augmented(reader(paths[:10]), 4), KEYS)
+    iterator.change = lambda batch: {**batch, key: batch[key] + 1}
+    with pytest.raises(RuntimeError, match=f"delivered another {key} in '{key}'"):
+        list(DALILoader(iterator).open(epoch=0, start=0))
+
+
+def test_a_batch_that_lost_a_sample_is_noticed(paths: list[str]) -> None:
+    iterator = Tampering(augmented(reader(paths[:10]), 4), KEYS)
+    iterator.change = lambda batch: {key: one[:-1] for key, one in batch.items()}
+    with pytest.raises(RuntimeError, match="delivered 3 samples in 'data' where the reader prod"):
+        list(DALILoader(iterator).open(epoch=0, start=0))
+
+
+# Refusals
+
+
+def defined(define: Callable[[], Any], **settings: Any) -> Any:
+    return pipeline_def(define, batch_size=4, num_threads=1, device_id=None, **settings)()
+
+
+def pictures(encoded: Any) -> Any:
+    return fn.resize(fn.decoders.image(encoded), size=[6, 6])
+
+
+def refused(pipelines: Any, **settings: Any) -> str:
+    keys = ["data", "label"]
+    with pytest.raises(NotResumableError) as refusal:
+        CFIterator(DALIGenericIterator(pipelines, keys, **settings))
+    return str(refusal.value)
+
+
+@pytest.mark.filterwarnings("ignore:Please set `reader_name`")
+def test_several_pipelines_are_refused(images: Path) -> None:
+    pipes = [TrainPipe(4, images, shard=shard, shards=2) for shard in range(2)]
+    reason = refused(pipes, size=40)
+    assert "runs 2 pipelines" in reason
+
+
+@pytest.mark.filterwarnings("ignore:Please set `reader_name`")
+def test_a_size_is_refused(images: Path) -> None:
+    assert "leave size and reader_name out" in refused(TrainPipe(4, images), size=40)
+
+
+def test_dalis_own_reader_is_refused(images: Path) -> None:
+    def define() -> Any:
+        encoded, label = fn.readers.file(file_root=str(images), name="Reader")
+        return pictures(encoded), label
+
+    reason = refused(defined(define), reader_name="Reader")
+    assert "reads with fn.readers.file" in reason
+    assert "Use iterators.dali.FileReader in its place" in reason
+    assert "NativeDALILoader(make)" in reason
+
+
+def test_a_pipeline_without_a_reader_is_refused() -> None:
+    def define() -> Any:
+        data = types.Constant(np.zeros(3, dtype=np.float32), device="cpu")
+        return data, data + 1
+
+    assert "has no reader of ours" in refused(defined(define))
+
+
+@pytest.mark.filterwarnings("ignore:The external source node")
+def test_two_readers_are_refused(paths: list[str]) -> None:
+    def define() -> Any:
+        (one, _), (other, _) = FileReader(files=paths)(), FileReader(files=paths)()
+        return pictures(one), pictures(other)
+
+    assert "has 2 FileReaders" in refused(defined(define))
+
+
+def test_another_source_beside_the_reader_is_refused(paths: list[str]) -> None:
+    def define() -> Any:
+        encoded, label = FileReader(files=paths)()
+        extra = fn.external_source(lambda: np.zeros((4, 1), dtype=np.int32), batch=True)
+        return pictures(encoded), label + extra
+
+    assert "also fed by fn.external_source" in refused(defined(define))
+
+
+RANDOM: dict[str, Callable[[Any], Any]] = {
+    "fn.random.coin_flip": lambda data: fn.flip(data, horizontal=fn.random.coin_flip()),
+    "fn.random.uniform": lambda data: data + fn.random.uniform(),
+    "fn.random_resized_crop": lambda data: fn.random_resized_crop(data, size=[4, 4]),
+    "fn.noise.gaussian": lambda data: fn.noise.gaussian(data, stddev=2.0),
+    "fn.batch_permutation": lambda data: fn.permute_batch(data, indices=fn.batch_permutation()),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_dalis_own_random_numbers_are_refused(paths: list[str], name: str) -> None:
+    def define() -> Any:
+        encoded, label = FileReader(files=paths)()
+        return RANDOM[name](pictures(encoded)), label
+
+    reason = refused(defined(define))
+    assert f"({name})" in reason
+    assert "num_uniforms" in reason
+
+
+def test_a_random_crop_while_decoding_is_refused(paths: list[str]) -> None:
+    def define() -> Any:
+        encoded, label = FileReader(files=paths)()
+        cropped = fn.decoders.image_random_crop(encoded)
+        return fn.resize(cropped, size=[6, 6]), label
+
+    assert "(fn.decoders.image_random_crop)" in refused(defined(define))
+
+
+def test_random_numbers_of_dali_may_be_accepted_for_an_exact_order(paths: list[str]) -> None:
+    def define() -> Any:
+        encoded, ids = FileReader(files=paths[:10], outputs=("id",), native_random=True)()
+        return fn.flip(pictures(encoded), horizontal=fn.random.coin_flip()), ids
+
+    def make() -> CFIterator:
+        return CFIterator(DALIGenericIterator(defined(define), ["data", "id"]))
+
+    iterator = make()
+    for _ in iterator.steps(2):
+        pass
+    resumed = make()
+    resumed.load_state_dict(iterator.state_dict())
+    assert [data[0]["id"].flatten().tolist() for data in resumed] == [
+        data[0]["id"].flatten().tolist() for data in iterator
+    ]
+
+
+def test_another_iterator_of_dali_is_refused() -> None:
+    assert "nvidia.dali.plugin.pytorch" in sys.modules
+    with pytest.raises(NotResumableError, match=r"a DALI iterator over iterators\.dali\.FileR"):
+        CFIterator([1])

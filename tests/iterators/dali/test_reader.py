@@ -1,0 +1,299 @@
+"""The reader: which files, what it costs, what comes out, what it refuses; and without DALI."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from nvidia.dali import fn, pipeline_def
+
+import iterators.dali
+from iterators import EpochOrder
+from iterators.dali import FileReader
+from iterators.dali.files import FileList
+from iterators.dali.source import Aim, IndexedSource, Recipe, records, uniforms
+from iterators.fingerprint import dataset_fingerprint
+from iterators.order import SequentialOrder
+from iterators.tickets import Share, TicketSampler
+
+ROOT = Path(iterators.dali.__file__).parents[2]
+
+
+def entries(files: FileList) -> list[tuple[str, int]]:
+    return [(files.name(index), label) for index, label in enumerate(files.labels.tolist())]
+
+
+def touched(root: Path, *names: str) -> Path:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    return root
+
+
+ODD = ("b/2.jpg", "b/10.jpg", "b/A.JPG", "b/a.jpeg", "b/notes.txt", "b/inner/x.jpg", "a/1.png")
+ODDER = ("C/9.jpg", "c10/1.jpg", "c2/1.webp", ".dot/.hidden.jpg", "é/ü.jpg", "top.jpg", "e/x.txt")
+
+
+def test_the_files_of_a_folder_are_those_of_dalis_reader(tmp_path: Path) -> None:
+    root = touched(tmp_path, *ODD, *ODDER)
+    (root / "linked").symlink_to(root / "a")
+
+    @pipeline_def(batch_size=32, num_threads=1, device_id=None)
+    def own() -> Any:
+        encoded, label = fn.readers.file(file_root=str(root), name="Reader")
+        return fn.get_property(encoded, key="source_info"), label
+
+    pipe = own()
+    names, labels = pipe.run()
+    expected = [
+        (bytes(np.array(names[index])).decode(), int(np.array(labels[index])[0]))
+        for index in range(pipe.reader_meta("Reader")["epoch_size"])
+    ]
+    assert entries(FileReader(file_root=root).files) == expected
+    assert len(expected) == 11
+
+
+def test_a_file_list_is_relative_to_itself_or_to_a_root(tmp_path: Path) -> None:
+    root = touched(tmp_path, "in/list.txt")
+    (root / "in" / "list.txt").write_text("b/2.jpg 7\n\n  with space.jpg\t8 \n")
+    expected = [("b/2.jpg", 7), ("with space.jpg", 8)]
+    for given, under in ((None, root / "in"), (root, root)):
+        files = FileReader(file_list=root / "in" / "list.txt", file_root=given).files
+        assert entries(files) == expected
+        assert files.path(0).tobytes() == str(under / "b/2.jpg").encode()
+
+
+def test_given_files_keep_their_order_and_labels(tmp_path: Path) -> None:
+    names = [str(tmp_path / "b.jpg"), "a.jpg", "/elsewhere/c.jpg"]
+    files = FileReader(files=names, file_root=tmp_path).files
+    assert entries(files) == [("b.jpg", 0), ("a.jpg", 1), ("/elsewhere/c.jpg", 2)]
+    assert files.path(1).tobytes() == str(tmp_path / "a.jpg").encode()
+    assert files.path(2).tobytes() == b"/elsewhere/c.jpg"
+    assert FileReader(files=["a", "b"], labels=[5, 5]).files.labels.tolist() == [5, 5]
+
+
+def test_the_fingerprint_is_that_of_an_image_folder_wherever_it_lies(tmp_path: Path) -> None:
+    here, there = (touched(tmp_path / name, *ODD) for name in ("here", "there"))
+    print_of = FileList.of_folder(here).data_fingerprint()
+    assert FileList.of_folder(there).data_fingerprint() == print_of
+    folder = SimpleNamespace(
+        root=here, samples=[(str(here / name), label) for name, label in entries_of(here)]
+    )
+    assert dataset_fingerprint(folder).split(":")[-1] == print_of.split(":")[-1]
+    (there / "b" / "2.jpg").rename(there / "b" / "3.jpg")
+    assert FileList.of_folder(there).data_fingerprint() != print_of
+    assert FileReader(file_root=there, fingerprint="mine").fingerprint == "mine"
+
+
+def entries_of(root: Path) -> list[tuple[str, int]]:
+    return entries(FileList.of_folder(root))
+
+
+# What comes out
+
+
+@pytest.mark.parametrize("tail", ["short", "drop"])
+@pytest.mark.parametrize(("n", "batch", "world"), [(29, 3, 2), (9, 4, 2), (1, 2, 3), (24, 4, 3)])
+@pytest.mark.parametrize("start", [0, 5, 8])
+def test_the_share_is_that_of_the_torch_adapter(
+    n: int, batch: int, world: int, tail: str, start: int
+) -> None:
+    order = EpochOrder(n, 3, 1)
+    for rank in range(world) if start <= n else ():
+        share = Share(batch, world, rank, tail)
+        sampler = TicketSampler(order, share)
+        sampler.aim(order, epoch=1, start=start)
+        expected = [[(sample, weight) for _, sample, weight in batch] for batch in sampler]
+        found = [
+            list(zip(one.ids.tolist(), one.weights.tolist(), strict=True))
+            for one in records(order, share, Aim(3, 1, start))
+        ]
+        assert found == expected
+
+
+def test_a_block_boundary_does_not_show() -> None:
+    found = list(records(SequentialOrder(20_000), Share(4096), Aim(0, 0, 5)))
+    assert np.array_equal(np.concatenate([one.ids for one in found]), np.arange(5, 20_000))
+    assert [one.end for one in found] == [4101, 8197, 12293, 16389, 20_000]
+
+
+def test_uniforms_depend_on_seed_epoch_and_sample_alone() -> None:
+    ids = np.arange(50_000)
+    drawn = uniforms(Aim(1, 2, 0), ids, 3)
+    assert drawn.dtype == np.float32
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    assert np.array_equal(uniforms(Aim(1, 2, 77), ids[[7, 3]], 3), drawn[[7, 3]])
+    assert np.array_equal(uniforms(Aim(1, 2, 0), ids, 2), drawn[:, :2])
+    others = [uniforms(Aim(seed, epoch, 0), ids, 3) for seed, epoch in ((2, 2), (1, 3))]
+    for one in others:
+        assert abs(np.corrcoef(one.ravel(), drawn.ravel())[0, 1]) < 0.02
+    assert np.abs(np.corrcoef(drawn.T) - np.eye(3)).max() < 0.02
+    assert np.abs(drawn.mean(axis=0) - 0.5).max() < 0.01
+
+
+def test_uniforms_are_frozen() -> None:
+    """The augmentation of a run that is resumed would change if these moved."""
+    found = uniforms(Aim(3, 1, 0), np.array([0, 1_281_166]), 2)
+    assert (found * 2**24).astype(int).tolist() == [[3843744, 3143625], [2742107, 16296756]]
+
+
+def test_every_output_comes_out_as_promised(paths: list[str]) -> None:
+    reader = FileReader(
+        files=paths[:5],
+        labels=[9, 8, 7, 6, 5],
+        shuffle=False,
+        num_uniforms=2,
+        outputs=("weight", "uniforms", "id", "label"),
+    )
+
+    @pipeline_def(batch_size=3, num_threads=1, device_id=None)
+    def define() -> Any:
+        return reader(name="Reader")
+
+    pipe = define()
+    encoded, weight, drawn, ids, label = pipe.run()
+    assert bytes(np.array(encoded[1])) == Path(paths[1]).read_bytes()
+    expected = [np.ones((3, 1)), uniforms(Aim(0, 0, 0), np.arange(3), 2), [[0], [1], [2]]]
+    for found, wanted in zip(
+        (weight, drawn, ids, label), [*expected, [[9], [8], [7]]], strict=True
+    ):
+        assert np.array_equal(found.as_array(), wanted)
+    kinds = [one.as_array().dtype.name for one in (weight, drawn, ids, label)]
+    assert kinds == ["float32", "float32", "int64", "int32"]
+    assert len(pipe.run()[0]) == 2
+
+
+def test_by_default_the_label_and_the_uniforms_come_out(paths: list[str]) -> None:
+    for count, expected in ((0, 2), (4, 3)):
+        reader = FileReader(files=paths[:5], num_uniforms=count)
+        pipe = pipeline_def(reader, batch_size=3, num_threads=1, device_id=None)()
+        assert len(pipe.run()) == expected
+
+
+def test_the_process_group_gives_the_shard(paths: list[str]) -> None:
+    import torch.distributed as dist
+
+    def defined() -> Any:
+        return pipeline_def(FileReader(files=paths), batch_size=3, num_threads=1, device_id=None)()
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        defined()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_source_ends_each_epoch_and_goes_on(paths: list[str]) -> None:
+    recipe = Recipe(FileList.of_files(paths[:5], None, None), "some", shuffle=False)
+    source = IndexedSource(recipe, Share(3), seed=None, origin=(0, 0))
+    for epoch in range(2):
+        for _ in range(2):
+            source(None)
+        with pytest.raises(StopIteration):
+            source(None)
+        assert [source.take().begin for _ in range(2)] == [Aim(0, epoch, 0), Aim(0, epoch, 3)]
+        assert source.front == Aim(0, epoch + 1, 0)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "needs file_root, file_list or files"),
+        ({"labels": [1]}, "labels are those of files"),
+        ({"files": ["a"], "labels": [1, 2]}, "1 files were given and 2 labels"),
+        ({"files": ["a"], "file_list": "b"}, "not both"),
+        ({"files": []}, "at least one file"),
+        ({"files": ["a"], "seed": -1}, "seed must lie in"),
+        ({"files": ["a"], "tail": "pad"}, "tail must be"),
+        ({"files": ["a"], "shard_id": 0}, "both shard_id and num_shards"),
+        ({"files": ["a"], "shard_id": 2, "num_shards": 2}, "must lie in [0, num_shards)"),
+        ({"files": ["a"], "num_uniforms": -1}, "num_uniforms is a count"),
+        ({"files": ["a"], "resume_index": -1}, "are counts"),
+        ({"files": ["a"], "outputs": ("label", "path")}, "outputs are distinct names of"),
+        ({"files": ["a"], "outputs": ("id", "id")}, "outputs are distinct names of"),
+        ({"files": ["a"], "outputs": "id"}, "outputs are distinct names of"),
+        ({"files": ["a"], "outputs": ("uniforms",)}, "do not go with num_uniforms=0"),
+        ({"files": ["a"], "outputs": ("id",), "num_uniforms": 2}, "do not go with num_uniforms=2"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason.replace("[", r"\[").replace(")", r"\)")):
+        FileReader(**settings)
+
+
+def test_missing_and_empty_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"file_root '.*nowhere' is not a folder"):
+        FileReader(file_root=tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"file_list '.*list.txt' is not a file"):
+        FileReader(file_list=tmp_path / "list.txt")
+    touched(tmp_path, "top.jpg", "a/notes.txt")
+    with pytest.raises(ValueError, match=f"found none in '{tmp_path}'"):
+        FileReader(file_root=tmp_path)
+
+
+@pytest.mark.parametrize("line", ["a.jpg", "a.jpg one", "a.jpg -1", "a.jpg 2147483648"])
+def test_a_bad_line_of_a_file_list_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "list.txt").write_text(f"ok.jpg 0\n{line}\n")
+    with pytest.raises(ValueError, match=r"list.txt, line 2: expected a path and a label"):
+        FileReader(file_list=tmp_path / "list.txt")
+
+
+def test_a_reader_outside_a_pipeline_says_so(paths: list[str]) -> None:
+    with pytest.raises(RuntimeError, match="called in a pipeline definition"):
+        FileReader(files=paths)()
+
+
+def test_a_reader_that_would_serve_nothing_is_refused(paths: list[str]) -> None:
+    reader = FileReader(files=paths[:5], tail="drop")
+    with pytest.raises(ValueError, match="5 files make no whole batch of 8"):
+        pipeline_def(reader, batch_size=8, num_threads=1, device_id=None)()
+
+
+def test_an_order_that_is_always_deterministic_says_so_once(
+    paths: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        FileReader(files=paths, cf_det=False)
+        FileReader(files=paths, cf_det=True)
+    assert [one.message for one in caplog.records] == [
+        "cf_det=False: the order is deterministic all the same"
+    ]
+
+
+# Without DALI
+
+
+@pytest.mark.parametrize("name", iterators.dali.__all__)
+def test_without_dali_the_package_imports_and_its_use_says_what_to_install(name: str) -> None:
+    code = f"""
+import sys
+sys.modules["nvidia.dali"] = None
+import iterators, iterators.dali
+assert "{name}" in dir(iterators.dali) and "torch" not in sys.modules
+try:
+    iterators.dali.{name}
+except ImportError as error:
+    assert 'pip install "checkfreq[dali]"' in str(error), error
+else:
+    raise AssertionError("no error")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+
+
+def test_every_public_name_is_there() -> None:
+    for name in iterators.dali.__all__:
+        assert getattr(iterators.dali, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Missing'"):
+        iterators.dali.Missing  # noqa: B018
