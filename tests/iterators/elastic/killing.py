@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from iterators import EpochOrder, Ledger, Position
+from iterators.ledger import ledger_of_range
 from tests.fork_server import FORK_SERVER
-from tests.iterators.elastic.program import Data, Life, run_rank
+from tests.iterators.elastic.program import Data, Life, run_rank, undisturbed
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +108,26 @@ class Ranks:
                 return
 
 
+def require_killed_learns_the_same(data: Data, folder: Path, *, seed: int, kills: int) -> int:
+    """Train in many lives, each at another layout, and compare; the kills that struck."""
+    saved, struck = run_killed(data, folder, random.Random(seed), kills=kills)
+    position, model = Position.from_dict(saved["position"]), saved["model"]
+    assert (position.epoch, position.position) == (data.epochs, 0)
+    assert model["counts"] == [[1] * data.n] * data.epochs
+    ledgers = [Ledger.from_dict(one) for one in model["ledgers"]]
+    assert ledgers == [ledger_of_range(data.n)] * data.epochs
+    assert model == undisturbed_state(data)
+    return struck
+
+
+@cache
+def undisturbed_state(data: Data) -> dict[str, Any]:
+    """What one process learns that nobody kills; it runs here."""
+    return undisturbed(data).state()
+
+
 def run_killed(data: Data, folder: Path, dice: random.Random, *, kills: int) -> tuple[Any, int]:
-    """Train in many lives, each at another layout; the last checkpoint, and the kills it took."""
+    """The last checkpoint of a run in ``kills`` lives and one more, and the kills that struck."""
     struck = 0
     for number in range(kills):
         life = _drawn(data, folder, dice, number)
@@ -164,7 +184,7 @@ def _drawn(data: Data, folder: Path, dice: random.Random, number: int) -> Life:
         str(folder),
         number,
         world=dice.randint(1, 4),
-        batch=dice.choice([2, 3, 5]),
+        batch=dice.choice([1, 2] if data.images else [2, 3, 5]),
         workers=dice.randint(0, 2),
         checkpoint_every=dice.randint(1, 4),
     )

@@ -11,13 +11,14 @@ import json
 import multiprocessing
 import os
 import random
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +27,9 @@ import torch.distributed as dist
 from iterators import CFIterator, Ledger, Position, ResumableDataLoader
 from iterators.digest import digest
 from tests.iterators.datasets import Augmented
+
+if TYPE_CHECKING:
+    from iterators.dali import DALILoader
 
 GROUP_LIMIT = timedelta(seconds=60)
 
@@ -38,11 +42,41 @@ HASH_BITS = 48
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What is learnt; the same in every life of a run."""
+    """What is learnt; the same in every life of a run. ``images``: a folder, read with DALI."""
 
     n: int
     epochs: int
     seed: int
+    images: str | None = None
+
+    def loader(self, *, batch: int, workers: int = 0) -> CFIterator:
+        """Rank and world are the process group's."""
+        if self.images is not None:
+            return CFIterator(_dali_loader(self.images, batch, self.seed))
+        return CFIterator(
+            ResumableDataLoader(
+                Augmented(self.n),
+                batch,
+                shuffle=True,
+                seed=self.seed,
+                num_workers=workers,
+                collate_fn=list,
+            )
+        )
+
+    def samples(self, batch: Any) -> list[Any]:
+        """The samples of a batch, one by one."""
+        if self.images is None:
+            return list(batch)
+        (columns,) = batch
+        return list(zip(columns["data"], columns["label"], strict=True))
+
+
+def _dali_loader(images: str, batch: int, seed: int) -> DALILoader:
+    """DALI starts threads and is imported here, where the process that uses it was forked."""
+    from iterators.dali.imagenet import imagenet_train
+
+    return imagenet_train(images, batch, image_size=8, num_threads=1, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +159,9 @@ def train(
     """Learn every epoch; ``at_boundary`` is called at each, the model and position agreeing."""
     for epoch in loader.epochs(data.epochs):
         note_ledger(loader, model, group)
-        for samples in loader:
+        for batch in loader:
             at_boundary()
-            parts, xor = hashed(loader, samples, data.n, group)
+            parts, xor = hashed(loader, data.samples(batch), data.n, group)
             model.learn(epoch, group.reduced(parts), int(group.reduced(xor, xor=True)))
     note_ledger(loader, model, group)
     at_boundary()
@@ -163,30 +197,17 @@ def hashed(
     return parts, xor
 
 
-def loader_of(data: Data, *, batch: int, workers: int = 0) -> CFIterator:
-    """Rank and world are the process group's."""
-    return CFIterator(
-        ResumableDataLoader(
-            Augmented(data.n),
-            batch,
-            shuffle=True,
-            seed=data.seed,
-            num_workers=workers,
-            collate_fn=list,
-        )
-    )
-
-
 def undisturbed(data: Data) -> Model:
     """What one process learns that nobody kills."""
     model = Model(data)
-    train(loader_of(data, batch=1), model, data, Group(), lambda: None)
+    train(data.loader(batch=1), model, data, Group(), lambda: None)
     return model
 
 
 def run_rank(life: Life, rank: int, reports: Connection, aimed: Connection) -> None:
     """Entry point of a rank's process, which leads a process group with its loader workers."""
     os.setpgrp()
+    assert "nvidia.dali" not in sys.modules, "the server that forks must not have started DALI"
     multiprocessing.set_start_method("fork", force=True)  # for loaders, as is usual
     warnings.simplefilter("error")
     for seeded in (random.seed, np.random.seed, torch.manual_seed):
@@ -194,7 +215,8 @@ def run_rank(life: Life, rank: int, reports: Connection, aimed: Connection) -> N
     reports.send("started")
     if life.world > 1:
         join_group(life, rank)
-    model, loader = Model(life.data), loader_of(life.data, batch=life.batch, workers=life.workers)
+    model = Model(life.data)
+    loader = life.data.loader(batch=life.batch, workers=life.workers)
     restore(life, model, loader)
     reports.send("restored")
     rank_of_life = _Rank(life, model, loader, Group(rank, life.world), reports, aimed)
