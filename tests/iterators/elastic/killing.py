@@ -48,17 +48,23 @@ class Ranks:
     """The processes of one life. All of them are dead when the ``with`` block is left."""
 
     def __init__(self, life: Life) -> None:
+        self._life = life
         self._pipes: list[Connection] = []
         self._aimed: list[Connection] = []
-        self._processes = [self._started(life, rank) for rank in range(life.world)]
+        self._processes: list[Any] = []
 
     def __enter__(self) -> Ranks:
+        try:
+            for rank in range(self._life.world):
+                self._start(rank)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-        for process, pipe in zip(self._processes, self._pipes, strict=True):
-            process.join(DEADLINE_S)
+        for pipe in self._pipes:
             list(self._received(pipe))  # to its end: loader workers hold it open while they live
             pipe.close()
         for aimed in self._aimed:
@@ -75,10 +81,10 @@ class Ranks:
     def kill(self) -> None:
         """SIGKILL every rank and its loader workers."""
         for process in self._processes:
-            assert process.pid is not None
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.kill()  # one that does not lead its group yet
+            if process.is_alive():
+                with contextlib.suppress(ProcessLookupError):  # it does not lead a group yet
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
 
     def exit_codes(self) -> list[int | None]:
         """How the ranks ended, once they have."""
@@ -87,16 +93,18 @@ class Ranks:
             process.join(DEADLINE_S)
         return [process.exitcode for process in self._processes]
 
-    def _started(self, life: Life, rank: int) -> Any:
+    def _start(self, rank: int) -> None:
         pipe, theirs = FORK_SERVER.Pipe(duplex=False)
         aimed_theirs, aimed = FORK_SERVER.Pipe(duplex=False)
-        process = FORK_SERVER.Process(target=run_rank, args=(life, rank, theirs, aimed_theirs))
-        process.start()
-        theirs.close()
-        aimed_theirs.close()
         self._pipes.append(pipe)
         self._aimed.append(aimed)
-        return process
+        process = FORK_SERVER.Process(
+            target=run_rank, args=(self._life, rank, theirs, aimed_theirs)
+        )
+        process.start()
+        self._processes.append(process)
+        theirs.close()
+        aimed_theirs.close()
 
     @staticmethod
     def _received(pipe: Connection) -> Iterator[str]:

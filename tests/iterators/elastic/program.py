@@ -31,7 +31,7 @@ from tests.iterators.datasets import Augmented
 if TYPE_CHECKING:
     from iterators.dali import DALILoader
 
-GROUP_LIMIT = timedelta(seconds=60)
+GROUP_LIMIT = timedelta(seconds=30)
 
 #: Ranks must not finish the run while the killer takes its time.
 MOST_STEPS_AFTER_AIM = 6
@@ -215,14 +215,13 @@ def run_rank(life: Life, rank: int, reports: Connection, aimed: Connection) -> N
     reports.send("started")
     if life.world > 1:
         join_group(life, rank)
-    model = Model(life.data)
+    model, group = Model(life.data), Group(rank, life.world)
     loader = life.data.loader(batch=life.batch, workers=life.workers)
     restore(life, model, loader)
     reports.send("restored")
-    rank_of_life = _Rank(life, model, loader, Group(rank, life.world), reports, aimed)
-    train(loader, model, life.data, rank_of_life.group, rank_of_life.at_boundary)
+    boundaries = _Boundaries(life, model, loader, group, (reports, aimed))
+    train(loader, model, life.data, group, boundaries.passed)
     loader.finish()
-    reports.send("done")
     if life.world > 1:
         dist.destroy_process_group()
 
@@ -244,7 +243,7 @@ def restore(life: Life, model: Model, loader: CFIterator) -> None:
         loader.load_state_dict(saved["position"])
 
 
-class _Rank:
+class _Boundaries:
     """What one rank does at every boundary."""
 
     def __init__(
@@ -253,30 +252,28 @@ class _Rank:
         model: Model,
         loader: CFIterator,
         group: Group,
-        reports: Connection,
-        aimed: Connection,
+        killer: tuple[Connection, Connection],
     ) -> None:
-        self.group = group
-        self._life, self._model, self._loader = life, model, loader
-        self._reports, self._aimed = reports, aimed
-        self._passed = 0
+        self._life, self._model, self._loader, self._group = life, model, loader, group
+        self._reports, self._aimed = killer
+        self._num_passed = 0
 
-    def at_boundary(self) -> None:
+    def passed(self) -> None:
         """Checkpoint if it is time; report; wait for the killer if it is due."""
         if self._loader.step % self._life.checkpoint_every == 0 or self._is_over():
             self._checkpoint()
         self._reports.send("boundary")
-        self._passed += 1
+        self._num_passed += 1
         aim = self._life.aim
-        if aim is not None and self._passed == aim + MOST_STEPS_AFTER_AIM:
+        if aim is not None and self._num_passed == aim + MOST_STEPS_AFTER_AIM:
             self._aimed.recv()  # never comes: the kill is on its way
 
     def _is_over(self) -> bool:
         return self._loader.epoch == self._life.data.epochs
 
     def _checkpoint(self) -> None:
-        states = self.group.gathered(self._loader.state_dict())
-        if self.group.rank == 0:
+        states = self._group.gathered(self._loader.state_dict())
+        if self._group.rank == 0:
             first, *others = [Position.from_dict(one) for one in states]
             position = first.merged(*others).to_dict()
             write_durably(
