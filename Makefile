@@ -27,11 +27,11 @@ lint: $(VENV)/.dev ## ruff and mypy
 	$(PY) -m ruff check .
 	$(PY) -m mypy --strict checkfreq iterators
 
-bench: $(VENV)/.bench ## every benchmark; appends to benchmarks/results and rewrites README's tables
+bench: $(VENV)/.peers ## every benchmark; appends to benchmarks/results and rewrites README's tables
 	@mkdir -p benchmarks/results
 	@set -e; run() { echo "$$@" >&2; $(PY) -W ignore -m benchmarks.$$@ > .bench-out; \
 	  cat .bench-out; cat .bench-out >> benchmarks/results/$$1.jsonl; rm .bench-out; }; \
-	run simulate; run startup; run memory --mib 16; run stall --gib 1; \
+	run simulate; run startup; run iterators; run memory --mib 16; run stall --gib 1; \
 	for gib in 1 4; do run persist --gib $$gib; run restore --gib $$gib; done; \
 	run decision; run first --mib 1024; run interference --settle 20 --phase 25; \
 	for model in resnet18 transformer; do run overhead --model $$model \
@@ -58,6 +58,10 @@ $(VENV)/.bench: setup.py constraints.txt
 	$(PIP) torch numpy pillow
 	$(PIP) --no-deps torchvision
 	$(PIP) --editable '.[bench]'
+	@touch $@
+
+$(VENV)/.peers: $(VENV)/.bench
+	$(PIP) --editable '.[peers]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.bench

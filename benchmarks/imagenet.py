@@ -8,6 +8,8 @@ The original CheckFreq script's flags and its arms:
 * ``... --chk_mode_baseline``: the same checkpoints, training standing still until each is durable;
 * without ``--checkfreq``: none.
 
+``--dali`` reads the images with NVIDIA DALI instead of torchvision.
+
 Started again with the same flags it continues in mid-epoch, to the same bits under
 ``--deterministic``. `main` is the part to copy into a script of your own.
 """
@@ -20,7 +22,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from benchmarks import options
-from benchmarks.images import Images, open_images
+from benchmarks.images import Data, images_and_target, torch_data
 from benchmarks.models import build, logits_of, loss_of
 from benchmarks.progress import History, Progress
 from checkfreq import CFCheckpoint, CFManager, CFMode
@@ -44,15 +46,14 @@ def main(argv: list[str] | None = None) -> None:
     """Train for ``--epochs`` in all, from the newest checkpoint if there is one."""
     args = options.parse(argv)
     settle_randomness(args)
-    train_set, val_set, num_classes = find_images(args)
-    loader = train_loader(train_set, args)
-    task = make_task(args, num_classes=num_classes, steps_per_epoch=len(loader))
+    data = open_data(args)
+    task = make_task(args, num_classes=data.num_classes, steps_per_epoch=len(data.train))
 
     with History(args.history) as history, open_manager(args, task) as cf_manager:
-        batches: Batches = loader
+        batches: Batches = data.train
         if args.cf_iterator:
             batches = CFIterator(
-                loader, seed=args.seed, cf_manager=cf_manager, steps_to_run=args.steps_to_run
+                data.train, seed=args.seed, cf_manager=cf_manager, steps_to_run=args.steps_to_run
             )
         if cf_manager is not None:
             cf_manager.restore()
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
             ) as progress:
                 train_epoch(batches, task, cf_manager, progress, args)
             if progress.epoch_is_over and not args.noeval:
-                evaluate(epoch, val_set, task, args)
+                evaluate(epoch, data.val(), task, args)
         if cf_manager is not None:
             cf_manager.wait()
         if args.report:
@@ -108,7 +109,7 @@ def make_task(args: argparse.Namespace, *, num_classes: int, steps_per_epoch: in
         scheduler=scheduler,
         amp=args.amp,
         scaler=torch.amp.GradScaler("cuda") if args.amp and device.type == "cuda" else None,
-        criterion=nn.CrossEntropyLoss().to(device),
+        criterion=nn.CrossEntropyLoss(reduction="none").to(device),
         device=device,
         best={"accuracy": 0.0, "epoch": -1},
     )
@@ -166,29 +167,59 @@ def train_epoch(
 ) -> None:
     """One epoch, or what is left of it. Its last boundary is passed later, after the tail."""
     task.model.train()
-    for images, target in batches:
+    for batch in batches:
         stay_synchronous(cf_manager, args)
-        train_step(images, target, task, cf_manager, progress)
+        train_step(batch, Share.of(batches), task, cf_manager, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which samples of a batch count, on this rank and in all.
+
+    ``weights`` [N] is 0 for the pad of a rank that an epoch's tail has no sample for; None: all
+    count. ``num_samples`` is over all ``world`` ranks, None without a resumable order.
+    """
+
+    weights: torch.Tensor | None = None
+    num_samples: int | None = None
+    world: int = 1
+
+    @classmethod
+    def of(cls, batches: Batches) -> Share:
+        """Of the batch handed out last."""
+        if not isinstance(batches, CFIterator) or batches.last_weights is None:
+            return cls()
+        weights = torch.tensor(batches.last_weights)
+        return cls(weights, batches.last_num_samples, batches.world)
+
+    def mean(self, losses: torch.Tensor) -> torch.Tensor:
+        """The mean of ``losses`` [N] over the whole batch, once DDP has averaged over ranks."""
+        if self.weights is None or self.num_samples is None:
+            return losses.mean()
+        weights = self.weights.to(losses.device, non_blocking=True)
+        return (losses * weights).sum() * (self.world / self.num_samples)
 
 
 def train_step(
-    images: torch.Tensor,
-    target: torch.Tensor,
-    task: Task,
-    cf_manager: CFManager | None,
-    progress: Progress,
+    batch: Any, share: Share, task: Task, cf_manager: CFManager | None, progress: Progress
 ) -> None:
-    """Forward, backward and update of one batch: images [N, 3, H, W], target [N]."""
+    """Forward, backward and update of one batch."""
+    images, target = images_and_target(batch)
     images = images.to(task.device, non_blocking=True)
     target = target.to(task.device, non_blocking=True)
     with torch.autocast(task.device.type, enabled=task.amp):
         output = task.model(images)
-        loss = loss_of(task.criterion, output=output, target=target)
+        loss = share.mean(loss_of(task.criterion, output=output, target=target))
     (loss if task.scaler is None else task.scaler.scale(loss)).backward()
     weight_update(task, cf_manager)
     task.optimizer.zero_grad()
     task.scheduler.step()
-    progress.update(loss=loss.detach(), logits=logits_of(output).detach(), target=target)
+    progress.update(
+        loss=loss.detach(),
+        logits=logits_of(output).detach(),
+        target=target,
+        weights=share.weights,
+    )
 
 
 def weight_update(task: Task, cf_manager: CFManager | None) -> None:
@@ -215,11 +246,11 @@ def stay_synchronous(cf_manager: CFManager | None, args: argparse.Namespace) -> 
 
 
 @torch.no_grad()
-def evaluate(epoch: int, val_set: Images, task: Task, args: argparse.Namespace) -> float:
+def evaluate(epoch: int, batches: Iterable[Any], task: Task, args: argparse.Namespace) -> float:
     """Share of the validation images named right; remembers the best."""
     task.model.eval()
     correct = seen = 0
-    for images, target in eval_loader(val_set, args):
+    for images, target in map(images_and_target, batches):
         logits = logits_of(task.model(images.to(task.device)))
         correct += int((logits.argmax(1).cpu() == target).sum())
         seen += len(target)
@@ -240,33 +271,16 @@ def settle_randomness(args: argparse.Namespace) -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
 
 
-def find_images(args: argparse.Namespace) -> tuple[Images, Images, int]:
-    """The data sets; a folder without images ends the process with a sentence."""
+def open_data(args: argparse.Namespace) -> Data:
+    """The loaders; a folder without images ends the process with a sentence."""
     try:
-        return open_images(args.data, image_size=args.image_size)
+        if not args.dali:
+            return torch_data(args)
+        from benchmarks.dali_images import dali_data  # DALI is optional
+
+        return dali_data(args)
     except FileNotFoundError as error:
         raise SystemExit(f"--data {args.data}: {error}") from error
-
-
-def train_loader(images: Images, args: argparse.Namespace) -> DataLoader[Any]:
-    """A plain, shuffling loader; CFIterator replaces its order by a resumable one."""
-    return DataLoader(
-        images,
-        batch_size=args.batch_size,
-        shuffle=True,
-        num_workers=args.workers,
-        pin_memory=torch.cuda.is_available(),
-    )
-
-
-def eval_loader(images: Images, args: argparse.Namespace) -> DataLoader[Any]:
-    """In order. Its own generator: iterating a DataLoader draws from the default one."""
-    return DataLoader(
-        images,
-        batch_size=args.batch_size,
-        num_workers=args.workers,
-        generator=torch.Generator().manual_seed(args.seed),
-    )
 
 
 def digest(state: dict[str, Any]) -> str:

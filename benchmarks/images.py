@@ -1,11 +1,15 @@
-"""Datasets of `benchmarks.imagenet`: any folder of class folders of images."""
+"""Data of `benchmarks.imagenet`: any folder of class folders of images, read by torchvision."""
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from benchmarks.models import import_torchvision
 
@@ -18,6 +22,47 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HELD_OUT = 10
 
 Images = Dataset[tuple[torch.Tensor, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What a run reads: ``train`` is a loader, of torch or DALI; ``val`` begins a pass over the
+    validation images. ``images_and_target`` takes a batch of either."""
+
+    train: Any
+    val: Callable[[], Iterable[Any]]
+    num_classes: int
+
+
+def images_and_target(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images [N, 3, H, W] and classes [N] int64 of a batch of a torch or DALI loader."""
+    first = batch[0]
+    if isinstance(first, dict):  # DALI's: one dictionary per pipeline
+        return first["data"], first["label"].squeeze(1).long()
+    return first, batch[1]
+
+
+def torch_data(args: argparse.Namespace) -> Data:
+    """Plain loaders; CFIterator replaces the shuffled order by a resumable one."""
+    train, val, num_classes = open_images(args.data, image_size=args.image_size)
+    loader = DataLoader(
+        train,
+        batch_size=args.batch_size,
+        shuffle=True,
+        num_workers=args.workers,
+        pin_memory=torch.cuda.is_available(),
+    )
+    return Data(loader, lambda: eval_loader(val, args), num_classes)
+
+
+def eval_loader(images: Images, args: argparse.Namespace) -> DataLoader[Any]:
+    """In order. Its own generator: iterating a DataLoader draws from the default one."""
+    return DataLoader(
+        images,
+        batch_size=args.batch_size,
+        num_workers=args.workers,
+        generator=torch.Generator().manual_seed(args.seed),
+    )
 
 
 def train_transform(image_size: int) -> transforms.Compose:

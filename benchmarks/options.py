@@ -7,6 +7,7 @@ is refused too.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import os
 from pathlib import Path
@@ -49,7 +50,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--deterministic", action="store_true", help="the same bits on every run")
     add("--noeval", action="store_true", help="no validation after an epoch")
     add("--barrier", action="store_true", help="ranks meet after an epoch; one process need not")
-    add("--dali", action="store_true", help="NVIDIA DALI loader (not built yet)")
+    add("--dali", action="store_true", help="read the images with NVIDIA DALI")
     add("--device", help="default: cuda where there is one, else cpu")
 
 
@@ -84,19 +85,27 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     add("--quiet", action="store_true", help="no progress bar")
 
 
+def is_installed(module: str) -> bool:
+    """Whether ``module`` can be imported, without importing more than its parents."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even its parent
+        return False
+
+
 def refuse(args: argparse.Namespace, *, world_size: int) -> str | None:
     """Why these options cannot be run, as a sentence; None if they can."""
-    for refusal in (_not_built(args, world_size), _contradiction(args), _bad_value(args)):
+    for refusal in (_not_there(args, world_size), _contradiction(args), _bad_value(args)):
         if refusal:
             return refusal
     return None
 
 
-def _not_built(args: argparse.Namespace, world_size: int) -> str | None:
+def _not_there(args: argparse.Namespace, world_size: int) -> str | None:
     if world_size > 1:
         return f"world size {world_size} is not built yet; start one process, without a launcher"
-    if args.dali:
-        return "--dali is not built yet; leave it out to read the images with torchvision"
+    if args.dali and not is_installed("nvidia.dali"):
+        return '--dali needs NVIDIA DALI: pip install "checkfreq[dali]"'
     return None
 
 

@@ -85,14 +85,27 @@ class Progress:
         """False after a forced stop (``--steps-to-run``) in mid-epoch."""
         return self._batch == self._steps_per_epoch
 
-    def update(self, *, loss: torch.Tensor, logits: torch.Tensor, target: torch.Tensor) -> None:
-        """One update was made. ``loss`` is a scalar, ``logits`` [N, C], ``target`` [N]."""
+    def update(
+        self,
+        *,
+        loss: torch.Tensor,
+        logits: torch.Tensor,
+        target: torch.Tensor,
+        weights: torch.Tensor | None,
+    ) -> None:
+        """One update was made. ``loss`` is a scalar, ``logits`` [N, C], ``target`` [N].
+
+        ``weights`` [N] is 0 for pads, which are not images; None: there are none.
+        """
         self._batch += 1
-        self._images += len(target)
+        counts = torch.ones(len(target)) if weights is None else weights
+        images = int(counts.sum())
+        self._images += images
         figures: dict[str, float] = {}
         if self._batch % self._print_freq == 0:
-            accuracy = (logits.argmax(1) == target).float().mean()
-            figures = {"loss": float(loss), "accuracy": float(accuracy)}
+            right = (logits.argmax(1) == target).cpu() * counts
+            accuracy = float(right.sum()) / max(images, 1)
+            figures = {"loss": float(loss), "accuracy": accuracy}
             self._show(**figures)
         step = self._epoch * self._steps_per_epoch + self._batch
         self._history.write(epoch=self._epoch, batch=self._batch, step=step, **figures)

@@ -107,6 +107,60 @@ def _first(results: Path) -> str:
     return _table(columns, rows, lines)
 
 
+def _newest(what: str, results: Path) -> list[Line]:
+    """The lines of one part of the iterators' benchmark."""
+    lines = [x for x in _all_lines("iterators", results) if x["what"] == what]
+    return list({tuple(x.get(k) for k in ("arm", "n", "place")): x for x in lines}.values())
+
+
+def _resume(results: Path) -> str:
+    lines = _newest("resume", results)
+    places = sorted({x["place"] for x in lines})
+    rows: dict[tuple[str, int], dict[float, Line]] = {}
+    for x in lines:
+        rows.setdefault((x["arm"], x["n"]), {})[x["place"]] = x
+    columns = " | ".join(["loader", "samples", *(f"at {100 * place:g} %" for place in places)])
+    cells = [
+        f"| {arm} | {n:,} | {' | '.join(_milliseconds(row[place]) for place in places)} |"
+        for (arm, n), row in sorted(rows.items(), key=lambda item: item[0][1])
+    ]
+    reasons = sorted({f"Not possible: {x['why_not']}.  " for x in lines if "why_not" in x})
+    return _table(columns, [*cells, "", *reasons] if reasons else cells, lines)
+
+
+def _milliseconds(line: Line) -> str:
+    return "not possible" if line["milliseconds"] is None else f"{line['milliseconds']:.1f} ms"
+
+
+def _loading(results: Path) -> str:
+    columns = "loader | images/s with us | added time | 95 % interval | allowed"
+    lines = _newest("throughput", results)
+    rows = [
+        f"| {x['arm']} | {x['images_per_s']:,.0f} | {_percent(x['added'])} "
+        f"| {_percent(x['low'])} to {_percent(x['high'])} | {_percent(x['allowed'])} |"
+        for x in lines
+    ]
+    return _table(columns, rows, lines)
+
+
+def _data_costs(results: Path) -> str:
+    columns = "what | cost"
+    orders, costs, samples = (_newest(what, results) for what in ("order", "cost", "sample"))
+    rows = [
+        *(
+            f"| ids of {x['n']:,} in batches of {x['batch']} | {x['million_ids_per_s']:.1f} M/s |"
+            for x in orders
+        ),
+        *(
+            f"| {x['arm']} | {x['microseconds']:.1f} µs"
+            f"{', {} bytes'.format(x['bytes']) if x['bytes'] else ''} |"
+            for x in costs
+        ),
+        *(f"| a sample, {x['arm']} | {x['microseconds']:.1f} µs |" for x in samples),
+    ]
+    return _table(columns, rows, [*orders, *costs, *samples])
+
+
 def _percent(fraction: float) -> str:
     return f"{100 * fraction:.2f} %"
 
@@ -212,6 +266,9 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "interference": _interference,
     "decision": _decision,
     "first": _first,
+    "resume": _resume,
+    "loading": _loading,
+    "data_costs": _data_costs,
 }
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Resumable data order: each sample once per epoch, in one order, at any layout.
 
 ``CFIterator`` wraps a loader and knows where training stands in it; ``ResumableDataLoader`` is
-torch's ``DataLoader`` in an order that can be entered anywhere. Names are loaded on first use,
-so importing the package needs no torch.
+torch's ``DataLoader`` in an order that can be entered anywhere. The resumable samplers have the
+same order in the shape of torch's samplers; ``ResidentDataset`` holds a rank's share of the data
+in memory. Names are loaded on first use, so importing the package needs no torch.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
         ResumeMismatchError,
         TrainingStopped,
     )
+    from iterators.grouped import ResumableGroupedBatchSampler
     from iterators.ledger import Ledger
     from iterators.order import EpochOrder
     from iterators.position import Position
+    from iterators.resident import ResidentDataset
+    from iterators.samplers import ResumableDistributedSampler, ResumableSampler
     from iterators.torch_loader import ResumableDataLoader
 
 __all__ = [
@@ -32,7 +36,11 @@ __all__ = [
     "Ledger",
     "NotResumableError",
     "Position",
+    "ResidentDataset",
     "ResumableDataLoader",
+    "ResumableDistributedSampler",
+    "ResumableGroupedBatchSampler",
+    "ResumableSampler",
     "ResumeMismatchError",
     "TrainingStopped",
 ]
@@ -42,7 +50,11 @@ _HOME = {
     "EpochOrder": "order",
     "Ledger": "ledger",
     "Position": "position",
+    "ResidentDataset": "resident",
     "ResumableDataLoader": "torch_loader",
+    "ResumableDistributedSampler": "samplers",
+    "ResumableGroupedBatchSampler": "grouped",
+    "ResumableSampler": "samplers",
 }
 
 

@@ -22,9 +22,7 @@ def _torch_adapter(loader: Any, seed: int | None) -> Adapter | None:
 
     from iterators.torch_loader import ResumableDataLoader
 
-    if not isinstance(loader, DataLoader):
-        return None
-    return ResumableDataLoader.like(loader, seed=seed or 0)
+    return ResumableDataLoader.like(loader, seed=seed) if isinstance(loader, DataLoader) else None
 
 
 def _dali_adapter(loader: Any, seed: int | None) -> Adapter | None:

@@ -48,9 +48,9 @@ class CFIterator:
 
     ``loader`` is a torch ``DataLoader`` over a map-style dataset (rebuilt in our order, see
     ``ResumableDataLoader.like``), a ``ResumableDataLoader``, or any ``Adapter``. ``seed``
-    (default 0, or the ``ResumableDataLoader``'s own) fixes the order of every epoch. Another
-    loader is refused with the reason (``NotResumableError``) unless ``exact=False``, which
-    resumes by loading everything up to the place again.
+    (default: the loader's own, else 0) fixes the order of every epoch. Another loader is refused
+    with the reason (``NotResumableError``) unless ``exact=False``, which resumes by loading
+    everything up to the place again.
 
     With ``cf_manager``, the position is saved with every checkpoint under ``name``, and each
     boundary is reported to the manager; ``marks_steps=False`` for every iterator but one (for
@@ -127,6 +127,11 @@ class CFIterator:
     def step(self) -> int:
         """Boundaries passed since training began; restores continue it."""
         return self._cursor.step
+
+    @property
+    def world(self) -> int:
+        """Ranks that share the data."""
+        return self._adapter.layout.world
 
     @property
     def exact(self) -> bool:

@@ -21,7 +21,7 @@ POSITION_VERSION = 2
 _ADVICE = {
     "n": "Restore with the dataset the checkpoint was trained on, or start a new run.",
     "fingerprint": "The dataset was swapped, renamed or edited. If it holds the same samples in "
-    "the same order, give both runs the same fingerprint='...' (ResumableDataLoader).",
+    "the same order, give both runs the same fingerprint='...' (ResumableDataLoader, samplers).",
     "seed": "Use the seed of the interrupted run.",
     "algorithm": "Shuffle (or do not) as in the interrupted run.",
 }

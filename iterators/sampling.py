@@ -18,9 +18,14 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from iterators.errors import NotResumableError
+from iterators.errors import IterationStateError, NotResumableError
+from iterators.samplers import ResumableDistributedSampler, ResumableSampler
+from iterators.surroundings import length_of, why_not_iterable
 
 Tail: TypeAlias = Literal["short", "drop"]
+
+_OURS = (ResumableDistributedSampler, ResumableSampler)
+_SHARING = (DistributedSampler, *_OURS)
 
 
 class LoaderSettings(TypedDict, total=False):
@@ -39,13 +44,15 @@ class LoaderSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What a given loader's samplers say, in our terms."""
+    """What a given loader's samplers say, in our terms; None where they say nothing."""
 
     batch_size: int | None
     tail: Tail = "short"
     shuffle: bool = False
     rank: int | None = None
     world: int | None = None
+    seed: int | None = None
+    fingerprint: str | None = None
 
 
 def read_sampling(loader: DataLoader[Any], *, custom_order: bool) -> Sampling:
@@ -79,7 +86,7 @@ def _require_plain(loader: DataLoader[Any]) -> None:
             "Give its dataset to ResumableDataLoader"
         )
     if isinstance(loader.dataset, IterableDataset):
-        raise NotResumableError(_iterable(loader.dataset))
+        raise NotResumableError(why_not_iterable(loader.dataset))
     if not getattr(loader, "in_order", True):
         raise NotResumableError(
             "in_order=False lets batches overtake each other, so counting them says nothing "
@@ -90,8 +97,10 @@ def _require_plain(loader: DataLoader[Any]) -> None:
 def _read_sampler(
     loader: DataLoader[Any], sampler: Any, found: Sampling, custom_order: bool
 ) -> Sampling:
-    if type(sampler) is DistributedSampler:
+    if type(sampler) in _SHARING:
         found = replace(found, rank=sampler.rank, world=sampler.num_replicas)
+    if type(sampler) in _OURS:
+        found = _read_ours(sampler, found)
     if custom_order:
         return found
     shuffle = _shuffles(sampler)
@@ -104,10 +113,24 @@ def _read_sampler(
     return replace(found, shuffle=shuffle)
 
 
+def _read_ours(sampler: ResumableDistributedSampler, found: Sampling) -> Sampling:
+    """Its order is also the loader's; its place must still be the start, or it would be lost."""
+    if sampler.epoch or sampler.progress:
+        raise IterationStateError(
+            f"{type(sampler).__name__} stands at sample {sampler.progress} of epoch "
+            f"{sampler.epoch}, but CFIterator keeps the place itself. Give it a new sampler, and "
+            "load the sampler's state_dict() into the CFIterator"
+        )
+    tail: Tail = "drop" if sampler.drop_last else found.tail
+    identity = sampler.identity
+    return replace(found, tail=tail, seed=identity.seed, fingerprint=identity.fingerprint)
+
+
 def _shuffles(sampler: Any) -> bool | None:
-    """Whether a sampler of torch's shuffles; None for one we do not know."""
-    if type(sampler) is DistributedSampler:
-        return sampler.shuffle
+    """Whether a sampler of torch's or ours shuffles; None for one we do not know."""
+    if type(sampler) in _SHARING:
+        shuffles: bool = sampler.shuffle
+        return shuffles
     if type(sampler) is RandomSampler and not sampler.replacement:
         return True
     return False if type(sampler) is SequentialSampler else None
@@ -117,7 +140,7 @@ def _covered(sampler: Any) -> int:
     """How many samples a sampler goes through over all ranks."""
     if type(sampler) is RandomSampler:
         return sampler.num_samples
-    data: Any = sampler.dataset if type(sampler) is DistributedSampler else sampler.data_source
+    data: Any = sampler.dataset if type(sampler) in _SHARING else sampler.data_source
     return len(data)
 
 
@@ -145,25 +168,3 @@ def settings_of(loader: DataLoader[Any]) -> LoaderSettings:
         "persistent_workers": loader.persistent_workers,
     }
     return settings
-
-
-def length_of(dataset: Any) -> int:
-    """Number of samples; refuses a dataset that has none or cannot say."""
-    if isinstance(dataset, IterableDataset):
-        raise NotResumableError(_iterable(dataset))
-    try:
-        length = len(dataset)
-    except (TypeError, NotImplementedError) as error:
-        raise NotResumableError(
-            f"{type(dataset).__name__} has no length, so there is no epoch to be in"
-        ) from error
-    if not length:
-        raise ValueError(f"{type(dataset).__name__} is empty")
-    return length
-
-
-def _iterable(dataset: Any) -> str:
-    return (
-        f"{type(dataset).__name__} is an IterableDataset: it has no sample ids to continue at, "
-        "and resuming iterable datasets exactly is not built yet. exact=False replays it"
-    )

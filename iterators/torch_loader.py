@@ -13,7 +13,6 @@ from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.utils.data import (
     DataLoader,
     default_collate,
@@ -24,7 +23,8 @@ from iterators.fingerprint import dataset_fingerprint, sample_name
 from iterators.order import EpochOrder, Int64, ListedOrder, Order, SequentialOrder, fold64
 from iterators.position import Identity, Layout
 from iterators.protocol import Adapter, Delivery
-from iterators.sampling import LoaderSettings, Tail, length_of, read_sampling, settings_of
+from iterators.sampling import LoaderSettings, Tail, read_sampling, settings_of
+from iterators.surroundings import length_of, rank_and_world
 from iterators.tickets import (
     Delivered,
     Seeding,
@@ -101,28 +101,31 @@ class ResumableDataLoader(Adapter):
         cls,
         loader: DataLoader[Any],
         *,
-        seed: int = 0,
+        seed: int | None = None,
         order: OrderFunction | None = None,
         seeded: Collection[str] = _GENERATORS,
         fingerprint: str | None = None,
     ) -> ResumableDataLoader:
         """Rebuild ``loader`` with all its settings, over our order instead of its sampler.
 
-        Raises ``NotResumableError`` with the reason where that would change what it serves; a
-        custom sampler can be replaced by ``order``.
+        ``seed`` is that of a sampler of ours (``ValueError`` for another one), 0 where there is
+        none. Raises ``NotResumableError`` with the reason where rebuilding would change what is
+        served; a custom sampler can be replaced by ``order``.
         """
         found = read_sampling(loader, custom_order=order is not None)
+        if None not in (seed, found.seed) and seed != found.seed:
+            raise ValueError(f"seed is {seed} here and {found.seed} in the loader's sampler")
         return cls(
             loader.dataset,
             found.batch_size,
             shuffle=found.shuffle,
-            seed=seed,
+            seed=seed or found.seed or 0,
             order=order,
             tail=found.tail,
             rank=found.rank,
             world=found.world,
             seeded=seeded,
-            fingerprint=fingerprint,
+            fingerprint=found.fingerprint if fingerprint is None else fingerprint,
             **settings_of(loader),
         )
 
@@ -239,13 +242,7 @@ def _share(batch_size: int | None, tail: str, rank: int | None, world: int | Non
         raise ValueError(f"tail must be 'short' or 'drop', got {tail!r}")
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    if (rank is None) != (world is None):
-        raise ValueError(f"give both rank and world or neither, got {rank} and {world}")
-    if rank is None or world is None:
-        grouped = dist.is_available() and dist.is_initialized()
-        rank, world = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
-    if not 0 <= rank < world:
-        raise ValueError(f"rank must lie in [0, world), got {rank} of {world}")
+    rank, world = rank_and_world(rank, world)
     return Share(batch_size or 1, world, rank, tail)
 
 

@@ -31,25 +31,38 @@ def random_window(
     ``uniforms`` are ``[NUM_UNIFORMS] float32`` or more. Sizes are those of the upright image:
     EXIF orientation is applied first, as the decoders do.
     """
+    upright = fn.peek_image_shape(encoded)[:2]
+    size = fn.cast(upright, dtype=types.FLOAT64)
     draws = fn.cast(uniforms, dtype=types.FLOAT64)
-    size = fn.cast(fn.peek_image_shape(encoded)[:2], dtype=types.FLOAT64)
-    height, width = size[0], size[1]
-    area = height * width * _between(draws[:TRIES], *scale)
-    aspect = math.exp(_between(draws[TRIES : 2 * TRIES], log(ratio[0]), log(ratio[1])))
-    widths, heights = _rounded(math.sqrt(area * aspect)), _rounded(math.sqrt(area / aspect))
-    fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
-    central_width = math.min(width, _rounded(height * ratio[1]))
-    central_height = math.min(height, _rounded(width / ratio[0]))
-    chosen, none_fits = _first(fits)
-    window_width = _picked(widths, chosen) + none_fits * _whole(central_width)
-    window_height = _picked(heights, chosen) + none_fits * _whole(central_height)
-    room = [_whole(height) - window_height, _whole(width) - window_width]
-    start = [
-        (1 - none_fits) * _whole(math.floor(draws[2 * TRIES + axis] * (free + 1)))
-        + none_fits * (free // 2)
-        for axis, free in enumerate(room)
-    ]
-    return fn.stack(*start), fn.stack(window_height, window_width)
+    tried = _tries(draws, size, scale, ratio)
+    chosen, none_fits = _first_fitting(tried, fn.reshape(_whole(upright), shape=[2, 1]))
+    found = fn.reductions.sum(tried * chosen, axes=1, dtype=types.INT32)
+    shape = found + none_fits * _central(size, ratio)
+    free = _whole(upright) - shape
+    random_start = _whole(math.floor(draws[2 * TRIES : NUM_UNIFORMS] * (free + 1)))
+    return random_start + none_fits * (free // 2 - random_start), shape
+
+
+def _tries(draws: Any, size: Any, scale: tuple[float, float], ratio: tuple[float, float]) -> Any:
+    """Height and width of every try, ``[2, TRIES] int32``."""
+    low, high = log(ratio[0]) / 2, log(ratio[1]) / 2
+    side = math.sqrt(_between(draws[:TRIES], *scale) * (size[0] * size[1]))
+    stretch = math.exp(_between(draws[TRIES : 2 * TRIES], low, high))
+    return _rounded(fn.stack(side / stretch, side * stretch))
+
+
+def _first_fitting(tried: Any, limits: Any) -> tuple[Any, Any]:
+    """The first try within ``limits`` as ``[TRIES]`` of one 1 and zeros; 1 if there is none."""
+    fits = fn.reductions.min(_whole((tried > 0) & (tried <= limits)), axes=0)
+    tries = types.Constant(np.arange(-TRIES, 0, dtype=np.int32), device="cpu")
+    first = fn.reductions.min(tries * fits)
+    return _whole(tries == first), _whole(first == 0)
+
+
+def _central(size: Any, ratio: tuple[float, float]) -> Any:
+    """Height and width of the largest window within ``ratio``, ``[2] int32``."""
+    widest = _rounded(fn.stack(size[1] / ratio[0], size[0] * ratio[1]))
+    return math.min(_whole(size), widest)
 
 
 def _between(draws: Any, low: float, high: float) -> Any:
@@ -57,19 +70,8 @@ def _between(draws: Any, low: float, high: float) -> Any:
 
 
 def _rounded(values: Any) -> Any:
-    return math.floor(values + 0.5)
+    return _whole(math.floor(values + 0.5))
 
 
 def _whole(values: Any) -> Any:
     return fn.cast(values, dtype=types.INT32)
-
-
-def _first(fits: Any) -> tuple[Any, Any]:
-    """The first try that fits as ``[TRIES]`` of one 1 and zeros, and 1 if there is none."""
-    tries = types.Constant(np.arange(TRIES, dtype=np.int32), device="cpu")
-    first = fn.reductions.min(tries + TRIES * (1 - _whole(fits)))
-    return _whole(tries == first), _whole(first >= TRIES)
-
-
-def _picked(values: Any, chosen: Any) -> Any:
-    return fn.reductions.sum(_whole(values) * chosen, dtype=types.INT32)

@@ -120,7 +120,11 @@ class DALILoader(Adapter):
 
     def fetch(self) -> tuple[Record, Any]:
         """The next batch of the DALI iterator, checked against what the source produced for it."""
-        data = next(self._iterator)
+        try:
+            data = next(self._iterator)
+        except RuntimeError as error:
+            error.add_note(f"The files of this batch: {self._names_in_front()}")
+            raise
         record = self._source.take()
         for key, tensor in data[0].items():
             if len(tensor) != len(record.ids):
@@ -132,6 +136,10 @@ class DALILoader(Adapter):
             if not np.array_equal(data[0][key].numpy(), self._recipe.output(name, record)):
                 raise RuntimeError(f"DALI delivered another {name} in {key!r} than it was fed")
         return record, data
+
+    def _names_in_front(self) -> str:
+        record = self._source.peek()
+        return "unknown" if record is None else ", ".join(map(self.name_of, record.ids.tolist()))
 
 
 class DALIDeliveries:

@@ -11,7 +11,6 @@ It picks paths in our order and leaves reading them to ``fn.io.file.read``, in D
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,11 @@ from iterators.dali.files import FileList, StrPath
 from iterators.dali.library import Pipeline, fn
 from iterators.dali.source import OUTPUTS, IndexedSource, Recipe
 from iterators.fingerprint import dataset_fingerprint
+from iterators.surroundings import rank_and_world
 from iterators.tickets import Share
+
+#: Batches that are in no queue: one ready in the iterator, one being made.
+_SPARE = 2
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +80,7 @@ class FileReader:
             logger.info("cf_det=False: the order is deterministic all the same")
         if num_uniforms < 0:
             raise ValueError(f"num_uniforms is a count, got {num_uniforms}")
-        self._rank, self._world = _shard(shard_id, num_shards)
+        self._rank, self._world = rank_and_world(shard_id, num_shards)
         self._tail, self._seed = tail, seed
         found = _found(file_root, files, labels, file_list)
         self._recipe = Recipe(
@@ -115,11 +118,23 @@ class FileReader:
                 f"tail='drop' would serve nothing: {len(self)} files make no whole batch of "
                 f"{share.global_batch}"
             )
-        source = IndexedSource(self._recipe, share, seed=self._seed, origin=self._origin)
+        source = IndexedSource(
+            self._recipe,
+            share,
+            seed=self._seed,
+            origin=self._origin,
+            remembered=_deepest(pipeline) + _SPARE,
+        )
         paths, *others = fn.external_source(
             source=source, num_outputs=1 + len(self._recipe.outputs), batch=True, batch_info=True
         )
         return fn.io.file.read(paths, name=name), *others
+
+
+def _deepest(pipeline: Any) -> int:
+    """How many batches the pipeline's queues hold at most."""
+    depth = pipeline.prefetch_queue_depth
+    return sum(depth.values()) if isinstance(depth, dict) else int(depth)
 
 
 def _outputs(asked: Sequence[str] | None, num_uniforms: int) -> tuple[str, ...]:
@@ -149,15 +164,3 @@ def _found(
     if root is not None:
         return FileList.of_folder(root)
     raise ValueError("a reader needs file_root, file_list or files")
-
-
-def _shard(rank: int | None, world: int | None) -> tuple[int, int]:
-    if (rank is None) != (world is None):
-        raise ValueError(f"give both shard_id and num_shards or neither, got {rank} and {world}")
-    if rank is None or world is None:
-        dist = sys.modules.get("torch.distributed")
-        grouped = dist is not None and dist.is_available() and dist.is_initialized()
-        rank, world = (dist.get_rank(), dist.get_world_size()) if dist and grouped else (0, 1)
-    if not 0 <= rank < world:
-        raise ValueError(f"shard_id must lie in [0, num_shards), got {rank} of {world}")
-    return rank, world

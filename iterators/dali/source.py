@@ -82,17 +82,24 @@ class Recipe:
 class IndexedSource:
     """Feeds one pipeline; after each epoch it ends the pass and goes on with the next epoch.
 
-    ``origin`` is (epoch, place); ``seed`` None means 0 until ``turn`` says another.
+    ``origin`` is (epoch, place); ``seed`` None means 0 until ``turn`` says another. Of what it
+    produced, the last ``remembered`` batches are: more than DALI ever prefetches.
     """
 
     _next: Aim
     _records: Iterator[Record]
 
     def __init__(
-        self, recipe: Recipe, share: Share, *, seed: int | None, origin: tuple[int, int]
+        self,
+        recipe: Recipe,
+        share: Share,
+        *,
+        seed: int | None,
+        origin: tuple[int, int],
+        remembered: int | None = None,
     ) -> None:
         self.recipe, self.share, self.seed, self.origin = recipe, share, seed, origin
-        self._produced: deque[Record] = deque()
+        self._produced: deque[Record] = deque(maxlen=remembered)
         self._running = self._must_end = False
         self._head(Aim(seed or 0, *origin))
         if not share.batches(len(recipe.files) - origin[1]):
@@ -107,6 +114,10 @@ class IndexedSource:
     def num_produced(self) -> int:
         """Batches produced and not yet taken."""
         return len(self._produced)
+
+    def peek(self) -> Record | None:
+        """The oldest record not yet taken."""
+        return self._produced[0] if self._produced else None
 
     def turn(self, aim: Aim) -> None:
         """Produce from ``aim`` on, after ending the pass if one is running."""

@@ -39,7 +39,6 @@ def test_flags_of_the_original_script_are_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--dali",), "--dali is not built yet"),
         ((*RESUMABLE, "--chk_mode_baseline"), "--chk_mode_baseline needs --chk-freq"),
         ((*RESUMABLE, "--chk-freq", "5", "--static"), "leave out --chk-freq"),
         ((*RESUMABLE, "--chk-freq", "5", "--max-overhead", "0.1"), "leave out --chk-freq"),
@@ -64,6 +63,17 @@ def test_what_cannot_be_run_is_refused_with_a_sentence(
     flags: tuple[str, ...], sentence: str, tmp_path: Path, capsys: Capture
 ) -> None:
     assert sentence in refusal(tmp_path, capsys, *flags)
+
+
+def test_dali_is_asked_for_where_it_is_not_installed(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "is_installed", lambda module: False)
+    assert 'pip install "checkfreq[dali]"' in refusal(tmp_path, capsys, "--dali")
+    monkeypatch.undo()
+    assert options.is_installed("json")
+    assert not options.is_installed("json.no_such_module")
+    assert not options.is_installed("no_such_package.module")
 
 
 def test_more_than_one_process_is_refused_with_a_sentence(

@@ -15,6 +15,7 @@ from nvidia.dali.plugin.pytorch import DALIClassificationIterator, DALIGenericIt
 
 from iterators import CFIterator, NotResumableError, ResumeMismatchError
 from iterators.dali import DALILoader, FileReader
+from iterators.dali.graph import sole_source
 from iterators.testing import FakeManager, check_resumable, digest, walk
 from tests.iterators.dali.pipelines import KEYS, augmented, built, reader, resumable, served
 
@@ -254,11 +255,13 @@ def test_the_originals_shape_resumes_from_every_state(images: Path) -> None:
     check_resumable(lambda: CFIterator(DALIClassificationIterator(TrainPipe(16, images))))
 
 
-def test_the_reader_works_without_cfiterator(images: Path) -> None:
-    iterator = DALIClassificationIterator(TrainPipe(16, images), auto_reset=True)
+def test_the_reader_works_without_cfiterator_and_forgets(images: Path) -> None:
+    pipe = TrainPipe(2, images)
+    iterator = DALIClassificationIterator(pipe, auto_reset=True)
     found = [digest(data) for _ in range(2) for data in iterator]
-    whole = CFIterator(DALIClassificationIterator(TrainPipe(16, images)))
+    whole = CFIterator(DALIClassificationIterator(TrainPipe(2, images)))
     assert found == [one.digest for one in walk(whole, epochs=2)]
+    assert sole_source(pipe).num_produced <= 4
 
 
 # What was delivered
@@ -286,6 +289,18 @@ def test_a_batch_that_lost_a_sample_is_noticed(paths: list[str]) -> None:
     iterator.change = lambda batch: {key: one[:-1] for key, one in batch.items()}
     with pytest.raises(RuntimeError, match="delivered 3 samples in 'data' where the reader prod"):
         list(DALILoader(iterator).open(epoch=0, start=0))
+
+
+@pytest.mark.parametrize("settings", [{}, {"exec_dynamic": False}, {"prefetch_queue_depth": 4}])
+def test_a_file_that_cannot_be_read_is_among_those_named(
+    paths: list[str], tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    files = [*paths[:12], "broken.jpg"]
+    loader = DALILoader(built(files, 1, file_root=tmp_path, seed=1, pipeline=settings))
+    with pytest.raises(RuntimeError, match="Critical error") as failure:
+        list(loader.open(epoch=0, start=0))
+    assert failure.value.__notes__ == ["The files of this batch: broken.jpg"]
 
 
 # Refusals

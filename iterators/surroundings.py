@@ -1,0 +1,45 @@
+"""What a process finds before it shares out data: how much there is, and which rank it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch.utils.data import IterableDataset
+
+from iterators.errors import NotResumableError
+
+
+def length_of(dataset: Any) -> int:
+    """Number of samples; refuses a dataset that has none or cannot say."""
+    if isinstance(dataset, IterableDataset):
+        raise NotResumableError(why_not_iterable(dataset))
+    try:
+        length = len(dataset)
+    except (TypeError, NotImplementedError) as error:
+        raise NotResumableError(
+            f"{type(dataset).__name__} has no length, so there is no epoch to be in"
+        ) from error
+    if not length:
+        raise ValueError(f"{type(dataset).__name__} is empty")
+    return length
+
+
+def why_not_iterable(dataset: object) -> str:
+    """The reason for which an ``IterableDataset`` is refused."""
+    return (
+        f"{type(dataset).__name__} is an IterableDataset: it has no sample ids to continue at, "
+        "and resuming iterable datasets exactly is not built yet. exact=False replays it"
+    )
+
+
+def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:
+    """The given pair, checked, or the process group's; (0, 1) where there is none."""
+    if (rank is None) != (world is None):
+        raise ValueError(f"give both rank and world size or neither, got {rank} and {world}")
+    if rank is None or world is None:
+        grouped = dist.is_available() and dist.is_initialized()
+        rank, world = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
+    if not 0 <= rank < world:
+        raise ValueError(f"rank must lie in [0, world), got {rank} of {world}")
+    return rank, world
