@@ -7,7 +7,7 @@ every position it merges with those of an undisturbed run.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import cycle
+from itertools import cycle, repeat
 from typing import Any
 
 import pytest
@@ -39,6 +39,22 @@ INSTANTS = {
 def test_ended_after_every_kth_batch_several_times_in_an_epoch(every: int, end: End) -> None:
     lives = (Life(world, batch, every, end) for world, batch in cycle(LAYOUTS))
     assert check_lives(rank_of(61), lives, epochs=2) >= 2 * 3
+
+
+@pytest.mark.parametrize(("end", "redone"), [(End.KILLED, 1), (End.CLOSED, 0)])
+@pytest.mark.parametrize("every", range(2, 8))
+def test_only_the_batch_without_a_boundary_is_served_again(
+    every: int, end: End, redone: int
+) -> None:
+    loaded = []
+
+    def counted(batch: list[Any]) -> list[Any]:
+        loaded.append(len(batch))
+        return batch
+
+    restarts = check_lives(rank_of(24), repeat(Life(1, 4, every, end)), samples_of=counted)
+    undisturbed = 2 * 24
+    assert len(loaded) == undisturbed + 2 * len(rank_of(24)(0, 1, 4)) + redone * restarts
 
 
 @pytest.mark.parametrize(("world", "batch"), [(2, 3), *LAYOUTS])
@@ -110,6 +126,16 @@ def test_ended_at_any_point_of_a_group_of_accumulated_batches(served: int, end: 
     check_lives(rank_of(23, accumulate=3), lives)
 
 
+def test_the_merged_position_moves_once_per_group_of_accumulated_batches() -> None:
+    """Seven global batches of four samples (the last one of two), in groups of three."""
+    ranks = [rank_of(26, accumulate=3)(rank, 2, 2) for rank in range(2)]
+    places = [merged(ranks).position for _ in zip(*ranks, strict=True)]
+    assert places == [0, 0, 0, 12, 12, 12, 24]
+    for one in ranks:
+        one.finish()
+    assert (merged(ranks).epoch, merged(ranks).position) == (1, 0)
+
+
 @pytest.mark.parametrize("served", [1, 3, 4, 5, 7])
 def test_the_number_of_accumulated_batches_may_change(served: int) -> None:
     accumulate = iter([1, 2, 2, 3, 3, 3, 4])
@@ -120,11 +146,15 @@ def test_the_number_of_accumulated_batches_may_change(served: int) -> None:
     check_lives(make, [Life(2, 2, served), Life(3, 1, served, End.CLOSED), Life(1, 4)])
 
 
+def merged(ranks: list[CFIterator]) -> Position:
+    first, *others = [Position.from_dict(one.state_dict()) for one in ranks]
+    return first.merged(*others)
+
+
 def merged_state(ranks: list[CFIterator], batches: int) -> dict[str, Any]:
     for _ in zip(*(one.steps(batches) for one in ranks), strict=True):
         pass
-    first, *others = [Position.from_dict(one.state_dict()) for one in ranks]
-    return first.merged(*others).to_dict()
+    return merged(ranks).to_dict()
 
 
 NAMES = [f"{index}.jpg" for index in range(12)]
@@ -152,8 +182,7 @@ def test_every_rank_of_another_layout_refuses_other_data(dataset: Plain, field: 
 
 def test_the_position_of_one_rank_alone_is_noticed_at_the_epochs_end() -> None:
     ranks = [CFIterator(ResumableDataLoader(Augmented(12), 2, rank=r, world=2)) for r in range(2)]
-    merged = merged_state(ranks, 2)
-    for state, exact in ((merged, True), (ranks[0].state_dict(), False)):
+    for state, exact in ((merged_state(ranks, 2), True), (ranks[0].state_dict(), False)):
         resumed = CFIterator(ResumableDataLoader(Augmented(12), 3))
         resumed.load_state_dict(state)
         for _ in resumed.epochs(1):
