@@ -75,6 +75,9 @@ class Ranks:
         reports = self._received(self._pipes[kill.rank])
         for _ in range(kill.reports):
             if next(reports, None) is None:
+                process = self._processes[kill.rank]
+                process.join(DEADLINE_S)
+                assert process.exitcode == 0, f"rank {kill.rank} of {self._life} failed by itself"
                 return
         time.sleep(kill.delay_s)  # the instant is meant to be a random one
 

@@ -7,6 +7,7 @@ written by rank 0 at an iteration boundary: the model and the ranks' merged posi
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from iterators.dali import DALILoader
 
 GROUP_LIMIT = timedelta(seconds=30)
+
+#: A rank that lives longer says where it is stuck, before its group gives up.
+STUCK_S = 25.0
 
 #: Ranks must not finish the run while the killer takes its time.
 MOST_STEPS_AFTER_AIM = 6
@@ -207,6 +211,7 @@ def undisturbed(data: Data) -> Model:
 def run_rank(life: Life, rank: int, reports: Connection, aimed: Connection) -> None:
     """Entry point of a rank's process, which leads a process group with its loader workers."""
     os.setpgrp()
+    faulthandler.dump_traceback_later(STUCK_S, repeat=True)
     assert "nvidia.dali" not in sys.modules, "the server that forks must not have started DALI"
     multiprocessing.set_start_method("fork", force=True)  # for loaders, as is usual
     warnings.simplefilter("error")
