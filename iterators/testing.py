@@ -2,22 +2,39 @@
 
 ``check_resumable`` walks an iterator, records its state before each batch, restores a fresh one
 from *every* recorded state, and compares the rest exactly: which samples, and their bits.
-``FakeManager`` stands in for a checkpoint manager and writes down what it was told.
+``check_elastic`` drops all ranks at random points and goes on at another world and batch size;
+``check_lives`` does so by a script. ``FakeManager`` stands in for a checkpoint manager and writes
+down what it was told.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from hashlib import blake2b
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from iterators.cf_iterator import CFIterator
+from iterators.digest import digest
+from iterators.lives import End, Life, MakeRank, Run, SamplesOf
 from iterators.protocol import PositionSource
+
+__all__ = [
+    "End",
+    "FakeManager",
+    "Life",
+    "MakeIterator",
+    "MakeRank",
+    "SamplesOf",
+    "Served",
+    "check_elastic",
+    "check_lives",
+    "check_resumable",
+    "digest",
+    "walk",
+]
 
 MakeIterator: TypeAlias = Callable[[], CFIterator]
 
@@ -86,49 +103,61 @@ def _compare(resumed: list[Served], expected: list[Served]) -> None:
         assert found.digest == wanted.digest, f"{where}: same samples, other content"
 
 
-def digest(data: object) -> str:
-    """A digest of a batch, bit for bit: tensors, arrays, containers, dataclasses, plain values.
+def check_elastic(
+    make: MakeRank,
+    *,
+    epochs: int = 2,
+    seed: int = 0,
+    worlds: Sequence[int] = (1, 2, 3, 5),
+    batches: Sequence[int] = (1, 4, 7),
+    most_served: int = 9,
+    samples_of: SamplesOf = list,
+) -> int:
+    """Drop all ranks at random points, go on at a random layout, and compare every sample.
 
-    Values that only compare by identity should be turned into one of those first.
+    Each life has a world from ``worlds``, a batch size per rank from ``batches``, and serves 1 to
+    ``most_served`` global batches; ``seed`` decides. What is compared, and the other arguments:
+    ``check_lives``. Returns the number of restarts. A run of ``n`` samples has about
+    ``epochs * n / g`` lives, ``g`` being what one serves on average.
     """
-    state = blake2b(digest_size=16)
-    _feed(state.update, data)
-    return state.hexdigest()
+    lives = _random_lives(random.Random(seed), worlds, batches, most_served)
+    return check_lives(make, lives, epochs=epochs, samples_of=samples_of)
 
 
-def _feed(update: Callable[[bytes], None], data: Any) -> None:
-    if isinstance(data, (np.ndarray, np.generic)):
-        update(f"array {data.dtype} {data.shape}".encode())
-        update(data.tobytes())
-        return
-    if hasattr(data, "untyped_storage"):
-        update(f"tensor {data.dtype} {tuple(data.shape)}".encode())
-        update(_bytes_of_tensor(data))
-        return
-    update(f"{type(data).__name__}(".encode())
-    for part in _parts(data):
-        _feed(update, part)
-    update(b")")
+def check_lives(
+    make: MakeRank, lives: Iterable[Life], *, epochs: int = 2, samples_of: SamplesOf = list
+) -> int:
+    """Serve ``epochs`` epochs in ``lives``; every sample must be that of an undisturbed run.
+
+    The undisturbed run is ``make(0, 1, 1)``. At each end of a life the positions of all ranks are
+    merged, and every rank of the next one loads the result. Checked are
+
+    - each sample handed out, also one that will be served again: the id and the bits of the
+      undisturbed run at its place in the global order (pads, of weight 0, left out);
+    - each merged position: the place behind the last boundary, and the ledger of all before it;
+    - each epoch: under tail "short" all its places were served; under "drop" which ones are left
+      unserved depends on the layouts, so: all but fewer than the largest global batch, without
+      a gap or a repetition from the first on.
+
+    ``samples_of`` splits a batch; the default fits ``collate_fn=list``. The iterators need ids
+    and no manager; all ranks live in this process. Returns the number of restarts;
+    ``AssertionError`` names the first difference. Builds ``world`` iterators a life, loads every
+    epoch twice and up to a global batch more for each kill.
+    """
+    run = Run(make, epochs, samples_of)
+    for number, life in enumerate(lives):
+        if run.live(life):
+            run.require_whole()
+            return number
+    raise AssertionError(f"the lives end before the {epochs} epochs do")
 
 
-def _parts(data: Any) -> list[Any]:
-    """What a value is made of; a leaf feeds its text."""
-    if isinstance(data, Mapping):
-        return [part for item in data.items() for part in item]
-    if isinstance(data, (list, tuple)):
-        return list(data)
-    if is_dataclass(data) and not isinstance(data, type):
-        return [getattr(data, one.name) for one in fields(data)]
-    return [] if data is None else [np.frombuffer(repr(data).encode(), dtype=np.uint8)]
-
-
-def _bytes_of_tensor(tensor: Any) -> bytes:
-    import torch  # torch's data only: the module itself must import without it
-
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    flat = plain.reshape(-1).view(torch.uint8)
-    content: bytes = flat.numpy().tobytes()
-    return content
+def _random_lives(
+    rng: random.Random, worlds: Sequence[int], batches: Sequence[int], most_served: int
+) -> Iterator[Life]:
+    while True:
+        served = rng.randint(1, most_served)
+        yield Life(rng.choice(worlds), rng.choice(batches), served, rng.choice(list(End)))
 
 
 class FakeManager:

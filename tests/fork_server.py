@@ -15,5 +15,6 @@ FORK_SERVER.set_forkserver_preload(
         "torch._dynamo",  # torch.optim imports it at its first step, which takes seconds
         "tests.crash.programs",
         "tests.exactness.trainer",
+        "tests.iterators.elastic.program",
     ]
 )

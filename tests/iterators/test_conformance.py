@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
 
-from iterators import CFIterator, EpochOrder, Position, ResumableDataLoader
-from iterators.cursor import expected_ledger
-from iterators.testing import check_resumable, digest, walk
+from iterators import CFIterator, Ledger, Position, ResumableDataLoader
+from iterators.testing import Life, MakeRank, check_elastic, check_lives, check_resumable, walk
 from tests.iterators.datasets import Augmented, ByBatch
+from tests.iterators.ranks import rank_of
 
 
 def rebuilt(n: int, batch: int, **settings: Any) -> CFIterator:
@@ -84,67 +84,114 @@ def test_epochs_differ_in_order_and_augmentation() -> None:
     assert len({one.digest for one in served}) == 3
 
 
-def ranks_at(world: int, batch: int, n: int, state: dict[str, Any] | None) -> list[CFIterator]:
-    """All ranks of one layout, in one process, restored."""
-    ranks = [
-        CFIterator(
-            ResumableDataLoader(
-                Augmented(n),
-                batch,
-                shuffle=True,
-                seed=4,
-                rank=rank,
-                world=world,
-                collate_fn=list,
-            )
-        )
-        for rank in range(world)
-    ]
-    for one in ranks if state else []:
-        one.load_state_dict(json.loads(json.dumps(state)))
-    return ranks
-
-
-def kill_and_resume(rng: random.Random, *, n: int, epochs: int) -> list[str]:
-    """A digest per sample contributed, in global order, over kills and random layouts.
-
-    At every kill the ranks' positions are merged, and the ledger must be that of the places
-    behind them.
-    """
-    history: list[str] = []
-    state: dict[str, Any] | None = None
-    epoch = 0
-    while epoch < epochs:
-        ranks = ranks_at(rng.choice([1, 2, 3, 5]), rng.choice([1, 4, 7]), n, state)
-        last_step = ranks[0].step + rng.randint(1, 9)
-        for parts in zip(*(one.steps(last_step) for one in ranks), strict=True):
-            history.extend(in_global_order(ranks, list(parts)))
-        first, *others = [Position.from_dict(one.state_dict()) for one in ranks]
-        merged = first.merged(*others)
-        epoch, state = merged.epoch, merged.to_dict()
-        assert merged.ledger == expected_ledger(EpochOrder(n, 4, epoch), merged.position)
-    return history
-
-
-def in_global_order(ranks: list[CFIterator], parts: list[list[Any]]) -> list[str]:
-    """The samples of one global batch, rank ``r``'s ``j``-th at place ``r + W * j``; no pads."""
-    kept: list[tuple[int, str]] = []
-    for rank, (iterator, part) in enumerate(zip(ranks, parts, strict=True)):
-        weights = iterator.last_weights
-        assert weights is not None
-        kept += [
-            (rank + len(ranks) * index, digest(sample))
-            for index, sample in enumerate(part)
-            if weights[index]
-        ]
-    return [content for _, content in sorted(kept)]
-
-
 @pytest.mark.parametrize("trial", range(12))
 def test_kills_and_changes_of_layout_do_not_change_the_history(trial: int) -> None:
-    n, epochs = [1, 3, 23, 40][trial % 4], 3
-    history = kill_and_resume(random.Random(trial), n=n, epochs=epochs)
-    (single,) = ranks_at(1, 5, n, None)
-    served = [digest(one) for _ in single.epochs(13) for part in single for one in part]
-    assert len(history) >= epochs * n
-    assert history == served[: len(history)]
+    n = [1, 3, 23, 100][trial % 4]
+    restarts = check_elastic(rank_of(n), epochs=3, seed=trial, most_served=5)
+    assert restarts > 0 or n < 100
+
+
+@pytest.mark.parametrize("trial", range(4))
+def test_kills_do_not_change_what_comes_before_a_dropped_tail(trial: int) -> None:
+    check_elastic(rank_of(50, tail="drop"), epochs=3, seed=trial, most_served=5)
+
+
+class Stuck(CFIterator):
+    """Saves where it began."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.kept = super().state_dict()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.kept
+
+
+class Forgetful(CFIterator):
+    """Ignores what it is to continue."""
+
+    def load_state_dict(self, state: Any, /) -> None:
+        pass
+
+
+class Uncounted(CFIterator):
+    """Saves a ledger of nothing, as if it were not merged."""
+
+    def state_dict(self) -> dict[str, Any]:
+        position = Position.from_dict(super().state_dict())
+        return replace(position, ledger=Ledger()).to_dict()
+
+
+def moved(places: int) -> type[CFIterator]:
+    """Continues ``places`` behind the place it is to continue at."""
+
+    class Moved(CFIterator):
+        def load_state_dict(self, state: Any, /) -> None:
+            position = Position.from_dict(state)
+            there = replace(position, position=position.position + places)
+            super().load_state_dict(there.to_dict())
+
+    return Moved
+
+
+def handed_out_counts(loader: ResumableDataLoader, **_: Any) -> CFIterator:
+    return CFIterator(loader, marks_steps=False)
+
+
+def reversed_ranks(rank: int, world: int, batch: int) -> CFIterator:
+    return rank_of(20)(world - 1 - rank, world, batch)
+
+
+def alone(rank: int, world: int, batch: int) -> CFIterator:
+    return rank_of(20)(0, 1, batch)
+
+
+def without_ids(rank: int, world: int, batch: int) -> CFIterator:
+    return CFIterator([[1], [2]], exact=False)
+
+
+BROKEN: list[tuple[MakeRank, str]] = [
+    (rank_of(20, kind=moved(1)), "epoch 0, place 6, world 1, batch 4: sample"),
+    (rank_of(20, kind=moved(-6)), "epoch 0, place 6, world 1, batch 4: sample"),
+    (rank_of(20, kind=Forgetful), "epoch 0, place 6, world 1, batch 4: sample"),
+    (rank_of(20, kind=Stuck), "place 0 of epoch 0, but boundaries cover"),
+    (rank_of(20, kind=Uncounted), "place 6 of epoch 0, but its ledger"),
+    (rank_of(20, kind=handed_out_counts), "place 12 of epoch 0, but boundaries cover"),
+    (rank_of(20, seeded=()), "epoch 0, place 0, world 2, batch 3: sample [0-9]+ has other"),
+    (reversed_ranks, "epoch 0, place 0, world 2, batch 3: sample"),
+    (alone, "epoch 0, place 1, world 2, batch 3: sample"),
+    (without_ids, "does not say which samples"),
+]
+
+
+@pytest.mark.parametrize(("make", "reason"), BROKEN)
+def test_the_elastic_check_notices_what_is_broken(make: MakeRank, reason: str) -> None:
+    with pytest.raises(AssertionError, match=reason):
+        check_lives(make, [Life(2, 3, 2), Life(1, 4)])
+
+
+def test_ranks_that_end_apart_are_noticed() -> None:
+    def make(rank: int, world: int, batch: int) -> CFIterator:
+        return rank_of(20, tail="drop" if rank else "short")(rank, world, batch)
+
+    with pytest.raises(AssertionError, match=r"world 2, batch 3: only ranks \[1\] came to the end"):
+        check_lives(make, [Life(2, 3)], epochs=1)
+
+
+def test_lives_that_end_before_the_run_are_noticed() -> None:
+    with pytest.raises(AssertionError, match="the lives end before the 2 epochs do"):
+        check_lives(rank_of(20), [Life(2, 3, 2)])
+
+
+def test_samples_that_do_not_fit_their_ids_are_noticed() -> None:
+    with pytest.raises(AssertionError, match="2 samples, 1 ids, 1 weights"):
+        check_lives(rank_of(20), [Life(2, 3)], samples_of=lambda batch: [*batch, *batch])
+
+
+def test_a_batch_is_split_as_told() -> None:
+    def rows(batch: dict[str, Any]) -> list[Any]:
+        return [
+            {name: column[i] for name, column in batch.items()} for i in range(len(batch["id"]))
+        ]
+
+    check_elastic(rank_of(20, collate_fn=None), samples_of=rows)

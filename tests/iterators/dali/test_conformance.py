@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
 from typing import Any
 
 import pytest
 
-from iterators import CFIterator, EpochOrder, Position
-from iterators.cursor import expected_ledger
+from iterators import CFIterator
 from iterators.dali import DALILoader
-from iterators.testing import check_resumable, walk
+from iterators.testing import check_elastic, check_resumable, walk
 from tests.iterators.dali.pipelines import built, resumable, samples, served
 
 SIZES = [(1, 1), (1, 4), (3, 4), (8, 4), (9, 4), (10, 3), (40, 16)]
@@ -80,58 +78,22 @@ def test_one_iterator_is_entered_anywhere_any_number_of_times(
         assert found == expected[epoch][start : start + at_most * batch]
 
 
-def ranks_at(
-    world: int, batch: int, files: list[str], state: dict[str, Any] | None
-) -> list[CFIterator]:
-    """All ranks of one layout, in one process, restored."""
-    ranks = [
-        CFIterator(built(files, batch, shard_id=rank, num_shards=world, seed=4), audit=True)
-        for rank in range(world)
-    ]
-    for one in ranks if state else []:
-        one.load_state_dict(json.loads(json.dumps(state)))
-    return ranks
-
-
-def kill_and_resume(rng: random.Random, files: list[str], *, epochs: int) -> list[str]:
-    """A digest per sample contributed, in global order, over kills and random layouts."""
-    history: list[str] = []
-    state: dict[str, Any] | None = None
-    epoch = 0
-    while epoch < epochs:
-        ranks = ranks_at(rng.randint(1, 4), rng.choice([1, 3, 8]), files, state)
-        last_step = ranks[0].step + rng.randint(1, 5)
-        for parts in zip(*(one.steps(last_step) for one in ranks), strict=True):
-            history.extend(in_global_order(ranks, list(parts)))
-        first, *others = [Position.from_dict(one.state_dict()) for one in ranks]
-        merged = first.merged(*others)
-        epoch, state = merged.epoch, merged.to_dict()
-        order = EpochOrder(len(files), 4, epoch)
-        assert merged.ledger == expected_ledger(order, merged.position)
-    return history
-
-
-def in_global_order(ranks: list[CFIterator], parts: list[Any]) -> list[str]:
-    """The samples of one global batch, rank ``r``'s ``j``-th at place ``r + W * j``; no pads."""
-    kept: list[tuple[int, str]] = []
-    for rank, (iterator, part) in enumerate(zip(ranks, parts, strict=True)):
-        weights = iterator.last_weights
-        assert weights is not None
-        kept += [
-            (rank + len(ranks) * index, content)
-            for index, content in enumerate(samples(part))
-            if weights[index]
-        ]
-    return [content for _, content in sorted(kept)]
-
-
 @pytest.mark.parametrize("trial", range(8))
 def test_kills_and_changes_of_layout_do_not_change_the_pictures(
     paths: list[str], trial: int
 ) -> None:
     files = paths[: [1, 3, 23, 40][trial % 4]]
-    history = kill_and_resume(random.Random(trial), files, epochs=2)
-    (single,) = ranks_at(1, 5, files, None)
-    alone = [one for _ in single.epochs(8) for part in single for one in samples(part)]
-    assert len(history) >= 2 * len(files)
-    assert history == alone[: len(history)]
+
+    def make(rank: int, world: int, batch: int) -> CFIterator:
+        read = built(files, batch, shard_id=rank, num_shards=world, seed=4)
+        return CFIterator(read, audit=True)
+
+    check_elastic(
+        make,
+        epochs=2,
+        seed=trial,
+        worlds=(1, 2, 3, 4),
+        batches=(1, 3, 8),
+        most_served=5,
+        samples_of=samples,
+    )

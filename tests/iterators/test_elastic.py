@@ -1,0 +1,192 @@
+"""The instants, sizes and layouts at which exactly-once is easiest to lose.
+
+Each test scripts the lives of one run; ``check_lives`` compares every sample it hands out and
+every position it merges with those of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle, repeat
+from typing import Any
+
+import pytest
+
+from iterators import CFIterator, Position, ResumableDataLoader, ResumeMismatchError
+from iterators.testing import End, Life, check_lives
+from tests.iterators.datasets import Augmented, Folder, Plain
+from tests.iterators.ranks import rank_of
+
+#: World and batch size per rank.
+LAYOUTS = [(1, 2), (3, 2), (2, 1), (5, 1), (1, 4)]
+
+#: In an epoch of 24 samples, which are four global batches of the first life.
+INSTANTS = {
+    "before the first batch": Life(2, 3, 0),
+    "first batch, before its boundary": Life(2, 3, 1),
+    "at the first boundary": Life(2, 3, 1, End.CLOSED),
+    "between delivery and update": Life(2, 3, 3),
+    "last batch, before its boundary": Life(2, 3, 4),
+    "at the epoch's end": Life(2, 3, 4, End.CLOSED),
+    "first batch of the next epoch, before its boundary": Life(2, 3, 5),
+    "last batch of all, before its boundary": Life(2, 3, 8),
+    "at the end of all": Life(2, 3, 8, End.CLOSED),
+}
+
+
+@pytest.mark.parametrize("end", End)
+@pytest.mark.parametrize("every", [2, 3, 5])
+def test_ended_after_every_kth_batch_several_times_in_an_epoch(every: int, end: End) -> None:
+    lives = (Life(world, batch, every, end) for world, batch in cycle(LAYOUTS))
+    assert check_lives(rank_of(61), lives, epochs=2) >= 2 * 3
+
+
+@pytest.mark.parametrize(("end", "redone"), [(End.KILLED, 1), (End.CLOSED, 0)])
+@pytest.mark.parametrize("every", range(2, 8))
+def test_only_the_batch_without_a_boundary_is_served_again(
+    every: int, end: End, redone: int
+) -> None:
+    loaded = []
+
+    def counted(batch: list[Any]) -> list[Any]:
+        loaded.append(len(batch))
+        return batch
+
+    restarts = check_lives(rank_of(24), repeat(Life(1, 4, every, end)), samples_of=counted)
+    undisturbed = 2 * 24
+    assert len(loaded) == undisturbed + 2 * len(rank_of(24)(0, 1, 4)) + redone * restarts
+
+
+@pytest.mark.parametrize(("world", "batch"), [(2, 3), *LAYOUTS])
+@pytest.mark.parametrize("instant", INSTANTS.values(), ids=INSTANTS)
+def test_ended_at_the_instant_resumed_ended_and_resumed_again(
+    instant: Life, world: int, batch: int
+) -> None:
+    """The life between serves nothing: what it saves is what it loaded."""
+    for between in (Life(world, batch, 0), Life(3, 1, 0, End.CLOSED)):
+        check_lives(rank_of(24), [instant, between, Life(world, batch)])
+
+
+@pytest.mark.parametrize("instant", INSTANTS.values(), ids=INSTANTS)
+def test_ended_at_the_instant_again_and_again(instant: Life) -> None:
+    check_lives(rank_of(24), [instant, instant, instant, Life(1, 5)])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 7, 19, 21])
+def test_sizes_that_no_layout_divides(n: int) -> None:
+    """Fewer samples than ranks, than a batch, than a global batch; and remainders of each."""
+    lives = [
+        Life(5, 4, 1),
+        Life(5, 4, 1, End.CLOSED),
+        Life(3, 2, 2),
+        Life(4, 1, 2, End.CLOSED),
+        Life(2, 16, 1, End.CLOSED),
+        Life(5, 1, 2),
+        Life(2, 3),
+    ]
+    check_lives(rank_of(n), lives, epochs=5)
+
+
+@pytest.mark.parametrize("n", [8, 13])
+def test_a_tail_too_short_for_the_next_layout_is_dropped(n: int) -> None:
+    lives = [Life(2, 2, 1, End.CLOSED), Life(1, 3, 1, End.CLOSED), Life(4, 2, 1), Life(3, 1)]
+    check_lives(rank_of(n, tail="drop"), lives, epochs=3)
+
+
+def test_a_state_loaded_twice_counts_once() -> None:
+    class Twice(CFIterator):
+        def load_state_dict(self, state: Any, /) -> None:
+            super().load_state_dict(state)
+            super().load_state_dict(state)
+
+    lives = [Life(2, 3, 3), Life(3, 1, 2), Life(1, 4, 3, End.CLOSED), Life(2, 2)]
+    check_lives(rank_of(23, kind=Twice), lives)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
+@pytest.mark.parametrize("workers", [(0, 4, 0), (4, 0, 4)])
+def test_persistent_workers_come_and_go(workers: tuple[int, ...]) -> None:
+    """Lives that cross an epoch's end, so that workers really persist."""
+    numbers: Iterator[int] = iter((0, *workers))
+
+    def make(rank: int, world: int, batch: int) -> CFIterator:
+        count = next(numbers)
+        settings: dict[str, Any] = {"num_workers": count, "persistent_workers": count > 0}
+        return rank_of(23, **settings)(rank, world, batch)
+
+    lives = [Life(1, 4, 8), Life(1, 3, 10, End.CLOSED), Life(1, 5)]
+    assert check_lives(make, lives, epochs=3) == 2
+
+
+@pytest.mark.parametrize("end", End)
+@pytest.mark.parametrize("served", range(1, 9))
+def test_ended_at_any_point_of_a_group_of_accumulated_batches(served: int, end: End) -> None:
+    """Groups of three batches: the position is that before the group, or behind all of it."""
+    lives = [Life(2, 2, served, end), Life(3, 1, served, end), Life(1, 4)]
+    check_lives(rank_of(23, accumulate=3), lives)
+
+
+def test_the_merged_position_moves_once_per_group_of_accumulated_batches() -> None:
+    """Seven global batches of four samples (the last one of two), in groups of three."""
+    ranks = [rank_of(26, accumulate=3)(rank, 2, 2) for rank in range(2)]
+    places = [merged(ranks).position for _ in zip(*ranks, strict=True)]
+    assert places == [0, 0, 0, 12, 12, 12, 24]
+    for one in ranks:
+        one.finish()
+    assert (merged(ranks).epoch, merged(ranks).position) == (1, 0)
+
+
+@pytest.mark.parametrize("served", [1, 3, 4, 5, 7])
+def test_the_number_of_accumulated_batches_may_change(served: int) -> None:
+    accumulate = iter([1, 2, 2, 3, 3, 3, 4])
+
+    def make(rank: int, world: int, batch: int) -> CFIterator:
+        return rank_of(23, accumulate=next(accumulate))(rank, world, batch)
+
+    check_lives(make, [Life(2, 2, served), Life(3, 1, served, End.CLOSED), Life(1, 4)])
+
+
+def merged(ranks: list[CFIterator]) -> Position:
+    first, *others = [Position.from_dict(one.state_dict()) for one in ranks]
+    return first.merged(*others)
+
+
+def merged_state(ranks: list[CFIterator], batches: int) -> dict[str, Any]:
+    for _ in zip(*(one.steps(batches) for one in ranks), strict=True):
+        pass
+    return merged(ranks).to_dict()
+
+
+NAMES = [f"{index}.jpg" for index in range(12)]
+OTHER_DATA = {
+    "swapped": (Plain(12), "fingerprint"),
+    "shrunk": (Folder("/data", NAMES[:-1]), "n"),
+    "grown": (Folder("/data", [*NAMES, "12.jpg"]), "n"),
+    "renamed": (Folder("/data", [*NAMES[:-1], "other.jpg"]), "fingerprint"),
+}
+
+
+@pytest.mark.parametrize(("dataset", "field"), OTHER_DATA.values(), ids=OTHER_DATA)
+def test_every_rank_of_another_layout_refuses_other_data(dataset: Plain, field: str) -> None:
+    data = Folder("/data", NAMES)
+    ranks = [CFIterator(ResumableDataLoader(data, 2, rank=r, world=2)) for r in range(2)]
+    state = merged_state(ranks, 2)
+    for rank in range(3):
+        other = CFIterator(ResumableDataLoader(dataset, 3, rank=rank, world=3))
+        before = other.state_dict()
+        with pytest.raises(ResumeMismatchError) as caught:
+            other.load_state_dict(state)
+        assert caught.value.field == field
+        assert other.state_dict() == before
+
+
+def test_the_position_of_one_rank_alone_is_noticed_at_the_epochs_end() -> None:
+    ranks = [CFIterator(ResumableDataLoader(Augmented(12), 2, rank=r, world=2)) for r in range(2)]
+    for state, exact in ((merged_state(ranks, 2), True), (ranks[0].state_dict(), False)):
+        resumed = CFIterator(ResumableDataLoader(Augmented(12), 3))
+        resumed.load_state_dict(state)
+        for _ in resumed.epochs(1):
+            for _ in resumed:
+                pass
+        assert resumed.last_report is not None
+        assert resumed.last_report.exact is exact
