@@ -15,8 +15,9 @@ from iterators.dali.source import IndexedSource
 from iterators.errors import NotResumableError
 
 _USE_OURS = (
-    "Use iterators.dali.FileReader in its place, or the native mode, NativeDALILoader(make), "
-    "which keeps DALI's own checkpoints"
+    "Use iterators.dali.FileReader in its place, or the native mode, which keeps DALI's own "
+    "checkpoints: they are restored only while a pipeline is built, so NativeDALILoader(make) "
+    "takes a function make(checkpoint) that builds the iterator"
 )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,11 +63,6 @@ _ADVICE = {
 }
 
 
-def refuse_built(iterator: object) -> NoReturn:
-    """Raise ``NotResumableError``: an iterator that exists cannot be restored."""
-    raise NotResumableError(f"{type(iterator).__name__} is already built. {BUILT_ITERATOR}")
-
-
 class NativeDALILoader(Adapter):
     """The iterator that ``make`` builds, resumed exactly at any batch, at the same layout.
 
@@ -97,7 +92,7 @@ class NativeDALILoader(Adapter):
         world: int | None = None,
     ) -> None:
         if not callable(make):
-            refuse_built(make)
+            raise NotResumableError(f"{type(make).__name__} is already built. {BUILT_ITERATOR}")
         self._make = make
         self._rank, self._world = rank_and_world(rank, world)
         iterator = make(None)
