@@ -10,12 +10,9 @@ import torch
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.pytorch import DALIClassificationIterator, LastBatchPolicy
 
-from benchmarks.images import MEAN, STD, Data
+from benchmarks.images import MEAN, SCALE, STD, Data, class_names
 from iterators import CFIterator
 from iterators.dali import imagenet_train, imagenet_val
-
-#: The least part of an image that a random crop keeps, as torchvision's loader has it here.
-SCALE = (0.25, 1.0)
 
 
 def dali_data(args: argparse.Namespace) -> Data:
@@ -23,9 +20,9 @@ def dali_data(args: argparse.Namespace) -> Data:
     train, val = args.data / "train", args.data / "val"
     if not train.is_dir() or not val.is_dir():
         raise FileNotFoundError("--dali needs the folders train/ and val/ in it")
-    place = place_of(args)
+    classes, place = class_names(args.data), place_of(args)
     checked = CFIterator(imagenet_val(val, args.batch_size, image_size=args.image_size, **place))
-    return Data(train_loader(train, args, place), lambda: checked, len(class_folders(train)))
+    return Data(train_loader(train, args, place), lambda: checked, len(classes))
 
 
 def train_loader(train: Path, args: argparse.Namespace, place: dict[str, Any]) -> Any:
@@ -50,11 +47,6 @@ def place_of(args: argparse.Namespace) -> dict[str, Any]:
         "device_id": torch.device(args.device or "cuda").index or 0 if on_gpu else None,
         "num_threads": max(1, args.workers),
     }
-
-
-def class_folders(root: Path) -> list[Path]:
-    """One per class."""
-    return sorted(path for path in root.iterdir() if path.is_dir())
 
 
 def plain_train(

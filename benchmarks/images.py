@@ -18,6 +18,8 @@ from torchvision import datasets, transforms  # noqa: E402  # needs import_torch
 
 #: Mean and standard deviation of ImageNet's red, green and blue, from 0 to 1.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+#: How much of an image's area a random crop keeps.
+SCALE = (0.25, 1.0)
 #: Of a folder without train/ and val/, every tenth image is kept for validation.
 HELD_OUT = 10
 
@@ -65,11 +67,25 @@ def eval_loader(images: Images, args: argparse.Namespace) -> DataLoader[Any]:
     )
 
 
+def class_names(data: Path) -> list[str]:
+    """The class folders of ``train/`` and ``val/``: with others, a class would have two numbers."""
+    train, val = (
+        {path.name for path in (data / split).iterdir() if path.is_dir()}
+        for split in ("train", "val")
+    )
+    if train != val:
+        raise FileNotFoundError(
+            f"train/ and val/ must hold the same class folders; only one of them has "
+            f"{', '.join(sorted(train ^ val)[:5])}"
+        )
+    return sorted(train)
+
+
 def train_transform(image_size: int) -> transforms.Compose:
     """Random crop, flip and normalisation; draws from torch's generator."""
     return transforms.Compose(
         [
-            transforms.RandomResizedCrop(image_size, scale=(0.25, 1.0)),
+            transforms.RandomResizedCrop(image_size, scale=SCALE),
             transforms.RandomHorizontalFlip(),
             transforms.ToTensor(),
             transforms.Normalize(MEAN, STD),
@@ -92,10 +108,12 @@ def eval_transform(image_size: int) -> transforms.Compose:
 def open_images(data: Path, *, image_size: int) -> tuple[Images, Images, int]:
     """(training set, validation set, number of classes) under ``data``.
 
-    Raises FileNotFoundError where there is no class folder, or one holds no image.
+    Raises FileNotFoundError where there is no class folder, one holds no image, or the two sets
+    have other classes.
     """
     train, val = train_transform(image_size), eval_transform(image_size)
     if (data / "train").is_dir():
+        class_names(data)
         learn = datasets.ImageFolder(str(data / "train"), train)
         return learn, datasets.ImageFolder(str(data / "val"), val), len(learn.classes)
     learn = datasets.ImageFolder(str(data), train)

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.estimate import Sample, estimate
-from benchmarks.images import open_images
+from benchmarks.images import SCALE, open_images
 from benchmarks.make_images import ImageSet, make
 from benchmarks.options import is_installed
 from benchmarks.record import emit
@@ -68,7 +68,7 @@ def torch_epochs(data: Path, workers: int) -> tuple[Epoch, Epoch]:
 
 def dali_epochs(data: Path) -> tuple[Epoch, Epoch]:
     """DALI's reader and random operators, and our reader and random numbers."""
-    from benchmarks.dali_images import SCALE, plain_train
+    from benchmarks.dali_images import plain_train
     from iterators.dali import imagenet_train
 
     plain = plain_train(data / "train", BATCH, image_size=IMAGE_SIZE)

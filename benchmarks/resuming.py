@@ -2,8 +2,8 @@
 
 An arm is prepared once, not timed: it finds out, by really iterating where there is no other
 way, what it must save at a place. Then it is resumed ``--repeats`` times from nothing: build the
-loader, enter the place, fetch one batch. Samples are numbers that cost nothing; DALI's are the
-bytes of one small file under many names.
+loader, enter the place, fetch one batch; taking the loader down is not timed. Samples are numbers
+that cost nothing; DALI's are the bytes of one small file under many names.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PLACES = (0.001, 0.5, 0.999)
 #: What a permutation kept as a list takes: an int64 in a tensor, a pointer and a Python int.
 BYTES_PER_LISTED_ID = 8 + 8 + 32
 
-#: Builds everything anew and returns the first batch behind the place.
-Resume = Callable[[], object]
+#: Builds everything anew; returns the first batch behind the place, and what would be taken down.
+Resume = Callable[[], tuple[object, object]]
 #: (samples, batches behind the place) -> how to resume there.
 Prepare = Callable[[int, int], Resume]
 
@@ -104,7 +104,7 @@ def entering(make: Callable[[], Adapter], batches: int) -> Resume:
     """A position needs no run up to it: it is made here."""
     state = Position(make().identity, position=batches * BATCH).to_dict()
 
-    def resume() -> object:
+    def resume() -> tuple[object, object]:
         iterator = CFIterator(make())
         iterator.load_state_dict(state)
         served = iter(iterator)
@@ -140,10 +140,11 @@ def stateful(n: int, batches: int) -> Resume:
     state = loader.state_dict()
     del served
 
-    def resume() -> object:
+    def resume() -> tuple[object, object]:
         fresh = make()
         fresh.load_state_dict(state)
-        return next(iter(fresh))
+        served = iter(fresh)
+        return next(served), served
 
     return resume
 
@@ -154,9 +155,10 @@ def skipping(n: int, batches: int) -> Resume:
 
     require_room(n)
 
-    def resume() -> object:
+    def resume() -> tuple[object, object]:
         generator = torch.Generator().manual_seed(0)
         loader = DataLoader(Numbers(n), BATCH, shuffle=True, generator=generator)
-        return next(iter(skip_first_batches(loader, batches)))
+        served = iter(skip_first_batches(loader, batches))
+        return next(served), served
 
     return resume

@@ -30,6 +30,13 @@ def test_every_tenth_image_of_a_flat_folder_is_held_out(tmp_path: Path) -> None:
     assert set(train.indices) | set(val.indices) == set(range(20))
 
 
+def test_other_classes_to_validate_on_are_refused(tmp_path: Path) -> None:
+    make(tmp_path, images=SMALL)
+    (tmp_path / "val" / "000-stripes").rename(tmp_path / "val" / "other")
+    with pytest.raises(FileNotFoundError, match="only one of them has 000-stripes, other"):
+        open_images(tmp_path, image_size=32)
+
+
 def test_a_folder_without_class_folders_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="any class folder"):
         open_images(tmp_path, image_size=32)
