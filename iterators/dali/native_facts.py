@@ -7,17 +7,17 @@ imported: the objects come from the user. Facts are read once, before anything i
 from __future__ import annotations
 
 import ast
-import fnmatch
 import logging
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
+from iterators.dali.files import absolute, below, entries_of_folder, lines_of_list, rooted
 from iterators.errors import NotResumableError
-from iterators.fingerprint import dataset_fingerprint
+from iterators.fingerprint import listing_digest
 
 logger = logging.getLogger(__name__)
 
@@ -212,53 +212,31 @@ def fingerprint_of(iterator: Any, facts: Facts) -> str:
     """Name the reader's data: its files and labels where it lists them, else kind and size."""
     op = _reader_op(iterator._pipes[0], facts.reader)
     listing = _listing(op)
-    size = str(facts.epoch_size) if listing is None else dataset_fingerprint(listing)
-    return f"{_schema(op)}:{size}"
+    if listing is None:
+        return f"{_schema(op)}:{facts.epoch_size}"
+    return f"{_schema(op)}:Files:{len(listing)}:{listing_digest(listing)}"
 
 
-class Files:
-    """A reader's file list, in the form that ``dataset_fingerprint`` digests."""
-
-    def __init__(self, samples: list[tuple[str, Any]], root: str = "") -> None:
-        self.samples, self.root = samples, root
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-
-def _listing(op: Any) -> Files | None:
+def _listing(op: Any) -> list[tuple[str, str | None]] | None:
+    """Names below their root, and labels where they are arguments; None if it lists no files."""
     given = _arguments(op)
-    root = os.fspath(given.get("file_root") or "")
-    if files := given.get("files"):
-        names = [os.fspath(one) for one in files]
-        labels = given.get("labels")
-        kept = [None] * len(names) if labels is None else [str(one) for one in labels]
-        return Files(list(zip(names, kept, strict=True)), root or _common_folder(names))
-    if file_list := given.get("file_list"):
-        with open(file_list, encoding="utf-8", errors="surrogateescape") as lines:
-            return Files([(line.rstrip("\n"), None) for line in lines], root)
-    if root:
-        return Files([(path, None) for path in _walk(root, _patterns(op))], root)
-    paths = given.get("path") or given.get("paths")
-    if paths is None:
+    root = absolute(given["file_root"]) if given.get("file_root") else None
+    labels: Iterable[Any] = repeat(None)
+    if given.get("files"):
+        _, names = rooted(given["files"], root)
+        if given.get("labels") is not None:
+            labels = map(str, given["labels"])
+    elif given.get("file_list"):
+        lines = lines_of_list(given["file_list"])
+        names = [line if root is None else below(root, line) for _, line in lines]
+    elif root is not None:
+        names = [name for name, _ in entries_of_folder(root, _patterns(op), loose=True)]
+    elif paths := given.get("path") or given.get("paths"):
+        several = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+        names = [os.path.basename(os.fsencode(one)) for one in several]
+    else:
         return None
-    several = [paths] if isinstance(paths, str) else list(paths)
-    return Files([(os.path.basename(one), None) for one in several])
-
-
-def _common_folder(names: list[str]) -> str:
-    """The folder above all of them: what the outermost two share, all share."""
-    shared = os.path.commonprefix([min(names), max(names)])  # noqa: RUF071 (dirname cuts it)
-    return os.path.dirname(shared)
-
-
-def _walk(root: str, patterns: list[str]) -> Iterator[str]:
-    """Files in ``root`` and in its folders that fit a pattern, in the order of their names."""
-    fits = re.compile("|".join(fnmatch.translate(one.lower()) for one in patterns)).match
-    inside = sorted(entry.path for entry in os.scandir(root) if entry.is_dir())
-    for folder in (root, *inside):
-        names = sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir())
-        yield from (os.path.join(folder, one) for one in names if fits(one.lower()))
+    return list(zip(map(os.fsdecode, names), labels, strict=False))
 
 
 def _patterns(op: Any) -> list[str]:

@@ -31,7 +31,9 @@ class FileReader:
     """Encoded files, labels, and whatever else of a sample an augmentation needs.
 
     The files are those of ``fn.readers.file``: class folders under ``file_root``, the "path
-    label" lines of ``file_list``, or ``files`` (with ``labels``). Calling the reader in a
+    label" lines of ``file_list``, or ``files`` (with ``labels``). A position fits the same files
+    in a folder that was moved: they are named below ``file_root``, or else below the folder of
+    the list or the one that all ``files`` are in. Calling the reader in a
     pipeline definition returns one DALI node for the encoded bytes and one for each of
     ``outputs``, by default the label and, with ``num_uniforms=K``, the uniforms:
 
