@@ -20,6 +20,9 @@ _USE_OURS = (
     "takes a function make(checkpoint) that builds the iterator"
 )
 
+#: What the schemas of operators that run a function of the user's have in their names.
+_PYTHON = ("PythonFunction", "NumbaFunc", "JaxFunction")
+
 
 def sole_pipeline(iterator: Any) -> Any:
     """The one pipeline of an iterator."""
@@ -49,7 +52,7 @@ def sole_source(pipeline: Any) -> IndexedSource:
         source = _callback(operator)
         if isinstance(source, IndexedSource):
             ours[id(source)] = source
-        elif _draws(operator) or _schema(operator).IsStateful():
+        elif _is_open(operator):
             others.append(operator)
     readers = [one for one in others if "reader" in _name(one)]
     if readers or not ours:
@@ -67,19 +70,23 @@ def sole_source(pipeline: Any) -> IndexedSource:
 
 
 def _require_ours_alone(others: list[Any], source: IndexedSource) -> None:
-    drawing = [one for one in others if _draws(one)]
-    feeding = [one for one in others if not _draws(one)]
+    feeding = [one for one in others if not _draws(one) and not _runs_python(one)]
     if feeding:
         raise NotResumableError(
             f"the DALI pipeline is also fed by {_name(feeding[0])}, whose place is not known: let "
             "FileReader's outputs (label, id, uniforms, weight) say what else belongs to a sample"
         )
-    if drawing and not source.recipe.native_random:
-        names = ", ".join(sorted({_name(one) for one in drawing}))
+    if others and not source.recipe.native_random:
+        drawing = [one for one in others if _draws(one)]
+        names = ", ".join(sorted({_name(one) for one in drawing or others}))
+        if drawing:
+            found = f"draws random numbers of its own ({names}), which would"
+        else:
+            found = f"runs Python code ({names}), whose random numbers, if it draws any, would"
         raise NotResumableError(
-            f"the DALI pipeline draws random numbers of its own ({names}), which would not be the "
-            "same after a resume: make the augmentation of FileReader(num_uniforms=...), or give "
-            "it native_random=True if exact order with other augmentation will do"
+            f"the DALI pipeline {found} not be the same after a resume: make the augmentation of "
+            "FileReader(num_uniforms=...), or give it native_random=True if exact order with "
+            "other augmentation will do"
         )
 
 
@@ -107,6 +114,18 @@ def _schema(operator: Any) -> Any:
     return operator._op.schema
 
 
+def _is_open(operator: Any) -> bool:
+    """Whether what comes out may depend on more than what goes in."""
+    stateful: bool = _schema(operator).IsStateful()
+    return stateful or _draws(operator) or _runs_python(operator)
+
+
+def _runs_python(operator: Any) -> bool:
+    """DALI declares such an operator to have no state, whatever its code does."""
+    name = _schema(operator).Name()
+    return any(one in name for one in _PYTHON)
+
+
 def _draws(operator: Any) -> bool:
     draws: bool = _schema(operator).HasRandomSeedArg()
     return draws
@@ -115,4 +134,5 @@ def _draws(operator: Any) -> bool:
 def _name(operator: Any) -> str:
     """As users write it: "fn.random.coin_flip"."""
     name = re.sub("(?<=[a-z])(?=[A-Z])", "_", _schema(operator).Name()).lower()
+    name = name.replace("dltensor_python_function_impl", "python_function")
     return f"fn.{name.replace('__', '.')}"

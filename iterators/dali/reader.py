@@ -40,8 +40,9 @@ class FileReader:
     - "label", ``[1] int32``; "id", ``[1] int64``; "weight", ``[1] float32``, 0 for the pad of a
       rank for which an epoch's tail had no sample;
     - "uniforms", ``[K] float32`` in [0, 1) from (seed, epoch, id, k) alone. Augmentation made of
-      them is the same after a resume and at any layout; DALI's own random numbers are not, and a
-      pipeline that draws some is refused unless ``native_random=True`` accepts that.
+      them is the same after a resume and at any layout; DALI's own random numbers and those of
+      Python operators are not, and a pipeline that draws some, or runs Python code that may, is
+      refused unless ``native_random=True`` accepts that.
 
     ``seed`` is the ``CFIterator``'s unless given here. ``shard_id`` and ``num_shards`` are the
     process group's rank and size unless given. ``tail`` is "short" or "drop", see

@@ -411,6 +411,30 @@ def test_dalis_own_random_numbers_are_refused(paths: list[str], name: str) -> No
     assert "num_uniforms" in reason
 
 
+PYTHON: dict[str, Callable[[Any], Any]] = {
+    "python_function": lambda data: fn.python_function(data, function=lambda one: one),
+    "by batch": lambda data: fn.python_function(
+        data, function=lambda batch: batch, batch_processing=True
+    ),
+    "dl_tensor_python_function": lambda data: fn.dl_tensor_python_function(
+        data, function=lambda one: one
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_python_code_is_refused_as_it_may_draw(paths: list[str], name: str) -> None:
+    def define(native_random: bool = False) -> Any:
+        encoded, label = FileReader(files=paths[:4], native_random=native_random)()
+        return pictures(encoded), PYTHON[name](label)
+
+    reason = refused(defined(define))
+    assert "runs Python code (fn.python_function), whose random numbers" in reason
+    pipe = defined(lambda: define(native_random=True))
+    accepted = CFIterator(DALIGenericIterator(pipe, ["data", "label"]))
+    assert sorted(next(iter(accepted))[0]["label"].flatten().tolist()) == [0, 1, 2, 3]
+
+
 def test_a_random_crop_while_decoding_is_refused(paths: list[str]) -> None:
     def define() -> Any:
         encoded, label = FileReader(files=paths)()
