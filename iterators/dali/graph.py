@@ -35,7 +35,7 @@ def sole_pipeline(iterator: Any) -> Any:
     return pipelines[0]
 
 
-def require_endless(iterator: Any) -> None:
+def require_no_size(iterator: Any) -> None:
     """Refuse an iterator that stops by its own count."""
     if iterator.size > 0:
         raise NotResumableError(

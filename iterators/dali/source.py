@@ -84,12 +84,13 @@ class IndexedSource:
     """Feeds one pipeline: an epoch, the end that DALI asks for, the next epoch.
 
     ``endless`` leaves out the end, so that the pipeline is never empty between two epochs:
-    whoever sets it counts the batches. ``origin`` is (epoch, place); ``seed`` None means 0 until
-    ``turn`` says another. Of what it produced, the last ``remembered`` batches are: more than
-    DALI ever prefetches.
+    whoever sets it counts the batches, and marks itself as ``owner``. ``origin`` is (epoch,
+    place); ``seed`` None means 0 until ``turn`` says another. Of what it produced, the last
+    ``remembered`` batches are: more than DALI ever prefetches.
     """
 
     endless = False
+    owner: object = None
     _next: Aim
     _records: Iterator[Record]
 
