@@ -1,8 +1,8 @@
-"""What is read off a built DALI iterator and its pipeline, and what of it is refused.
+"""What ``DALILoader`` reads off a built DALI iterator and its pipeline, and what it refuses.
 
-The only place that looks behind DALI's public interface (attributes as of DALI 2.4): which
-operators a pipeline has, which of its outputs come straight from our reader, and how many of the
-batches it prefetched were not handed out yet.
+Behind DALI's public interface, as ``operators`` is (attributes as of DALI 2.4): which operators
+a pipeline has, which of its outputs come straight from our reader, and how many of the batches
+it prefetched were not handed out yet.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from iterators.dali.operators import kind, runs_python, schema
 from iterators.dali.source import IndexedSource
 from iterators.errors import NotResumableError
 
@@ -19,20 +20,6 @@ _USE_OURS = (
     "checkpoints: they are restored only while a pipeline is built, so NativeDALILoader(make) "
     "takes a function make(checkpoint) that builds the iterator"
 )
-
-#: What the schemas of operators that run a function of the user's have in their names.
-_PYTHON = ("PythonFunction", "NumbaFunc", "JaxFunction")
-
-
-def sole_pipeline(iterator: Any) -> Any:
-    """The one pipeline of an iterator."""
-    pipelines = iterator._pipes
-    if len(pipelines) != 1:
-        raise NotResumableError(
-            f"the DALI iterator runs {len(pipelines)} pipelines: give each process one pipeline "
-            "and let its reader take its share (shard_id and num_shards)"
-        )
-    return pipelines[0]
 
 
 def require_no_size(iterator: Any) -> None:
@@ -52,7 +39,7 @@ def sole_source(pipeline: Any) -> IndexedSource:
         source = _callback(operator)
         if isinstance(source, IndexedSource):
             ours[id(source)] = source
-        elif _is_open(operator):
+        elif _adds_something(operator):
             others.append(operator)
     readers = [one for one in others if "reader" in _name(one)]
     if readers or not ours:
@@ -70,7 +57,7 @@ def sole_source(pipeline: Any) -> IndexedSource:
 
 
 def _require_ours_alone(others: list[Any], source: IndexedSource) -> None:
-    feeding = [one for one in others if not _draws(one) and not _runs_python(one)]
+    feeding = [one for one in others if not _draws(one) and not runs_python(one)]
     if feeding:
         raise NotResumableError(
             f"the DALI pipeline is also fed by {_name(feeding[0])}, whose place is not known: let "
@@ -110,29 +97,19 @@ def _callback(operator: Any) -> Any:
     return None if group is None else group.callback
 
 
-def _schema(operator: Any) -> Any:
-    return operator._op.schema
-
-
-def _is_open(operator: Any) -> bool:
+def _adds_something(operator: Any) -> bool:
     """Whether what comes out may depend on more than what goes in."""
-    stateful: bool = _schema(operator).IsStateful()
-    return stateful or _draws(operator) or _runs_python(operator)
-
-
-def _runs_python(operator: Any) -> bool:
-    """DALI declares such an operator to have no state, whatever its code does."""
-    name = _schema(operator).Name()
-    return any(one in name for one in _PYTHON)
+    stateful: bool = schema(operator).IsStateful()
+    return stateful or _draws(operator) or runs_python(operator)
 
 
 def _draws(operator: Any) -> bool:
-    draws: bool = _schema(operator).HasRandomSeedArg()
+    draws: bool = schema(operator).HasRandomSeedArg()
     return draws
 
 
 def _name(operator: Any) -> str:
     """As users write it: "fn.random.coin_flip"."""
-    name = re.sub("(?<=[a-z])(?=[A-Z])", "_", _schema(operator).Name()).lower()
+    name = re.sub("(?<=[a-z])(?=[A-Z])", "_", kind(operator)).lower()
     name = name.replace("dltensor_python_function_impl", "python_function")
     return f"fn.{name.replace('__', '.')}"

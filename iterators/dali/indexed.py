@@ -19,6 +19,7 @@ import torch
 
 from iterators.dali import graph
 from iterators.dali.library import __version__
+from iterators.dali.operators import sole_pipeline
 from iterators.dali.source import Aim, Record
 from iterators.errors import IterationStateError
 from iterators.order import Order
@@ -50,7 +51,7 @@ class DALILoader(Adapter):
 
     def __init__(self, iterator: Any, *, seed: int | None = None) -> None:
         self._iterator = iterator
-        self._pipeline = graph.sole_pipeline(iterator)
+        self._pipeline = sole_pipeline(iterator)
         self._source = graph.sole_source(self._pipeline)
         graph.require_no_size(iterator)
         self._direct = graph.direct_outputs(iterator, self._pipeline, self._source)

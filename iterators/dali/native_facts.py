@@ -1,7 +1,7 @@
 """What a built DALI iterator says about itself, and the refusal of one that cannot resume exactly.
 
-The only place that looks into DALI's objects (2.4; much of it has no public name). Nothing is
-imported: the objects come from the user. Facts are read once, before anything is delivered.
+It looks into DALI's objects (2.4), as ``operators`` does; nothing of DALI is imported. Facts are
+read once, before anything is delivered.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import repeat
 from typing import Any
 
 from iterators.dali.files import absolute, below, entries_of_folder, lines_of_list, rooted
+from iterators.dali.operators import kind, runs_python, schema, sole_pipeline
 from iterators.errors import NotResumableError
 from iterators.fingerprint import listing_digest
 
@@ -75,7 +76,7 @@ def read_facts(iterator: Any) -> Facts:
             f"DALIClassificationIterator of nvidia.dali.plugin.pytorch), got "
             f"{type(iterator).__name__}"
         )
-    pipeline = _only_pipeline(iterator)
+    pipeline = _checkpointing_pipeline(iterator)
     name, meta = _only_reader(iterator, pipeline)
     _require_exactly_once(iterator, name, meta)
     _require_known_sources(pipeline)
@@ -86,21 +87,15 @@ def read_facts(iterator: Any) -> Facts:
         shards=int(meta["number_of_shards"]),
         batch=int(iterator.batch_size),
         num_batches=len(iterator),
-        operators=" ".join(_schema(op) for op in pipeline._ops),
+        operators=" ".join(kind(op) for op in pipeline._ops),
         settings=_settings_text(_reader_op(pipeline, name)),
     )
     _require_dense(iterator, facts)
     return facts
 
 
-def _only_pipeline(iterator: Any) -> Any:
-    pipelines = iterator._pipes
-    if len(pipelines) != 1:
-        raise NotResumableError(
-            f"the iterator drives {len(pipelines)} pipelines; one is expected: start one process "
-            "for each device, as DistributedDataParallel does"
-        )
-    pipeline = pipelines[0]
+def _checkpointing_pipeline(iterator: Any) -> Any:
+    pipeline = sole_pipeline(iterator)
     if not pipeline._enable_checkpointing:
         raise NotResumableError(
             "the pipeline keeps no state: build it with enable_checkpointing=True (and "
@@ -150,9 +145,9 @@ def _require_exactly_once(iterator: Any, name: str, meta: Mapping[str, Any]) -> 
 def _require_known_sources(pipeline: Any) -> None:
     """DALI saves no state of Python code; only a callable told the index continues by itself."""
     for op in pipeline._ops:
-        if _schema(op) == "ExternalSource":
+        if kind(op) == "ExternalSource":
             _require_indexed(op)
-        if "PythonFunction" in _schema(op):
+        if runs_python(op):
             logger.warning(
                 "the pipeline calls a Python function (%s): state that it keeps is not saved",
                 op.name,
@@ -162,9 +157,9 @@ def _require_known_sources(pipeline: Any) -> None:
 def _require_indexed(op: Any) -> None:
     source = getattr(getattr(op, "_group", None), "source_desc", None)
     if source is None or source.kind.name != "CALLABLE" or not source.has_inputs:
-        kind = "feed_input" if source is None else source.kind.name.lower()
+        taken_from = "feed_input" if source is None else source.kind.name.lower()
         raise NotResumableError(
-            f"external_source {op.name!r} takes its data from {kind}, which DALI restarts from "
+            f"external_source {op.name!r} takes its data from {taken_from}, which DALI restarts from "
             "the beginning: give it a callable with one argument (the batch index, or BatchInfo)"
         )
 
@@ -213,8 +208,8 @@ def fingerprint_of(iterator: Any, facts: Facts) -> str:
     op = _reader_op(iterator._pipes[0], facts.reader)
     listing = _listing(op)
     if listing is None:
-        return f"{_schema(op)}:{facts.epoch_size}"
-    return f"{_schema(op)}:Files:{len(listing)}:{listing_digest(listing)}"
+        return f"{kind(op)}:{facts.epoch_size}"
+    return f"{kind(op)}:Files:{len(listing)}:{listing_digest(listing)}"
 
 
 def _listing(op: Any) -> list[tuple[str, str | None]] | None:
@@ -242,25 +237,19 @@ def _listing(op: Any) -> list[tuple[str, str | None]] | None:
 def _patterns(op: Any) -> list[str]:
     """The file patterns of a reader that searches a folder."""
     given = _arguments(op)
-    schema = op._op._schema
+    known = schema(op)
     for name in ("file_filters", "file_filter"):
         if given.get(name):
             found = given[name]
             return [found] if isinstance(found, str) else list(found)
-        if schema.HasArgument(name):
-            found = ast.literal_eval(schema.GetArgumentDefaultValueString(name))
+        if known.HasArgument(name):
+            found = ast.literal_eval(known.GetArgumentDefaultValueString(name))
             return [found] if isinstance(found, str) else list(found)
     return ["*"]
 
 
 def _reader_op(pipeline: Any, name: str) -> Any:
     return next(op for op in pipeline._ops if op.name == name)
-
-
-def _schema(op: Any) -> str:
-    """The kind of an operator, ``readers__File`` for example."""
-    schema = getattr(op._op, "_schema", None)
-    return str(schema.Name()) if schema is not None else type(op._op).__name__
 
 
 def _arguments(op: Any) -> Mapping[str, Any]:

@@ -529,7 +529,7 @@ def test_several_pipelines_are_refused(spec: Spec) -> None:
         pipelines = [spec.but(shard=one, shards=2).build(checkpoint) for one in range(2)]
         return DALIGenericIterator(pipelines, ["data", "label"], reader_name="Reader")
 
-    with pytest.raises(NotResumableError, match="drives 2 pipelines"):
+    with pytest.raises(NotResumableError, match="runs 2 pipelines"):
         NativeDALILoader(make)
 
 
@@ -788,7 +788,7 @@ def test_a_process_killed_several_times_serves_the_same_pixels(
     paths: list[str], tmp_path: Path
 ) -> None:
     saved = tmp_path / "saved.json"
-    for kill_at in (1, 4, 2, 3, 0):
+    for kill_at in (1, 4, 0):
         done = subprocess.run(
             [sys.executable, "-c", KILLED, str(saved), str(kill_at), *paths],
             check=False,
