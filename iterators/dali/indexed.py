@@ -179,7 +179,8 @@ class DALILoader(Adapter):
         try:
             next(self._iterator)
         except RuntimeError as error:
-            if not self._goes_on():
+            self._has_stopped = not self._pipeline.exec_dynamic
+            if self._has_stopped:
                 error.add_note(
                     "in a batch that was prefetched and is not needed; but with "
                     "exec_dynamic=False the pipeline cannot go on: build it again"
@@ -197,17 +198,15 @@ class DALILoader(Adapter):
                 return next(self._iterator)
         except RuntimeError as error:
             # The older executor reports an error in a batch ahead before it hands out this one.
-            goes_on = self._goes_on()
-            suspects = self._source.ids_in_front(1 if goes_on else self._source.num_produced)
-            advice = "" if goes_on else " (with exec_dynamic=False, build the pipeline again)"
+            self._has_stopped = not self._pipeline.exec_dynamic
+            suspects = self._source.ids_in_front(
+                self._source.num_produced if self._has_stopped else 1
+            )
+            rebuild = " (with exec_dynamic=False, build the pipeline again)"
+            advice = rebuild if self._has_stopped else ""
             names = ", ".join(map(self.name_of, suspects))
             error.add_note(f"DALI was reading one of: {names}{advice}")
             raise
-
-    def _goes_on(self) -> bool:
-        """After an error in DALI: whether the pipeline can be used again."""
-        self._has_stopped = not self._pipeline.exec_dynamic
-        return not self._has_stopped
 
 
 class DALIDeliveries:

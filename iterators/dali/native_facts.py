@@ -159,8 +159,9 @@ def _require_indexed(op: Any) -> None:
     if source is None or source.kind.name != "CALLABLE" or not source.has_inputs:
         taken_from = "feed_input" if source is None else source.kind.name.lower()
         raise NotResumableError(
-            f"external_source {op.name!r} takes its data from {taken_from}, which DALI restarts from "
-            "the beginning: give it a callable with one argument (the batch index, or BatchInfo)"
+            f"external_source {op.name!r} takes its data from {taken_from}, which DALI restarts "
+            "from the beginning: give it a callable with one argument (the batch index, or "
+            "BatchInfo)"
         )
 
 

@@ -25,7 +25,7 @@ from iterators.dali import DALILoader, FileReader
 from iterators.dali.graph import sole_source
 from iterators.dali.source import Aim
 from iterators.testing import FakeManager, check_resumable, digest, walk
-from tests.iterators.dali.native_pipelines import write_images
+from tests.iterators.dali.native_pipelines import put, write_images
 from tests.iterators.dali.pipelines import KEYS, augmented, built, reader, resumable, served
 
 
@@ -439,7 +439,7 @@ def test_files_of_batches_that_are_thrown_away_may_be_broken(
     expected = served(DALILoader(built(breakable, 4, shuffle=False)), epoch=0)
     contents = {breakable[index]: Path(breakable[index]).read_bytes() for index in broken}
     for name in contents:
-        Path(name).write_bytes(b"no picture")
+        put(name, b"no picture")
     loader = DALILoader(
         built(
             *(breakable, 4),
@@ -452,12 +452,12 @@ def test_files_of_batches_that_are_thrown_away_may_be_broken(
         assert served(loader, epoch=0, at_most=1) == expected[:4]
         assert served(loader, epoch=0, start=start) == expected[start:]
     for name, content in contents.items():
-        Path(name).write_bytes(content)
+        put(name, content)
     assert served(loader, epoch=0) == expected
 
 
 def test_the_older_executor_says_once_that_it_cannot_go_on(breakable: list[str]) -> None:
-    Path(breakable[1]).write_bytes(b"no picture")
+    put(breakable[1], b"no picture")
     iterator = built(
         *(breakable, 4),
         shuffle=False,
@@ -483,11 +483,11 @@ def test_a_caught_exception_loses_and_repeats_nothing(breakable: list[str]) -> N
     iterator = CFIterator(built(breakable, 4), seed=9, audit=True)
     file = Path(breakable[int(iterator._adapter.order(0).ids(13)[0])])  # type: ignore[union-attr]
     content = file.read_bytes()
-    file.write_bytes(b"no picture")
+    put(file, b"no picture")
     found: list[str] = []
     with pytest.raises(RuntimeError, match="Critical error"):
         found.extend(map(digest, iterator))
-    file.write_bytes(content)
+    put(file, content)
     found.extend(map(digest, iterator))
     assert found == whole
     iterator.finish()

@@ -47,6 +47,7 @@ from tests.iterators.dali.native_pipelines import (
     iterator_over,
     labels_of,
     plain,
+    put,
     settings_of,
     with_source,
     write_images,
@@ -383,7 +384,7 @@ def test_a_caught_exception_loses_and_repeats_nothing(
     iterator = iterator_of(spec.but(iterator={**spec.iterator, "prepare_first_batch": False}))
     file = Path(breakable[broken])
     content = file.read_bytes()
-    file.write_bytes(b"no picture")
+    put(file, b"no picture")
     served, states = [], []
 
     def serve() -> None:
@@ -397,7 +398,7 @@ def test_a_caught_exception_loses_and_repeats_nothing(
             continue
         with pytest.raises(RuntimeError, match="Critical error"):
             serve()
-        file.write_bytes(content)
+        put(file, content)
         serve()
     assert served == [one.digest for one in whole]
     for behind, state in enumerate(states):
