@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
-from iterators.dali.files import absolute, below, entries_of_folder, lines_of_list, rooted
+from iterators.dali.files import absolute, entries_of_folder, lines_of_list, rooted
 from iterators.dali.operators import kind, runs_python, schema, sole_pipeline
 from iterators.errors import NotResumableError
 from iterators.fingerprint import listing_digest
@@ -223,8 +223,8 @@ def _listing(op: Any) -> list[tuple[str, str | None]] | None:
         if given.get("labels") is not None:
             labels = map(str, given["labels"])
     elif given.get("file_list"):
-        lines = lines_of_list(given["file_list"])
-        names = [line if root is None else below(root, line) for _, line in lines]
+        names = [line for _, line in lines_of_list(given["file_list"])]
+        names = names if root is None else rooted(names, root)[1]
     elif root is not None:
         names = [name for name, _ in entries_of_folder(root, _patterns(op), loose=True)]
     elif paths := given.get("path") or given.get("paths"):
