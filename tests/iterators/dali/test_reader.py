@@ -153,10 +153,6 @@ def test_the_fingerprint_is_that_of_the_names_and_labels(tmp_path: Path) -> None
     assert FileReader(file_root=there, fingerprint="mine").fingerprint == "mine"
 
 
-def entries_of(root: Path) -> list[tuple[str, int]]:
-    return entries(FileList.of_folder(root))
-
-
 # What comes out
 
 
