@@ -68,7 +68,7 @@ def adapter_for(
     """The adapter for a loader over an ``IterableDataset``: indexed if it has such a source.
 
     That is a method ``indexed_source()`` returning a map-style dataset with all samples of all
-    ranks and workers, or ``__getitem__`` and ``__len__`` of its own.
+    ranks and workers; it may return the dataset itself. The order is then ours.
     """
     if isinstance(loader.dataset, IterableDataset) and indexed_source(loader.dataset) is None:
         return ResumableIterableLoader.like(loader, seed=seed or 0)

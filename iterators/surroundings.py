@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 from iterators.errors import NotResumableError
 
@@ -31,19 +31,20 @@ def map_style(dataset: Any) -> Any:
     source = indexed_source(dataset)
     if source is None:
         raise NotResumableError(
-            f"{type(dataset).__name__} is an IterableDataset without an indexed source: it has no "
+            f"{type(dataset).__name__} is an IterableDataset without indexed_source(): it has no "
             "sample ids to put in an order. Use ResumableIterableLoader, as CFIterator does"
         )
     return source
 
 
 def indexed_source(dataset: IterableDataset[Any]) -> Any:
-    """The map-style dataset behind an iterable one, if it names one or is one itself, else None."""
+    """What the dataset's method ``indexed_source()`` returns (itself, perhaps); None without one.
+
+    Methods ``__getitem__`` and ``__len__`` alone promise nothing: they need not give the samples
+    that ``__iter__`` does, and its order, a shuffle for example, would be lost.
+    """
     named = getattr(dataset, "indexed_source", None)
-    if callable(named):
-        return named()
-    own = type(dataset).__getitem__ is not Dataset.__getitem__ and hasattr(dataset, "__len__")
-    return dataset if own else None
+    return named() if callable(named) else None
 
 
 def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:

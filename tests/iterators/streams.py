@@ -106,14 +106,21 @@ class Indexed(IterableDataset[int]):
         return Squares()
 
 
-class SelfIndexed(IterableDataset[int]):
-    """Is its own map-style source."""
+class Subscriptable(IterableDataset[int]):
+    """Has an index, which its own order does not follow."""
 
     def __iter__(self) -> Iterator[int]:
-        return (self[index] for index in range(10))
+        return (self[index] for index in reversed(range(10)))
 
     def __len__(self) -> int:
         return 10
 
     def __getitem__(self, index: int) -> int:
         return index**2
+
+
+class SelfIndexed(Subscriptable):
+    """Is its own map-style source."""
+
+    def indexed_source(self) -> SelfIndexed:
+        return self

@@ -41,6 +41,7 @@ from tests.iterators.streams import (
     Sized,
     Squares,
     Stateful,
+    Subscriptable,
     drawn,
 )
 
@@ -385,6 +386,15 @@ def test_an_indexed_source_is_resumed_at_any_layout(kind: type[IterableDataset[i
     assert len(rebuilt(kind(), 4, drop_last=True)) == 2
     assert len(ResumableDataLoader(Indexed(), 5)) == 2
     assert isinstance(ResumableDataLoader(Indexed())._dataset, Squares)
+
+
+def test_an_index_alone_does_not_replace_the_datasets_own_order() -> None:
+    given = DataLoader(Subscriptable(), 4)
+    iterator = CFIterator(given)
+    assert isinstance(iterator._adapter, ResumableIterableLoader)
+    assert [batch.tolist() for batch in iterator] == [batch.tolist() for batch in given]
+    with pytest.raises(NotResumableError, match=r"without indexed_source\(\)"):
+        ResumableDataLoader(Subscriptable())
 
 
 # Refusals
