@@ -175,7 +175,12 @@ class ResumableDataLoader(Adapter):
         engine = self._engine if self._engine.persistent_workers else self._make_engine()
         guard = self._seeding if self._engine.num_workers == 0 else None
         span = (start, self._identity.n, self._share.global_batch)
-        return TorchDeliveries(iter(engine), span=span, guard=guard)
+        try:
+            batches = iter(engine)
+        except BaseException:  # a persistent worker died while it waited
+            self.close()
+            raise
+        return TorchDeliveries(batches, span=span, guard=guard, on_failure=self.close)
 
     def close(self) -> None:
         """End persistent workers; the next ``open`` starts new ones."""
@@ -206,14 +211,23 @@ class ResumableDataLoader(Adapter):
 
 
 class TorchDeliveries:
-    """One opened epoch of a torch loader. ``guard`` protects the caller's generators."""
+    """One opened epoch of a torch loader. ``guard`` protects the caller's generators.
+
+    ``on_failure`` is called when a fetch failed: persistent workers one of which is dead, or that
+    were interrupted, never serve again.
+    """
 
     def __init__(
-        self, batches: Iterator[Delivered], *, span: tuple[int, int, int], guard: Seeding | None
+        self,
+        batches: Iterator[Delivered],
+        *,
+        span: tuple[int, int, int],
+        guard: Seeding | None,
+        on_failure: Callable[[], None],
     ) -> None:
         self._batches: Iterator[Delivered] | None = batches
         self._place, self._stop, self._stride = span
-        self._guard = guard
+        self._guard, self._on_failure = guard, on_failure
 
     def __iter__(self) -> Iterator[Delivery]:
         return self
@@ -221,7 +235,13 @@ class TorchDeliveries:
     def __next__(self) -> Delivery:
         if self._batches is None:
             raise StopIteration
-        ids, weights, data = fetched(self._batches, self._guard)
+        try:
+            ids, weights, data = fetched(self._batches, self._guard)
+        except StopIteration:
+            raise
+        except BaseException:
+            self._on_failure()
+            raise
         self._place = min(self._place + self._stride, self._stop)
         return Delivery(
             data,

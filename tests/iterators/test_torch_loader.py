@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import pickle
 import random
+import signal
 from collections.abc import Callable, Iterator
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +29,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 from torch.utils.data.distributed import DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from iterators import CFIterator, EpochOrder, NotResumableError, ResumableDataLoader
 from iterators.fingerprint import dataset_fingerprint
@@ -386,6 +391,47 @@ def test_a_closed_epoch_serves_no_more() -> None:
     deliveries.close()
     assert list(deliveries) == []
     assert len(ResumableDataLoader(Plain(5), 2)._sampler) == 3
+
+
+class KillsItsWorker(Plain):
+    """Sample 9 kills the worker that loads it, once."""
+
+    def __init__(self, n: int, marker: Path) -> None:
+        super().__init__(n)
+        self.marker = marker
+
+    def __getitem__(self, index: int) -> int:
+        if index == 9 and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+# torchdata 0.11 still calls what torch 2.13 deprecates.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_a_dead_persistent_worker_is_replaced_by_the_next_loop(kind: Any, tmp_path: Path) -> None:
+    dataset = KillsItsWorker(20, tmp_path / "killed")
+    given = kind(dataset, 2, num_workers=2, persistent_workers=True, collate_fn=list)
+    iterator = CFIterator(given)
+    served: list[int] = []
+    with pytest.raises((RuntimeError, OSError, EOFError)):  # how torch notices is a race
+        served.extend(one for batch in iterator for one in batch)
+    served.extend(one for batch in iterator for one in batch)
+    iterator.finish()
+    assert served == list(range(20))
+
+
+def test_a_persistent_worker_that_died_between_epochs_is_replaced() -> None:
+    iterator = CFIterator(DataLoader(Plain(6), 2, num_workers=1, persistent_workers=True))
+    assert len(list(iterator)) == 3
+    (worker,) = multiprocessing.active_children()
+    worker.kill()
+    worker.join()
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(iterator)
+    assert [iterator.epoch, len(list(iterator))] == [1, 3]
+    iterator.finish()
 
 
 def test_a_custom_sampler_can_be_replaced_by_an_order() -> None:
