@@ -216,7 +216,8 @@ class ResumableDistributedSampler(PlaceSampler[int]):
     hence by at most one batch: under DDP wrap the loop in ``Join``, use ``drop_last=True``, or
     ``ResumableDataLoader``, which gives every rank the same number of batches. ``drop_last=True``
     leaves out what does not reach every rank, fewer than ``num_replicas`` samples of the epoch
-    (or of the rest, from a restore on).
+    (or of the rest, from a restore on). In a loader given to ``CFIterator`` only the loader's own
+    ``drop_last`` counts.
     """
 
     def __init__(

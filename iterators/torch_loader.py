@@ -106,18 +106,18 @@ class ResumableDataLoader(Adapter):
     ) -> ResumableDataLoader:
         """Rebuild ``loader`` with all its settings, over our order instead of its sampler.
 
-        ``seed`` is that of a sampler of ours (``ValueError`` for another one), 0 where there is
-        none. Raises ``NotResumableError`` with the reason where rebuilding would change what is
-        served; a custom sampler can be replaced by ``order``.
+        ``seed`` is by default that of a distributed sampler or of one of ours (which is refused
+        with another one, ``ValueError``), else 0. The tail is "drop" where the loader itself has
+        ``drop_last=True``; a sampler's ``drop_last`` alone leaves nothing out, and that is
+        logged. Raises ``NotResumableError`` with the reason where rebuilding would change what
+        is served; a custom sampler can be replaced by ``order``.
         """
-        found = read_sampling(loader, custom_order=order is not None)
-        if None not in (seed, found.seed) and seed != found.seed:
-            raise ValueError(f"seed is {seed} here and {found.seed} in the loader's sampler")
+        found = read_sampling(loader, seed=seed, custom_order=order is not None)
         return cls(
             loader.dataset,
             found.batch_size,
             shuffle=found.shuffle,
-            seed=seed or found.seed or 0,
+            seed=found.seed or 0,
             order=order,
             tail=found.tail,
             rank=found.rank,
