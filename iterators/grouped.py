@@ -16,8 +16,8 @@ from iterators.errors import ResumeMismatchError
 from iterators.fingerprint import dataset_fingerprint
 from iterators.order import Int64
 from iterators.position import Identity, Position
-from iterators.samplers import PlaceSampler, sample_order
-from iterators.surroundings import length_of
+from iterators.samplers import PlaceSampler
+from iterators.surroundings import length_of, sample_order
 
 
 class ResumableGroupedBatchSampler(PlaceSampler[list[int]]):
@@ -57,7 +57,7 @@ class ResumableGroupedBatchSampler(PlaceSampler[list[int]]):
         self.shuffle = shuffle
         data = dataset_fingerprint(dataset) if fingerprint is None else fingerprint
         groups = blake2b(self._groups.astype("<i8").tobytes(), digest_size=8).hexdigest()
-        order = sample_order(self._num_samples, seed, 0, shuffle)
+        order = sample_order(dataset, seed, 0, shuffle=shuffle)
         identity = Identity(
             f"grouped-1({order.algorithm})",
             _num_batches(self._groups, batch_size, drop_last),
@@ -68,7 +68,7 @@ class ResumableGroupedBatchSampler(PlaceSampler[list[int]]):
         super().__init__(dataset, identity, num_replicas, rank)
 
     def _served(self, epoch: int, places: range) -> Iterator[list[int]]:
-        order = sample_order(self._num_samples, self.seed, epoch, self.shuffle)
+        order = sample_order(self.dataset, self.seed, epoch, shuffle=self.shuffle)
         ids = order.ids(range(self._num_samples))
         grouped, starts, stops = _cut(self._groups[ids], self.batch_size)
         for place in places:

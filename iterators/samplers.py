@@ -24,9 +24,8 @@ from torch.utils.data import Sampler
 
 from iterators.errors import IterationStateError
 from iterators.fingerprint import dataset_fingerprint
-from iterators.order import EpochOrder, Order, SequentialOrder
 from iterators.position import Identity, Layout, Position
-from iterators.surroundings import length_of, rank_and_world
+from iterators.surroundings import length_of, rank_and_world, sample_order
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +201,8 @@ class ResumableDistributedSampler(PlaceSampler[int]):
     """torch's ``DistributedSampler``, resumable in mid-epoch and at another world size.
 
     ``num_replicas`` and ``rank`` are the process group's unless given. Every epoch has an order
-    of its own, from ``seed`` in [0, 2**64) and the epoch alone. ``fingerprint`` names the data
+    of its own, from ``seed`` in [0, 2**64) and the epoch alone (the dataset's own
+    ``epoch_order(seed, epoch)`` if it has one). ``fingerprint`` names the data
     where ``dataset_fingerprint`` cannot tell::
 
         for epoch in range(sampler.epoch, num_epochs):
@@ -232,7 +232,7 @@ class ResumableDistributedSampler(PlaceSampler[int]):
         fingerprint: str | None = None,
     ) -> None:
         n = length_of(dataset)
-        order = sample_order(n, seed, 0, shuffle)
+        order = sample_order(dataset, seed, 0, shuffle=shuffle)
         name = dataset_fingerprint(dataset) if fingerprint is None else fingerprint
         tail = "drop" if drop_last else "short"
         super().__init__(
@@ -241,7 +241,7 @@ class ResumableDistributedSampler(PlaceSampler[int]):
         self.shuffle = shuffle
 
     def _served(self, epoch: int, places: range) -> Iterator[int]:
-        order = sample_order(self._identity.n, self.seed, epoch, self.shuffle)
+        order = sample_order(self.dataset, self.seed, epoch, shuffle=self.shuffle)
         for start in range(0, len(places), _BLOCK):
             yield from order.ids(places[start : start + _BLOCK]).tolist()
 
@@ -261,9 +261,3 @@ class ResumableSampler(ResumableDistributedSampler):
         fingerprint: str | None = None,
     ) -> None:
         super().__init__(dataset, 1, 0, shuffle, seed, fingerprint=fingerprint)
-
-
-def sample_order(n: int, seed: int, epoch: int, shuffle: bool) -> Order:
-    """The order of the samples; a seed that could not be saved is refused in any case."""
-    shuffled = EpochOrder(n, seed, epoch)
-    return shuffled if shuffle else SequentialOrder(n)

@@ -1,4 +1,4 @@
-"""What a process finds before it shares out data: how much there is, and which rank it is."""
+"""What a process finds before it shares out data: how much, in what order, and its own rank."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset
 
 from iterators.errors import NotResumableError
+from iterators.order import EpochOrder, Order, SequentialOrder
 
 
 def length_of(dataset: Any) -> int:
@@ -45,6 +46,24 @@ def indexed_source(dataset: IterableDataset[Any]) -> Any:
     """
     named = getattr(dataset, "indexed_source", None)
     return named() if callable(named) else None
+
+
+def sample_order(dataset: Any, seed: int, epoch: int, *, shuffle: bool) -> Order:
+    """The order of one epoch: shuffled, it is the dataset's own ``epoch_order`` if it has one.
+
+    A seed that could not be saved is refused in any case.
+    """
+    shuffled: Order = EpochOrder(len(dataset), seed, epoch)
+    if not shuffle:
+        return SequentialOrder(shuffled.n)
+    if callable(own := getattr(dataset, "epoch_order", None)):
+        shuffled = own(seed, epoch)
+        if shuffled.n != len(dataset):
+            raise ValueError(
+                f"{type(dataset).__name__}.epoch_order has {shuffled.n} places for "
+                f"{len(dataset)} samples; it must have one for each"
+            )
+    return shuffled
 
 
 def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:

@@ -25,11 +25,11 @@ from iterators.engine import (
     share_of,
 )
 from iterators.fingerprint import dataset_fingerprint, sample_name
-from iterators.order import EpochOrder, Int64, ListedOrder, Order, SequentialOrder
+from iterators.order import Int64, ListedOrder, Order
 from iterators.position import Identity, Layout
 from iterators.protocol import Adapter, Delivery
 from iterators.sampling import LoaderSettings, Tail, engine_of, read_sampling, settings_of
-from iterators.surroundings import length_of, map_style
+from iterators.surroundings import length_of, map_style, sample_order
 from iterators.tickets import Delivered, Seeding, TicketCollate, TicketDataset, TicketSampler
 
 #: The user's own order: ``(seed, epoch) -> ids``, the same for the same arguments, always.
@@ -190,12 +190,7 @@ class ResumableDataLoader(Adapter):
     def _make_order(self, epoch: int) -> Order:
         if self._function is not None:
             return ListedOrder(self._function(self._seed, epoch), num_samples=self._num_samples)
-        if self._shuffle and callable(own := getattr(self._dataset, "epoch_order", None)):
-            own_order: Order = own(self._seed, epoch)
-            return own_order
-        if self._shuffle:
-            return EpochOrder(self._num_samples, self._seed, epoch)
-        return SequentialOrder(self._num_samples)
+        return sample_order(self._dataset, self._seed, epoch, shuffle=self._shuffle)
 
     def _make_engine(self) -> DataLoader[Delivered]:
         collate = self._settings.get("collate_fn") or (

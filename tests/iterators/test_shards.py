@@ -17,7 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from iterators import CFIterator, Position, ResumableDataLoader, ResumeMismatchError, ShardedDataset
+from iterators import (
+    CFIterator,
+    Position,
+    ResumableDataLoader,
+    ResumableDistributedSampler,
+    ResumableGroupedBatchSampler,
+    ResumableSampler,
+    ResumeMismatchError,
+    ShardedDataset,
+)
 from iterators.cursor import expected_ledger
 from iterators.shards import ShardOrder
 from iterators.testing import check_resumable
@@ -236,6 +245,40 @@ def test_another_batch_size_continues_the_same_order() -> None:
     assert second.last_report is not None
     assert second.last_report.exact
     assert second.last_report.ledger == expected_ledger(order, 20)
+
+
+def test_the_samplers_take_the_order_of_the_shards_as_the_loader_does() -> None:
+    whole = dataset()
+    order = whole.epoch_order(5, 1).ids(range(20)).tolist()
+    sampler = ResumableDistributedSampler(whole, 1, 0, seed=5)
+    sampler.set_epoch(1)
+    assert list(sampler) == order
+    assert list(ResumableSampler(whole, shuffle=False)) == list(range(20))
+    grouped = ResumableGroupedBatchSampler(whole, [0] * 20, 4, 1, 0, seed=5)
+    grouped.set_epoch(1)
+    assert [one for batch in grouped for one in batch] == order
+
+    def resumed() -> CFIterator:
+        given = DataLoader(whole, 4, sampler=ResumableDistributedSampler(whole, 1, 0, seed=5))
+        return CFIterator(given)
+
+    sampler.advance(8)
+    iterator = resumed()
+    iterator.load_state_dict(sampler.state_dict())
+    next(iter(iterator))
+    assert iterator.last_ids is not None
+    assert iterator.last_ids.tolist() == order[8:12]
+
+
+def test_an_order_with_other_places_than_samples_is_refused() -> None:
+    class Half(ShardedDataset):
+        def epoch_order(self, seed: int, epoch: int) -> ShardOrder:
+            return ShardOrder((10,), 1, seed, epoch)
+
+    half = Half(names(6), records, lengths=LENGTHS)
+    for kind in (ResumableSampler, ResumableDataLoader):
+        with pytest.raises(ValueError, match="epoch_order has 10 places for 20 samples"):
+            kind(half, shuffle=True)
 
 
 def test_the_ranks_share_the_shuffled_shards() -> None:
