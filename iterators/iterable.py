@@ -36,6 +36,7 @@ from iterators.engine import (
 )
 from iterators.errors import CorruptPositionError, NotResumableError, ResumeMismatchError
 from iterators.fingerprint import dataset_fingerprint, length_or_none
+from iterators.lookahead import LookAhead
 from iterators.position import Identity, Layout, Position
 from iterators.protocol import Adapter, Delivery
 from iterators.sampling import (
@@ -257,49 +258,37 @@ class IterableDeliveries:
         guard: Seeding | None,
         name: str,
     ) -> None:
-        self._items: Iterator[Item] | None = items
+        self._items, self._batches = items, LookAhead(self._next_batch)
         self._standing, self._place = standing, sum(standing.made)
         self._skipping, self._guard, self._name = skipping, guard, name
-        self._ahead: Item | None = None
-        self._failure: Exception | None = None
 
     def __iter__(self) -> Iterator[Delivery]:
         return self
 
     def __next__(self) -> Delivery:
-        if self.is_over():
-            raise StopIteration
-        if self._failure is not None:
-            raise self._failure
-        item, self._ahead = self._ahead, None
-        assert item is not None
+        item = next(self._batches)
         self._standing = self._standing.behind(item)
         self._place += 1
         return Delivery(item.data, self._place, state=self._standing.to_state())
 
     def is_over(self) -> bool:
-        """Whether no batch is left; fetches the next one, which is then served.
-
-        An error in it is raised when it is asked for: what is behind is not lost by looking.
-        """
-        while self._ahead is None and self._failure is None and self._items is not None:
-            try:
-                self._sort(fetched(self._items, self._guard))
-            except StopIteration:
-                self.close()
-            except Exception as error:
-                self._failure = error
-        return self._ahead is None and self._failure is None
+        """Whether no batch is left; fetches the next one, which is then served."""
+        return self._batches.is_over()
 
     def close(self) -> None:
         """Let go of the loader's iterator, which ends its workers."""
-        self._items = self._ahead = self._failure = None
+        self._batches.close()
+        self._items = iter(())
         self._skipping.close()
 
-    def _sort(self, item: Item) -> None:
-        if item.kind in (Kind.BATCH, Kind.LAST):
-            self._ahead = item
-        elif item.kind is Kind.ENDED:
+    def _next_batch(self) -> Item:
+        while (item := fetched(self._items, self._guard)).kind not in (Kind.BATCH, Kind.LAST):
+            self._note(item)
+        return item
+
+    def _note(self, item: Item) -> None:
+        """Take account of an item without a batch."""
+        if item.kind is Kind.ENDED:
             self._standing = self._standing.behind(item)
         elif item.kind is Kind.SKIPPED:
             self._skip(item.num_batches)
