@@ -200,11 +200,7 @@ class ResumableIterableLoader(Adapter):
             expected, found = getattr(position.layout, name), getattr(self._layout, name)
             if expected != found:
                 raise ResumeMismatchError(name, expected=expected, found=found, advice=advice)
-        if len(position.states) != self._layout.world:
-            raise CorruptPositionError(
-                f"the saved position holds the states of {len(position.states)} ranks, not of "
-                f"{self._layout.world}"
-            )
+        _require_states(len(position.states), self._layout.world)
         made = sum(self._standing(position.states[self._rank]).made)
         if made != position.position:
             raise CorruptPositionError(
@@ -312,6 +308,22 @@ class IterableDeliveries:
                 self._skipping.close(),
                 self._name,
             )
+
+
+def _require_states(found: int, world: int) -> None:
+    """One state for each rank; that of one rank alone was saved but not merged."""
+    if 0 < found < world:
+        raise ResumeMismatchError(
+            "the number of ranks it needs the states of",
+            expected=found,
+            found=world,
+            advice="Each rank saves its own state: merge the positions of all ranks with "
+            "Position.merged, in the order of the ranks, and load the result on each.",
+        )
+    if found != world:
+        raise CorruptPositionError(
+            f"the saved position holds the states of {found} ranks, not of {world}"
+        )
 
 
 def _unchanged(item: Item) -> Item:
