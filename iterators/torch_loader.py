@@ -155,12 +155,13 @@ class ResumableDataLoader(Adapter):
     def order(self, epoch: int) -> Order:
         """The order of ``epoch``; the last one asked for is kept."""
         if epoch != self._epoch:
-            self._current, self._epoch = self._make_order(epoch), epoch
-            if self._current.n != self._identity.n:
+            order = self._make_order(epoch)
+            if order.n != self._identity.n:
                 raise ValueError(
                     f"order(seed, epoch) must have one length: {self._identity.n} ids in epoch 0, "
-                    f"{self._current.n} in epoch {epoch}"
+                    f"{order.n} in epoch {epoch}"
                 )
+            self._current, self._epoch = order, epoch
         return self._current
 
     def name_of(self, sample: int) -> str:
