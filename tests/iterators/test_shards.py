@@ -9,6 +9,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from iterators import (
     CFIterator,
+    NotResumableError,
     Position,
     ResumableDataLoader,
     ResumableDistributedSampler,
@@ -187,9 +189,11 @@ def test_a_shard_that_is_too_short_is_named(ask: list[int]) -> None:
             whole[index]
 
 
-@pytest.mark.parametrize("options", [{"lanes": 0}, {"lengths": [1]}, {"lengths": [-1] * 6}])
+@pytest.mark.parametrize(
+    "options", [{"lanes": 0}, {"lengths": [1]}, {"lengths": [-1] * 6}, {"names": ["a"]}]
+)
 def test_impossible_arguments_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="lanes must be|need as many lengths"):
+    with pytest.raises(ValueError, match="lanes must be|need as many (lengths|names)"):
         dataset(**options)
 
 
@@ -214,6 +218,38 @@ def test_the_fingerprint_sees_names_lengths_and_lanes_but_not_the_folder() -> No
     assert fingerprint("/mnt/other") == base
     changed = [{"names": "abd"}, {"lengths": [1, 3, 2]}, {"lanes": 3}]
     assert len({base, *(fingerprint("/data", **one) for one in changed)}) == 4
+
+
+class Handle:
+    """A shard whose text is its address."""
+
+
+def test_shards_without_lasting_names_need_names_or_a_fingerprint() -> None:
+    def handles(**options: Any) -> ShardedDataset:
+        return ShardedDataset(
+            [Handle(), Handle()], lambda shard, start: iter(()), lengths=[1, 2], **options
+        )
+
+    with pytest.raises(NotResumableError, match=r"a Handle has no name .* names=\[\.\.\.\]"):
+        ResumableDataLoader(handles())
+    assert ResumableDataLoader(handles(), fingerprint="mine").identity.fingerprint == "mine"
+    named = [
+        handles(names=["x/a", "x/b"]),
+        handles(names=["y/a", "y/b"]),
+        handles(names=["a", "c"]),
+    ]
+    assert named[0].data_fingerprint() == named[1].data_fingerprint()
+    assert named[0].data_fingerprint() != named[2].data_fingerprint()
+    assert named[0].sample_name(2) == "x/b, record 1"
+
+
+def test_paths_integers_and_tuples_of_them_are_lasting_names() -> None:
+    def fingerprint(shard: Any) -> str:
+        return ShardedDataset([shard], records, lengths=[1]).data_fingerprint()
+
+    assert fingerprint(Path("d/a.tar")) == fingerprint("d/a.tar") == fingerprint(b"d/a.tar")
+    assert fingerprint(3) == fingerprint(np.int64(3))
+    assert fingerprint((Path("a"), 3)) == fingerprint(("a", np.int64(3))) != fingerprint(("a", 4))
 
 
 # In a loader
