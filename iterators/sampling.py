@@ -30,6 +30,9 @@ Tail: TypeAlias = Literal["short", "drop"]
 
 _OURS = (ResumableDistributedSampler, ResumableSampler)
 
+#: What of a ``DataLoader`` decides what it serves; the names with one ``_`` are torch's own.
+_SERVING = ("__iter__", "_get_iterator", "_index_sampler", "_auto_collation")
+
 
 class LoaderSettings(TypedDict, total=False):
     """``DataLoader`` settings that pass through unchanged; meanings and defaults are torch's."""
@@ -118,12 +121,13 @@ def _shares(sampler: object) -> bool:
 
 def require_plain(loader: DataLoader[Any]) -> None:
     """``NotResumableError`` if ``loader`` serves its batches in some way of its own."""
-    kind = type(loader)
-    if kind.__iter__ is not engine_of(loader).__iter__:
-        raise NotResumableError(
-            f"{kind.__name__} overrides DataLoader.__iter__, so what it serves is unknown. "
-            "Give its dataset to ResumableDataLoader"
-        )
+    kind, engine = type(loader), engine_of(loader)
+    for name in _SERVING:
+        if getattr(kind, name, None) is not getattr(engine, name, None):
+            raise NotResumableError(
+                f"{kind.__name__} overrides DataLoader.{name}, so what it serves is unknown. "
+                "Give its dataset to ResumableDataLoader"
+            )
     if not getattr(loader, "in_order", True):
         raise NotResumableError(
             "in_order=False lets batches overtake each other, so counting them says nothing "

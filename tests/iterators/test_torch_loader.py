@@ -324,6 +324,22 @@ class Changed(DataLoader[int]):
         return iter([1, 2])
 
 
+class Prefetched(DataLoader[int]):
+    def _get_iterator(self) -> Any:
+        return iter([1, 2])
+
+
+class OwnIndices(DataLoader[int]):
+    @property
+    def _index_sampler(self) -> Any:
+        return [[1, 2]]
+
+
+class Longer(DataLoader[int]):
+    def __len__(self) -> int:
+        return 7
+
+
 class OwnBatches(BatchSampler):
     pass
 
@@ -335,6 +351,9 @@ class Unsized(Dataset[int]):
 
 REFUSED: list[tuple[Callable[[], DataLoader[Any]], str]] = [
     (lambda: Changed(Plain(3)), "Changed overrides DataLoader.__iter__"),
+    (lambda: Prefetched(Plain(3)), "Prefetched overrides DataLoader._get_iterator"),
+    (lambda: OwnIndices(Plain(3)), "OwnIndices overrides DataLoader._index_sampler"),
+    (lambda: Prefetched(Stream()), "Prefetched overrides DataLoader._get_iterator"),
     (lambda: DataLoader(Plain(3), num_workers=1, in_order=False), "in_order=False lets batches"),
     (
         lambda: DataLoader(
@@ -369,12 +388,16 @@ REFUSED: list[tuple[Callable[[], DataLoader[Any]], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "reason"), REFUSED, ids=[reason for _, reason in REFUSED])
+@pytest.mark.parametrize(("make", "reason"), REFUSED)
 def test_a_loader_that_cannot_be_resumed_is_refused_with_the_reason(
     make: Callable[[], DataLoader[Any]], reason: str
 ) -> None:
     with pytest.raises(NotResumableError, match=reason):
         CFIterator(make())
+
+
+def test_a_subclass_that_serves_as_torch_does_is_rebuilt() -> None:
+    assert [batch.tolist() for batch in CFIterator(Longer(Plain(3), 2))] == [[0, 1], [2]]
 
 
 def test_pinning_leaves_the_ids_beside_the_data_alone() -> None:
