@@ -1,10 +1,11 @@
 """Iterable torch datasets, resumed through their own state, or by making their samples again.
 
 A place is a number of batches this rank was served. A dataset with ``state_dict`` and
-``load_state_dict`` continues where it stood; any other is an opaque generator, whose samples are
-made again up to the place, at the cost of making them. Either way the number of workers, the
-batch size and the world must be those of the interrupted epoch. A dataset with an indexed source
-needs none of this: ``adapter_for`` gives it to ``ResumableDataLoader``.
+``load_state_dict``, or whose iterator has them, continues where it stood; any other is an opaque
+generator, whose samples are made again up to the place, at the cost of making them. Either way
+the number of workers, the batch size and the world must be those of the interrupted epoch. A
+dataset with an indexed source needs none of this: ``adapter_for`` gives it to
+``ResumableDataLoader``.
 
 Training process only; one open epoch at a time.
 """
@@ -51,7 +52,7 @@ from iterators.skipping import Skipping
 from iterators.surroundings import indexed_source
 from iterators.tickets import Seeding
 from iterators.torch_loader import ResumableDataLoader
-from iterators.worker_batches import Item, Kind, Recipe, Standing, WorkerBatches
+from iterators.worker_batches import Item, Kind, Recipe, Standing, WorkerBatches, is_stateful
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,9 @@ class ResumableIterableLoader(Adapter):
 
     ``state_dict()`` is asked for after each batch and must cover the samples yielded so far, all
     that decides which come next, and nothing but plain values (see ``iterators.encoding``).
-    ``load_state_dict`` is called before ``iter``. A dataset without them must repeat itself.
+    ``load_state_dict`` is called before ``iter``. Of a dataset without them, the iterator's are
+    used, if it has them: ``load_state_dict`` is then called on a new iterator. Without either the
+    dataset must repeat itself.
 
     The generators named by ``seeded`` are set before each batch from (seed, epoch, rank, worker,
     index of the batch in the worker), so random augmentation repeats itself. A ``collate_fn``
@@ -114,7 +117,7 @@ class ResumableIterableLoader(Adapter):
     ) -> None:
         share = share_of(batch_size, tail, rank, world)
         self._rank, self._batch_size, self._seed = share.rank, batch_size, seed
-        self._stateful = _is_stateful(dataset)
+        self._stateful = is_stateful(dataset)
         self._dataset, self._kind = dataset, engine
         self._seeding = seeding_of(seed, seeded)
         self._settings = _without_persistence(settings)
@@ -215,7 +218,7 @@ class ResumableIterableLoader(Adapter):
         self._open = IterableDeliveries(
             iter(self._make_engine()),
             standing,
-            skipping=Skipping(0 if self._stateful else standing.to_make_again),
+            skipping=Skipping(standing.to_make_again),
             guard=None if self._workers else self._seeding,
             name=type(self._dataset).__name__,
         )
@@ -328,10 +331,6 @@ def _require_states(found: int, world: int) -> None:
 
 def _unchanged(item: Item) -> Item:
     return item
-
-
-def _is_stateful(dataset: object) -> bool:
-    return all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def _without_persistence(settings: LoaderSettings) -> LoaderSettings:

@@ -66,6 +66,38 @@ class Stateful(Opaque):
         self.order.set_state(state["order"])
 
 
+class Walk:
+    """An iterator with a state of its own."""
+
+    def __init__(self, base: int, count: int) -> None:
+        self.base, self.count, self.index = base, count, 0
+        self.order = np.random.RandomState(random.randrange(1000))
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        if self.index == self.count:
+            raise StopIteration
+        self.index += 1
+        return drawn(self.base + self.order.randint(1000))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"index": self.index, "order": self.order.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.index = state["index"]
+        self.order.set_state(state["order"])
+
+
+class Walked(Opaque):
+    """Has no state, but its iterator does."""
+
+    def __iter__(self) -> Iterator[Any]:
+        worker, count = self.share()
+        return Walk(1_000_000 * self.epoch + 1000 * worker, count)
+
+
 class Batched(Opaque):
     """Yields ready batches of its own sizes."""
 

@@ -42,6 +42,7 @@ from tests.iterators.streams import (
     Squares,
     Stateful,
     Subscriptable,
+    Walked,
     drawn,
 )
 
@@ -84,7 +85,7 @@ SHARES = [
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
-@pytest.mark.parametrize("kind", [Opaque, Stateful])
+@pytest.mark.parametrize("kind", [Opaque, Stateful, Walked])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize(("shares", "workers"), SHARES)
 def test_every_state_resumes_exactly(
@@ -129,7 +130,7 @@ def test_the_order_is_torchs_own(workers: int) -> None:
     assert served(CFIterator(given)) == served(given)
 
 
-@pytest.mark.parametrize("kind", [Opaque, Stateful])
+@pytest.mark.parametrize("kind", [Opaque, Stateful, Walked])
 def test_a_second_and_third_restore_in_an_epoch(kind: type[Opaque]) -> None:
     whole = walk(rebuilt(kind([7, 4]), num_workers=2), epochs=2)
     served, state = [], None
@@ -283,9 +284,18 @@ def test_skipping_is_counted_timed_and_explained(caplog: pytest.LogCaptureFixtur
     list(restored(state, Opaque([8, 4]), num_workers=2))
     assert "skipped 5 batches by making their samples again, which took" in caplog.text
     caplog.clear()
-    state = state_after(rebuilt(Stateful([8, 4]), num_workers=2), 5)
-    list(restored(state, Stateful([8, 4]), num_workers=2))
-    assert not caplog.text
+    for kind in (Stateful, Walked):
+        state = state_after(rebuilt(kind([8, 4]), num_workers=2), 5)
+        list(restored(state, kind([8, 4]), num_workers=2))
+        assert not caplog.text
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterator_that_lost_its_state_is_refused(workers: int) -> None:
+    state = state_after(rebuilt(Walked([8, 8]), num_workers=workers), 3)
+    stateless = type("Walked", (Opaque,), {})  # another class under the same name
+    with pytest.raises(NotResumableError, match="the iterator of Walked had a state_dict"):
+        list(restored(state, stateless([8, 8]), num_workers=workers))
 
 
 def test_an_epoch_may_be_closed_while_it_skips() -> None:
