@@ -15,7 +15,7 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from heapq import heapify, heapreplace
@@ -32,7 +32,7 @@ from iterators.order import EpochOrder, Int64, SequentialOrder
 logger = logging.getLogger(__name__)
 
 #: ``read(shard, start)``: the raw records of one shard, in order, from record ``start`` on.
-Read: TypeAlias = Callable[[Any, int], Iterator[Any]]
+Read: TypeAlias = Callable[[Any, int], Iterable[Any]]
 
 
 class ShardedDataset(Dataset[Any]):
@@ -162,7 +162,7 @@ class _Readers:
         records, behind = self._open.pop(shard, (None, 0))
         if records is None or record < behind:
             _close(records)
-            records, behind = self._read(name, record), record
+            records, behind = iter(self._read(name, record)), record
         for _ in range(record - behind + 1):
             try:
                 raw = next(records)

@@ -197,6 +197,11 @@ def test_impossible_arguments_are_refused(options: dict[str, Any]) -> None:
         dataset(**options)
 
 
+def test_a_read_may_return_a_list() -> None:
+    whole = ShardedDataset(["a", "b"], lambda name, start: [f"{name}{i}" for i in range(3)][start:])
+    assert [whole[index] for index in (0, 1, 4, 2, 5, 0)] == ["a0", "a1", "b1", "a2", "b2", "a0"]
+
+
 def test_open_readers_are_neither_pickled_nor_shared_by_fork() -> None:
     shelf = Shelf([9])
     whole = ShardedDataset(["0"], shelf, lengths=[9])
