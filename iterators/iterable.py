@@ -93,9 +93,16 @@ class ResumableIterableLoader(Adapter):
 
     The generators named by ``seeded`` are set before each batch from (seed, epoch, rank, worker,
     index of the batch in the worker), so random augmentation repeats itself. A ``collate_fn``
-    must not carry anything over from batch to batch. ``len`` is torch's: an estimate, from the
-    dataset's own; an epoch ends when the dataset does. ``persistent_workers`` is not used, since
-    such workers cannot be aimed.
+    must not carry anything over from batch to batch. What a generator draws that ``seeded`` leaves
+    out is not exact: without workers the next batch is fetched before the boundary at which a
+    manager saves the generators, and workers begin theirs anew. ``len`` is torch's: an estimate,
+    from the dataset's own; an epoch ends when the dataset does. ``persistent_workers`` is not
+    used, since such workers cannot be aimed.
+
+    Every loop over ``CFIterator`` opens the epoch anew, so ``steps()`` called for a few batches
+    at a time makes all samples before them again, each time, unless there is a state. Ranks that
+    are served different numbers of batches in an epoch stand at different points from the first
+    end on: their positions cannot be merged there (``Position.merged``).
 
     Raises ``NotResumableError`` for a DataPipe, and with ``num_workers=0`` for a dataset that
     cannot be copied.
