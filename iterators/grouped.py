@@ -55,7 +55,7 @@ class ResumableGroupedBatchSampler(PlaceSampler[list[int]]):
         self._groups = _group_codes(group_ids, self._num_samples)
         self.batch_size = self._batch = batch_size
         self.shuffle = shuffle
-        data = dataset_fingerprint(dataset) if fingerprint is None else fingerprint
+        data = dataset_fingerprint(dataset, fingerprint)
         groups = blake2b(self._groups.astype("<i8").tobytes(), digest_size=8).hexdigest()
         order = sample_order(dataset, seed, 0, shuffle=shuffle)
         identity = Identity(

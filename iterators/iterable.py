@@ -3,9 +3,11 @@
 A place is a number of batches this rank was served. A dataset with ``state_dict`` and
 ``load_state_dict``, or whose iterator has them, continues where it stood; any other is an opaque
 generator, whose samples are made again up to the place, at the cost of making them. Either way
-the number of workers, the batch size and the world must be those of the interrupted epoch. A
-dataset with an indexed source needs none of this: ``adapter_for`` gives it to
-``ResumableDataLoader``.
+the number of workers, the batch size and the world must be those of the interrupted epoch.
+
+A dataset with an indexed source needs none of this: a method ``indexed_source()`` returning a
+map-style dataset with all samples of all ranks and workers (perhaps itself). ``CFIterator`` gives
+it to ``ResumableDataLoader``, in our order.
 
 Training process only; one open epoch at a time.
 """
@@ -18,23 +20,8 @@ from collections.abc import Collection, Iterator
 from typing import Any, Unpack
 
 import torch
-from torch.utils.data import (
-    DataLoader,
-    IterableDataset,
-    IterDataPipe,
-    default_collate,
-    default_convert,
-)
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
-from iterators.engine import (
-    GENERATORS,
-    VERSIONS,
-    Engine,
-    aim_generator,
-    fetched,
-    seeding_of,
-    share_of,
-)
 from iterators.errors import CorruptPositionError, NotResumableError, ResumeMismatchError
 from iterators.fingerprint import dataset_fingerprint, length_or_none
 from iterators.lookahead import LookAhead
@@ -49,9 +36,17 @@ from iterators.sampling import (
     tail_of,
 )
 from iterators.skipping import Skipping
-from iterators.surroundings import indexed_source
 from iterators.tickets import Seeding
-from iterators.torch_loader import ResumableDataLoader
+from iterators.torch_common import (
+    GENERATORS,
+    VERSIONS,
+    Engine,
+    aim_generator,
+    collate_of,
+    fetched,
+    seeding_of,
+    share_of,
+)
 from iterators.worker_batches import Item, Kind, Recipe, Standing, WorkerBatches, is_stateful
 
 logger = logging.getLogger(__name__)
@@ -62,19 +57,6 @@ _ADVICE = {
     "workers": "Each worker stands at its own place in the dataset: resume with as many, at least "
     "until the epoch ends. A dataset with an indexed_source() is not bound to it.",
 }
-
-
-def adapter_for(
-    loader: DataLoader[Any], *, seed: int | None = None
-) -> ResumableDataLoader | ResumableIterableLoader:
-    """The adapter for a loader over an ``IterableDataset``: indexed if it has such a source.
-
-    That is a method ``indexed_source()`` returning a map-style dataset with all samples of all
-    ranks and workers; it may return the dataset itself. The order is then ours.
-    """
-    if isinstance(loader.dataset, IterableDataset) and indexed_source(loader.dataset) is None:
-        return ResumableIterableLoader.like(loader, seed=seed or 0)
-    return ResumableDataLoader.like(loader, seed=seed)
 
 
 class ResumableIterableLoader(Adapter):
@@ -133,7 +115,7 @@ class ResumableIterableLoader(Adapter):
         self._identity = Identity(
             f"iterable-{'state' if self._stateful else 'opaque'}-1",
             0,  # a dataset's length is an estimate, and may be exceeded
-            dataset_fingerprint(dataset) if fingerprint is None else fingerprint,
+            dataset_fingerprint(dataset, fingerprint),
             seed,
             tail,
         )
@@ -148,16 +130,19 @@ class ResumableIterableLoader(Adapter):
         cls,
         loader: DataLoader[Any],
         *,
-        seed: int = 0,
+        seed: int | None = None,
         seeded: Collection[str] = GENERATORS,
         fingerprint: str | None = None,
     ) -> ResumableIterableLoader:
-        """Rebuild ``loader`` with all its settings; ``NotResumableError`` with the reason."""
+        """Rebuild ``loader`` with all its settings; ``NotResumableError`` with the reason.
+
+        ``seed`` is 0 unless given.
+        """
         require_plain(loader)
         return cls(
             loader.dataset,  # type: ignore[arg-type]
             loader.batch_size,
-            seed=seed,
+            seed=seed or 0,
             tail=tail_of(loader),
             seeded=seeded,
             fingerprint=fingerprint,
@@ -235,13 +220,10 @@ class ResumableIterableLoader(Adapter):
         return Standing.from_state(state, num_workers=self._workers, stateful=self._stateful)
 
     def _recipe(self) -> Recipe:
-        collate = self._settings.get("collate_fn") or (
-            default_convert if self._batch_size is None else default_collate
-        )
         return Recipe(
             self._batch_size,
             self._identity.tail == "drop",
-            collate,
+            collate_of(self._batch_size, self._settings),
             self._seeding,
             self._rank,
             self._stateful,

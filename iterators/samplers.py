@@ -24,15 +24,13 @@ from torch.utils.data import Sampler
 
 from iterators.errors import IterationStateError
 from iterators.fingerprint import dataset_fingerprint
+from iterators.order import IDS_AT_ONCE
 from iterators.position import Identity, Layout, Position
 from iterators.surroundings import length_of, rank_and_world, sample_order
 
 logger = logging.getLogger(__name__)
 
 _Unit = TypeVar("_Unit")
-
-#: Ids computed at a time: enough to amortise NumPy's call overhead, little enough to be instant.
-_BLOCK = 8192
 
 
 class PlaceSampler(Sampler[_Unit]):
@@ -233,7 +231,7 @@ class ResumableDistributedSampler(PlaceSampler[int]):
     ) -> None:
         n = length_of(dataset)
         order = sample_order(dataset, seed, 0, shuffle=shuffle)
-        name = dataset_fingerprint(dataset) if fingerprint is None else fingerprint
+        name = dataset_fingerprint(dataset, fingerprint)
         tail = "drop" if drop_last else "short"
         super().__init__(
             dataset, Identity(order.algorithm, n, name, seed, tail), num_replicas, rank
@@ -242,8 +240,8 @@ class ResumableDistributedSampler(PlaceSampler[int]):
 
     def _served(self, epoch: int, places: range) -> Iterator[int]:
         order = sample_order(self.dataset, self.seed, epoch, shuffle=self.shuffle)
-        for start in range(0, len(places), _BLOCK):
-            yield from order.ids(places[start : start + _BLOCK]).tolist()
+        for start in range(0, len(places), IDS_AT_ONCE):
+            yield from order.ids(places[start : start + IDS_AT_ONCE]).tolist()
 
 
 class ResumableSampler(ResumableDistributedSampler):

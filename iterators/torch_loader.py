@@ -13,17 +13,8 @@ from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, default_collate, default_convert
+from torch.utils.data import DataLoader
 
-from iterators.engine import (
-    GENERATORS,
-    VERSIONS,
-    Engine,
-    aim_generator,
-    fetched,
-    seeding_of,
-    share_of,
-)
 from iterators.fingerprint import dataset_fingerprint, sample_name
 from iterators.order import Int64, ListedOrder, Order
 from iterators.position import Identity, Layout
@@ -31,6 +22,16 @@ from iterators.protocol import Adapter, Delivery
 from iterators.sampling import LoaderSettings, Tail, engine_of, read_sampling, settings_of
 from iterators.surroundings import length_of, map_style, sample_order
 from iterators.tickets import Delivered, Seeding, TicketCollate, TicketDataset, TicketSampler
+from iterators.torch_common import (
+    GENERATORS,
+    VERSIONS,
+    Engine,
+    aim_generator,
+    collate_of,
+    fetched,
+    seeding_of,
+    share_of,
+)
 
 #: The user's own order: ``(seed, epoch) -> ids``, the same for the same arguments, always.
 OrderFunction: TypeAlias = Callable[[int, int], Sequence[int] | Int64]
@@ -78,7 +79,7 @@ class ResumableDataLoader(Adapter):
         self._identity = Identity(
             self._current.algorithm,
             self._current.n,
-            dataset_fingerprint(dataset) if fingerprint is None else fingerprint,
+            dataset_fingerprint(dataset, fingerprint),
             seed,
             tail,
         )
@@ -91,7 +92,8 @@ class ResumableDataLoader(Adapter):
         self._seeding = seeding_of(seed, seeded)
         self._sampler = TicketSampler(self._current, self._share)
         self._generator = torch.Generator()
-        self._kind, self._single, self._settings = engine, batch_size is None, settings
+        self._kind, self._settings = engine, settings
+        self._collate = TicketCollate(collate_of(batch_size, settings), single=batch_size is None)
         self._engine = self._make_engine()
 
     @classmethod
@@ -194,10 +196,7 @@ class ResumableDataLoader(Adapter):
         return sample_order(self._dataset, self._seed, epoch, shuffle=self._shuffle)
 
     def _make_engine(self) -> DataLoader[Delivered]:
-        collate = self._settings.get("collate_fn") or (
-            default_convert if self._single else default_collate
-        )
-        ours: Any = {**self._settings, "collate_fn": TicketCollate(collate, self._single)}
+        ours: Any = {**self._settings, "collate_fn": self._collate}
         return self._kind(
             TicketDataset(self._dataset, self._seeding),  # type: ignore[arg-type]
             batch_sampler=self._sampler,

@@ -246,6 +246,12 @@ def test_the_length_is_torchs() -> None:
         len(ResumableIterableLoader(Opaque([1])))
 
 
+def test_both_loaders_take_no_seed_for_0() -> None:
+    for kind, dataset in ((ResumableIterableLoader, Opaque([1])), (ResumableDataLoader, Indexed())):
+        seeds = [kind.like(DataLoader(dataset), seed=seed).identity.seed for seed in (None, 0, 7)]
+        assert seeds == [0, 0, 7]
+
+
 def test_persistent_workers_are_not_kept(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     iterator = rebuilt(Opaque([2, 2]), num_workers=2, persistent_workers=True)
