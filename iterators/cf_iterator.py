@@ -57,7 +57,8 @@ class CFIterator:
 
     With ``cf_manager``, the position is saved with every checkpoint under ``name``, and each
     boundary is reported to the manager; ``marks_steps=False`` for every iterator but one (for
-    validation, or a second source: its position then moves with each batch it hands out).
+    validation, or a second source: its position then moves with each batch it hands out, so
+    ``zip`` the one that marks steps first).
     A boundary needs an attempted weight update since the last one; ``accumulate=N`` makes it
     every N batches instead (a shorter group at an epoch's end counts too). Without a manager
     every batch counts as an update.
@@ -69,10 +70,11 @@ class CFIterator:
     """
 
     _pass: _Pass
-    _pass_start: Mark
+    _anchor: Mark
     _pass_boundaries: int
     _boundaries: int
     _updates_before: int
+    _updates_before_pass: int
     _halted: bool
     _generators_set: bool
     _running: weakref.ref[Generator[Any, None, None]] | None
@@ -187,7 +189,7 @@ class CFIterator:
         """
         if not self.marks_steps or not self._cursor.live.uncommitted:
             return False
-        return self._pass not in (_Pass.LEFT, _Pass.PAUSED) or self._learnt()
+        return self._pass not in (_Pass.LEFT, _Pass.PAUSED) or not self._takes_back(self._pass)
 
     # The loops
 
@@ -209,13 +211,16 @@ class CFIterator:
         """Batches until ``total`` boundaries in all were passed, across epochs.
 
         There is no tail here: an epoch's last boundary is passed like any other. Leaving early
-        only pauses.
+        only pauses; batches since the last boundary come again, unless an update was attempted
+        or ``accumulate`` counts them.
         """
         _require_count("total", total)
         return self._steps(total)
 
     def reset(self) -> None:
-        """End a pass that is still open, as DALI's loops do after each epoch; workers stop.
+        """End a pass that is still open, as DALI's loops do after each epoch.
+
+        Workers that do not persist stop.
 
         The boundary still pending is passed by the next loop, so a tail after it is still in
         the epoch.
@@ -231,7 +236,7 @@ class CFIterator:
         longer run serves the rest.
         """
         self.reset()
-        if self._pass is _Pass.LEFT:
+        if self._pass is _Pass.LEFT and self.marks_steps and self._learnt():
             self._pass = _Pass.PAUSED
         self._settle(may_stop=False)
         self._adapter.close()
@@ -239,7 +244,9 @@ class CFIterator:
     # The position
 
     def state_dict(self) -> dict[str, Any]:
-        """The position as of the last boundary, JSON-able, under 1 kB.
+        """The position as of the last boundary, JSON-able; under 1 kB but for the loader's state.
+
+        It is one rank's: ``Position.merged`` makes one of those of all ranks that share the data.
 
         Between a batch and its boundary it is the place before that batch. With
         ``marks_steps=False`` it counts everything handed out.
@@ -276,12 +283,16 @@ class CFIterator:
     def _serve(self, limit: int | None) -> Generator[Any, None, None]:
         if self._halted:
             return
-        self._pass, self._pass_start, self._pass_boundaries = _Pass.OPEN, self._cursor.live, 0
+        self._pass, self._anchor, self._pass_boundaries = _Pass.OPEN, self._cursor.live, 0
+        self._updates_before_pass = self._manager.update_attempts if self._manager else 0
         end = _Pass.NONE
         try:
             end = yield from self._delivered(limit)
         except GeneratorExit:
             end = self._left_by(limit)
+            raise
+        except BaseException:  # of the loader, perhaps before the boundary of a finished update
+            end = _Pass.PAUSED if self._update_attempted() else _Pass.NONE
             raise
         finally:
             self._pass = end
@@ -357,20 +368,33 @@ class CFIterator:
         if ended is _Pass.EXHAUSTED:
             self._close_epoch(may_stop=may_stop)
         elif ended in (_Pass.LEFT, _Pass.PAUSED):
-            if not self._learnt():
+            if self._takes_back(ended):
                 self._rewind()
             elif ended is _Pass.LEFT:
                 self._close_epoch(may_stop=may_stop)
             elif self._update_attempted():
                 self._pass_boundary(may_stop=may_stop)
 
+    def _takes_back(self, ended: _Pass) -> bool:
+        """Whether what a pass left early handed out since its last boundary comes again.
+
+        In a pause, unless an update was attempted, or ``accumulate`` says that batches count.
+        """
+        if ended is _Pass.PAUSED:
+            return self._accumulate is None and not self._update_attempted()
+        return not self._learnt()
+
     def _learnt(self) -> bool:
         """Whether the last pass led to an update, so that its batches must not come again."""
-        return self._pass_boundaries > 0 or self._update_attempted()
+        if self._pass_boundaries:
+            return True
+        if self._notified and self._notified.update_attempts == self._updates_before_pass:
+            return False
+        return self._update_attempted()
 
     def _rewind(self) -> None:
-        self._cursor.rewind(self._pass_start)
-        self._batch_place = self._pass_start.place
+        self._cursor.rewind(self._anchor)
+        self._batch_place = self._anchor.place
 
     def _update_attempted(self, *, epoch_over: bool = False) -> bool:
         """Whether a boundary is due: batches were handed out, and then an update attempted."""
@@ -400,6 +424,7 @@ class CFIterator:
         """Cursor first: the manager saves the place that belongs to the weights it sees."""
         crossed = self._cursor.live.crossed
         self._cursor.commit()
+        self._anchor = self._cursor.live
         self._boundaries += 1
         self._pass_boundaries += 1
         self._halted = self._boundaries == self._steps_to_run
@@ -421,8 +446,9 @@ class CFIterator:
 
     def _start_counting(self) -> None:
         self._pass = _Pass.NONE
-        self._pass_start = self._cursor.live
-        self._pass_boundaries = self._boundaries = self._updates_before = 0
+        self._anchor = self._cursor.live
+        self._pass_boundaries = self._boundaries = 0
+        self._updates_before = self._updates_before_pass = 0
         self._halted = self._generators_set = False
         self._running = None
 
@@ -460,6 +486,15 @@ def _log_changes(position: Position, adapter: Adapter) -> None:
     then, now = position.layout, adapter.layout
     if then != now and then != Layout():
         logger.info("resuming at another layout: %s, saved at %s", now.to_dict(), then.to_dict())
+    counted, behind = position.ledger.count, position.position
+    if adapter.order(position.epoch) is not None and counted != behind:
+        logger.warning(
+            "the restored position accounts for %d of the %d samples behind it, so the epoch's end "
+            "will be checked only for those that come. Is it one rank's (Position.merged makes one "
+            "of all), or a sampler's?",
+            counted,
+            behind,
+        )
     if position.identity.tail != adapter.identity.tail:
         logger.warning(
             "the tail policy is %r, saved with %r", adapter.identity.tail, position.identity.tail
@@ -469,8 +504,7 @@ def _log_changes(position: Position, adapter: Adapter) -> None:
 def _log_report(name: str, report: EpochReport) -> None:
     if report.exact is False:
         logger.error(
-            "iterator %r: epoch %d was not served exactly once (%d samples counted); is the order "
-            "function the same in every process? %s",
+            "iterator %r: epoch %d was not served exactly once (%d samples counted): %s",
             name,
             report.epoch,
             report.served,

@@ -21,9 +21,12 @@ from iterators.ledger import (
     ledger_of_places,
     ledger_of_range,
 )
-from iterators.order import Int64, ListedOrder, Order, Permutation
+from iterators.order import Int64, Order, Permutation
 from iterators.position import Identity, Layout, Position
 from iterators.protocol import Adapter, Delivery
+
+#: A fault that repeats itself is clear from its first samples; the ids are all there.
+_MOST_NAMED = 20
 
 _range_ledger = lru_cache(maxsize=8)(ledger_of_range)
 
@@ -48,10 +51,11 @@ class EpochReport:
     """What one epoch served to this rank, against what it should have.
 
     ``not_served`` counts places behind which the epoch was left (an early ``break``, or the tail
-    under "drop"). ``exact``: the ledger equals that of this rank's places (the epoch was served
-    exactly once if that holds on every rank); None if the loader cannot say. ``doubled`` and
-    ``missing`` are ids of samples, and ``faults`` names each with its place, only with
-    ``audit=True``.
+        under "drop"). ``exact``: the ledger equals that of this rank's places (the epoch was served
+    exactly once if that holds on every rank); None if the loader cannot say, or what a restored
+    position says of the places before it is incomplete. ``served`` counts samples, or places
+    where the loader has no order. ``doubled`` and ``missing`` are ids of samples, and ``faults``
+    names the first of each with its place, only with ``audit=True``.
     """
 
     epoch: int
@@ -76,6 +80,8 @@ class Cursor:
         self._layout: Layout = adapter.layout
         self._audit = audit
         self._bitmap: AuditBitmap | None = None
+        #: Delivered since the last boundary: how many before it, and the samples.
+        self._unmarked: list[tuple[int, Int64 | tuple[()]]] = []
         self.step = 0
         self._begin(self._origin())
         self.saved = self._position(self.live, self.step)
@@ -84,7 +90,7 @@ class Cursor:
         """Move ``live`` over one batch."""
         counted = _counted(delivery)
         if self._bitmap is not None:
-            self._bitmap.mark(counted)
+            self._unmarked.append((self.live.uncommitted, counted))
         self.live = replace(
             self.live,
             place=delivery.end,
@@ -96,11 +102,13 @@ class Cursor:
     def commit(self) -> None:
         """Pass a boundary: ``saved`` catches up with ``live``."""
         self.step += 1
+        self._mark_delivered()
         self.live = replace(self.live, uncommitted=0, crossed=False)
         self.saved = self._position(self.live, self.step)
 
     def end_epoch(self) -> EpochReport:
         """Move ``live`` to the start of the next epoch."""
+        self._mark_delivered()
         report, live = self._report(), self.live
         self._begin(
             Mark(live.epoch + 1, uncommitted=live.uncommitted, crossed=True, state=live.state)
@@ -110,8 +118,7 @@ class Cursor:
     def rewind(self, mark: Mark) -> None:
         """Take back deliveries, all of the same epoch, that no boundary will ever cover."""
         self.live = mark
-        if self._audit:
-            self._start_audit()
+        self._unmarked = [one for one in self._unmarked if one[0] < mark.uncommitted]
 
     def load(self, position: Position) -> None:
         """Continue from a restored position. Only rank 0 keeps its ledger: ledgers add."""
@@ -120,6 +127,7 @@ class Cursor:
         state = position.states[rank] if rank < len(position.states) else None
         self.step = position.step
         self._begin(Mark(position.epoch, position.position, ledger, state=state))
+        self._knows_before = rank > 0 or ledger.count == position.position
         self.saved = self._position(self.live, self.step)
 
     def position_after(self, *, epoch_over: bool) -> Position:
@@ -135,6 +143,7 @@ class Cursor:
     def _begin(self, mark: Mark) -> None:
         """Start to serve at ``mark``: from here on, this rank's places are evenly spaced."""
         self._base = self.live = mark
+        self._knows_before = True
         if self._audit:
             self._start_audit()
 
@@ -152,32 +161,39 @@ class Cursor:
             live.place if order is None else live.ledger.count,
             max(0, self._identity.n - live.place),
             live.ledger,
-            None if order is None else self._is_exact(order),
+            None if order is None else self._exact(order),
             doubled,
             missing,
             (*self._named("doubled", doubled), *self._named("missing", missing)),
         )
 
-    def _is_exact(self, order: Order) -> bool:
+    def _exact(self, order: Order) -> bool | None:
         """Whether this rank's ledger is that of its places, and rank 0's of all before too."""
         base, live, world = self._base, self.live, self._layout.world
-        if world == 1:
+        if world == 1 and self._knows_before:
             return live.ledger == expected_ledger(order, live.place)
-        if self._adapter.rank == 0 and base.ledger != expected_ledger(order, base.place):
-            return False
         own = ledger_of_places(order, base.place + self._adapter.rank, live.place, world)
-        return live.ledger - base.ledger == own
+        if live.ledger - base.ledger != own:
+            return False
+        if not self._knows_before:
+            return None
+        return self._adapter.rank > 0 or base.ledger == expected_ledger(order, base.place)
 
     def _start_audit(self) -> None:
         """A fresh bitmap; after a restore, the places already served are taken as served."""
         order = self._adapter.order(self.live.epoch)
         if not isinstance(order, Permutation):
             raise ValueError("audit=True needs a permutation of samples that the loader knows")
-        self._bitmap = AuditBitmap(order.n)
+        self._bitmap, self._unmarked = AuditBitmap(order.n), []
         for ids in ids_of_places(order, 0, self._base.place):
             self._bitmap.mark(ids)
-        for ids in self._own_ids(order, self.live.place):
-            self._bitmap.mark(ids)
+
+    def _mark_delivered(self) -> None:
+        """Enter what was delivered into the audit; until now a rewind could take it back."""
+        for _, ids in self._unmarked:
+            if self._bitmap is not None:
+                self._bitmap.mark(ids)
+        self._unmarked.clear()
 
     def _own_ids(self, order: Order, stop: int) -> Iterator[Int64]:
         start = self._base.place + self._adapter.rank
@@ -188,7 +204,7 @@ class Cursor:
         order = self._adapter.order(self.live.epoch)
         if self._bitmap is None or order is None:
             return (), ()
-        missing = [self._bitmap.missing(ids) for ids in self._own_ids(order, order.n)]
+        missing = [self._bitmap.missing(ids) for ids in self._own_ids(order, self.live.place)]
         lacking = np.sort(np.concatenate(missing)) if missing else ()
         return tuple(self._bitmap.doubled()), tuple(int(one) for one in lacking)
 
@@ -196,6 +212,7 @@ class Cursor:
         order = self._adapter.order(self.live.epoch)
         if not samples or not isinstance(order, Permutation):
             return []
+        samples = samples[:_MOST_NAMED]
         places = order.positions(samples).tolist()
         return [
             f"{what}: {self._adapter.name_of(one)} (id {one}), place {place} of epoch "
@@ -206,7 +223,7 @@ class Cursor:
 
 def expected_ledger(order: Order, place: int) -> Ledger:
     """The ledger of the first ``place`` samples of ``order``, from the shorter side."""
-    if isinstance(order, ListedOrder) or place <= order.n // 2:
+    if not isinstance(order, Permutation) or place <= order.n // 2:
         return ledger_of_places(order, 0, place)
     return _range_ledger(order.n) - ledger_of_places(order, place, order.n)
 

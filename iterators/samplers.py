@@ -26,7 +26,7 @@ from iterators.errors import IterationStateError
 from iterators.fingerprint import dataset_fingerprint
 from iterators.order import IDS_AT_ONCE
 from iterators.position import Identity, Layout, Position
-from iterators.surroundings import length_of, rank_and_world, sample_order
+from iterators.surroundings import rank_and_world, sample_order
 
 logger = logging.getLogger(__name__)
 
@@ -229,12 +229,11 @@ class ResumableDistributedSampler(PlaceSampler[int]):
         *,
         fingerprint: str | None = None,
     ) -> None:
-        n = length_of(dataset)
         order = sample_order(dataset, seed, 0, shuffle=shuffle)
         name = dataset_fingerprint(dataset, fingerprint)
         tail = "drop" if drop_last else "short"
         super().__init__(
-            dataset, Identity(order.algorithm, n, name, seed, tail), num_replicas, rank
+            dataset, Identity(order.algorithm, order.n, name, seed, tail), num_replicas, rank
         )
         self.shuffle = shuffle
 

@@ -51,18 +51,14 @@ def indexed_source(dataset: IterableDataset[Any]) -> Any:
 def sample_order(dataset: Any, seed: int, epoch: int, *, shuffle: bool) -> Order:
     """The order of one epoch: shuffled, it is the dataset's own ``epoch_order`` if it has one.
 
-    A seed that could not be saved is refused in any case.
+    A dataset's own order may have another number of places than there are samples, if all epochs
+    have the same. A seed that could not be saved is refused in any case.
     """
-    shuffled: Order = EpochOrder(len(dataset), seed, epoch)
+    shuffled: Order = EpochOrder(length_of(dataset), seed, epoch)
     if not shuffle:
         return SequentialOrder(shuffled.n)
     if callable(own := getattr(dataset, "epoch_order", None)):
         shuffled = own(seed, epoch)
-        if shuffled.n != len(dataset):
-            raise ValueError(
-                f"{type(dataset).__name__}.epoch_order has {shuffled.n} places for "
-                f"{len(dataset)} samples; it must have one for each"
-            )
     return shuffled
 
 

@@ -47,6 +47,25 @@ class Share:
         whole, rest = divmod(num_places, self.global_batch)
         return whole + (1 if rest and self.tail == "short" else 0)
 
+    def cut(self, order: Order, start: int) -> Iterator[tuple[int, list[int], float]]:
+        """This rank's batches from place ``start``: where each begins over all ranks, ids, weight.
+
+        Only an epoch's last batch can leave this rank idle: it gets that batch's first, weight 0.
+        """
+        left, batch, step = self.batches(order.n - start), self.batch, self.global_batch
+        at_once = max(1, IDS_AT_ONCE // batch)
+        while left:
+            taken = min(left, at_once)
+            stop = min(start + taken * step, order.n)
+            ids = order.ids(np.arange(start + self.rank, stop, self.world)).tolist()
+            for index in range(taken):
+                first = start + index * step
+                if own := ids[index * batch : (index + 1) * batch]:
+                    yield first, own, 1.0
+                else:
+                    yield first, order.ids(first).tolist(), 0.0
+            start, left = stop, left - taken
+
 
 class TicketSampler:
     """A batch sampler over this rank's share, from any place of any epoch.
@@ -70,20 +89,8 @@ class TicketSampler:
         return self._batches(self._order, self._epoch, self._start)
 
     def _batches(self, order: Order, epoch: int, start: int) -> Iterator[list[Ticket]]:
-        share = self._share
-        left = share.batches(order.n - start)
-        at_once = max(1, IDS_AT_ONCE // share.batch)
-        while left:
-            taken = min(left, at_once)
-            stop = min(start + taken * share.global_batch, order.n)
-            ids = order.ids(np.arange(start + share.rank, stop, share.world)).tolist()
-            for index in range(taken):
-                own = ids[index * share.batch : (index + 1) * share.batch]
-                # Only an epoch's last batch can leave this rank idle: it gets that batch's first.
-                own = own or order.ids(start + index * share.global_batch).tolist()
-                weight = 1.0 if index * share.batch < len(ids) else 0.0
-                yield [(epoch, one, weight) for one in own]
-            start, left = stop, left - taken
+        for _, ids, weight in self._share.cut(order, start):
+            yield [(epoch, one, weight) for one in ids]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,51 +1,58 @@
 """A list of files and labels, found as DALI's own file reader finds them, held compactly.
 
 Paths are bytes in one buffer, beside 8 bytes of offset and 4 of label each: a list of Python
-strings would cost several times that in every process. Immutable; any thread.
+strings would cost several times that in every process. Immutable; any thread. Names are kept
+below an absolute root, so neither a moved folder nor a changed working folder matters.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import os
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from itertools import accumulate
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from iterators.fingerprint import listing_digest
-
 StrPath: TypeAlias = str | os.PathLike[str]
 Entry: TypeAlias = tuple[bytes, int]
 
 #: What ``fn.readers.file`` takes from a class folder, in either case.
-_SUFFIXES = (
-    *(b".jpg", b".jpeg", b".png", b".bmp", b".tif", b".tiff", b".pnm", b".ppm", b".pgm", b".pbm"),
-    *(b".jp2", b".webp", b".flac", b".ogg", b".wav"),
+_PATTERNS = (
+    *("*.jpg", "*.jpeg", "*.png", "*.bmp", "*.tif", "*.tiff", "*.pnm", "*.ppm", "*.pgm", "*.pbm"),
+    *("*.jp2", "*.webp", "*.flac", "*.ogg", "*.wav"),
 )
 _LARGEST_LABEL = (1 << 31) - 1
+_NEEDLESS = re.compile(rb"/+(?:\./+)*")
 
 
 class FileList:
     """``N`` files below ``root`` and their ``labels``, ``[N] int32``.
 
     ``name(i)`` is a file's path relative to ``root``, so a moved root is the same data;
-    ``path(i)`` what DALI reads.
+    ``path(i)`` what DALI reads. ``root`` is absolute; a name that is absolute lies elsewhere.
     """
 
-    def __init__(self, root: StrPath, entries: Iterable[Entry]) -> None:
-        self._prefix = os.path.join(os.fsencode(root), b"") if root else b""
-        names, ends, labels = bytearray(), array("q", [0]), array("i")
-        for name, label in entries:
-            names += name.removeprefix(self._prefix)
-            ends.append(len(names))
-            labels.append(label)
-        if not labels:
-            raise ValueError(f"a reader needs at least one file, found none in {os.fspath(root)!r}")
+    def __init__(
+        self,
+        root: bytes,
+        names: Sequence[bytes],
+        labels: Sequence[int],
+        *,
+        if_empty: type[Exception] = ValueError,
+    ) -> None:
+        self._prefix = os.path.join(root, b"")
+        if not names:
+            raise if_empty(f"a reader needs at least one file, found none in {os.fsdecode(root)!r}")
+        self._names = b"".join(names)
         # An array of Python's: its plain numbers halve the time of a batch of paths.
-        self._names, self._ends = bytes(names), ends
-        self.labels: NDArray[np.int32] = np.frombuffer(labels, dtype=np.int32)
+        self._ends = array("q", accumulate(map(len, names), initial=0))
+        self.labels: NDArray[np.int32] = np.array(labels, dtype=np.int32)
 
     @classmethod
     def of_folder(cls, root: StrPath) -> FileList:
@@ -53,31 +60,31 @@ class FileList:
 
         As in DALI: an empty folder counts, and a folder inside a class folder does not.
         """
-        _require_folder(root)
-        return cls(root, _entries_of_folder(os.fsencode(root)))
+        folder = _existing(root)
+        found = list(entries_of_folder(folder, _PATTERNS))
+        return cls(folder, *_columns(found), if_empty=FileNotFoundError)
 
     @classmethod
     def of_list(cls, path: StrPath, root: StrPath | None) -> FileList:
         """A text file of "path label" lines, paths relative to ``root`` or to the file's folder."""
         if not os.path.isfile(path):
             raise FileNotFoundError(f"file_list {os.fspath(path)!r} is not a file")
-        root = os.path.dirname(os.path.abspath(path)) if root is None else root
-        _require_folder(root)
-        with open(path, "rb") as lines:
-            return cls(root, _entries_of_lines(lines, os.fspath(path)))
+        folder = _existing(os.path.dirname(os.path.abspath(path)) if root is None else root)
+        names, labels = _columns(list(_entries_of_list(path)))
+        return cls(*rooted(names, folder), labels)
 
     @classmethod
     def of_files(
         cls, files: Sequence[StrPath], labels: Sequence[int] | None, root: StrPath | None
     ) -> FileList:
-        """Named files, relative to ``root`` or the working folder; by default labelled 0, 1, ..."""
+        """Named files, relative to ``root`` or the working folder; by default labelled 0, 1, ...
+
+        Without ``root``, names are kept below the folder that all of them are in.
+        """
         labels = range(len(files)) if labels is None else labels
         if len(labels) != len(files):
             raise ValueError(f"{len(files)} files were given and {len(labels)} labels")
-        if root is not None:
-            _require_folder(root)
-        named = zip(files, labels, strict=True)
-        return cls(root or "", ((os.fsencode(name), int(label)) for name, label in named))
+        return cls(*rooted(files, None if root is None else _existing(root)), labels)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -93,24 +100,69 @@ class FileList:
         return np.frombuffer(full, dtype=np.uint8)
 
     def data_fingerprint(self) -> str:
-        """Name the content, relative paths and labels; 1 s for a million files."""
-        entries = ((self.name(index), label) for index, label in enumerate(self.labels.tolist()))
-        return f"{type(self).__qualname__}:{len(self)}:{listing_digest(entries)}"
+        """Name the content: relative paths and labels."""
+        digest = blake2b(self._names, digest_size=8)
+        digest.update(np.frombuffer(self._ends, dtype=np.int64).astype("<i8").tobytes())
+        digest.update(self.labels.astype("<i4").tobytes())
+        return f"{type(self).__qualname__}:{len(self)}:{digest.hexdigest()}"
 
     def _name(self, index: int) -> bytes:
         return self._names[self._ends[index] : self._ends[index + 1]]
 
 
-def _require_folder(root: StrPath) -> None:
+def _columns(entries: Sequence[Entry]) -> tuple[list[bytes], list[int]]:
+    return [name for name, _ in entries], [label for _, label in entries]
+
+
+def absolute(root: StrPath) -> bytes:
+    """``root`` from the file system's own root on."""
+    return os.path.abspath(os.fsencode(root))
+
+
+def rooted(names: Sequence[StrPath | bytes], root: bytes | None) -> tuple[bytes, list[bytes]]:
+    """``root``, by default the folder that all ``names`` are in, and their names below it."""
+    tidied = [_tidied(os.fsencode(name)) for name in names]
+    if root is None:
+        here = os.path.join(os.getcwdb(), b"")
+        tidied = [name if name.startswith(b"/") else here + name for name in tidied]
+        root = _common_folder(tidied) if tidied else here
+    prefix = os.path.join(root, b"")  # absolute, so no relative name begins with it
+    return root, [name.removeprefix(prefix) for name in tidied]
+
+
+def _tidied(name: bytes) -> bytes:
+    """Without what leads nowhere; ".." may lead through a link, and stays."""
+    if b"//" not in name and b"./" not in name:
+        return name
+    return _NEEDLESS.sub(b"/", name).removeprefix(b"./")
+
+
+def _common_folder(names: list[bytes]) -> bytes:
+    """The folder above all of them: what the outermost two share, all share."""
+    shared = os.path.commonprefix([min(names), max(names)])  # noqa: RUF071 (dirname cuts it)
+    return os.path.dirname(os.fsencode(shared))
+
+
+def _existing(root: StrPath) -> bytes:
     if not os.path.isdir(root):
         raise FileNotFoundError(f"file_root {os.fspath(root)!r} is not a folder")
+    return absolute(root)
 
 
-def _entries_of_folder(root: bytes) -> Iterator[Entry]:
-    for label, folder in enumerate(_listed(root, folders=True)):
+def entries_of_folder(
+    root: bytes, patterns: Iterable[str], *, loose: bool = False
+) -> Iterator[Entry]:
+    """Files that fit a pattern in the folders in ``root``, labelled by folder, all in byte order.
+
+    With ``loose``, first those in ``root`` itself, labelled -1.
+    """
+    fits = re.compile(
+        b"|".join(os.fsencode(fnmatch.translate(one.lower())) for one in patterns)
+    ).match
+    for label, folder in enumerate([*([b""] if loose else []), *_listed(root, folders=True)]):
         for name in _listed(os.path.join(root, folder), folders=False):
-            if name.lower().endswith(_SUFFIXES):
-                yield os.path.join(folder, name), label
+            if fits(name.lower()):
+                yield os.path.join(folder, name), label - loose
 
 
 def _listed(folder: bytes, *, folders: bool) -> list[bytes]:
@@ -118,14 +170,20 @@ def _listed(folder: bytes, *, folders: bool) -> list[bytes]:
         return sorted(entry.name for entry in entries if entry.is_dir() == folders)
 
 
-def _entries_of_lines(lines: Iterable[bytes], source: str) -> Iterator[Entry]:
-    for number, line in enumerate(lines, start=1):
+def lines_of_list(path: StrPath) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file list that hold something, and their numbers from 1."""
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if stripped := line.strip():
+                yield number, stripped
+
+
+def _entries_of_list(path: StrPath) -> Iterator[Entry]:
+    for number, line in lines_of_list(path):
         parts = line.rsplit(maxsplit=1)
-        if not parts:
-            continue
         if len(parts) != 2 or not parts[1].isdigit() or int(parts[1]) > _LARGEST_LABEL:
             raise ValueError(
-                f"{source}, line {number}: expected a path and a label (a count), "
-                f"found {os.fsdecode(line.strip())!r}"
+                f"{os.fspath(path)}, line {number}: expected a path and a label (a count), "
+                f"found {os.fsdecode(line)!r}"
             )
-        yield parts[0].strip(), int(parts[1])
+        yield parts[0], int(parts[1])

@@ -1,8 +1,8 @@
-"""What is read off a built DALI iterator and its pipeline, and what of it is refused.
+"""What ``DALILoader`` reads off a built DALI iterator and its pipeline, and what it refuses.
 
-The only place that looks behind DALI's public interface (attributes as of DALI 2.4): which
-operators a pipeline has, which of its outputs come straight from our reader, and how many of the
-batches it prefetched were not handed out yet.
+Behind DALI's public interface, as ``operators`` is (attributes as of DALI 2.4): which operators
+a pipeline has, which of its outputs come straight from our reader, and how many of the batches
+it prefetched were not handed out yet.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from iterators.dali.operators import kind, runs_python, schema
 from iterators.dali.source import IndexedSource
 from iterators.errors import NotResumableError
 
@@ -21,18 +22,7 @@ _USE_OURS = (
 )
 
 
-def sole_pipeline(iterator: Any) -> Any:
-    """The one pipeline of an iterator."""
-    pipelines = iterator._pipes
-    if len(pipelines) != 1:
-        raise NotResumableError(
-            f"the DALI iterator runs {len(pipelines)} pipelines: give each process one pipeline "
-            "and let its reader take its share (shard_id and num_shards)"
-        )
-    return pipelines[0]
-
-
-def require_endless(iterator: Any) -> None:
+def require_no_size(iterator: Any) -> None:
     """Refuse an iterator that stops by its own count."""
     if iterator.size > 0:
         raise NotResumableError(
@@ -49,7 +39,7 @@ def sole_source(pipeline: Any) -> IndexedSource:
         source = _callback(operator)
         if isinstance(source, IndexedSource):
             ours[id(source)] = source
-        elif _draws(operator) or _schema(operator).IsStateful():
+        elif _adds_something(operator):
             others.append(operator)
     readers = [one for one in others if "reader" in _name(one)]
     if readers or not ours:
@@ -67,19 +57,23 @@ def sole_source(pipeline: Any) -> IndexedSource:
 
 
 def _require_ours_alone(others: list[Any], source: IndexedSource) -> None:
-    drawing = [one for one in others if _draws(one)]
-    feeding = [one for one in others if not _draws(one)]
+    feeding = [one for one in others if not _draws(one) and not runs_python(one)]
     if feeding:
         raise NotResumableError(
             f"the DALI pipeline is also fed by {_name(feeding[0])}, whose place is not known: let "
             "FileReader's outputs (label, id, uniforms, weight) say what else belongs to a sample"
         )
-    if drawing and not source.recipe.native_random:
-        names = ", ".join(sorted({_name(one) for one in drawing}))
+    if others and not source.recipe.native_random:
+        drawing = [one for one in others if _draws(one)]
+        names = ", ".join(sorted({_name(one) for one in drawing or others}))
+        if drawing:
+            found = f"draws random numbers of its own ({names}), which would"
+        else:
+            found = f"runs Python code ({names}), whose random numbers, if it draws any, would"
         raise NotResumableError(
-            f"the DALI pipeline draws random numbers of its own ({names}), which would not be the "
-            "same after a resume: make the augmentation of FileReader(num_uniforms=...), or give "
-            "it native_random=True if exact order with other augmentation will do"
+            f"the DALI pipeline {found} not be the same after a resume: make the augmentation of "
+            "FileReader(num_uniforms=...), or give it native_random=True if exact order with "
+            "other augmentation will do"
         )
 
 
@@ -103,16 +97,19 @@ def _callback(operator: Any) -> Any:
     return None if group is None else group.callback
 
 
-def _schema(operator: Any) -> Any:
-    return operator._op.schema
+def _adds_something(operator: Any) -> bool:
+    """Whether what comes out may depend on more than what goes in."""
+    stateful: bool = schema(operator).IsStateful()
+    return stateful or _draws(operator) or runs_python(operator)
 
 
 def _draws(operator: Any) -> bool:
-    draws: bool = _schema(operator).HasRandomSeedArg()
+    draws: bool = schema(operator).HasRandomSeedArg()
     return draws
 
 
 def _name(operator: Any) -> str:
     """As users write it: "fn.random.coin_flip"."""
-    name = re.sub("(?<=[a-z])(?=[A-Z])", "_", _schema(operator).Name()).lower()
+    name = re.sub("(?<=[a-z])(?=[A-Z])", "_", kind(operator)).lower()
+    name = name.replace("dltensor_python_function_impl", "python_function")
     return f"fn.{name.replace('__', '.')}"

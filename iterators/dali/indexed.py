@@ -5,11 +5,12 @@ and what is still in the pipeline is thrown away, while that refills from the ne
 batches of work, at any place of any data set. Where the pipeline already stands at the place,
 nothing is thrown away, and the source goes on from one epoch to the next without an end, so the
 next epoch's first batches are made while the last ones are used. Training thread only; one open
-epoch at a time.
+epoch at a time. Before each batch, what DALI holds must be what the source made and nobody took.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,12 +19,16 @@ import torch
 
 from iterators.dali import graph
 from iterators.dali.library import __version__
+from iterators.dali.operators import sole_pipeline
 from iterators.dali.source import Aim, Record
+from iterators.errors import IterationStateError
 from iterators.order import Order
 from iterators.position import Identity, Layout
 from iterators.protocol import Adapter, Delivery
 
 _VERSIONS = (("dali", __version__), ("numpy", np.__version__), ("torch", str(torch.__version__)))
+
+logger = logging.getLogger(__name__)
 
 
 class DALILoader(Adapter):
@@ -35,16 +40,20 @@ class DALILoader(Adapter):
     the last batch has exactly the samples that are left. Batches are what the iterator hands
     out: a list of one dictionary. ``seed`` is the reader's unless the reader was given none.
 
-    The iterator now belongs to this loader. Raises ``NotResumableError`` with the reason for one
-    that cannot be resumed exactly, ``ValueError`` for two seeds.
+    The iterator now belongs to this loader: drawing from it elsewhere, or making another loader
+    over it, lets the next batch of this one raise ``IterationStateError``. Raises
+    ``NotResumableError`` with the reason for an iterator that cannot be resumed exactly,
+    ``ValueError`` for two seeds; it is left as it was then.
+
+    After an error in a batch, a file that cannot be read for example, the next pass begins at
+    that batch; but with ``exec_dynamic=False`` DALI cannot go on: build the pipeline again.
     """
 
     def __init__(self, iterator: Any, *, seed: int | None = None) -> None:
         self._iterator = iterator
-        self._pipeline = graph.sole_pipeline(iterator)
+        self._pipeline = sole_pipeline(iterator)
         self._source = graph.sole_source(self._pipeline)
-        self._source.endless = True
-        graph.require_endless(iterator)
+        graph.require_no_size(iterator)
         self._direct = graph.direct_outputs(iterator, self._pipeline, self._source)
         self._share = self._source.share
         self._recipe = self._source.recipe
@@ -56,6 +65,9 @@ class DALILoader(Adapter):
             order.algorithm, order.n, self._recipe.fingerprint, self._seed, self._share.tail
         )
         self._open: DALIDeliveries | None = None
+        self._has_stopped = False
+        self._source.owner = self._ownership = object()
+        self._source.endless = True
 
     @property
     def identity(self) -> Identity:
@@ -96,33 +108,27 @@ class DALILoader(Adapter):
     def open(self, *, epoch: int, start: int, state: object = None) -> DALIDeliveries:
         """Let the pipeline prefetch from place ``start`` on; nothing is handed out here."""
         self.close()
-        self._open = DALIDeliveries(self, self.batches_left(start))
+        self._require_usable()
+        aim = Aim(self._seed, epoch, start)
         if self.batches_left(start):
-            self._enter(Aim(self._seed, epoch, start))
+            self._enter(aim)
+        self._open = DALIDeliveries(self, aim, self.batches_left(start))
         return self._open
 
     def close(self) -> None:
         """Close the open epoch; the pipeline lives as long as its iterator."""
         if self._open is not None:
             self._open.close()
+            self._open = None
 
-    def _enter(self, aim: Aim) -> None:
-        self._forget_handed_out()
-        if self._source.front != aim:
-            self._source.turn(aim)
-            for _ in range(self._source.num_produced):
-                self.fetch()
-
-    def _forget_handed_out(self) -> None:
-        """Batches that someone took from the DALI iterator without us."""
-        waiting = graph.num_prefetched(self._iterator, self._pipeline)
-        for _ in range(self._source.num_produced - waiting):
-            self._source.take()
-
-    def fetch(self) -> tuple[Record, Any]:
-        """The next batch of the DALI iterator, checked against what the source produced for it."""
+    def fetch(self, aim: Aim) -> tuple[Record, Any]:
+        """The batch at ``aim``, checked against what the source produced for it."""
+        self._require_usable()
+        self._require_untouched()
         data = self._next_batch()
         record = self._source.take()
+        if record.begin != aim:
+            raise IterationStateError(f"the reader made the batch at {record.begin}, not at {aim}")
         for key, tensor in data[0].items():
             if len(tensor) != len(record.ids):
                 raise RuntimeError(
@@ -134,6 +140,55 @@ class DALILoader(Adapter):
                 raise RuntimeError(f"DALI delivered another {name} in {key!r} than it was fed")
         return record, data
 
+    def _require_usable(self) -> None:
+        if self._source.owner is not self._ownership:
+            raise IterationStateError(
+                "another DALILoader or CFIterator was made over this DALI iterator and owns it "
+                "now: give each its own"
+            )
+        if self._has_stopped:
+            raise IterationStateError(
+                "the DALI pipeline stopped at an error before, and with exec_dynamic=False it "
+                "cannot go on: build it again"
+            )
+
+    def _require_untouched(self) -> None:
+        waiting = graph.num_prefetched(self._iterator, self._pipeline)
+        if waiting != self._source.num_produced:
+            raise IterationStateError(
+                f"the DALI pipeline holds {waiting} batches where {self._source.num_produced} were "
+                "made and not handed out: does something else draw from the iterator? The next "
+                "pass continues where this one was"
+            )
+
+    def _enter(self, aim: Aim) -> None:
+        self._forget_handed_out()
+        if self._source.front != aim:
+            self._source.turn(aim)
+            for _ in range(self._source.num_produced):
+                self._drop()
+
+    def _forget_handed_out(self) -> None:
+        """Batches that someone took from the DALI iterator without us, or that failed."""
+        waiting = graph.num_prefetched(self._iterator, self._pipeline)
+        for _ in range(self._source.num_produced - waiting):
+            self._source.take()
+
+    def _drop(self) -> None:
+        """Throw a batch away, also if it could not be made: nobody needs it."""
+        try:
+            next(self._iterator)
+        except RuntimeError as error:
+            self._has_stopped = not self._pipeline.exec_dynamic
+            if self._has_stopped:
+                error.add_note(
+                    "in a batch that was prefetched and is not needed; but with "
+                    "exec_dynamic=False the pipeline cannot go on: build it again"
+                )
+                raise
+            logger.info("a prefetched batch that is not needed could not be made: %s", error)
+        self._source.take()
+
     def _next_batch(self) -> Any:
         try:
             try:
@@ -142,31 +197,35 @@ class DALILoader(Adapter):
                 self._iterator.reset()
                 return next(self._iterator)
         except RuntimeError as error:
-            error.add_note(f"DALI was reading one of: {self._suspects()}")
+            # The older executor reports an error in a batch ahead before it hands out this one.
+            self._has_stopped = not self._pipeline.exec_dynamic
+            suspects = self._source.ids_in_front(
+                self._source.num_produced if self._has_stopped else 1
+            )
+            rebuild = " (with exec_dynamic=False, build the pipeline again)"
+            advice = rebuild if self._has_stopped else ""
+            names = ", ".join(map(self.name_of, suspects))
+            error.add_note(f"DALI was reading one of: {names}{advice}")
             raise
-
-    def _suspects(self) -> str:
-        """The older executor reports an error in a batch ahead before it hands out this one."""
-        num_batches = 1 if self._pipeline.exec_dynamic else self._source.num_produced
-        return ", ".join(map(self.name_of, self._source.ids_in_front(num_batches)))
 
 
 class DALIDeliveries:
     """One opened epoch of a ``DALILoader``."""
 
-    def __init__(self, loader: DALILoader, num_batches: int) -> None:
-        self._loader, self._left = loader, num_batches
+    def __init__(self, loader: DALILoader, aim: Aim, num_batches: int) -> None:
+        self._loader: DALILoader | None = loader
+        self._aim, self._left = aim, num_batches
 
     def __iter__(self) -> Iterator[Delivery]:
         return self
 
     def __next__(self) -> Delivery:
-        if not self._left:
+        if self._loader is None or not self._left:
             raise StopIteration
-        record, data = self._loader.fetch()
-        self._left -= 1
+        record, data = self._loader.fetch(self._aim)
+        self._aim, self._left = self._aim._replace(place=record.end), self._left - 1
         return Delivery(data, record.end, record.ids, record.weights)
 
     def close(self) -> None:
         """Hand out nothing more; what is prefetched stays in the pipeline."""
-        self._left = 0
+        self._loader = None

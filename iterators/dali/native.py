@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -80,6 +81,9 @@ class NativeDALILoader(Adapter):
     ``fingerprint`` names the data (default: a digest of the reader's files). ``seed`` only marks
     the run: the random numbers are DALI's. ``rank`` and ``world`` count the processes whose
     positions are merged (default: those of the process group).
+
+    An iterator that raised is not used again: DALI may have moved, so the next pass builds one
+    from the state before it, and no sample is lost to a caught exception.
     """
 
     def __init__(
@@ -243,15 +247,9 @@ class NativeDeliveries:
         live = self._live
         if live is None or live.batches == self._facts.num_batches:
             raise StopIteration
-        batch = live.fetch()
-        live.state = sealed(
-            {
-                **self._header,
-                "epoch": live.epoch,
-                "batches": live.batches,
-                "checkpoint": base64.b64encode(live.checkpoint()).decode(),
-            }
-        )
+        with live.moving():
+            batch = live.fetch()
+            live.state = self._state_behind(live)
         data, weights = _weighed(batch)
         return Delivery(data, self._facts.place(live.batches), weights=weights, state=live.state)
 
@@ -259,19 +257,43 @@ class NativeDeliveries:
         """Let go of the iterator."""
         self._live = None
 
+    def _state_behind(self, live: _Live) -> State:
+        return sealed(
+            {
+                **self._header,
+                "epoch": live.epoch,
+                "batches": live.batches,
+                "checkpoint": base64.b64encode(live.checkpoint()).decode(),
+            }
+        )
+
 
 class _Live:
     """A built iterator, and the batch it stands behind. ``state`` is that of the last delivery."""
 
     def __init__(self, iterator: Any, facts: Facts, state: State | None) -> None:
         self._iterator, self._facts, self.state = iterator, facts, state
+        self._is_lost = False
         self.epoch: int = state["epoch"] if state else 0
         self.batches: int = state["batches"] if state else 0
         require_at(iterator, self.epoch * facts.num_batches + self.batches)
 
     def can_reach(self, target: tuple[int, int], state: State | None) -> bool:
         """Whether running on from here leads to what ``state`` leads to at ``target``."""
-        return self.state == state and (self.epoch, self.batches) <= target
+        ahead = (self.epoch, self.batches) <= target
+        return ahead and self.state == state and not self._is_lost
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Who raises in here leaves DALI at a place that is not known: never move from there."""
+        if self._is_lost:
+            raise IterationStateError(
+                "the DALI iterator raised an exception before: open the epoch again, which "
+                "builds it anew"
+            )
+        self._is_lost = True
+        yield
+        self._is_lost = False
 
     def fetch(self) -> Any:
         try:
@@ -291,10 +313,11 @@ class _Live:
     def run_to(self, epoch: int, batches: int) -> None:
         """Run forward, dropping batches: DALI can leave an epoch only at its end."""
         dropped = 0
-        while self.epoch < epoch:
-            dropped += self._drop_to(self._facts.num_batches)
-            self._end_epoch()
-        dropped += self._drop_to(batches)
+        with self.moving():
+            while self.epoch < epoch:
+                dropped += self._drop_to(self._facts.num_batches)
+                self._end_epoch()
+            dropped += self._drop_to(batches)
         if dropped:
             logger.warning("loaded and dropped %d batches to reach epoch %d", dropped, epoch)
 

@@ -1,23 +1,24 @@
 """What a built DALI iterator says about itself, and the refusal of one that cannot resume exactly.
 
-The only place that looks into DALI's objects (2.4; much of it has no public name). Nothing is
-imported: the objects come from the user. Facts are read once, before anything is delivered.
+It looks into DALI's objects (2.4), as ``operators`` does; nothing of DALI is imported. Facts are
+read once, before anything is delivered.
 """
 
 from __future__ import annotations
 
 import ast
-import fnmatch
 import logging
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
+from iterators.dali.files import absolute, entries_of_folder, lines_of_list, rooted
+from iterators.dali.operators import kind, runs_python, schema, sole_pipeline
 from iterators.errors import NotResumableError
-from iterators.fingerprint import dataset_fingerprint
+from iterators.fingerprint import listing_digest
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ def read_facts(iterator: Any) -> Facts:
             f"DALIClassificationIterator of nvidia.dali.plugin.pytorch), got "
             f"{type(iterator).__name__}"
         )
-    pipeline = _only_pipeline(iterator)
+    pipeline = _checkpointing_pipeline(iterator)
     name, meta = _only_reader(iterator, pipeline)
     _require_exactly_once(iterator, name, meta)
     _require_known_sources(pipeline)
@@ -86,21 +87,15 @@ def read_facts(iterator: Any) -> Facts:
         shards=int(meta["number_of_shards"]),
         batch=int(iterator.batch_size),
         num_batches=len(iterator),
-        operators=" ".join(_schema(op) for op in pipeline._ops),
+        operators=" ".join(kind(op) for op in pipeline._ops),
         settings=_settings_text(_reader_op(pipeline, name)),
     )
     _require_dense(iterator, facts)
     return facts
 
 
-def _only_pipeline(iterator: Any) -> Any:
-    pipelines = iterator._pipes
-    if len(pipelines) != 1:
-        raise NotResumableError(
-            f"the iterator drives {len(pipelines)} pipelines; one is expected: start one process "
-            "for each device, as DistributedDataParallel does"
-        )
-    pipeline = pipelines[0]
+def _checkpointing_pipeline(iterator: Any) -> Any:
+    pipeline = sole_pipeline(iterator)
     if not pipeline._enable_checkpointing:
         raise NotResumableError(
             "the pipeline keeps no state: build it with enable_checkpointing=True (and "
@@ -150,9 +145,9 @@ def _require_exactly_once(iterator: Any, name: str, meta: Mapping[str, Any]) -> 
 def _require_known_sources(pipeline: Any) -> None:
     """DALI saves no state of Python code; only a callable told the index continues by itself."""
     for op in pipeline._ops:
-        if _schema(op) == "ExternalSource":
+        if kind(op) == "ExternalSource":
             _require_indexed(op)
-        if "PythonFunction" in _schema(op):
+        if runs_python(op):
             logger.warning(
                 "the pipeline calls a Python function (%s): state that it keeps is not saved",
                 op.name,
@@ -162,10 +157,11 @@ def _require_known_sources(pipeline: Any) -> None:
 def _require_indexed(op: Any) -> None:
     source = getattr(getattr(op, "_group", None), "source_desc", None)
     if source is None or source.kind.name != "CALLABLE" or not source.has_inputs:
-        kind = "feed_input" if source is None else source.kind.name.lower()
+        taken_from = "feed_input" if source is None else source.kind.name.lower()
         raise NotResumableError(
-            f"external_source {op.name!r} takes its data from {kind}, which DALI restarts from "
-            "the beginning: give it a callable with one argument (the batch index, or BatchInfo)"
+            f"external_source {op.name!r} takes its data from {taken_from}, which DALI restarts "
+            "from the beginning: give it a callable with one argument (the batch index, or "
+            "BatchInfo)"
         )
 
 
@@ -212,77 +208,49 @@ def fingerprint_of(iterator: Any, facts: Facts) -> str:
     """Name the reader's data: its files and labels where it lists them, else kind and size."""
     op = _reader_op(iterator._pipes[0], facts.reader)
     listing = _listing(op)
-    size = str(facts.epoch_size) if listing is None else dataset_fingerprint(listing)
-    return f"{_schema(op)}:{size}"
+    if listing is None:
+        return f"{kind(op)}:{facts.epoch_size}"
+    return f"{kind(op)}:Files:{len(listing)}:{listing_digest(listing)}"
 
 
-class Files:
-    """A reader's file list, in the form that ``dataset_fingerprint`` digests."""
-
-    def __init__(self, samples: list[tuple[str, Any]], root: str = "") -> None:
-        self.samples, self.root = samples, root
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-
-def _listing(op: Any) -> Files | None:
+def _listing(op: Any) -> list[tuple[str, str | None]] | None:
+    """Names below their root, and labels where they are arguments; None if it lists no files."""
     given = _arguments(op)
-    root = os.fspath(given.get("file_root") or "")
-    if files := given.get("files"):
-        names = [os.fspath(one) for one in files]
-        labels = given.get("labels")
-        kept = [None] * len(names) if labels is None else [str(one) for one in labels]
-        return Files(list(zip(names, kept, strict=True)), root or _common_folder(names))
-    if file_list := given.get("file_list"):
-        with open(file_list, encoding="utf-8", errors="surrogateescape") as lines:
-            return Files([(line.rstrip("\n"), None) for line in lines], root)
-    if root:
-        return Files([(path, None) for path in _walk(root, _patterns(op))], root)
-    paths = given.get("path") or given.get("paths")
-    if paths is None:
+    root = absolute(given["file_root"]) if given.get("file_root") else None
+    labels: Iterable[Any] = repeat(None)
+    if given.get("files"):
+        _, names = rooted(given["files"], root)
+        if given.get("labels") is not None:
+            labels = map(str, given["labels"])
+    elif given.get("file_list"):
+        names = [line for _, line in lines_of_list(given["file_list"])]
+        names = names if root is None else rooted(names, root)[1]
+    elif root is not None:
+        names = [name for name, _ in entries_of_folder(root, _patterns(op), loose=True)]
+    elif paths := given.get("path") or given.get("paths"):
+        several = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+        names = [os.path.basename(os.fsencode(one)) for one in several]
+    else:
         return None
-    several = [paths] if isinstance(paths, str) else list(paths)
-    return Files([(os.path.basename(one), None) for one in several])
-
-
-def _common_folder(names: list[str]) -> str:
-    """The folder above all of them: what the outermost two share, all share."""
-    shared = os.path.commonprefix([min(names), max(names)])  # noqa: RUF071 (dirname cuts it)
-    return os.path.dirname(shared)
-
-
-def _walk(root: str, patterns: list[str]) -> Iterator[str]:
-    """Files in ``root`` and in its folders that fit a pattern, in the order of their names."""
-    fits = re.compile("|".join(fnmatch.translate(one.lower()) for one in patterns)).match
-    inside = sorted(entry.path for entry in os.scandir(root) if entry.is_dir())
-    for folder in (root, *inside):
-        names = sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir())
-        yield from (os.path.join(folder, one) for one in names if fits(one.lower()))
+    return list(zip(map(os.fsdecode, names), labels, strict=False))
 
 
 def _patterns(op: Any) -> list[str]:
     """The file patterns of a reader that searches a folder."""
     given = _arguments(op)
-    schema = op._op._schema
+    known = schema(op)
     for name in ("file_filters", "file_filter"):
         if given.get(name):
             found = given[name]
             return [found] if isinstance(found, str) else list(found)
-        if schema.HasArgument(name):
-            found = ast.literal_eval(schema.GetArgumentDefaultValueString(name))
+        if known.HasArgument(name):
+            found = ast.literal_eval(known.GetArgumentDefaultValueString(name))
             return [found] if isinstance(found, str) else list(found)
     return ["*"]
 
 
 def _reader_op(pipeline: Any, name: str) -> Any:
     return next(op for op in pipeline._ops if op.name == name)
-
-
-def _schema(op: Any) -> str:
-    """The kind of an operator, ``readers__File`` for example."""
-    schema = getattr(op._op, "_schema", None)
-    return str(schema.Name()) if schema is not None else type(op._op).__name__
 
 
 def _arguments(op: Any) -> Mapping[str, Any]:

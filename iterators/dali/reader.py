@@ -31,15 +31,18 @@ class FileReader:
     """Encoded files, labels, and whatever else of a sample an augmentation needs.
 
     The files are those of ``fn.readers.file``: class folders under ``file_root``, the "path
-    label" lines of ``file_list``, or ``files`` (with ``labels``). Calling the reader in a
+    label" lines of ``file_list``, or ``files`` (with ``labels``). A position fits the same files
+    in a folder that was moved: they are named below ``file_root``, or else below the folder of
+    the list or the one that all ``files`` are in. Calling the reader in a
     pipeline definition returns one DALI node for the encoded bytes and one for each of
     ``outputs``, by default the label and, with ``num_uniforms=K``, the uniforms:
 
     - "label", ``[1] int32``; "id", ``[1] int64``; "weight", ``[1] float32``, 0 for the pad of a
       rank for which an epoch's tail had no sample;
     - "uniforms", ``[K] float32`` in [0, 1) from (seed, epoch, id, k) alone. Augmentation made of
-      them is the same after a resume and at any layout; DALI's own random numbers are not, and a
-      pipeline that draws some is refused unless ``native_random=True`` accepts that.
+      them is the same after a resume and at any layout; DALI's own random numbers and those of
+      Python operators are not, and a pipeline that draws some, or runs Python code that may, is
+      refused unless ``native_random=True`` accepts that.
 
     ``seed`` is the ``CFIterator``'s unless given here. ``shard_id`` and ``num_shards`` are the
     process group's rank and size unless given. ``tail`` is "short" or "drop", see

@@ -26,7 +26,6 @@ Float32: TypeAlias = NDArray[np.float32]
 OUTPUTS = ("label", "uniforms", "id", "weight")
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_BLOCK = 8192
 
 
 class Aim(NamedTuple):
@@ -84,12 +83,13 @@ class IndexedSource:
     """Feeds one pipeline: an epoch, the end that DALI asks for, the next epoch.
 
     ``endless`` leaves out the end, so that the pipeline is never empty between two epochs:
-    whoever sets it counts the batches. ``origin`` is (epoch, place); ``seed`` None means 0 until
-    ``turn`` says another. Of what it produced, the last ``remembered`` batches are: more than
-    DALI ever prefetches.
+    whoever sets it counts the batches, and marks itself as ``owner``. ``origin`` is (epoch,
+    place); ``seed`` None means 0 until ``turn`` says another. Of what it produced, the last
+    ``remembered`` batches are: more than DALI ever prefetches.
     """
 
     endless = False
+    owner: object = None
     _next: Aim
     _records: Iterator[Record]
 
@@ -146,25 +146,14 @@ class IndexedSource:
 
 
 def records(order: Order, share: Share, begin: Aim) -> Iterator[Record]:
-    """This rank's batches from ``begin`` to the end of the epoch.
-
-    A rank for which an epoch's last batch has no sample gets that batch's first, of weight 0.
-    """
-    start, left = begin.place, share.batches(order.n - begin.place)
-    at_once = max(1, _BLOCK // share.batch)
-    while left:
-        taken = min(left, at_once)
-        stop = min(start + taken * share.global_batch, order.n)
-        block = order.ids(np.arange(start + share.rank, stop, share.world))
-        for index in range(taken):
-            first = start + index * share.global_batch
-            ids = block[index * share.batch : (index + 1) * share.batch]
-            weights = np.ones(max(1, len(ids)), dtype=np.float32)
-            if not len(ids):
-                ids, weights[:] = order.ids(first), 0.0
-            end = min(first + share.global_batch, order.n)
-            yield Record(begin._replace(place=first), end, ids, weights)
-        start, left = stop, left - taken
+    """This rank's batches from ``begin`` to the end of the epoch, as torch's loaders have them."""
+    for first, ids, weight in share.cut(order, begin.place):
+        yield Record(
+            begin._replace(place=first),
+            min(first + share.global_batch, order.n),
+            np.array(ids, dtype=np.int64),
+            np.full(len(ids), weight, dtype=np.float32),
+        )
 
 
 def uniforms(begin: Aim, ids: Int64, count: int) -> Float32:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -24,6 +25,7 @@ from iterators import (
     ResumeMismatchError,
     TrainingStopped,
 )
+from iterators.cursor import Cursor
 from iterators.order import ListedOrder
 from iterators.position import Identity, Layout, Position
 from iterators.protocol import Adapter, Delivery, Manager, PositionSource
@@ -51,6 +53,36 @@ def place(iterator: CFIterator) -> tuple[int, int, int]:
 
 def take_all(iterator: CFIterator) -> list[list[int]]:
     return [batch.tolist() for batch in iterator]
+
+
+class Numbered(Adapter):
+    """Counts from a state of its own; a fresh run begins in epoch 2 at place 1."""
+
+    def __init__(self) -> None:
+        self.opened: list[Any] = []
+        self.accepted: list[Position] = []
+
+    identity = Identity("numbered-1", 3, "numbers", 0)
+    layout = Layout()
+    rank = 0
+    origin = (2, 1)
+
+    def batches_left(self, start: int) -> int:
+        return 3 - start
+
+    def accept(self, position: Position) -> None:
+        self.accepted.append(position)
+        if position.states and position.states[0]["behind"] == 99:
+            raise CorruptPositionError("no number 99")
+
+    def open(self, *, epoch: int, start: int, state: Any = None) -> Any:
+        self.opened.append((epoch, start, state))
+
+        def deliveries() -> Iterator[Delivery]:
+            for place in range(start, 3):
+                yield Delivery(place, place + 1, state={"behind": 10 * epoch + place})
+
+        return deliveries()
 
 
 # Boundaries
@@ -517,6 +549,64 @@ def test_a_look_through_steps_is_taken_back() -> None:
     assert next(iterator.steps(3)).tolist() == [0, 1, 2, 3]
 
 
+def test_a_pause_before_an_update_takes_back_to_the_last_boundary() -> None:
+    """Whether or not the pass had passed a boundary before."""
+    for trained in (0, 1, 2):
+        manager = FakeManager()
+        iterator = managed(manager, n=24)
+        used = []
+        for batch in iterator.steps(9):
+            if len(used) == trained:
+                break
+            used.append(batch.tolist())
+            manager.weight_update()
+        for batch in iterator.steps(6):
+            used.append(batch.tolist())
+            manager.weight_update()
+        assert [sample for batch in used for sample in batch] == list(range(24))
+
+
+def test_a_pause_in_the_first_group_of_an_accumulation_keeps_it() -> None:
+    manager = FakeManager()
+    iterator = managed(manager, n=12, batch=2, accumulate=3)
+    next(iterator.steps(9))
+    assert manager.events == ["first"]
+    assert [batch.tolist() for batch in iterator.steps(1)] == [[2, 3], [4, 5]]
+    assert places(manager)[0] == (0, 6, 1)
+
+
+def test_a_look_is_taken_back_where_every_batch_counts() -> None:
+    manager = FakeManager()
+    iterator = managed(manager, accumulate=1)
+    next(iter(iterator))
+    for _ in iterator.epochs(1):
+        for _ in iterator:
+            manager.weight_update()
+    assert [event for event in manager.events if event != "first"] == ["step", "step", "end_epoch"]
+
+
+class Interrupted(Numbered):
+    """Its length is unknown; Ctrl-C arrives while the batch behind the second is looked for."""
+
+    def batches_left(self, start: int) -> Any:
+        return None
+
+    def is_over(self, place: int) -> bool:
+        if place == 2:
+            raise KeyboardInterrupt
+        return place == 3
+
+
+def test_an_interrupt_while_the_next_batch_is_fetched_loses_no_boundary() -> None:
+    manager = FakeManager()
+    iterator = CFIterator(Interrupted(), cf_manager=manager)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in iterator:
+            manager.weight_update()
+    manager.close()
+    assert places(manager) == [(2, 2, 1)]
+
+
 def test_a_pause_in_the_middle_of_accumulation_keeps_the_group() -> None:
     manager = FakeManager()
     iterator = managed(manager, n=12, batch=2, accumulate=2)
@@ -674,6 +764,15 @@ def test_a_second_source_is_saved_as_far_as_it_was_handed_out() -> None:
     assert next(restored.steps(100)).tolist() == [8, 9, 10, 11]
 
 
+def test_a_validation_loop_left_early_starts_the_next_epoch_also_after_a_clean_close() -> None:
+    manager = FakeManager()
+    valid = managed(manager, name="valid", marks_steps=False)
+    next(iter(valid))
+    before = place(valid)
+    manager.close()
+    assert place(valid) == before == (1, 0, 1)
+
+
 def test_a_validation_loop_left_early_starts_the_next_epoch_also_after_a_restore() -> None:
     manager = FakeManager()
     valid = managed(manager, name="valid", marks_steps=False)
@@ -776,7 +875,8 @@ def test_every_rank_reports_and_audits_its_own_share(tail: Any, start: int) -> N
     assert all(report.exact for report in reports)
     assert not any(report.doubled for report in reports)
     assert sum(report.served for report in reports) == 10 - dropped
-    assert sum(len(report.missing) for report in reports) == dropped
+    assert {report.not_served for report in reports} == {dropped}
+    assert not any(report.missing for report in reports)
 
 
 def test_a_rank_that_serves_anothers_share_is_noticed() -> None:
@@ -805,36 +905,6 @@ def test_weighted_losses_of_all_ranks_make_the_mean_over_the_batch() -> None:
             for iterator, part in zip(ranks, parts, strict=True)
         ]
         assert float(sum(losses)) / world == pytest.approx(float(torch.cat(used).double().mean()))
-
-
-class Numbered(Adapter):
-    """Counts from a state of its own; a fresh run begins in epoch 2 at place 1."""
-
-    def __init__(self) -> None:
-        self.opened: list[Any] = []
-        self.accepted: list[Position] = []
-
-    identity = Identity("numbered-1", 3, "numbers", 0)
-    layout = Layout()
-    rank = 0
-    origin = (2, 1)
-
-    def batches_left(self, start: int) -> int:
-        return 3 - start
-
-    def accept(self, position: Position) -> None:
-        self.accepted.append(position)
-        if position.states and position.states[0]["behind"] == 99:
-            raise CorruptPositionError("no number 99")
-
-    def open(self, *, epoch: int, start: int, state: Any = None) -> Any:
-        self.opened.append((epoch, start, state))
-
-        def deliveries() -> Iterator[Delivery]:
-            for place in range(start, 3):
-                yield Delivery(place, place + 1, state={"behind": 10 * epoch + place})
-
-        return deliveries()
 
 
 def test_a_loaders_own_state_travels_with_the_position() -> None:
@@ -866,6 +936,59 @@ def test_a_loader_may_refuse_a_position() -> None:
     with pytest.raises(CorruptPositionError, match="no number 99"):
         iterator.load_state_dict(refused.to_dict())
     assert iterator.state_dict() == before
+
+
+def test_an_epoch_left_early_misses_nothing_before_that() -> None:
+    iterator = CFIterator(loader(1000, 4), audit=True)
+    for _ in iterator.epochs(1):
+        next(iter(iterator))
+    report = iterator.last_report
+    assert report is not None
+    assert (report.exact, report.missing, report.not_served) == (True, (), 996)
+
+
+def test_only_the_first_faults_are_named() -> None:
+    given = loader(100, 50)
+    iterator = CFIterator(given, audit=True)
+    given._sampler.aim(ListedOrder([7] * 100, num_samples=100), epoch=0, start=0)
+    given._sampler.aim = lambda *_, **__: None  # type: ignore[method-assign]
+    for _ in iterator.epochs(1):
+        take_all(iterator)
+    report = iterator.last_report
+    assert report is not None
+    assert len(report.missing) == 99
+    assert len(report.faults) == 2 + 20  # 7 was doubled in each of the two batches
+
+
+def test_what_is_taken_back_forgets_no_fault() -> None:
+    cursor = Cursor(loader(8, 2), audit=True)
+
+    def deliver(*ids: int, end: int) -> None:
+        cursor.deliver(Delivery(None, end, np.array(ids), np.ones(2, dtype=np.float32)))
+
+    for end in (2, 4):
+        deliver(0, 1, end=end)
+        cursor.commit()
+    deliver(4, 5, end=6)
+    one_pending = cursor.live
+    deliver(7, 7, end=8)
+    cursor.rewind(one_pending)
+    deliver(6, 7, end=8)
+    cursor.commit()
+    report = cursor.end_epoch()
+    assert (report.doubled, report.missing) == ((0, 1), (2, 3))
+
+
+def test_an_order_of_a_datasets_own_that_repeats_samples_is_exact() -> None:
+    class Weighted(Plain):
+        def epoch_order(self, seed: int, epoch: int) -> ListedOrder:
+            return ListedOrder([0, 0, 1, 3, 3, 3], num_samples=4)
+
+    iterator = CFIterator(ResumableDataLoader(Weighted(4), 2, shuffle=True))
+    for _ in iterator.epochs(1):
+        take_all(iterator)
+    assert iterator.last_report is not None
+    assert iterator.last_report.exact
 
 
 def test_an_audit_survives_a_look() -> None:

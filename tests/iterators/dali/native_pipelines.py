@@ -28,6 +28,13 @@ def write_images(root: Path, n: int) -> list[str]:
     return paths
 
 
+def put(path: str | Path, content: bytes) -> None:
+    """Give a file other content, as a new file: DALI may have the old one mapped into memory."""
+    new = Path(f"{path}.new")
+    new.write_bytes(content)
+    new.replace(path)
+
+
 @pipeline_def
 def augmented(reader: dict[str, Any], size: int = 6) -> Any:
     """Read, decode, crop, resize and flip at random. The label is the file's number."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from iterators import EpochOrder
 from iterators.dali import FileReader
 from iterators.dali.files import FileList
 from iterators.dali.source import Aim, IndexedSource, Recipe, records, uniforms
-from iterators.fingerprint import dataset_fingerprint
 from iterators.order import SequentialOrder
 from iterators.tickets import Share, TicketSampler
 
@@ -78,14 +76,78 @@ def test_given_files_keep_their_order_and_labels(tmp_path: Path) -> None:
     assert FileReader(files=["a", "b"], labels=[5, 5]).files.labels.tolist() == [5, 5]
 
 
-def test_the_fingerprint_is_that_of_an_image_folder_wherever_it_lies(tmp_path: Path) -> None:
+def test_a_class_folder_may_be_named_like_its_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = touched(tmp_path / "train", "train/0.jpg", "bus/1.jpg", "0.jpg")
+    monkeypatch.chdir(tmp_path)
+    for given in ("train", "./train/", root, f"{root}//"):
+        files = FileReader(file_root=given).files
+        assert entries(files) == [("bus/1.jpg", 0), ("train/0.jpg", 1)]
+        assert files.path(1).tobytes() == str(root / "train" / "0.jpg").encode()
+
+
+@pytest.mark.parametrize(
+    "root", ["train", "./train", "{here}/train", "{here}//train/", "../{name}/train"]
+)
+@pytest.mark.parametrize(
+    "name", ["{here}/train/c0/x", "{here}//train/./c0//x", "c0/x", "./c0/x", "//{here}/train/c0/x"]
+)
+def test_only_the_root_itself_is_cut_from_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str, name: str
+) -> None:
+    touched(tmp_path, "train/c0/x", "train/train/c0/x", "list.txt")
+    monkeypatch.chdir(tmp_path)
+    known = {"here": tmp_path, "name": tmp_path.name}
+    (tmp_path / "list.txt").write_text(f"{name.format(**known)} 0\ntrain/c0/x 1\n")
+    given = [name.format(**known), "train/c0/x"]
+    for reader in (
+        FileReader(files=given, file_root=root.format(**known)),
+        FileReader(file_list="list.txt", file_root=root.format(**known)),
+    ):
+        assert entries(reader.files) == [("c0/x", 0), ("train/c0/x", 1)]
+        assert reader.files.path(0).tobytes() == bytes(tmp_path / "train/c0/x")
+        assert reader.files.path(1).tobytes() == bytes(tmp_path / "train/train/c0/x")
+
+
+@pytest.mark.parametrize("how", ["file_root", "files", "file_list"])
+def test_the_working_folder_may_change(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    touched(tmp_path, "list.txt")
+    (tmp_path / "list.txt").write_text("class0/0.jpg 0\n")
+    monkeypatch.chdir(images.parent)
+    given: dict[str, dict[str, Any]] = {
+        "file_root": {"file_root": images.name},
+        "files": {"files": [f"{images.name}/class0/0.jpg", f"{images.name}/class1/1.jpg"]},
+        "file_list": {"file_list": tmp_path / "list.txt", "file_root": images.name},
+    }
+    reader = FileReader(shuffle=False, **given[how])
+    monkeypatch.chdir(tmp_path)
+    pipe = pipeline_def(reader, batch_size=1, num_threads=1, device_id=None)()
+    assert bytes(np.array(pipe.run()[0][0])) == (images / "class0" / "0.jpg").read_bytes()
+
+
+def test_a_moved_list_of_files_is_the_same_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["c0/1.jpg", "c0/2.jpg", "c1/1.jpg"]
+    monkeypatch.chdir(tmp_path)
+    moved = [[str(tmp_path / root / one) for one in names] for root in ("here", "over/there")]
+    moved += [names, [f"./here//{one}" for one in names]]
+    assert len({FileReader(files=one).fingerprint for one in moved}) == 1
+    assert FileReader(files=moved[0][::-1]).fingerprint != FileReader(files=names).fingerprint
+    files = FileReader(files=moved[1]).files
+    assert [files.name(index) for index in range(3)] == names
+    assert files.path(2).tobytes() == bytes(tmp_path / "over/there/c1/1.jpg")
+
+
+def test_the_fingerprint_is_that_of_the_names_and_labels(tmp_path: Path) -> None:
     here, there = (touched(tmp_path / name, *ODD) for name in ("here", "there"))
     print_of = FileList.of_folder(here).data_fingerprint()
     assert FileList.of_folder(there).data_fingerprint() == print_of
-    folder = SimpleNamespace(
-        root=here, samples=[(str(here / name), label) for name, label in entries_of(here)]
-    )
-    assert dataset_fingerprint(folder).split(":")[-1] == print_of.split(":")[-1]
+    other = FileList(bytes(there), [b"a"], [0]).data_fingerprint()
+    assert FileList(bytes(there), [b"a"], [1]).data_fingerprint() != other
     (there / "b" / "2.jpg").rename(there / "b" / "3.jpg")
     assert FileList.of_folder(there).data_fingerprint() != print_of
     assert FileReader(file_root=there, fingerprint="mine").fingerprint == "mine"
@@ -239,7 +301,7 @@ def test_missing_and_empty_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"file_list '.*list.txt' is not a file"):
         FileReader(file_list=tmp_path / "list.txt")
     touched(tmp_path, "top.jpg", "a/notes.txt")
-    with pytest.raises(ValueError, match=f"found none in '{tmp_path}'"):
+    with pytest.raises(FileNotFoundError, match=f"at least one file, found none in '{tmp_path}'"):
         FileReader(file_root=tmp_path)
 
 
