@@ -18,11 +18,17 @@ def _torch_adapter(loader: Any, seed: int | None) -> Adapter | None:
     """A torch loader can only have come from an imported torch; otherwise do not import it."""
     if "torch.utils.data" not in sys.modules:
         return None
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, IterableDataset
 
-    from iterators.iterable import adapter_for
+    from iterators.iterable import ResumableIterableLoader
+    from iterators.surroundings import indexed_source
+    from iterators.torch_loader import ResumableDataLoader
 
-    return adapter_for(loader, seed=seed) if isinstance(loader, DataLoader) else None
+    if not isinstance(loader, DataLoader):
+        return None
+    if isinstance(loader.dataset, IterableDataset) and indexed_source(loader.dataset) is None:
+        return ResumableIterableLoader.like(loader, seed=seed)
+    return ResumableDataLoader.like(loader, seed=seed)
 
 
 def _dali_adapter(loader: Any, seed: int | None) -> Adapter | None:

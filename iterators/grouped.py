@@ -14,10 +14,10 @@ import numpy as np
 
 from iterators.errors import ResumeMismatchError
 from iterators.fingerprint import dataset_fingerprint
-from iterators.order import Int64
+from iterators.order import Int64, Permutation
 from iterators.position import Identity, Position
-from iterators.samplers import PlaceSampler, sample_order
-from iterators.surroundings import length_of
+from iterators.samplers import PlaceSampler
+from iterators.surroundings import length_of, sample_order
 
 
 class ResumableGroupedBatchSampler(PlaceSampler[list[int]]):
@@ -31,7 +31,8 @@ class ResumableGroupedBatchSampler(PlaceSampler[list[int]]):
     ``drop_last=True`` leaves out short batches, and the last ones that do not reach every rank.
     A state is refused with another ``batch_size`` or ``drop_last``: they make other batches.
 
-    Raises ``ValueError`` unless there is one group id per sample.
+    Raises ``ValueError`` unless there is one group id per sample, and for a dataset whose own
+    ``epoch_order`` repeats samples or leaves some out.
     """
 
     _unit = "batches"
@@ -55,9 +56,14 @@ class ResumableGroupedBatchSampler(PlaceSampler[list[int]]):
         self._groups = _group_codes(group_ids, self._num_samples)
         self.batch_size = self._batch = batch_size
         self.shuffle = shuffle
-        data = dataset_fingerprint(dataset) if fingerprint is None else fingerprint
+        data = dataset_fingerprint(dataset, fingerprint)
         groups = blake2b(self._groups.astype("<i8").tobytes(), digest_size=8).hexdigest()
-        order = sample_order(self._num_samples, seed, 0, shuffle)
+        order = sample_order(dataset, seed, 0, shuffle=shuffle)
+        if not isinstance(order, Permutation) or order.n != self._num_samples:
+            raise ValueError(
+                f"{type(dataset).__name__}.epoch_order does not have each sample once, so its "
+                "batches cannot be counted"
+            )
         identity = Identity(
             f"grouped-1({order.algorithm})",
             _num_batches(self._groups, batch_size, drop_last),
@@ -68,7 +74,7 @@ class ResumableGroupedBatchSampler(PlaceSampler[list[int]]):
         super().__init__(dataset, identity, num_replicas, rank)
 
     def _served(self, epoch: int, places: range) -> Iterator[list[int]]:
-        order = sample_order(self._num_samples, self.seed, epoch, self.shuffle)
+        order = sample_order(self.dataset, self.seed, epoch, shuffle=self.shuffle)
         ids = order.ids(range(self._num_samples))
         grouped, starts, stops = _cut(self._groups[ids], self.batch_size)
         for place in places:

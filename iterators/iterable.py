@@ -1,10 +1,13 @@
 """Iterable torch datasets, resumed through their own state, or by making their samples again.
 
 A place is a number of batches this rank was served. A dataset with ``state_dict`` and
-``load_state_dict`` continues where it stood; any other is an opaque generator, whose samples are
-made again up to the place, at the cost of making them. Either way the number of workers, the
-batch size and the world must be those of the interrupted epoch. A dataset with an indexed source
-needs none of this: ``adapter_for`` gives it to ``ResumableDataLoader``.
+``load_state_dict``, or whose iterator has them, continues where it stood; any other is an opaque
+generator, whose samples are made again up to the place, at the cost of making them. Either way
+the number of workers, the batch size and the world must be those of the interrupted epoch.
+
+A dataset with an indexed source needs none of this: a method ``indexed_source()`` returning a
+map-style dataset with all samples of all ranks and workers (perhaps itself). ``CFIterator`` gives
+it to ``ResumableDataLoader``, in our order.
 
 Training process only; one open epoch at a time.
 """
@@ -17,25 +20,11 @@ from collections.abc import Collection, Iterator
 from typing import Any, Unpack
 
 import torch
-from torch.utils.data import (
-    DataLoader,
-    IterableDataset,
-    IterDataPipe,
-    default_collate,
-    default_convert,
-)
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
-from iterators.engine import (
-    GENERATORS,
-    VERSIONS,
-    Engine,
-    aim_generator,
-    fetched,
-    seeding_of,
-    share_of,
-)
 from iterators.errors import CorruptPositionError, NotResumableError, ResumeMismatchError
 from iterators.fingerprint import dataset_fingerprint, length_or_none
+from iterators.lookahead import LookAhead
 from iterators.position import Identity, Layout, Position
 from iterators.protocol import Adapter, Delivery
 from iterators.sampling import (
@@ -47,10 +36,18 @@ from iterators.sampling import (
     tail_of,
 )
 from iterators.skipping import Skipping
-from iterators.surroundings import indexed_source
 from iterators.tickets import Seeding
-from iterators.torch_loader import ResumableDataLoader
-from iterators.worker_batches import Item, Kind, Recipe, Standing, WorkerBatches
+from iterators.torch_common import (
+    GENERATORS,
+    VERSIONS,
+    Engine,
+    aim_generator,
+    collate_of,
+    fetched,
+    seeding_of,
+    share_of,
+)
+from iterators.worker_batches import Item, Kind, Recipe, Standing, WorkerBatches, is_stateful
 
 logger = logging.getLogger(__name__)
 
@@ -60,19 +57,6 @@ _ADVICE = {
     "workers": "Each worker stands at its own place in the dataset: resume with as many, at least "
     "until the epoch ends. A dataset with an indexed_source() is not bound to it.",
 }
-
-
-def adapter_for(
-    loader: DataLoader[Any], *, seed: int | None = None
-) -> ResumableDataLoader | ResumableIterableLoader:
-    """The adapter for a loader over an ``IterableDataset``: indexed if it has such a source.
-
-    That is a method ``indexed_source()`` returning a map-style dataset with all samples of all
-    ranks and workers, or ``__getitem__`` and ``__len__`` of its own.
-    """
-    if isinstance(loader.dataset, IterableDataset) and indexed_source(loader.dataset) is None:
-        return ResumableIterableLoader.like(loader, seed=seed or 0)
-    return ResumableDataLoader.like(loader, seed=seed)
 
 
 class ResumableIterableLoader(Adapter):
@@ -85,13 +69,22 @@ class ResumableIterableLoader(Adapter):
 
     ``state_dict()`` is asked for after each batch and must cover the samples yielded so far, all
     that decides which come next, and nothing but plain values (see ``iterators.encoding``).
-    ``load_state_dict`` is called before ``iter``. A dataset without them must repeat itself.
+    ``load_state_dict`` is called before ``iter``. Of a dataset without them, the iterator's are
+    used, if it has them: ``load_state_dict`` is then called on a new iterator. Without either the
+    dataset must repeat itself.
 
     The generators named by ``seeded`` are set before each batch from (seed, epoch, rank, worker,
     index of the batch in the worker), so random augmentation repeats itself. A ``collate_fn``
-    must not carry anything over from batch to batch. ``len`` is torch's: an estimate, from the
-    dataset's own; an epoch ends when the dataset does. ``persistent_workers`` is not used, since
-    such workers cannot be aimed.
+    must not carry anything over from batch to batch. What a generator draws that ``seeded`` leaves
+    out is not exact: without workers the next batch is fetched before the boundary at which a
+    manager saves the generators, and workers begin theirs anew. ``len`` is torch's: an estimate,
+    from the dataset's own; an epoch ends when the dataset does. ``persistent_workers`` is not
+    used, since such workers cannot be aimed.
+
+    Every loop over ``CFIterator`` opens the epoch anew, so ``steps()`` called for a few batches
+    at a time makes all samples before them again, each time, unless there is a state. Ranks that
+    are served different numbers of batches in an epoch stand at different points from the first
+    end on: their positions cannot be merged there (``Position.merged``).
 
     Raises ``NotResumableError`` for a DataPipe, and with ``num_workers=0`` for a dataset that
     cannot be copied.
@@ -113,7 +106,7 @@ class ResumableIterableLoader(Adapter):
     ) -> None:
         share = share_of(batch_size, tail, rank, world)
         self._rank, self._batch_size, self._seed = share.rank, batch_size, seed
-        self._stateful = _is_stateful(dataset)
+        self._stateful = is_stateful(dataset)
         self._dataset, self._kind = dataset, engine
         self._seeding = seeding_of(seed, seeded)
         self._settings = _without_persistence(settings)
@@ -122,7 +115,7 @@ class ResumableIterableLoader(Adapter):
         self._identity = Identity(
             f"iterable-{'state' if self._stateful else 'opaque'}-1",
             0,  # a dataset's length is an estimate, and may be exceeded
-            dataset_fingerprint(dataset) if fingerprint is None else fingerprint,
+            dataset_fingerprint(dataset, fingerprint),
             seed,
             tail,
         )
@@ -137,16 +130,19 @@ class ResumableIterableLoader(Adapter):
         cls,
         loader: DataLoader[Any],
         *,
-        seed: int = 0,
+        seed: int | None = None,
         seeded: Collection[str] = GENERATORS,
         fingerprint: str | None = None,
     ) -> ResumableIterableLoader:
-        """Rebuild ``loader`` with all its settings; ``NotResumableError`` with the reason."""
+        """Rebuild ``loader`` with all its settings; ``NotResumableError`` with the reason.
+
+        ``seed`` is 0 unless given.
+        """
         require_plain(loader)
         return cls(
             loader.dataset,  # type: ignore[arg-type]
             loader.batch_size,
-            seed=seed,
+            seed=seed or 0,
             tail=tail_of(loader),
             seeded=seeded,
             fingerprint=fingerprint,
@@ -199,11 +195,7 @@ class ResumableIterableLoader(Adapter):
             expected, found = getattr(position.layout, name), getattr(self._layout, name)
             if expected != found:
                 raise ResumeMismatchError(name, expected=expected, found=found, advice=advice)
-        if len(position.states) != self._layout.world:
-            raise CorruptPositionError(
-                f"the saved position holds the states of {len(position.states)} ranks, not of "
-                f"{self._layout.world}"
-            )
+        _require_states(len(position.states), self._layout.world)
         made = sum(self._standing(position.states[self._rank]).made)
         if made != position.position:
             raise CorruptPositionError(
@@ -218,7 +210,7 @@ class ResumableIterableLoader(Adapter):
         self._open = IterableDeliveries(
             iter(self._make_engine()),
             standing,
-            skipping=Skipping(0 if self._stateful else standing.to_make_again),
+            skipping=Skipping(standing.to_make_again),
             guard=None if self._workers else self._seeding,
             name=type(self._dataset).__name__,
         )
@@ -228,13 +220,10 @@ class ResumableIterableLoader(Adapter):
         return Standing.from_state(state, num_workers=self._workers, stateful=self._stateful)
 
     def _recipe(self) -> Recipe:
-        collate = self._settings.get("collate_fn") or (
-            default_convert if self._batch_size is None else default_collate
-        )
         return Recipe(
             self._batch_size,
             self._identity.tail == "drop",
-            collate,
+            collate_of(self._batch_size, self._settings),
             self._seeding,
             self._rank,
             self._stateful,
@@ -257,49 +246,37 @@ class IterableDeliveries:
         guard: Seeding | None,
         name: str,
     ) -> None:
-        self._items: Iterator[Item] | None = items
+        self._items, self._batches = items, LookAhead(self._next_batch)
         self._standing, self._place = standing, sum(standing.made)
         self._skipping, self._guard, self._name = skipping, guard, name
-        self._ahead: Item | None = None
-        self._failure: Exception | None = None
 
     def __iter__(self) -> Iterator[Delivery]:
         return self
 
     def __next__(self) -> Delivery:
-        if self.is_over():
-            raise StopIteration
-        if self._failure is not None:
-            raise self._failure
-        item, self._ahead = self._ahead, None
-        assert item is not None
+        item = next(self._batches)
         self._standing = self._standing.behind(item)
         self._place += 1
         return Delivery(item.data, self._place, state=self._standing.to_state())
 
     def is_over(self) -> bool:
-        """Whether no batch is left; fetches the next one, which is then served.
-
-        An error in it is raised when it is asked for: what is behind is not lost by looking.
-        """
-        while self._ahead is None and self._failure is None and self._items is not None:
-            try:
-                self._sort(fetched(self._items, self._guard))
-            except StopIteration:
-                self.close()
-            except Exception as error:
-                self._failure = error
-        return self._ahead is None and self._failure is None
+        """Whether no batch is left; fetches the next one, which is then served."""
+        return self._batches.is_over()
 
     def close(self) -> None:
         """Let go of the loader's iterator, which ends its workers."""
-        self._items = self._ahead = self._failure = None
+        self._batches.close()
+        self._items = iter(())
         self._skipping.close()
 
-    def _sort(self, item: Item) -> None:
-        if item.kind in (Kind.BATCH, Kind.LAST):
-            self._ahead = item
-        elif item.kind is Kind.ENDED:
+    def _next_batch(self) -> Item:
+        while (item := fetched(self._items, self._guard)).kind not in (Kind.BATCH, Kind.LAST):
+            self._note(item)
+        return item
+
+    def _note(self, item: Item) -> None:
+        """Take account of an item without a batch."""
+        if item.kind is Kind.ENDED:
             self._standing = self._standing.behind(item)
         elif item.kind is Kind.SKIPPED:
             self._skip(item.num_batches)
@@ -325,12 +302,24 @@ class IterableDeliveries:
             )
 
 
+def _require_states(found: int, world: int) -> None:
+    """One state for each rank; that of one rank alone was saved but not merged."""
+    if 0 < found < world:
+        raise ResumeMismatchError(
+            "the number of ranks it needs the states of",
+            expected=found,
+            found=world,
+            advice="Each rank saves its own state: merge the positions of all ranks with "
+            "Position.merged, in the order of the ranks, and load the result on each.",
+        )
+    if found != world:
+        raise CorruptPositionError(
+            f"the saved position holds the states of {found} ranks, not of {world}"
+        )
+
+
 def _unchanged(item: Item) -> Item:
     return item
-
-
-def _is_stateful(dataset: object) -> bool:
-    return all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def _without_persistence(settings: LoaderSettings) -> LoaderSettings:

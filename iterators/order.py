@@ -29,6 +29,9 @@ _MULTIPLY_1 = 0xBF58476D1CE4E5B9
 _MULTIPLY_2 = 0x94D049BB133111EB
 _LARGEST_N = 1 << 62
 
+#: Ids computed at a time: enough to amortise NumPy's call overhead, little enough to be instant.
+IDS_AT_ONCE = 8192
+
 
 class Order(Protocol):
     """Any fixed order of ``n`` places. ``algorithm`` is saved with a position."""

@@ -24,16 +24,13 @@ from torch.utils.data import Sampler
 
 from iterators.errors import IterationStateError
 from iterators.fingerprint import dataset_fingerprint
-from iterators.order import EpochOrder, Order, SequentialOrder
+from iterators.order import IDS_AT_ONCE
 from iterators.position import Identity, Layout, Position
-from iterators.surroundings import length_of, rank_and_world
+from iterators.surroundings import rank_and_world, sample_order
 
 logger = logging.getLogger(__name__)
 
 _Unit = TypeVar("_Unit")
-
-#: Ids computed at a time: enough to amortise NumPy's call overhead, little enough to be instant.
-_BLOCK = 8192
 
 
 class PlaceSampler(Sampler[_Unit]):
@@ -202,7 +199,8 @@ class ResumableDistributedSampler(PlaceSampler[int]):
     """torch's ``DistributedSampler``, resumable in mid-epoch and at another world size.
 
     ``num_replicas`` and ``rank`` are the process group's unless given. Every epoch has an order
-    of its own, from ``seed`` in [0, 2**64) and the epoch alone. ``fingerprint`` names the data
+    of its own, from ``seed`` in [0, 2**64) and the epoch alone (the dataset's own
+    ``epoch_order(seed, epoch)`` if it has one). ``fingerprint`` names the data
     where ``dataset_fingerprint`` cannot tell::
 
         for epoch in range(sampler.epoch, num_epochs):
@@ -216,7 +214,8 @@ class ResumableDistributedSampler(PlaceSampler[int]):
     hence by at most one batch: under DDP wrap the loop in ``Join``, use ``drop_last=True``, or
     ``ResumableDataLoader``, which gives every rank the same number of batches. ``drop_last=True``
     leaves out what does not reach every rank, fewer than ``num_replicas`` samples of the epoch
-    (or of the rest, from a restore on).
+    (or of the rest, from a restore on). In a loader given to ``CFIterator`` only the loader's own
+    ``drop_last`` counts.
     """
 
     def __init__(
@@ -230,19 +229,18 @@ class ResumableDistributedSampler(PlaceSampler[int]):
         *,
         fingerprint: str | None = None,
     ) -> None:
-        n = length_of(dataset)
-        order = sample_order(n, seed, 0, shuffle)
-        name = dataset_fingerprint(dataset) if fingerprint is None else fingerprint
+        order = sample_order(dataset, seed, 0, shuffle=shuffle)
+        name = dataset_fingerprint(dataset, fingerprint)
         tail = "drop" if drop_last else "short"
         super().__init__(
-            dataset, Identity(order.algorithm, n, name, seed, tail), num_replicas, rank
+            dataset, Identity(order.algorithm, order.n, name, seed, tail), num_replicas, rank
         )
         self.shuffle = shuffle
 
     def _served(self, epoch: int, places: range) -> Iterator[int]:
-        order = sample_order(self._identity.n, self.seed, epoch, self.shuffle)
-        for start in range(0, len(places), _BLOCK):
-            yield from order.ids(places[start : start + _BLOCK]).tolist()
+        order = sample_order(self.dataset, self.seed, epoch, shuffle=self.shuffle)
+        for start in range(0, len(places), IDS_AT_ONCE):
+            yield from order.ids(places[start : start + IDS_AT_ONCE]).tolist()
 
 
 class ResumableSampler(ResumableDistributedSampler):
@@ -260,9 +258,3 @@ class ResumableSampler(ResumableDistributedSampler):
         fingerprint: str | None = None,
     ) -> None:
         super().__init__(dataset, 1, 0, shuffle, seed, fingerprint=fingerprint)
-
-
-def sample_order(n: int, seed: int, epoch: int, shuffle: bool) -> Order:
-    """The order of the samples; a seed that could not be saved is refused in any case."""
-    shuffled = EpochOrder(n, seed, epoch)
-    return shuffled if shuffle else SequentialOrder(n)

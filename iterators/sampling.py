@@ -5,6 +5,7 @@ Read-only: nothing here iterates a loader or a sampler.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,9 +24,14 @@ from iterators.errors import IterationStateError, NotResumableError
 from iterators.samplers import ResumableDistributedSampler, ResumableSampler
 from iterators.surroundings import length_of
 
+logger = logging.getLogger(__name__)
+
 Tail: TypeAlias = Literal["short", "drop"]
 
 _OURS = (ResumableDistributedSampler, ResumableSampler)
+
+#: What of a ``DataLoader`` decides what it serves; the names with one ``_`` are torch's own.
+_SERVING = ("__iter__", "_get_iterator", "_index_sampler", "_auto_collation")
 
 
 class LoaderSettings(TypedDict, total=False):
@@ -45,35 +51,41 @@ class LoaderSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What a given loader's samplers say, in our terms; None where they say nothing."""
+    """What a given loader's samplers say, in our terms; None where they say nothing.
+
+    ``tail`` is the policy of what forms the batches. A sampler's own ``drop_last`` only evens out
+    the ranks, which the tail does here; ``_log_kept`` tells where that serves more.
+    """
 
     batch_size: int | None
     tail: Tail = "short"
+    seed: int | None = None
     shuffle: bool = False
     rank: int | None = None
     world: int | None = None
-    seed: int | None = None
     fingerprint: str | None = None
 
 
-def read_sampling(loader: DataLoader[Any], *, custom_order: bool) -> Sampling:
+def read_sampling(loader: DataLoader[Any], *, seed: int | None, custom_order: bool) -> Sampling:
     """How ``loader`` batches, shuffles and shares; ``NotResumableError`` if that is unknown.
 
+    ``seed`` goes before that of torch's samplers; ``ValueError`` for another one than ours has.
     ``custom_order``: the user replaces the sampler's order, so any sampler will do.
     """
     require_plain(loader)
     if isinstance(loader.dataset, IterableDataset):
-        return Sampling(loader.batch_size, tail_of(loader))
+        return Sampling(loader.batch_size, tail_of(loader), seed)
     batches: Any = loader.batch_sampler
     if batches is None:
-        return _read_sampler(loader, loader.sampler, Sampling(None), custom_order)
+        found = Sampling(None, seed=seed)
+        return _read_sampler(loader, loader.sampler, found, custom_order)
     if not _is_a(batches, BatchSampler):
         raise NotResumableError(
             f"{type(batches).__name__} decides in its own way which samples form a batch, so a "
             "position in our order means nothing to it. Use "
             "ResumableDataLoader(dataset, batch_size, order=lambda seed, epoch: ids)"
         )
-    found = Sampling(batches.batch_size, tail_of(batches))
+    found = Sampling(batches.batch_size, tail_of(batches), seed)
     return _read_sampler(loader, batches.sampler, found, custom_order)
 
 
@@ -109,12 +121,13 @@ def _shares(sampler: object) -> bool:
 
 def require_plain(loader: DataLoader[Any]) -> None:
     """``NotResumableError`` if ``loader`` serves its batches in some way of its own."""
-    kind = type(loader)
-    if kind.__iter__ is not engine_of(loader).__iter__:
-        raise NotResumableError(
-            f"{kind.__name__} overrides DataLoader.__iter__, so what it serves is unknown. "
-            "Give its dataset to ResumableDataLoader"
-        )
+    kind, engine = type(loader), engine_of(loader)
+    for name in _SERVING:
+        if getattr(kind, name, None) is not getattr(engine, name, None):
+            raise NotResumableError(
+                f"{kind.__name__} overrides DataLoader.{name}, so what it serves is unknown. "
+                "Give its dataset to ResumableDataLoader"
+            )
     if not getattr(loader, "in_order", True):
         raise NotResumableError(
             "in_order=False lets batches overtake each other, so counting them says nothing "
@@ -125,10 +138,11 @@ def require_plain(loader: DataLoader[Any]) -> None:
 def _read_sampler(
     loader: DataLoader[Any], sampler: Any, found: Sampling, custom_order: bool
 ) -> Sampling:
-    if _shares(sampler):
-        found = replace(found, rank=sampler.rank, world=sampler.num_replicas)
     if type(sampler) in _OURS:
         found = _read_ours(sampler, found)
+    if _shares(sampler):
+        seed = sampler.seed if found.seed is None else found.seed
+        found = replace(found, rank=sampler.rank, world=sampler.num_replicas, seed=seed)
     if custom_order:
         return found
     shuffle = _shuffles(sampler)
@@ -138,7 +152,23 @@ def _read_sampler(
             "order as a function: ResumableDataLoader.like(loader, order=lambda seed, epoch: ids); "
             "for a part of a dataset use torch.utils.data.Subset with shuffle=True"
         )
+    if _shares(sampler) and found.tail == "short":
+        _log_kept(sampler)
     return replace(found, shuffle=shuffle)
+
+
+def _log_kept(sampler: Any) -> None:
+    """Say which samples ``drop_last`` of a sampler would have left out."""
+    n = len(sampler.dataset)
+    left_out = n % sampler.num_replicas
+    if sampler.drop_last and left_out:
+        logger.info(
+            "all %d samples of an epoch are served, where %s(drop_last=True) alone would serve %d: "
+            "the last batch is shared evenly. Use the DataLoader's drop_last=True to drop it",
+            n,
+            type(sampler).__name__,
+            n - left_out,
+        )
 
 
 def _read_ours(sampler: ResumableDistributedSampler, found: Sampling) -> Sampling:
@@ -149,9 +179,9 @@ def _read_ours(sampler: ResumableDistributedSampler, found: Sampling) -> Samplin
             f"{sampler.epoch}, but CFIterator keeps the place itself. Give it a new sampler, and "
             "load the sampler's state_dict() into the CFIterator"
         )
-    tail: Tail = "drop" if sampler.drop_last else found.tail
-    identity = sampler.identity
-    return replace(found, tail=tail, seed=identity.seed, fingerprint=identity.fingerprint)
+    if found.seed not in (None, sampler.seed):
+        raise ValueError(f"seed is {found.seed} here and {sampler.seed} in the loader's sampler")
+    return replace(found, fingerprint=sampler.identity.fingerprint)
 
 
 def _shuffles(sampler: Any) -> bool | None:

@@ -15,22 +15,24 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from heapq import heapify, heapreplace
+from numbers import Integral
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Dataset
 
+from iterators.errors import NotResumableError
 from iterators.order import EpochOrder, Int64, SequentialOrder
 
 logger = logging.getLogger(__name__)
 
 #: ``read(shard, start)``: the raw records of one shard, in order, from record ``start`` on.
-Read: TypeAlias = Callable[[Any, int], Iterator[Any]]
+Read: TypeAlias = Callable[[Any, int], Iterable[Any]]
 
 
 class ShardedDataset(Dataset[Any]):
@@ -39,8 +41,9 @@ class ShardedDataset(Dataset[Any]):
     ``read(shard, start)`` iterates over a shard's raw records from number ``start`` on, by
     seeking if the format can, else by ``itertools.islice(records, start, None)``. ``decode``
     turns a raw record into a sample; records that only lie on the way are not decoded. ``lengths``
-    are the record counts; without them every shard is read once to count. A sample's id is the
-    first id of its shard plus its record number.
+    are the record counts; without them every shard is read once to count. ``names`` say what the
+    data is: by default the shards themselves, if they are texts, paths, integers or tuples of
+    such. A sample's id is the first id of its shard plus its record number.
 
     With ``shuffle=True`` a loader takes ``epoch_order``, over ``lanes`` shards at a time; without,
     the shards come one after another. Every process of a run reads over the records that are
@@ -53,6 +56,7 @@ class ShardedDataset(Dataset[Any]):
         read: Read,
         *,
         lengths: Sequence[int] | None = None,
+        names: Sequence[str] | None = None,
         decode: Callable[[Any], Any] | None = None,
         lanes: int = 8,
     ) -> None:
@@ -62,6 +66,9 @@ class ShardedDataset(Dataset[Any]):
         counts = _counted(self._shards, read) if lengths is None else list(lengths)
         if len(counts) != len(self._shards) or min(counts, default=0) < 0:
             raise ValueError(f"{len(self._shards)} shards need as many lengths, none negative")
+        self._names = None if names is None else list(names)
+        if self._names is not None and len(self._names) != len(self._shards):
+            raise ValueError(f"{len(self._shards)} shards need as many names")
         self._lengths = np.array(counts, dtype=np.int64)
         self._stops = np.cumsum(self._lengths)
         self._size = sum(counts)
@@ -86,8 +93,11 @@ class ShardedDataset(Dataset[Any]):
         return ShardOrder(tuple(self.lengths), self._lanes, seed, epoch)
 
     def data_fingerprint(self) -> str:
-        """What must agree on a restore: names below their common folder, lengths, lanes."""
-        names = [str(one) for one in self._shards]
+        """What must agree on a restore: names below their common folder, lengths, lanes.
+
+        Raises ``NotResumableError`` for shards that have no lasting names.
+        """
+        names = [_lasting_name(one) for one in self._shards] if self._names is None else self._names
         # Character by character, so that addresses like s3://bucket/a keep their two slashes.
         prefix = os.path.commonprefix(names).rpartition("/")[0]  # noqa: RUF071
         content = [f"{name.removeprefix(prefix)}\0" for name in names]
@@ -98,13 +108,28 @@ class ShardedDataset(Dataset[Any]):
     def sample_name(self, index: int) -> str:
         """Shard and record number."""
         shard, record = self._located(index)
-        return f"{self._shards[shard]}, record {record}"
+        return f"{(self._names or self._shards)[shard]}, record {record}"
 
     def _located(self, index: int) -> tuple[int, int]:
         if not 0 <= index < len(self):
             raise IndexError(f"expected an id in [0, {len(self)}), got {index}")
         shard = int(np.searchsorted(self._stops, index, side="right"))
         return shard, index - int(self._stops[shard] - self._lengths[shard])
+
+
+def _lasting_name(shard: Any) -> str:
+    """The same in every process: an object's own text may hold its address."""
+    if isinstance(shard, (str, bytes, os.PathLike)):
+        return os.fsdecode(shard)
+    if isinstance(shard, Integral):
+        return str(int(shard))
+    if isinstance(shard, tuple):
+        return str(tuple(_lasting_name(one) for one in shard))
+    raise NotResumableError(
+        f"a shard that is a {type(shard).__name__} has no name that lasts from one process to the "
+        "next, so its data cannot be recognised on a restore. Give ShardedDataset names=[...], or "
+        "the loader a fingerprint='...'"
+    )
 
 
 def _counted(shards: list[Any], read: Read) -> list[int]:
@@ -137,7 +162,7 @@ class _Readers:
         records, behind = self._open.pop(shard, (None, 0))
         if records is None or record < behind:
             _close(records)
-            records, behind = self._read(name, record), record
+            records, behind = iter(self._read(name, record)), record
         for _ in range(record - behind + 1):
             try:
                 raw = next(records)

@@ -1,13 +1,14 @@
-"""What a process finds before it shares out data: how much there is, and which rank it is."""
+"""What a process finds before it shares out data: how much, in what order, and its own rank."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch.distributed as dist
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 from iterators.errors import NotResumableError
+from iterators.order import EpochOrder, Order, SequentialOrder
 
 
 def length_of(dataset: Any) -> int:
@@ -31,19 +32,34 @@ def map_style(dataset: Any) -> Any:
     source = indexed_source(dataset)
     if source is None:
         raise NotResumableError(
-            f"{type(dataset).__name__} is an IterableDataset without an indexed source: it has no "
+            f"{type(dataset).__name__} is an IterableDataset without indexed_source(): it has no "
             "sample ids to put in an order. Use ResumableIterableLoader, as CFIterator does"
         )
     return source
 
 
 def indexed_source(dataset: IterableDataset[Any]) -> Any:
-    """The map-style dataset behind an iterable one, if it names one or is one itself, else None."""
+    """What the dataset's method ``indexed_source()`` returns (itself, perhaps); None without one.
+
+    Methods ``__getitem__`` and ``__len__`` alone promise nothing: they need not give the samples
+    that ``__iter__`` does, and its order, a shuffle for example, would be lost.
+    """
     named = getattr(dataset, "indexed_source", None)
-    if callable(named):
-        return named()
-    own = type(dataset).__getitem__ is not Dataset.__getitem__ and hasattr(dataset, "__len__")
-    return dataset if own else None
+    return named() if callable(named) else None
+
+
+def sample_order(dataset: Any, seed: int, epoch: int, *, shuffle: bool) -> Order:
+    """The order of one epoch: shuffled, it is the dataset's own ``epoch_order`` if it has one.
+
+    A dataset's own order may have another number of places than there are samples, if all epochs
+    have the same. A seed that could not be saved is refused in any case.
+    """
+    shuffled: Order = EpochOrder(length_of(dataset), seed, epoch)
+    if not shuffle:
+        return SequentialOrder(shuffled.n)
+    if callable(own := getattr(dataset, "epoch_order", None)):
+        shuffled = own(seed, epoch)
+    return shuffled
 
 
 def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:

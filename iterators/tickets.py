@@ -19,12 +19,9 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from iterators.order import Order, fold64
+from iterators.order import IDS_AT_ONCE, Order, fold64
 
 Ticket: TypeAlias = tuple[int, int, float]
-
-#: Ids computed at a time: enough to amortise NumPy's call overhead, little enough to be instant.
-_BLOCK = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ class Share:
         Only an epoch's last batch can leave this rank idle: it gets that batch's first, weight 0.
         """
         left, batch, step = self.batches(order.n - start), self.batch, self.global_batch
-        at_once = max(1, _BLOCK // batch)
+        at_once = max(1, IDS_AT_ONCE // batch)
         while left:
             taken = min(left, at_once)
             stop = min(start + taken * step, order.n)
@@ -169,9 +166,9 @@ class Wrapped:
 class TicketDataset(Wrapped):
     """The user's dataset, asked by ticket.
 
-    A dataset whose own ``__getitems__`` fetches a
-    whole batch is seeded once per batch, from its first ticket: its order is exact at any
-    layout, its augmentation at the same batch size and world.
+    A dataset whose own ``__getitems__`` fetches a whole batch is seeded once per batch, from its
+    first ticket: its order is exact at any layout, its augmentation at the same batch size and
+    world.
     """
 
     __slots__ = ("_cf_by_batch", "_cf_seeding")

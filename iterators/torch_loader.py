@@ -13,24 +13,25 @@ from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, default_collate, default_convert
+from torch.utils.data import DataLoader
 
-from iterators.engine import (
+from iterators.fingerprint import dataset_fingerprint, sample_name
+from iterators.order import Int64, ListedOrder, Order
+from iterators.position import Identity, Layout
+from iterators.protocol import Adapter, Delivery
+from iterators.sampling import LoaderSettings, Tail, engine_of, read_sampling, settings_of
+from iterators.surroundings import length_of, map_style, sample_order
+from iterators.tickets import Delivered, Seeding, TicketCollate, TicketDataset, TicketSampler
+from iterators.torch_common import (
     GENERATORS,
     VERSIONS,
     Engine,
     aim_generator,
+    collate_of,
     fetched,
     seeding_of,
     share_of,
 )
-from iterators.fingerprint import dataset_fingerprint, sample_name
-from iterators.order import EpochOrder, Int64, ListedOrder, Order, SequentialOrder
-from iterators.position import Identity, Layout
-from iterators.protocol import Adapter, Delivery
-from iterators.sampling import LoaderSettings, Tail, engine_of, read_sampling, settings_of
-from iterators.surroundings import length_of, map_style
-from iterators.tickets import Delivered, Seeding, TicketCollate, TicketDataset, TicketSampler
 
 #: The user's own order: ``(seed, epoch) -> ids``, the same for the same arguments, always.
 OrderFunction: TypeAlias = Callable[[int, int], Sequence[int] | Int64]
@@ -78,7 +79,7 @@ class ResumableDataLoader(Adapter):
         self._identity = Identity(
             self._current.algorithm,
             self._current.n,
-            dataset_fingerprint(dataset) if fingerprint is None else fingerprint,
+            dataset_fingerprint(dataset, fingerprint),
             seed,
             tail,
         )
@@ -91,7 +92,8 @@ class ResumableDataLoader(Adapter):
         self._seeding = seeding_of(seed, seeded)
         self._sampler = TicketSampler(self._current, self._share)
         self._generator = torch.Generator()
-        self._kind, self._single, self._settings = engine, batch_size is None, settings
+        self._kind, self._settings = engine, settings
+        self._collate = TicketCollate(collate_of(batch_size, settings), single=batch_size is None)
         self._engine = self._make_engine()
 
     @classmethod
@@ -106,18 +108,18 @@ class ResumableDataLoader(Adapter):
     ) -> ResumableDataLoader:
         """Rebuild ``loader`` with all its settings, over our order instead of its sampler.
 
-        ``seed`` is that of a sampler of ours (``ValueError`` for another one), 0 where there is
-        none. Raises ``NotResumableError`` with the reason where rebuilding would change what is
-        served; a custom sampler can be replaced by ``order``.
+        ``seed`` is by default that of a distributed sampler or of one of ours (which is refused
+        with another one, ``ValueError``), else 0. The tail is "drop" where the loader itself has
+        ``drop_last=True``; a sampler's ``drop_last`` alone leaves nothing out, and that is
+        logged. Raises ``NotResumableError`` with the reason where rebuilding would change what
+        is served; a custom sampler can be replaced by ``order``.
         """
-        found = read_sampling(loader, custom_order=order is not None)
-        if None not in (seed, found.seed) and seed != found.seed:
-            raise ValueError(f"seed is {seed} here and {found.seed} in the loader's sampler")
+        found = read_sampling(loader, seed=seed, custom_order=order is not None)
         return cls(
             loader.dataset,
             found.batch_size,
             shuffle=found.shuffle,
-            seed=seed or found.seed or 0,
+            seed=found.seed or 0,
             order=order,
             tail=found.tail,
             rank=found.rank,
@@ -155,12 +157,13 @@ class ResumableDataLoader(Adapter):
     def order(self, epoch: int) -> Order:
         """The order of ``epoch``; the last one asked for is kept."""
         if epoch != self._epoch:
-            self._current, self._epoch = self._make_order(epoch), epoch
-            if self._current.n != self._identity.n:
+            order = self._make_order(epoch)
+            if order.n != self._identity.n:
                 raise ValueError(
                     f"order(seed, epoch) must have one length: {self._identity.n} ids in epoch 0, "
-                    f"{self._current.n} in epoch {epoch}"
+                    f"{order.n} in epoch {epoch}"
                 )
+            self._current, self._epoch = order, epoch
         return self._current
 
     def name_of(self, sample: int) -> str:
@@ -175,7 +178,12 @@ class ResumableDataLoader(Adapter):
         engine = self._engine if self._engine.persistent_workers else self._make_engine()
         guard = self._seeding if self._engine.num_workers == 0 else None
         span = (start, self._identity.n, self._share.global_batch)
-        return TorchDeliveries(iter(engine), span=span, guard=guard)
+        try:
+            batches = iter(engine)
+        except BaseException:  # a persistent worker died while it waited
+            self.close()
+            raise
+        return TorchDeliveries(batches, span=span, guard=guard, on_failure=self.close)
 
     def close(self) -> None:
         """End persistent workers; the next ``open`` starts new ones."""
@@ -185,18 +193,10 @@ class ResumableDataLoader(Adapter):
     def _make_order(self, epoch: int) -> Order:
         if self._function is not None:
             return ListedOrder(self._function(self._seed, epoch), num_samples=self._num_samples)
-        if self._shuffle and callable(own := getattr(self._dataset, "epoch_order", None)):
-            own_order: Order = own(self._seed, epoch)
-            return own_order
-        if self._shuffle:
-            return EpochOrder(self._num_samples, self._seed, epoch)
-        return SequentialOrder(self._num_samples)
+        return sample_order(self._dataset, self._seed, epoch, shuffle=self._shuffle)
 
     def _make_engine(self) -> DataLoader[Delivered]:
-        collate = self._settings.get("collate_fn") or (
-            default_convert if self._single else default_collate
-        )
-        ours: Any = {**self._settings, "collate_fn": TicketCollate(collate, self._single)}
+        ours: Any = {**self._settings, "collate_fn": self._collate}
         return self._kind(
             TicketDataset(self._dataset, self._seeding),  # type: ignore[arg-type]
             batch_sampler=self._sampler,
@@ -206,14 +206,23 @@ class ResumableDataLoader(Adapter):
 
 
 class TorchDeliveries:
-    """One opened epoch of a torch loader. ``guard`` protects the caller's generators."""
+    """One opened epoch of a torch loader. ``guard`` protects the caller's generators.
+
+    ``on_failure`` is called when a fetch failed: persistent workers one of which is dead, or that
+    were interrupted, never serve again.
+    """
 
     def __init__(
-        self, batches: Iterator[Delivered], *, span: tuple[int, int, int], guard: Seeding | None
+        self,
+        batches: Iterator[Delivered],
+        *,
+        span: tuple[int, int, int],
+        guard: Seeding | None,
+        on_failure: Callable[[], None],
     ) -> None:
         self._batches: Iterator[Delivered] | None = batches
         self._place, self._stop, self._stride = span
-        self._guard = guard
+        self._guard, self._on_failure = guard, on_failure
 
     def __iter__(self) -> Iterator[Delivery]:
         return self
@@ -221,7 +230,13 @@ class TorchDeliveries:
     def __next__(self) -> Delivery:
         if self._batches is None:
             raise StopIteration
-        ids, weights, data = fetched(self._batches, self._guard)
+        try:
+            ids, weights, data = fetched(self._batches, self._guard)
+        except StopIteration:
+            raise
+        except BaseException:
+            self._on_failure()
+            raise
         self._place = min(self._place + self._stride, self._stop)
         return Delivery(
             data,

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset, get_worker_info
 
 from iterators.encoding import dumps, loads
-from iterators.errors import CorruptPositionError
+from iterators.errors import CorruptPositionError, NotResumableError
 from iterators.tickets import Seeding, Wrapped
 
 #: A skipping worker reports progress at most this often.
@@ -53,7 +53,8 @@ class Item(NamedTuple):
 class Standing:
     """For each worker: batches made, whether it has ended, its dataset's state. And the turn.
 
-    ``states`` holds text, empty for a worker that has made nothing or whose dataset has none.
+    ``states`` holds text (of the dataset's state or of its iterator's), empty for a worker that
+    has made nothing or has ended, and for all where neither has one.
     """
 
     made: tuple[int, ...]
@@ -80,7 +81,10 @@ class Standing:
 
     @property
     def to_make_again(self) -> int:
-        """Batches a restored epoch makes again if the dataset has no state."""
+        """Batches a restored epoch makes again: none if it has states."""
+        return 0 if any(self.states) else self._under_way()
+
+    def _under_way(self) -> int:
         return sum(made for made, ended in zip(self.made, self.ended, strict=True) if not ended)
 
     def to_state(self) -> dict[str, Any]:
@@ -94,7 +98,10 @@ class Standing:
 
     @classmethod
     def from_state(cls, state: Any, *, num_workers: int, stateful: bool) -> Standing:
-        """Read ``to_state``'s form; ``CorruptPositionError`` if it cannot be one of this layout."""
+        """Read ``to_state``'s form; ``CorruptPositionError`` if it cannot be one of this layout.
+
+        ``stateful``: the dataset has a state. Only its iterator knows whether that has one.
+        """
         try:
             made, ended, states = (tuple(state[name]) for name in ("made", "ended", "states"))
             standing = cls(made, ended, states, state["turn"])
@@ -114,11 +121,17 @@ class Standing:
             raise ValueError(f"ended {self.ended}")
         if type(self.turn) is not int or not 0 <= self.turn < count:
             raise ValueError(f"turn {self.turn}")
+        stateful = stateful or any(self.states)
         for made, ended, state in zip(self.made, self.ended, self.states, strict=True):
             if bool(state) != (stateful and made > 0 and not ended):
                 raise ValueError(f"{made} batches with state {state!r}")
             if state:
                 loads(state)
+
+
+def is_stateful(source: object) -> bool:
+    """Whether a dataset, or its iterator, has a state of its own."""
+    return all(callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def _replaced(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
@@ -127,7 +140,10 @@ def _replaced(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How batches are made. ``size`` is None for a dataset that yields ready batches."""
+    """How batches are made. ``size`` is None for a dataset that yields ready batches.
+
+    ``stateful``: the dataset has a state, so that of its iterator is not asked for.
+    """
 
     size: int | None
     drop_last: bool
@@ -181,10 +197,11 @@ class _Work:
         self._place = (epoch, recipe.rank, worker)
         self._worker = worker
         self._made = 0
+        self._source: Any = dataset if recipe.stateful else None
 
     def items(self, standing: Standing) -> Iterator[Item]:
         samples = self._begun(standing.states[self._worker])
-        if self._recipe.stateful:
+        if any(standing.states):
             self._made = standing.made[self._worker]
         else:
             yield from self._again(samples, standing)
@@ -201,9 +218,22 @@ class _Work:
         self._recipe.seeding.plant(*self._place, 0)
         if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
             set_epoch(self._place[0])
-        if state:
+        if state and self._recipe.stateful:
             self._dataset.load_state_dict(loads(state))
-        return iter(self._dataset)
+        samples: Iterator[Any] = iter(self._dataset)
+        if not self._recipe.stateful:
+            self._source = samples if is_stateful(samples) else None
+            if state:
+                self._load(state)
+        return samples
+
+    def _load(self, state: str) -> None:
+        if self._source is None:
+            raise NotResumableError(
+                f"the iterator of {type(self._dataset).__name__} had a state_dict() in the "
+                "interrupted run, and has none now"
+            )
+        self._source.load_state_dict(loads(state))
 
     def _again(self, samples: Iterator[Any], standing: Standing) -> Iterator[Item]:
         """Make this worker's batches again, in as many rounds as every other worker."""
@@ -229,7 +259,8 @@ class _Work:
             return Item(self._worker, Kind.ENDED)
         # A worker that has ended is not started again, so it needs no state. It could not use
         # it either: behind their end many datasets stand at their next beginning.
-        state = dumps(self._dataset.state_dict()) if recipe.stateful and not partial else ""
+        keeps = self._source is not None and not partial
+        state = dumps(self._source.state_dict()) if keeps else ""
         data = recipe.collate(taken[0] if recipe.size is None else taken)
         self._made += 1
         return Item(self._worker, Kind.LAST if partial else Kind.BATCH, state=state, data=data)

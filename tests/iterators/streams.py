@@ -66,6 +66,38 @@ class Stateful(Opaque):
         self.order.set_state(state["order"])
 
 
+class Walk:
+    """An iterator with a state of its own."""
+
+    def __init__(self, base: int, count: int) -> None:
+        self.base, self.count, self.index = base, count, 0
+        self.order = np.random.RandomState(random.randrange(1000))
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        if self.index == self.count:
+            raise StopIteration
+        self.index += 1
+        return drawn(self.base + self.order.randint(1000))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"index": self.index, "order": self.order.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.index = state["index"]
+        self.order.set_state(state["order"])
+
+
+class Walked(Opaque):
+    """Has no state, but its iterator does."""
+
+    def __iter__(self) -> Iterator[Any]:
+        worker, count = self.share()
+        return Walk(1_000_000 * self.epoch + 1000 * worker, count)
+
+
 class Batched(Opaque):
     """Yields ready batches of its own sizes."""
 
@@ -106,14 +138,21 @@ class Indexed(IterableDataset[int]):
         return Squares()
 
 
-class SelfIndexed(IterableDataset[int]):
-    """Is its own map-style source."""
+class Subscriptable(IterableDataset[int]):
+    """Has an index, which its own order does not follow."""
 
     def __iter__(self) -> Iterator[int]:
-        return (self[index] for index in range(10))
+        return (self[index] for index in reversed(range(10)))
 
     def __len__(self) -> int:
         return 10
 
     def __getitem__(self, index: int) -> int:
         return index**2
+
+
+class SelfIndexed(Subscriptable):
+    """Is its own map-style source."""
+
+    def indexed_source(self) -> SelfIndexed:
+        return self

@@ -1066,7 +1066,7 @@ def test_exact_false_does_not_replay_what_can_be_resumed() -> None:
     assert CFIterator(DataLoader(Plain(4)), exact=False).exact
 
 
-def test_a_replayed_loader_without_length_marks_every_batch() -> None:
+def test_the_last_boundary_of_a_replayed_loader_without_length_closes_its_epoch() -> None:
     class Endless:
         def __iter__(self) -> Iterator[int]:
             return iter([1, 2])
@@ -1079,10 +1079,61 @@ def test_a_replayed_loader_without_length_marks_every_batch() -> None:
         for _ in iterator:
             assert iterator.batch in (0, 1)
             manager.weight_update()
-    assert manager.events == ["first", "step", "step", "end_epoch", "step"]
+    assert manager.events == ["first", "step", "end_epoch", "step", "end_epoch"]
     resumed = CFIterator(Endless(), exact=False)
     resumed.load_state_dict(manager.positions[1]["train"])
-    assert [list(resumed) for _ in resumed.epochs(2)] == [[], [1, 2]]
+    assert [list(resumed) for _ in resumed.epochs(2)] == [[1, 2]]
+
+
+class Claiming:
+    """Says a length that need not be its own."""
+
+    def __init__(self, served: int, claimed: int) -> None:
+        self.served, self.claimed = served, claimed
+
+    def __len__(self) -> int:
+        return self.claimed
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.served))
+
+
+@pytest.mark.parametrize("claimed", [2, 5, 9])
+def test_a_replayed_loader_whose_length_is_wrong_resumes(claimed: int) -> None:
+    manager = FakeManager()
+    iterator = CFIterator(Claiming(5, claimed), exact=False, cf_manager=manager)
+    assert len(iterator) == claimed
+    for _ in iterator.epochs(1):
+        for _ in iterator:
+            manager.weight_update()
+    assert manager.events == ["first", "step", "step", "step", "step", "end_epoch"]
+    for served, saved in enumerate(manager.positions, start=1):
+        resumed = CFIterator(Claiming(5, claimed), exact=False)
+        resumed.load_state_dict(saved["train"])
+        expected = list(range(served % 5, 5))
+        assert (resumed.epoch, list(resumed)) == (served // 5, expected)
+
+
+def test_a_replayed_loader_that_became_shorter_is_refused() -> None:
+    first = CFIterator(Claiming(5, 5), exact=False)
+    list(first.steps(4))
+    second = CFIterator(Claiming(2, 2), exact=False)
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(ResumeMismatchError, match="number of batches of the loader is 2"):
+        list(second)
+
+
+def test_an_error_ahead_in_a_replayed_loader_is_raised_after_the_boundary() -> None:
+    def failing() -> Iterator[int]:
+        yield 1
+        raise OSError("no such file")
+
+    manager = FakeManager()
+    iterator = CFIterator(failing(), exact=False, cf_manager=manager)
+    with pytest.raises(OSError, match="no such file"):
+        for _ in iterator:
+            manager.weight_update()
+    assert manager.events == ["first", "step"]
 
 
 def test_a_used_up_generator_ends_with_a_sentence() -> None:

@@ -65,6 +65,7 @@ GIVEN: dict[str, Callable[..., Any]] = {
         Augmented(11),
         4,
         sampler=ResumableDistributedSampler(Augmented(11), 1, 0, drop_last=drop_last),
+        drop_last=drop_last,
         **settings,
     ),
     "sampler": lambda **settings: DataLoader(

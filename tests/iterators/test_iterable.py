@@ -41,6 +41,8 @@ from tests.iterators.streams import (
     Sized,
     Squares,
     Stateful,
+    Subscriptable,
+    Walked,
     drawn,
 )
 
@@ -83,7 +85,7 @@ SHARES = [
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
-@pytest.mark.parametrize("kind", [Opaque, Stateful])
+@pytest.mark.parametrize("kind", [Opaque, Stateful, Walked])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize(("shares", "workers"), SHARES)
 def test_every_state_resumes_exactly(
@@ -128,7 +130,7 @@ def test_the_order_is_torchs_own(workers: int) -> None:
     assert served(CFIterator(given)) == served(given)
 
 
-@pytest.mark.parametrize("kind", [Opaque, Stateful])
+@pytest.mark.parametrize("kind", [Opaque, Stateful, Walked])
 def test_a_second_and_third_restore_in_an_epoch(kind: type[Opaque]) -> None:
     whole = walk(rebuilt(kind([7, 4]), num_workers=2), epochs=2)
     served, state = [], None
@@ -244,6 +246,12 @@ def test_the_length_is_torchs() -> None:
         len(ResumableIterableLoader(Opaque([1])))
 
 
+def test_both_loaders_take_no_seed_for_0() -> None:
+    for kind, dataset in ((ResumableIterableLoader, Opaque([1])), (ResumableDataLoader, Indexed())):
+        seeds = [kind.like(DataLoader(dataset), seed=seed).identity.seed for seed in (None, 0, 7)]
+        assert seeds == [0, 0, 7]
+
+
 def test_persistent_workers_are_not_kept(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     iterator = rebuilt(Opaque([2, 2]), num_workers=2, persistent_workers=True)
@@ -282,9 +290,18 @@ def test_skipping_is_counted_timed_and_explained(caplog: pytest.LogCaptureFixtur
     list(restored(state, Opaque([8, 4]), num_workers=2))
     assert "skipped 5 batches by making their samples again, which took" in caplog.text
     caplog.clear()
-    state = state_after(rebuilt(Stateful([8, 4]), num_workers=2), 5)
-    list(restored(state, Stateful([8, 4]), num_workers=2))
-    assert not caplog.text
+    for kind in (Stateful, Walked):
+        state = state_after(rebuilt(kind([8, 4]), num_workers=2), 5)
+        list(restored(state, kind([8, 4]), num_workers=2))
+        assert not caplog.text
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterator_that_lost_its_state_is_refused(workers: int) -> None:
+    state = state_after(rebuilt(Walked([8, 8]), num_workers=workers), 3)
+    stateless = type("Walked", (Opaque,), {})  # another class under the same name
+    with pytest.raises(NotResumableError, match="the iterator of Walked had a state_dict"):
+        list(restored(state, stateless([8, 8]), num_workers=workers))
 
 
 def test_an_epoch_may_be_closed_while_it_skips() -> None:
@@ -387,6 +404,15 @@ def test_an_indexed_source_is_resumed_at_any_layout(kind: type[IterableDataset[i
     assert isinstance(ResumableDataLoader(Indexed())._dataset, Squares)
 
 
+def test_an_index_alone_does_not_replace_the_datasets_own_order() -> None:
+    given = DataLoader(Subscriptable(), 4)
+    iterator = CFIterator(given)
+    assert isinstance(iterator._adapter, ResumableIterableLoader)
+    assert [batch.tolist() for batch in iterator] == [batch.tolist() for batch in given]
+    with pytest.raises(NotResumableError, match=r"without indexed_source\(\)"):
+        ResumableDataLoader(Subscriptable())
+
+
 # Refusals
 
 
@@ -426,7 +452,7 @@ def test_another_world_is_refused() -> None:
     merged = parts[0].merged(parts[1]).to_dict()
     with pytest.raises(ResumeMismatchError, match="world is 1, but the position was saved with 2"):
         rank(0, 1).load_state_dict(merged)
-    with pytest.raises(CorruptPositionError, match="states of 1 ranks, not of 2"):
+    with pytest.raises(ResumeMismatchError, match=r"with 1\. .* Position\.merged, in the order"):
         rank(1, 2).load_state_dict(parts[1].to_dict())
     again = [rank(0, 2), rank(1, 2)]
     for one, other in zip(ranks, again, strict=True):
@@ -485,7 +511,7 @@ def test_a_damaged_state_is_refused(changes: dict[str, Any]) -> None:
 
 def test_states_of_another_shape_are_refused() -> None:
     position = Position.from_dict(state_after(rebuilt(Stateful([8])), 2))
-    for states in ((), (None,), ([],), ({},)):
+    for states in ((), (None,), ([],), ({},), position.states * 2):
         with pytest.raises(CorruptPositionError):
             rebuilt(Stateful([8])).load_state_dict(replace(position, states=states).to_dict())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
@@ -483,7 +484,8 @@ def test_a_loader_with_our_sampler_is_rebuilt_in_its_order(shuffle: bool, drop_l
     sampler = ResumableDistributedSampler(
         Plain(10), 3, 2, shuffle=shuffle, seed=8, drop_last=drop_last, fingerprint="mine"
     )
-    loader = ResumableDataLoader.like(DataLoader(Plain(10), 2, sampler=sampler))
+    given = DataLoader(Plain(10), 2, sampler=sampler, drop_last=drop_last)
+    loader = ResumableDataLoader.like(given)
     assert loader.identity == sampler.identity
     assert (loader.rank, loader.layout.world) == (2, 3)
     batches = [one.ids.tolist() for one in loader.open(epoch=0, start=0) if one.ids is not None]
@@ -508,6 +510,35 @@ def test_the_seed_is_the_samplers_unless_another_one_is_given_which_is_refused()
     assert CFIterator(loader(), seed=8).state_dict()["seed"] == 8
     with pytest.raises(ValueError, match="seed is 0 here and 8 in the loader's sampler"):
         CFIterator(loader(), seed=0)
+
+
+def test_the_seed_of_torchs_sampler_is_the_default() -> None:
+    def saved(**options: Any) -> int:
+        sampler: Any = DistributedSampler(Plain(9), 1, 0, seed=8)
+        seed: int = CFIterator(DataLoader(Plain(9), sampler=sampler), **options).state_dict()[
+            "seed"
+        ]
+        return seed
+
+    assert (saved(), saved(seed=0), saved(seed=3)) == (8, 0, 3)
+
+
+@pytest.mark.parametrize("kind", [DistributedSampler, ResumableDistributedSampler])
+@pytest.mark.parametrize(("drop_last", "served"), [(False, 103), (True, 100)])
+def test_the_tail_is_the_loaders_whatever_the_sampler_drops(
+    kind: Any, drop_last: bool, served: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    data, counted = Plain(103), 0
+    for rank in range(2):
+        sampler = kind(data, 2, rank, drop_last=True)
+        iterator = CFIterator(DataLoader(data, 50, sampler=sampler, drop_last=drop_last))
+        for _ in iterator:
+            assert iterator.last_weights is not None
+            counted += int(iterator.last_weights.sum())
+    assert counted == served
+    said = f"all 103 samples of an epoch are served, where {kind.__name__}(drop_last=True) alone"
+    assert caplog.text.count(f"{said} would serve 102") == (0 if drop_last else 2)
 
 
 def test_a_sampler_that_is_under_way_is_refused_naming_its_place() -> None:

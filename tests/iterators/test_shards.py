@@ -9,6 +9,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from iterators import CFIterator, Position, ResumableDataLoader, ResumeMismatchError, ShardedDataset
+from iterators import (
+    CFIterator,
+    NotResumableError,
+    Position,
+    ResumableDataLoader,
+    ResumableDistributedSampler,
+    ResumableGroupedBatchSampler,
+    ResumableSampler,
+    ResumeMismatchError,
+    ShardedDataset,
+)
 from iterators.cursor import expected_ledger
 from iterators.shards import ShardOrder
 from iterators.testing import check_resumable
@@ -178,10 +189,17 @@ def test_a_shard_that_is_too_short_is_named(ask: list[int]) -> None:
             whole[index]
 
 
-@pytest.mark.parametrize("options", [{"lanes": 0}, {"lengths": [1]}, {"lengths": [-1] * 6}])
+@pytest.mark.parametrize(
+    "options", [{"lanes": 0}, {"lengths": [1]}, {"lengths": [-1] * 6}, {"names": ["a"]}]
+)
 def test_impossible_arguments_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="lanes must be|need as many lengths"):
+    with pytest.raises(ValueError, match="lanes must be|need as many (lengths|names)"):
         dataset(**options)
+
+
+def test_a_read_may_return_a_list() -> None:
+    whole = ShardedDataset(["a", "b"], lambda name, start: [f"{name}{i}" for i in range(3)][start:])
+    assert [whole[index] for index in (0, 1, 4, 2, 5, 0)] == ["a0", "a1", "b1", "a2", "b2", "a0"]
 
 
 def test_open_readers_are_neither_pickled_nor_shared_by_fork() -> None:
@@ -205,6 +223,38 @@ def test_the_fingerprint_sees_names_lengths_and_lanes_but_not_the_folder() -> No
     assert fingerprint("/mnt/other") == base
     changed = [{"names": "abd"}, {"lengths": [1, 3, 2]}, {"lanes": 3}]
     assert len({base, *(fingerprint("/data", **one) for one in changed)}) == 4
+
+
+class Handle:
+    """A shard whose text is its address."""
+
+
+def test_shards_without_lasting_names_need_names_or_a_fingerprint() -> None:
+    def handles(**options: Any) -> ShardedDataset:
+        return ShardedDataset(
+            [Handle(), Handle()], lambda shard, start: iter(()), lengths=[1, 2], **options
+        )
+
+    with pytest.raises(NotResumableError, match=r"a Handle has no name .* names=\[\.\.\.\]"):
+        ResumableDataLoader(handles())
+    assert ResumableDataLoader(handles(), fingerprint="mine").identity.fingerprint == "mine"
+    named = [
+        handles(names=["x/a", "x/b"]),
+        handles(names=["y/a", "y/b"]),
+        handles(names=["a", "c"]),
+    ]
+    assert named[0].data_fingerprint() == named[1].data_fingerprint()
+    assert named[0].data_fingerprint() != named[2].data_fingerprint()
+    assert named[0].sample_name(2) == "x/b, record 1"
+
+
+def test_paths_integers_and_tuples_of_them_are_lasting_names() -> None:
+    def fingerprint(shard: Any) -> str:
+        return ShardedDataset([shard], records, lengths=[1]).data_fingerprint()
+
+    assert fingerprint(Path("d/a.tar")) == fingerprint("d/a.tar") == fingerprint(b"d/a.tar")
+    assert fingerprint(3) == fingerprint(np.int64(3))
+    assert fingerprint((Path("a"), 3)) == fingerprint(("a", np.int64(3))) != fingerprint(("a", 4))
 
 
 # In a loader
@@ -236,6 +286,42 @@ def test_another_batch_size_continues_the_same_order() -> None:
     assert second.last_report is not None
     assert second.last_report.exact
     assert second.last_report.ledger == expected_ledger(order, 20)
+
+
+def test_the_samplers_take_the_order_of_the_shards_as_the_loader_does() -> None:
+    whole = dataset()
+    order = whole.epoch_order(5, 1).ids(range(20)).tolist()
+    sampler = ResumableDistributedSampler(whole, 1, 0, seed=5)
+    sampler.set_epoch(1)
+    assert list(sampler) == order
+    assert list(ResumableSampler(whole, shuffle=False)) == list(range(20))
+    grouped = ResumableGroupedBatchSampler(whole, [0] * 20, 4, 1, 0, seed=5)
+    grouped.set_epoch(1)
+    assert [one for batch in grouped for one in batch] == order
+
+    def resumed() -> CFIterator:
+        given = DataLoader(whole, 4, sampler=ResumableDistributedSampler(whole, 1, 0, seed=5))
+        return CFIterator(given)
+
+    sampler.advance(8)
+    iterator = resumed()
+    iterator.load_state_dict(sampler.state_dict())
+    next(iter(iterator))
+    assert iterator.last_ids is not None
+    assert iterator.last_ids.tolist() == order[8:12]
+
+
+def test_an_order_with_other_places_than_samples_is_the_samplers_too_but_not_in_groups() -> None:
+    class Half(ShardedDataset):
+        def epoch_order(self, seed: int, epoch: int) -> ShardOrder:
+            return ShardOrder((10,), 1, seed, epoch)
+
+    half = Half(names(6), records, lengths=LENGTHS)
+    assert len(ResumableDistributedSampler(half, 2, 1)) == 5
+    assert list(ResumableSampler(half)) == half.epoch_order(0, 0).ids(range(10)).tolist()
+    assert ResumableSampler(half).identity == ResumableDataLoader(half, shuffle=True).identity
+    with pytest.raises(ValueError, match="Half.epoch_order does not have each sample once"):
+        ResumableGroupedBatchSampler(half, [0] * 20, 4, 1, 0)
 
 
 def test_the_ranks_share_the_shuffled_shards() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import pickle
 import random
+import signal
 from collections.abc import Callable, Iterator
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +29,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 from torch.utils.data.distributed import DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from iterators import CFIterator, EpochOrder, NotResumableError, ResumableDataLoader
 from iterators.fingerprint import dataset_fingerprint
@@ -258,8 +263,9 @@ def test_the_users_own_order_replaces_ours() -> None:
 
 def test_an_order_that_changes_its_length_is_refused() -> None:
     loader = ResumableDataLoader(Plain(9), 3, order=lambda seed, epoch: range(5 + epoch))
-    with pytest.raises(ValueError, match="5 ids in epoch 0, 6 in epoch 1"):
-        loader.open(epoch=1, start=0)
+    for _ in range(2):  # also when it is asked for again
+        with pytest.raises(ValueError, match="5 ids in epoch 0, 6 in epoch 1"):
+            loader.open(epoch=1, start=0)
 
 
 # Rebuilding a given loader
@@ -318,6 +324,22 @@ class Changed(DataLoader[int]):
         return iter([1, 2])
 
 
+class Prefetched(DataLoader[int]):
+    def _get_iterator(self) -> Any:
+        return iter([1, 2])
+
+
+class OwnIndices(DataLoader[int]):
+    @property
+    def _index_sampler(self) -> Any:
+        return [[1, 2]]
+
+
+class Longer(DataLoader[int]):
+    def __len__(self) -> int:
+        return 7
+
+
 class OwnBatches(BatchSampler):
     pass
 
@@ -329,6 +351,9 @@ class Unsized(Dataset[int]):
 
 REFUSED: list[tuple[Callable[[], DataLoader[Any]], str]] = [
     (lambda: Changed(Plain(3)), "Changed overrides DataLoader.__iter__"),
+    (lambda: Prefetched(Plain(3)), "Prefetched overrides DataLoader._get_iterator"),
+    (lambda: OwnIndices(Plain(3)), "OwnIndices overrides DataLoader._index_sampler"),
+    (lambda: Prefetched(Stream()), "Prefetched overrides DataLoader._get_iterator"),
     (lambda: DataLoader(Plain(3), num_workers=1, in_order=False), "in_order=False lets batches"),
     (
         lambda: DataLoader(
@@ -363,12 +388,16 @@ REFUSED: list[tuple[Callable[[], DataLoader[Any]], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "reason"), REFUSED, ids=[reason for _, reason in REFUSED])
+@pytest.mark.parametrize(("make", "reason"), REFUSED)
 def test_a_loader_that_cannot_be_resumed_is_refused_with_the_reason(
     make: Callable[[], DataLoader[Any]], reason: str
 ) -> None:
     with pytest.raises(NotResumableError, match=reason):
         CFIterator(make())
+
+
+def test_a_subclass_that_serves_as_torch_does_is_rebuilt() -> None:
+    assert [batch.tolist() for batch in CFIterator(Longer(Plain(3), 2))] == [[0, 1], [2]]
 
 
 def test_pinning_leaves_the_ids_beside_the_data_alone() -> None:
@@ -386,6 +415,47 @@ def test_a_closed_epoch_serves_no_more() -> None:
     deliveries.close()
     assert list(deliveries) == []
     assert len(ResumableDataLoader(Plain(5), 2)._sampler) == 3
+
+
+class KillsItsWorker(Plain):
+    """Sample 9 kills the worker that loads it, once."""
+
+    def __init__(self, n: int, marker: Path) -> None:
+        super().__init__(n)
+        self.marker = marker
+
+    def __getitem__(self, index: int) -> int:
+        if index == 9 and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+# torchdata 0.11 still calls what torch 2.13 deprecates.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_a_dead_persistent_worker_is_replaced_by_the_next_loop(kind: Any, tmp_path: Path) -> None:
+    dataset = KillsItsWorker(20, tmp_path / "killed")
+    given = kind(dataset, 2, num_workers=2, persistent_workers=True, collate_fn=list)
+    iterator = CFIterator(given)
+    served: list[int] = []
+    with pytest.raises((RuntimeError, OSError, EOFError)):  # how torch notices is a race
+        served.extend(one for batch in iterator for one in batch)
+    served.extend(one for batch in iterator for one in batch)
+    iterator.finish()
+    assert served == list(range(20))
+
+
+def test_a_persistent_worker_that_died_between_epochs_is_replaced() -> None:
+    iterator = CFIterator(DataLoader(Plain(6), 2, num_workers=1, persistent_workers=True))
+    assert len(list(iterator)) == 3
+    (worker,) = multiprocessing.active_children()
+    worker.kill()
+    worker.join()
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(iterator)
+    assert [iterator.epoch, len(list(iterator))] == [1, 3]
+    iterator.finish()
 
 
 def test_a_custom_sampler_can_be_replaced_by_an_order() -> None:

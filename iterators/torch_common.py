@@ -1,27 +1,34 @@
-"""What the two torch adapters have in common: the loader underneath, its share, its generators.
+"""What the two torch adapters have in common: checked settings, and the loader underneath.
 
-The engine is a plain ``DataLoader``, or torchdata's ``StatefulDataLoader`` if that was given; it
+That engine is a plain ``DataLoader``, or torchdata's ``StatefulDataLoader`` if that was given; it
 only runs workers. Its own state, if it has one, is never asked for. Training process only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate, default_convert
 
 from iterators.order import fold64
+from iterators.sampling import LoaderSettings
 from iterators.surroundings import rank_and_world
 from iterators.tickets import Seeding, Share
 
 Engine: TypeAlias = type[DataLoader[Any]]
-Item = TypeVar("Item")
+Fetch = TypeVar("Fetch")
 
 VERSIONS = (("numpy", np.__version__), ("torch", str(torch.__version__)))
 GENERATORS = ("torch", "python", "numpy")
+
+
+def collate_of(batch_size: int | None, settings: LoaderSettings) -> Callable[[Any], Any]:
+    """The user's ``collate_fn``, or the one that torch takes instead."""
+    default = default_convert if batch_size is None else default_collate
+    return settings.get("collate_fn") or default
 
 
 def aim_generator(generator: torch.Generator, seed: int, epoch: int) -> None:
@@ -29,7 +36,7 @@ def aim_generator(generator: torch.Generator, seed: int, epoch: int) -> None:
     generator.manual_seed(fold64(seed, epoch) & ((1 << 63) - 1))
 
 
-def fetched(items: Iterator[Item], guard: Seeding | None) -> Item:
+def fetched(items: Iterator[Fetch], guard: Seeding | None) -> Fetch:
     """The next item; with a ``guard``, the caller keeps its generators."""
     if guard is None:
         return next(items)
