@@ -212,7 +212,7 @@ class CFIterator:
 
         There is no tail here: an epoch's last boundary is passed like any other. Leaving early
         only pauses; batches since the last boundary come again, unless an update was attempted
-        or ``accumulate`` counts them.
+        or ``accumulate`` counts them. Each call opens the epoch again.
         """
         _require_count("total", total)
         return self._steps(total)

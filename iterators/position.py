@@ -19,11 +19,12 @@ from iterators.ledger import Ledger
 POSITION_VERSION = 2
 
 _ADVICE = {
+    "algorithm": "Use the kind of loader of the interrupted run: shuffle (or do not) as it did, "
+    "and give an iterable dataset the same methods (state_dict, indexed_source).",
     "n": "Restore with the dataset the checkpoint was trained on, or start a new run.",
     "fingerprint": "The dataset was swapped, renamed or edited. If it holds the same samples in "
     "the same order, give both runs the same fingerprint='...' (ResumableDataLoader, samplers).",
     "seed": "Use the seed of the interrupted run.",
-    "algorithm": "Shuffle (or do not) as in the interrupted run.",
 }
 
 
@@ -31,8 +32,8 @@ _ADVICE = {
 class Identity:
     """What the data is and in which order: a position fits only an equal identity.
 
-    ``n`` counts the places of one epoch (samples; batches for a replayed loader, 0 if it cannot
-    say). ``tail`` is the policy for the last, partial batch; it may change, with a warning.
+    ``n`` counts the places of one epoch (samples; 0 for an iterable or replayed loader, which
+    cannot say). ``tail`` is the policy for the last, partial batch; it may change, with a warning.
     """
 
     algorithm: str

@@ -470,10 +470,10 @@ def test_a_world_may_change_between_epochs() -> None:
 
 
 def test_another_dataset_or_way_is_refused() -> None:
-    state = state_after(rebuilt(Stateful([8])), 2)
-    for other, field in ((Opaque([8]), "algorithm|fingerprint"), (Sized([8], 9), "fingerprint")):
-        with pytest.raises(ResumeMismatchError, match=field):
-            restored(state, other)
+    with pytest.raises(ResumeMismatchError, match="algorithm is .* the same methods"):
+        restored(state_after(rebuilt(Stateful([8])), 2), Opaque([8]))
+    with pytest.raises(ResumeMismatchError, match="fingerprint"):
+        restored(state_after(rebuilt(Opaque([8])), 2), Sized([8], 9))
 
 
 def damaged(**changes: Any) -> dict[str, Any]:

@@ -446,7 +446,7 @@ def test_a_state_of_other_data_or_another_order_is_refused(
         (lambda: grouped([0, 0, 1, 1] * 3, 1), "fingerprint"),
         (lambda: grouped([0, 1] * 6, 1, shuffle=False), "algorithm"),
         (lambda: grouped([0, 1] * 6, 1, seed=1), "seed"),
-        (lambda: [ResumableSampler(Plain(4))], "fingerprint"),
+        (lambda: [ResumableSampler(Plain(4))], "algorithm"),
     ],
 )
 def test_a_state_of_other_batches_is_refused(saved: Callable[[], Any], field: str) -> None:
