@@ -45,8 +45,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, nargs="+", default=[1_000_000, 1_000_000_000])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--ids", type=int, default=2_000_000, help="to draw per repeat")
-    parser.add_argument("--pairs", type=int, default=40, help="epochs with us and without")
-    parser.add_argument("--images", type=int, default=800, help="of the throughput's epochs")
+    parser.add_argument("--pairs", type=int, default=20, help="epochs with us and without")
+    parser.add_argument("--images", type=int, default=400, help="of the throughput's epochs")
     parser.add_argument("--folder", default=".", help="a folder on the disk to write to")
     return parser.parse_args()
 

@@ -2,7 +2,8 @@
 
 Only loading: read, decode, augment, collate. Epochs of both alternate in random order in one
 process; each epoch with us is compared with the one without beside it. torchvision's transforms
-under a DataLoader, and DALI's operators on the host.
+under a DataLoader, and DALI's operators on the host; images of ImageNet's size, and small ones,
+of which what a sample or a batch costs us is a larger part.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from benchmarks.options import is_installed
 from benchmarks.record import emit
 from iterators import CFIterator
 
-BATCH, IMAGE_SIZE, CLASSES = 32, 112, 8
-ALLOWED = 0.03
+BATCH, CLASSES, ALLOWED = 32, 8, 0.03
+
+#: Pixels of the shortest and the longest side of a file, and of what is made of it.
+SIZES = {"375 to 500 pixels": (375, 500, 224), "160 to 320 pixels": (160, 320, 112)}
 
 #: One epoch; returns the number of images.
 Epoch = Callable[[], int]
@@ -33,26 +36,31 @@ Epoch = Callable[[], int]
 
 def measure_throughput(args: argparse.Namespace, scratch: Path) -> None:
     """A line per kind of loader."""
-    images = ImageSet(
-        classes=CLASSES, train=max(1, args.images // CLASSES), val=1, smallest=160, largest=320
-    )
-    make(scratch / "images", images=images)
-    for arm, plain, ours in pairs_of(scratch / "images"):
-        emit("iterators", what="throughput", arm=arm, **compared(plain, ours, args.pairs))
+    for name, (smallest, largest, size) in SIZES.items():
+        train, data = max(1, args.images // CLASSES), scratch / name
+        images = ImageSet(classes=CLASSES, train=train, val=1, smallest=smallest, largest=largest)
+        make(data, images=images)
+        for arm, plain, ours in pairs_of(data, size):
+            emit(
+                "iterators",
+                what="throughput",
+                arm=f"{arm}, {name}",
+                **compared(plain, ours, args.pairs),
+            )
 
 
-def pairs_of(data: Path) -> Iterator[tuple[str, Epoch, Epoch]]:
+def pairs_of(data: Path, size: int) -> Iterator[tuple[str, Epoch, Epoch]]:
     """The same loader without us and with us."""
     for workers in (0, 2):
-        plain, ours = torch_epochs(data, workers)
+        plain, ours = torch_epochs(data, size, workers)
         yield f"DataLoader, {workers} workers", plain, ours
     if is_installed("nvidia.dali"):
-        yield "DALI, host", *dali_epochs(data)
+        yield "DALI, host", *dali_epochs(data, size)
 
 
-def torch_epochs(data: Path, workers: int) -> tuple[Epoch, Epoch]:
+def torch_epochs(data: Path, size: int, workers: int) -> tuple[Epoch, Epoch]:
     """torchvision's ImageFolder and transforms; workers persist in both."""
-    images, _, _ = open_images(data, image_size=IMAGE_SIZE)
+    images, _, _ = open_images(data, image_size=size)
 
     def loader() -> DataLoader[Any]:
         return DataLoader(
@@ -66,14 +74,14 @@ def torch_epochs(data: Path, workers: int) -> tuple[Epoch, Epoch]:
     )
 
 
-def dali_epochs(data: Path) -> tuple[Epoch, Epoch]:
+def dali_epochs(data: Path, size: int) -> tuple[Epoch, Epoch]:
     """DALI's reader and random operators, and our reader and random numbers."""
     from benchmarks.dali_images import plain_train
     from iterators.dali import imagenet_train
 
-    plain = plain_train(data / "train", BATCH, image_size=IMAGE_SIZE)
+    plain = plain_train(data / "train", BATCH, image_size=size)
     ours = CFIterator(
-        imagenet_train(data / "train", BATCH, image_size=IMAGE_SIZE, num_threads=2, scale=SCALE)
+        imagenet_train(data / "train", BATCH, image_size=size, num_threads=2, scale=SCALE)
     )
     return (
         lambda: sum(len(batch[0]["label"]) for batch in plain),

@@ -70,6 +70,13 @@ def fold64(*numbers: int) -> int:
     return state
 
 
+def fold64_each(last: UInt64, *numbers: int) -> list[int]:
+    """``fold64(*numbers, one)`` for each ``one`` of ``last``, ``[N] uint64``."""
+    start = np.uint64((fold64(*numbers) + _GOLDEN) & _MASK)
+    hashed: list[int] = mix64(last + start).tolist()
+    return hashed
+
+
 def _mix_int(value: int) -> int:
     value = ((value ^ (value >> 30)) * _MULTIPLY_1) & _MASK
     value = ((value ^ (value >> 27)) * _MULTIPLY_2) & _MASK

@@ -10,7 +10,7 @@ training process only. The two wrappers: any process, picklable if what they wra
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from iterators.order import IDS_AT_ONCE, Order, fold64
+from iterators.order import IDS_AT_ONCE, Order, fold64, fold64_each
 
 Ticket: TypeAlias = tuple[int, int, float]
 
@@ -107,8 +107,15 @@ class Seeding:
     numpy: bool = True
 
     def plant(self, *place: int) -> None:
-        """Seed the chosen generators for one place: (epoch, sample), for example."""
-        key = fold64(self.seed, *place)
+        """Seed the chosen generators for one place, such as a sample of an epoch."""
+        self.set(fold64(self.seed, *place))
+
+    def keys(self, epoch: int, samples: Sequence[int]) -> list[int]:
+        """What ``plant`` seeds with for each of ``samples``, in a fraction of the time."""
+        return fold64_each(np.array(samples, dtype=np.uint64), self.seed, epoch)
+
+    def set(self, key: int) -> None:
+        """Seed the chosen generators with a key of 64 bits."""
         if self.torch:
             torch.default_generator.manual_seed(key & ((1 << 63) - 1))
         if self.python:
@@ -186,9 +193,10 @@ class TicketDataset(Wrapped):
         return Fetched(tickets, fetch(tickets))
 
     def _one_by_one(self, tickets: list[Ticket]) -> list[Any]:
+        epoch, ids = tickets[0][0], [sample for _, sample, _ in tickets]
         samples = []
-        for epoch, sample, _ in tickets:
-            self._cf_seeding.plant(epoch, sample)
+        for sample, key in zip(ids, self._cf_seeding.keys(epoch, ids), strict=True):
+            self._cf_seeding.set(key)
             samples.append(self._cf_dataset[sample])
         return samples
 

@@ -16,6 +16,7 @@ from iterators.order import (
     ListedOrder,
     SequentialOrder,
     fold64,
+    fold64_each,
     mix64,
     num_rounds,
 )
@@ -192,3 +193,11 @@ def _chi2(counts: np.ndarray) -> float:
 def _limit(freedom: int) -> float:
     """Four standard deviations above the mean of chi squared; seeds are fixed, so no flakes."""
     return freedom + 4 * sqrt(2 * freedom) + 4
+
+
+@given(
+    numbers=st.lists(st.integers(0, 2**64 - 1), max_size=3), last=st.lists(st.integers(0, 2**62))
+)
+def test_hashes_of_many_are_those_of_each(numbers: list[int], last: list[int]) -> None:
+    found = fold64_each(np.array(last, dtype=np.uint64), *numbers)
+    assert found == [fold64(*numbers, one) for one in last]
