@@ -1,10 +1,10 @@
 """What travels between the sampler and the loader's workers: tickets out, deliveries back.
 
-A ticket is ``(epoch, id, weight)``. The sampler draws tickets for this rank's share of the
-global order; the dataset wrapper seeds the random generators from each ticket before it asks
-the user's dataset for the sample, so a sample's augmentation depends on (seed, epoch, id) alone,
-whichever worker makes it; the collate wrapper sends back which ids are in the batch. Sampler:
-training process only. The two wrappers: any process, picklable if what they wrap is.
+A ticket asks for one batch. The sampler draws tickets for this rank's share of the global order;
+the dataset wrapper seeds the random generators for each sample before it asks the user's dataset
+for it, so a sample's augmentation depends on (seed, epoch, id) alone, whichever worker makes it;
+the collate wrapper sends back which ids are in the batch. Sampler: training process only. The
+two wrappers: any process, picklable if what they wrap is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,13 @@ from torch.utils.data import Subset
 
 from iterators.order import IDS_AT_ONCE, Order, fold64, fold64_each
 
-Ticket: TypeAlias = tuple[int, int, float]
+
+class Ticket(NamedTuple):
+    """The samples of one batch, all of one epoch; ``weight`` is 0 for a pad, else 1."""
+
+    epoch: int
+    ids: list[int]
+    weight: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +91,9 @@ class TicketSampler:
     def __len__(self) -> int:
         return self._share.batches(self._order.n - self._start)
 
-    def __iter__(self) -> Iterator[list[Ticket]]:
-        return self._batches(self._order, self._epoch, self._start)
-
-    def _batches(self, order: Order, epoch: int, start: int) -> Iterator[list[Ticket]]:
-        for _, ids, weight in self._share.cut(order, start):
-            yield [(epoch, one, weight) for one in ids]
+    def __iter__(self) -> Iterator[Ticket]:
+        cut, epoch = self._share.cut(self._order, self._start), self._epoch
+        return (Ticket(epoch, ids, weight) for _, ids, weight in cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +144,9 @@ class Seeding:
 
 
 class Fetched(NamedTuple):
-    """The samples of one batch, not yet collated, and their tickets."""
+    """The samples of one batch, not yet collated, and their ticket."""
 
-    tickets: list[Ticket]
+    ticket: Ticket
     samples: list[Any]
 
 
@@ -173,8 +176,8 @@ class Wrapped:
 class TicketDataset(Wrapped):
     """The user's dataset, asked by ticket.
 
-    A dataset whose own ``__getitems__`` fetches a whole batch is seeded once per batch, from its
-    first ticket: its order is exact at any layout, its augmentation at the same batch size and
+    A dataset whose own ``__getitems__`` fetches a whole batch is seeded once per batch, for its
+    first sample: its order is exact at any layout, its augmentation at the same batch size and
     world.
     """
 
@@ -188,26 +191,25 @@ class TicketDataset(Wrapped):
     def __len__(self) -> int:
         return len(self._cf_dataset)
 
-    def __getitems__(self, tickets: list[Ticket]) -> Fetched:
+    def __getitems__(self, ticket: Ticket) -> Fetched:
         fetch = self._by_batch if self._cf_by_batch else self._one_by_one
-        return Fetched(tickets, fetch(tickets))
+        return Fetched(ticket, fetch(ticket))
 
-    def _one_by_one(self, tickets: list[Ticket]) -> list[Any]:
-        epoch, ids = tickets[0][0], [sample for _, sample, _ in tickets]
+    def _one_by_one(self, ticket: Ticket) -> list[Any]:
         samples = []
-        for sample, key in zip(ids, self._cf_seeding.keys(epoch, ids), strict=True):
+        keys = self._cf_seeding.keys(ticket.epoch, ticket.ids)
+        for sample, key in zip(ticket.ids, keys, strict=True):
             self._cf_seeding.set(key)
             samples.append(self._cf_dataset[sample])
         return samples
 
-    def _by_batch(self, tickets: list[Ticket]) -> list[Any]:
-        epoch, first, _ = tickets[0]
-        self._cf_seeding.plant(epoch, first)
-        samples: list[Any] = self._cf_dataset.__getitems__([sample for _, sample, _ in tickets])
-        if len(samples) != len(tickets):
+    def _by_batch(self, ticket: Ticket) -> list[Any]:
+        self._cf_seeding.plant(ticket.epoch, ticket.ids[0])
+        samples: list[Any] = self._cf_dataset.__getitems__(list(ticket.ids))
+        if len(samples) != len(ticket.ids):
             raise ValueError(
                 f"{type(self._cf_dataset).__name__}.__getitems__ returned {len(samples)} samples "
-                f"for {len(tickets)} ids; exactly-once needs one each"
+                f"for {len(ticket.ids)} ids; exactly-once needs one each"
             )
         return samples
 
@@ -234,7 +236,7 @@ class TicketCollate:
     single: bool = False
 
     def __call__(self, fetched: Fetched) -> Delivered:
-        ids = np.array([sample for _, sample, _ in fetched.tickets], dtype=np.int64)
-        weights = np.array([weight for _, _, weight in fetched.tickets], dtype=np.float32)
+        ids = np.array(fetched.ticket.ids, dtype=np.int64)
+        weights = np.full(len(ids), fetched.ticket.weight, dtype=np.float32)
         samples = fetched.samples[0] if self.single else fetched.samples
         return Delivered(ids.tobytes(), weights.tobytes(), self.collate(samples))

@@ -199,7 +199,7 @@ class ResumableDataLoader(Adapter):
         ours: Any = {**self._settings, "collate_fn": self._collate}
         return self._kind(
             TicketDataset(self._dataset, self._seeding),  # type: ignore[arg-type]
-            batch_sampler=self._sampler,
+            batch_sampler=self._sampler,  # type: ignore[arg-type]  # TicketDataset takes them
             generator=self._generator,
             **ours,
         )

@@ -34,7 +34,14 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from iterators import CFIterator, EpochOrder, NotResumableError, ResumableDataLoader
 from iterators.fingerprint import dataset_fingerprint
 from iterators.testing import digest
-from iterators.tickets import Fetched, Seeding, TicketCollate, TicketDataset, fetches_by_batch
+from iterators.tickets import (
+    Fetched,
+    Seeding,
+    Ticket,
+    TicketCollate,
+    TicketDataset,
+    fetches_by_batch,
+)
 from tests.iterators.datasets import Augmented, ByBatch, Folder, Plain
 
 
@@ -240,7 +247,7 @@ def test_the_wrapper_pickles_with_its_dataset() -> None:
     assert len(wrapped) == 3
     assert wrapped.tag == 0
     wrapped.tag = 70
-    assert wrapped.__getitems__([(0, 2, 1.0)]).samples == [72]
+    assert wrapped.__getitems__(Ticket(0, [2], 1.0)).samples == [72]
 
 
 def test_an_unbatched_loader_stays_unbatched() -> None:
@@ -403,7 +410,7 @@ def test_a_subclass_that_serves_as_torch_does_is_rebuilt() -> None:
 def test_pinning_leaves_the_ids_beside_the_data_alone() -> None:
     from torch.utils.data._utils.pin_memory import pin_memory
 
-    delivered = TicketCollate(tuple)(Fetched([(0, 7, 1.0)], ["text"]))
+    delivered = TicketCollate(tuple)(Fetched(Ticket(0, [7], 1.0), ["text"]))
     pinned = pin_memory(delivered)
     assert type(pinned) is type(delivered)
     assert (pinned.ids, pinned.weights) == (delivered.ids, delivered.weights)

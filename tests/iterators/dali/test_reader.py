@@ -167,7 +167,7 @@ def test_the_share_is_that_of_the_torch_adapter(
         share = Share(batch, world, rank, tail)
         sampler = TicketSampler(order, share)
         sampler.aim(order, epoch=1, start=start)
-        expected = [[(sample, weight) for _, sample, weight in batch] for batch in sampler]
+        expected = [[(one, ticket.weight) for one in ticket.ids] for ticket in sampler]
         found = [
             list(zip(one.ids.tolist(), one.weights.tolist(), strict=True))
             for one in records(order, share, Aim(3, 1, start))
