@@ -34,8 +34,6 @@ from iterators.replay import ReplayAdapter
 
 logger = logging.getLogger(__name__)
 
-_FAULTS_LOGGED = 20
-
 
 class _Pass(Enum):
     NONE = "none open: the next one continues at the live place"
@@ -508,12 +506,7 @@ def _log_report(name: str, report: EpochReport) -> None:
             name,
             report.epoch,
             report.served,
-            _listed(report.faults) or "audit=True names the samples",
+            "; ".join(report.faults) or "audit=True names the samples",
         )
     if report.not_served:
         logger.info("iterator %r: epoch %d left %d unserved", name, report.epoch, report.not_served)
-
-
-def _listed(faults: tuple[str, ...]) -> str:
-    hidden = len(faults) - _FAULTS_LOGGED
-    return "; ".join([*faults[:_FAULTS_LOGGED], *([f"and {hidden} more"] if hidden > 0 else [])])

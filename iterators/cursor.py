@@ -51,7 +51,7 @@ class EpochReport:
     """What one epoch served to this rank, against what it should have.
 
     ``not_served`` counts places behind which the epoch was left (an early ``break``, or the tail
-        under "drop"). ``exact``: the ledger equals that of this rank's places (the epoch was served
+    under "drop"). ``exact``: the ledger equals that of this rank's places (the epoch was served
     exactly once if that holds on every rank); None if the loader cannot say, or what a restored
     position says of the places before it is incomplete. ``served`` counts samples, or places
     where the loader has no order. ``doubled`` and ``missing`` are ids of samples, and ``faults``

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from iterators.dali.library import fn, math, types
+from iterators.dali.imports import fn, math, types
 
 #: How often a window is tried before the central one is taken.
 TRIES = 10

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeAlias
 
 from iterators.dali.crops import NUM_UNIFORMS, random_window
 from iterators.dali.files import StrPath
+from iterators.dali.imports import DALIClassificationIterator, fn, pipeline_def, types
 from iterators.dali.indexed import DALILoader
-from iterators.dali.library import DALIClassificationIterator, fn, pipeline_def, types
 from iterators.dali.reader import FileReader
 
 Device: TypeAlias = Literal["cpu", "mixed"]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from iterators.dali import graph
-from iterators.dali.library import __version__
+from iterators.dali.imports import __version__
 from iterators.dali.operators import sole_pipeline
 from iterators.dali.source import Aim, Record
 from iterators.errors import IterationStateError

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from iterators.dali.library import __version__
+from iterators.dali.imports import __version__
 from iterators.dali.native_facts import (
     Facts,
     fingerprint_of,

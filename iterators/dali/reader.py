@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from iterators.dali.files import FileList, StrPath
-from iterators.dali.library import Pipeline, fn
+from iterators.dali.imports import Pipeline, fn
 from iterators.dali.source import OUTPUTS, IndexedSource, Recipe
 from iterators.fingerprint import dataset_fingerprint
 from iterators.surroundings import rank_and_world
