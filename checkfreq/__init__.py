@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from checkfreq.policy.retention import KeepLast as KeepLast
     from checkfreq.reader import load as load
     from checkfreq.types import CFMode as CFMode
+    from checkfreq.types import Directory as Directory
     from checkfreq.types import Objective as Objective
 
 __version__ = "0.1.0"
@@ -25,12 +26,22 @@ _HOME = {
     "CFConfig": "checkfreq.config",
     "CFManager": "checkfreq.manager",
     "CFMode": "checkfreq.types",
+    "Directory": "checkfreq.types",
     "KeepLast": "checkfreq.policy.retention",
     "Objective": "checkfreq.types",
     "load": "checkfreq.reader",
 }
 
-__all__ = ["CFCheckpoint", "CFConfig", "CFManager", "CFMode", "KeepLast", "Objective", "load"]
+__all__ = [
+    "CFCheckpoint",
+    "CFConfig",
+    "CFManager",
+    "CFMode",
+    "Directory",
+    "KeepLast",
+    "Objective",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from checkfreq.errors import ConfigError
-from checkfreq.types import Objective, SnapshotPlace
+from checkfreq.types import Directory, Objective, SnapshotPlace
 
 
 class ScalarWriter(Protocol):
@@ -50,6 +50,14 @@ class CFConfig:
         close_timeout_s: longest that close() waits for work in flight.
         nice: niceness of the worker process.
 
+    Many ranks
+        directory: SHARED, all ranks see one checkpoint directory; NODE_LOCAL, each node has one.
+        split_replicated: let every rank that shares the directory write a part of what is the same
+            on all of them (DDP), instead of the first one all of it.
+        rank_timeout_s: longest that ranks wait for one another: in a meeting, and for the parts of
+            a checkpoint once the own part is durable.
+        meet_every_s: ranks meet at least so often, to learn of stop signals and failures.
+
     Stopping
         stop_signals: names of the signals that mean "save and stop".
     """
@@ -69,6 +77,10 @@ class CFConfig:
     takeover_s: float = 60.0
     close_timeout_s: float = 1800.0
     nice: int = 10
+    directory: Directory = Directory.SHARED
+    split_replicated: bool = False
+    rank_timeout_s: float = 60.0
+    meet_every_s: float = 1.0
     stop_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1")
 
     def __post_init__(self) -> None:
@@ -77,12 +89,16 @@ class CFConfig:
         for name in ("barrier_timeout_s", "persist_timeout_s", "takeover_s", "close_timeout_s"):
             value = getattr(self, name)
             _require(self, name, math.isfinite(value) and value >= 0, "a finite number >= 0")
+        for name in ("rank_timeout_s", "meet_every_s"):
+            value = getattr(self, name)
+            _require(self, name, math.isfinite(value) and value > 0, "a finite number > 0")
         for name in ("host_memory_limit", "max_write_bytes_per_s"):
             value = getattr(self, name)
             _require(self, name, value is None or value > 0, "None or more than 0 bytes")
         _require(
             self, "write_chunk_bytes", self.write_chunk_bytes % 4096 == 0, "a multiple of 4096"
         )
+        _require(self, "directory", isinstance(self.directory, Directory), "a Directory")
         is_place = self.snapshot_place is None or isinstance(self.snapshot_place, SnapshotPlace)
         _require(self, "snapshot_place", is_place, "None or a SnapshotPlace")
         _require(self, "objective", isinstance(self.objective, Objective), "an Objective")

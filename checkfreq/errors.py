@@ -8,6 +8,7 @@
     |-- SnapshotError                      phase one failed: the host copy is void
     |-- PersistError                       phase two failed: the copy never became a checkpoint
     |   `-- WorkerDiedError                ... because the persist process is gone
+    |-- RankError                          a rank is lost, or the ranks do not agree
     |-- CorruptCheckpointError             bytes on disk do not say what the manifest says
     |-- MismatchError(KeyError)            a valid checkpoint of another structure
     `-- NoCheckpointError(FileNotFoundError)
@@ -53,6 +54,18 @@ class PersistError(CheckFreqError):
 
 class WorkerDiedError(PersistError):
     """The persist process ended, or stopped answering, with work in hand."""
+
+
+class RankError(CheckFreqError):
+    """``ranks`` did not come to the meeting ``phase``, left the run, or contradict the others.
+
+    The same error is raised on every rank that is still there.
+    """
+
+    def __init__(self, message: str, *, ranks: Sequence[int], phase: str) -> None:
+        self.ranks = tuple(ranks)
+        self.phase = phase
+        super().__init__(message)
 
 
 class CorruptCheckpointError(CheckFreqError):

@@ -48,6 +48,48 @@ class Objective(Enum):
     GOODPUT = "goodput"
 
 
+class Directory(Enum):
+    """Where the checkpoint directory is, for runs of several ranks.
+
+    SHARED: every rank sees the same one. NODE_LOCAL: each node, or each rank, has one of its own;
+    restored is the newest step that is valid in all of them.
+    """
+
+    SHARED = "shared"
+    NODE_LOCAL = "node_local"
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Which part of a checkpoint this process writes.
+
+    ``group`` are the ranks, ascending, that commit into the same directory: all of ``world`` in
+    a shared one. The first of them leads: its worker holds the lock, waits for the parts of the
+    others, and commits. ``split``: state that is the same on all ranks is divided among the
+    group; otherwise the leader writes it.
+    """
+
+    rank: int = 0
+    world: int = 1
+    group: tuple[int, ...] = (0,)
+    split: bool = False
+
+    @property
+    def leader(self) -> int:
+        """The rank that commits."""
+        return self.group[0]
+
+    @property
+    def leads(self) -> bool:
+        """Whether that is this one."""
+        return self.rank == self.group[0]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other rank takes part in the run."""
+        return self.world == 1
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One tensor in a file image.
