@@ -13,6 +13,9 @@ FORK_SERVER.set_forkserver_preload(
     [
         "pytest",
         "torch._dynamo",  # torch.optim imports it at its first step, which takes seconds
+        "torch._dynamo.backends.debugging",
+        "torch._functorch.aot_autograd",
+        "benchmarks.models",
         "tests.crash.programs",
         "tests.exactness.trainer",
         "tests.iterators.elastic.program",
