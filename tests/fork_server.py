@@ -19,5 +19,9 @@ FORK_SERVER.set_forkserver_preload(
         "tests.crash.programs",
         "tests.exactness.trainer",
         "tests.iterators.elastic.program",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor",
+        "tests.distributed.tiny",
+        "tests.distributed.training",
     ]
 )
