@@ -34,7 +34,8 @@ from checkfreq.policy.tuner import Due
 from checkfreq.positions import Positions, PositionSource
 from checkfreq.profile_cache import ProfileCache
 from checkfreq.profiler import Profiler
-from checkfreq.restore import Found, Restorer, find_together, plan_restore
+from checkfreq.restore import Found, Restorer, plan_restore
+from checkfreq.restore_together import JointRestorer
 from checkfreq.roles import agree_on_role, agree_on_settings
 from checkfreq.snapshot.apply import RestorePlan
 from checkfreq.snapshot.gate import UpdateGate
@@ -542,17 +543,9 @@ class CFManager:
         if found is None:
             self._may_start = True
             return False
-        plan = self._planned(
-            lambda: plan_restore(
-                found,
-                self._chk,
-                path=self._chk_dir,
-                only=only,
-                exclude=exclude,
-                strict=strict,
-                rank=self._role.rank,
-            )
-        )
+        compare = partial(plan_restore, found, self._chk, path=self._chk_dir, rank=self._role.rank)
+        plan = self._planned(partial(compare, only=only, exclude=exclude, strict=strict))
+        del compare
         self._on_all_ranks("restore(): loading", lambda: self._apply(plan))
         self._may_start = True  # not earlier: a run that failed to restore must not start over
         self._continue_from(found, explicit=step is not None)
@@ -573,9 +566,14 @@ class CFManager:
         if self._collective is None:
             return restorer.find_while_opening(step, open_directory=self._persistence.open)
         self._open_directory()
-        return find_together(
-            restorer, step, self._collective.meetings, chk=self._chk, role=self._role
+        joint = JointRestorer(
+            restorer,
+            self._collective.meetings,
+            chk=self._chk,
+            role=self._role,
+            path=str(self._chk_dir),
         )
+        return joint.find(step)
 
     def _planned(self, plan: Callable[[], RestorePlan]) -> RestorePlan:
         """``plan()``; if it raises on one rank, an error on all of them."""
@@ -596,7 +594,7 @@ class CFManager:
         self._restored_step = found.step
         self._pipeline.continue_from(found.step)
         # With a directory per node, some may hold later steps that are not in all of them.
-        explicit = explicit or self._role.group != tuple(range(self._role.world))
+        explicit = explicit or not self._role.shares_all
         self._persistence.supersede_after = found.step if explicit else None
         for rejected in found.rejected:
             logger.warning(

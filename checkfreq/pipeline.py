@@ -70,6 +70,8 @@ class Pipeline:
             role=role,
         )
         self.persistence.on_ended = self._ended
+        if not role.shares_all:
+            self.persistence.confirmed_step = -1
         self._snapshotter = Snapshotter(
             choose_engine=partial(engine_for, chk, pinner=pinner, place=config.snapshot_place),
             arena=self._arena,
@@ -134,7 +136,7 @@ class Pipeline:
 
     @property
     def structure(self) -> str:
-        """A digest that ranks of the same structure of state share; "" before the first boundary."""
+        """A digest, equal on ranks whose state has the same structure; "" before a boundary."""
         return self._structure
 
     @property
@@ -229,10 +231,10 @@ class Pipeline:
 
     def confirm(self, step: int) -> None:
         """All ranks know now that ``step`` is committed in every directory."""
-        if self._role.leads:
-            self.persistence.confirm(step)
-        else:
+        if not self._role.leads:
             self.persistence.book.last_durable_step = step
+        elif not self._role.shares_all:
+            self.persistence.confirm(step)
 
     # ---- the gate
 

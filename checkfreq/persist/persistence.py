@@ -68,6 +68,11 @@ class Persistence:
         """Start the worker; does not wait for it."""
         self.persister.start()
 
+    @property
+    def open_timeout_s(self) -> float:
+        """How long opening may take."""
+        return self.persister.open_timeout_s
+
     def open(self) -> None:
         """Wait until the worker holds the directory, and look at what is there; idempotent."""
         if self._known is None:
@@ -77,6 +82,18 @@ class Persistence:
                 self._worker_died(error)
                 self.persister.wait_opened()
             self._known = self._look_around()
+
+    def try_open(self, timeout_s: float) -> bool:
+        """``open`` that waits for at most ``timeout_s``; whether the directory is open."""
+        if self._known is None:
+            try:
+                is_open = self.persister.opens(timeout_s=timeout_s)
+            except WorkerDiedError as error:
+                self._worker_died(error)
+                is_open = self.persister.opens(timeout_s=timeout_s)
+            if is_open:
+                self._known = self._look_around()
+        return self._known is not None
 
     def _look_around(self) -> dict[int, CheckpointInfo]:
         """The checkpoints that are there; one that cannot be read is left alone by retention."""

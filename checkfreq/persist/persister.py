@@ -83,13 +83,23 @@ class Persister:
         self._opened = False
         self._tell_everything(keep)
 
+    @property
+    def open_timeout_s(self) -> float:
+        """How long opening may take: a predecessor's worker, and the start of this one."""
+        return self._takeover_s + _START_GRACE_S
+
     def wait_opened(self) -> None:
         """Return once the worker holds the directory's lock.
 
         Raises ConfigError when another run keeps it for ``takeover_s``, or when the directory
         cannot be used; WorkerDiedError when the worker ends instead.
         """
-        deadline = time.monotonic() + self._takeover_s + _START_GRACE_S
+        if not self.opens(timeout_s=self.open_timeout_s):
+            raise self._death("open")
+
+    def opens(self, *, timeout_s: float) -> bool:
+        """``wait_opened`` for at most ``timeout_s``; whether the directory is held now."""
+        deadline = time.monotonic() + timeout_s
         while not self._opened:
             reply = self._receive(max(0.0, deadline - time.monotonic()))
             match reply:
@@ -99,10 +109,13 @@ class Persister:
                     logger.warning("%s is locked by %s; waiting", self._chk_dir, reply.holder)
                 case p.OpenFailed():
                     raise ConfigError(self._open_failure(reply))
+                case None if self.is_alive():
+                    return False
                 case None:
                     raise self._death("open")
                 case _:
                     raise AssertionError(f"unexpected reply before Opened: {reply}")
+        return True
 
     def is_alive(self) -> bool:
         """True while the worker process runs."""

@@ -86,10 +86,11 @@ class CommitResult:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A step that was walked past, and why."""
+    """A step that was walked past, and why. ``is_here``: in this rank's own directory."""
 
     step: int
     error: CorruptCheckpointError
+    is_here: bool = True
 
 
 @dataclass(frozen=True, slots=True)
