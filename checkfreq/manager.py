@@ -20,9 +20,11 @@ import torch
 
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.checks import cadence, check_arguments, numbers, usable
-from checkfreq.collective import Collective, Decision, Wish, Word
 from checkfreq.config import CFConfig
-from checkfreq.distributed import ranks_together, said_by_each
+from checkfreq.distributed.collective import Collective, Decision, Wish, Word
+from checkfreq.distributed.joint_restore import JointRestorer
+from checkfreq.distributed.meetings import ranks_together, said_by_each
+from checkfreq.distributed.roles import agree_on_role, agree_on_settings
 from checkfreq.errors import CheckFreqError, ConfigError, PersistError, StateError
 from checkfreq.events import Event
 from checkfreq.interrupt import StopNotice
@@ -35,8 +37,6 @@ from checkfreq.positions import Positions, PositionSource
 from checkfreq.profile_cache import ProfileCache
 from checkfreq.profiler import Profiler
 from checkfreq.restore import Found, Restorer, plan_restore
-from checkfreq.restore_together import JointRestorer
-from checkfreq.roles import agree_on_role, agree_on_settings
 from checkfreq.snapshot.apply import RestorePlan
 from checkfreq.snapshot.gate import UpdateGate
 from checkfreq.types import CFMode, Role, SnapshotPlace

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from checkfreq.config import CFConfig
-from checkfreq.distributed import Meetings
+from checkfreq.distributed.meetings import Meetings
 from checkfreq.errors import ConfigError
 from checkfreq.types import Directory, Json, Role
 

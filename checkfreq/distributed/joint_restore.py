@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from checkfreq.checkpoint import CFCheckpoint
-from checkfreq.distributed import Meetings
+from checkfreq.distributed.meetings import Meetings
 from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
 from checkfreq.restore import Found, Restorer
 from checkfreq.snapshot.parts import needed_files

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from checkfreq.distributed import Meetings, said_by_each
+from checkfreq.distributed.meetings import Meetings, said_by_each
 from checkfreq.errors import StateError
 from checkfreq.types import Json
 
