@@ -23,13 +23,16 @@ def test_rank_0_decides_whether_a_checkpoint_is_due() -> None:
 
 def test_a_periodic_one_is_deferred_on_all_if_one_rank_has_no_slot() -> None:
     decision = decided(PERIODIC, replace(NOTHING, is_ready=False))
-    assert decision.attempt == "" and "rank 1" in decision.defer
+    assert decision.attempt == ""
+    assert "rank 1" in decision.defer
 
 
 def test_one_that_must_be_taken_waits_for_the_rank_without_a_slot() -> None:
     must = replace(PERIODIC, wish=Wish("requested", must=True))
     decision = decided(must, replace(NOTHING, is_ready=False))
-    assert decision.attempt == "a1" and decision.waits_for == (1,) and not decision.defer
+    assert decision.attempt == "a1"
+    assert decision.waits_for == (1,)
+    assert not decision.defer
 
 
 def test_a_late_one_is_deferred_with_its_reason() -> None:
@@ -75,4 +78,5 @@ def test_a_difference_is_told_by_rank_and_name_and_not_without_end() -> None:
     second: dict[str, Any] = {**first, "model.3": "float32[4]"}
     assert "rank 1: model.3 is float32[4], on rank 0 float32[2]." in difference([first, second])
     text = difference([first, first, {}])
-    assert "rank 2: model.0 is not there" in text and "and 15 more" in text
+    assert "rank 2: model.0 is not there" in text
+    assert "and 15 more" in text

@@ -79,14 +79,17 @@ def test_a_missing_rank_0_is_named() -> None:
         return None
 
     _, second, third = on_ranks(absent, say(2), say(3), timeout_s=0.2)
-    assert isinstance(second, RankError) and second.ranks == (0,)
-    assert isinstance(third, RankError) and third.ranks == (0,)
+    assert isinstance(second, RankError)
+    assert second.ranks == (0,)
+    assert isinstance(third, RankError)
+    assert third.ranks == (0,)
 
 
 def test_ranks_in_different_calls_are_told_so() -> None:
     errors = on_ranks(say(1, "step 4"), say(1, "save at step 3"), say(1, "step 4"))
     for error in errors:
-        assert isinstance(error, RankError) and error.ranks == (1,)
+        assert isinstance(error, RankError)
+        assert error.ranks == (1,)
         assert "rank 0 is in step 4, rank 1 is in save at step 3" in str(error)
 
 
@@ -103,7 +106,8 @@ def test_a_rank_that_leaves_ends_the_next_meeting_at_once_with_its_reason() -> N
         heard = on_ranks(*[leaves if rank == leaver else stays for rank in range(3)])
         for rank, error in enumerate(heard):
             if rank != leaver:
-                assert isinstance(error, RankError) and error.ranks == (leaver,)
+                assert isinstance(error, RankError)
+                assert error.ranks == (leaver,)
                 assert f"rank {leaver} left the run: ValueError: nan loss" in str(error)
 
 
@@ -118,7 +122,8 @@ def test_rank_0_that_is_interrupted_in_a_meeting_leaves_no_one_waiting() -> None
             meetings.leave("KeyboardInterrupt")
 
     _, second = on_ranks(first, say(1))
-    assert isinstance(second, RankError) and "left the run: KeyboardInterrupt" in str(second)
+    assert isinstance(second, RankError)
+    assert "left the run: KeyboardInterrupt" in str(second)
 
 
 @pytest.mark.parametrize("kind", [ConfigError, StateError])
@@ -127,7 +132,8 @@ def test_an_error_that_rank_0_decides_is_raised_on_all(kind: type[CheckFreqError
         raise kind("different chk_dir")
 
     for error in on_ranks(*[say(n, decide=refuse) for n in range(3)]):
-        assert type(error) is kind and str(error) == "different chk_dir"
+        assert type(error) is kind
+        assert str(error) == "different chk_dir"
 
 
 def test_what_fails_on_one_rank_is_an_error_on_all_and_its_own_there() -> None:
@@ -140,9 +146,11 @@ def test_what_fails_on_one_rank_is_an_error_on_all_and_its_own_there() -> None:
         return meetings.act("wait()", work)
 
     first, second, third = on_ranks(act, act, act)
-    assert type(second) is PersistError and second.phase == "write"
+    assert type(second) is PersistError
+    assert second.phase == "write"
     for error in (first, third):
-        assert isinstance(error, RankError) and error.ranks == (1,)
+        assert isinstance(error, RankError)
+        assert error.ranks == (1,)
         assert str(error) == "wait() failed on rank 1: PersistError: disk full"
 
 
@@ -166,7 +174,8 @@ def test_until_names_the_ranks_that_wait_in_vain() -> None:
         meetings.until("wait()", lambda s: meetings.rank != 1, timeout_s=0.0, what="a slot")
 
     for error in on_ranks(act, act):
-        assert isinstance(error, RankError) and error.ranks == (1,)
+        assert isinstance(error, RankError)
+        assert error.ranks == (1,)
         assert "rank 1 waited 0 s for a slot in vain" in str(error)
 
 
