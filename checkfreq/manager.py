@@ -122,7 +122,7 @@ class CFManager:
         self._is_stopping = False
         self._stopped = False
         self._closed = False
-        self._positions = Positions()
+        self._positions = Positions(role)
         self._pipeline = Pipeline(
             self._chk_dir,
             chk,
@@ -335,7 +335,7 @@ class CFManager:
     def _agree(self, collective: Collective, phase: str, word: Callable[[], Word]) -> Decision:
         """Meet, and take in what does not depend on the phase."""
         decision = collective.agree(
-            f"{phase} at step {self._global_step}", word, listing=self._pipeline.listing
+            f"{phase} at step {self._global_step}", word, state=self._pipeline
         )
         self._profiler.take_over(decision.costs)
         if decision.confirmed_step is not None:
@@ -348,7 +348,7 @@ class CFManager:
             wish,
             is_ready=self._pipeline.has_room,
             is_written=self._pipeline.is_written(self._global_step),
-            structure=self._pipeline.structure,
+            is_restructured=self._pipeline.is_restructured,
             stop=self._notice.received,
             durable_step=book.last_durable_step if self._role.leads else None,
             leads=self._role.leads,

@@ -30,7 +30,7 @@ from checkfreq.snapshot.device_engine import DevicePinner
 from checkfreq.snapshot.device_memory import room_for_snapshot
 from checkfreq.snapshot.lane import Limits
 from checkfreq.snapshot.snapshotter import Snapshotter
-from checkfreq.snapshot.state import CapturedState, capture
+from checkfreq.snapshot.state import CapturedState, capture, structure_digest, structure_listing
 from checkfreq.surroundings import surroundings
 from checkfreq.timing import DeviceTimer, HostTimer, IterationTimer
 from checkfreq.types import Role, SnapshotPlace
@@ -87,6 +87,7 @@ class Pipeline:
         self.waited_s = 0.0
         self._barrier_s = 0.0
         self._device_refused = False
+        self._num_layouts_told = 0
 
     @property
     def state_bytes(self) -> int:
@@ -135,9 +136,18 @@ class Pipeline:
     # ---- what the costs depend on
 
     @property
-    def structure(self) -> str:
-        """A digest, equal on ranks whose state has the same structure; "" before a boundary."""
-        return self._structure
+    def is_restructured(self) -> bool:
+        """Whether the state was laid out anew since its structure was last asked for."""
+        return self._snapshotter.num_layouts != self._num_layouts_told
+
+    def structure_digest(self) -> str:
+        """Equal on ranks whose state has the same structure."""
+        self._num_layouts_told = self._snapshotter.num_layouts
+        return structure_digest(self._capture())
+
+    def structure_listing(self) -> dict[str, str]:
+        """The structure of the state in words, by name."""
+        return structure_listing(self._capture())
 
     @property
     def num_slots(self) -> int:

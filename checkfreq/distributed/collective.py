@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
-from checkfreq.distributed.meetings import Meetings, said_by_each
+from checkfreq.distributed.meetings import Meetings
 from checkfreq.errors import StateError
 from checkfreq.types import Json
 
@@ -38,6 +38,7 @@ class Wish:
 class Word:
     """What a rank says at a boundary. ``costs`` are the seconds of ``Profile.RAISED`` it knows.
 
+    ``is_restructured``: its state has another structure than when it was last compared.
     ``durable_step`` is the newest step that the directory it leads holds; None from the others.
     ``next_step`` is when rank 0 wishes to meet again.
     """
@@ -45,7 +46,7 @@ class Word:
     wish: Wish
     is_ready: bool
     is_written: bool
-    structure: str
+    is_restructured: bool = False
     stop: str | None = None
     durable_step: int | None = None
     leads: bool = False
@@ -59,7 +60,7 @@ class Decision:
 
     ``defer`` says why a periodic one has to wait. ``is_written``: the step is on its way on all
     ranks. ``stop`` names the signal and the rank that got it. ``confirmed_step`` is committed in
-    every directory.
+    every directory. ``compares``: the structure of the state changed somewhere.
     """
 
     reason: str = ""
@@ -72,7 +73,7 @@ class Decision:
     confirmed_step: int | None = None
     costs: Mapping[str, float] = field(default_factory=dict)
     next_step: int = 0
-    same_structure: bool = True
+    compares: bool = False
 
 
 def decide(words: Sequence[Word], *, attempt: str) -> Decision:
@@ -94,7 +95,7 @@ def decide(words: Sequence[Word], *, attempt: str) -> Decision:
         confirmed_step=_confirmed(words),
         costs=_highest([word.costs for word in words]),
         next_step=words[0].next_step,
-        same_structure=len({word.structure for word in words}) == 1,
+        compares=any(word.is_restructured for word in words),
     )
 
 
@@ -114,6 +115,18 @@ def _highest(costs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: max(known[name] for known in costs if name in known) for name in sorted(names)}
 
 
+class Structured(Protocol):
+    """Who knows the structure of the state: the pipeline."""
+
+    def structure_digest(self) -> str:
+        """Equal on ranks of equal structure."""
+        ...
+
+    def structure_listing(self) -> dict[str, str]:
+        """The structure in words, by name."""
+        ...
+
+
 class Collective:
     """The boundaries at which the ranks meet, and what they decide there."""
 
@@ -130,11 +143,10 @@ class Collective:
         """Whether a meeting was agreed for this boundary."""
         return step >= self._next_step
 
-    def agree(self, phase: str, say: Any, *, listing: Any) -> Decision:
+    def agree(self, phase: str, say: Callable[[], Word], *, state: Structured) -> Decision:
         """Meet: ``say()`` makes this rank's Word, or raises for all of them.
 
-        ``listing()`` describes the structure of the state by name; it is compared if the digests
-        differ. Raises StateError then.
+        Raises StateError on every rank, with the names, if their structures of state differ.
         """
 
         def decide_words(words: Sequence[Json]) -> Json:
@@ -143,15 +155,21 @@ class Collective:
 
         reply = self.meetings.act(phase, lambda: dataclasses.asdict(say()), decide=decide_words)
         decision = Decision(**{**reply, "waits_for": tuple(reply["waits_for"])})
-        if not decision.same_structure:
-            self._explain(listing())
+        if decision.compares:
+            self._compare(state)
         self._next_step = decision.next_step
         return decision
 
-    def _explain(self, listing: Mapping[str, str]) -> None:
-        """All ranks know that their structures differ: find out where, and raise."""
-        listings = self.meetings.meet("structure", dict(listing), decide=said_by_each)
-        raise StateError(difference(listings))
+    def _compare(self, state: Structured) -> None:
+        phase = "comparing the structure of the state"
+        is_same = self.meetings.act(phase, state.structure_digest, decide=_are_equal)
+        if not is_same:
+            listings = self.meetings.act(phase, state.structure_listing)
+            raise StateError(difference(listings))
+
+
+def _are_equal(digests: Sequence[Json]) -> bool:
+    return len(set(digests)) == 1
 
 
 def _word(words: Json) -> Word:

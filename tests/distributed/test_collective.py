@@ -7,7 +7,7 @@ from typing import Any
 
 from checkfreq.distributed.collective import Decision, Wish, Word, decide, difference
 
-NOTHING = Word(Wish(), is_ready=True, is_written=False, structure="s", next_step=7)
+NOTHING = Word(Wish(), is_ready=True, is_written=False, next_step=7)
 PERIODIC = replace(NOTHING, wish=Wish("periodic", place="host"), leads=True)
 
 
@@ -68,9 +68,9 @@ def test_costs_are_those_of_the_slowest_rank() -> None:
     assert decision.costs == {"persist_s": 2.0, "cost_s": 0.3}
 
 
-def test_different_structures_are_noticed() -> None:
-    assert decided(NOTHING, NOTHING).same_structure
-    assert not decided(NOTHING, replace(NOTHING, structure="t")).same_structure
+def test_structures_are_compared_when_one_has_changed() -> None:
+    assert not decided(NOTHING, NOTHING).compares
+    assert decided(NOTHING, replace(NOTHING, is_restructured=True)).compares
 
 
 def test_a_difference_is_told_by_rank_and_name_and_not_without_end() -> None:
