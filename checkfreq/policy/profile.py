@@ -74,7 +74,9 @@ class Profile:
 
         For ranks that wait for one another: the slowest decides.
         """
-        higher = {name: costs[name] for name in RAISED if costs.get(name, 0.0) > self._known(name)}
+        higher: dict[str, Any] = {
+            name: costs[name] for name in RAISED if costs.get(name, 0.0) > self._known(name)
+        }
         return replace(self, **higher) if higher else self
 
     def raisable(self) -> dict[str, float]:
