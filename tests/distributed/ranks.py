@@ -51,6 +51,8 @@ class Life:
     folder: Path
     world: int = 2
     number: int = 0
+    #: Of the ranks' generators; differs from life to life once there is something to restore.
+    seed: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
     trainer_faults: dict[int, str] = field(default_factory=dict)
     worker_faults: dict[int, str] = field(default_factory=dict)
@@ -281,7 +283,7 @@ def run_rank(life: Life, rank: int, reports: Connection, port: int | None) -> No
     warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
     torch.set_num_threads(1)
     for seeded in (random.seed, np.random.seed, torch.manual_seed):
-        seeded(life.number * 64 + rank)  # differs from life to life: nothing may depend on it
+        seeded(life.seed * 64 + rank)
     here = Rank(life, rank, reports)
     try:
         _join_group(life, rank, port)

@@ -7,6 +7,7 @@ happens, so that a killed life can be held against a whole one, and its own stat
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -145,7 +146,7 @@ class Job:
         weights = loader.last_weights
         assert weights is not None
         losses = F.cross_entropy(self.model(pictures), labels, reduction="none")
-        return (losses * torch.from_numpy(weights)).sum() / len(losses)
+        return (losses * torch.tensor(weights)).sum() / len(losses)
 
     def update(self, manager: CFManager) -> None:
         manager.weight_update()
@@ -164,11 +165,14 @@ class DdpJob(Job):
 
     def make_model(self) -> nn.Module:
         settings = self.rank.settings
-        return DistributedDataParallel(
-            seeded(small_resnet),
-            broadcast_buffers=settings.get("broadcast_buffers", True),
-            find_unused_parameters=self.rank.world > 2 and not settings.get("throwaway"),
-        )
+        own_buffers = {"broadcast_buffers": False} if settings.get("own_buffers") else {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of newer torch, which renames it
+            return DistributedDataParallel(
+                seeded(small_resnet),
+                find_unused_parameters=self.rank.world > 2 and not settings.get("throwaway"),
+                **own_buffers,
+            )
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
@@ -266,6 +270,7 @@ def _learn(rank: Rank, job: Job, manager: CFManager, loader: CFIterator) -> None
             served = [int(i) for i, weight in zip(ids, weights, strict=True) if weight]
             rank.send("batch", key, manager.global_step, (served, digest(batch)))
             rank.send("loss", key, manager.global_step, job.learn(manager, loader, batch))
+            rank.send("durable", manager.stats()["last_durable_step"] or 0)
             _keep_up(rank, manager)
         job.tail(manager)
         rank.send("tail", (epoch, -1), manager.global_step, None)
