@@ -23,7 +23,7 @@ from checkfreq.checks import cadence, check_arguments, numbers, usable
 from checkfreq.config import CFConfig
 from checkfreq.distributed.collective import Collective, Decision, Wish, Word
 from checkfreq.distributed.joint_restore import JointRestorer
-from checkfreq.distributed.meetings import ranks_together, said_by_each
+from checkfreq.distributed.meetings import ranks_together
 from checkfreq.distributed.roles import agree_on_role, agree_on_settings
 from checkfreq.errors import CheckFreqError, ConfigError, PersistError, StateError
 from checkfreq.events import Event
@@ -397,13 +397,24 @@ class CFManager:
             self._collective, phase, partial(self._pipeline.has_ended, attempt), "it"
         )
         error = None if attempt is None else attempt.error
-        said = self._collective.meetings.meet(
-            phase, None if error is None else str(error), decide=said_by_each
-        )
-        failed = [f"rank {rank}: {text}" for rank, text in enumerate(said) if text is not None]
+        failed = self._settle(self._collective, phase, error)
         if failed and error is None:
-            return PersistError("; ".join(failed), step=self._global_step, phase="another rank")
+            return PersistError(failed, step=self._global_step, phase="another rank")
         return error
+
+    def _settle(
+        self, collective: Collective, phase: str, error: CheckFreqError | None = None
+    ) -> str:
+        """Hear after a wait on which ranks it failed ("" if on none), and what is durable now."""
+        settled = collective.settle(
+            phase,
+            None if error is None else str(error),
+            durable_step=self._persistence.book.last_durable_step,
+            leads=self._role.leads,
+        )
+        if settled.confirmed_step is not None:
+            self._pipeline.confirm(settled.confirmed_step)
+        return settled.failed
 
     # ---- stopping
 
@@ -498,6 +509,7 @@ class CFManager:
             self._wait_together(
                 self._collective, "wait()", self._pipeline.is_idle, "checkpoints in flight"
             )
+            self._settle(self._collective, "wait()")
         self._on_all_ranks("wait()", self._persistence.book.raise_if_intolerable)
 
     def latest_step(self) -> int | None:

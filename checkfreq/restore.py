@@ -167,5 +167,4 @@ def plan_restore(
         exclude=exclude,
         strict=strict,
         path=str(path),
-        rank=rank,
     )

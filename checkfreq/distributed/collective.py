@@ -92,7 +92,7 @@ def decide(words: Sequence[Word], *, attempt: str) -> Decision:
         defer=defers,
         is_written=is_written,
         stop=stops[0] if stops else None,
-        confirmed_step=_confirmed(words),
+        confirmed_step=_confirmed([word.durable_step for word in words if word.leads]),
         costs=_highest([word.costs for word in words]),
         next_step=words[0].next_step,
         compares=any(word.is_restructured for word in words),
@@ -103,16 +103,29 @@ def _why_unready(ranks: Sequence[int]) -> str:
     return f"no slot is free, or slots are being prepared, on rank {', '.join(map(str, ranks))}"
 
 
-def _confirmed(words: Sequence[Word]) -> int | None:
+def _confirmed(steps: Sequence[int | None]) -> int | None:
     """The newest step that is committed wherever somebody commits."""
-    steps = [word.durable_step for word in words if word.leads]
     known = [step for step in steps if step is not None]
     return min(known) if known and len(known) == len(steps) else None
+
+
+def _settle(said: Sequence[Json]) -> Json:
+    failed = [f"rank {rank}: {word['error']}" for rank, word in enumerate(said) if word["error"]]
+    confirmed = _confirmed([word["durable_step"] for word in said if word["leads"]])
+    return {"failed": "; ".join(failed), "confirmed_step": confirmed}
 
 
 def _highest(costs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = {name for known in costs for name in known}
     return {name: max(known[name] for known in costs if name in known) for name in sorted(names)}
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """How a checkpoint ended: ``failed`` says which ranks failed and why, "" if none did."""
+
+    failed: str
+    confirmed_step: int | None
 
 
 class Structured(Protocol):
@@ -159,6 +172,14 @@ class Collective:
             self._compare(state)
         self._next_step = decision.next_step
         return decision
+
+    def settle(
+        self, phase: str, error: str | None, *, durable_step: int | None, leads: bool
+    ) -> Settled:
+        """Meet after a wait: ``error`` is why this rank's part failed, if it did."""
+        said = {"error": error, "durable_step": durable_step, "leads": leads}
+        reply = self.meetings.meet(phase, said, decide=_settle)
+        return Settled(reply["failed"], reply["confirmed_step"])
 
     def _compare(self, state: Structured) -> None:
         phase = "comparing the structure of the state"

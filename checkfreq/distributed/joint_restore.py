@@ -14,7 +14,6 @@ from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.distributed.meetings import Meetings
 from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
 from checkfreq.restore import Found, Restorer
-from checkfreq.snapshot.parts import needed_files
 from checkfreq.store.images import Image
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import Rejected
@@ -101,9 +100,7 @@ class JointRestorer:
 
     def _read(self, step: int) -> tuple[Manifest, Mapping[str, Image]]:
         manifest = self._restorer.manifest(step)
-        wanted = needed_files(self._chk, manifest, self._role)
-        files = [file for file in manifest.files if file.name in wanted]
-        return manifest, self._restorer.read(manifest, files)
+        return manifest, self._restorer.read(manifest, manifest.files)
 
     def _rejected(self, step: int, text: str, *, here: bool) -> Rejected:
         error = CorruptCheckpointError(

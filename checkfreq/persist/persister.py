@@ -133,7 +133,9 @@ class Persister:
         """
         with self._lock:  # a snapshot handed over meanwhile goes to the new worker, once
             self.kill()
-            self._start(keep=tuple(dict.fromkeys([*self._in_flight, *keep])))
+            in_flight = dict.fromkeys([*self._in_flight, *keep])
+            # Alone in a directory, nobody else's part is lost: the attempt begins again.
+            self._start(keep=tuple(in_flight) if len(self._role.group) > 1 else ())
 
     def kill(self) -> None:
         """End the worker at once; idempotent."""
