@@ -594,7 +594,8 @@ class CFManager:
         return plans[0]
 
     def _apply(self, plan: RestorePlan) -> None:
-        take_back = self._positions.restore(plan.positions)  # first: an iterator may refuse
+        # First: an iterator may refuse.
+        take_back = self._positions.restore(plan.positions_by_name())
         try:
             plan.apply()
         except Exception:
