@@ -236,7 +236,7 @@ class Ranks:
         return self.finish()
 
     def _read(self, most_s: float | None = None) -> bool:
-        """Take in what is there, waiting for something (or ``most_s``); False if no rank is left."""
+        """Take in what is there, waiting for it (``most_s``); False if no rank is left."""
         running = [process.sentinel for process in self._processes if process.exitcode is None]
         if not self._pipes:
             return False
