@@ -42,13 +42,17 @@ _READERS: dict[str, Callable[[Saved], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A verified checkpoint in memory: the manifest's objects, and its files by name."""
+    """A verified checkpoint in memory: the manifest's objects, and its files by name.
+
+    ``own``: by rank, what differs from rank to rank; empty for a checkpoint of one rank.
+    """
 
     objects: Mapping[str, Json]
     files: Mapping[str, LoadedFile]
+    own: Mapping[int, Mapping[str, Json]] = field(default_factory=dict)
 
-    def saved(self, name: str, *, path: str) -> Saved:
-        """The saved state of one object."""
+    def saved(self, name: str, *, path: str, rank: int = 0) -> Saved:
+        """The saved state of one object, as ``rank`` sees it."""
         return Saved(name, self.objects[name], self.files.get(file_name(name)), path=path)
 
 

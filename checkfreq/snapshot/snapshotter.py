@@ -82,6 +82,8 @@ class Snapshotter:
         self._expected: dict[str, str] = {}
         #: Bytes of state on each device that is no host, as of the last ``make_room``.
         self.device_bytes: dict[torch.device, int] = {}
+        #: Layouts planned so far.
+        self.num_layouts = 0
 
     @property
     def state_bytes(self) -> int:
@@ -126,6 +128,7 @@ class Snapshotter:
             self.allocate(layout.total_bytes)
         if layout is not self._layout:
             self._layout = layout
+            self.num_layouts += 1
             self.device_bytes = _bytes_by_device(captured, layout)
         return True
 
@@ -216,6 +219,6 @@ def _bytes_by_device(captured: CapturedState, layout: StateLayout) -> dict[torch
 def _copies(captured: CapturedState, layout: StateLayout) -> list[Copy]:
     destinations = layout.destinations
     return [
-        Copy(f"{ref.object_name}.{ref.key}", ref.tensor, offset, num_bytes, ref.settled)
+        Copy(f"{ref.stem}.{ref.key}", ref.tensor, offset, num_bytes, ref.settled)
         for ref, (offset, num_bytes) in zip(captured.tensors, destinations, strict=True)
     ]
