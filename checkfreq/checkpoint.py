@@ -17,7 +17,6 @@ from checkfreq.snapshot.adapters.generic import DictAdapter, ObjectAdapter
 from checkfreq.snapshot.adapters.module import ModuleAdapter
 from checkfreq.snapshot.adapters.optimizer import OptimizerAdapter
 from checkfreq.snapshot.adapters.scaler import ScalerAdapter
-from checkfreq.snapshot.dtensors import Cuts
 
 
 class CFCheckpoint:
@@ -62,8 +61,6 @@ class CFCheckpoint:
         self._tracked = dict(tracked)
         self._adapters = {name: self._adapter(name, value) for name, value in tracked.items()}
         self._require_own_modules()
-        #: How DTensors among the state are cut.
-        self.cuts = Cuts()
 
     @property
     def tracked(self) -> Mapping[str, Any]:

@@ -46,6 +46,11 @@ class Box(NamedTuple):
         )
         return Box(begins, sizes) if all(size > 0 for size in sizes) else None
 
+    def within(self, other: Box) -> Box:
+        """The same box, by its place in ``other``, in which it lies."""
+        offsets = (mine - its for mine, its in zip(self.offsets, other.offsets, strict=True))
+        return Box(tuple(offsets), self.sizes)
+
     def without(self, others: Iterable[Box]) -> list[Box]:
         """What is left, as boxes that do not overlap, when others are cut out of it."""
         left = [self] if self.num_elements else []

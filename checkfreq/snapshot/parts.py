@@ -14,6 +14,7 @@ from checkfreq.snapshot.captured import CapturedState, Everything
 from checkfreq.snapshot.division import Item, Portion, divide
 from checkfreq.snapshot.dtensors import Cut
 from checkfreq.snapshot.sink import TensorRef
+from checkfreq.snapshot.tensors import DTYPE_NAMES
 from checkfreq.types import Json, Role
 
 
@@ -62,18 +63,27 @@ class _Part:
         is_own = name in everything.own_objects
         json = everything.objects[name]
         if is_own:
-            self.own[name] = json
+            self.own[name] = self._with_names(name, json, span)
         elif self._role.leads:
-            self.objects[name] = self._with_own_tensors(name, json)
+            self.objects[name] = self._with_names(name, json, span)
         if not is_own and name not in self._mixed and not self._role.split:
             if self._role.leads:
                 self._take(name, name, everything.refs[span.start : span.stop])
             return
         self._sort(name, span, is_own=is_own)
 
-    def _with_own_tensors(self, name: str, json: Json) -> Json:
-        keys = [key for owner, key in sorted(self._all.own_tensors) if owner == name]
-        return {**json, "own_tensors": keys} if keys else json
+    def _with_names(self, name: str, json: Json, span: range) -> Json:
+        """The JSON and, in it, what tensors are in the ranks' files, be those there or not."""
+        if name not in self._mixed:
+            return json
+        own = [key for owner, key in sorted(self._all.own_tensors) if owner == name]
+        shards = {}
+        for index in span:
+            cut, ref = self._cut_of(index), self._all.refs[index]
+            if cut is not None:
+                shards[ref.key] = [DTYPE_NAMES[ref.tensor.dtype], list(cut.shape)]
+        extra = {"own_tensors": own, "sharded_tensors": shards}
+        return {**json, **{field: names for field, names in extra.items() if names}}
 
     def _sort(self, name: str, span: range, *, is_own: bool) -> None:
         whole: list[TensorRef] = []

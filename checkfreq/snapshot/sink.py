@@ -14,7 +14,7 @@ from torch import Tensor
 
 from checkfreq.errors import StateError
 from checkfreq.snapshot.codec import encode_tree
-from checkfreq.snapshot.dtensors import Cut, Cuts, is_dtensor, local_of
+from checkfreq.snapshot.dtensors import Cut, cut_of, is_dtensor, local_of
 from checkfreq.snapshot.tensors import detached, encode_torch, is_ordinary
 from checkfreq.types import Json
 
@@ -44,7 +44,6 @@ class Sink:
         *,
         optimised: frozenset[int] = frozenset(),
         barrier_on_device: bool = False,
-        cuts: Cuts | None = None,
     ) -> None:
         #: ``id`` of every parameter in a group of a tracked optimizer.
         self.optimised = optimised
@@ -56,7 +55,6 @@ class Sink:
         self.dtensors: dict[tuple[str, str], Tensor] = {}
         #: (object, key) of tensors that differ from rank to rank.
         self.own: set[tuple[str, str]] = set()
-        self._known_cuts = cuts or Cuts()
         self._host_is_volatile = barrier_on_device
         self.start("")
 
@@ -100,7 +98,7 @@ class Sink:
         if not is_dtensor(tensor):
             return detached(tensor, path)
         live = detached(local_of(tensor), path)
-        self.cuts[len(self.refs)] = self._known_cuts.of(tensor, path)
+        self.cuts[len(self.refs)] = cut_of(tensor, path)
         self.dtensors[self._object, key] = tensor
         return live
 

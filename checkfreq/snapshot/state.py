@@ -75,7 +75,7 @@ def read_everything(
     chk: CFCheckpoint, *, positions: Mapping[str, Mapping[str, Any]], barrier_on_device: bool
 ) -> Everything:
     """The whole state as this process sees it, whoever writes it."""
-    sink = Sink(optimised=chk.optimised(), barrier_on_device=barrier_on_device, cuts=chk.cuts)
+    sink = Sink(optimised=chk.optimised(), barrier_on_device=barrier_on_device)
     objects: dict[str, Json] = {}
     spans: dict[str, tuple[int, int]] = {}
     for name, adapter in chk.adapters.items():
