@@ -25,10 +25,7 @@ class Box:
     sizes: Shape
 
     def __str__(self) -> str:
-        ranges = (
-            f"{start}:{start + size}" for start, size in zip(self.offsets, self.sizes, strict=True)
-        )
-        return f"rank {self.rank}'s [{', '.join(ranges)}]"
+        return f"{list(self.sizes)} at {list(self.offsets)} of rank {self.rank}"
 
     @property
     def num_elements(self) -> int:
@@ -65,7 +62,7 @@ def fault_of(shape: Shape, boxes: Sequence[Box], *, whole: bool = True) -> str:
             return f"expected a box within {list(shape)}, found {box}"
     filled = [box for box in boxes if box.num_elements]
     for one, other in _overlaps(filled):
-        return f"expected each element once, found {one} and {other} overlapping"
+        return f"expected each element once, found {one} and {other}"
     found, expected = sum(box.num_elements for box in filled), math.prod(shape)
     if whole and found != expected:
         ranks = ", ".join(str(rank) for rank in sorted({box.rank for box in boxes}))
