@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from checkfreq import faults
+from checkfreq.distributed.rendezvous import agree_on_token
 from checkfreq.errors import CheckFreqError, ConfigError, RankError, StateError
 from checkfreq.types import Json
 
@@ -88,13 +89,16 @@ class Meetings:
     def of_process_group(cls, *, timeout_s: float) -> Meetings:
         """Meetings of all ranks of the default process group, beside its own traffic."""
         distributed: Any = torch.distributed
+        rank, world = distributed.get_rank(), distributed.get_world_size()
         store = distributed.distributed_c10d._get_default_store().clone()
-        return cls(
-            distributed.PrefixStore(f"checkfreq/{next(_managers)}", store),
-            rank=distributed.get_rank(),
-            world=distributed.get_world_size(),
-            timeout_s=timeout_s,
-        )
+        store = distributed.PrefixStore(f"checkfreq/{next(_managers)}", store)
+        try:
+            token = agree_on_token(store, rank=rank, world=world, timeout_s=timeout_s)
+        except RuntimeError as error:  # the store's: its keeper is gone
+            text = f"making the CFManager: the store that rank 0 keeps is gone: {error}"
+            raise RankError(text, ranks=[0], phase="making the CFManager") from error
+        store = distributed.PrefixStore(token, store)
+        return cls(store, rank=rank, world=world, timeout_s=timeout_s)
 
     # ---- meeting
 

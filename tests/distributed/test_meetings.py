@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from checkfreq.distributed.meetings import Meetings, ranks_of_process, said_by_each
+from checkfreq.distributed.rendezvous import agree_on_token
 from checkfreq.errors import CheckFreqError, ConfigError, PersistError, RankError, StateError
 
 Act = Callable[[Meetings], Any]
@@ -204,3 +205,41 @@ def test_a_process_launched_as_one_of_several_must_be_connected(
         ranks_of_process()
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert ranks_of_process() == (0, 1)
+
+
+def rendezvous(store: Any, world: int, *, timeout_s: float = 10.0) -> list[Any]:
+    def run(rank: int) -> Any:
+        try:
+            return agree_on_token(store, rank=rank, world=world, timeout_s=timeout_s)
+        except RankError as error:
+            return error
+
+    with ThreadPoolExecutor(world) as pool:
+        return list(pool.map(run, range(world)))
+
+
+def test_all_ranks_agree_on_one_token() -> None:
+    tokens = rendezvous(dist.HashStore(), 4)
+    assert len(set(tokens)) == 1
+
+
+def test_words_of_an_earlier_life_in_the_same_store_are_not_taken_for_this_ones() -> None:
+    store = dist.HashStore()
+    earlier = {rendezvous(store, 3)[0] for _ in range(5)}
+    tokens = rendezvous(store, 4)  # one rank more than in those lives
+    assert len(set(tokens)) == 1
+    assert tokens[0] not in earlier
+
+
+def test_a_member_does_not_follow_an_earlier_lifes_token_while_rank_0_is_late() -> None:
+    store = dist.HashStore()
+    rendezvous(store, 2)
+    with pytest.raises(RankError, match="rank 1 waited .* did not come within 0.1 s") as caught:
+        agree_on_token(store, rank=1, world=2, timeout_s=0.1)
+    assert caught.value.ranks == (0,)
+
+
+def test_a_rank_that_makes_no_manager_is_named_by_rank_0() -> None:
+    with pytest.raises(RankError, match="ranks 1, 2 did not come") as caught:
+        agree_on_token(dist.HashStore(), rank=0, world=3, timeout_s=0.1)
+    assert caught.value.ranks == (1, 2)
