@@ -33,7 +33,7 @@ from checkfreq.pipeline import Pipeline
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
 from checkfreq.policy.tuner import Due
-from checkfreq.positions import Positions, PositionSource
+from checkfreq.positions import Positions, PositionSource, by_name
 from checkfreq.profile_cache import ProfileCache
 from checkfreq.profiler import Profiler
 from checkfreq.restore import Found, Restorer, plan_restore
@@ -595,7 +595,7 @@ class CFManager:
 
     def _apply(self, plan: RestorePlan) -> None:
         # First: an iterator may refuse.
-        take_back = self._positions.restore(plan.positions_by_name())
+        take_back = self._positions.restore(by_name(plan.all_positions))
         try:
             plan.apply()
         except Exception:

@@ -135,6 +135,13 @@ class Positions:
             source.finish()
 
 
+def by_name(found: Mapping[int, Mapping[str, dict[str, Any]]]) -> dict[str, RankStates]:
+    """What ``restore`` takes, from the positions that each rank saved by name."""
+    names = {name: None for positions in found.values() for name in positions}
+    ranks = range(max(found, default=-1) + 1)
+    return {name: [found.get(rank, {}).get(name) for rank in ranks] for name in names}
+
+
 def _unpacked(states: RankStates | dict[str, Any]) -> list[dict[str, Any] | None]:
     """By rank, with what was carried on for all of them; not if a rank had an iterator for it."""
     by_rank = [states] if isinstance(states, dict) else list(states)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from checkfreq.errors import ConfigError
-from checkfreq.positions import Positions, RankStates
+from checkfreq.positions import Positions, RankStates, by_name
 from checkfreq.types import Role
 from iterators import CFIterator
 from tests.iterators.ranks import rank_of
@@ -54,8 +54,7 @@ def of_world(world: int) -> list[Positions]:
 def saved(ranks: list[Positions]) -> dict[str, RankStates]:
     """What a checkpoint of these ranks holds, as a restore is given it."""
     parts = [json.loads(json.dumps(one.read())) for one in ranks]
-    names = sorted({name for part in parts for name in part})
-    return {name: [part.get(name) for part in parts] for name in names}
+    return by_name(dict(enumerate(parts)))
 
 
 def registered(ranks: list[Positions], source: type[Source], name: str = "train") -> list[Source]:
@@ -145,6 +144,15 @@ def test_one_rank_keeps_what_waits_as_it_was() -> None:
 def test_several_ranks_carry_on_what_one_saved() -> None:
     states = saved(restored(2, {"train": {"place": "somewhere"}}))
     assert places(registered(restored(2, states), Merging)) == ["somewhere"] * 2
+
+
+def test_positions_are_sorted_by_name_and_rank() -> None:
+    assert by_name({}) == {}
+    found: dict[int, dict[str, State]] = {2: {"val": {"place": "2"}}, 0: {"train": {"place": "0"}}}
+    assert by_name(found) == {
+        "val": [None, None, {"place": "2"}],
+        "train": [{"place": "0"}, None, None],
+    }
 
 
 def test_a_refused_position_puts_everything_back() -> None:

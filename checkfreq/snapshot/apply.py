@@ -101,14 +101,6 @@ class RestorePlan:
     _saved: list[Saved] = field(default_factory=list)
     _rng: Callable[[], None] | None = None
 
-    def positions_by_name(self) -> dict[str, list[dict[str, Any] | None]]:
-        """Each iterator's positions as its ranks saved them, in their order."""
-        names = dict.fromkeys(n for found in self.all_positions.values() for n in found)
-        ranks = range(max(self.all_positions, default=-1) + 1)
-        return {
-            name: [self.all_positions.get(rank, {}).get(name) for rank in ranks] for name in names
-        }
-
     def apply(self) -> None:
         """Restore every object, but no generator. To be called once.
 
