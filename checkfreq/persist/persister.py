@@ -120,7 +120,9 @@ class Persister:
         """
         with self._lock:  # a snapshot handed over meanwhile goes to the new worker, once
             self.kill()
-            self._start(keep=tuple(dict.fromkeys([*self._in_flight, *keep])))
+            attempts = dict.fromkeys([*self._in_flight, *keep])
+            # Nobody else writes to those of a single rank: it begins them anew.
+            self._start(keep=() if self._role.is_alone else tuple(attempts))
 
     def kill(self) -> None:
         """End the worker at once; idempotent."""
