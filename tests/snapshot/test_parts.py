@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -223,3 +225,20 @@ def test_a_shard_that_was_not_read_is_missed_before_anything_changes() -> None:
     ):
         restored(chk, manifest, 0, names)
     assert state_bits(chk) == before
+
+
+def test_one_rank_needs_nothing_of_torch_distributed() -> None:
+    """A second of imports is spared, and a torch that was built without it is enough."""
+    code = (
+        "import sys, torch\n"
+        "before = {name for name in sys.modules if name.startswith('torch.distributed')}\n"
+        "sys.modules.update({f'torch.distributed.{n}': None for n in ('tensor', 'checkpoint')})\n"
+        "from checkfreq.checkpoint import CFCheckpoint\n"
+        "from checkfreq.snapshot.state import capture\n"
+        "import checkfreq.manager, checkfreq.reader\n"
+        "chk = CFCheckpoint(model=torch.nn.Linear(2, 2), d={'x': torch.ones(1)})\n"
+        "assert len(capture(chk, barrier_on_device=False).tensors) >= 3\n"
+        "after = {name for name in sys.modules if name.startswith('torch.distributed')}\n"
+        "assert {n for n in after - before if sys.modules[n] is not None} == set()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
