@@ -11,16 +11,17 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.pytorch import DALIClassificationIterator, LastBatchPolicy
 
 from benchmarks.images import MEAN, SCALE, STD, Data, class_names
+from benchmarks.ranks import Ranks
 from iterators import CFIterator
 from iterators.dali import imagenet_train, imagenet_val
 
 
-def dali_data(args: argparse.Namespace) -> Data:
+def dali_data(args: argparse.Namespace, ranks: Ranks) -> Data:
     """DALI loaders over ``train/`` and ``val/``; in a resumable order under ``--cf_iterator``."""
     train, val = args.data / "train", args.data / "val"
     if not train.is_dir() or not val.is_dir():
         raise FileNotFoundError("--dali needs the folders train/ and val/ in it")
-    classes, place = class_names(args.data), place_of(args)
+    classes, place = class_names(args.data), place_of(args, ranks)
     checked = CFIterator(imagenet_val(val, args.batch_size, image_size=args.image_size, **place))
     return Data(train_loader(train, args, place), lambda: checked, len(classes))
 
@@ -39,13 +40,15 @@ def train_loader(train: Path, args: argparse.Namespace, place: dict[str, Any]) -
     return plain_train(train, args.batch_size, image_size=args.image_size, seed=args.seed, **place)
 
 
-def place_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Where DALI decodes: on the device that trains, else on the host."""
+def place_of(args: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
+    """Where DALI decodes, on the device that trains or else on the host, and which share."""
     on_gpu = torch.cuda.is_available() and torch.device(args.device or "cuda").type == "cuda"
     return {
         "device": "mixed" if on_gpu else "cpu",
         "device_id": torch.device(args.device or "cuda").index or 0 if on_gpu else None,
         "num_threads": max(1, args.workers),
+        "rank": ranks.rank,
+        "world": ranks.world,
     }
 
 
@@ -58,6 +61,8 @@ def plain_train(
     device: str = "cpu",
     device_id: int | None = None,
     num_threads: int = 2,
+    rank: int = 0,
+    world: int = 1,
 ) -> DALIClassificationIterator:
     """DALI's own reader and random operators, with the only settings that serve all samples."""
 
@@ -67,6 +72,8 @@ def plain_train(
             file_root=str(train),
             shuffle_after_epoch=True,
             pad_last_batch=True,
+            shard_id=rank,
+            num_shards=world,
             name="Reader",
         )
         images = fn.decoders.image_random_crop(encoded, device=device, random_area=list(SCALE))

@@ -8,7 +8,9 @@ The original CheckFreq script's flags and its arms:
 * ``... --chk_mode_baseline``: the same checkpoints, training standing still until each is durable;
 * without ``--checkfreq``: none.
 
-``--dali`` reads the images with NVIDIA DALI instead of torchvision.
+``--dali`` reads the images with NVIDIA DALI. Several ranks train as one, ``--batch-size`` images
+each per update, started by ``torchrun --standalone --nproc-per-node 4 -m benchmarks.imagenet ...``
+or ``python -m torch.distributed.launch``; with ``--max-restarts`` a killed rank loses nothing.
 
 Started again with the same flags it continues in mid-epoch, to the same bits under
 ``--deterministic``. `main` is the part to copy into a script of your own.
@@ -29,14 +31,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
 from tqdm import tqdm
 
 from benchmarks import options
 from benchmarks.images import Data, images_and_target, torch_data
 from benchmarks.models import build, logits_of, loss_of
 from benchmarks.progress import History, Progress
-from checkfreq import CFCheckpoint, CFManager, CFMode
+from benchmarks.ranks import Ranks, joined
+from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
 from iterators import CFIterator
 
 Batches = CFIterator | DataLoader[Any]
@@ -45,25 +49,34 @@ Batches = CFIterator | DataLoader[Any]
 def main(argv: list[str] | None = None) -> None:
     """Train for ``--epochs`` in all, from the newest checkpoint if there is one."""
     args = options.parse(argv)
-    settle_randomness(args)
-    data = open_data(args)
-    task = make_task(args, num_classes=data.num_classes, steps_per_epoch=len(data.train))
+    with joined(args) as ranks:
+        train(args, ranks)
 
-    with History(args.history) as history, open_manager(args, task) as cf_manager:
+
+def train(args: argparse.Namespace, ranks: Ranks) -> None:
+    """What each rank does."""
+    settle_randomness(args)
+    data = open_data(args, ranks)
+    task = make_task(args, ranks, num_classes=data.num_classes, steps_per_epoch=len(data.train))
+
+    with History(args.history, ranks) as history, open_manager(args, task) as cf_manager:
         batches: Batches = data.train
         if args.cf_iterator:
             batches = CFIterator(
                 data.train, seed=args.seed, cf_manager=cf_manager, steps_to_run=args.steps_to_run
             )
         if cf_manager is not None:
+            form_buckets(task, cf_manager, args, ranks)
             cf_manager.restore()
         for epoch in epochs_of(batches, args.epochs, history):
             with Progress(
-                epoch, batches, history=history, cf_manager=cf_manager, args=args
+                epoch, batches, history=history, cf_manager=cf_manager, args=args, ranks=ranks
             ) as progress:
                 train_epoch(batches, task, cf_manager, progress, args)
             if progress.epoch_is_over and not args.noeval:
-                evaluate(epoch, data.val(), task, args)
+                evaluate(epoch, data.val(), task, args, ranks)
+            if args.barrier:
+                ranks.meet()
         if cf_manager is not None:
             cf_manager.wait()
         if args.report:
@@ -72,7 +85,10 @@ def main(argv: list[str] | None = None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is trained, and with what. ``best`` is a plain dict so that it is checkpointed too."""
+    """What is trained, and with what. ``best`` is a plain dict so that it is checkpointed too.
+
+    ``model`` is in DDP's wrapper where there are several ranks, ``bare`` never is.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -83,6 +99,12 @@ class Task:
     device: torch.device
     best: dict[str, float]
 
+    @property
+    def bare(self) -> nn.Module:
+        """The model itself."""
+        wrapped = isinstance(self.model, DistributedDataParallel)
+        return self.model.module if wrapped else self.model
+
     def tracked(self) -> dict[str, Any]:
         """Everything that a resume needs; the iterator adds its position, checkfreq the RNGs."""
         names = ("model", "optimizer", "scheduler", "best")
@@ -90,13 +112,17 @@ class Task:
         return {name: getattr(self, name) for name in names} | scaler
 
 
-def make_task(args: argparse.Namespace, *, num_classes: int, steps_per_epoch: int) -> Task:
+def make_task(
+    args: argparse.Namespace, ranks: Ranks, *, num_classes: int, steps_per_epoch: int
+) -> Task:
     """A fresh model with its optimizer, schedule and, under ``--amp`` on CUDA, loss scaler."""
-    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model = build(args.arch, num_classes=num_classes).to(device)
+    device = torch.device(args.device)
+    model = ranks.wrap(build(args.arch, num_classes=num_classes).to(device))
+    if not ranks.is_alone:
+        torch.manual_seed(args.seed + ranks.rank)  # the weights are equal, dropout must not be
     optimizer = torch.optim.SGD(
         model.parameters(),
-        lr=args.lr * args.batch_size / 256,
+        lr=args.lr * args.batch_size * ranks.world / 256,
         momentum=args.momentum,
         weight_decay=args.weight_decay,
     )
@@ -145,8 +171,30 @@ def open_manager(args: argparse.Namespace, task: Task) -> Iterator[CFManager | N
         dynamic=not args.static,
         mtbf_s=args.mtbf,
         fresh=args.fresh,
+        config=CFConfig(split_replicated=args.split_replicated),
     ) as cf_manager:
         yield cf_manager
+
+
+def form_buckets(task: Task, cf_manager: CFManager, args: argparse.Namespace, ranks: Ranks) -> None:
+    """Before a restore above two ranks: two backward passes that are thrown away.
+
+    DDP forms its gradient buckets anew when the second pass begins, in the order in which the
+    first one's gradients came. What lies where in a bucket decides in which order three or more
+    ranks are added up, and so the last bits: with the first buckets, a resumed run's first update
+    would differ from that of a run that never stopped. What the passes did to buffers and random
+    generators is overwritten by the restore.
+    """
+    (found,) = ranks.summed(cf_manager.latest_step() is not None)
+    if ranks.world <= 2 or args.fresh or not found:
+        return
+    images = torch.zeros(2, 3, args.image_size, args.image_size, device=task.device)
+    target = torch.zeros(2, dtype=torch.long, device=task.device)
+    for _ in range(2):
+        with torch.autocast(task.device.type, enabled=task.amp):
+            output = task.model(images)
+            loss_of(task.criterion, output=output, target=target).mean().backward()
+    task.optimizer.zero_grad()
 
 
 def epochs_of(batches: Batches, total: int, history: History) -> Iterator[int]:
@@ -154,6 +202,8 @@ def epochs_of(batches: Batches, total: int, history: History) -> Iterator[int]:
     epochs = batches.epochs(total) if isinstance(batches, CFIterator) else iter(range(total))
     for epoch in epochs:
         history.write_epoch(batches)  # the one before, whose last boundary has now been passed
+        if isinstance(batches, DataLoader) and isinstance(batches.sampler, DistributedSampler):
+            batches.sampler.set_epoch(epoch)
         yield epoch
     history.write_epoch(batches)
 
@@ -185,12 +235,16 @@ class Share:
     world: int = 1
 
     @classmethod
-    def of(cls, batches: Batches) -> Share:
+    def of(cls, batches: Iterable[Any]) -> Share:
         """Of the batch handed out last."""
         if not isinstance(batches, CFIterator) or batches.last_weights is None:
             return cls()
         weights = torch.tensor(batches.last_weights)
         return cls(weights, batches.last_num_samples, batches.world)
+
+    def counts(self, target: torch.Tensor) -> torch.Tensor:
+        """[N] float32 on the host: 1 for an image, 0 for a pad."""
+        return torch.ones(len(target)) if self.weights is None else self.weights
 
     def mean(self, losses: torch.Tensor) -> torch.Tensor:
         """The mean of ``losses`` [N] over the whole batch, once DDP has averaged over ranks."""
@@ -218,7 +272,7 @@ def train_step(
         loss=loss.detach(),
         logits=logits_of(output).detach(),
         target=target,
-        weights=share.weights,
+        counts=share.counts(target),
     )
 
 
@@ -246,14 +300,20 @@ def stay_synchronous(cf_manager: CFManager | None, args: argparse.Namespace) -> 
 
 
 @torch.no_grad()
-def evaluate(epoch: int, batches: Iterable[Any], task: Task, args: argparse.Namespace) -> float:
-    """Share of the validation images named right; remembers the best."""
-    task.model.eval()
-    correct = seen = 0
-    for images, target in map(images_and_target, batches):
-        logits = logits_of(task.model(images.to(task.device)))
-        correct += int((logits.argmax(1).cpu() == target).sum())
-        seen += len(target)
+def evaluate(
+    epoch: int, batches: Iterable[Any], task: Task, args: argparse.Namespace, ranks: Ranks
+) -> float:
+    """Share of the validation images named right, by all ranks; remembers the best."""
+    ranks.share_buffers(task.bare)
+    task.bare.eval()
+    correct = seen = 0.0
+    for batch in batches:
+        images, target = images_and_target(batch)
+        counts = Share.of(batches).counts(target)
+        logits = logits_of(task.bare(images.to(task.device)))  # in DDP, ranks would have to meet
+        correct += float((counts * (logits.argmax(1).cpu() == target.cpu())).sum())
+        seen += float(counts.sum())
+    correct, seen = ranks.summed(correct, seen)
     accuracy = correct / max(seen, 1)
     if accuracy > task.best["accuracy"]:
         task.best.update(accuracy=accuracy, epoch=epoch)
@@ -271,14 +331,14 @@ def settle_randomness(args: argparse.Namespace) -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
 
 
-def open_data(args: argparse.Namespace) -> Data:
+def open_data(args: argparse.Namespace, ranks: Ranks) -> Data:
     """The loaders; a folder without images ends the process with a sentence."""
     try:
         if not args.dali:
-            return torch_data(args)
+            return torch_data(args, ranks)
         from benchmarks.dali_images import dali_data  # DALI is optional
 
-        return dali_data(args)
+        return dali_data(args, ranks)
     except FileNotFoundError as error:
         raise SystemExit(f"--data {args.data}: {error}") from error
 
@@ -310,7 +370,7 @@ def write_report(
 ) -> None:
     """What the run ended with, as JSON: digests, the data ledger, checkpoint statistics."""
     report: dict[str, Any] = {
-        "weights": digest(task.model.state_dict()),
+        "weights": digest(task.bare.state_dict()),
         "optimizer": digest(task.optimizer.state_dict()),
         "learning_rate": task.scheduler.get_last_lr(),
         "best": task.best,

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 from benchmarks.models import import_torchvision
+from benchmarks.ranks import Ranks
 
 import_torchvision()
 from torchvision import datasets, transforms  # noqa: E402  # needs import_torchvision() first
@@ -44,17 +45,20 @@ def images_and_target(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return first, batch[1]
 
 
-def torch_data(args: argparse.Namespace) -> Data:
-    """Plain loaders; CFIterator replaces the shuffled order by a resumable one."""
+def torch_data(args: argparse.Namespace, ranks: Ranks) -> Data:
+    """Plain loaders of this rank's share; CFIterator replaces the order by a resumable one."""
     train, val, num_classes = open_images(args.data, image_size=args.image_size)
+    sampler = None if ranks.is_alone else DistributedSampler(train, seed=args.seed)
     loader = DataLoader(
         train,
         batch_size=args.batch_size,
-        shuffle=True,
+        shuffle=True if sampler is None else None,
+        sampler=sampler,
         num_workers=args.workers,
         pin_memory=torch.cuda.is_available(),
     )
-    return Data(loader, lambda: eval_loader(val, args), num_classes)
+    share = Subset(val, range(ranks.rank, len(val), ranks.world))  # type: ignore[arg-type]
+    return Data(loader, lambda: eval_loader(share, args), num_classes)
 
 
 def eval_loader(images: Images, args: argparse.Namespace) -> DataLoader[Any]:

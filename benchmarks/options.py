@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
-import os
 from pathlib import Path
 
 from benchmarks.models import MODELS, SMALLEST_IMAGE
@@ -25,7 +24,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     _add_checkpointing(parser)
     _add_output(parser)
     args = parser.parse_args(argv)
-    refusal = refuse(args, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    refusal = refuse(args)
     if refusal:
         parser.error(refusal)
     return args
@@ -35,11 +34,11 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("training").add_argument
     add("--data", type=Path, required=True, metavar="DIR", help="train/ and val/, or class folders")
     add("-a", "--arch", choices=MODELS, default="resnet18", help="default: %(default)s")
-    add("-b", "--batch-size", type=int, default=256, metavar="N", help="images per update")
+    add("-b", "--batch-size", type=int, default=256, metavar="N", help="per update and rank")
     add("--workers", type=int, default=3, metavar="N", help="loader processes")
     add("--epochs", type=int, default=90, metavar="N", help="in total, resumes included")
     add("--steps-to-run", type=int, metavar="N", help="stop this process after N updates")
-    add("--lr", type=float, default=0.1, help="for 256 images; scaled by the batch size")
+    add("--lr", type=float, default=0.1, help="for 256 images; scaled by those of an update")
     add("--lr-schedule", choices=("step", "cosine"), default="step", help="per epoch or per update")
     add("--warmup-epochs", type=float, default=5.0, metavar="N", help="linear; may be a fraction")
     add("--weight-decay", type=float, default=1e-4)
@@ -49,9 +48,11 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--amp", action="store_true", help="mixed precision")
     add("--deterministic", action="store_true", help="the same bits on every run")
     add("--noeval", action="store_true", help="no validation after an epoch")
-    add("--barrier", action="store_true", help="ranks meet after an epoch; one process need not")
+    add("--barrier", action="store_true", help="ranks meet after an epoch")
     add("--dali", action="store_true", help="read the images with NVIDIA DALI")
-    add("--device", help="default: cuda where there is one, else cpu")
+    add("--device", help="default: cuda where there is one (each rank its own), else cpu")
+    # torch.distributed.launch gives it; both launchers set LOCAL_RANK too, and that is read.
+    add("--local-rank", "--local_rank", type=int, help=argparse.SUPPRESS)
 
 
 def _add_checkpointing(parser: argparse.ArgumentParser) -> None:
@@ -75,6 +76,11 @@ def _add_checkpointing(parser: argparse.ArgumentParser) -> None:
         help="synchronous baseline: training stands still until a checkpoint is durable",
     )
     add("--fresh", action="store_true", help="start over; older checkpoints are set aside")
+    add(
+        "--split-replicated",
+        action="store_true",
+        help="every rank writes a part of the model, instead of the first all of it",
+    )
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -93,17 +99,15 @@ def is_installed(module: str) -> bool:
         return False
 
 
-def refuse(args: argparse.Namespace, *, world_size: int) -> str | None:
+def refuse(args: argparse.Namespace) -> str | None:
     """Why these options cannot be run, as a sentence; None if they can."""
-    for refusal in (_not_there(args, world_size), _contradiction(args), _bad_value(args)):
+    for refusal in (_not_there(args), _contradiction(args), _bad_value(args)):
         if refusal:
             return refusal
     return None
 
 
-def _not_there(args: argparse.Namespace, world_size: int) -> str | None:
-    if world_size > 1:
-        return f"world size {world_size} is not built yet; start one process, without a launcher"
+def _not_there(args: argparse.Namespace) -> str | None:
     if args.dali and not is_installed("nvidia.dali"):
         return '--dali needs NVIDIA DALI: pip install "checkfreq[dali]"'
     return None
@@ -127,6 +131,8 @@ def _contradiction(args: argparse.Namespace) -> str | None:
         return "--max-overhead, --mtbf and --static choose the interval; leave out --chk-freq"
     if chooses and not args.checkfreq:
         return "--max-overhead, --mtbf and --static need --checkfreq"
+    if args.split_replicated and not args.checkfreq:
+        return "--split-replicated says how to checkpoint; it needs --checkfreq"
     return None
 
 

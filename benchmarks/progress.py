@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from benchmarks.ranks import Ranks
 from checkfreq import CFManager
 from iterators import CFIterator
 from iterators.cursor import EpochReport
@@ -20,7 +21,8 @@ from iterators.cursor import EpochReport
 class History:
     """Appends JSON lines to ``--history FILE``, each in one unbuffered write; None: nowhere."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, ranks: Ranks) -> None:
+        self._ranks = ranks
         self._file = None if path is None else path.open("ab", buffering=0)
         self._written: EpochReport | None = None
 
@@ -37,20 +39,21 @@ class History:
             self._file.write(json.dumps(line).encode() + b"\n")
 
     def write_epoch(self, batches: CFIterator | DataLoader[Any]) -> None:
-        """What the epoch that has ended served, against what it should have, once.
+        """What the epoch that has ended served to all ranks, against what it should have, once.
 
         A plain loader cannot say, and a forced stop ends no epoch.
         """
         report = batches.last_report if isinstance(batches, CFIterator) else None
         if report is not None and report is not self._written:
             self._written = report
-            exactly_once = report.exact is True and report.not_served == 0
-            self.write(epoch=report.epoch, served=report.served, exactly_once=exactly_once)
+            is_wrong = report.exact is not True or report.not_served > 0
+            served, wrong = self._ranks.summed(report.served, is_wrong)
+            self.write(epoch=report.epoch, served=int(served), exactly_once=not wrong)
 
 
 class Progress:
     """The bar and the history of one epoch. Reads the loss only every ``--print-freq`` updates:
-    each reading waits for the device."""
+    each reading waits for the device, and for the other ranks."""
 
     def __init__(
         self,
@@ -60,8 +63,10 @@ class Progress:
         history: History,
         cf_manager: CFManager | None,
         args: argparse.Namespace,
+        ranks: Ranks,
     ) -> None:
         self._epoch, self._history, self._cf_manager = epoch, history, cf_manager
+        self._ranks = ranks
         self._print_freq: int = args.print_freq
         self._batch = batches.batch if isinstance(batches, CFIterator) else 0
         self._steps_per_epoch = len(batches)
@@ -91,28 +96,28 @@ class Progress:
         loss: torch.Tensor,
         logits: torch.Tensor,
         target: torch.Tensor,
-        weights: torch.Tensor | None,
+        counts: torch.Tensor,
     ) -> None:
         """One update was made. ``loss`` is a scalar, ``logits`` [N, C], ``target`` [N].
 
-        ``weights`` [N] is 0 for pads, which are not images; None: there are none.
+        ``counts`` [N] is 0 for pads, which are not images.
         """
         self._batch += 1
-        counts = torch.ones(len(target)) if weights is None else weights
-        images = int(counts.sum())
-        self._images += images
+        self._images += int(counts.sum())
         figures: dict[str, float] = {}
         if self._batch % self._print_freq == 0:
             right = (logits.argmax(1) == target).cpu() * counts
-            accuracy = float(right.sum()) / max(images, 1)
-            figures = {"loss": float(loss), "accuracy": accuracy}
+            total, correct, images = self._ranks.summed(
+                float(loss), float(right.sum()), float(counts.sum())
+            )
+            figures = {"loss": total / self._ranks.world, "accuracy": correct / max(images, 1)}
             self._show(**figures)
         step = self._epoch * self._steps_per_epoch + self._batch
         self._history.write(epoch=self._epoch, batch=self._batch, step=step, **figures)
         self._bar.update()
 
     def _show(self, *, loss: float, accuracy: float) -> None:
-        rate = self._images / (time.monotonic() - self._began_s)
+        rate = self._ranks.world * self._images / (time.monotonic() - self._began_s)
         figures = {"loss": f"{loss:.3f}", "acc": f"{accuracy:.0%}", "images/s": f"{rate:.0f}"}
         if self._cf_manager is not None:
             figures["checkpoint"] = str(self._cf_manager.stats()["last_durable_step"] or "-")

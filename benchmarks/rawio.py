@@ -31,19 +31,40 @@ def raw_write(
     The file is made anew each time, as a checkpoint is. Where direct I/O is refused (tmpfs,
     some network mounts) the writes are buffered.
     """
-    padded = -(-num_bytes // PAGE) * PAGE
     path = folder / ".raw-write"
-    with mmap.mmap(-1, padded) as source:
-        source.write(os.urandom(padded))
-        try:
-            direct = _accepts_direct(path, source)
-            seconds = [
-                _write_once(path, source, direct=direct, threads=threads, chunk_bytes=chunk_bytes)
-                for _ in range(rounds)
-            ]
-        finally:
-            path.unlink(missing_ok=True)
-    return RawWrite(num_bytes, num_bytes / statistics.median(seconds), direct)
+    with RawWriter(path, num_bytes, threads=threads, chunk_bytes=chunk_bytes) as writer:
+        seconds = [writer.once() for _ in range(rounds)]
+        return RawWrite(num_bytes, num_bytes / statistics.median(seconds), writer.direct)
+
+
+class RawWriter:
+    """The data is made once, so that several processes can begin to write at one instant."""
+
+    def __init__(
+        self, path: Path, num_bytes: int, *, threads: int = 4, chunk_bytes: int = 8 << 20
+    ) -> None:
+        self._path, self._threads, self._chunk_bytes = path, threads, chunk_bytes
+        padded = -(-num_bytes // PAGE) * PAGE
+        self._source = mmap.mmap(-1, padded)
+        self._source.write(os.urandom(padded))
+        self.direct = _accepts_direct(path, self._source)
+
+    def once(self) -> float:
+        """Seconds until the data is in a new file and synced."""
+        return _write_once(
+            self._path,
+            self._source,
+            direct=self.direct,
+            threads=self._threads,
+            chunk_bytes=self._chunk_bytes,
+        )
+
+    def __enter__(self) -> RawWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._path.unlink(missing_ok=True)
+        self._source.close()
 
 
 def _open(path: Path, *, direct: bool) -> int:

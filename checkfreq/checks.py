@@ -6,8 +6,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import ConfigError
 from checkfreq.policy.cadence import ManualCadence
@@ -34,23 +32,11 @@ def cadence(mode: CFMode, chk_freq: int | None) -> ManualCadence | None:
 
 
 def check_arguments(chk: CFCheckpoint, *, tolerate_failures: int) -> None:
-    """ConfigError for a value out of its range, or for more ranks than there may be."""
+    """ConfigError for a value out of its range."""
     if not isinstance(chk, CFCheckpoint):
         raise ConfigError(f"chk: expected a CFCheckpoint, got {type(chk).__name__}")
     if tolerate_failures < 0:
         raise ConfigError(f"tolerate_failures: expected at least 0, got {tolerate_failures}")
-    _require_one_rank()
-
-
-def _require_one_rank() -> None:
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return
-    if distributed.get_world_size() > 1:
-        raise ConfigError(
-            f"CFManager runs with one rank so far, and this process group has "
-            f"{distributed.get_world_size()}: checkpoints of several ranks are not built yet"
-        )
 
 
 def numbers(metrics: Mapping[str, float]) -> dict[str, float]:

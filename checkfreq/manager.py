@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,7 +21,11 @@ import torch
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.checks import cadence, check_arguments, numbers, usable
 from checkfreq.config import CFConfig
-from checkfreq.errors import ConfigError, StateError
+from checkfreq.distributed.collective import Collective, Decision, Wish, Word
+from checkfreq.distributed.joint_restore import JointRestorer
+from checkfreq.distributed.meetings import ranks_together
+from checkfreq.distributed.roles import agree_on_role, agree_on_settings
+from checkfreq.errors import CheckFreqError, ConfigError, PersistError, StateError
 from checkfreq.events import Event
 from checkfreq.interrupt import StopNotice
 from checkfreq.persist.attempts import Attempt, Marks
@@ -28,13 +33,13 @@ from checkfreq.pipeline import Pipeline
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
 from checkfreq.policy.tuner import Due
-from checkfreq.positions import Positions, PositionSource
+from checkfreq.positions import Positions, PositionSource, by_name
 from checkfreq.profile_cache import ProfileCache
 from checkfreq.profiler import Profiler
 from checkfreq.restore import Found, Restorer, plan_restore
 from checkfreq.snapshot.apply import RestorePlan
 from checkfreq.snapshot.gate import UpdateGate
-from checkfreq.types import CFMode
+from checkfreq.types import CFMode, Role, SnapshotPlace
 
 logger = logging.getLogger(__name__)
 
@@ -69,23 +74,38 @@ class CFManager:
         fresh: bool = False,
         config: CFConfig = CFConfig(),
     ) -> None:
-        self._cadence = cadence(mode, chk_freq)
-        check_arguments(chk, tolerate_failures=tolerate_failures)
-        policy = FrequencyPolicy(
-            max_overhead=max_overhead,
-            mtbf_s=mtbf_s,
-            objective=config.objective,
-            num_slots=config.num_slots,
-        )
-        self._notice = StopNotice(config.stop_signals)
-        self._chk_dir = usable(Path(chk_dir))
+        ranks = ranks_together(timeout_s=config.rank_timeout_s)
+
+        def check() -> None:
+            self._cadence = cadence(mode, chk_freq)
+            check_arguments(chk, tolerate_failures=tolerate_failures)
+            self._policy = FrequencyPolicy(
+                max_overhead=max_overhead,
+                mtbf_s=mtbf_s,
+                objective=config.objective,
+                num_slots=config.num_slots,
+            )
+            self._notice = StopNotice(config.stop_signals)
+            self._chk_dir = usable(Path(chk_dir))
+
+        role = Role()
+        self._collective = None if ranks is None else Collective(ranks)
+        if ranks is None:
+            check()
+        else:
+            ranks.act("making the CFManager", check)
+            settings = {"mode": mode, "chk_freq": chk_freq, "fresh": fresh, "dynamic": dynamic}
+            agree_on_settings(ranks, {**settings, "tracked": list(chk.tracked)})
+            role = agree_on_role(ranks, self._chk_dir, config=config)
+        decides = self._cadence is None and role.rank == 0
         self._profiler = Profiler(
-            policy,
+            self._policy,
             dynamic=dynamic,
             interval_steps=None if self._cadence is None else self._cadence.interval_steps,
-            summary_writer=config.summary_writer,
-            cache=ProfileCache(self._chk_dir / "profile.json") if self._cadence is None else None,
+            summary_writer=config.summary_writer if role.rank == 0 else None,
+            cache=ProfileCache(self._chk_dir / "profile.json") if decides else None,
         )
+        self._role = role
         self._chk = chk
         self._config = config
         self._dynamic = dynamic
@@ -99,9 +119,10 @@ class CFManager:
         self._opened = False
         self._may_start = fresh
         self._iterated = False
+        self._is_stopping = False
         self._stopped = False
         self._closed = False
-        self._positions = Positions()
+        self._positions = Positions(role)
         self._pipeline = Pipeline(
             self._chk_dir,
             chk,
@@ -110,6 +131,7 @@ class CFManager:
             retention=retention,
             tolerate_failures=tolerate_failures,
             profiler=self._profiler,
+            role=role,
         )
         self._persistence = self._pipeline.persistence
         if fresh:
@@ -204,13 +226,16 @@ class CFManager:
         since_s = time.perf_counter() - self._pipeline.waited_s
         self._begin()
         self._persistence.reap()
-        self._persistence.book.raise_if_intolerable()
+        if self._collective is None:
+            self._persistence.book.raise_if_intolerable()
         self._gate.pass_boundary()
         self._global_step += 1
         self._profile(is_epoch=epoch_boundary)
-        self._take_due(epoch_boundary=epoch_boundary)
-        if self._notice.is_set and not self._stopped:
-            self._stop()
+        if self._collective is None:
+            self._carry_out(self._wish(epoch_boundary=epoch_boundary))
+            self._stop_if(self._notice.received)
+        elif self._meets(self._collective, epoch_boundary=epoch_boundary):
+            self._decide_together(self._collective, epoch_boundary=epoch_boundary)
         self._boundaries_s += time.perf_counter() - self._pipeline.waited_s - since_s
 
     def _profile(self, *, is_epoch: bool) -> None:
@@ -228,7 +253,7 @@ class CFManager:
             )
             self._profiler.report(self._persistence, step=self._global_step)
             return
-        self._pipeline.prepare()
+        self._on_all_ranks("the first boundary", self._pipeline.prepare)
         self._is_on_device = self._pipeline.is_on_device
         self._profiler.begin(
             step=self._pipeline.last_started_step,
@@ -237,41 +262,169 @@ class CFManager:
             key=self._pipeline.surroundings() if self._cadence is None else {},
         )
 
-    def _take_due(self, *, epoch_boundary: bool) -> None:
+    def _on_all_ranks(self, phase: str, action: Callable[[], None]) -> None:
+        """Do something; with several ranks, if it fails on one of them it is an error on all."""
+        if self._collective is None:
+            action()
+        else:
+            self._collective.meetings.act(phase, action)
+
+    def _wish(self, *, epoch_boundary: bool) -> Wish:
+        """What this process would do at this boundary, were it alone."""
         if self._requested is not None:
-            marks, self._requested = self._requested, None
-            self._checkpoint("requested", marks, must=True)
-            return
+            return Wish("requested", must=True)
         if self._cadence is None:
-            self._take_if_worth()
-            return
+            return self._wish_by_costs()
         due = self._cadence.is_due(
             step=self._global_step,
             last_step=self._pipeline.last_started_step,
             epoch_boundary=epoch_boundary,
         )
         if due or (self._pipeline.is_deferred and self._cadence.interval_steps == 0):
-            reason = "epoch" if epoch_boundary else "periodic"
-            self._checkpoint(reason, Marks(), must=False)
+            return Wish("epoch" if epoch_boundary else "periodic")
+        return Wish()
 
-    def _take_if_worth(self) -> None:
+    def _wish_by_costs(self) -> Wish:
         match self._profiler.due(step=self._global_step):
             case Due.TAKE:
-                self._pipeline.set_place(self._profiler.place)
-                self._checkpoint("periodic", Marks(), must=False)
+                return Wish("periodic", place=self._profiler.place.value)
             case Due.LATE:
-                self._pipeline.defer(self._global_step, why=Due.LATE.value)
+                return Wish(why_late=Due.LATE.value)
+        return Wish()
 
-    def _stop(self) -> None:
-        logger.warning("%s received: taking the final checkpoint", self._notice.received)
-        self._persistence.record("stop", self._global_step, signal=self._notice.received)
-        self._pipeline.make_durable(self._global_step, "stop", Marks())
+    def _carry_out(self, wish: Wish) -> None:
+        if wish.why_late:
+            self._pipeline.defer(self._global_step, why=wish.why_late)
+        elif wish.reason:
+            if wish.place:
+                self._pipeline.set_place(SnapshotPlace(wish.place))
+            marks, self._requested = self._requested or Marks(), None
+            self._pipeline.checkpoint(self._global_step, wish.reason, marks, must=wish.must)
+
+    def _stop_if(self, received: str | None) -> None:
+        """Take the final checkpoint if a stop signal was received, and did not stop before."""
+        if received is None or self._stopped:
+            return
+        self._is_stopping = True
+        logger.warning("%s received: taking the final checkpoint", received)
+        self._persistence.record("stop", self._global_step, signal=received)
+        self._make_durable("stop", Marks())
         self._stopped = True
+
+    # ---- many ranks
+
+    def _meets(self, collective: Collective, *, epoch_boundary: bool) -> bool:
+        """Whether all ranks meet at this boundary; they all know."""
+        must = epoch_boundary or self._requested is not None
+        return must or collective.meets_at(self._global_step)
+
+    def _decide_together(self, collective: Collective, *, epoch_boundary: bool) -> None:
+        def word() -> Word:
+            self._persistence.book.raise_if_intolerable()
+            decides = collective.decides or self._requested is not None
+            return self._word(self._wish(epoch_boundary=epoch_boundary) if decides else Wish())
+
+        decision = self._agree(collective, "step()", word)
+        if decision.defer:
+            self._pipeline.defer(self._global_step, why=decision.defer)
+        if decision.reason and not decision.defer:
+            marks, self._requested = self._requested or Marks(), None
+            self._take_agreed(collective, decision, marks)
+        self._stop_if(decision.stop)
+
+    def _agree(self, collective: Collective, phase: str, word: Callable[[], Word]) -> Decision:
+        """Meet, and take in what does not depend on the phase."""
+        decision = collective.agree(
+            f"{phase} at step {self._global_step}", word, state=self._pipeline
+        )
+        self._profiler.take_over(decision.costs)
+        if decision.confirmed_step is not None:
+            self._pipeline.confirm(decision.confirmed_step)
+        return decision
+
+    def _word(self, wish: Wish) -> Word:
+        book = self._persistence.book
+        return Word(
+            wish,
+            is_ready=self._pipeline.has_room,
+            is_written=self._pipeline.is_written(self._global_step),
+            is_restructured=self._pipeline.is_restructured,
+            stop=self._notice.received,
+            durable_step=book.last_durable_step if self._role.leads else None,
+            leads=self._role.leads,
+            costs=self._profiler.costs(),
+            next_step=self._next_meeting(wish),
+        )
+
+    def _next_meeting(self, wish: Wish) -> int:
+        """The boundary at which a checkpoint may be due next, but not too long from now."""
+        step, iteration_s = self._global_step, self._profiler.iteration_s
+        if wish.why_late or self._pipeline.is_deferred or not iteration_s:
+            return step + 1
+        num_steps = max(1, int(self._config.meet_every_s / iteration_s))
+        return min(self._profiler.next_due_step(step), step + num_steps)
+
+    def _take_agreed(
+        self, collective: Collective, decision: Decision, marks: Marks
+    ) -> Attempt | None:
+        """Take the checkpoint that all ranks take; None if it is durable already."""
+        if decision.is_written:
+            return self._pipeline.mark(self._global_step, marks)
+        if decision.waits_for:
+            self._wait_together(
+                collective, "waiting for slots", self._pipeline.wait_for_room, "a free slot"
+            )
+        if decision.place:
+            self._pipeline.set_place(SnapshotPlace(decision.place))
+        return self._pipeline.checkpoint(
+            self._global_step, decision.reason, marks, must=True, agreed=decision.attempt
+        )
+
+    def _wait_together(
+        self, collective: Collective, phase: str, is_done: Callable[[float], bool], what: str
+    ) -> None:
+        with self._pipeline.waiting():
+            collective.meetings.until(
+                phase, is_done, timeout_s=self._pipeline.patience_s(), what=what
+            )
+
+    def _outcome(self, attempt: Attempt | None) -> CheckFreqError | None:
+        """Wait for an attempt's end, on all ranks; returns why it is no checkpoint."""
+        if self._collective is None:
+            return self._pipeline.outcome(attempt)
+        phase = f"waiting for step {self._global_step} to be durable"
+        self._wait_together(
+            self._collective, phase, partial(self._pipeline.has_ended, attempt), "it"
+        )
+        error = None if attempt is None else attempt.error
+        failed = self._settle(self._collective, phase, error)
+        if failed and error is None:
+            return PersistError(failed, step=self._global_step, phase="another rank")
+        return error
+
+    def _settle(
+        self, collective: Collective, phase: str, error: CheckFreqError | None = None
+    ) -> str:
+        """Hear after a wait on which ranks it failed ("" if on none), and what is durable now."""
+        settled = collective.settle(
+            phase,
+            None if error is None else str(error),
+            durable_step=self._persistence.book.last_durable_step,
+            leads=self._role.leads,
+        )
+        if settled.confirmed_step is not None:
+            self._pipeline.confirm(settled.confirmed_step)
+        return settled.failed
+
+    # ---- stopping
 
     @property
     def should_stop(self) -> bool:
-        """True once a stop signal came; leave the loop at the next boundary."""
-        return self._notice.is_set
+        """True once a stop signal came; leave the loop at the next boundary.
+
+        With several ranks: once they agreed on it, at the same boundary on all of them.
+        """
+        return self._notice.is_set if self._collective is None else self._is_stopping
 
     @property
     def stopped(self) -> bool:
@@ -310,9 +463,9 @@ class CFManager:
             self._request(marks)
             return
         since_s = time.perf_counter() - self._pipeline.waited_s
-        attempt = self._checkpoint("requested", marks, must=True)
+        attempt = self._checkpoint("requested", marks)
         self._boundaries_s += time.perf_counter() - self._pipeline.waited_s - since_s
-        if wait and (error := self._pipeline.outcome(attempt)) is not None:
+        if wait and (error := self._outcome(attempt)) is not None:
             raise error
 
     def _why_no_boundary(self) -> str | None:
@@ -328,8 +481,21 @@ class CFManager:
             self._requested = Marks()
         self._requested.merge(marks)
 
-    def _checkpoint(self, reason: str, marks: Marks, *, must: bool) -> Attempt | None:
-        return self._pipeline.checkpoint(self._global_step, reason, marks, must=must)
+    def _checkpoint(self, reason: str, marks: Marks) -> Attempt | None:
+        """Take a checkpoint that has to be taken, on all ranks; None if it is durable."""
+        if self._collective is None:
+            return self._pipeline.checkpoint(self._global_step, reason, marks, must=True)
+        decision = self._agree(
+            self._collective, f"a {reason} checkpoint", lambda: self._word(Wish(reason, must=True))
+        )
+        return self._take_agreed(self._collective, decision, marks)
+
+    def _make_durable(self, reason: str, marks: Marks) -> None:
+        """Have this boundary's checkpoint on disk; tries twice, then raises why not."""
+        if self._outcome(self._checkpoint(reason, marks)) is not None:
+            error = self._outcome(self._checkpoint(reason, marks))
+            if error is not None:
+                raise error
 
     def wait(self) -> None:
         """Return once every snapshot taken so far is durable or has failed.
@@ -337,8 +503,14 @@ class CFManager:
         Raises the latest failure if there were more in a row than tolerated.
         """
         self._begin(iterating=False)
-        self._pipeline.wait_for_all()
-        self._persistence.book.raise_if_intolerable()
+        if self._collective is None:
+            self._pipeline.wait_for_all()
+        else:
+            self._wait_together(
+                self._collective, "wait()", self._pipeline.is_idle, "checkpoints in flight"
+            )
+            self._settle(self._collective, "wait()")
+        self._on_all_ranks("wait()", self._persistence.book.raise_if_intolerable)
 
     def latest_step(self) -> int | None:
         """The newest committed step in the directory; None if there is none."""
@@ -377,32 +549,53 @@ class CFManager:
                 "are made"
             )
         if self._fresh:
-            self._persistence.open()
+            self._open_directory()
             return False
-        restorer = Restorer(
-            self._chk_dir,
-            num_threads=self._config.writer_threads,
-            before_reading=self._pipeline.require_memory,
-        )
-        found = restorer.find_while_opening(step, open_directory=self._persistence.open)
+        found = self._find(step)
         if found is None:
             self._may_start = True
             return False
-        plan = plan_restore(
-            found, self._chk, path=self._chk_dir, only=only, exclude=exclude, strict=strict
-        )
-        self._apply(plan)
+        compare = partial(plan_restore, found, self._chk, path=self._chk_dir, rank=self._role.rank)
+        plan = self._planned(partial(compare, only=only, exclude=exclude, strict=strict))
+        del compare
+        self._on_all_ranks("restore(): loading", lambda: self._apply(plan))
         self._may_start = True  # not earlier: a run that failed to restore must not start over
         self._continue_from(found, explicit=step is not None)
         plan.apply_rng()
         self._apply_rng = plan.apply_rng
         state_bytes = found.state_bytes
         del found  # its buffer: the slots can have that memory
-        self._pipeline.allocate(state_bytes)
+        if self._collective is None:
+            self._pipeline.allocate(state_bytes)
         return True
 
+    def _find(self, step: int | None) -> Found | None:
+        restorer = Restorer(
+            self._chk_dir,
+            num_threads=self._config.writer_threads,
+            before_reading=self._pipeline.require_memory,
+        )
+        if self._collective is None:
+            return restorer.find_while_opening(step, open_directory=self._persistence.open)
+        self._open_directory()
+        joint = JointRestorer(
+            restorer,
+            self._collective.meetings,
+            chk=self._chk,
+            role=self._role,
+            path=str(self._chk_dir),
+        )
+        return joint.find(step)
+
+    def _planned(self, plan: Callable[[], RestorePlan]) -> RestorePlan:
+        """``plan()``; if it raises on one rank, an error on all of them."""
+        plans: list[RestorePlan] = []
+        self._on_all_ranks("restore(): comparing", lambda: plans.append(plan()))
+        return plans[0]
+
     def _apply(self, plan: RestorePlan) -> None:
-        take_back = self._positions.restore(plan.positions)  # first: an iterator may refuse
+        # First: an iterator may refuse.
+        take_back = self._positions.restore(by_name(plan.all_positions))
         try:
             plan.apply()
         except Exception:
@@ -413,6 +606,8 @@ class CFManager:
         self._global_step = found.step
         self._restored_step = found.step
         self._pipeline.continue_from(found.step)
+        # With a directory per node, some may hold later steps that are not in all of them.
+        explicit = explicit or not self._role.shares_all
         self._persistence.supersede_after = found.step if explicit else None
         for rejected in found.rejected:
             logger.warning(
@@ -423,7 +618,8 @@ class CFManager:
                 found.step,
                 rejected.step - found.step,
             )
-            self._persistence.quarantine(rejected.step, rejected.error)
+            if self._role.leads and rejected.is_here:
+                self._persistence.quarantine(rejected.step, rejected.error)
         logger.info("restored step %d from %s", found.step, self._chk_dir)
         lost = max((r.step for r in found.rejected), default=found.step) - found.step
         self._persistence.record("restored", found.step, steps_lost=lost)
@@ -465,17 +661,30 @@ class CFManager:
         """First use: own the directory, and refuse to run over somebody's checkpoints."""
         self._require_open()
         if not self._opened:
-            self._persistence.open()
+            self._open_directory()
+            self._on_all_ranks("the first step()", self._refuse_to_start_over)
             self._opened = True
-            steps = [] if self._may_start else self._persistence.store.steps()
-            if steps:
-                self._opened = False
-                raise ConfigError(
-                    f"{self._chk_dir} holds checkpoints (newest: step {steps[-1]}) and restore() "
-                    "was not called. Call restore() before training, pass fresh=True to start "
-                    "over, or use another directory"
-                )
         self._iterated = self._iterated or iterating
+
+    def _open_directory(self) -> None:
+        """Wait until the directory is this run's: the worker of the one before may hold it."""
+        if self._collective is None:
+            self._persistence.open()
+            return
+        limit_s = self._persistence.open_timeout_s
+        what = "its checkpoint directory"
+        self._collective.meetings.until(
+            "opening the directory", self._persistence.try_open, timeout_s=limit_s, what=what
+        )
+
+    def _refuse_to_start_over(self) -> None:
+        steps = [] if self._may_start else self._persistence.store.steps()
+        if steps:
+            raise ConfigError(
+                f"{self._chk_dir} holds checkpoints (newest: step {steps[-1]}) and restore() "
+                "was not called. Call restore() before training, pass fresh=True to start "
+                "over, or use another directory"
+            )
 
     def _require_open(self) -> None:
         if self._closed:
@@ -488,11 +697,15 @@ class CFManager:
         killed.
         Raises what kept the last checkpoint from becoming durable. Idempotent.
         """
-        self._close(clean=True, timeout_s=timeout_s)
+        self._close(timeout_s=timeout_s)
 
-    def _close(self, *, clean: bool, timeout_s: float | None) -> None:
+    def _close(self, *, timeout_s: float | None = None, failure: str | None = None) -> None:
+        """``failure``: what ended the training; nothing but what is in flight is finished."""
         if self._closed:
             return
+        clean = failure is None
+        if failure is not None and self._collective is not None and not self._stopped:
+            self._collective.meetings.leave(failure)
         limit_s = self._config.close_timeout_s if timeout_s is None else timeout_s
         self._pipeline.begin_close(timeout_s=limit_s)
         try:
@@ -505,6 +718,8 @@ class CFManager:
                 self._profiler.close(clean=clean or self._stopped)
             finally:
                 self._pipeline.close()
+                if self._collective is not None:
+                    self._collective.meetings.close()
 
     def _finish(self, *, clean: bool) -> None:
         if not clean:
@@ -519,7 +734,7 @@ class CFManager:
 
     def _finish_last_boundary(self) -> None:
         if self._gate.at_boundary:
-            self._pipeline.make_durable(self._global_step, "final", self._requested or Marks())
+            self._make_durable("final", self._requested or Marks())
         elif not self._pipeline.is_written(self._global_step):
             logger.warning(
                 "the last boundary, step %d, has no checkpoint and cannot get one: an update was "
@@ -541,7 +756,7 @@ class CFManager:
             self.close()
             return
         try:
-            self._close(clean=False, timeout_s=None)
+            self._close(failure=f"{kind.__name__}: {error}")
         except Exception:  # the one in flight must not be masked
             logger.exception("while closing after %s", kind.__name__)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -29,10 +30,10 @@ from checkfreq.snapshot.device_engine import DevicePinner
 from checkfreq.snapshot.device_memory import room_for_snapshot
 from checkfreq.snapshot.lane import Limits
 from checkfreq.snapshot.snapshotter import Snapshotter
-from checkfreq.snapshot.state import CapturedState, capture
+from checkfreq.snapshot.state import CapturedState, capture, structure_digest, structure_listing
 from checkfreq.surroundings import surroundings
 from checkfreq.timing import DeviceTimer, HostTimer, IterationTimer
-from checkfreq.types import SnapshotPlace
+from checkfreq.types import Role, SnapshotPlace
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,9 @@ class Pipeline:
         retention: RetentionPolicy,
         tolerate_failures: int,
         profiler: Profiler,
+        role: Role = Role(),
     ) -> None:
+        self._role = role
         self._chk_dir = chk_dir
         self._chk = chk
         self._positions = positions
@@ -64,8 +67,11 @@ class Pipeline:
             retention=retention,
             tolerate_failures=tolerate_failures,
             release=self._arena.release,
+            role=role,
         )
         self.persistence.on_ended = self._ended
+        if not role.shares_all:
+            self.persistence.confirmed_step = -1
         self._snapshotter = Snapshotter(
             choose_engine=partial(engine_for, chk, pinner=pinner, place=config.snapshot_place),
             arena=self._arena,
@@ -81,6 +87,7 @@ class Pipeline:
         self.waited_s = 0.0
         self._barrier_s = 0.0
         self._device_refused = False
+        self._num_layouts_told = 0
 
     @property
     def state_bytes(self) -> int:
@@ -113,11 +120,34 @@ class Pipeline:
         return not self.persistence.book.num_active and not self.persistence.persister.is_busy
 
     @property
+    def has_room(self) -> bool:
+        """Whether a snapshot could be taken now."""
+        return self._arena.may_have_room()
+
+    def wait_for_room(self, timeout_s: float) -> bool:
+        """Wait for a free slot at most so long; whether there is one."""
+        return self.persistence.wait_until(self._arena.may_have_room, timeout_s=timeout_s)
+
+    @property
     def is_ready(self) -> bool:
         """True once there are slots and they are faulted in."""
         return bool(self._arena.slots) and self._arena.is_ready()
 
     # ---- what the costs depend on
+
+    @property
+    def is_restructured(self) -> bool:
+        """Whether the state was laid out anew since its structure was last asked for."""
+        return self._snapshotter.num_layouts != self._num_layouts_told
+
+    def structure_digest(self) -> str:
+        """Equal on ranks whose state has the same structure."""
+        self._num_layouts_told = self._snapshotter.num_layouts
+        return structure_digest(self._capture())
+
+    def structure_listing(self) -> dict[str, str]:
+        """The structure of the state in words, by name."""
+        return structure_listing(self._capture())
 
     @property
     def num_slots(self) -> int:
@@ -209,6 +239,13 @@ class Pipeline:
         self.last_started_step = step
         self.persistence.book.last_durable_step = step
 
+    def confirm(self, step: int) -> None:
+        """All ranks know now that ``step`` is committed in every directory."""
+        if not self._role.leads:
+            self.persistence.book.last_durable_step = step
+        elif not self._role.shares_all:
+            self.persistence.confirm(step)
+
     # ---- the gate
 
     def barrier(self) -> None:
@@ -233,23 +270,26 @@ class Pipeline:
 
     # ---- checkpoints
 
-    def checkpoint(self, step: int, reason: str, marks: Marks, *, must: bool) -> Attempt | None:
+    def checkpoint(
+        self, step: int, reason: str, marks: Marks, *, must: bool, agreed: str | None = None
+    ) -> Attempt | None:
         """Take a snapshot of the boundary ``step``; without ``must`` only if nothing waits.
 
-        None if it was deferred (never with ``must``), or if this step is durable already.
+        ``agreed`` is the id that the ranks gave to this attempt. None if it was deferred (never
+        with ``must``), or if this step is durable already.
         """
         start_s = time.perf_counter()
-        if self.is_written(step):
-            if marks:
-                self.persistence.add_marks(step, marks)
-            return self.persistence.book.find(step)
+        if agreed is None and self.is_written(step):
+            return self.mark(step, marks)
         captured = self._capture() if must or self._arena.may_have_room() else None
         slot = None if captured is None else self._slot_for(captured, must=must)
         if captured is None or slot is None:
             ready = self._arena.is_ready()
             self.defer(step, why="no free slot" if ready else "slots are being prepared")
             return None
-        attempt = Attempt(step, slot, reason, marks, time.perf_counter())
+        attempt = Attempt(
+            step, slot, reason, marks, time.perf_counter(), id=agreed or uuid.uuid4().hex
+        )
         self.persistence.book.add(attempt)
         self.last_started_step = step
         self._is_deferred = False
@@ -268,7 +308,7 @@ class Pipeline:
             attempt.device_copy_s = engine.last_device_copy_s
             if attempt.copied(error):
                 try:
-                    self.persistence.hand_over(attempt, captured.objects)
+                    self.persistence.hand_over(attempt, captured.objects, captured.own)
                 except Exception as failure:  # on the copy thread: must not end it
                     attempt.spoil(failure)
 
@@ -279,16 +319,25 @@ class Pipeline:
             attempt.spoil(error)
             raise
 
+    def mark(self, step: int, marks: Marks) -> Attempt | None:
+        """Add marks to a step that is written, or on its way: then its attempt."""
+        if marks and self._role.leads:
+            self.persistence.add_marks(step, marks)
+        return self.persistence.book.find(step)
+
     def is_written(self, step: int) -> bool:
-        """Whether ``step`` is durable or on its way."""
+        """Whether ``step``, or this rank's part of it, is durable or on its way."""
         book = self.persistence.book
-        return book.last_durable_step == step or book.find(step) is not None
+        return step in (book.last_durable_step, book.last_written_step) or (
+            book.find(step) is not None
+        )
 
     def _capture(self) -> CapturedState:
         return capture(
             self._chk,
             positions=self._positions.read(),
             barrier_on_device=self._snapshotter.barrier_on_device,
+            role=self._role,
         )
 
     def _slot_for(self, captured: CapturedState, *, must: bool) -> Slot | None:
@@ -299,7 +348,7 @@ class Pipeline:
             self.wait_idle()
             self._snapshotter.make_room(captured)
         if must and not self._arena.may_have_room():
-            with self._waiting():
+            with self.waiting():
                 self._wait_until(
                     lambda: self._arena.wait_ready(timeout_s=0.0), "the slots to be prepared"
                 )
@@ -315,28 +364,32 @@ class Pipeline:
 
     # ---- waiting
 
-    def make_durable(self, step: int, reason: str, marks: Marks) -> None:
-        """Have this boundary's checkpoint on disk; tries twice, then raises why not."""
-        if self.outcome(self.checkpoint(step, reason, marks, must=True)) is not None:
-            error = self.outcome(self.checkpoint(step, reason, marks, must=True))
-            if error is not None:
-                raise error
-
     def outcome(self, attempt: Attempt | None) -> CheckFreqError | None:
         """Wait for an attempt's end; returns its error."""
         if attempt is None:
             return None
-        with self._waiting():
+        with self.waiting():
             self._wait_until(lambda: attempt.state.ended, f"step {attempt.step} to be durable")
         return attempt.error
 
+    def has_ended(self, attempt: Attempt | None, timeout_s: float) -> bool:
+        """Wait at most so long for an attempt's end; whether it has come."""
+        return attempt is None or self.persistence.wait_until(
+            lambda: attempt.state.ended, timeout_s=timeout_s
+        )
+
     def wait_for_all(self) -> None:
         """``wait_idle``, because the user asked for it."""
-        with self._waiting():
+        with self.waiting():
             self.wait_idle()
 
+    def is_idle(self, timeout_s: float) -> bool:
+        """Wait at most so long until no attempt is in flight; whether that is so."""
+        book = self.persistence.book
+        return self.persistence.wait_until(lambda: not book.active, timeout_s=timeout_s)
+
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
+    def waiting(self) -> Iterator[None]:
         """What has to be waited for, or what the user chose to, is no periodic one's cost."""
         start_s = time.perf_counter()
         self._profiler.disturb()
@@ -350,7 +403,7 @@ class Pipeline:
         self._wait_until(lambda: not self.persistence.book.active, "checkpoints in flight")
 
     def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        limit_s = self._patience_s()
+        limit_s = self.patience_s()
         if not self.persistence.wait_until(condition, timeout_s=limit_s):
             raise PersistError(
                 f"waited {limit_s:.0f} s for {what} in vain (CFConfig.close_timeout_s, or the "
@@ -359,7 +412,7 @@ class Pipeline:
                 phase="wait",
             )
 
-    def _patience_s(self) -> float:
+    def patience_s(self) -> float:
         """The longest any wait may be: while closing, what is left of the time for all of it."""
         if self._close_by_s is None:
             return self._config.close_timeout_s
@@ -372,11 +425,11 @@ class Pipeline:
     def finish_in_flight(self) -> None:
         """Wait for what is in flight; at the deadline it is left."""
         self.persistence.wait_until(
-            lambda: not self.persistence.book.active, timeout_s=self._patience_s()
+            lambda: not self.persistence.book.active, timeout_s=self.patience_s()
         )
 
     def close(self) -> None:
         """End the helper threads and the worker, and free the slots."""
         self._snapshotter.close()
-        self.persistence.close(timeout_s=self._patience_s())
+        self.persistence.close(timeout_s=self.patience_s())
         self._arena.close()

@@ -1,11 +1,24 @@
-"""The iterators of a run: whose positions go into every checkpoint, and come back from one."""
+"""The iterators of a run: whose positions go into every checkpoint, and come back from one.
+
+Each rank saves the positions of its own iterators. A restore has what all saved ranks wrote, and
+lets an iterator that can (``merged_state``) make one of them. Positions whose iterator never came
+are carried on from checkpoint to checkpoint, by the leader alone and as they were found, for all
+ranks together: however many ranks take over from it, none gets lost or counted twice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from checkfreq.errors import ConfigError
+from checkfreq.types import Role
+
+#: What the saved ranks wrote under one name, in their order; None: nothing.
+RankStates: TypeAlias = Sequence[dict[str, Any] | None]
+
+#: The key of a position that stands for the ones of several ranks, carried on.
+CARRIED = "$carried"
 
 
 class PositionSource(Protocol):
@@ -19,9 +32,10 @@ class PositionSource(Protocol):
 class Positions:
     """Registered iterators by name, and restored positions that wait for theirs."""
 
-    def __init__(self) -> None:
+    def __init__(self, role: Role = Role()) -> None:
+        self._role = role
         self._sources: dict[str, PositionSource] = {}
-        self._waiting: dict[str, dict[str, Any]] = {}
+        self._waiting: dict[str, list[dict[str, Any] | None]] = {}
 
     def register(self, name: str, source: PositionSource) -> None:
         """Add an iterator and give it the position that waits for it.
@@ -37,22 +51,35 @@ class Positions:
                 "twice; pass marks_steps=False to one of them"
             )
         if name in self._waiting:
-            source.load_state_dict(self._waiting[name])
+            source.load_state_dict(self._state_for(source, self._waiting[name]))
             del self._waiting[name]
         self._sources[name] = source
 
     def read(self) -> dict[str, dict[str, Any]]:
-        """Every position now; one whose iterator never came is carried on."""
+        """Every position of this rank now, and those that it carries on."""
         live = {name: source.state_dict() for name, source in self._sources.items()}
-        return {**self._waiting, **live}
+        return {**self._carried(), **live}
+
+    def _carried(self) -> dict[str, dict[str, Any]]:
+        """Of one rank as it was; of several in one, which any of their own takes precedence of."""
+        if not self._role.leads:
+            return {}
+        carried: dict[str, dict[str, Any]] = {}
+        for name, states in self._waiting.items():
+            alone = states[0] if len(states) == 1 and self._role.is_alone else None
+            carried[name] = alone or {CARRIED: states}
+        return carried
 
     def layouts(self) -> dict[str, Any]:
         """Batch sizes, workers and the like, of every iterator that says."""
         return {name: state.get("layout") for name, state in self.read().items()}
 
-    def restore(self, positions: Mapping[str, dict[str, Any]]) -> Callable[[], None]:
+    def restore(self, positions: Mapping[str, RankStates | dict[str, Any]]) -> Callable[[], None]:
         """Give each iterator its position, now or when it registers; returns what undoes it.
 
+        ``positions`` holds what the saved ranks wrote, in their order (one rank's: as it is). An
+        iterator with ``merged_state`` gets what that makes of them, any other what this rank had
+        saved, and on a rank that was not there what the first one had.
         An iterator that refuses its position raises, and those before it are put back.
         """
         earlier: dict[str, dict[str, Any]] = {}
@@ -64,20 +91,38 @@ class Positions:
                 self._sources[name].load_state_dict(state)
 
         try:
-            for name, state in positions.items():
-                self._move(name, state, earlier)
+            for name, states in positions.items():
+                self._move(name, _unpacked(states), earlier)
         except Exception:
             take_back()
             raise
         return take_back
 
-    def _move(self, name: str, state: dict[str, Any], earlier: dict[str, dict[str, Any]]) -> None:
+    def _move(
+        self,
+        name: str,
+        states: list[dict[str, Any] | None],
+        earlier: dict[str, dict[str, Any]],
+    ) -> None:
         if name not in self._sources:
-            self._waiting[name] = state
+            self._waiting[name] = states
             return
-        before = self._sources[name].state_dict()
-        self._sources[name].load_state_dict(state)
+        source = self._sources[name]
+        before = source.state_dict()
+        source.load_state_dict(self._state_for(source, states))
         earlier[name] = before
+
+    def _state_for(
+        self, source: PositionSource, states: list[dict[str, Any] | None]
+    ) -> dict[str, Any]:
+        """What this rank's ``source`` continues from."""
+        saved = [state for state in states if state is not None]
+        merge = getattr(source, "merged_state", None)
+        merged: dict[str, Any] | None = merge(saved) if merge is not None else None
+        if merged is not None:
+            return merged
+        own = states[self._role.rank] if self._role.rank < len(states) else None
+        return saved[0] if own is None else own
 
     def using_batch(self) -> str | None:
         """The name of an iterator whose batch is being used, if there is one."""
@@ -88,3 +133,18 @@ class Positions:
         """Have each iterator pass the boundary it still owes."""
         for source in self._sources.values():
             source.finish()
+
+
+def by_name(found: Mapping[int, Mapping[str, dict[str, Any]]]) -> dict[str, RankStates]:
+    """What ``restore`` takes, from the positions that each rank saved by name."""
+    names = {name: None for positions in found.values() for name in positions}
+    ranks = range(max(found, default=-1) + 1)
+    return {name: [found.get(rank, {}).get(name) for rank in ranks] for name in names}
+
+
+def _unpacked(states: RankStates | dict[str, Any]) -> list[dict[str, Any] | None]:
+    """By rank, with what was carried on for all of them; not if a rank had an iterator for it."""
+    by_rank = [states] if isinstance(states, dict) else list(states)
+    carried = [state[CARRIED] for state in by_rank if state is not None and CARRIED in state]
+    own = [None if state is not None and CARRIED in state else state for state in by_rank]
+    return list(carried[0]) if carried and not any(own) else own

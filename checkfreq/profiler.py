@@ -8,6 +8,7 @@ training thread.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -213,6 +214,28 @@ class Profiler:
     def due(self, *, step: int) -> Due:
         """Whether a periodic checkpoint should start now."""
         return self.tuner.due(step=step, now_s=self._clock())
+
+    def next_due_step(self, step: int) -> int:
+        """No periodic checkpoint is due after boundary ``step`` and before the step returned."""
+        if self._interval_steps is None:
+            return self.tuner.next_due_step(step)
+        if self._interval_steps == 0:
+            return sys.maxsize
+        return (step // self._interval_steps + 1) * self._interval_steps
+
+    @property
+    def iteration_s(self) -> float | None:
+        """T, as far as it is known."""
+        return self.tuner.iteration_s
+
+    def costs(self) -> dict[str, float]:
+        """What a checkpoint costs on this rank, for the others to know."""
+        profile = self.tuner.own_profile()
+        return {} if profile is None else profile.raisable()
+
+    def take_over(self, costs: Mapping[str, float]) -> None:
+        """Plan with these costs of other ranks where they are higher."""
+        self.tuner.costs_elsewhere = costs
 
     @property
     def place(self) -> SnapshotPlace:

@@ -6,16 +6,17 @@ to an older checkpoint, with a report; another structure or a failing disk does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from checkfreq.checkpoint import CFCheckpoint
-from checkfreq.errors import CheckFreqError, NoCheckpointError
+from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError
 from checkfreq.snapshot.apply import Loaded, LoadedFile, RestorePlan, prepare
 from checkfreq.store.images import Image, new_buffer, read_images, room_for
-from checkfreq.store.manifest import Manifest
+from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.store import CheckpointStore, Rejected
+from checkfreq.types import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +31,14 @@ class Found:
     @property
     def state_bytes(self) -> int:
         """Room that a snapshot of the same state needs."""
-        return room_for(self.manifest)
+        return room_for(self.manifest.files)
 
     def loaded(self) -> Loaded:
         """What ``snapshot.apply`` works on."""
         files = {
             name: LoadedFile(image.entry.tensors, image.view) for name, image in self.images.items()
         }
-        return Loaded(self.manifest.objects, files)
+        return Loaded(self.manifest.objects, files, self.manifest.ranks)
 
 
 class Restorer:
@@ -114,15 +115,38 @@ class Restorer:
 
     def _read(self, step: int) -> tuple[Manifest, Mapping[str, Image]]:
         manifest = self._store.manifest(step)
-        state_bytes = room_for(manifest)
+        return manifest, self.read(manifest, manifest.files)
+
+    def read(self, manifest: Manifest, files: Sequence[FileEntry]) -> Mapping[str, Image]:
+        """Read and verify some files of a step; CorruptCheckpointError if one is damaged."""
+        state_bytes = room_for(files)
         self._before_reading(state_bytes)
-        images = read_images(
+        return read_images(
             self._store,
-            manifest,
+            manifest.step,
+            files,
             new_buffer(state_bytes),
             num_threads=self._num_threads,
         )
-        return manifest, images
+
+    # ---- many ranks
+
+    def manifest(self, step: int) -> Manifest:
+        """The step's commit record; CorruptCheckpointError if it is damaged."""
+        return self._store.manifest(step)
+
+    def holdings(self) -> Json:
+        """What the directory holds: the attempt of each step, or what is wrong with its record."""
+        attempts, damaged = {}, {}
+        for step in self._store.steps():
+            try:
+                attempts[step] = self._store.manifest(step).attempt
+            except CorruptCheckpointError as error:
+                damaged[step] = str(error)
+        if not attempts and not damaged:
+            self._require_none_set_aside()
+        held = self._store.ever_held()
+        return {"attempts": attempts, "damaged": damaged, "ever_held": held}
 
 
 def plan_restore(
@@ -133,6 +157,15 @@ def plan_restore(
     only: Collection[str] | None,
     exclude: Collection[str],
     strict: bool,
+    rank: int = 0,
 ) -> RestorePlan:
     """Compare a checkpoint with the live objects; raises MismatchError, changes nothing."""
-    return prepare(chk, found.loaded(), only=only, exclude=exclude, strict=strict, path=str(path))
+    return prepare(
+        chk,
+        found.loaded(),
+        only=only,
+        exclude=exclude,
+        strict=strict,
+        path=str(path),
+        rank=rank,
+    )

@@ -89,6 +89,11 @@ class Role:
         """Whether no other rank takes part in the run."""
         return self.world == 1
 
+    @property
+    def shares_all(self) -> bool:
+        """Whether all ranks commit into one directory."""
+        return len(self.group) == self.world
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:

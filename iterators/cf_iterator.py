@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import Any, Literal
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from iterators.adapters import adapted
 from iterators.cursor import Cursor, EpochReport, Mark
-from iterators.errors import IterationStateError, TrainingStopped
+from iterators.errors import CorruptPositionError, IterationStateError, TrainingStopped
 from iterators.order import Int64
 from iterators.position import Layout, Position
 from iterators.protocol import Adapter, Delivery, Manager
@@ -244,7 +244,7 @@ class CFIterator:
     def state_dict(self) -> dict[str, Any]:
         """The position as of the last boundary, JSON-able; under 1 kB but for the loader's state.
 
-        It is one rank's: ``Position.merged`` makes one of those of all ranks that share the data.
+        It is one rank's: ``merged_state`` makes one of those of all ranks that share the data.
 
         Between a batch and its boundary it is the place before that batch. With
         ``marks_steps=False`` it counts everything handed out.
@@ -253,6 +253,28 @@ class CFIterator:
             return self._cursor.saved.to_dict()
         epoch_over = self._pass in (_Pass.EXHAUSTED, _Pass.LEFT)
         return self._cursor.position_after(epoch_over=epoch_over).to_dict()
+
+    def merged_state(self, states: Sequence[Mapping[str, Any]], /) -> dict[str, Any] | None:
+        """The one position to load on every rank, from those that all ranks saved, in their order.
+
+        The ranks that load it may be more or fewer. None if the saved ones did not share the data
+        (each had a world of one): then each continues from its own. Changes nothing.
+
+        Raises ``CorruptPositionError`` for a damaged position, a missing one, or ranks that do
+        not stand at the same point; the message names the rank.
+        """
+        positions = [_saved_by(rank, state) for rank, state in enumerate(states)]
+        if not positions:
+            raise CorruptPositionError("there is no position of any rank to continue from")
+        if all(one.layout.world == 1 for one in positions):
+            equal = all(one == positions[0] for one in positions)
+            return positions[0].to_dict() if equal else None
+        try:
+            return positions[0].merged(*positions[1:]).to_dict()
+        except ValueError as error:
+            raise CorruptPositionError(
+                f"the positions of {len(positions)} rank(s) do not make one: {error}"
+            ) from error
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Continue from a saved position, before iteration began; may be repeated until then.
@@ -480,6 +502,13 @@ def _require_count(name: str, value: int) -> None:
         raise ValueError(f"{name} must not be negative, got {value}")
 
 
+def _saved_by(rank: int, state: Mapping[str, Any]) -> Position:
+    try:
+        return Position.from_dict(state)
+    except CorruptPositionError as error:
+        raise CorruptPositionError(f"rank {rank}: {error}") from error
+
+
 def _log_changes(position: Position, adapter: Adapter) -> None:
     then, now = position.layout, adapter.layout
     if then != now and then != Layout():
@@ -488,7 +517,7 @@ def _log_changes(position: Position, adapter: Adapter) -> None:
     if adapter.order(position.epoch) is not None and counted != behind:
         logger.warning(
             "the restored position accounts for %d of the %d samples behind it, so the epoch's end "
-            "will be checked only for those that come. Is it one rank's (Position.merged makes one "
+            "will be checked only for those that come. Is it one rank's (merged_state makes one "
             "of all), or a sampler's?",
             counted,
             behind,

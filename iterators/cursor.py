@@ -78,6 +78,7 @@ class Cursor:
         self._adapter = adapter
         self._identity: Identity = adapter.identity
         self._layout: Layout = adapter.layout
+        self._ranks = (adapter.rank,) if adapter.layout.world > 1 else ()
         self._audit = audit
         self._bitmap: AuditBitmap | None = None
         #: Delivered since the last boundary: how many before it, and the samples.
@@ -148,9 +149,15 @@ class Cursor:
             self._start_audit()
 
     def _position(self, mark: Mark, step: int) -> Position:
-        states = () if mark.state is None else (mark.state,)
         return Position(
-            self._identity, mark.epoch, mark.place, step, mark.ledger, self._layout, states
+            self._identity,
+            mark.epoch,
+            mark.place,
+            step,
+            mark.ledger,
+            self._layout,
+            states=() if mark.state is None else (mark.state,),
+            ranks=self._ranks,
         )
 
     def _report(self) -> EpochReport:

@@ -84,7 +84,7 @@ class ResumableIterableLoader(Adapter):
     Every loop over ``CFIterator`` opens the epoch anew, so ``steps()`` called for a few batches
     at a time makes all samples before them again, each time, unless there is a state. Ranks that
     are served different numbers of batches in an epoch stand at different points from the first
-    end on: their positions cannot be merged there (``Position.merged``).
+    end on: their positions cannot be merged there (``CFIterator.merged_state``).
 
     Raises ``NotResumableError`` for a DataPipe, and with ``num_workers=0`` for a dataset that
     cannot be copied.
@@ -309,8 +309,8 @@ def _require_states(found: int, world: int) -> None:
             "the number of ranks it needs the states of",
             expected=found,
             found=world,
-            advice="Each rank saves its own state: merge the positions of all ranks with "
-            "Position.merged, in the order of the ranks, and load the result on each.",
+            advice="Each rank saves its own state: make one of the positions of all ranks, in "
+            "their order, with CFIterator.merged_state, and load the result on each.",
         )
     if found != world:
         raise CorruptPositionError(

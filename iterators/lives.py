@@ -169,11 +169,12 @@ class Ranks:
         return merged
 
     def _merged(self) -> Position:
-        first, *others = [Position.from_dict(one.state_dict()) for one in self._iterators]
         try:
-            return first.merged(*others)
+            merged = self._iterators[0].merged_state([one.state_dict() for one in self._iterators])
         except ValueError as error:
             raise AssertionError(f"{self}: {error}") from error
+        assert merged is not None, f"{self}: the ranks do not share the data"
+        return Position.from_dict(merged)
 
     def _in_order(self, parts: list[Any]) -> list[Sample]:
         """Rank ``r``'s ``j``-th sample is at place ``r + W * j`` of the global batch."""

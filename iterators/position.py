@@ -8,7 +8,7 @@ what order); ``Layout`` those that may change (how it is spread over ranks and p
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from zlib import crc32
@@ -71,7 +71,8 @@ class Position:
 
     ``ledger`` covers the samples of this epoch behind the point (this rank's, when several
     ranks load: see ``merged``). ``states`` holds, for loaders whose place alone does not say how
-    to continue, each rank's own state (JSON-able); it is empty for all others.
+    to continue, each rank's own state (JSON-able); it is empty for all others. ``ranks`` says
+    whose ledger and states they are, of ``layout.world``; it is empty where they are everyone's.
     """
 
     identity: Identity
@@ -81,6 +82,7 @@ class Position:
     ledger: Ledger = field(default_factory=Ledger)
     layout: Layout = field(default_factory=Layout)
     states: tuple[Any, ...] = ()
+    ranks: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON-able form that ``from_dict`` reads; about 10 us and 500 bytes and ``states``."""
@@ -98,6 +100,8 @@ class Position:
             "layout": self.layout.to_dict(),
             "states": list(self.states),
         }
+        if self.ranks:
+            state["ranks"] = list(self.ranks)
         return {**state, "check": _check(state)}
 
     @classmethod
@@ -132,6 +136,7 @@ class Position:
                 tuple(layout["versions"].items()),
             ),
             tuple(_list(state, "states")) if state["version"] > 1 else (),
+            _ranks(state) if "ranks" in state else (),
         )
 
     def require(self, live: Identity) -> None:
@@ -144,16 +149,61 @@ class Position:
     def merged(self, *others: Position) -> Position:
         """One global position from those of all ranks, in the order of the ranks.
 
-        They are equal but for their ledgers, which add, and states, which are put side by side.
-        ``ValueError`` if the ranks do not stand at the same point.
+        They are equal but for their ledgers, which add, and states, which are put side by side;
+        workers and versions may differ. A share of the data that several ranks load (tensor
+        parallel) counts once. ``ValueError`` if the ranks do not stand at the same point, or
+        some are missing.
         """
-        total, states = self.ledger, self.states
-        for other in others:
-            if replace(other, ledger=self.ledger, states=self.states) != self:
-                raise ValueError(f"ranks stand at different points: {self} and {other}")
-            total += other.ledger
-            states += other.states
-        return replace(self, ledger=total, states=states)
+        for number, other in enumerate(others, 1):
+            _require_same_point(self, other, number)
+        parts = _one_per_share((self, *others))
+        ledger = sum((part.ledger for part in parts), Ledger())
+        states = tuple(state for part in parts for state in part.states)
+        return replace(self, ledger=ledger, states=states, ranks=())
+
+
+def _require_same_point(first: Position, other: Position, number: int) -> None:
+    """``number``: how many positions stand before ``other``."""
+    ranks = f"rank {_named(first.ranks or (0,))}", f"rank {_named(other.ranks or (number,))}"
+    if first.identity != other.identity:
+        raise ValueError(
+            f"ranks read different data: {ranks[0]} {first.identity}, {ranks[1]} {other.identity}"
+        )
+    here, there = _point(first), _point(other)
+    if here != there:
+        raise ValueError(
+            f"ranks stand at different points: {ranks[0]} at {here}, {ranks[1]} at {there}"
+        )
+
+
+def _point(position: Position) -> str:
+    layout = position.layout
+    return (
+        f"epoch {position.epoch}, place {position.position}, step {position.step} (world "
+        f"{layout.world}, batch {layout.batch})"
+    )
+
+
+def _one_per_share(parts: tuple[Position, ...]) -> list[Position]:
+    """The parts of ranks 0 to world - 1; positions that do not say whose they are, all as given."""
+    if not any(part.ranks for part in parts):
+        return list(parts)
+    shares: dict[tuple[int, ...], Position] = {}
+    for part in parts:
+        same = shares.setdefault(part.ranks, part)
+        if (same.ledger, same.states) != (part.ledger, part.states):
+            raise ValueError(f"two positions of rank(s) {_named(part.ranks)} differ")
+    found = sorted(rank for ranks in shares for rank in ranks)
+    world = parts[0].layout.world
+    if found != list(range(world)):
+        raise ValueError(
+            f"positions of ranks {_named(range(world))} are needed, found: {_named(found)}"
+        )
+    return [shares[ranks] for ranks in sorted(shares)]
+
+
+def _named(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks)) or "all"
 
 
 def _require_intact(state: Mapping[str, Any]) -> None:
@@ -190,6 +240,13 @@ def _list(state: Mapping[str, Any], name: str) -> list[Any]:
     if not isinstance(value, list):
         raise ValueError(f"{name} must be a list, got {value!r}")
     return value
+
+
+def _ranks(state: Mapping[str, Any]) -> tuple[int, ...]:
+    ranks = _list(state, "ranks")
+    if not ranks or any(type(rank) is not int or rank < 0 for rank in ranks):
+        raise ValueError(f"ranks must be a list of ranks, got {ranks!r}")
+    return tuple(ranks)
 
 
 def _text(state: Mapping[str, Any], name: str) -> str:

@@ -19,7 +19,13 @@ from iterators.position import Identity, Layout, Position
 
 
 class PositionSource(Protocol):
-    """What is registered under a name: the iterator's half of the contract."""
+    """What is registered under a name: the iterator's half of the contract.
+
+    A source may also have ``merged_state(states)``: the one position to load on every rank, from
+    those that all ranks saved, in their order (or None: each its own). A manager of several ranks
+    asks it at a restore; without the method each rank gets back what it saved, and a rank that
+    was not there before gets rank 0's.
+    """
 
     def state_dict(self) -> dict[str, Any]:
         """The position as of the last boundary, JSON-able."""

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from checkfreq.errors import ConfigError
 from checkfreq.types import SnapshotPlace
 
 _LARGEST = sys.float_info.max
+
+#: Costs of a checkpoint that count on the rank where they are highest.
+RAISED = ("host_copy_s", "persist_s", "durable_s", "cost_s", "cost_upper_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,23 @@ class Profile:
                 f"Profile.cost_upper_s: expected at least cost_s = {self.cost_s}, "
                 f"got {self.cost_upper_s}"
             )
+
+    def raised_to(self, costs: Mapping[str, float]) -> Profile:
+        """Each of ``RAISED`` that is higher in ``costs`` (by name), as it is there.
+
+        For ranks that wait for one another: the slowest decides.
+        """
+        higher: dict[str, Any] = {
+            name: costs[name] for name in RAISED if costs.get(name, 0.0) > self._known(name)
+        }
+        return replace(self, **higher) if higher else self
+
+    def raisable(self) -> dict[str, float]:
+        """What this profile knows of ``RAISED``, by name."""
+        return {name: self._known(name) for name in RAISED}
+
+    def _known(self, name: str) -> float:
+        return float(getattr(self, name) or 0.0)
 
     def to_dict(self) -> dict[str, Any]:
         """Fields as JSON-able data."""

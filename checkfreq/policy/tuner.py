@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
 from statistics import fmean, pstdev
@@ -67,7 +68,8 @@ class RateTuner:
 
     ``cached`` is the profile of an earlier run: planned with at once, and checked against the
     first measurements. ``free_device_bytes`` is what a snapshot on the device may take, what the
-    last one took included; None: there is no such place.
+    last one took included; None: there is no such place. ``costs_elsewhere`` are those of other
+    ranks, by their names in Profile: where they are higher, they count.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class RateTuner:
         self.policy = policy
         self.plan: Plan | None = None
         self.free_device_bytes: int | None = None
+        self.costs_elsewhere: Mapping[str, float] = {}
         self.cache_rejected: str | None = None
         self.num_bad_samples = 0
         self.num_withheld = 0
@@ -129,7 +132,17 @@ class RateTuner:
 
     def profile(self) -> Profile | None:
         """The costs as they are known now; None before the first checkpoint was measured."""
+        own = self.own_profile()
+        return own if own is None else own.raised_to(self.costs_elsewhere)
+
+    def own_profile(self) -> Profile | None:
+        """The costs on this rank."""
         return self._costs.profile(self._place)
+
+    @property
+    def iteration_s(self) -> float | None:
+        """T; None before it was measured."""
+        return self._costs.iteration_s
 
     # ---- observations
 
@@ -174,6 +187,12 @@ class RateTuner:
             end_s = -math.inf  # it is over, whenever that was
         if self._charges.end(attempt, end_s=end_s, measured=measured) and measured is not None:
             self._costs.add_durable(measured)
+
+    def next_due_step(self, step: int) -> int:
+        """No periodic checkpoint is due after boundary ``step`` and before the step returned."""
+        if self.plan is None:
+            return step + 1
+        return max(step + 1, self._last_step + self._interval_steps(self.plan))
 
     def continue_from(self, step: int) -> None:
         """``step`` was restored: intervals are counted from it. 0: there is no checkpoint yet."""

@@ -82,6 +82,8 @@ class Snapshotter:
         self._expected: dict[str, str] = {}
         #: Bytes of state on each device that is no host, as of the last ``make_room``.
         self.device_bytes: dict[torch.device, int] = {}
+        #: Layouts planned so far.
+        self.num_layouts = 0
 
     @property
     def state_bytes(self) -> int:
@@ -126,6 +128,7 @@ class Snapshotter:
             self.allocate(layout.total_bytes)
         if layout is not self._layout:
             self._layout = layout
+            self.num_layouts += 1
             self.device_bytes = _bytes_by_device(captured, layout)
         return True
 

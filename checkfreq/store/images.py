@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from xxhash import xxh3_64_hexdigest
 
 from checkfreq.errors import CorruptCheckpointError
 from checkfreq.store.fileops import ReadFile
-from checkfreq.store.manifest import FileEntry, Manifest
+from checkfreq.store.manifest import FileEntry
 from checkfreq.store.store import CheckpointStore
 from checkfreq.types import PAGE_BYTES, round_up_to_page
 
@@ -34,9 +34,9 @@ class Image:
     view: memoryview
 
 
-def room_for(manifest: Manifest) -> int:
+def room_for(files: Iterable[FileEntry]) -> int:
     """Bytes of buffer that ``read_images`` needs: every file rounded up to a page."""
-    return sum(round_up_to_page(file.num_bytes) for file in manifest.files)
+    return sum(round_up_to_page(file.num_bytes) for file in files)
 
 
 def new_buffer(num_bytes: int) -> memoryview:
@@ -53,19 +53,20 @@ def new_buffer(num_bytes: int) -> memoryview:
 
 def read_images(
     store: CheckpointStore,
-    manifest: Manifest,
+    step: int,
+    files: Sequence[FileEntry],
     buffer: memoryview,
     *,
     num_threads: int = 4,
     chunk_bytes: int = 8 << 20,
 ) -> Mapping[str, Image]:
-    """Read all files of a committed step into ``buffer`` (page aligned, ``room_for`` bytes).
+    """Read files of a committed step into ``buffer`` (page aligned, ``room_for`` bytes).
 
     Returns the image of each file by its name. Raises CorruptCheckpointError at the first
     wrong size or digest, or missing file; other OSErrors pass through.
     """
     images: dict[str, Image] = {}
-    folder = store.path(manifest.step)
+    folder = store.path(step)
     start = 0
     with (
         ExitStack() as stack,
@@ -73,8 +74,8 @@ def read_images(
         ThreadPoolExecutor(_NUM_DIGEST_THREADS, thread_name_prefix="checkfreq-digest") as checkers,
     ):
         checks: list[Future[None]] = []
-        for entry in manifest.files:
-            file = store.open_payload(manifest.step, entry)
+        for entry in files:
+            file = store.open_payload(step, entry)
             stack.callback(file.close)
             area = buffer[start : start + round_up_to_page(entry.num_bytes)]
             start += len(area)

@@ -49,6 +49,7 @@ def test_flags_of_the_original_script_are_taken(tmp_path: Path) -> None:
         (("--checkfreq", "--chk-freq", "5"), "--checkfreq needs --cf_iterator"),
         (("--chk-freq", "5"), "--chk-freq needs --checkfreq"),
         (("--chk_mode_baseline",), "--chk_mode_baseline says how to checkpoint"),
+        (("--split-replicated",), "--split-replicated says how to checkpoint"),
         (("--steps-to-run", "5"), "--steps-to-run is counted by the resumable iterator"),
         (("--cf_iterator", "--steps-to-run", "0"), "--steps-to-run must be at least 1"),
         ((*RESUMABLE, "--chk-freq", "-1"), "--chk-freq must be 0"),
@@ -76,15 +77,6 @@ def test_dali_is_asked_for_where_it_is_not_installed(
     assert not options.is_installed("no_such_package.module")
 
 
-def test_more_than_one_process_is_refused_with_a_sentence(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "world size 2 is not built yet" in refusal(tmp_path, capsys)
-
-
-def test_a_launcher_with_one_process_is_fine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    parse(tmp_path)
+def test_the_older_launchers_argument_is_taken(tmp_path: Path) -> None:
+    assert parse(tmp_path, "--local-rank=1").local_rank == 1
+    assert parse(tmp_path, "--local_rank", "1").local_rank == 1

@@ -147,8 +147,7 @@ def test_the_number_of_accumulated_batches_may_change(served: int) -> None:
 
 
 def merged(ranks: list[CFIterator]) -> Position:
-    first, *others = [Position.from_dict(one.state_dict()) for one in ranks]
-    return first.merged(*others)
+    return Position.from_dict(ranks[0].merged_state([one.state_dict() for one in ranks]))
 
 
 def merged_state(ranks: list[CFIterator], batches: int) -> dict[str, Any]:

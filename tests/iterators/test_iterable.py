@@ -448,12 +448,12 @@ def test_another_world_is_refused() -> None:
         return CFIterator(loader)
 
     ranks = [rank(0, 2), rank(1, 2)]
-    parts = [Position.from_dict(state_after(one, 2)) for one in ranks]
-    merged = parts[0].merged(parts[1]).to_dict()
+    parts = [state_after(one, 2) for one in ranks]
+    merged = rank(0, 1).merged_state(parts)
     with pytest.raises(ResumeMismatchError, match="world is 1, but the position was saved with 2"):
         rank(0, 1).load_state_dict(merged)
-    with pytest.raises(ResumeMismatchError, match=r"with 1\. .* Position\.merged, in the order"):
-        rank(1, 2).load_state_dict(parts[1].to_dict())
+    with pytest.raises(ResumeMismatchError, match=r"with 1\. .* of all ranks, in their order"):
+        rank(1, 2).load_state_dict(parts[1])
     again = [rank(0, 2), rank(1, 2)]
     for one, other in zip(ranks, again, strict=True):
         other.load_state_dict(merged)

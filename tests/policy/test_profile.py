@@ -73,3 +73,20 @@ def test_an_unknown_place_is_refused(place: Any) -> None:
 @given(st.floats(min_value=0, allow_infinity=False) | st.integers(0, 2**62))
 def test_every_finite_number_from_zero_is_an_amount(value: float) -> None:
     assert is_amount(value)
+
+
+def test_costs_that_are_higher_on_another_rank_count() -> None:
+    raised = PROFILE.raised_to({"persist_s": 2.0, "cost_s": 0.005, "iteration_s": 9.0})
+    assert raised == replace(PROFILE, persist_s=2.0)
+    assert PROFILE.raised_to({}) is PROFILE
+
+
+def test_what_a_rank_knows_of_those_costs_can_be_said() -> None:
+    assert PROFILE.raisable() == {
+        "host_copy_s": 0.05,
+        "persist_s": 0.4,
+        "durable_s": 0.45,
+        "cost_s": 0.01,
+        "cost_upper_s": 0.02,
+    }
+    assert PROFILE.raised_to(PROFILE.raisable()) is PROFILE

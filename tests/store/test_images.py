@@ -33,8 +33,10 @@ def read(
     store: CheckpointStore, manifest: Manifest | None = None, *, chunk_bytes: int = 8 << 20
 ) -> Mapping[str, Image]:
     manifest = manifest or store.manifest(1)
-    buffer = memoryview(mmap.mmap(-1, max(room_for(manifest), PAGE)))
-    return read_images(store, manifest, buffer, num_threads=2, chunk_bytes=chunk_bytes)
+    buffer = memoryview(mmap.mmap(-1, max(room_for(manifest.files), PAGE)))
+    return read_images(
+        store, manifest.step, manifest.files, buffer, num_threads=2, chunk_bytes=chunk_bytes
+    )
 
 
 def damage(store: CheckpointStore, name: str, at: int) -> None:
@@ -57,9 +59,9 @@ def test_every_byte_arrives_at_any_chunk_size(store: CheckpointStore, chunk_byte
 def test_each_file_begins_at_a_page_and_room_is_what_that_takes(store: CheckpointStore) -> None:
     manifest = store.manifest(1)
     sizes = [-(-file.num_bytes // PAGE) * PAGE for file in manifest.files]
-    assert room_for(manifest) == sum(sizes)
-    buffer = memoryview(mmap.mmap(-1, room_for(manifest)))
-    read_images(store, manifest, buffer)
+    assert room_for(manifest.files) == sum(sizes)
+    buffer = memoryview(mmap.mmap(-1, room_for(manifest.files)))
+    read_images(store, manifest.step, manifest.files, buffer)
     start = 0
     for file, size in zip(manifest.files, sizes, strict=True):
         data = (store.path(1) / file.name).read_bytes()

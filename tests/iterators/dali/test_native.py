@@ -240,8 +240,7 @@ def test_ranks_killed_at_every_step_serve_every_sample_once(
         for one in ranks:
             for batch in one.steps(step):
                 served.setdefault(epoch, []).extend(counted(one, batch))
-        first, *others = [Position.from_dict(one.state_dict()) for one in ranks]
-        state = first.merged(*others).to_dict()
+        state = ranks[0].merged_state([one.state_dict() for one in ranks])
     assert [sorted(one) for one in served.values()] == [list(range(26))] * 2
     assert (state["epoch"], state["position"]) == (2, 0)
 
@@ -653,7 +652,7 @@ def test_states_in_another_order_of_ranks_are_refused(spec: Spec) -> None:
     ranks = [
         position_after(spec.but(shard=one, shards=2), 1, rank=one, world=2) for one in range(2)
     ]
-    swapped = ranks[1].merged(ranks[0])
+    swapped = replace(ranks[0], states=ranks[1].states + ranks[0].states, ranks=())
     loader = NativeDALILoader(spec.but(shards=2), rank=0, world=2)
     with pytest.raises(ResumeMismatchError, match="rank is 0, but .* saved with 1"):
         CFIterator(loader).load_state_dict(swapped.to_dict())

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from iterators import CFIterator, Ledger, Position, ResumableDataLoader
+from iterators import CFIterator, Ledger, ResumableDataLoader
 from iterators.digest import digest
 from tests.iterators.datasets import Augmented
 
@@ -279,8 +279,7 @@ class _Boundaries:
     def _checkpoint(self) -> None:
         states = self._group.gathered(self._loader.state_dict())
         if self._group.rank == 0:
-            first, *others = [Position.from_dict(one) for one in states]
-            position = first.merged(*others).to_dict()
+            position = self._loader.merged_state(states)
             write_durably(
                 self._life.checkpoint, {"model": self._model.state(), "position": position}
             )

@@ -1,0 +1,293 @@
+"""Checkpoints of several ranks: how the time falls with ranks, and beside torch's own.
+
+    python -m benchmarks.sharded --mib 256 --rounds 7 --folder /mnt/disk/scratch
+
+Real processes (gloo) train on a state of ``--mib`` in all: ``sharded``, DTensors as FSDP2 leaves
+them, and ``replicated``, as DDP has it (``split``: every rank writes a part). The training is
+matrix products and a meeting of the ranks. In each round every arm saves once, in random order,
+and training goes on until that is durable. Of several ranks the slowest counts.
+
+``held_ms``: the training thread stands still in calls of the library: the save, boundaries,
+entering the weight update. ``added_ms``: what the iterations until then took longer in all.
+``durable_s``: from the call until everything is synced and committed; ``persist_s`` (ours): of
+that, behind the complete snapshot. ``raw``: the same number of bytes by the same number of processes,
+written directly and synced: the disk's own limit. torch.distributed.checkpoint syncs its files
+and caches its plans; ``aside``: it stages in a thread. The first save of each arm is told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from benchmarks.rawio import RawWriter
+from benchmarks.record import emit, median_ratio
+from benchmarks.sharded_savers import (
+    CheckFreq,
+    Dcp,
+    ReplicatedState,
+    Saver,
+    ShardedState,
+    State,
+)
+from benchmarks.throughput import Arm, Seconds, interleaved
+
+_CLEAN_ITERATIONS = 3
+
+
+def main() -> None:
+    """Start the ranks of each world, and print a line per arm; in a rank, be that."""
+    args = _arguments()
+    if args.result is not None:
+        run_rank(args)
+        return
+    with tempfile.TemporaryDirectory(dir=args.folder, prefix="sharded-") as scratch:
+        for world in args.ranks:
+            for what in args.only:
+                if what == "sharded" or world > 1:
+                    report(what, world, args, launched(what, world, args, Path(scratch)))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--mib", type=float, default=256, help="size of the state, of all ranks")
+    parser.add_argument("--tensors", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--iteration-s", type=float, default=0.3, help="of computing, about")
+    parser.add_argument("--folder", default=".", help="a folder on the disk to measure")
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)  # in a rank
+    return parser.parse_args()
+
+
+def launched(what: str, world: int, args: argparse.Namespace, scratch: Path) -> Seconds:
+    """What ``world`` ranks measured."""
+    result = scratch / f"{what}-{world}.json"
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(world), "-m", "benchmarks.sharded", "--only", what]
+    command += ["--mib", str(args.mib), "--tensors", str(args.tensors)]
+    command += ["--rounds", str(args.rounds), "--iteration-s", str(args.iteration_s)]
+    command += ["--folder", str(scratch), "--result", str(result)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
+    seconds: Seconds = json.loads(result.read_text())
+    return seconds
+
+
+def report(what: str, world: int, args: argparse.Namespace, seconds: Seconds) -> None:
+    """A line per arm."""
+    arms: dict[str, dict[str, list[float]]] = {}
+    for name, values in seconds.items():
+        arm, _, figure = name.rpartition("/")
+        arms.setdefault(arm, {})[figure] = values
+    raw = arms["raw"]["durable_s"]
+    for arm, figures in arms.items():
+        written_s = figures.get("persist_s", figures["durable_s"])
+        emit(
+            "sharded",
+            what=what,
+            arm=arm,
+            world=world,
+            mib=args.mib,
+            rounds=args.rounds,
+            **_medians(figures),
+            **{f"first_{name}": value for name, value in _shown(_at(figures, 0)).items()},
+            gb_per_s=round(args.mib * 2**20 / statistics.median(written_s[1:]) / 1e9, 3),
+            throughput_against_raw=round(median_ratio(raw[1:], written_s[1:]), 3),
+        )
+
+
+def _medians(figures: Mapping[str, list[float]]) -> dict[str, float]:
+    return _shown({name: statistics.median(values[1:]) for name, values in figures.items()})
+
+
+def _at(figures: Mapping[str, list[float]], index: int) -> dict[str, float]:
+    return {name: values[index] for name, values in figures.items()}
+
+
+def _shown(seconds: Mapping[str, float]) -> dict[str, float]:
+    """What holds training in milliseconds, what lasts in seconds."""
+    short = ("held_s", "added_s")
+    return {
+        (name.replace("_s", "_ms") if name in short else name): round(value * 1e3, 2)
+        if name in short
+        else round(value, 4)
+        for name, value in seconds.items()
+    }
+
+
+# In a rank
+
+
+def run_rank(args: argparse.Namespace) -> None:
+    """Measure everything of one part; the first rank writes it down."""
+    dist.init_process_group("gloo")
+    num_bytes = int(args.mib * 2**20)
+    work = Work(args.iteration_s)
+    with PARTS[args.only[0]](args, num_bytes, work) as arms:
+        seconds = interleaved(arms, rounds=args.rounds + 1)
+    if dist.get_rank() == 0:
+        args.result.write_text(json.dumps(seconds))
+    dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def sharded(args: argparse.Namespace, num_bytes: int, work: Work) -> Iterator[list[Arm]]:
+    """Ours on DTensors, beside torch.distributed.checkpoint."""
+    folder, state = Path(args.folder), ShardedState(num_bytes, num_tensors=args.tensors)
+    thread, process = AsyncCheckpointerType.THREAD, AsyncCheckpointerType.PROCESS
+    savers: dict[str, Saver] = {
+        "checkfreq": CheckFreq(folder / f"chk-{args.only[0]}-{dist.get_world_size()}", state)
+    }
+    for name, kind, aside in (
+        ("dcp.save", None, False),
+        ("dcp.async_save, thread", thread, False),
+        ("dcp.async_save, process", process, False),
+        ("dcp.async_save, thread, aside", thread, True),
+        ("dcp.async_save, process, aside", process, True),
+    ):
+        target = folder / name.replace(", ", "-")
+        savers[name] = Dcp(target, state, kind=kind, staged_aside=aside)
+    with measured(savers, state, args, num_bytes, work) as arms:
+        yield arms
+
+
+@contextlib.contextmanager
+def replicated(args: argparse.Namespace, num_bytes: int, work: Work) -> Iterator[list[Arm]]:
+    """Ours on what all ranks have: each writes a part, or the first one everything."""
+    folder = Path(args.folder) / f"chk-{args.only[0]}-{dist.get_world_size()}"
+    state = ReplicatedState(num_bytes, num_tensors=args.tensors)
+    savers: dict[str, Saver] = {
+        "checkfreq, split": CheckFreq(folder / "split", state, split=True),
+        "checkfreq, one writer": CheckFreq(folder / "one", state),
+    }
+    with measured(savers, state, args, num_bytes, work) as arms:
+        yield arms
+
+
+PARTS: dict[str, Callable[..., AbstractContextManager[list[Arm]]]] = {
+    "sharded": sharded,
+    "replicated": replicated,
+}
+
+
+@contextlib.contextmanager
+def measured(
+    savers: Mapping[str, Saver],
+    state: State,
+    args: argparse.Namespace,
+    num_bytes: int,
+    work: Work,
+) -> Iterator[list[Arm]]:
+    """An arm for each saver and one for the disk."""
+    path = Path(args.folder) / f"raw-{dist.get_rank()}"
+    with RawWriter(path, num_bytes // dist.get_world_size()) as writer:
+        yield [
+            lambda: _raw(writer),
+            *(
+                lambda name=name, saver=saver: sample(name, saver, state, work)  # type: ignore[misc]
+                for name, saver in savers.items()
+            ),
+        ]
+    for saver in savers.values():
+        saver.close()
+
+
+def _raw(writer: RawWriter) -> dict[str, float]:
+    dist.barrier()
+    return slowest({"raw/durable_s": writer.once()})
+
+
+class Work:
+    """Forward and backward of an iteration: matrix products, then the ranks meet."""
+
+    def __init__(self, seconds: float) -> None:
+        self._matrix = torch.randn(512, 512)
+        self._count = 1
+        self.compute()
+        self._count = 20
+        dist.barrier()
+        began_s = time.perf_counter()
+        self.compute()
+        each_s = slowest({"": time.perf_counter() - began_s})[""] / self._count
+        self._count = max(1, round(seconds / each_s))
+
+    def compute(self) -> None:
+        """The same work every time: what disturbs it makes it last longer."""
+        for _ in range(self._count):
+            self._matrix @ self._matrix
+        dist.all_reduce(torch.zeros(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """Seconds of one iteration, and of those in which the library held the training thread."""
+
+    total_s: float
+    held_s: float
+
+
+def iterate(saver: Saver, state: State, work: Work, *, save: bool = False) -> Iteration:
+    """A boundary, forward and backward, the weight update."""
+    began_s = time.perf_counter()
+    saver.boundary(save=save)
+    boundary_s = time.perf_counter() - began_s
+    work.compute()
+    entering_s = time.perf_counter()
+    with saver.updating():
+        entered_s = time.perf_counter()
+        state.change()
+    return Iteration(time.perf_counter() - began_s, boundary_s + entered_s - entering_s)
+
+
+def sample(name: str, saver: Saver, state: State, work: Work) -> dict[str, float]:
+    """Save once and train on until that is durable, and one iteration more."""
+    dist.barrier()
+    clean = [iterate(saver, state, work) for _ in range(_CLEAN_ITERATIONS)]
+    touched = [iterate(saver, state, work, save=True)]
+    while not everywhere(saver.is_durable()):
+        touched.append(iterate(saver, state, work))
+    touched.append(iterate(saver, state, work))
+    clean_s = statistics.median(one.total_s for one in clean)
+    figures = {
+        "held_s": sum(one.held_s for one in touched),
+        "added_s": sum(one.total_s for one in touched) - len(touched) * clean_s,
+        **saver.finish(),
+    }
+    return {f"{name}/{figure}": value for figure, value in slowest(figures).items()}
+
+
+def everywhere(value: bool) -> bool:
+    """Whether it holds on every rank."""
+    flag = torch.tensor([int(value)])
+    dist.all_reduce(flag, dist.ReduceOp.MIN)
+    return bool(flag)
+
+
+def slowest(figures: Mapping[str, float]) -> dict[str, float]:
+    """Each figure's largest value over the ranks, on the first one at least; some lack some."""
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, dict(figures))
+    names = {name for one in gathered for name in one}
+    return {name: max(one[name] for one in gathered if name in one) for name in sorted(names)}
+
+
+if __name__ == "__main__":
+    main()

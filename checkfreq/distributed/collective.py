@@ -1,0 +1,216 @@
+"""What the ranks of a run agree on at a boundary: one decision, at one step, for all of them.
+
+Rank 0's costs, raised to the highest of any rank, and its clock decide when a checkpoint is due;
+every rank says whether it could take one, what failed, and whether it was told to stop. The next
+meeting is agreed at each, so that boundaries without one cost nothing. Pure, but for the meetings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from checkfreq.distributed.meetings import Meetings
+from checkfreq.errors import StateError
+from checkfreq.types import Json
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one rank would do at this boundary: a checkpoint for ``reason``, or none ("").
+
+    ``must``: it waits for a slot; otherwise it is deferred. ``why_late``: it is due, and would
+    have to wait. ``place`` is where the snapshot is to be taken ("": wherever that is).
+    """
+
+    reason: str = ""
+    must: bool = False
+    why_late: str = ""
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a rank says at a boundary. ``costs`` are the seconds of ``Profile.RAISED`` it knows.
+
+    ``is_restructured``: its state has another structure than when it was last compared.
+    ``durable_step`` is the newest step that the directory it leads holds; None from the others.
+    ``next_step`` is when rank 0 wishes to meet again.
+    """
+
+    wish: Wish
+    is_ready: bool
+    is_written: bool
+    is_restructured: bool = False
+    stop: str | None = None
+    durable_step: int | None = None
+    leads: bool = False
+    costs: Mapping[str, float] = field(default_factory=dict)
+    next_step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What all ranks do. ``attempt`` is the new checkpoint's id, "" if there is none to take.
+
+    ``defer`` says why a periodic one has to wait. ``is_written``: the step is on its way on all
+    ranks. ``stop`` names the signal and the rank that got it. ``confirmed_step`` is committed in
+    every directory. ``compares``: the structure of the state changed somewhere.
+    """
+
+    reason: str = ""
+    attempt: str = ""
+    place: str = ""
+    waits_for: tuple[int, ...] = ()
+    defer: str = ""
+    is_written: bool = False
+    stop: str | None = None
+    confirmed_step: int | None = None
+    costs: Mapping[str, float] = field(default_factory=dict)
+    next_step: int = 0
+    compares: bool = False
+
+
+def decide(words: Sequence[Word], *, attempt: str) -> Decision:
+    """The decision that follows from what the ranks said, rank 0 first."""
+    wish = words[0].wish
+    is_written = all(word.is_written for word in words)
+    unready = tuple(rank for rank, word in enumerate(words) if not word.is_ready)
+    takes = bool(wish.reason) and not is_written
+    defers = wish.why_late or (_why_unready(unready) if takes and unready and not wish.must else "")
+    stops = [f"{word.stop} (rank {rank})" for rank, word in enumerate(words) if word.stop]
+    return Decision(
+        reason=wish.reason,
+        attempt=attempt if takes and not defers else "",
+        place=wish.place,
+        waits_for=unready if takes and wish.must else (),
+        defer=defers,
+        is_written=is_written,
+        stop=stops[0] if stops else None,
+        confirmed_step=_confirmed([word.durable_step for word in words if word.leads]),
+        costs=_highest([word.costs for word in words]),
+        next_step=words[0].next_step,
+        compares=any(word.is_restructured for word in words),
+    )
+
+
+def _why_unready(ranks: Sequence[int]) -> str:
+    return f"no slot is free, or slots are being prepared, on rank {', '.join(map(str, ranks))}"
+
+
+def _confirmed(steps: Sequence[int | None]) -> int | None:
+    """The newest step that is committed wherever somebody commits."""
+    known = [step for step in steps if step is not None]
+    return min(known) if known and len(known) == len(steps) else None
+
+
+def _settle(said: Sequence[Json]) -> Json:
+    failed = [f"rank {rank}: {word['error']}" for rank, word in enumerate(said) if word["error"]]
+    confirmed = _confirmed([word["durable_step"] for word in said if word["leads"]])
+    return {"failed": "; ".join(failed), "confirmed_step": confirmed}
+
+
+def _highest(costs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = {name for known in costs for name in known}
+    return {name: max(known[name] for known in costs if name in known) for name in sorted(names)}
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """How a checkpoint ended: ``failed`` says which ranks failed and why, "" if none did."""
+
+    failed: str
+    confirmed_step: int | None
+
+
+class Structured(Protocol):
+    """Who knows the structure of the state: the pipeline."""
+
+    def structure_digest(self) -> str:
+        """Equal on ranks of equal structure."""
+        ...
+
+    def structure_listing(self) -> dict[str, str]:
+        """The structure in words, by name."""
+        ...
+
+
+class Collective:
+    """The boundaries at which the ranks meet, and what they decide there."""
+
+    def __init__(self, meetings: Meetings) -> None:
+        self.meetings = meetings
+        self._next_step = 0
+
+    @property
+    def decides(self) -> bool:
+        """Whether this rank's wish is the one that counts."""
+        return self.meetings.rank == 0
+
+    def meets_at(self, step: int) -> bool:
+        """Whether a meeting was agreed for this boundary."""
+        return step >= self._next_step
+
+    def agree(self, phase: str, say: Callable[[], Word], *, state: Structured) -> Decision:
+        """Meet: ``say()`` makes this rank's Word, or raises for all of them.
+
+        Raises StateError on every rank, with the names, if their structures of state differ.
+        """
+
+        def decide_words(words: Sequence[Json]) -> Json:
+            decision = decide([_word(word) for word in words], attempt=uuid.uuid4().hex)
+            return dataclasses.asdict(decision)
+
+        reply = self.meetings.act(phase, lambda: dataclasses.asdict(say()), decide=decide_words)
+        decision = Decision(**{**reply, "waits_for": tuple(reply["waits_for"])})
+        if decision.compares:
+            self._compare(state)
+        self._next_step = decision.next_step
+        return decision
+
+    def settle(
+        self, phase: str, error: str | None, *, durable_step: int | None, leads: bool
+    ) -> Settled:
+        """Meet after a wait: ``error`` is why this rank's part failed, if it did."""
+        said = {"error": error, "durable_step": durable_step, "leads": leads}
+        reply = self.meetings.meet(phase, said, decide=_settle)
+        return Settled(reply["failed"], reply["confirmed_step"])
+
+    def _compare(self, state: Structured) -> None:
+        phase = "comparing the structure of the state"
+        is_same = self.meetings.act(phase, state.structure_digest, decide=_are_equal)
+        if not is_same:
+            listings = self.meetings.act(phase, state.structure_listing)
+            raise StateError(difference(listings))
+
+
+def _are_equal(digests: Sequence[Json]) -> bool:
+    return len(set(digests)) == 1
+
+
+def _word(words: Json) -> Word:
+    return Word(**{**words, "wish": Wish(**words["wish"])})
+
+
+def difference(listings: Sequence[Mapping[str, str]]) -> str:
+    """A sentence that says on which ranks which names differ from rank 0's, and how."""
+    first, texts = listings[0], []
+    for rank, listing in enumerate(listings[1:], 1):
+        names = sorted(n for n in {*first, *listing} if first.get(n) != listing.get(n))
+        shown = [
+            f"{name} is {listing.get(name, 'not there')}, on rank 0 {first.get(name, 'not there')}"
+            for name in names[:_SHOWN]
+        ]
+        more = [f"and {len(names) - _SHOWN} more"] * (len(names) > _SHOWN)
+        if names:
+            texts.append(f"rank {rank}: {'; '.join([*shown, *more])}")
+    return (
+        "the ranks hold different state, expected the same structure on all: "
+        f"{' | '.join(texts) or 'their classes of state differ'}. Build the same model and "
+        "optimizer on every rank, or name what differs in CFCheckpoint(per_rank=...)"
+    )

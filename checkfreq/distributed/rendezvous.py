@@ -1,0 +1,104 @@
+"""How the ranks find one another in a store that may hold the words of an earlier life.
+
+After an elastic restart the launcher's store is the same, and so are the keys. So rank 0 puts a
+fresh token down, every rank answers it with a number of its own, and whoever finds that number
+in rank 0's list knows that the token is of this life: it becomes part of every later key.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from checkfreq.errors import RankError
+
+_PHASE = "making the CFManager"
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.001, 0.05
+
+
+def agree_on_token(store: Any, *, rank: int, world: int, timeout_s: float) -> str:
+    """A text that all ranks of this life share, and no earlier one.
+
+    Raises RankError, naming them, for ranks that do not come within ``timeout_s``.
+    """
+    host = _Rank0(store, world) if rank == 0 else _Member(store, rank, world)
+    end_s, wait_s = time.monotonic() + timeout_s, _FIRST_WAIT_S
+    while (token := host.token()) is None:
+        if time.monotonic() >= end_s:
+            raise _missing(host.missing(), rank, timeout_s)
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+    return token
+
+
+class _Rank0:
+    def __init__(self, store: Any, world: int) -> None:
+        self._store = store
+        self._world = world
+        self._token = uuid.uuid4().hex
+        store.set("round", self._token)
+
+    def token(self) -> str | None:
+        """The token, once all have answered it."""
+        numbers = _answers(self._store, self._token, self._world)
+        if len(numbers) < self._world - 1:
+            return None
+        self._store.set(f"go/{self._token}", json.dumps(numbers))
+        return self._token
+
+    def missing(self) -> list[int]:
+        there = _answers(self._store, self._token, self._world)
+        return [rank for rank in range(1, self._world) if str(rank) not in there]
+
+
+class _Member:
+    def __init__(self, store: Any, rank: int, world: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._world = world
+        self._number = uuid.uuid4().hex
+        self._answered = ""
+
+    def token(self) -> str | None:
+        """The token that rank 0 confirmed with this process's number in its list."""
+        if not self._store.check(["round"]):
+            return None
+        token = self._store.get("round").decode()
+        if token != self._answered:
+            self._store.set(f"answer/{self._rank}", json.dumps([token, self._number]))
+            self._answered = token
+        if not self._store.check([f"go/{token}"]):
+            return None
+        numbers = json.loads(self._store.get(f"go/{token}"))
+        return token if numbers.get(str(self._rank)) == self._number else None
+
+    def missing(self) -> list[int]:
+        there = _answers(self._store, self._answered, self._world)
+        others = range(1, self._world)
+        return [rank for rank in others if str(rank) not in there] if there else [0]
+
+
+def _answers(store: Any, token: str, world: int) -> dict[str, str]:
+    """The number of each rank that has answered the token."""
+    found = {}
+    for rank in range(1, world):
+        if store.check([f"answer/{rank}"]):
+            answered, number = json.loads(store.get(f"answer/{rank}"))
+            if answered == token:
+                found[str(rank)] = number
+    return found
+
+
+def _missing(ranks: Sequence[int], rank: int, timeout_s: float) -> RankError:
+    missing = list(ranks) or [0]
+    names = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+    return RankError(
+        f"rank {rank} waited in {_PHASE}: {names} did not come within {timeout_s:g} s "
+        "(CFConfig.rank_timeout_s): lost, or doing something else. Every rank makes a CFManager, "
+        "in the same order",
+        ranks=missing,
+        phase=_PHASE,
+    )

@@ -1,0 +1,82 @@
+"""What ranks decide from what they say: tables, no processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from checkfreq.distributed.collective import Decision, Wish, Word, decide, difference
+
+NOTHING = Word(Wish(), is_ready=True, is_written=False, next_step=7)
+PERIODIC = replace(NOTHING, wish=Wish("periodic", place="host"), leads=True)
+
+
+def decided(*words: Word) -> Decision:
+    return decide(words, attempt="a1")
+
+
+def test_rank_0_decides_whether_a_checkpoint_is_due() -> None:
+    assert decided(PERIODIC, NOTHING).attempt == "a1"
+    assert decided(PERIODIC, NOTHING).place == "host"
+    assert decided(NOTHING, PERIODIC).attempt == ""
+
+
+def test_a_periodic_one_is_deferred_on_all_if_one_rank_has_no_slot() -> None:
+    decision = decided(PERIODIC, replace(NOTHING, is_ready=False))
+    assert decision.attempt == ""
+    assert "rank 1" in decision.defer
+
+
+def test_one_that_must_be_taken_waits_for_the_rank_without_a_slot() -> None:
+    must = replace(PERIODIC, wish=Wish("requested", must=True))
+    decision = decided(must, replace(NOTHING, is_ready=False))
+    assert decision.attempt == "a1"
+    assert decision.waits_for == (1,)
+    assert not decision.defer
+
+
+def test_a_late_one_is_deferred_with_its_reason() -> None:
+    assert decided(replace(NOTHING, wish=Wish(why_late="late")), NOTHING).defer == "late"
+
+
+def test_a_step_that_all_have_written_is_not_taken_again() -> None:
+    written = replace(PERIODIC, is_written=True)
+    assert decided(written, replace(NOTHING, is_written=True)).is_written
+    assert decided(written, replace(NOTHING, is_written=True)).attempt == ""
+    assert decided(written, NOTHING).attempt == "a1"
+
+
+def test_a_stop_signal_on_any_rank_stops_all() -> None:
+    assert decided(NOTHING, NOTHING).stop is None
+    assert decided(NOTHING, replace(NOTHING, stop="SIGTERM")).stop == "SIGTERM (rank 1)"
+
+
+def test_a_step_is_confirmed_once_every_leader_has_committed_it() -> None:
+    def leader(step: int | None) -> Word:
+        return replace(NOTHING, leads=True, durable_step=step)
+
+    assert decided(leader(20), NOTHING, leader(30), NOTHING).confirmed_step == 20
+    assert decided(leader(20), leader(None)).confirmed_step is None
+    assert decided(leader(20), NOTHING).confirmed_step == 20
+
+
+def test_costs_are_those_of_the_slowest_rank() -> None:
+    def costing(**costs: float) -> Word:
+        return replace(NOTHING, costs=costs)
+
+    decision = decided(costing(persist_s=1.0, cost_s=0.3), costing(persist_s=2.0), costing())
+    assert decision.costs == {"persist_s": 2.0, "cost_s": 0.3}
+
+
+def test_structures_are_compared_when_one_has_changed() -> None:
+    assert not decided(NOTHING, NOTHING).compares
+    assert decided(NOTHING, replace(NOTHING, is_restructured=True)).compares
+
+
+def test_a_difference_is_told_by_rank_and_name_and_not_without_end() -> None:
+    first = {f"model.{n}": "float32[2]" for n in range(20)}
+    second: dict[str, Any] = {**first, "model.3": "float32[4]"}
+    assert "rank 1: model.3 is float32[4], on rank 0 float32[2]." in difference([first, second])
+    text = difference([first, first, {}])
+    assert "rank 2: model.0 is not there" in text
+    assert "and 15 more" in text

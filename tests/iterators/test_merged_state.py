@@ -1,0 +1,157 @@
+"""The positions of all ranks become the one that every rank loads, or a sentence says why not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from iterators import CFIterator, CorruptPositionError, Position, ResumableDataLoader
+from iterators.ledger import Ledger
+from iterators.position import _check
+from tests.iterators.datasets import Augmented, Plain
+from tests.iterators.ranks import rank_of
+
+make = rank_of(24)
+
+
+def states_after(steps: int, *, world: int = 2, batch: int = 3) -> list[dict[str, Any]]:
+    """What each rank saves after so many boundaries, as it comes back from a file."""
+    ranks = [make(rank, world, batch) for rank in range(world)]
+    for _ in zip(*(one.steps(steps) for one in ranks), strict=True):
+        pass
+    return [json.loads(json.dumps(one.state_dict())) for one in ranks]
+
+
+def resealed(state: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    content = {name: value for name, value in {**state, **changes}.items() if name != "check"}
+    content = {name: value for name, value in content.items() if value is not None}
+    return {**content, "check": _check(content)}
+
+
+def refusal(states: list[dict[str, Any]]) -> str:
+    with pytest.raises(CorruptPositionError) as caught:
+        make(0, 2, 3).merged_state(states)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_every_rank_of_any_world_continues_where_all_ranks_stood(world: int) -> None:
+    merged = make(0, 1, 1).merged_state(states_after(2))
+    assert merged is not None
+    position = Position.from_dict(merged)
+    assert (position.position, position.step, position.ledger.count) == (12, 2, 12)
+    assert position.ranks == ()
+    ranks = [make(rank, world, 4) for rank in range(world)]
+    for one in ranks:
+        one.load_state_dict(merged)
+    assert make(0, 1, 1).merged_state([one.state_dict() for one in ranks]) == resealed(
+        merged, layout=ranks[0].state_dict()["layout"]
+    )
+
+
+def test_the_state_of_one_rank_alone_stays_as_it_is() -> None:
+    (state,) = states_after(2, world=1)
+    assert "ranks" not in state
+    assert make(0, 1, 1).merged_state([state]) == state
+
+
+def test_states_at_an_epochs_end_are_of_the_next_epoch() -> None:
+    merged = make(0, 1, 1).merged_state(states_after(4))
+    assert merged is not None
+    assert (merged["epoch"], merged["position"], merged["step"]) == (1, 0, 4)
+    assert merged["ledger"] == Ledger().to_dict()
+
+
+def test_merging_changes_nothing_in_the_iterator() -> None:
+    iterator = make(0, 2, 3)
+    before = iterator.state_dict()
+    iterator.merged_state(states_after(2))
+    assert iterator.state_dict() == before
+
+
+def test_a_share_that_two_ranks_load_counts_once() -> None:
+    """Tensor parallel: ranks 0 and 1 read the first share, 2 and 3 the second."""
+    first, second = states_after(2)
+    merged = make(0, 2, 3).merged_state([first, first, second, second])
+    assert merged == make(0, 2, 3).merged_state([first, second])
+    assert merged == make(0, 2, 3).merged_state([second, first])
+
+
+def test_a_rank_that_stands_elsewhere_is_named() -> None:
+    said = refusal([states_after(2)[0], states_after(3)[1]])
+    assert "rank 0 at epoch 0, place 12, step 2" in said
+    assert "rank 1 at epoch 0, place 18, step 3" in said
+
+
+def test_a_rank_of_another_layout_is_named() -> None:
+    said = refusal([states_after(2)[0], states_after(1, batch=6)[1]])
+    assert "batch 3" in said
+    assert "batch 6" in said
+
+
+def test_a_rank_that_reads_other_data_is_named() -> None:
+    first, second = states_after(2)
+    said = refusal([first, resealed(second, seed=5)])
+    assert "ranks read different data: rank 0" in said
+    assert "seed=5" in said
+
+
+def test_a_missing_rank_is_named() -> None:
+    assert "positions of ranks 0, 1 are needed, found: 1" in refusal(states_after(2)[1:])
+    assert "there is no position of any rank" in refusal([])
+
+
+def test_two_states_of_one_rank_that_differ_are_refused() -> None:
+    first, second = states_after(2)
+    other = resealed(second, ledger=Ledger.of([1]).to_dict())
+    assert "two positions of rank(s) 1 differ" in refusal([first, second, other])
+
+
+def test_one_for_all_and_one_of_a_single_rank_are_refused() -> None:
+    first, second = states_after(2)
+    assert "positions of ranks 0, 1 are needed, found: 1" in refusal(
+        [resealed(first, ranks=None), second]
+    )
+
+
+def test_a_damaged_state_is_refused_naming_the_rank() -> None:
+    first, second = states_after(2)
+    assert refusal([first, {**second, "step": 9}]).startswith("rank 1: the saved position is dam")
+
+
+@pytest.mark.parametrize("ranks", [[], [-1], [True], ["0"], 0])
+def test_ranks_that_are_none_are_refused(ranks: Any) -> None:
+    with pytest.raises(CorruptPositionError, match="cannot be read"):
+        Position.from_dict(resealed(states_after(2)[0], ranks=ranks))
+
+
+def test_states_that_do_not_say_whose_they_are_are_taken_in_the_order_given() -> None:
+    """Version 1 did not, nor the first positions of version 2."""
+    old = [resealed(state, ranks=None) for state in states_after(2)]
+    oldest = [resealed(state, version=1, states=None) for state in old]
+    expected = make(0, 2, 3).merged_state(states_after(2))
+    assert make(0, 2, 3).merged_state(old) == expected
+    assert make(0, 2, 3).merged_state(oldest) == expected
+
+
+def test_workers_and_versions_may_differ_between_ranks() -> None:
+    first, second = states_after(2)
+    other = {**second["layout"], "workers": 7, "versions": {"numpy": "1"}}
+    merged = make(0, 2, 3).merged_state([first, resealed(second, layout=other)])
+    assert merged == make(0, 2, 3).merged_state([first, second])
+
+
+def alone(dataset: Any) -> CFIterator:
+    return CFIterator(ResumableDataLoader(dataset, 2, rank=0, world=1))
+
+
+def test_ranks_that_do_not_share_the_data_continue_each_from_its_own() -> None:
+    states = [alone(Plain(8)).state_dict(), alone(Augmented(8)).state_dict()]
+    assert alone(Plain(8)).merged_state(states) is None
+
+
+def test_ranks_that_all_read_everything_continue_from_the_one_they_share() -> None:
+    state = alone(Plain(8)).state_dict()
+    assert alone(Plain(8)).merged_state([state, state]) == state
