@@ -23,7 +23,7 @@ from checkfreq.checks import cadence, check_arguments, numbers, usable
 from checkfreq.config import CFConfig
 from checkfreq.distributed.collective import Collective, Decision, Wish, Word
 from checkfreq.distributed.joint_restore import JointRestorer
-from checkfreq.distributed.meetings import ranks_together, said_by_each
+from checkfreq.distributed.meetings import ranks_together
 from checkfreq.distributed.roles import agree_on_role, agree_on_settings
 from checkfreq.errors import CheckFreqError, ConfigError, PersistError, StateError
 from checkfreq.events import Event
@@ -33,7 +33,7 @@ from checkfreq.pipeline import Pipeline
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
 from checkfreq.policy.tuner import Due
-from checkfreq.positions import Positions, PositionSource, RankStates, by_name
+from checkfreq.positions import Positions, PositionSource, by_name
 from checkfreq.profile_cache import ProfileCache
 from checkfreq.profiler import Profiler
 from checkfreq.restore import Found, Restorer, plan_restore
@@ -558,8 +558,7 @@ class CFManager:
         compare = partial(plan_restore, found, self._chk, path=self._chk_dir, rank=self._role.rank)
         plan = self._planned(partial(compare, only=only, exclude=exclude, strict=strict))
         del compare
-        positions = self._positions_of_all_ranks(plan)
-        self._on_all_ranks("restore(): loading", lambda: self._apply(plan, positions))
+        self._on_all_ranks("restore(): loading", lambda: self._apply(plan))
         self._may_start = True  # not earlier: a run that failed to restore must not start over
         self._continue_from(found, explicit=step is not None)
         plan.apply_rng()
@@ -594,19 +593,9 @@ class CFManager:
         self._on_all_ranks("restore(): comparing", lambda: plans.append(plan()))
         return plans[0]
 
-    def _positions_of_all_ranks(self, plan: RestorePlan) -> Mapping[str, RankStates]:
-        """By iterator's name; a node's own directory holds those of its ranks only."""
-        found = dict(plan.all_positions)
-        if self._collective is not None and not self._role.shares_all:
-            here = {str(rank): positions for rank, positions in found.items()}
-            nodes = self._collective.meetings.meet(
-                "restore(): positions", here, decide=said_by_each
-            )
-            found = {int(rank): one[rank] for one in nodes for rank in one}
-        return by_name(found)
-
-    def _apply(self, plan: RestorePlan, positions: Mapping[str, RankStates]) -> None:
-        take_back = self._positions.restore(positions)  # first: an iterator may refuse
+    def _apply(self, plan: RestorePlan) -> None:
+        # First: an iterator may refuse.
+        take_back = self._positions.restore(by_name(plan.all_positions))
         try:
             plan.apply()
         except Exception:

@@ -32,8 +32,8 @@ def load(
     newest checkpoint that validates is read. Tensors are on the CPU and own their memory;
     names that were tied come back as the same tensor, and shards as whole tensors. What each
     rank had of its own ("rng", names given as ``per_rank``) is returned as ``rank`` had it.
-    ``only`` limits what is returned. ``into`` maps tracked names to live objects, which are loaded in place as
-    ``CFManager.restore`` would; ``strict=False`` then loads what fits.
+    ``only`` limits what is returned. ``into`` maps tracked names to live objects, which are
+    loaded in place as ``CFManager.restore`` would; ``strict=False`` then loads what fits.
 
     Raises NoCheckpointError, CorruptCheckpointError, MismatchError (nothing was changed).
     """

@@ -167,4 +167,5 @@ def plan_restore(
         exclude=exclude,
         strict=strict,
         path=str(path),
+        rank=rank,
     )

@@ -8,12 +8,14 @@ verify the newest common one, and go back together if it is damaged for one of t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.distributed.meetings import Meetings
 from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
 from checkfreq.restore import Found, Restorer
+from checkfreq.snapshot.captured import POSITIONS
+from checkfreq.snapshot.needs import needed_files
 from checkfreq.store.images import Image
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import Rejected
@@ -93,6 +95,7 @@ class JointRestorer:
         damage = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None]
         if not damage:
             manifest, images = read[0]
+            manifest = self._with_positions_elsewhere(manifest)
             return Found(step, manifest, images, tuple(rejected))
         is_here = any(texts[rank] is not None for rank in self._role.group)
         rejected.append(self._rejected(step, "; ".join(damage), here=is_here))
@@ -100,7 +103,20 @@ class JointRestorer:
 
     def _read(self, step: int) -> tuple[Manifest, Mapping[str, Image]]:
         manifest = self._restorer.manifest(step)
-        return manifest, self._restorer.read(manifest, manifest.files)
+        wanted = needed_files(self._chk, manifest, self._role)
+        files = [file for file in manifest.files if file.name in wanted]
+        return manifest, self._restorer.read(manifest, files)
+
+    def _with_positions_elsewhere(self, manifest: Manifest) -> Manifest:
+        """Where each node has a directory: with the positions that the others hold."""
+        if self._role.shares_all:
+            return manifest
+        held = {rank: own.get(POSITIONS, {}) for rank, own in manifest.ranks.items()}
+        everywhere = self._meetings.act(
+            "restore(): positions", lambda: held if self._role.leads else {}, decide=_united
+        )
+        others = {int(rank): {POSITIONS: nodes} for rank, nodes in everywhere.items()}
+        return replace(manifest, ranks={**others, **manifest.ranks})
 
     def _rejected(self, step: int, text: str, *, here: bool) -> Rejected:
         error = CorruptCheckpointError(
@@ -133,6 +149,10 @@ def _common(said: Sequence[Json]) -> Json:
 
 def _is_in_all(step: str, attempts: Sequence[Mapping[str, str]]) -> bool:
     return len({held.get(step) for held in attempts}) == 1
+
+
+def _united(said: Sequence[Json]) -> Json:
+    return {rank: nodes for held in said for rank, nodes in held.items()}
 
 
 def _steps(words: Json) -> str:
