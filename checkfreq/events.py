@@ -35,14 +35,16 @@ class Event:
 
 
 class EventLog:
-    """Appends events to a file; keeps nothing open between calls."""
+    """Appends events to a file (None: nowhere); keeps nothing open between calls."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
         self._warned = False
 
     def append(self, event: Event) -> None:
         """Append one line; a full or read-only disk must not stop training."""
+        if self._path is None:
+            return
         line = (event.to_json() + "\n").encode()
         try:
             fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

@@ -23,18 +23,26 @@ import time
 from dataclasses import dataclass
 
 #: Every instant of an attempt, in the order in which an undisturbed one passes them.
-#: Those under ``snapshot.``, ``socket.`` and ``slot.`` are passed by the trainer, the others by
-#: the worker.
+#: Those under ``meeting.``, ``snapshot.``, ``socket.`` and ``slot.`` are passed by the trainer, the
+#: others by the worker; ``meeting.`` and ``parts.`` only where there are many ranks.
 POINTS: tuple[str, ...] = (
+    "meeting.say",
+    "meeting.hear",
     "snapshot.copy_start",
     "snapshot.copy_settled",
     "snapshot.copy_end",
     "socket.send",
     "worker.receive",
-    "commit.mkdir",
+    "commit.mkdir",  # of one rank, or of the one that leads
+    "parts.join",  # of the others
     "commit.write",
     "commit.truncate",
     "commit.sync_payload",
+    "parts.write_manifest",  # the others' last three
+    "parts.sync_manifest",
+    "parts.rename",
+    "parts.wait",  # the leader's
+    "parts.merge",
     "commit.write_manifest",
     "commit.sync_manifest",
     "commit.sync_temp_dir",
@@ -47,6 +55,9 @@ POINTS: tuple[str, ...] = (
     "slot.release",
     "prune.remove",
 )
+
+#: Those that a run of one rank passes.
+POINTS_OF_ONE_RANK = tuple(p for p in POINTS if not p.startswith(("meeting.", "parts.")))
 
 _ENV = "CHECKFREQ_FAULT"
 _ENV_LOG = "CHECKFREQ_FAULT_LOG"

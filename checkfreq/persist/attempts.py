@@ -100,6 +100,8 @@ class AttemptBook:
         self.num_committed = 0
         self.num_failed = 0
         self.last_durable_step: int | None = None
+        #: Of which at least this rank's part is durable.
+        self.last_written_step: int | None = None
 
     @property
     def active(self) -> tuple[Attempt, ...]:
@@ -129,7 +131,7 @@ class AttemptBook:
         return void
 
     def commit(self, reply: p.Committed) -> Attempt:
-        """The worker reported a durable checkpoint."""
+        """The worker reported a durable checkpoint, or a durable part of one."""
         attempt = self._active[reply.attempt]
         attempt.persist_s = reply.persist_s
         attempt.num_bytes = reply.num_bytes
@@ -137,7 +139,9 @@ class AttemptBook:
         self._end(attempt, AttemptState.COMMITTED)
         self.num_committed += 1
         self._failures_in_row = 0
-        self.last_durable_step = attempt.step
+        self.last_written_step = attempt.step
+        if not reply.is_part:
+            self.last_durable_step = attempt.step
         return attempt
 
     def fail(self, reply: p.Failed) -> Attempt:

@@ -26,7 +26,7 @@ from checkfreq.policy.retention import CheckpointInfo, RetentionPolicy
 from checkfreq.snapshot.arena import Slot
 from checkfreq.store.marks import Mark
 from checkfreq.store.store import CheckpointStore
-from checkfreq.types import Json
+from checkfreq.types import Json, Role
 
 logger = logging.getLogger(__name__)
 
@@ -42,16 +42,21 @@ class Persistence:
         retention: RetentionPolicy,
         tolerate_failures: int,
         release: Callable[[Slot], None],
+        role: Role = Role(),
     ) -> None:
         self.store = CheckpointStore(chk_dir)
-        self.persister = Persister(chk_dir, config=config)
+        self.persister = Persister(chk_dir, config=config, role=role)
         self.book = AttemptBook(tolerate_failures=tolerate_failures, release=release)
         self.last_event: Event | None = None
         self.num_replaced = 0
         self.supersede_after: int | None = None
+        #: The step up to which every other directory of the run is known to have its share, so
+        #: that retention may remove older ones; None: there is no other directory.
+        self.confirmed_step: int | None = None
         self._config = config
+        self._role = role
         self._retention = retention
-        self._events = EventLog(chk_dir / "events.jsonl")
+        self._events = EventLog(chk_dir / "events.jsonl" if role.leads else None)
         self._known: dict[int, CheckpointInfo] | None = None
         self._handed_twice: set[str] = set()
         #: Told of every attempt that ended; what it returns is noted with a commit.
@@ -88,7 +93,7 @@ class Persistence:
 
     # ---- attempts
 
-    def hand_over(self, attempt: Attempt, objects: Json) -> None:
+    def hand_over(self, attempt: Attempt, objects: Json, own: Json = None) -> None:
         """Give a complete snapshot to the worker (called by the copy thread)."""
         self.persister.submit(
             p.Persist(
@@ -96,11 +101,13 @@ class Persistence:
                 step=attempt.step,
                 slot=attempt.slot.index,
                 objects=objects,
-                world=1,
+                world=self._role.world,
                 versions=_versions(),
                 supersede_after=self.supersede_after,
                 keep=attempt.marks.keep,
                 metrics=attempt.marks.metrics,
+                own=own,
+                part_timeout_s=self._config.rank_timeout_s,
             )
         )
 
@@ -137,9 +144,16 @@ class Persistence:
         else:
             self._send_marks(step, marks)
 
+    def confirm(self, step: int) -> None:
+        """Every directory of the run holds its share of ``step``: what is older may go."""
+        self.confirmed_step = step
+        if self._known is not None:
+            self._prune()
+
     def quarantine(self, step: int, reason: CorruptCheckpointError) -> None:
-        """Have a damaged step set aside."""
-        self.persister.ask(p.Quarantine(step, str(reason)))
+        """Have a damaged step set aside (by the leader, if that is another rank)."""
+        if self._role.leads:
+            self.persister.ask(p.Quarantine(step, str(reason)))
         self.record("quarantined", step, reason=str(reason))
         if self._known is not None:
             self._known.pop(step, None)
@@ -236,6 +250,8 @@ class Persistence:
 
     def _send_marks(self, step: int, marks: Marks) -> None:
         assert self._known is not None
+        if not self._role.leads:
+            return
         self.persister.ask(p.AddMark(step, marks.keep, marks.metrics))
         old = self._known.get(step, CheckpointInfo(step))
         self._known[step] = CheckpointInfo(
@@ -244,8 +260,12 @@ class Persistence:
 
     def _prune(self) -> None:
         assert self._known is not None
+        if not self._role.leads:
+            return
         infos = sorted(self._known.values(), key=lambda info: info.step)
         steps = self._retention.to_remove(infos)
+        if self.confirmed_step is not None:
+            steps = [step for step in steps if step < self.confirmed_step]
         if steps:
             self.persister.ask(p.Prune(tuple(steps)))
 
@@ -260,11 +280,15 @@ class Persistence:
 
     def _check_deadlines(self) -> None:
         now_s = time.perf_counter()
+        limit_s = self._config.persist_timeout_s
+        waits_for_parts = self._role.leads and len(self._role.group) > 1
         for attempt in self.book.active:
+            if waits_for_parts:  # for those of each attempt before this one too
+                limit_s += self._config.rank_timeout_s
             handed_s = attempt.handed_s
             if handed_s is None or attempt.error is not None:
                 continue
-            if now_s - handed_s > self._config.persist_timeout_s:
+            if now_s - handed_s > limit_s:
                 logger.error(
                     "step %d is not durable after %.0f s (CFConfig.persist_timeout_s): "
                     "killing its worker",
@@ -285,7 +309,7 @@ class Persistence:
                 self._failed(self.book.abandon(attempt, error))
             else:
                 self._handed_twice.add(attempt.id)
-        self.persister.replace()
+        self.persister.replace(keep=[attempt.id for attempt in self.book.active])
         self.num_replaced += 1
 
 

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ from checkfreq import faults
 from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError, WorkerDiedError
 from checkfreq.persist import protocol as p
-from checkfreq.types import FileSpec
+from checkfreq.types import FileSpec, Role
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +45,10 @@ class _SlotRecord(NamedTuple):
 class Persister:
     """One persist worker and its replacement."""
 
-    def __init__(self, chk_dir: Path, *, config: CFConfig) -> None:
+    def __init__(self, chk_dir: Path, *, config: CFConfig, role: Role = Role()) -> None:
         self._chk_dir = chk_dir
         self._config = config
+        self._role = role
         self._lock = threading.Lock()
         self._slots: dict[int, _SlotRecord] = {}
         self._layouts: dict[int, tuple[FileSpec, ...]] = {}
@@ -64,7 +66,7 @@ class Persister:
         with self._lock:
             self._start()
 
-    def _start(self) -> None:
+    def _start(self, *, keep: tuple[str, ...] = ()) -> None:
         with contextlib.ExitStack() as on_failure:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             on_failure.callback(ours.close)
@@ -79,7 +81,7 @@ class Persister:
         faults.set_peer(self._process.pid)
         self._channel = p.Channel(ours)
         self._opened = False
-        self._tell_everything()
+        self._tell_everything(keep)
 
     def wait_opened(self) -> None:
         """Return once the worker holds the directory's lock.
@@ -87,7 +89,7 @@ class Persister:
         Raises ConfigError when another run keeps it for ``takeover_s``, or when the directory
         cannot be used; WorkerDiedError when the worker ends instead.
         """
-        deadline = time.monotonic() + self._config.takeover_s + _START_GRACE_S
+        deadline = time.monotonic() + self._takeover_s + _START_GRACE_S
         while not self._opened:
             reply = self._receive(max(0.0, deadline - time.monotonic()))
             match reply:
@@ -111,11 +113,16 @@ class Persister:
         """Whether the worker has a request that it has not answered."""
         return bool(self._asked)
 
-    def replace(self) -> None:
-        """Start another worker and tell it all that the old one knew."""
+    def replace(self, *, keep: Iterable[str] = ()) -> None:
+        """Start another worker and tell it all that the old one knew.
+
+        ``keep``: attempts that were not handed over yet, but perhaps by other ranks.
+        """
         with self._lock:  # a snapshot handed over meanwhile goes to the new worker, once
             self.kill()
-            self._start()
+            attempts = dict.fromkeys([*self._in_flight, *keep])
+            # Nobody else writes to those of a single rank: it begins them anew.
+            self._start(keep=() if self._role.is_alone else tuple(attempts))
 
     def kill(self) -> None:
         """End the worker at once; idempotent."""
@@ -256,15 +263,23 @@ class Persister:
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(search)},
         )
 
-    def _tell_everything(self) -> None:
+    @property
+    def _takeover_s(self) -> float:
+        """A predecessor's worker may wait for parts of its ranks before it lets go."""
+        config = self._config
+        return config.takeover_s + (0.0 if self._role.is_alone else config.rank_timeout_s)
+
+    def _tell_everything(self, keep: tuple[str, ...]) -> None:
         config = self._config
         self._tell(
             p.Open(
                 str(self._chk_dir.resolve()),
-                takeover_s=config.takeover_s,
+                takeover_s=self._takeover_s,
                 writer_threads=config.writer_threads,
                 write_chunk_bytes=config.write_chunk_bytes,
                 max_write_bytes_per_s=config.max_write_bytes_per_s,
+                role=self._role,
+                keep=keep,
             )
         )
         for slot, record in self._slots.items():

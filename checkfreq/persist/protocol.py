@@ -18,7 +18,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from checkfreq.types import FileSpec, Json, TensorSpec
+from checkfreq.types import FileSpec, Json, Role, TensorSpec
 
 _LENGTH = struct.Struct("!I")
 _RECEIVE_BYTES = 1 << 16
@@ -34,13 +34,19 @@ class ChannelClosedError(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Lock ``chk_dir`` (waiting at most ``takeover_s``) and make it ready."""
+    """Lock ``chk_dir`` (waiting at most ``takeover_s``) and make it ready.
+
+    ``role``: a member neither locks it nor changes anything in it but its own parts. ``keep``:
+    attempts in flight, whose parts are not to be swept away.
+    """
 
     chk_dir: str
     takeover_s: float
     writer_threads: int
     write_chunk_bytes: int
     max_write_bytes_per_s: int | None
+    role: Role = Role()
+    keep: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,8 @@ class Persist:
     """Slot ``slot`` holds a complete snapshot of ``step``: make it a checkpoint.
 
     ``supersede_after``: with the commit, set aside existing checkpoints of later steps.
+    ``own``, where there are many ranks: the JSON of what is this rank's own. ``part_timeout_s``:
+    how long the leader waits for the others' parts once its own is durable.
     """
 
     attempt: str
@@ -75,6 +83,8 @@ class Persist:
     supersede_after: int | None = None
     keep: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
+    own: Json = None
+    part_timeout_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +147,8 @@ class Committed:
 
     ``persist_s``: from the request to the commit, at ``ended_s``: the worker's
     ``time.perf_counter()``, which on Linux is CLOCK_MONOTONIC, the same in every process of
-    the machine. ``warning``: what went wrong after the commit ("" for nothing).
+    the machine. ``warning``: what went wrong after the commit ("" for nothing). ``is_part``: a
+    member's part is durable, and nothing is known of the others'.
     """
 
     attempt: str
@@ -149,6 +160,7 @@ class Committed:
     direct: bool
     kept_existing: bool
     warning: str = ""
+    is_part: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +223,9 @@ def decode(text: bytes) -> Message:
     name, body = json.loads(text)
     if name == "SlotLayout":
         body["files"] = tuple(_file_spec(values) for values in body["files"])
+    if name == "Open":
+        rank, world, group, split = body["role"]
+        body.update(role=Role(rank, world, tuple(group), split), keep=tuple(body["keep"]))
     if "steps" in body:
         body["steps"] = tuple(body["steps"])
     message: Message = _TYPES[name](**body)

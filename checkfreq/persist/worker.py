@@ -4,7 +4,8 @@ Started once by the trainer, in its own session, with SIGINT and SIGTERM ignored
 outlives a killed trainer and finishes the snapshots it holds. Imports no torch and never sees
 an accelerator. The main thread routes messages and watches the trainer through a pidfd (a
 forked loader process can keep the socket open, so its end of file proves nothing); one other
-thread carries the requests out in order. It alone writes to the checkpoint directory.
+thread carries the requests out in order. Of all processes it alone writes checkpoints; of
+several ranks each has one, and only the leader's holds the lock.
 """
 
 from __future__ import annotations
@@ -19,50 +20,45 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
 
 from checkfreq import faults
 from checkfreq.events import Event, EventLog
 from checkfreq.persist import protocol as p
+from checkfreq.persist.commit import Site, attempt_of
 from checkfreq.persist.lock import DirectoryLock, LockTimeoutError
-from checkfreq.persist.writer import RateLimiter, SnapshotWriter, WriteResult
-from checkfreq.store.manifest import Manifest
-from checkfreq.store.store import CheckpointStore, Pending
-from checkfreq.types import FileSpec
+from checkfreq.persist.writer import RateLimiter, SnapshotWriter
+from checkfreq.store.joint import JointStore
 
 _POLL_S = 3600.0
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PGRP = 2
 _BEST_EFFORT = 2 << 13
-#: Room left on the disk beyond a checkpoint's own bytes: manifest, pointer, events.
-_SPARE_BYTES = 4 << 20
 
 
 class Desk:
-    """Carries out requests, in order, on one thread; owns store, lock, slots and layouts."""
+    """Carries out requests, in order, on one thread; the directory is its ``_site`` once open."""
 
     def __init__(self, channel: p.Channel, *, trainer_pid: int) -> None:
         self._channel = channel
         self._trainer_pid = trainer_pid
-        self._slots: dict[int, mmap.mmap] = {}
-        self._layouts: dict[int, tuple[FileSpec, ...]] = {}
+        self._events = EventLog(None)
+        self._is_refused = False
         self.trainer_gone = threading.Event()
-        #: A commit of this worker has set the later steps aside. Snapshots that were handed over
-        #: before the trainer knew ask for it again, and would set aside this run's own steps.
-        self.has_superseded = False
         self._limiter = RateLimiter(None)
 
     def carry_out(self, request: p.Message) -> None:
         """Do one request and reply; only an unexpected bug raises."""
+        if self._is_refused:
+            return  # the trainer was told, and ends this process
         match request:
             case p.Open():
                 self._open(request)
             case p.SlotMemory():
                 self._map_slot(request)
             case p.SlotLayout():
-                self._layouts[request.slot] = request.files
+                self._site.layouts[request.slot] = request.files
             case p.Persist():
                 self._persist(request)
             case p.Prune() | p.AddMark() | p.Quarantine():
@@ -86,45 +82,51 @@ class Desk:
 
     def _open(self, request: p.Open) -> None:
         try:
-            self._take_over(request)
+            store, lock = self._take_over(request)
         except (OSError, LockTimeoutError) as error:
+            self._is_refused = True
             self._reply(p.OpenFailed(str(error), traceback.format_exc()))
             return
         self._limiter = RateLimiter(
             None if self.trainer_gone.is_set() else request.max_write_bytes_per_s
         )
-        self._writer = SnapshotWriter(
+        writer = SnapshotWriter(
             num_threads=request.writer_threads,
             chunk_bytes=request.write_chunk_bytes,
             limiter=self._limiter,
         )
+        self._site = Site(request.role, store, writer, lock)
         self._reply(p.Opened(os.getpid()))
 
-    def _take_over(self, request: p.Open) -> None:
+    def _take_over(self, request: p.Open) -> tuple[JointStore, DirectoryLock | None]:
+        """A member finds the directory as it is: only the leader's worker puts it in order."""
         root = Path(request.chk_dir)
         root.mkdir(parents=True, exist_ok=True)
-        self._lock = DirectoryLock(root)
-        self._lock.acquire(
+        store = JointStore(root)
+        if not request.role.leads:
+            return store, None
+        lock = DirectoryLock(root)
+        lock.acquire(
             timeout_s=request.takeover_s,
             owner_pid=self._trainer_pid,
             on_wait=lambda holder: self._reply(p.Waiting(holder)),
             give_up=self.trainer_gone.wait,
         )
-        self._store = CheckpointStore(root)
-        self._store.open()
+        store.open(keep=request.keep)
         self._events = EventLog(root / "events.jsonl")
+        return store, lock
 
     def _map_slot(self, request: p.SlotMemory) -> None:
         fd = self._channel.take_fd()
         try:
-            self._slots[request.slot] = mmap.mmap(fd, request.num_bytes, prot=mmap.PROT_READ)
+            self._site.slots[request.slot] = mmap.mmap(fd, request.num_bytes, prot=mmap.PROT_READ)
         finally:
             os.close(fd)
 
     # ---- persisting
 
     def _persist(self, request: p.Persist) -> None:
-        attempt = _Attempt(self, request)
+        attempt = attempt_of(self._site, request)
         reply: p.Committed | p.Failed
         try:
             reply = attempt.run()
@@ -151,109 +153,12 @@ class Desk:
     def _maintain(self, request: p.Prune | p.AddMark | p.Quarantine) -> None:
         name = type(request).__name__
         try:
-            steps = self.maintain(request)
+            steps = self._site.maintain(request)
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
             self._reply(p.Trouble(name, message, traceback.format_exc()))
         else:
             self._reply(p.Done(name, steps))
-
-    def maintain(self, request: p.Prune | p.AddMark | p.Quarantine) -> tuple[int, ...]:
-        """Prune, mark or quarantine; returns the steps concerned."""
-        if not self._lock.is_held():
-            raise PermissionError("the lock on the checkpoint directory was lost")
-        match request:
-            case p.Prune():
-                return tuple(self._store.prune(request.steps))
-            case p.AddMark():
-                self._store.add_mark(
-                    request.step, keep=request.keep or None, metrics=request.metrics
-                )
-            case p.Quarantine():
-                self._store.quarantine(request.step, request.reason)
-        return (request.step,)
-
-
-class _Attempt:
-    """One snapshot on its way to a checkpoint; ``phase`` tells where it stands."""
-
-    def __init__(self, desk: Desk, request: p.Persist) -> None:
-        self._desk = desk
-        self._request = request
-        self._pending: Pending | None = None
-        self.phase = "prepare"
-
-    def run(self) -> p.Committed:
-        start_s = time.perf_counter()
-        request, store = self._request, self._desk._store
-        files = self._desk._layouts[request.slot]
-        num_bytes = sum(file.num_bytes for file in files)
-        self.phase = "begin"
-        self._pending = store.begin(
-            request.step, attempt=request.attempt, num_bytes=num_bytes + _SPARE_BYTES
-        )
-        written = self._write(self._pending, files)
-        write_s = time.perf_counter() - start_s
-        self.phase = "commit"
-        if not self._desk._lock.is_held():
-            raise PermissionError("the lock on the checkpoint directory was lost; not committing")
-        after = None if self._desk.has_superseded else request.supersede_after
-        result = store.commit(self._pending, self._manifest(written), supersede_after=after)
-        ended_s = time.perf_counter()
-        self._desk.has_superseded = self._desk.has_superseded or after is not None
-        warning = self._add_marks()
-        return p.Committed(
-            attempt=request.attempt,
-            step=request.step,
-            num_bytes=num_bytes,
-            write_s=write_s,
-            persist_s=ended_s - start_s,
-            ended_s=ended_s,
-            direct=written.direct,
-            kept_existing=result.kept_existing,
-            warning=warning,
-        )
-
-    def _write(self, pending: Pending, files: tuple[FileSpec, ...]) -> WriteResult:
-        self.phase = "write"
-        payloads = [pending.create_payload(file.name, file.num_bytes) for file in files]
-        try:
-            with memoryview(self._desk._slots[self._request.slot]) as slot:
-                written = self._desk._writer.write(files, slot, payloads)
-            self.phase = "sync"
-            for file, payload in zip(files, payloads, strict=True):
-                pending.finish_payload(payload, file.num_bytes)
-        finally:
-            pending.close()
-        return written
-
-    def _manifest(self, written: WriteResult) -> Manifest:
-        request = self._request
-        return Manifest(
-            step=request.step,
-            attempt=request.attempt,
-            world=request.world,
-            created_unix_s=time.time(),
-            versions=request.versions,
-            files=written.files,
-            objects=request.objects,
-        )
-
-    def _add_marks(self) -> str:
-        """Store what came with the request; returns what went wrong: the step is committed."""
-        request = self._request
-        if not (request.keep or request.metrics):
-            return ""
-        try:
-            self._desk.maintain(p.AddMark(request.step, request.keep, request.metrics))
-        except Exception as error:
-            return f"its pin or metrics were not stored: {type(error).__name__}: {error}"
-        return ""
-
-    def clean_up(self) -> None:
-        if self._pending is not None:
-            with contextlib.suppress(OSError):  # the disk may be gone; open() cleans up later
-                self._desk._store.abort(self._pending)
 
 
 def set_io_priority(*, level: int) -> None:

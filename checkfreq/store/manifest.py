@@ -5,9 +5,10 @@ version, so that a reader can tell a newer manifest from a damaged one::
 
     {"format_version": 1, "digest": "<xxh3_64 of the whole file with this digest as zeros>",
 
-A manifest is checked when it is made and again when it is read, by the same code. The
-tensors of a file follow its header without holes, so every byte of every file is under a
-digest. Digests are xxh3_64 as 16 hexadecimal digits. No torch, no I/O.
+Version 1 is a checkpoint of one rank; version 2 has ``ranks``, and is written only then. A
+manifest is checked when it is made and again when it is read, by the same code. The tensors of
+a file follow its header without holes, so every byte of every file is under a digest. Digests
+are xxh3_64 as 16 hexadecimal digits. No torch, no I/O.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import math
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +27,8 @@ import xxhash
 from checkfreq.errors import ConfigError, CorruptCheckpointError
 from checkfreq.types import Json
 
-FORMAT_VERSION = 1
+#: The newest that can be read. What is written is the oldest that can say it.
+FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 
 #: The 8-byte length with which a safetensors file begins.
@@ -37,6 +39,7 @@ _FRAME = re.compile(rb'\{"format_version": ([0-9]{1,9}), "digest": "([0-9a-f]{16
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DTYPE = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_RANK = re.compile(r"0|[1-9][0-9]{0,8}")
 
 #: Bytes per element; a dtype not named here is taken at its entry's word.
 _ITEM_BYTES = {
@@ -128,7 +131,10 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One checkpoint. ``objects`` holds the JSON state tree of each tracked name."""
+    """One checkpoint. ``objects`` holds the JSON state tree of each tracked name.
+
+    ``ranks``, of many ranks: by rank, the JSON of what is its own, by name. Empty for one rank.
+    """
 
     step: int
     attempt: str
@@ -137,6 +143,7 @@ class Manifest:
     versions: dict[str, str]
     files: tuple[FileEntry, ...]
     objects: Json
+    ranks: dict[int, Json] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _count(self.step, "step")
@@ -145,12 +152,20 @@ class Manifest:
         _require(self.world >= 1, "world", "at least 1", self.world)
         _require(_is_time(self.created_unix_s), "created_unix_s", "a time", self.created_unix_s)
         _unique((file.name for file in self.files), "file names")
-        _require(isinstance(self.objects, dict), "objects", "an object", self.objects)
-        named = all(isinstance(name, str) for name in self.objects)
-        _require(named, "names of objects", "strings", list(self.objects))
+        _check_objects(self.objects, "objects")
+        _require(isinstance(self.ranks, dict), "ranks", "an object", self.ranks)
+        for rank, own in self.ranks.items():
+            below = type(rank) is int and 0 <= rank < self.world
+            _require(below, "rank", f"a whole number below world {self.world}", rank)
+            _check_objects(own, f"objects of rank {rank}")
         _require(isinstance(self.versions, dict), "versions", "an object", self.versions)
         texts = all(isinstance(text, str) for text in self.versions.values())
         _require(texts, "versions", "strings", self.versions)
+
+    @property
+    def format_version(self) -> int:
+        """The oldest version that can say it."""
+        return 2 if self.ranks else 1
 
     @property
     def num_bytes(self) -> int:
@@ -166,7 +181,7 @@ class Manifest:
 
     def encode(self) -> bytes:
         """The file's bytes; ValueError if ``objects`` holds what JSON cannot say."""
-        head = f'{{"format_version": {FORMAT_VERSION}, "digest": "'.encode()
+        head = f'{{"format_version": {self.format_version}, "digest": "'.encode()
         tail = f'",\n{_body_text(self)}}}\n'.encode("ascii")
         return head + digest_of(head, _NO_DIGEST, tail).encode() + tail
 
@@ -214,8 +229,11 @@ def _body_text(manifest: Manifest) -> str:
         f'"created_unix_s": {_text(manifest.created_unix_s)}',
         f'"versions": {_text(manifest.versions)}',
         f'"files": [{_lines(map(_file_text, manifest.files))}]',
-        f'"objects": {{{_lines(map(_object_text, manifest.objects.items()))}}}',
+        f'"objects": {_objects_text(manifest.objects)}',
     ]
+    if manifest.ranks:
+        ranks = sorted(manifest.ranks.items())
+        fields.append(f'"ranks": {{{_lines(_rank_text(*item) for item in ranks)}}}')
     return ",\n".join(fields)
 
 
@@ -228,6 +246,14 @@ def _file_text(file: FileEntry) -> str:
 
 def _tensor_text(tensor: TensorEntry) -> str:
     return _text({name: getattr(tensor, name) for name in TensorEntry.__slots__})
+
+
+def _rank_text(rank: int, own: Json) -> str:
+    return f'"{rank}": {_objects_text(own)}'
+
+
+def _objects_text(objects: Json) -> str:
+    return f"{{{_lines(map(_object_text, objects.items()))}}}"
 
 
 def _object_text(item: tuple[str, Json]) -> str:
@@ -273,9 +299,19 @@ def _manifest_from(value: Json, version: int) -> Manifest:
     _require(version >= 1, "format_version", "at least 1", version)
     fields = dict(value)
     del fields["format_version"], fields["digest"]
-    return _make(
-        Manifest, Manifest.__slots__, {**fields, "files": _each(fields.get("files"), _file_from)}
-    )
+    fields["files"] = _each(fields.get("files"), _file_from)
+    if version == 1:
+        return _make(Manifest, Manifest.__slots__[:-1], fields)
+    fields["ranks"] = _ranks_from(fields.get("ranks"))
+    return _make(Manifest, Manifest.__slots__, fields)
+
+
+def _ranks_from(value: Json) -> dict[int, Json]:
+    found = _as_object(value, "ranks")
+    _require(bool(found), "ranks", "at least one", found)
+    for rank in found:  # one way to write a number: two keys are never the same rank
+        _matches(_RANK, rank, "rank", "a whole number in decimal digits")
+    return {int(rank): own for rank, own in found.items()}
 
 
 def _file_from(value: Json) -> FileEntry:
@@ -311,6 +347,12 @@ def _as_object(value: Json, what: str) -> dict[str, Json]:
     _require(isinstance(value, dict), what, "an object", value)
     found: dict[str, Json] = value
     return found
+
+
+def _check_objects(value: Json, what: str) -> None:
+    _require(isinstance(value, dict), what, "an object", value)
+    named = all(isinstance(name, str) for name in value)
+    _require(named, f"names of {what}", "strings", list(value))
 
 
 def _require(holds: bool, check: str, expected: object, got: object) -> None:

@@ -15,11 +15,12 @@ that a file which a committed directory lacks is.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,7 @@ from checkfreq.store.verify import expect_size, verify_digests
 logger = logging.getLogger(__name__)
 
 _STEP = re.compile(r"step-([0-9]{8,18})")
+_PENDING = re.compile(r"\.tmp-([0-9]{1,18})-([A-Za-z0-9_-]{1,64})")
 _STALE = (".tmp-", ".trash-")
 
 T = TypeVar("T")
@@ -47,18 +49,27 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Pending:
-    """A checkpoint that is being written, in a directory no reader looks into."""
+    """A checkpoint that is being written, in a directory no reader looks into.
+
+    ``is_shared``: other ranks write into it too, and a worker that was killed may have begun.
+    """
 
     step: int
     attempt: str
     path: Path
     _ops: FileOps
+    is_shared: bool = False
     _open: list[PayloadFile] = field(default_factory=list)
+    _created: list[Path] = field(default_factory=list)
 
     def create_payload(self, name: str, num_bytes: int) -> PayloadFile:
         """Create a payload file of about ``num_bytes``. OSError when the disk is full."""
-        file = self._ops.create_payload(self.path / name, num_bytes=num_bytes)
+        path = self.path / name
+        if self.is_shared and self._ops.exists(path):
+            self._ops.unlink(path)
+        file = self._ops.create_payload(path, num_bytes=num_bytes)
         self._open.append(file)
+        self._created.append(path)
         return file
 
     def finish_payload(self, file: PayloadFile, num_bytes: int) -> None:
@@ -74,6 +85,13 @@ class Pending:
         """Close payloads that were not finished; no thread may still be writing them."""
         while self._open:
             self._open.pop().close()
+
+    def remove_created(self) -> None:
+        """Remove the payload files that were created here, and nothing that others wrote."""
+        self.close()
+        for path in self._created:
+            with contextlib.suppress(FileNotFoundError):
+                self._ops.unlink(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +128,22 @@ class CheckpointStore:
 
     # Writing: for the holder of the lock.
 
-    def open(self) -> None:
-        """Make the directory, and remove what interrupted commits and prunes left in it."""
+    def open(self, *, keep: Collection[str] = ()) -> None:
+        """Make the directory, and remove what interrupted commits and prunes left in it.
+
+        ``keep``: attempts that other ranks may be writing parts of.
+        """
         self._make_durable_dir(self.root)
         for name in self.ops.listdir(self.root):
-            if name.startswith(_STALE):
+            pending = pending_of(name)
+            if name.startswith(_STALE) and (pending is None or pending[1] not in keep):
                 self.ops.remove_tree(self.root / name)
 
     def begin(self, step: int, *, attempt: str, num_bytes: int = 0) -> Pending:
         """Start writing a checkpoint; OSError (ENOSPC) if ``num_bytes`` cannot fit."""
-        free_bytes = self.ops.free_bytes(self.root)
-        if num_bytes > free_bytes:
-            text = f"{os.strerror(errno.ENOSPC)}: step {step} needs {num_bytes} bytes"
-            raise OSError(errno.ENOSPC, f"{text}, {free_bytes} are free", str(self.root))
+        self._require_room(step, num_bytes)
         faults.reach("commit.mkdir")
-        path = self.root / f".tmp-{step}-{attempt}"
+        path = self._pending_path(step, attempt)
         self.ops.mkdir(path)
         return Pending(step, attempt, path, self.ops)
 
@@ -140,7 +159,7 @@ class CheckpointStore:
         (only the last sync's leaves the new one among them): call `abort`. Raises OSError,
         and PersistError when payloads and manifest disagree.
         """
-        self._check_parts(pending, manifest)
+        self._check_payloads(pending, manifest)
         superseded = self._steps_after(supersede_after)
         if pending.step not in superseded and self._keeps_existing(pending.step):
             self.abort(pending)
@@ -285,9 +304,18 @@ class CheckpointStore:
             return {}
         return read_marks(self.ops.read_bytes(path), path=path)
 
-    # The parts of a commit.
+    # The pieces of a commit.
 
-    def _check_parts(self, pending: Pending, manifest: Manifest) -> None:
+    def _pending_path(self, step: int, attempt: str) -> Path:
+        return self.root / f".tmp-{step}-{attempt}"
+
+    def _require_room(self, step: int, num_bytes: int) -> None:
+        free_bytes = self.ops.free_bytes(self.root)
+        if num_bytes > free_bytes:
+            text = f"{os.strerror(errno.ENOSPC)}: step {step} needs {num_bytes} bytes"
+            raise OSError(errno.ENOSPC, f"{text}, {free_bytes} are free", str(self.root))
+
+    def _check_payloads(self, pending: Pending, manifest: Manifest) -> None:
         """A record that does not describe the files beside it must never be written."""
         wrong = []
         if (manifest.step, manifest.attempt) != (pending.step, pending.attempt):
@@ -320,8 +348,20 @@ class CheckpointStore:
         self.ops.write_file(path, manifest.encode())
         faults.reach("commit.sync_manifest")
         self.ops.sync_file(path)
+        if manifest.ranks:
+            self._remove_parts(directory, manifest)
         faults.reach("commit.sync_temp_dir")
         self.ops.sync_dir(directory)
+
+    def _remove_parts(self, directory: Path, manifest: Manifest) -> None:
+        """Parts that are merged, and what workers that were killed left beside them.
+
+        After the manifest: a worker that takes over finds the parts, or the whole record.
+        """
+        held = {MANIFEST_NAME, *(file.name for file in manifest.files)}
+        for name in self.ops.listdir(directory):
+            if name not in held:
+                self.ops.unlink(directory / name)
 
     def _enter_set(self, pending: Pending, superseded: Sequence[int]) -> None:
         faults.reach("commit.supersede")
@@ -400,7 +440,7 @@ class CheckpointStore:
         self.ops.sync_file(path)
         self.ops.sync_dir(self.root)
 
-    # The parts of reading.
+    # The pieces of reading.
 
     def _names(self, path: Path) -> list[str]:
         try:
@@ -438,6 +478,12 @@ class CheckpointStore:
             expected="at least one that validates",
             got=found or "only quarantined ones",
         )
+
+
+def pending_of(name: str) -> tuple[int, str] | None:
+    """Step and attempt that a directory is being written for; None for other names."""
+    match = _PENDING.fullmatch(name)
+    return None if match is None else (int(match[1]), match[2])
 
 
 def _step_of(name: str) -> int | None:

@@ -25,8 +25,9 @@ pytestmark = pytest.mark.crash
 SEEDED_STEPS = 3
 FIRST_STEP = 2
 NUM_STEPS = 10
+POINTS = faults.POINTS_OF_ONE_RANK
 #: From here on the worker holds a complete snapshot: the trainer is not needed any more.
-HANDED_OVER = faults.POINTS[faults.POINTS.index("worker.receive") :]
+HANDED_OVER = POINTS[POINTS.index("worker.receive") :]
 VICTIMS = ("trainer", "worker", "both")
 
 
@@ -69,16 +70,16 @@ def passes(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> dict
     log = root / "points"
     run_to_end(Run(**{**vars(run), "fault_log": str(log)}))
     reached = log.read_text().split()
-    return {point: reached.count(point) for point in faults.POINTS}
+    return {point: reached.count(point) for point in POINTS}
 
 
-@pytest.mark.parametrize("point", faults.POINTS)
+@pytest.mark.parametrize("point", POINTS)
 def test_an_undisturbed_run_passes_the_point(point: str, passes: dict[str, int]) -> None:
     assert passes[point] >= 1
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-@pytest.mark.parametrize("point", faults.POINTS)
+@pytest.mark.parametrize("point", POINTS)
 def test_a_kill_at_the_point_leaves_a_state_that_was_reached_and_loses_nothing_acknowledged(
     point: str, victim: str, scenario: Scenario, tmp_path: Path
 ) -> None:

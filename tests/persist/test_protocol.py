@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkfreq.persist import protocol as p
-from checkfreq.types import FileSpec, TensorSpec
+from checkfreq.types import FileSpec, Role, TensorSpec
 
 TEXT = st.text(max_size=20)
 NUMBER = st.integers(0, 2**53)
@@ -31,9 +31,11 @@ TENSORS = st.lists(
 ).map(tuple)
 FILES = st.lists(st.builds(FileSpec, TEXT, NUMBER, NUMBER, NUMBER, TENSORS), max_size=3).map(tuple)
 SECONDS = st.floats(0, 1e9)
+ROLES = st.builds(Role, NUMBER, NUMBER, st.lists(NUMBER, max_size=3).map(tuple), FLAG)
+TEXTS = st.lists(TEXT, max_size=3).map(tuple)
 
 MESSAGES = st.one_of(
-    st.builds(p.Open, TEXT, SECONDS, NUMBER, NUMBER, st.none() | NUMBER),
+    st.builds(p.Open, TEXT, SECONDS, NUMBER, NUMBER, st.none() | NUMBER, ROLES, TEXTS),
     st.builds(p.SlotMemory, NUMBER, NUMBER),
     st.builds(p.SlotLayout, NUMBER, FILES),
     st.builds(
@@ -47,6 +49,8 @@ MESSAGES = st.one_of(
         st.none() | st.integers(-1, 9),
         FLAG,
         METRICS,
+        JSON,
+        SECONDS,
     ),
     st.builds(p.AddMark, NUMBER, FLAG, METRICS),
     st.builds(p.Prune, STEPS),
@@ -55,7 +59,7 @@ MESSAGES = st.one_of(
     st.builds(p.Waiting, TEXT),
     st.builds(p.Opened, NUMBER),
     st.builds(p.OpenFailed, TEXT, TEXT),
-    st.builds(p.Committed, TEXT, NUMBER, NUMBER, SECONDS, SECONDS, SECONDS, FLAG, FLAG),
+    st.builds(p.Committed, TEXT, NUMBER, NUMBER, SECONDS, SECONDS, SECONDS, FLAG, FLAG, TEXT, FLAG),
     st.builds(p.Failed, TEXT, NUMBER, TEXT, TEXT, TEXT),
     st.builds(p.Done, TEXT, STEPS),
     st.builds(p.Trouble, TEXT, TEXT, TEXT),

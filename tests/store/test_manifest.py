@@ -30,6 +30,8 @@ MODEL = FileEntry("model.safetensors", 4122, 4096, DIGEST, (SCALAR, WEIGHT, EMPT
 MANIFEST = Manifest(
     1200, "a-1", 1, 1700000000.25, {"torch": "2.13"}, (MODEL,), {"optimizer": {"lr": [0.1, None]}}
 )
+RANKS = {1: {"rng": {"seed": 1}}, 0: {"rng": {"seed": 0}, "$positions": [3]}}
+OF_RANKS = replace(MANIFEST, world=3, ranks=RANKS)
 
 
 def framed(body: str, *, version: str = "1") -> bytes:
@@ -37,6 +39,10 @@ def framed(body: str, *, version: str = "1") -> bytes:
     head, tail = f'{{"format_version": {version}, "digest": "', f'",\n{body}'
     digest = digest_of(head.encode(), b"0" * 16, tail.encode())
     return (head + digest + tail).encode()
+
+
+def version_of(manifest: Manifest) -> str:
+    return "2" if manifest.ranks else "1"
 
 
 def body_of(manifest: Manifest) -> dict[str, Any]:
@@ -52,6 +58,19 @@ def encoded(fields: dict[str, Any], *, version: str = "1") -> bytes:
 
 def test_what_was_encoded_is_decoded() -> None:
     assert Manifest.decode(MANIFEST.encode(), path="m") == MANIFEST
+    assert Manifest.decode(OF_RANKS.encode(), path="m") == OF_RANKS
+
+
+def test_only_what_several_ranks_wrote_needs_format_version_2() -> None:
+    assert MANIFEST.encode().startswith(b'{"format_version": 1, ')
+    assert b"ranks" not in MANIFEST.encode()
+    assert OF_RANKS.encode().startswith(b'{"format_version": 2, ')
+
+
+def test_ranks_are_decimal_keys_in_their_order_with_a_line_per_object() -> None:
+    text = OF_RANKS.encode().decode()
+    assert list(json.loads(text)["ranks"]) == ["0", "1"]
+    assert '\n"0": {\n"rng": {"seed": 0},\n"$positions": [3]},\n"1": {\n"rng"' in text
 
 
 names = st.text(min_size=1, max_size=20)
@@ -80,9 +99,10 @@ def manifests(draw: st.DrawFn) -> Manifest:
         files.append(FileEntry(f"f{number}", end, header_bytes, DIGEST, tuple(order)))
     objects = draw(st.dictionaries(names, trees, max_size=3))
     seconds = draw(st.floats(0, 1e10))
-    return Manifest(
-        draw(st.integers(0, 2**63 - 1)), "a", 1, seconds, {"v": "1"}, tuple(files), objects
-    )
+    own = st.dictionaries(names, trees, max_size=2)
+    ranks = draw(st.dictionaries(st.integers(0, 9), own, max_size=3))
+    step, world = draw(st.integers(0, 2**63 - 1)), draw(st.integers(max(ranks, default=0) + 1, 20))
+    return Manifest(step, "a", world, seconds, {"v": "1"}, tuple(files), objects, ranks)
 
 
 @given(manifests())
@@ -142,8 +162,8 @@ def test_arbitrary_text_with_a_right_digest_is_corruption(body: str) -> None:
 
 
 def test_a_newer_format_is_refused_with_a_sentence_and_not_called_corrupt() -> None:
-    data = framed('"what": "nobody knows yet"}', version="2")
-    with pytest.raises(ConfigError, match=r"format version 2.*newer checkfreq"):
+    data = framed('"what": "nobody knows yet"}', version="3")
+    with pytest.raises(ConfigError, match=r"format version 3.*newer checkfreq"):
         Manifest.decode(data, path="m")
 
 
@@ -248,6 +268,35 @@ def test_missing_and_unknown_fields_are_corruption(path: tuple[Any, ...]) -> Non
         Manifest.decode(encoded(fields), path="m")
 
 
+WRONG_RANKS: list[Any] = [
+    *([], None, "x", {}),
+    *({"0": value} for value in ([], None, "x", 1)),
+    *(
+        {key: {}}
+        for key in ("3", "-1", "00", "01", "+1", " 1", "1.0", "", "one", "\u0661", "9" * 99)
+    ),
+]
+
+
+@pytest.mark.parametrize("value", WRONG_RANKS)
+def test_impossible_ranks_are_corruption(value: Any) -> None:
+    fields = {**body_of(OF_RANKS), "ranks": value}
+    with pytest.raises(CorruptCheckpointError, match="rank"):
+        Manifest.decode(encoded(fields, version="2"), path="m")
+
+
+def test_a_rank_named_twice_is_corruption() -> None:
+    body = json.dumps(body_of(OF_RANKS))[1:].replace('"1":', '"0":')
+    with pytest.raises(CorruptCheckpointError, match="repetition"):
+        Manifest.decode(framed(body, version="2"), path="m")
+
+
+def test_a_version_that_does_not_go_with_the_fields_is_corruption() -> None:
+    for manifest, version in ((MANIFEST, "2"), (OF_RANKS, "1")):
+        with pytest.raises(CorruptCheckpointError):
+            Manifest.decode(encoded(body_of(manifest), version=version), path="m")
+
+
 def test_two_files_of_one_name_are_corruption() -> None:
     fields = body_of(MANIFEST)
     fields["files"] *= 2
@@ -256,9 +305,9 @@ def test_two_files_of_one_name_are_corruption() -> None:
 
 
 @st.composite
-def places(draw: st.DrawFn) -> list[Any]:
+def places(draw: st.DrawFn, manifest: Manifest) -> list[Any]:
     """A path to some value of the manifest, container or leaf."""
-    value: Any = body_of(MANIFEST)
+    value: Any = body_of(manifest)
     path: list[Any] = []
     while isinstance(value, dict | list) and value and (not path or draw(st.booleans())):
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
@@ -268,12 +317,14 @@ def places(draw: st.DrawFn) -> list[Any]:
 
 
 @settings(max_examples=300)
-@given(places(), trees)
-def test_any_json_in_any_place_is_corruption_or_a_manifest(path: list[Any], value: Any) -> None:
-    fields = body_of(MANIFEST)
-    set_at(*path)(fields, value)
+@given(st.data(), st.sampled_from([MANIFEST, OF_RANKS]), trees)
+def test_any_json_in_any_place_is_corruption_or_a_manifest(
+    data: st.DataObject, whole: Manifest, value: Any
+) -> None:
+    fields = body_of(whole)
+    set_at(*data.draw(places(whole)))(fields, value)
     try:
-        manifest = Manifest.decode(encoded(fields), path="m")
+        manifest = Manifest.decode(encoded(fields, version=version_of(whole)), path="m")
     except CorruptCheckpointError:
         return
     assert Manifest.decode(manifest.encode(), path="m") == manifest
@@ -284,6 +335,11 @@ def test_an_impossible_manifest_cannot_even_be_made() -> None:
         FileEntry("f", 4122, 4096, DIGEST, (replace(WEIGHT, name="scalar", offset=4098),))
     with pytest.raises(ManifestError, match="names of objects"):
         replace(MANIFEST, objects={1: {}})
+    with pytest.raises(ManifestError, match="rank: expected a whole number below world 3, got 3"):
+        replace(OF_RANKS, ranks={3: {}})
+    for ranks in ([], {"0": {}}, {0: []}, {0: {1: 2}}):
+        with pytest.raises(ManifestError, match="rank"):
+            replace(OF_RANKS, ranks=ranks)
     with pytest.raises(ValueError, match="JSON compliant"):
         replace(MANIFEST, objects={"a": float("inf")}).encode()
 

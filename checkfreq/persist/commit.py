@@ -1,0 +1,222 @@
+"""One snapshot on its way from a slot to the directory, as the rank's role asks.
+
+A rank that is alone makes the checkpoint. Of several that share the directory one leads: it
+waits for the others' parts and commits; the others write a part each. Runs on the worker's
+one thread that carries requests out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import time
+from dataclasses import dataclass, field
+
+from checkfreq.errors import PersistError
+from checkfreq.persist import protocol as p
+from checkfreq.persist.lock import DirectoryLock
+from checkfreq.persist.writer import SnapshotWriter, WriteResult
+from checkfreq.store.joint import JointStore
+from checkfreq.store.manifest import Manifest
+from checkfreq.store.store import Pending
+from checkfreq.types import FileSpec, Role
+
+#: Room left on the disk beyond a checkpoint's own bytes: manifest, pointer, events.
+_SPARE_BYTES = 4 << 20
+
+
+@dataclass(slots=True)
+class Site:
+    """The opened directory, and what the attempts of one worker share. ``lock``: the leader's."""
+
+    role: Role
+    store: JointStore
+    writer: SnapshotWriter
+    lock: DirectoryLock | None
+    slots: dict[int, mmap.mmap] = field(default_factory=dict)
+    layouts: dict[int, tuple[FileSpec, ...]] = field(default_factory=dict)
+    #: A commit of this worker has set the later steps aside. Snapshots that were handed over
+    #: before the trainer knew ask for it again, and would set aside this run's own steps.
+    has_superseded: bool = False
+
+    def require_lock(self, consequence: str = "") -> None:
+        """PermissionError unless this worker may change the set of checkpoints."""
+        if self.lock is None:
+            raise PermissionError(f"rank {self.role.leader} leads, not rank {self.role.rank}")
+        if not self.lock.is_held():
+            raise PermissionError(f"the lock on the checkpoint directory was lost{consequence}")
+
+    def maintain(self, request: p.Prune | p.AddMark | p.Quarantine) -> tuple[int, ...]:
+        """Prune, mark or quarantine; returns the steps concerned."""
+        self.require_lock()
+        match request:
+            case p.Prune():
+                return tuple(self.store.prune(request.steps))
+            case p.AddMark():
+                self.store.add_mark(
+                    request.step, keep=request.keep or None, metrics=request.metrics
+                )
+            case p.Quarantine():
+                self.store.quarantine(request.step, request.reason)
+        return (request.step,)
+
+
+class Attempt:
+    """One rank's checkpoint; ``phase`` tells where it stands."""
+
+    def __init__(self, site: Site, request: p.Persist) -> None:
+        self._site = site
+        self._request = request
+        self._pending: Pending | None = None
+        self._start_s = self._written_s = time.perf_counter()
+        self._is_direct = False
+        self.phase = "prepare"
+
+    def run(self) -> p.Committed:
+        """Do all of it; raises what went wrong, after which `clean_up` is to be called."""
+        request = self._request
+        num_bytes = sum(file.num_bytes for file in self._site.layouts[request.slot])
+        kept_existing = self._carry_out(num_bytes + _SPARE_BYTES)
+        ended_s = time.perf_counter()
+        return p.Committed(
+            attempt=request.attempt,
+            step=request.step,
+            num_bytes=num_bytes,
+            write_s=self._written_s - self._start_s,
+            persist_s=ended_s - self._start_s,
+            ended_s=ended_s,
+            direct=self._is_direct,
+            kept_existing=kept_existing,
+            warning=self._add_marks(),
+            is_part=not self._site.role.leads,
+        )
+
+    def clean_up(self) -> None:
+        """Remove what was written."""
+        if self._pending is not None:
+            with contextlib.suppress(OSError):  # the disk may be gone; open() cleans up later
+                self._site.store.abort(self._pending)
+
+    def _carry_out(self, num_bytes: int) -> bool:
+        """Make the step durable; True if it was there already."""
+        self.phase = "begin"
+        request = self._request
+        self._pending = self._site.store.begin(
+            request.step, attempt=request.attempt, num_bytes=num_bytes
+        )
+        return self._commit(self._pending, self._manifest(self._write(self._pending)))
+
+    def _commit(self, pending: Pending, manifest: Manifest) -> bool:
+        site = self._site
+        self.phase = "commit"
+        site.require_lock("; not committing")
+        after = None if site.has_superseded else self._request.supersede_after
+        result = site.store.commit(pending, manifest, supersede_after=after)
+        site.has_superseded = site.has_superseded or after is not None
+        return result.kept_existing
+
+    def _write(self, pending: Pending) -> WriteResult:
+        self.phase = "write"
+        files = self._site.layouts[self._request.slot]
+        payloads = [pending.create_payload(file.name, file.num_bytes) for file in files]
+        try:
+            with memoryview(self._site.slots[self._request.slot]) as slot:
+                written = self._site.writer.write(files, slot, payloads)
+            self.phase = "sync"
+            for file, payload in zip(files, payloads, strict=True):
+                pending.finish_payload(payload, file.num_bytes)
+        finally:
+            pending.close()
+        self._is_direct = written.direct
+        self._written_s = time.perf_counter()
+        return written
+
+    def _manifest(self, written: WriteResult) -> Manifest:
+        request, role = self._request, self._site.role
+        return Manifest(
+            step=request.step,
+            attempt=request.attempt,
+            world=request.world,
+            created_unix_s=time.time(),
+            versions=request.versions,
+            files=written.files,
+            objects=request.objects if role.leads else {},
+            ranks={} if role.is_alone else {role.rank: request.own or {}},
+        )
+
+    def _add_marks(self) -> str:
+        """Store what came with the request; returns what went wrong: the step is committed."""
+        request = self._request
+        if not (request.keep or request.metrics):
+            return ""
+        try:
+            self._site.maintain(p.AddMark(request.step, request.keep, request.metrics))
+        except Exception as error:
+            return f"its pin or metrics were not stored: {type(error).__name__}: {error}"
+        return ""
+
+
+class LeadersAttempt(Attempt):
+    """The leader's: its own part, then the others', then the commit."""
+
+    def _carry_out(self, num_bytes: int) -> bool:
+        self.phase = "begin"
+        request, site = self._request, self._site
+        if site.store.is_committed(request.step, attempt=request.attempt):
+            # By a worker that was killed before it could say so; the parts are used up.
+            site.has_superseded = site.has_superseded or request.supersede_after is not None
+            return True
+        self._pending = site.store.lead(request.step, attempt=request.attempt, num_bytes=num_bytes)
+        manifest = site.store.record_left(self._pending)
+        if manifest is None:
+            manifest = self._gather(self._pending, self._manifest(self._write(self._pending)))
+        return self._commit(self._pending, manifest)
+
+    def _gather(self, pending: Pending, own: Manifest) -> Manifest:
+        self.phase = "parts"
+        store, role = self._site.store, self._site.role
+        others = [rank for rank in role.group if rank != role.rank]
+        store.wait_for_parts(pending, others, timeout_s=self._request.part_timeout_s)
+        return store.merge_parts(pending, own, others)
+
+
+class MembersAttempt(Attempt):
+    """Any other rank's: its part, and nothing after that."""
+
+    def clean_up(self) -> None:
+        if self._pending is not None:
+            with contextlib.suppress(OSError):
+                self._site.store.leave(self._pending, rank=self._site.role.rank)
+
+    def _carry_out(self, num_bytes: int) -> bool:
+        self.phase = "join"
+        request, role = self._request, self._site.role
+        self._pending = self._site.store.join(
+            request.step, attempt=request.attempt, rank=role.rank, num_bytes=num_bytes
+        )
+        if self._pending is not None:
+            self._write_part(self._pending)
+        return False
+
+    def _write_part(self, pending: Pending) -> None:
+        try:
+            part = self._manifest(self._write(pending))
+            self.phase = "part"
+            self._site.store.write_part(pending, part)
+        except FileNotFoundError as error:  # only the leader removes anything there
+            raise PersistError(
+                f"rank {self._site.role.leader}, which leads, gave up the attempt: "
+                f"{error.filename or pending.path} is gone",
+                step=pending.step,
+                phase=self.phase,
+            ) from error
+
+    def _add_marks(self) -> str:
+        return ""  # the leader does
+
+
+def attempt_of(site: Site, request: p.Persist) -> Attempt:
+    """The attempt that the worker's role asks for."""
+    if site.role.is_alone:
+        return Attempt(site, request)
+    return (LeadersAttempt if site.role.leads else MembersAttempt)(site, request)

@@ -1,0 +1,189 @@
+"""Several ranks commit one checkpoint: each writes its part, the leader makes them one.
+
+All write into the directory of the same attempt, whose name they agreed on::
+
+    .tmp-<step>-<attempt>/  payloads of every rank, part-<rank>.json of every rank but the leader
+
+A part manifest is written last, under its name in one instant, so that a part which is there
+is whole and durable. The leader waits for all of them, merges them into the manifest, and
+commits as a single rank does. A member never touches what is not its own, and nothing at all
+once its part is there: the leader may be committing. A leader that gives up removes the
+directory under the members' hands, and again, before a later attempt, if a late one made it
+anew. A worker that takes over from one that was killed goes on from what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from checkfreq import faults
+from checkfreq.errors import CheckFreqError, PersistError
+from checkfreq.store.manifest import MANIFEST_NAME, Manifest
+from checkfreq.store.parts import check_sizes, decode_part, merge, part_name, rank_of
+from checkfreq.store.store import CheckpointStore, Pending, pending_of
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.002
+_LONGEST_PAUSE_S = 0.05
+
+
+class JointStore(CheckpointStore):
+    """The checkpoints under ``root``, that several ranks may write."""
+
+    # The leader, who holds the lock.
+
+    def lead(self, step: int, *, attempt: str, num_bytes: int = 0) -> Pending:
+        """Start writing what the leader itself contributes; other ranks may have begun."""
+        self._remove_leftovers(step, attempt)
+        self._require_room(step, num_bytes)
+        faults.reach("commit.mkdir")
+        return self._enter(step, attempt)
+
+    def is_committed(self, step: int, *, attempt: str) -> bool:
+        """Whether the attempt became the checkpoint of its step; if so, durably."""
+        record = self._record_in(self.path(step))
+        if record is None or record.attempt != attempt:
+            return False
+        self.ops.sync_dir(self.root)  # whoever renamed it may not have come so far
+        return True
+
+    def record_left(self, pending: Pending) -> Manifest | None:
+        """The whole record that a killed leader left: all that it names is durable."""
+        return self._record_in(pending.path)
+
+    def wait_for_parts(
+        self,
+        pending: Pending,
+        ranks: Collection[int],
+        *,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Return once the parts of these ranks are there; PersistError names those that are not.
+
+        There is nothing to be told by: another machine writes them.
+        """
+        faults.reach("parts.wait")
+        deadline_s = clock() + timeout_s
+        pause_s = _FIRST_PAUSE_S
+        while missing := self._missing(pending, ranks):
+            left_s = deadline_s - clock()
+            if left_s <= 0:
+                named = ", ".join(str(rank) for rank in missing)
+                raise PersistError(
+                    f"step {pending.step} was not committed: rank(s) {named} wrote no part within "
+                    f"{timeout_s:g} s (lost, late, or {self.root} is not the same for all)",
+                    step=pending.step,
+                    phase="parts",
+                )
+            sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def merge_parts(self, pending: Pending, own: Manifest, ranks: Collection[int]) -> Manifest:
+        """The manifest of all, out of the leader's ``own`` and the parts of ``ranks``.
+
+        Raises PersistError for a part that is damaged, of something else, or does not fit.
+        """
+        faults.reach("parts.merge")
+        return merge(own, [self._part(pending, own, rank) for rank in ranks])
+
+    # The other ranks, who hold no lock.
+
+    def join(self, step: int, *, attempt: str, rank: int, num_bytes: int = 0) -> Pending | None:
+        """Start writing a rank's part; None if it is there already, or committed."""
+        faults.reach("parts.join")
+        if self._has_part(step, attempt, rank):
+            return None
+        self._require_room(step, num_bytes)
+        return self._enter(step, attempt)
+
+    def write_part(self, pending: Pending, part: Manifest) -> None:
+        """Put the part manifest in its place, the rank's payloads being finished.
+
+        Raises FileNotFoundError when the leader gave up and removed the directory.
+        """
+        self._check_payloads(pending, part)
+        (rank,) = part.ranks
+        path = pending.path / part_name(rank)
+        hidden = _hidden(path)
+        faults.reach("parts.write_manifest")
+        self.ops.write_file(hidden, part.encode())
+        faults.reach("parts.sync_manifest")
+        self.ops.sync_file(hidden)
+        faults.reach("parts.rename")
+        self.ops.rename(hidden, path)
+        self._sync_pending(pending.path)
+
+    def leave(self, pending: Pending, *, rank: int) -> None:
+        """Remove what a rank wrote of a part that it cannot finish; the rest is the leader's."""
+        pending.remove_created()
+        with contextlib.suppress(FileNotFoundError):
+            self.ops.unlink(_hidden(pending.path / part_name(rank)))
+
+    # Inside.
+
+    def _enter(self, step: int, attempt: str) -> Pending:
+        path = self._pending_path(step, attempt)
+        with contextlib.suppress(FileExistsError):
+            self.ops.mkdir(path)
+        return Pending(step, attempt, path, self.ops, is_shared=True)
+
+    def _remove_leftovers(self, step: int, attempt: str) -> None:
+        """Directories of attempts before this one: the leader takes one after the other."""
+        for name in self.ops.listdir(self.root):
+            other = pending_of(name)
+            if other is None or other[0] > step or other[1] == attempt:
+                continue
+            try:
+                self.ops.remove_tree(self.root / name)
+            except OSError as error:  # a late member is writing in it: next time
+                logger.warning("%s is left until the next checkpoint: %s", name, error)
+
+    def _missing(self, pending: Pending, ranks: Collection[int]) -> list[int]:
+        there = {rank_of(name) for name in self.ops.listdir(pending.path)} if ranks else set()
+        return sorted(set(ranks) - there)
+
+    def _part(self, pending: Pending, own: Manifest, rank: int) -> Manifest:
+        path = pending.path / part_name(rank)
+        part = decode_part(self.ops.read_bytes(path), path=path, of=own, rank=rank)
+        sizes = {file.name: self._size_of(pending.path / file.name) for file in part.files}
+        check_sizes(part, sizes, rank=rank)
+        return part
+
+    def _size_of(self, path: Path) -> int | None:
+        try:
+            return self.ops.file_size(path)
+        except FileNotFoundError:
+            return None
+
+    def _has_part(self, step: int, attempt: str, rank: int) -> bool:
+        """Looked for where it goes from one place to the next, so that it is never missed."""
+        path = self._pending_path(step, attempt)
+        if self.ops.exists(path / part_name(rank)):
+            self._sync_pending(path)  # the worker that wrote it may not have come so far
+            return True
+        record = self._record_in(path)
+        if record is not None and rank in record.ranks:
+            return True
+        return self.is_committed(step, attempt=attempt)
+
+    def _record_in(self, directory: Path) -> Manifest | None:
+        path = directory / MANIFEST_NAME
+        try:
+            return Manifest.decode(self.ops.read_bytes(path), path=path)
+        except (CheckFreqError, FileNotFoundError):
+            return None
+
+    def _sync_pending(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):  # the leader took it: it syncs all there is
+            self.ops.sync_dir(path)
+
+
+def _hidden(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")

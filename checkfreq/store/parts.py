@@ -1,0 +1,207 @@
+"""What several ranks contribute to one checkpoint, and how it becomes one manifest. Pure.
+
+A part is a manifest of its own, ``part-<rank>.json``: the files that a rank wrote and, under
+its number in ``ranks``, the JSON of its own objects, which may say that tensors in the rank's
+file of an object are boxes of larger ones::
+
+    "shards": {"layer.weight": [[global shape], [offsets]]}
+
+What the leader says of all, ``objects``, may name them under an object's "sharded_tensors".
+Nothing is merged that does not fit together; the error names rank, expected and found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from checkfreq.errors import CheckFreqError, PersistError
+from checkfreq.store.boxes import Box, Shape, fault_of
+from checkfreq.store.manifest import FileEntry, Manifest
+from checkfreq.types import Json
+
+_PART = re.compile(r"part-([0-9]{5,9})\.json")
+_SUFFIX = ".safetensors"
+
+
+def part_name(rank: int) -> str:
+    """The name of a rank's part manifest."""
+    return f"part-{rank:05d}.json"
+
+
+def rank_of(name: str) -> int | None:
+    """The rank whose part manifest is called so; None for other files."""
+    match = _PART.fullmatch(name)
+    if match is None or name != part_name(int(match[1])):
+        return None
+    return int(match[1])
+
+
+def file_of(name: str, rank: int) -> str:
+    """The file with a rank's own tensors, and boxes of larger ones, of an object."""
+    return f"{name}{_ending(rank)}"
+
+
+def decode_part(data: bytes, *, path: object, of: Manifest, rank: int) -> Manifest:
+    """The part in ``data``, of ``rank``, to go with the leader's ``of``.
+
+    Raises PersistError unless it is a whole part of the same checkpoint.
+    """
+    try:
+        part = Manifest.decode(data, path=str(path))
+    except CheckFreqError as error:
+        _refuse(of, f"the part of rank {rank} cannot be read: {error}")
+    for what, expected, found in (
+        ("step", of.step, part.step),
+        ("attempt", of.attempt, part.attempt),
+        ("world", of.world, part.world),
+        ("ranks", [rank], list(part.ranks)),
+        ("objects", [], list(part.objects)),
+    ):
+        if found != expected:
+            _refuse(of, f"the part of rank {rank} says {what} {found}, expected {expected}")
+    return part
+
+
+def check_sizes(part: Manifest, sizes: Mapping[str, int | None], *, rank: int) -> None:
+    """PersistError unless each file of the part has its size (None: it is not there)."""
+    for file in part.files:
+        found = sizes[file.name]
+        if found != file.num_bytes:
+            got = "no such file" if found is None else f"{found} bytes"
+            _refuse(
+                part, f"rank {rank}'s {file.name}: expected {file.num_bytes} bytes, found {got}"
+            )
+
+
+def merge(leader: Manifest, parts: Sequence[Manifest]) -> Manifest:
+    """One manifest out of the leader's own (its rank in ``ranks``) and the others' parts.
+
+    Raises PersistError when two of them wrote the same file or rank, or when the boxes of a
+    tensor overlap, contradict each other or leave something out. Where other ranks commit
+    into other directories, something is always left out, and is not asked for.
+    """
+    ranks = dict(leader.ranks)
+    files = list(leader.files)
+    for part in parts:
+        ((rank, own),) = part.ranks.items()
+        if rank in ranks:
+            _refuse(leader, f"expected one part of rank {rank}, found two")
+        ranks[rank] = own
+        files.extend(_files_of(part, rank))
+    merged = replace(leader, files=tuple(files), ranks=dict(sorted(ranks.items())))
+    check_shards(merged)
+    return merged
+
+
+def check_shards(manifest: Manifest) -> None:
+    """PersistError unless the boxes of every sharded tensor fit together."""
+    whole = len(manifest.ranks) == manifest.world
+    tensors = _by_tensor(manifest)
+    for name, key in _announced(manifest) if whole else ():
+        if (name, key) not in tensors:
+            said = "expected shards, found none"
+            _refuse(manifest, f"tensor {key!r:.80} of {name!r:.80}: {said} from any rank")
+    for (name, key), shards in tensors.items():
+        where = f"tensor {key!r:.80} of {name!r:.80}"
+        if any(shard.whole_file for shard in shards):
+            rank = shards[0].box.rank
+            _refuse(manifest, f"{where}: expected whole or in shards, found both (rank {rank})")
+        for what, values in (
+            ("shape", [list(shard.shape) for shard in shards]),
+            ("dtype", [shard.dtype for shard in shards]),
+        ):
+            _same(manifest, f"{where}: {what}", shards, values)
+        fault = fault_of(shards[0].shape, [shard.box for shard in shards], whole=whole)
+        if fault:
+            _refuse(manifest, f"{where}: {fault}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """A box of a tensor of ``shape``; ``whole_file``: the tensor is also in the object's file."""
+
+    box: Box
+    shape: Shape
+    dtype: str
+    whole_file: bool
+
+
+def _by_tensor(manifest: Manifest) -> dict[tuple[str, str], list[_Shard]]:
+    tensors = {file.name: {entry.name: entry for entry in file.tensors} for file in manifest.files}
+    found: dict[tuple[str, str], list[_Shard]] = {}
+    for rank, name, key, shape, offsets in _said(manifest):
+        entry = tensors.get(file_of(name, rank), {}).get(key)
+        if entry is None:
+            _refuse(
+                manifest,
+                f"tensor {key!r:.80} of {name!r:.80}: rank {rank} says that it has a shard; "
+                f"expected it in {file_of(name, rank)}, found no such tensor",
+            )
+        whole_file = key in tensors.get(f"{name}{_SUFFIX}", {})
+        shard = _Shard(Box(rank, offsets, entry.shape), shape, entry.dtype, whole_file)
+        found.setdefault((name, key), []).append(shard)
+    return found
+
+
+def _said(manifest: Manifest) -> Iterator[tuple[int, str, str, Shape, Shape]]:
+    """(rank, object's name, key, global shape, offsets) of every shard there is said to be."""
+    for rank, own in manifest.ranks.items():
+        for name, value in own.items():
+            shards = value.get("shards", {}) if isinstance(value, dict) else {}
+            if not isinstance(shards, dict):
+                _refuse(manifest, f"rank {rank}'s {name!r:.80}: shards: expected an object")
+            for key, place in shards.items():
+                if not _is_place(place):
+                    said = f"expected [[global shape], [offsets]], found {place!r:.80}"
+                    _refuse(manifest, f"rank {rank}'s {name!r:.80}: shard {key!r:.80}: {said}")
+                yield rank, name, key, tuple(place[0]), tuple(place[1])
+
+
+def _announced(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """(object's name, key) of the tensors that the leader says are in shards."""
+    for name, value in manifest.objects.items():
+        if isinstance(value, dict):
+            yield from ((name, key) for key in value.get("sharded_tensors", ()))
+
+
+def _is_place(value: Json) -> bool:
+    """Two lists of whole numbers."""
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return False
+    return all(
+        isinstance(numbers, list | tuple) and all(type(n) is int and n >= 0 for n in numbers)
+        for numbers in value
+    )
+
+
+def _same(
+    manifest: Manifest, what: str, shards: Sequence[_Shard], values: Sequence[object]
+) -> None:
+    for shard, value in zip(shards, values, strict=True):
+        if value != values[0]:
+            expected = f"{values[0]}, as rank {shards[0].box.rank} says"
+            _refuse(
+                manifest, f"{what}: expected {expected}, found {value} of rank {shard.box.rank}"
+            )
+
+
+def _files_of(part: Manifest, rank: int) -> Iterable[FileEntry]:
+    """A rank's files carry its number, so that no two ranks ever write the same one."""
+    for file in part.files:
+        if not file.name.endswith(_ending(rank)):
+            expected = f"expected a name ending in {_ending(rank)}"
+            _refuse(part, f"rank {rank} wrote a file that is not its own: {expected}: {file.name}")
+    return part.files
+
+
+def _ending(rank: int) -> str:
+    return f".rank-{rank:05d}{_SUFFIX}"
+
+
+def _refuse(manifest: Manifest, fault: str) -> NoReturn:
+    raise PersistError(
+        f"step {manifest.step} was not committed: {fault}", step=manifest.step, phase="parts"
+    )

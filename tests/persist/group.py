@@ -1,0 +1,195 @@
+"""Ranks of a test: each has a slot of its own and a real worker; this process trains them all.
+
+``python -m tests.persist.group DIR RANK WORLD STEP [SECONDS]`` is one rank as a process of its
+own, that hands its snapshot over and is killed at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from checkfreq.config import CFConfig
+from checkfreq.persist import protocol as p
+from checkfreq.persist.persister import Persister
+from checkfreq.store.store import CheckpointStore
+from checkfreq.testing import commit_bytes
+from checkfreq.types import Role
+from tests.persist.conftest import file_image, next_reply, request, round_up
+
+ROW = 3000
+OLD_STEP = 1
+DEADLINE_S = 30.0
+
+
+def role_of(rank: int, world: int) -> Role:
+    return Role(rank, world, tuple(range(world)))
+
+
+def files_of(rank: int) -> list[tuple[str, dict[str, int]]]:
+    ending = f"rank-{rank:05d}.safetensors"
+    shared = [("model.safetensors", {"same": 10_000})] if rank == 0 else []
+    return [*shared, (f"model.{ending}", {"weight": ROW}), (f"rng.{ending}", {"state": 16})]
+
+
+def own_of(rank: int, world: int) -> dict[str, object]:
+    shards = {"weight": [[ROW * world], [ROW * rank]]}
+    return {"model": {"shards": shards}, "rng": {"kind": "rng", "seed": rank}}
+
+
+@dataclass
+class Rank:
+    """One rank: its role, its slot, and the handle on its worker."""
+
+    role: Role
+    persister: Persister
+    memory: mmap.mmap
+    images: dict[str, bytes]
+
+    def submit(self, step: int, **changes: object) -> None:
+        """Hand slot 0 over as this rank's part of a step."""
+        rank, world = self.role.rank, self.role.world
+        fields: dict[str, object] = {
+            "objects": {"model": {"kind": "module"}} if self.role.leads else {},
+            "own": own_of(rank, world),
+            "world": world,
+            "part_timeout_s": DEADLINE_S,
+        }
+        self.persister.submit(request(step, **{**fields, **changes}))
+
+    def reply(self) -> p.Message:
+        """The next one that is about a snapshot."""
+        while isinstance(reply := next_reply(self.persister), p.Opened):
+            pass
+        return reply
+
+    def finish(self, step: int, **changes: object) -> p.Message:
+        """Submit and return the reply."""
+        self.submit(step, **changes)
+        return self.reply()
+
+    def files(self, step: int) -> dict[str, tuple[int, int]]:
+        """Inode and time of change of what this rank wrote, wherever it is now."""
+        root = self.persister._chk_dir
+        found = [*root.glob(f".tmp-{step}-*"), *root.glob(f"step-*{step}")]
+        return {
+            path.name: (path.stat().st_ino, path.stat().st_mtime_ns)
+            for name in self.images
+            for folder in found
+            if (path := folder / name).exists()
+        }
+
+
+def start_rank(
+    chk_dir: Path, rank: int, world: int, *, on_exit: contextlib.ExitStack, script: str = ""
+) -> Rank:
+    """A rank whose worker has opened the directory; ``script``: its first worker's faults."""
+    role = role_of(rank, world)
+    config = CFConfig(takeover_s=20.0, rank_timeout_s=5.0)
+    persister = Persister(chk_dir, config=config, role=role)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("CHECKFREQ_FAULT", script)
+        persister.start()
+    on_exit.callback(persister.kill)
+    memory, images = fill_slot(persister, rank, on_exit=on_exit)
+    persister.wait_opened()
+    return Rank(role, persister, memory, images)
+
+
+def fill_slot(
+    persister: Persister, rank: int, *, on_exit: contextlib.ExitStack
+) -> tuple[mmap.mmap, dict[str, bytes]]:
+    """Slot 0 with the images of a rank's files, made known to its worker."""
+    specs, images, at = [], {}, 0
+    for name, sizes in files_of(rank):
+        spec, image = file_image(name, at, sizes)
+        specs.append(spec)
+        images[name] = image
+        at += round_up(len(image))
+    fd = os.memfd_create("slot")
+    on_exit.callback(os.close, fd)
+    os.ftruncate(fd, at)
+    memory = on_exit.enter_context(mmap.mmap(fd, at))
+    for spec in specs:
+        image = images[spec.name]
+        memory[spec.slot_offset : spec.slot_offset + len(image)] = image
+    persister.share_slot(0, fd=fd, num_bytes=at)
+    persister.lay_out_slot(0, tuple(specs))
+    return memory, images
+
+
+class Group:
+    """All ranks of one directory, which holds a checkpoint of step 1 before they come."""
+
+    def __init__(self, chk_dir: Path, on_exit: contextlib.ExitStack) -> None:
+        self.chk_dir = chk_dir
+        self.store = CheckpointStore(chk_dir)
+        self._on_exit = on_exit
+        self.store.open()
+        commit_bytes(self.store, OLD_STEP, {"m": b"old"})
+
+    def start(self, world: int, *, scripts: dict[int, str] | None = None) -> list[Rank]:
+        """Every rank, by number; ``scripts``: faults of some ranks' first workers."""
+        scripts = scripts or {}
+        return [
+            start_rank(
+                self.chk_dir, rank, world, on_exit=self._on_exit, script=scripts.get(rank, "")
+            )
+            for rank in range(world)
+        ]
+
+    def verify(self, *steps: int) -> None:
+        """Exactly these steps are there, and the joint ones hold what every rank wrote."""
+        assert self.store.steps() == [OLD_STEP, *steps]
+        for step in steps:
+            manifest = self.store.verify(step)
+            assert manifest.ranks == {
+                rank: own_of(rank, manifest.world) for rank in range(manifest.world)
+            }
+            folder = self.store.path(step)
+            written = {path.name for path in folder.iterdir()}
+            assert written == {"manifest.json", *(file.name for file in manifest.files)}
+        assert self.store.verify(OLD_STEP).ranks == {}
+
+    @property
+    def pending(self) -> list[str]:
+        """Directories of attempts that are, or were, on their way."""
+        return sorted(path.name for path in self.chk_dir.glob(".tmp-*"))
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    """Return once the condition holds."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited in vain for {what}"
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def group_in(chk_dir: Path) -> Iterator[Group]:
+    with contextlib.ExitStack() as on_exit:
+        yield Group(chk_dir, on_exit)
+
+
+def main(chk_dir: str, *numbers: str) -> None:
+    """Hand one snapshot over and be killed."""
+    rank, world, step = map(int, numbers[:3])
+    part_timeout_s = float(numbers[3]) if len(numbers) > 3 else DEADLINE_S
+    with contextlib.ExitStack() as on_exit:
+        script = os.environ.get("CHECKFREQ_FAULT", "")
+        ours = start_rank(Path(chk_dir), rank, world, on_exit=on_exit, script=script)
+        ours.submit(step, part_timeout_s=part_timeout_s)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

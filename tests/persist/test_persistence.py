@@ -1,0 +1,193 @@
+"""Phase two as a manager of one of several ranks sees it, with real workers."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from checkfreq.config import CFConfig
+from checkfreq.errors import CorruptCheckpointError
+from checkfreq.persist.attempts import Attempt, Marks
+from checkfreq.persist.persistence import Persistence
+from checkfreq.policy.lifecycle import AttemptState
+from checkfreq.policy.retention import KeepLast
+from checkfreq.snapshot.arena import Slot
+from checkfreq.types import Role
+from tests.persist.group import OLD_STEP, Group, fill_slot, group_in, own_of, role_of
+
+NODE_LOCAL = Role(0, 2, (0,))
+
+Open = Callable[..., "Rank"]
+
+
+class Rank:
+    """A rank's persistence, its slot filled by hand."""
+
+    def __init__(self, chk_dir: Path, role: Role, config: CFConfig, num_kept: int) -> None:
+        self.role = role
+        self.on_exit = contextlib.ExitStack()
+        self.persistence = Persistence(
+            chk_dir,
+            config=config,
+            retention=KeepLast(num_kept),
+            tolerate_failures=0,
+            release=lambda slot: None,
+            role=role,
+        )
+        self.persistence.start()
+        self.on_exit.callback(self.persistence.persister.kill)
+        memory, _ = fill_slot(self.persistence.persister, role.rank, on_exit=self.on_exit)
+        self.slot = Slot(0, -1, len(memory), memory, 0)
+        self.persistence.open()
+
+    def hand_over(self, step: int, marks: Marks | None = None) -> Attempt:
+        attempt = Attempt(
+            step, self.slot, "periodic", marks or Marks(), time.perf_counter(), id=f"a{step}"
+        )
+        self.persistence.book.add(attempt)
+        assert attempt.copied(None)
+        objects = {"model": {"kind": "module"}} if self.role.leads else {}
+        own = own_of(self.role.rank, self.role.world)
+        self.persistence.hand_over(attempt, objects, own)
+        return attempt
+
+    def finish(self, attempt: Attempt) -> AttemptState:
+        assert self.persistence.wait_until(lambda: attempt.state.ended, timeout_s=30.0)
+        return attempt.state
+
+    def save(self, step: int) -> None:
+        assert self.finish(self.hand_over(step)) is AttemptState.COMMITTED
+
+    def wait_for_steps(self, *steps: int) -> None:
+        persistence = self.persistence
+        assert persistence.wait_until(lambda: not persistence.persister.is_busy, timeout_s=30.0)
+        assert persistence.store.steps() == list(steps)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    with group_in(tmp_path / "chk") as group:
+        yield group
+
+
+@pytest.fixture
+def open_rank(group: Group) -> Iterator[Open]:
+    with contextlib.ExitStack() as on_exit:
+
+        def open_rank(role: Role, *, config: CFConfig | None = None, num_kept: int = 9) -> Rank:
+            rank = Rank(group.chk_dir, role, config or CFConfig(), num_kept)
+            on_exit.callback(rank.on_exit.close)
+            return rank
+
+        yield open_rank
+
+
+def test_a_members_part_is_written_but_not_durable_until_the_ranks_agree(
+    group: Group, open_rank: Open
+) -> None:
+    leader, member = open_rank(role_of(0, 2)), open_rank(role_of(1, 2))
+    attempts = [rank.hand_over(2) for rank in (leader, member)]
+
+    states = [rank.finish(at) for rank, at in zip((leader, member), attempts, strict=True)]
+
+    assert states == [AttemptState.COMMITTED] * 2
+    books = [rank.persistence.book for rank in (leader, member)]
+    assert [book.last_written_step for book in books] == [2, 2]
+    assert [book.last_durable_step for book in books] == [2, None]
+    group.verify(2)
+
+
+def test_a_member_writes_no_events_marks_or_removals(group: Group, open_rank: Open) -> None:
+    leader, member = open_rank(role_of(0, 2)), open_rank(role_of(1, 2), num_kept=1)
+    attempt = leader.hand_over(2)
+    member.persistence.add_marks(OLD_STEP, Marks(keep=True))
+    late = member.hand_over(2, Marks(keep=True))
+    member.persistence.add_marks(2, Marks(metrics={"loss": 1.0}))
+    for rank, one in ((member, late), (leader, attempt)):
+        assert rank.finish(one) is AttemptState.COMMITTED
+    member.persistence.confirm(2)
+    error = CorruptCheckpointError("x", check="x", expected=1, got=2)
+    member.persistence.quarantine(OLD_STEP, error)
+
+    assert not member.persistence.persister.is_busy
+    assert member.persistence.last_event is not None
+    assert member.persistence.close(timeout_s=30.0) is None
+    group.verify(2)
+    assert group.store.marks() == {}
+    assert (group.chk_dir / "events.jsonl").read_text().count('"committed"') == 1
+
+
+def test_retention_removes_only_what_is_older_than_the_confirmed_step(
+    group: Group, open_rank: Open
+) -> None:
+    rank = open_rank(NODE_LOCAL, num_kept=1)
+    rank.persistence.confirm(OLD_STEP)
+    for step in (2, 3, 4):
+        rank.save(step)
+    rank.wait_for_steps(1, 2, 3, 4)
+
+    rank.persistence.confirm(3)
+
+    rank.wait_for_steps(3, 4)
+    assert rank.persistence.store.verify(4).ranks == {0: own_of(0, 2)}
+
+
+def test_without_other_directories_nothing_needs_to_be_confirmed(open_rank: Open) -> None:
+    rank = open_rank(NODE_LOCAL, num_kept=1)
+    rank.save(2)
+    rank.wait_for_steps(2)
+
+
+def test_a_step_confirmed_before_the_directory_is_open_removes_nothing_yet(
+    tmp_path: Path,
+) -> None:
+    persistence = Persistence(
+        tmp_path,
+        config=CFConfig(),
+        retention=KeepLast(1),
+        tolerate_failures=0,
+        release=lambda slot: None,
+        role=NODE_LOCAL,
+    )
+    persistence.confirm(3)
+    assert persistence.confirmed_step == 3
+
+
+def test_a_leader_that_waits_for_parts_is_not_taken_for_stuck(
+    group: Group, open_rank: Open
+) -> None:
+    patient = CFConfig(persist_timeout_s=0.0, rank_timeout_s=20.0)
+    leader, member = open_rank(role_of(0, 2), config=patient), open_rank(role_of(1, 2))
+    attempt = leader.hand_over(2)
+    for _ in range(5):
+        leader.persistence.reap(timeout_s=0.02)
+    assert not attempt.state.ended
+
+    member.save(2)
+
+    assert leader.finish(attempt) is AttemptState.COMMITTED
+    assert leader.persistence.num_replaced == 0
+
+
+def test_a_leaders_replacement_is_told_of_attempts_that_only_others_handed_over(
+    group: Group, open_rank: Open
+) -> None:
+    leader, member = open_rank(role_of(0, 2)), open_rank(role_of(1, 2))
+    copying = Attempt(2, leader.slot, "periodic", Marks(), time.perf_counter(), id="a2")
+    leader.persistence.book.add(copying)
+    member.save(2)
+    worker = leader.persistence.persister._process
+    assert worker is not None
+    worker.kill()
+    worker.wait()
+    assert leader.persistence.wait_until(
+        lambda: leader.persistence.num_replaced == 1, timeout_s=30.0
+    )
+    assert copying.copied(None)
+    leader.persistence.hand_over(copying, {"model": {"kind": "module"}}, own_of(0, 2))
+    assert leader.finish(copying) is AttemptState.COMMITTED
+    group.verify(2)

@@ -1,0 +1,415 @@
+"""Real workers of several ranks in one directory: commits, deaths, replacements, deadlines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from checkfreq import faults
+from checkfreq.config import CFConfig
+from checkfreq.errors import ConfigError, WorkerDiedError
+from checkfreq.persist import protocol as p
+from checkfreq.persist.persister import Persister
+from tests.persist.conftest import next_reply
+from tests.persist.group import Group, Rank, group_in, own_of, role_of, start_rank, wait_for
+
+REPO = Path(__file__).resolve().parents[2]
+
+MEMBER_POINTS = (
+    "worker.receive",
+    "parts.join",
+    "commit.write",
+    "commit.truncate",
+    "commit.sync_payload",
+    "parts.write_manifest",
+    "parts.sync_manifest",
+    "parts.rename",
+    "worker.reply",
+)
+LEADER_POINTS = (
+    "worker.receive",
+    "commit.mkdir",
+    "commit.write",
+    "commit.truncate",
+    "commit.sync_payload",
+    "parts.wait",
+    "parts.merge",
+    "commit.write_manifest",
+    "commit.sync_manifest",
+    "commit.sync_temp_dir",
+    "commit.supersede",
+    "commit.rename",
+    "commit.sync_parent",
+    "commit.pointer",
+    "worker.reply",
+)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    with group_in(tmp_path / "chk") as group:
+        yield group
+
+
+def expect_committed(rank: Rank, step: int) -> p.Committed:
+    reply = rank.reply()
+    assert isinstance(reply, p.Committed), reply
+    assert reply.step == step
+    assert reply.is_part is not rank.role.leads
+    return reply
+
+
+def expect_failed(rank: Rank, said: str) -> p.Failed:
+    reply = rank.reply()
+    assert isinstance(reply, p.Failed), reply
+    assert said in reply.message
+    return reply
+
+
+def wait_until_killed(rank: Rank) -> None:
+    assert rank.persister._process is not None
+    assert rank.persister._process.wait(30.0) == -signal.SIGKILL
+
+
+# All goes well.
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_every_rank_writes_its_part_and_the_leader_commits_them_as_one(
+    world: int, group: Group
+) -> None:
+    ranks = group.start(world)
+    for step in (2, 3):
+        for rank in reversed(ranks):
+            rank.submit(step)
+        for rank in ranks:
+            reply = expect_committed(rank, step)
+            assert reply.num_bytes == sum(map(len, rank.images.values()))
+    group.verify(2, 3)
+    for rank in ranks:
+        for name, image in rank.images.items():
+            assert (group.store.path(3) / name).read_bytes() == image
+    assert not group.pending
+
+
+def test_the_points_that_are_tried_below_are_those_that_are_passed(
+    group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "points"
+    passed = []
+    monkeypatch.setenv("CHECKFREQ_FAULT_LOG", str(log))
+    leader, member = group.start(2)
+    for rank in (member, leader):
+        rank.submit(2)
+        expect_committed(rank, 2)
+        passed.append(list(dict.fromkeys(log.read_text().split())))
+        log.unlink()
+    assert passed == [list(MEMBER_POINTS), list(LEADER_POINTS)]
+    assert all(
+        sorted(points, key=faults.POINTS.index) == list(points)
+        for points in (MEMBER_POINTS, LEADER_POINTS)
+    )
+
+
+def test_a_rank_that_is_alone_writes_format_1_as_ever(group: Group) -> None:
+    (leader,) = group.start(1)
+    reply = leader.finish(2, own=None)
+    assert isinstance(reply, p.Committed)
+    assert not reply.is_part
+    assert group.store.manifest(2).format_version == 1
+
+
+def test_a_pin_given_with_a_step_is_stored_once_by_the_leader(group: Group) -> None:
+    leader, member = group.start(2)
+    for rank in (leader, member):
+        rank.submit(2, keep=True, metrics={"loss": 0.5})
+    assert not expect_committed(leader, 2).warning
+    assert not expect_committed(member, 2).warning
+    assert group.store.marks()[2].keep
+    assert len((group.chk_dir / "marks.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "asked", [p.Prune((1,)), p.AddMark(1, keep=True, metrics={}), p.Quarantine(1, "bad")]
+)
+def test_a_member_refuses_to_change_the_set(
+    asked: p.Prune | p.AddMark | p.Quarantine, group: Group
+) -> None:
+    _, member = group.start(2)
+    member.persister.ask(asked)
+    reply = next_reply(member.persister)
+    assert isinstance(reply, p.Trouble)
+    assert "rank 0 leads, not rank 1" in reply.message
+    group.verify()
+    assert not group.store.marks()
+
+
+def test_a_member_waits_for_no_lock_and_two_leaders_exclude_each_other(group: Group) -> None:
+    group.start(2)
+    config = CFConfig(takeover_s=0.1, rank_timeout_s=0.1)
+    other = Persister(group.chk_dir, config=config, role=role_of(0, 2))
+    other.start()
+    try:
+        with pytest.raises(ConfigError, match=f"training process {os.getpid()}"):
+            other.wait_opened()
+    finally:
+        other.kill()
+
+
+def test_a_successor_of_many_ranks_waits_as_long_as_their_parts_may_take(tmp_path: Path) -> None:
+    config = CFConfig(takeover_s=3.0, rank_timeout_s=20.0)
+    assert Persister(tmp_path, config=config)._takeover_s == 3.0
+    assert Persister(tmp_path, config=config, role=role_of(0, 2))._takeover_s == 23.0
+
+
+# Parts that do not come, or do not fit.
+
+
+def test_a_leader_gives_up_at_the_deadline_and_names_the_ranks(group: Group) -> None:
+    leader, _, present, _ = group.start(4)
+    present.submit(2)
+    expect_committed(present, 2)
+    leader.submit(2, part_timeout_s=0.2)
+    failed = expect_failed(leader, "rank(s) 1, 3 wrote no part within 0.2 s")
+    assert failed.phase == "parts"
+    group.verify()
+    assert not group.pending
+
+
+@pytest.mark.parametrize("point", MEMBER_POINTS)
+def test_a_member_killed_at_the_point_costs_the_attempt_and_nothing_else(
+    point: str, group: Group
+) -> None:
+    leader, healthy, victim = group.start(3, scripts={2: f"{point}:kill-self"})
+    for rank in (victim, healthy):
+        rank.submit(2)
+    expect_committed(healthy, 2)
+    wait_until_killed(victim)
+    leader.submit(2, part_timeout_s=0.2)
+    if point == "worker.reply":  # its part was durable
+        expect_committed(leader, 2)
+        group.verify(2)
+        return
+    expect_failed(leader, "rank(s) 2 wrote no part within 0.2 s")
+    group.verify()
+    assert not group.pending
+    with pytest.raises(WorkerDiedError, match="while it held step 2"):
+        victim.reply()
+    victim.persister.forget("attempt2")
+    victim.persister.replace()
+    for rank in (leader, healthy, victim):
+        rank.submit(3)
+    for rank in (leader, healthy, victim):
+        expect_committed(rank, 3)
+    group.verify(3)
+
+
+@pytest.mark.parametrize("point", ["commit.sync_payload", "parts.write_manifest", "parts.rename"])
+def test_a_member_that_is_still_writing_when_the_leader_gives_up_says_so(
+    point: str, group: Group, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    leader, slow = group.start(2, scripts={1: f"{point}:pause-{gate}"})
+    slow.submit(2)
+    wait_for(Path(f"{gate}.reached").exists, point)
+    leader.submit(2, part_timeout_s=0.1)
+    expect_failed(leader, "rank(s) 1 wrote no part")
+    gate.touch()
+    failed = expect_failed(slow, "rank 0, which leads, gave up the attempt: ")
+    assert failed.phase in ("sync", "part")
+    assert not group.pending
+
+
+def test_what_a_member_leaves_that_comes_after_the_leader_gave_up_is_gone_at_the_next_begin(
+    group: Group,
+) -> None:
+    leader, late = group.start(2)
+    leader.submit(2, part_timeout_s=0.1)
+    expect_failed(leader, "rank(s) 1 wrote no part")
+    late.submit(2)
+    expect_committed(late, 2)
+    assert group.pending == [".tmp-2-attempt2"]
+    for rank in (leader, late):
+        rank.submit(3)
+    for rank in (leader, late):
+        expect_committed(rank, 3)
+    group.verify(3)
+    assert not group.pending
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"world": 3}, "the part of rank 1 says world 3, expected 2"),
+        ({"own": {}}, "expected 6000 elements of [6000], found 3000 from rank(s) 0"),
+        ({"own": own_of(0, 2)}, "expected each element once, found"),
+        ({"own": own_of(1, 3)}, "shape: expected [6000], as rank 0 says, found [9000] of rank 1"),
+    ],
+)
+def test_a_part_that_does_not_fit_is_an_error_that_says_what_was_expected(
+    changes: dict[str, object], said: str, group: Group
+) -> None:
+    leader, member = group.start(2)
+    member.submit(2, **changes)
+    expect_committed(member, 2)
+    leader.submit(2)
+    assert expect_failed(leader, said).phase == "parts"
+    group.verify()
+    assert not group.pending
+
+
+def test_a_full_disk_of_a_member_leaves_the_rest_to_the_leader(group: Group) -> None:
+    leader, member = group.start(2, scripts={1: "commit.sync_payload:raise-ENOSPC:2"})
+    member.submit(2)
+    assert expect_failed(member, "No space left").phase == "sync"
+    assert not member.files(2)
+    leader.submit(2, part_timeout_s=0.1)
+    expect_failed(leader, "rank(s) 1 wrote no part")
+    assert not group.pending
+
+
+# Replacements.
+
+
+@pytest.mark.parametrize("point", LEADER_POINTS)
+def test_a_leader_killed_at_the_point_is_replaced_and_finishes_with_the_parts_that_are_there(
+    point: str, group: Group
+) -> None:
+    leader, *members = group.start(3, scripts={0: f"{point}:kill-self"})
+    for member in members:
+        member.submit(2)
+        expect_committed(member, 2)
+    written = [member.files(2) for member in members]
+    leader.submit(2)
+    wait_until_killed(leader)
+    renamed = LEADER_POINTS.index(point) > LEADER_POINTS.index("commit.rename")
+    group.verify(*([2] if renamed else []))
+
+    leader.persister.replace()
+
+    assert expect_committed(leader, 2).kept_existing is renamed
+    group.verify(2)
+    assert [member.files(2) for member in members] == written, "a part was written again"
+    assert not group.pending
+
+
+def test_a_member_replaced_after_its_part_was_written_does_not_write_it_again(
+    group: Group,
+) -> None:
+    leader, member = group.start(2, scripts={1: "worker.reply:kill-self"})
+    member.submit(2)
+    wait_until_killed(member)
+    written = member.files(2)
+    assert len(written) == 2
+
+    member.persister.replace()
+
+    expect_committed(member, 2)
+    assert member.files(2) == written
+    leader.submit(2)
+    expect_committed(leader, 2)
+    assert member.files(2) == written
+    group.verify(2)
+
+
+def test_a_member_replaced_after_the_commit_leaves_nothing_behind(group: Group) -> None:
+    leader, member = group.start(2, scripts={1: "worker.reply:kill-self"})
+    member.submit(2)
+    wait_until_killed(member)
+    leader.submit(2)
+    expect_committed(leader, 2)
+
+    member.persister.replace()
+
+    expect_committed(member, 2)
+    group.verify(2)
+    assert not group.pending
+
+
+@pytest.mark.parametrize("point", MEMBER_POINTS[:-1])
+def test_a_member_replaced_within_the_deadline_costs_nothing(point: str, group: Group) -> None:
+    leader, member = group.start(2, scripts={1: f"{point}:kill-self"})
+    leader.submit(2)
+    member.submit(2)
+    wait_until_killed(member)
+
+    member.persister.replace()
+
+    expect_committed(member, 2)
+    expect_committed(leader, 2)
+    group.verify(2)
+
+
+def test_a_leaders_replacement_keeps_parts_of_attempts_that_it_was_not_given_yet(
+    group: Group,
+) -> None:
+    leader, member = group.start(2)
+    member.submit(2)
+    expect_committed(member, 2)
+
+    leader.persister.replace(keep=["attempt2"])
+
+    leader.submit(2)
+    expect_committed(leader, 2)
+    group.verify(2)
+
+
+def test_a_new_leader_sweeps_what_an_earlier_run_left(group: Group) -> None:
+    leader, member = group.start(2)
+    member.submit(2)
+    expect_committed(member, 2)
+    leader.persister.replace()
+    assert isinstance(next_reply(leader.persister), p.Opened)
+    assert not group.pending
+
+
+# Trainers that are gone.
+
+
+@pytest.mark.parametrize("gone", [(0,), (1,), (0, 1)], ids=["leader", "member", "both"])
+def test_workers_finish_by_themselves_when_their_trainers_are_gone(
+    gone: tuple[int, ...], group: Group, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    point = {0: "commit.mkdir", 1: "parts.join"}
+    for rank in gone:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.persist.group", str(group.chk_dir), f"{rank}", "2", "2"],
+            env={**os.environ, "CHECKFREQ_FAULT": f"{point[rank]}:pause-{gate}"},
+            cwd=REPO,
+            timeout=60,
+        )
+        assert done.returncode == -signal.SIGKILL
+    for rank in {0, 1}.difference(gone):
+        start_rank(group.chk_dir, rank, 2, on_exit=group._on_exit).submit(2)
+    gate.touch()
+    wait_for(lambda: group.store.steps() == [1, 2], "the commit")
+    group.verify(2)
+
+
+def test_a_worker_whose_trainer_is_gone_gives_up_at_the_deadline_too(
+    group: Group, tmp_path: Path
+) -> None:
+    (leader,) = group.start(1)
+    leader.persister.close(timeout_s=30.0)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.persist.group",
+        str(group.chk_dir),
+        "0",
+        "2",
+        "2",
+        "0.2",
+    ]
+    assert subprocess.run(command, cwd=REPO, timeout=60).returncode == -signal.SIGKILL
+    events = group.chk_dir / "events.jsonl"
+    wait_for(lambda: events.exists() and '"failed"' in events.read_text(), "the event")
+    group.verify()
+    assert not group.pending

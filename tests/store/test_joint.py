@@ -1,0 +1,372 @@
+"""Several ranks in one directory: what each leaves, waits for, takes over and gives up."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from checkfreq.errors import PersistError
+from checkfreq.store.joint import JointStore
+from checkfreq.store.manifest import Manifest
+from checkfreq.testing import CrashingFileOps
+from tests.store.ranks import (
+    Share,
+    commit_jointly,
+    image_of,
+    leader_begins,
+    leader_commits,
+    member_begins,
+    shares,
+    write_part,
+)
+
+ROOT = Path("/chk")
+
+
+@pytest.fixture
+def disk() -> CrashingFileOps:
+    return CrashingFileOps()
+
+
+@pytest.fixture
+def store(disk: CrashingFileOps) -> JointStore:
+    store = JointStore(ROOT, ops=disk)
+    store.open()
+    return store
+
+
+def pending_names(disk: CrashingFileOps) -> list[str]:
+    return [name for name in disk.listdir(ROOT) if name.startswith(".tmp-")]
+
+
+def holds_all(store: JointStore, step: int, *, world: int = 3) -> bool:
+    """Whether the step is whole and is what its ranks wrote."""
+    manifest = store.verify(step)
+    for share in shares(step, world=world):
+        assert manifest.ranks[share.rank] == share.own
+        for name, tensors in share.files.items():
+            assert store.ops.read_bytes(store.path(step) / name) == image_of(name, tensors)[0]
+    names = {"manifest.json", *(file.name for file in manifest.files)}
+    return names == set(store.ops.listdir(store.path(step)))
+
+
+# The undisturbed way.
+
+
+def test_a_joint_commit_holds_what_every_rank_wrote_and_nothing_else(store: JointStore) -> None:
+    assert not commit_jointly(store, 5).kept_existing
+    assert store.steps() == [5]
+    assert holds_all(store, 5)
+    assert list(store.manifest(5).ranks) == [0, 1, 2]
+
+
+def test_it_works_in_a_real_directory(tmp_path: Path) -> None:
+    store = JointStore(tmp_path / "chk")
+    store.open()
+    commit_jointly(store, 5)
+    assert holds_all(store, 5)
+
+
+def test_a_member_may_be_done_before_the_leader_begins(store: JointStore) -> None:
+    leader, *members = shares()
+    for member in members:
+        write_part(store, member)
+    leader_commits(store, leader_begins(store, leader), leader)
+    assert holds_all(store, 5)
+
+
+def test_a_part_is_complete_before_it_has_its_name(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    _, member, _ = shares()
+    pending = member_begins(store, member)
+    del disk.calls[:]
+    store.write_part(pending, member.manifest())
+    hidden, path = pending.path / ".part-00001.json.new", pending.path / "part-00001.json"
+    assert disk.calls == [
+        f"write_file {hidden}",
+        f"sync_file {hidden}",
+        f"rename {hidden} {path}",
+        f"sync_dir {pending.path}",
+    ]
+
+
+def test_parts_go_only_when_the_whole_record_is_durable(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    leader, *members = shares()
+    for member in members:
+        write_part(store, member)
+    pending = leader_begins(store, leader)
+    del disk.calls[:]
+    leader_commits(store, pending, leader)
+    assert disk.calls[:6] == [
+        f"write_file {pending.path}/manifest.json",
+        f"sync_file {pending.path}/manifest.json",
+        f"unlink {pending.path}/part-00001.json",
+        f"unlink {pending.path}/part-00002.json",
+        f"sync_dir {pending.path}",
+        f"rename {pending.path} {store.path(5)}",
+    ]
+
+
+def test_a_joint_commit_supersedes_later_steps_and_keeps_one_that_is_there(
+    store: JointStore,
+) -> None:
+    for step in (3, 5):
+        commit_jointly(store, step)
+    leader, *members = shares(4)
+    for member in members:
+        write_part(store, member)
+    leader_commits(store, leader_begins(store, leader), leader, after=3)
+    assert store.steps() == [3, 4]
+    again = [Share(**{**vars(share), "attempt": "other"}) for share in shares(4)]
+    for member in again[1:]:
+        write_part(store, member)
+    assert leader_commits(store, leader_begins(store, again[0]), again[0]).kept_existing
+    assert holds_all(store, 4)
+
+
+# Waiting.
+
+
+class FakeTime:
+    """A clock that moves when somebody sleeps; ``then`` happens at the third sleep."""
+
+    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
+        self.now_s = 100.0
+        self.pauses: list[float] = []
+        self._then = then
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.pauses.append(seconds)
+        if len(self.pauses) == 3:
+            self._then()
+
+
+def test_the_leader_looks_less_and_less_often_until_the_parts_are_there(
+    store: JointStore,
+) -> None:
+    leader, one, two = shares()
+    pending = leader_begins(store, leader)
+    write_part(store, one)
+    time = FakeTime(then=lambda: write_part(store, two))
+    store.wait_for_parts(pending, [1, 2], timeout_s=10.0, clock=time.clock, sleep=time.sleep)
+    assert time.pauses == [0.002, 0.004, 0.008]
+
+
+def test_a_missing_part_is_an_error_at_the_deadline_that_names_the_ranks(
+    store: JointStore,
+) -> None:
+    pending = leader_begins(store, shares(world=4)[0])
+    write_part(store, shares(world=4)[2])
+    time = FakeTime()
+    with pytest.raises(PersistError, match=r"rank\(s\) 1, 3 wrote no part within 10 s") as caught:
+        store.wait_for_parts(pending, [1, 2, 3], timeout_s=10.0, clock=time.clock, sleep=time.sleep)
+    assert (caught.value.step, caught.value.phase) == (5, "parts")
+    assert time.now_s == pytest.approx(110.0)
+    assert max(time.pauses) == 0.05
+
+
+def test_a_leader_without_others_waits_for_nobody(store: JointStore, disk: CrashingFileOps) -> None:
+    pending = leader_begins(store, shares(world=1)[0])
+    store.wait_for_parts(pending, [], timeout_s=0.0)
+
+
+def test_a_part_whose_payload_is_gone_is_refused(store: JointStore, disk: CrashingFileOps) -> None:
+    leader, one, two = shares()
+    pending = leader_begins(store, leader)
+    for member in (one, two):
+        write_part(store, member)
+    disk.unlink(pending.path / "rng.rank-00002.safetensors")
+    with pytest.raises(PersistError, match="rank 2's rng.rank-00002.safetensors: expected"):
+        leader_commits(store, pending, leader)
+
+
+# Giving up.
+
+
+def test_a_member_finds_out_that_the_leader_gave_up(store: JointStore) -> None:
+    leader, one, two = shares()
+    pending = leader_begins(store, leader)
+    writing, late = member_begins(store, one), store.join(5, attempt="a5", rank=2)
+    assert late is not None
+    store.abort(pending)
+    with pytest.raises(FileNotFoundError):
+        store.write_part(writing, one.manifest())
+    with pytest.raises(FileNotFoundError):
+        two.write_payloads(late)
+    for given_up, rank in ((writing, 1), (late, 2)):
+        store.leave(given_up, rank=rank)
+
+
+def test_a_member_that_cannot_finish_takes_only_its_own_files_away(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    leader, one, _ = shares()
+    pending = leader_begins(store, leader)
+    writing = member_begins(store, one)
+    disk.write_file(writing.path / ".part-00001.json.new", b"half")
+    store.leave(writing, rank=1)
+    assert disk.listdir(pending.path) == sorted(leader.files)
+
+
+def test_what_a_late_member_leaves_is_gone_after_the_next_attempt_begins(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    leader, one, _ = shares()
+    store.abort(leader_begins(store, leader))
+    write_part(store, one)
+    disk.mkdir(ROOT / ".tmp-odd")
+    early = shares(8)[1]
+    write_part(store, early)
+    assert store.join(6, attempt="a6", rank=2) is not None
+    store.lead(6, attempt="a6")
+    assert pending_names(disk) == [".tmp-6-a6", ".tmp-8-a8", ".tmp-odd"]
+
+
+def test_leftovers_that_cannot_be_removed_yet_do_not_stop_the_next_attempt(
+    store: JointStore, disk: CrashingFileOps, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_part(store, shares()[1])
+    disk.fail_after(0, OSError(errno.ENOTEMPTY, "somebody writes in it"))
+    with caplog.at_level(logging.WARNING):
+        store.lead(6, attempt="a6")
+    assert ".tmp-5-a5 is left until the next checkpoint" in caplog.text
+    store.lead(7, attempt="a7")
+    assert pending_names(disk) == [".tmp-7-a7"]
+
+
+def test_opening_keeps_attempts_in_flight_and_removes_the_others(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    for share in (shares(5)[1], shares(6)[1], shares(7)[1]):
+        write_part(store, share)
+    disk.mkdir(ROOT / ".tmp-odd")
+    disk.mkdir(ROOT / ".trash-5")
+    JointStore(ROOT, ops=disk).open(keep=("a5", "a7"))
+    assert [name for name in disk.listdir(ROOT) if name.startswith(".")] == [
+        ".tmp-5-a5",
+        ".tmp-7-a7",
+    ]
+
+
+# Taking over.
+
+
+def test_a_leader_that_takes_over_writes_its_own_anew_and_finds_the_parts(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    leader, *members = shares()
+    first = leader_begins(store, leader)
+    for member in members:
+        write_part(store, member)
+    disk.write_file(first.path / "m.safetensors", b"half of it")
+    disk.write_file(first.path / "manifest.json", leader.manifest().encode()[:50])
+    again = leader_begins(store, leader)
+    assert store.record_left(again) is None
+    leader_commits(store, again, leader)
+    assert holds_all(store, 5)
+
+
+@pytest.mark.parametrize("call", ["unlink", "sync_dir", "rename"])
+def test_a_leader_that_takes_over_late_finds_the_whole_record(
+    call: str, store: JointStore, disk: CrashingFileOps
+) -> None:
+    leader, *members = shares()
+    for member in members:
+        write_part(store, member)
+    pending = leader_begins(store, leader)
+    point = {"unlink": 3, "sync_dir": 4, "rename": 5}[call]
+    disk.fail_after(point, OSError(errno.EIO, "killed here"))
+    with pytest.raises(OSError, match="killed here"):
+        leader_commits(store, pending, leader)
+    again = store.lead(5, attempt="a5")
+    record = store.record_left(again)
+    assert record is not None
+    assert not store.is_committed(5, attempt="a5")
+    for member in members:
+        assert store.join(5, attempt="a5", rank=member.rank) is None
+    store.commit(again, record)
+    assert holds_all(store, 5)
+
+
+def test_a_leader_that_takes_over_after_the_rename_finds_its_commit_and_syncs_it(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    commit_jointly(store, 5)
+    del disk.calls[:]
+    assert store.is_committed(5, attempt="a5")
+    assert disk.calls == [f"sync_dir {ROOT}"]
+    assert not store.is_committed(5, attempt="other")
+    assert not store.is_committed(6, attempt="a5")
+
+
+def test_a_member_that_takes_over_writes_what_is_missing_anew(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    leader, one, two = shares()
+    first = member_begins(store, one)
+    disk.write_file(first.path / "m.rank-00001.safetensors", b"half of it")
+    disk.write_file(first.path / ".part-00001.json.new", b"half of it")
+    for member in (one, two):
+        write_part(store, member)
+    leader_commits(store, leader_begins(store, leader), leader)
+    assert holds_all(store, 5)
+
+
+def test_a_part_that_is_there_is_never_written_again(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    leader, one, two = shares()
+    write_part(store, one)
+    path = ROOT / ".tmp-5-a5"
+    del disk.calls[:]
+    assert store.join(5, attempt="a5", rank=1) is None
+    assert disk.calls == [f"sync_dir {path}"]
+    write_part(store, two)
+    leader_commits(store, leader_begins(store, leader), leader)
+    assert store.join(5, attempt="a5", rank=1) is None
+    assert not pending_names(disk)
+
+
+def test_a_member_whose_part_was_taken_at_once_has_not_failed() -> None:
+    """Between the rename of its part and the sync of the directory the leader may commit."""
+
+    class Racing(CrashingFileOps):
+        def rename(self, src: Path, dst: Path) -> None:
+            super().rename(src, dst)
+            if dst.name == "part-00002.json":
+                leader_commits(store, pending, leader)
+
+    store = JointStore(ROOT, ops=Racing())
+    store.open()
+    leader, one, two = shares()
+    pending = leader_begins(store, leader)
+    write_part(store, one)
+    write_part(store, two)
+    assert holds_all(store, 5)
+
+
+def test_a_full_disk_is_found_before_anything_is_written(store: JointStore) -> None:
+    with pytest.raises(OSError, match="needs"):
+        store.lead(5, attempt="a5", num_bytes=1 << 50)
+    with pytest.raises(OSError, match="needs"):
+        store.join(5, attempt="a5", rank=1, num_bytes=1 << 50)
+
+
+def test_the_manifest_of_one_rank_is_of_format_1_as_ever(store: JointStore) -> None:
+    from checkfreq.testing import commit_bytes
+
+    commit_bytes(store, 5, {"m": b"state"})
+    data = store.ops.read_bytes(store.path(5) / "manifest.json")
+    assert data.startswith(b'{"format_version": 1, ')
+    assert Manifest.decode(data, path="m").ranks == {}

@@ -1,0 +1,200 @@
+"""Power cuts anywhere while several ranks commit: the old set, or the old set plus one.
+
+Every order in which a leader and a member can take their steps, a cut before each operation
+and after the last, and of what was not synced every subset (many drawn, where there are too
+many) that the disk can have kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from checkfreq.errors import CorruptCheckpointError
+from checkfreq.store.fileops import PayloadFile
+from checkfreq.store.joint import JointStore
+from checkfreq.testing import CrashingFileOps, PowerCut
+from tests.store.ranks import Share, commit_jointly, image_of, shares
+from tests.store.test_state_machine import BROKEN, NoPayloadSync
+
+ROOT = Path("/chk")
+WORLD = 2
+
+Turn = Callable[[JointStore], object]
+
+
+def disk_with(*steps: int, kind: type[CrashingFileOps] = CrashingFileOps) -> CrashingFileOps:
+    ops = kind()
+    store = JointStore(ROOT, ops=ops)
+    store.open()
+    for step in steps:
+        commit_jointly(store, step, world=WORLD)
+    return ops
+
+
+def check_disk(disk: CrashingFileOps, *allowed: set[int]) -> None:
+    """One of the allowed sets is there, all of it whole, before and after a restart."""
+    store = JointStore(ROOT, ops=disk)
+    steps = set(store.steps())
+    assert steps in allowed
+    for step in steps:
+        manifest = store.verify(step)
+        for share in shares(step, world=WORLD):
+            assert manifest.ranks[share.rank] == share.own
+            for name, tensors in share.files.items():
+                assert disk.read_bytes(store.path(step) / name) == image_of(name, tensors)[0]
+    store.open()
+    assert set(store.steps()) == steps
+    assert not [name for name in disk.listdir(ROOT) if name.startswith((".tmp-", ".trash-"))]
+
+
+def cuts(
+    ops: CrashingFileOps, act: Turn, *, limit: int = 48
+) -> Iterator[tuple[bool, CrashingFileOps]]:
+    """Every disk that a cut at any operation of ``act`` can leave; whether it had finished."""
+    for num_calls in itertools.count():
+        twin = ops.fork()
+        twin.cut_power_after(num_calls)
+        finished = False
+        try:
+            act(JointStore(ROOT, ops=twin))
+            finished = True
+        except PowerCut:
+            pass
+        for disk in twin.survivors(limit=limit, seed=num_calls):
+            yield finished, disk
+        if finished:
+            return
+
+
+def turns_of_leader(share: Share) -> list[Turn]:
+    return [
+        lambda store: store.lead(share.step, attempt=share.attempt),
+        lambda store: share.write_payloads(store.lead(share.step, attempt=share.attempt)),
+    ]
+
+
+def turns_of_member(share: Share) -> list[Turn]:
+    def payloads(store: JointStore) -> None:
+        pending = store.join(share.step, attempt=share.attempt, rank=share.rank)
+        assert pending is not None
+        share.write_payloads(pending)
+
+    def part(store: JointStore) -> None:
+        pending = store.join(share.step, attempt=share.attempt, rank=share.rank)
+        assert pending is not None
+        store.write_part(pending, share.manifest())
+
+    def join(store: JointStore) -> None:
+        store.join(share.step, attempt=share.attempt, rank=share.rank)
+
+    return [join, payloads, part]
+
+
+def commit(store: JointStore, share: Share, *, after: int | None = None) -> None:
+    pending = store.lead(share.step, attempt=share.attempt)
+    store.wait_for_parts(pending, [1], timeout_s=0.0)
+    merged = store.merge_parts(pending, share.manifest(), [1])
+    store.commit(pending, merged, supersede_after=after)
+
+
+#: Who is next, for each order of the leader's two turns and the member's three.
+ORDERS = sorted(set(itertools.permutations("LLMMM")))
+
+
+def in_order(order: Sequence[str], step: int, *, after: int | None = None) -> Turn:
+    def act(store: JointStore) -> None:
+        leader, member = shares(step, world=WORLD)
+        turns = {"L": iter(turns_of_leader(leader)), "M": iter(turns_of_member(member))}
+        for who in order:
+            next(turns[who])(store)
+        commit(store, leader, after=after)
+
+    return act
+
+
+@pytest.mark.parametrize("order", ORDERS, ids="".join)
+def test_power_cut_anywhere_in_a_joint_commit_leaves_the_old_set_or_one_more(
+    order: Sequence[str],
+) -> None:
+    num_disks = 0
+    for finished, disk in cuts(disk_with(1, 2), in_order(order, 3)):
+        num_disks += 1
+        check_disk(disk, {1, 2, 3}, *([] if finished else [{1, 2}]))
+    assert num_disks > 100
+
+
+def test_power_cut_anywhere_in_a_superseding_joint_commit_never_mixes_new_and_later() -> None:
+    allowed = [{1, 3, 4}, {1, 3}, {1, 4}, {1}]
+    for finished, disk in cuts(disk_with(1, 3, 4), in_order("LMMLM", 2, after=1)):
+        check_disk(disk, {1, 2}, *([] if finished else allowed))
+
+
+def test_power_cut_anywhere_while_a_leader_gives_up_and_goes_on_leaves_whole_sets() -> None:
+    """A late member makes the directory anew; the next attempt removes it."""
+
+    def act(store: JointStore) -> None:
+        leader, member = shares(2, world=WORLD)
+        store.abort(store.lead(leader.step, attempt=leader.attempt))
+        for turn in turns_of_member(member):
+            turn(store)
+        in_order("MLMLM", 3)(store)
+
+    for finished, disk in cuts(disk_with(1), act, limit=24):
+        check_disk(disk, {1, 3}, *([] if finished else [{1}]))
+
+
+def test_power_cut_anywhere_while_a_leader_takes_over_leaves_the_old_set_or_one_more() -> None:
+    leader, member = shares(2, world=WORLD)
+
+    def killed(num_calls: int) -> CrashingFileOps:
+        """The leader's worker ended so many operations after all parts were there."""
+        ops = disk_with(1)
+        store = JointStore(ROOT, ops=ops)
+        for turn in [*turns_of_leader(leader), *turns_of_member(member)]:
+            turn(store)
+        ops.fail_after(num_calls, OSError("killed here"))
+        with pytest.raises(OSError, match="killed here"):
+            commit(store, leader)
+        return ops
+
+    def take_over(store: JointStore) -> None:
+        store.open(keep=[leader.attempt])
+        if store.is_committed(leader.step, attempt=leader.attempt):
+            return
+        pending = store.lead(leader.step, attempt=leader.attempt)
+        record = store.record_left(pending)
+        if record is None:
+            leader.write_payloads(pending)
+            commit(store, leader)
+        else:
+            store.commit(pending, record)
+
+    for num_calls in range(6):  # write, sync, unlink, sync, rename, sync
+        for finished, disk in cuts(killed(num_calls), take_over, limit=24):
+            check_disk(disk, {1, 2}, *([] if finished else [{1}]))
+
+
+def test_an_acknowledged_joint_commit_survives_every_power_cut_after_it() -> None:
+    for disk in disk_with(1, 2).survivors(limit=10_000):
+        check_disk(disk, {1, 2})
+
+
+class NoPayloadSyncOfMembers(NoPayloadSync):
+    def create_payload(self, path: Path, *, num_bytes: int) -> PayloadFile:
+        if "rank-00001" in path.name:
+            return super().create_payload(path, num_bytes=num_bytes)
+        return CrashingFileOps.create_payload(self, path, num_bytes=num_bytes)
+
+
+@pytest.mark.parametrize("kind", [*BROKEN, NoPayloadSyncOfMembers])
+def test_leaving_out_any_one_sync_of_a_joint_commit_is_found(kind: type[CrashingFileOps]) -> None:
+    def check_all() -> None:
+        for disk in disk_with(1, kind=kind).survivors(limit=2000):
+            check_disk(disk, {1})
+
+    with pytest.raises((AssertionError, CorruptCheckpointError)):
+        check_all()

@@ -1,0 +1,192 @@
+"""Parts become one manifest, or an error that names the rank, what was expected and found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from checkfreq.errors import PersistError
+from checkfreq.store.manifest import Manifest
+from checkfreq.store.parts import check_sizes, decode_part, merge, part_name, rank_of
+from tests.store.ranks import Share, image_of, shares
+
+
+def manifests(world: int = 3, step: int = 5) -> list[Manifest]:
+    return [share.manifest() for share in shares(step, world=world)]
+
+
+def test_a_part_manifest_is_named_after_its_rank() -> None:
+    assert part_name(3) == "part-00003.json"
+    assert [rank_of(part_name(rank)) for rank in (0, 3, 123456)] == [0, 3, 123456]
+    for name in ("part-3.json", "part-000003.json", ".part-00003.json.new", "manifest.json"):
+        assert rank_of(name) is None
+
+
+def test_merging_puts_all_files_and_ranks_into_one_manifest() -> None:
+    leader, *others = manifests()
+    merged = merge(leader, others[::-1])
+    assert list(merged.ranks) == [0, 1, 2]
+    assert merged.objects == leader.objects
+    assert [file.name for file in merged.files] == [
+        "m.safetensors",
+        *(f"{name}.rank-{rank:05d}.safetensors" for rank in (0, 2, 1) for name in ("m", "rng")),
+    ]
+    assert Manifest.decode(merged.encode(), path="m") == merged
+
+
+def test_a_rank_that_is_the_only_one_of_its_directory_merges_nothing() -> None:
+    own = replace(manifests()[0], ranks={2: {}}, world=3)
+    assert merge(own, []) == own
+
+
+def test_where_ranks_commit_elsewhere_their_shards_are_not_asked_for() -> None:
+    leader, other, _ = manifests()
+    assert list(merge(leader, [other]).ranks) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (replace(manifests()[1], step=6), "rank 1 says step 6, expected 5"),
+        (replace(manifests()[1], attempt="b"), "rank 1 says attempt b, expected a5"),
+        (replace(manifests()[1], world=4), "rank 1 says world 4, expected 3"),
+        (manifests()[2], r"rank 1 says ranks \[2\], expected \[1\]"),
+        (replace(manifests()[1], objects={"m": 1}), r"rank 1 says objects \['m'\], expected \[\]"),
+    ],
+)
+def test_a_part_of_something_else_is_refused(part: Manifest, said: str) -> None:
+    leader = manifests()[0]
+    with pytest.raises(PersistError, match=said) as caught:
+        decode_part(part.encode(), path="p", of=leader, rank=1)
+    assert (caught.value.step, caught.value.phase) == (5, "parts")
+
+
+def test_a_damaged_part_is_refused() -> None:
+    leader, part, _ = manifests()
+    assert decode_part(part.encode(), path="p", of=leader, rank=1) == part
+    damaged = part.encode().replace(b"seed", b"sead")
+    with pytest.raises(PersistError, match="the part of rank 1 cannot be read: p: own digest"):
+        decode_part(damaged, path="p", of=leader, rank=1)
+
+
+@pytest.mark.parametrize(("size", "said"), [(3, "found 3 bytes"), (None, "found no such file")])
+def test_a_file_of_another_size_is_refused(size: int | None, said: str) -> None:
+    part = manifests()[1]
+    sizes: dict[str, int | None] = {file.name: file.num_bytes for file in part.files}
+    check_sizes(part, sizes, rank=1)
+    name = "rng.rank-00001.safetensors"
+    expected = part.file(name).num_bytes
+    with pytest.raises(PersistError, match=f"rank 1's {name}: expected {expected} bytes, {said}"):
+        check_sizes(part, {**sizes, name: size}, rank=1)
+
+
+def test_a_rank_that_comes_twice_is_refused() -> None:
+    leader, one, _ = manifests()
+    with pytest.raises(PersistError, match="expected one part of rank 1, found two"):
+        merge(leader, [one, one])
+
+
+def test_a_rank_that_wrote_another_ones_file_is_refused() -> None:
+    leader, one, two = manifests()
+    with pytest.raises(PersistError, match="rank 2 wrote a file that is not its own"):
+        merge(leader, [one, replace(two, files=one.files)])
+
+
+def set_shards(value: Any) -> Callable[[Share], None]:
+    def change(share: Share) -> None:
+        share.own["m"]["shards"] = value
+
+    return change
+
+
+def set_weight(*place: Any) -> Callable[[Share], None]:
+    return set_shards({"weight": list(place)})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            set_shards({}),
+            "tensor 'weight' of 'm': expected 12 elements .* found 8 from rank.* 0, 1",
+        ),
+        (set_shards([]), "rank 2's 'm': shards: expected an object"),
+        (set_shards({"other": [[3, 4], [0, 0]]}), "'other' of 'm': rank 2 .* found no such tensor"),
+        (set_weight([3, 4], [1, 0]), r"once, found \[1, 4\] at \[1, 0\] of rank 1 and"),
+        (
+            set_weight([3, 4], [3, 0]),
+            r"expected a box within \[3, 4\], found \[1, 4\] at \[3, 0\]",
+        ),
+        (
+            set_weight([4, 4], [2, 0]),
+            r"expected \[3, 4\], as rank 0 says, found \[4, 4\] of rank 2",
+        ),
+        (set_weight([3, 4], [2]), r"expected a box within \[3, 4\], found \[1, 4\] at \[2\] of"),
+        (set_weight([3, 4]), r"'weight': expected \[\[global shape\], \[offsets\]\], found"),
+        (set_weight([3, 4], [-1, 0]), "expected .*global shape"),
+        (set_weight([3, 4], [True, 0]), "expected .*global shape"),
+        (set_weight([3, 4], "ab"), "expected .*global shape"),
+        (set_shards({"weight": 5}), "rank 2's 'm': shard 'weight'"),
+    ],
+)
+def test_shards_that_do_not_cover_exactly_are_refused(
+    change: Callable[[Share], None], said: str
+) -> None:
+    leader, one, two = shares()
+    change(two)
+    with pytest.raises(PersistError, match=said):
+        merge(leader.manifest(), [one.manifest(), two.manifest()])
+
+
+def test_a_tensor_that_is_there_whole_and_in_shards_is_refused() -> None:
+    leader, one, two = shares()
+    leader.files["m.safetensors"] = {"weight": ([1], b"x")}
+    with pytest.raises(PersistError, match="'weight' of 'm': expected whole or in shards"):
+        merge(leader.manifest(), [one.manifest(), two.manifest()])
+
+
+def test_a_sharded_tensor_of_which_no_rank_has_anything_is_refused() -> None:
+    leader, one, two = shares()
+    leader.objects = {"m": {"sharded_tensors": {"weight": 1, "lost": 2}}, "odd": 5}
+    parts = [one.manifest(), two.manifest()]
+    with pytest.raises(PersistError, match="'lost' of 'm': expected shards, found none from any"):
+        merge(leader.manifest(), parts)
+    assert merge(leader.manifest(), parts[:1]).objects == leader.objects  # the rest is elsewhere
+
+
+def test_shards_of_different_dtypes_are_refused() -> None:
+    leader, one, two = manifests()
+    name = "m.rank-00002.safetensors"
+    entry = two.file(name)
+    signed = replace(entry, tensors=tuple(replace(t, dtype="int8") for t in entry.tensors))
+    two = replace(two, files=(signed,))
+    with pytest.raises(PersistError, match="dtype: expected uint8, as rank 0 says, found int8 of"):
+        merge(leader, [one, two])
+
+
+def test_shards_without_elements_and_tensors_without_dimensions_are_fine() -> None:
+    leader, one, two = shares()
+    two.files["m.rank-00002.safetensors"] = {"weight": ([0, 4], b"")}
+    set_weight([2, 4], [2, 0])(two)
+    for share in (leader, one):
+        share.own["m"]["shards"]["weight"][0] = [2, 4]
+    one.files["m.rank-00001.safetensors"] = {
+        **one.files["m.rank-00001.safetensors"],
+        "scale": ([], b"\1"),
+    }
+    one.own["m"]["shards"]["scale"] = [[], []]
+    assert merge(leader.manifest(), [one.manifest(), two.manifest()]).world == 3
+
+
+def test_what_is_own_may_be_any_json() -> None:
+    leader, one, two = manifests()
+    two = replace(two, ranks={2: {**two.ranks[2], "$positions": [1], "odd": None}})
+    assert merge(leader, [one, two]).ranks[2]["$positions"] == [1]
+
+
+def test_the_images_of_these_tests_are_what_their_entries_say() -> None:
+    data, entry = image_of("x", {"a": ([2], b"ab")})
+    assert len(data) == entry.num_bytes
