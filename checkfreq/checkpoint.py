@@ -30,6 +30,12 @@ class CFCheckpoint:
     whose class differs from the default: a settled tensor is changed by weight updates only,
     so its copy may overlap with the next forward and backward pass; when in doubt, volatile.
 
+    ``per_rank`` names what differs from rank to rank where there are several ("meters"): a whole
+    object, or tensors of a module ("model.bn1", a prefix too). Each rank keeps its own. Random
+    generators, iterators' positions, buffers of DistributedDataParallel with
+    ``broadcast_buffers=False`` and statistics of batch norms under ``fully_shard`` need not be
+    named.
+
     Raises StateError for an object that has no state to keep, ConfigError for names that
     contradict each other.
     """
@@ -40,11 +46,13 @@ class CFCheckpoint:
         rng: bool = True,
         settled: Iterable[str] = (),
         volatile: Iterable[str] = (),
+        per_rank: Iterable[str] = (),
         **tracked: Any,
     ) -> None:
         self.rng = rng
         self.settled = _names("settled", settled, tracked)
         self.volatile = _names("volatile", volatile, tracked)
+        self.per_rank = _names("per_rank", per_rank, tracked)
         both = sorted({*self.settled} & {*self.volatile})
         if both:
             raise ConfigError(f"CFCheckpoint: {', '.join(both)} cannot be settled and volatile")
@@ -52,6 +60,7 @@ class CFCheckpoint:
             _require_stateful(name, value)
         self._tracked = dict(tracked)
         self._adapters = {name: self._adapter(name, value) for name, value in tracked.items()}
+        self._require_own_modules()
 
     @property
     def tracked(self) -> Mapping[str, Any]:
@@ -67,6 +76,11 @@ class CFCheckpoint:
     def optimizers(self) -> dict[str, Optimizer]:
         """The tracked optimizers."""
         return {n: value for n, value in self._tracked.items() if isinstance(value, Optimizer)}
+
+    @property
+    def own_objects(self) -> frozenset[str]:
+        """Tracked objects that differ from rank to rank as a whole."""
+        return frozenset(self.per_rank) & frozenset(self._tracked)
 
     def optimised(self) -> frozenset[int]:
         """``id`` of every parameter that a tracked optimizer updates, as of now."""
@@ -89,6 +103,16 @@ class CFCheckpoint:
         if isinstance(value, dict) and not hasattr(value, "state_dict"):
             return DictAdapter(name, value)
         return ObjectAdapter(name, value)
+
+    def _require_own_modules(self) -> None:
+        for name in self.per_rank:
+            owner = name.partition(".")[0]
+            if name != owner and self._adapters[owner].kind != "module":
+                raise ConfigError(
+                    f"CFCheckpoint(per_rank=...): {name!r} is inside of a "
+                    f"{self._adapters[owner].kind}, of which only the whole can differ from rank "
+                    f"to rank; expected {owner!r}"
+                )
 
     def _scheduled(self, optimizer: Optimizer) -> frozenset[str]:
         """Hyper-parameters that tracked schedulers change by themselves."""

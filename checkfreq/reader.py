@@ -24,14 +24,16 @@ def load(
     only: Collection[str] | None = None,
     into: Mapping[str, Any] | None = None,
     strict: bool = True,
+    rank: int = 0,
 ) -> dict[str, Any]:
     """Read a checkpoint directory and return its state dicts by tracked name.
 
     ``path`` is a run's ``chk_dir``, or one ``step-...`` directory in it. Without ``step`` the
     newest checkpoint that validates is read. Tensors are on the CPU and own their memory;
-    names that were tied come back as the same tensor. ``only`` limits what is returned.
-    ``into`` maps tracked names to live objects, which are loaded in place as
-    ``CFManager.restore`` would; ``strict=False`` then loads what fits.
+    names that were tied come back as the same tensor, and shards as whole tensors. What each
+    rank had of its own ("rng", names given as ``per_rank``) is returned as ``rank`` had it.
+    ``only`` limits what is returned. ``into`` maps tracked names to live objects, which are
+    loaded in place as ``CFManager.restore`` would; ``strict=False`` then loads what fits.
 
     Raises NoCheckpointError, CorruptCheckpointError, MismatchError (nothing was changed).
     """
@@ -45,7 +47,7 @@ def load(
         logger.warning("step %d does not validate, skipped: %s", rejected.step, rejected.error)
     if into is not None:
         _load_into(found, into, chk_dir, only=only, strict=strict)
-    return materialise(found.loaded(), only=only, path=str(chk_dir))
+    return materialise(found.loaded(), only=only, path=str(chk_dir), rank=rank)
 
 
 def _load_into(

@@ -16,5 +16,6 @@ FORK_SERVER.set_forkserver_preload(
         "tests.crash.programs",
         "tests.exactness.trainer",
         "tests.iterators.elastic.program",
+        "tests.snapshot.sharded",
     ]
 )

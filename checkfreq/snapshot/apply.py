@@ -9,13 +9,20 @@ buffers, which may be reused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import ConfigError, MismatchError, StateError
-from checkfreq.snapshot.adapters.base import Changes, Fallible, Findings, LoadedFile, Saved
+from checkfreq.snapshot.adapters.base import (
+    Changes,
+    Fallible,
+    Findings,
+    LoadedFile,
+    RankFile,
+    Saved,
+)
 from checkfreq.snapshot.adapters.generic import tree_value
 from checkfreq.snapshot.adapters.module import module_state_dict
 from checkfreq.snapshot.adapters.optimizer_tree import optimizer_state_dict
@@ -23,6 +30,7 @@ from checkfreq.snapshot.adapters.rng import prepare_rng, rng_state
 from checkfreq.snapshot.adapters.scaler import scaler_state_dict
 from checkfreq.snapshot.codec import decode_tree
 from checkfreq.snapshot.layout import file_name
+from checkfreq.snapshot.parts import stem_of
 from checkfreq.snapshot.state import POSITIONS, RNG
 from checkfreq.types import Json
 
@@ -42,14 +50,44 @@ _READERS: dict[str, Callable[[Saved], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A verified checkpoint in memory: the manifest's objects, and its files by name."""
+    """A verified checkpoint in memory: the manifest's objects, and its files by name.
+
+    ``own``: by rank, what differs from rank to rank; empty for a checkpoint of one rank.
+    """
 
     objects: Mapping[str, Json]
     files: Mapping[str, LoadedFile]
+    own: Mapping[int, Mapping[str, Json]] = field(default_factory=dict)
 
-    def saved(self, name: str, *, path: str) -> Saved:
-        """The saved state of one object."""
-        return Saved(name, self.objects[name], self.files.get(file_name(name)), path=path)
+    def saved(self, name: str, *, path: str, rank: int = 0) -> Saved:
+        """The saved state of one object, as ``rank`` sees it."""
+        mine = self.own.get(rank, {}).get(name, {})
+        json = mine if "kind" in mine else self.objects[name]
+        parts = list(self._parts(name, rank))
+        return Saved(name, json, self.files.get(file_name(name)), path=path, parts=parts)
+
+    def _parts(self, name: str, rank: int) -> Iterator[RankFile]:
+        for other, own in sorted(self.own.items()):
+            file = self.files.get(file_name(stem_of(name, other)))
+            if file is not None:
+                boxes = own.get(name, {}).get("shards", {})
+                yield RankFile(file, boxes, is_own=other == rank)
+
+    def names(self, rank: int) -> set[str]:
+        """Names of the objects there are for ``rank``, "rng" and "$positions" among them."""
+        mine = self.own.get(rank, {})
+        whole = (n for n, json in mine.items() if n == POSITIONS or "kind" in json)
+        return {*self.objects, *whole}
+
+    def is_new(self, rank: int) -> bool:
+        """Whether there was no such rank when the checkpoint was written."""
+        return rank not in (self.own or {0})
+
+    def positions(self, rank: int) -> Mapping[str, Json]:
+        """JSON of the iterators' positions of one rank, by name."""
+        objects = self.own.get(rank, {}) if self.own else self.objects
+        found: Mapping[str, Json] = objects.get(POSITIONS, {})
+        return found
 
 
 @dataclass(slots=True)
@@ -57,6 +95,8 @@ class RestorePlan:
     """Changes that fit the live objects; ``positions`` are for the iterators to take."""
 
     positions: dict[str, dict[str, Any]]
+    #: The same of every rank there was; ``positions`` are this rank's, of a new rank the first's.
+    all_positions: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
     _changes: list[Changes] = field(default_factory=list)
     _saved: list[Saved] = field(default_factory=list)
     _rng: Callable[[], None] | None = None
@@ -131,46 +171,60 @@ def prepare(
     exclude: Iterable[str] = (),
     strict: bool = True,
     path: str,
+    rank: int = 0,
 ) -> RestorePlan:
-    """Compare a checkpoint with the live objects; changes nothing.
+    """Compare a checkpoint with the live objects of ``rank``; changes nothing.
 
     ``only`` and ``exclude`` choose tracked names, "rng" or iterators' names. Raises
     MismatchError listing everything that does not fit (``strict=False``: one WARNING instead),
-    ConfigError for unknown names, CorruptCheckpointError for state that makes no sense.
+    ConfigError for unknown names, CorruptCheckpointError for state that makes no sense,
+    StateError for shards that are in another node's directory.
     """
-    found = _decode_positions(loaded.objects, path)
-    chosen = _chooser(chk, loaded, found, only, exclude)
+    found = {r: _decode_positions(loaded, r, path) for r in sorted(loaded.own or {0})}
+    everyones = {name for positions in found.values() for name in positions}
+    chosen = _chooser(chk, loaded, everyones, only, exclude)
     findings = Findings()
-    plan = RestorePlan({name: value for name, value in found.items() if chosen(name)})
-    names = {name for name in loaded.objects if name not in (RNG, POSITIONS)}
+    all_positions = {
+        r: {name: value for name, value in positions.items() if chosen(name)}
+        for r, positions in found.items()
+    }
+    mine = all_positions.get(rank, next(iter(all_positions.values())))
+    plan = RestorePlan(mine, all_positions)
+    names = loaded.names(rank) - {RNG, POSITIONS}
+    elsewhere = {n for r in loaded.own for n in loaded.names(r)} - names - {RNG, POSITIONS}
+    for name in sorted(elsewhere & {*chk.tracked}):
+        if chosen(name):
+            findings.notes.append(f"{name} (each rank had its own, rank {rank} had none)")
+    names |= elsewhere
     findings.missing += [
         f"{n} (the whole object)" for n in chk.tracked if n not in names and chosen(n)
     ]
     findings.unexpected += [f"{n} (the whole object)" for n in names - {*chk.tracked} if chosen(n)]
     for name in chk.tracked:
-        if name in names and chosen(name):
-            saved = loaded.saved(name, path=path)
+        if name in names and name not in elsewhere and chosen(name):
+            saved = loaded.saved(name, path=path, rank=rank)
             plan._saved.append(saved)
             plan._changes.append(_prepare_object(chk, saved, findings))
     if chk.rng and chosen(RNG):
-        _prepare_rng(plan, loaded, findings, path)
+        _prepare_rng(plan, loaded, findings, path, rank)
     _report(findings, strict=strict, path=path)
     return plan
 
 
-def _decode_positions(objects: Mapping[str, Json], path: str) -> dict[str, dict[str, Any]]:
+def _decode_positions(loaded: Loaded, rank: int, path: str) -> dict[str, dict[str, Any]]:
     saved = Saved(POSITIONS, {}, None, path=path)
-    return {name: saved.decode(node) for name, node in objects.get(POSITIONS, {}).items()}
+    return {name: saved.decode(node) for name, node in loaded.positions(rank).items()}
 
 
 def _chooser(
     chk: CFCheckpoint,
     loaded: Loaded,
-    found: Mapping[str, object],
+    found: Iterable[str],
     only: Iterable[str] | None,
     exclude: Iterable[str],
 ) -> Callable[[str], bool]:
-    known = {*chk.tracked, *loaded.objects, *found, RNG} - {POSITIONS}
+    own = (name for rank in loaded.own for name in loaded.names(rank))
+    known = {*chk.tracked, *loaded.objects, *own, *found, RNG} - {POSITIONS}
     wanted = None if only is None else _choice("only", only, known)
     unwanted = _choice("exclude", exclude, known)
     return lambda name: (wanted is None or name in wanted) and name not in unwanted
@@ -196,11 +250,15 @@ def _prepare_object(chk: CFCheckpoint, saved: Saved, findings: Findings) -> Chan
     return adapter.prepare(saved, findings)
 
 
-def _prepare_rng(plan: RestorePlan, loaded: Loaded, findings: Findings, path: str) -> None:
-    if RNG not in loaded.objects:
+def _prepare_rng(
+    plan: RestorePlan, loaded: Loaded, findings: Findings, path: str, rank: int
+) -> None:
+    if loaded.is_new(rank):
+        findings.notes.append(f"rng (each rank had its own, rank {rank} was not there)")
+    elif RNG in loaded.names(rank):
+        plan._rng = prepare_rng(loaded.saved(RNG, path=path, rank=rank), findings)
+    else:
         findings.missing.append("rng (random generators)")
-        return
-    plan._rng = prepare_rng(loaded.saved(RNG, path=path), findings)
 
 
 def _report(findings: Findings, *, strict: bool, path: str) -> None:
@@ -232,14 +290,25 @@ def _listing(findings: Findings) -> str:
     return " ".join(f"{title}: {'; '.join(names)}." for title, names in parts.items() if names)
 
 
-def materialise(loaded: Loaded, *, only: Iterable[str] | None = None, path: str) -> dict[str, Any]:
+def materialise(
+    loaded: Loaded, *, only: Iterable[str] | None = None, path: str, rank: int = 0
+) -> dict[str, Any]:
     """State dicts by name, of owned CPU tensors; tied weights share one tensor.
 
-    Needs none of the training code. Raises ConfigError for an unknown name in ``only``.
+    Tensors that were in shards are whole; what differs from rank to rank is as ``rank`` had it.
+    Needs none of the training code. Raises ConfigError for an unknown name in ``only`` or an
+    unknown rank.
     """
-    names = [name for name in loaded.objects if name != POSITIONS]
+    if loaded.is_new(rank):
+        there = ", ".join(map(str, sorted(loaded.own or {0})))
+        raise ConfigError(f"{path} holds nothing of rank {rank}; expected one of {there}")
+    there_are = loaded.names(rank) - {POSITIONS}
+    names = [*(name for name in loaded.objects if name in there_are)]
+    names += sorted(there_are.difference(names))
     chosen = {*names} if only is None else _choice("only", only, {*names})
-    return {name: _read(loaded.saved(name, path=path)) for name in names if name in chosen}
+    return {
+        name: _read(loaded.saved(name, path=path, rank=rank)) for name in names if name in chosen
+    }
 
 
 def _read(saved: Saved) -> Any:

@@ -10,7 +10,7 @@ from checkfreq.snapshot.arena import Pinner
 from checkfreq.snapshot.device import CudaDevice
 from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import HostEngine, SnapshotEngine
-from checkfreq.snapshot.state import capture
+from checkfreq.snapshot.state import read_everything
 from checkfreq.types import SnapshotPlace
 
 
@@ -27,7 +27,8 @@ def engine_for(
     """
     if not torch.accelerator.is_available():
         return HostEngine()
-    found = {ref.tensor.device.type for ref in capture(chk, barrier_on_device=True).tensors}
+    everything = read_everything(chk, positions={}, barrier_on_device=True)
+    found = {ref.tensor.device.type for ref in everything.refs}
     unknown = found - {"cpu", "cuda"}
     if unknown:
         raise StateError(

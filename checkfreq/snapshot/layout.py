@@ -1,9 +1,9 @@
 """Where each tensor's bytes lie: the arena's bytes are the files' bytes.
 
-One safetensors file per object. An image is an 8-byte header length and a JSON header padded
-with spaces to a page, then the tensors, row-major, by decreasing element size, so that each is
-aligned without holes. Images begin at page boundaries of a slot. A layout serves every later
-capture of the same structure.
+One safetensors file per object, and another for what a rank adds. An image is an 8-byte header
+length and a JSON header padded with spaces to a page, then the tensors, row-major, by decreasing
+element size, so that each is aligned without holes. Images begin at page boundaries of a slot. A
+layout serves every later capture of the same structure.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from checkfreq.snapshot.captured import CapturedState
 from checkfreq.snapshot.sink import TensorRef
-from checkfreq.snapshot.state import CapturedState
 from checkfreq.snapshot.tensors import DTYPE_NAMES
 from checkfreq.types import FileSpec, Json, TensorSpec, round_up_to_page
 
@@ -32,16 +32,16 @@ _SAFETENSORS = {
 }  # fmt: skip
 
 
-def file_name(object_name: str) -> str:
-    """Name of the file that holds an object's tensors."""
-    return f"{object_name}.safetensors"
+def file_name(stem: str) -> str:
+    """Name of the file that holds the tensors of ``TensorRef.stem``."""
+    return f"{stem}.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
     """What must not change for a layout to stay valid, per tensor."""
 
-    object_name: str
+    stem: str
     key: str
     dtype: torch.dtype
     shape: torch.Size
@@ -53,7 +53,7 @@ class _Shape:
             and self.shape == ref.tensor.shape
             and self.dtype is ref.tensor.dtype
             and self.settled is ref.settled
-            and self.object_name == ref.object_name
+            and self.stem == ref.stem
         )
 
 
@@ -80,7 +80,7 @@ class StateLayout:
         destinations = [(0, 0)] * len(captured.tensors)
         end = 0
         numbered = enumerate(captured.tensors)
-        for name, group in groupby(numbered, key=lambda item: item[1].object_name):
+        for name, group in groupby(numbered, key=lambda item: item[1].stem):
             aliases = captured.aliases.get(name, {})
             spec, header, order = _plan_file(name, list(group), aliases, slot_offset=end)
             files.append(spec)
@@ -89,7 +89,7 @@ class StateLayout:
                 destinations[index] = (end + tensor.offset, tensor.num_bytes)
             end += round_up_to_page(spec.num_bytes)
         shapes = tuple(
-            _Shape(r.object_name, r.key, r.tensor.dtype, r.tensor.shape, r.settled)
+            _Shape(r.stem, r.key, r.tensor.dtype, r.tensor.shape, r.settled)
             for r in captured.tensors
         )
         aliases_then = {name: dict(names) for name, names in captured.aliases.items()}

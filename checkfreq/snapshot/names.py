@@ -9,12 +9,13 @@ dict comparison per module); tensors are never remembered.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
@@ -26,13 +27,16 @@ class Node:
     """One module at one place in the tree.
 
     ``raw`` and ``canonical`` are its prefixes ("" or ending in a dot) in state_dict() and in
-    the file; ``averaged``: it lies inside an AveragedModel.
+    the file; ``averaged``: it lies inside an AveragedModel; ``own_buffers``: nothing makes its
+    buffers equal on all ranks.
     """
 
     module: nn.Module
+    kind: type[nn.Module]
     raw: str
     canonical: str
     averaged: bool
+    own_buffers: bool
     children: dict[str, nn.Module | None]
     embeds: bool
     extra: bool
@@ -62,21 +66,27 @@ class ModuleIndex:
         self._rebuild()
 
     def _rebuild(self) -> None:
-        self.nodes = tuple(_walk(self._root, "", "", averaged=False))
+        self.nodes = tuple(_walk(self._root, "", "", _Surroundings()))
+        self._sharded: list[Any] = [n.module for n in self.nodes if _is_sharded(n.module)]
         self._custom = any(_saves_its_own_way(node.module) for node in self.nodes)
 
     def refresh(self) -> None:
-        """Rebuild if a submodule was added, removed or replaced since."""
+        """Rebuild if a submodule was added, removed, replaced or given another class since.
+
+        Fully sharded modules drop what they gathered, so that their parameters are the shards.
+        """
         for node in self.nodes:
-            if node.module._modules != node.children:
+            if node.module._modules != node.children or type(node.module) is not node.kind:
                 self._rebuild()
-                return
+                break
+        for module in self._sharded:
+            module.reshard()
 
     @property
     def saves_its_own_way(self) -> bool:
         """True if only ``state_dict()`` knows the state: hooks or an override are in the tree."""
         return self._custom or any(
-            node.module._state_dict_hooks or node.module._state_dict_pre_hooks
+            _of_users(node.module._state_dict_hooks) or _of_users(node.module._state_dict_pre_hooks)
             for node in self.nodes
         )
 
@@ -84,6 +94,15 @@ class ModuleIndex:
     def loads_its_own_way(self) -> bool:
         """True if only ``load_state_dict()`` may set the state."""
         return any(_loads_its_own_way(node.module) for node in self.nodes)
+
+    def own_buffers(self) -> set[str]:
+        """Canonical names of the buffers that differ from rank to rank."""
+        return {
+            node.name(own)
+            for node in self.nodes
+            if node.own_buffers
+            for own in node.module._buffers
+        }
 
     def canonical_names(self, raw_names: Iterable[str]) -> dict[str, str]:
         """key of ``state_dict()`` -> canonical name."""
@@ -99,15 +118,66 @@ def _canonical(raw_name: str, prefixes: dict[str, str]) -> str:
     return prefixes[""] + raw_name
 
 
-def _walk(module: nn.Module, raw: str, canonical: str, *, averaged: bool) -> Iterator[Node]:
-    averaged = averaged or isinstance(module, AveragedModel)
-    embeds = isinstance(module, nn.Embedding | nn.EmbeddingBag)
-    yield Node(module, raw, canonical, averaged, dict(module._modules), embeds, _has_extra(module))
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """What the modules around a module mean for it."""
+
+    averaged: bool = False
+    sharded: bool = False
+    own_buffers: bool = False
+
+    def and_of(self, module: nn.Module) -> _Surroundings:
+        """With those of ``module`` itself."""
+        return _Surroundings(
+            self.averaged or isinstance(module, AveragedModel),
+            self.sharded or _is_sharded(module),
+            self.own_buffers
+            or (isinstance(module, DistributedDataParallel) and not module.broadcast_buffers),
+        )
+
+    def make_own(self, module: nn.Module) -> bool:
+        """Whether the buffers of ``module`` differ from rank to rank.
+
+        Batch norms learn statistics of what their rank has seen. DistributedDataParallel
+        broadcasts them unless told otherwise, ``fully_shard`` never does.
+        """
+        learns = isinstance(module, _NormBase) and not isinstance(module, nn.SyncBatchNorm)
+        return self.own_buffers or (self.sharded and learns)
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` was applied to it."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(fsdp, "FSDPModule", None)
+    return kind is not None and isinstance(module, kind)
+
+
+def _of_users(hooks: Mapping[int, Any]) -> bool:
+    """Whether any of the hooks is not of ``fully_shard``: those only do what ``refresh`` does."""
+    return any(
+        not getattr(hook, "__module__", "").startswith("torch.distributed.fsdp._fully_shard.")
+        for hook in hooks.values()
+    )
+
+
+def _walk(module: nn.Module, raw: str, canonical: str, around: _Surroundings) -> Iterator[Node]:
+    around = around.and_of(module)
+    yield Node(
+        module,
+        type(module),
+        raw,
+        canonical,
+        averaged=around.averaged,
+        own_buffers=around.make_own(module),
+        children=dict(module._modules),
+        embeds=isinstance(module, nn.Embedding | nn.EmbeddingBag),
+        extra=_has_extra(module),
+    )
     hidden = _wrapped_child(module)
     for name, child in module._modules.items():
         if child is not None:
             below = canonical if name == hidden else f"{canonical}{name}."
-            yield from _walk(child, f"{raw}{name}.", below, averaged=averaged)
+            yield from _walk(child, f"{raw}{name}.", below, around)
 
 
 def _wrapped_child(module: nn.Module) -> str | None:
@@ -139,7 +209,7 @@ def _loads_its_own_way(module: nn.Module) -> bool:
     kind = type(module)
     return bool(
         isinstance(module, torch.jit.ScriptModule)
-        or module._load_state_dict_pre_hooks
+        or _of_users(module._load_state_dict_pre_hooks)
         or module._load_state_dict_post_hooks
         or kind.load_state_dict is not nn.Module.load_state_dict
         # torch.nn's own overrides (BatchNorm's) only upgrade old formats

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from checkfreq.errors import StateError
 from checkfreq.snapshot.codec import encode_tree
+from checkfreq.snapshot.dtensors import Cut, cut_of, is_dtensor, local_of
 from checkfreq.snapshot.tensors import detached, encode_torch, is_ordinary
 from checkfreq.types import Json
 
@@ -21,11 +22,12 @@ from checkfreq.types import Json
 class TensorRef(NamedTuple):
     """One tensor to copy: a live one, detached, on the storage it had at the boundary.
 
+    ``stem`` is the name of its file, without the suffix: the object's, on one rank.
     ``settled``: only a weight update changes it, so its copy may last until the next one.
     A NamedTuple because one is made per tensor on the training thread (0.3 us against 0.9).
     """
 
-    object_name: str
+    stem: str
     key: str
     tensor: Tensor
     settled: bool
@@ -37,11 +39,22 @@ _make_ref = tuple.__new__  # what TensorRef() calls, without the call in between
 class Sink:
     """Collects the tensors of one capture, object by object."""
 
-    def __init__(self, *, optimised: frozenset[int], barrier_on_device: bool) -> None:
+    def __init__(
+        self,
+        *,
+        optimised: frozenset[int] = frozenset(),
+        barrier_on_device: bool = False,
+    ) -> None:
         #: ``id`` of every parameter in a group of a tracked optimizer.
         self.optimised = optimised
         self.refs: list[TensorRef] = []
         self.aliases: dict[str, dict[str, str]] = {}
+        #: Of each ref that is a DTensor's local tensor: its place in the whole.
+        self.cuts: dict[int, Cut] = {}
+        #: (object, key) of every DTensor, aliases included.
+        self.dtensors: dict[tuple[str, str], Tensor] = {}
+        #: (object, key) of tensors that differ from rank to rank.
+        self.own: set[tuple[str, str]] = set()
         self._host_is_volatile = barrier_on_device
         self.start("")
 
@@ -63,26 +76,42 @@ class Sink:
         Raises StateError for a tensor that cannot be kept and for a key used twice.
         """
         plain = is_ordinary(tensor)
-        live = tensor.detach() if plain else detached(tensor, f"{self._object}.{key}")
+        live = tensor.detach() if plain else self._other(key, tensor)
         if settled and self._host_is_volatile and live.is_cpu:
             settled = False
         if key in self._keys:
             raise StateError(f"{self._object}: two tensors are called {key!r}; rename one")
         self._keys[key] = None
         index = len(self.refs)
-        address = live.data_ptr()  # 0 for a tensor without elements
+        address = live.data_ptr() or self._stand_in(tensor)  # 0 for a tensor without elements
         if address and self._by_address.setdefault(address, index) != index:
             twin = self._twin(address, live)
             if twin is not None:
+                self.cuts.pop(index, None)
                 return self._alias(key, twin, settled)
             self._more.setdefault(address, []).append(index)
         self.refs.append(_make_ref(TensorRef, (self._object, key, live, settled)))
         return key
 
+    def _other(self, key: str, tensor: Tensor) -> Tensor:
+        path = f"{self._object}.{key}"
+        if not is_dtensor(tensor):
+            return detached(tensor, path)
+        live = detached(local_of(tensor), path)
+        self.cuts[len(self.refs)] = cut_of(tensor, path)
+        self.dtensors[self._object, key] = tensor
+        return live
+
+    def _stand_in(self, tensor: Tensor) -> int:
+        """For an empty shard: all ranks must see the same ties, also those without elements."""
+        return id(tensor) if len(self.refs) in self.cuts else 0
+
     def _twin(self, address: int, live: Tensor) -> int | None:
         """Index of the tensor with exactly these bytes, if one was added."""
         indices: list[int] = [self._by_address[address], *self._more.get(address, ())]
         for index in indices:
+            if self.cuts.get(index) != self.cuts.get(len(self.refs)):
+                continue
             if _same_bytes(self.refs[index].tensor, live):
                 return index
         return None

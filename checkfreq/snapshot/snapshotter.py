@@ -216,6 +216,6 @@ def _bytes_by_device(captured: CapturedState, layout: StateLayout) -> dict[torch
 def _copies(captured: CapturedState, layout: StateLayout) -> list[Copy]:
     destinations = layout.destinations
     return [
-        Copy(f"{ref.object_name}.{ref.key}", ref.tensor, offset, num_bytes, ref.settled)
+        Copy(f"{ref.stem}.{ref.key}", ref.tensor, offset, num_bytes, ref.settled)
         for ref, (offset, num_bytes) in zip(captured.tensors, destinations, strict=True)
     ]

@@ -8,37 +8,32 @@ resolved to tensors anew each time, since objects rebind their tensors (LBFGS at
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import StateError
 from checkfreq.snapshot.adapters.rng import capture_rng
+from checkfreq.snapshot.captured import POSITIONS, RNG, CapturedState, Everything
+from checkfreq.snapshot.parts import alone, part_of
 from checkfreq.snapshot.sink import Sink, TensorRef
-from checkfreq.types import Json
+from checkfreq.snapshot.structure import structure_digest, structure_listing
+from checkfreq.types import Json, Role
 
-#: Keys of ``objects`` that are not tracked names.
-RNG = "rng"
-POSITIONS = "$positions"
+__all__ = [
+    "POSITIONS",
+    "RNG",
+    "CapturedState",
+    "TensorRef",
+    "capture",
+    "read_everything",
+    "structure_digest",
+    "structure_listing",
+]
 
-__all__ = ["POSITIONS", "RNG", "CapturedState", "TensorRef", "capture"]
 
-
-@dataclass(frozen=True, slots=True)
-class CapturedState:
-    """The state as of one boundary.
-
-    ``tensors`` are live, unique per object; settled ones hold still until the next weight
-    update, the others must be copied before the training goes on. ``objects`` is everything
-    else, as JSON by tracked name; ``aliases`` maps, per object, a tied name to the key that
-    holds its bytes.
-    """
-
-    tensors: list[TensorRef]
-    objects: dict[str, Json]
-    aliases: dict[str, dict[str, str]]
+_ALONE = Role()
 
 
 def capture(
@@ -46,14 +41,18 @@ def capture(
     *,
     positions: Mapping[str, Mapping[str, Any]] | None = None,
     barrier_on_device: bool,
+    role: Role = _ALONE,
 ) -> CapturedState:
-    """Read everything that ``chk`` tracks.
+    """Read everything that ``chk`` tracks; returns the part of it that ``role`` writes.
 
     ``barrier_on_device``: the next weight update waits on the device, so every host tensor is
     volatile. Raises StateError naming the path of whatever cannot be kept.
     """
     with _collector_paused():
-        return _capture(chk, positions or {}, barrier_on_device=barrier_on_device)
+        everything = read_everything(
+            chk, positions=positions or {}, barrier_on_device=barrier_on_device
+        )
+        return alone(everything) if role.is_alone else part_of(everything, role)
 
 
 @contextmanager
@@ -72,20 +71,27 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _capture(
-    chk: CFCheckpoint, positions: Mapping[str, Mapping[str, Any]], *, barrier_on_device: bool
-) -> CapturedState:
+def read_everything(
+    chk: CFCheckpoint, *, positions: Mapping[str, Mapping[str, Any]], barrier_on_device: bool
+) -> Everything:
+    """The whole state as this process sees it, whoever writes it."""
     sink = Sink(optimised=chk.optimised(), barrier_on_device=barrier_on_device)
     objects: dict[str, Json] = {}
+    spans: dict[str, tuple[int, int]] = {}
     for name, adapter in chk.adapters.items():
         sink.start(name)
+        begin = len(sink.refs)
         objects[name] = adapter.capture(sink)
+        spans[name] = (begin, len(sink.refs))
     if chk.settled or chk.volatile:
         _declare(chk, sink, barrier_on_device=barrier_on_device)
+    own_tensors = _own_tensors(chk, sink)
     if chk.rng:
         devices = {ref.tensor.device for ref in sink.refs if not ref.tensor.is_cpu}
         sink.start(RNG)
+        begin = len(sink.refs)
         objects[RNG] = capture_rng(sink, devices)
+        spans[RNG] = (begin, len(sink.refs))
     for name, aliases in sink.aliases.items():
         objects[name]["aliases"] = aliases
     if positions:
@@ -93,7 +99,9 @@ def _capture(
         objects[POSITIONS] = {
             name: _position(name, position, sink) for name, position in positions.items()
         }
-    return CapturedState(sink.refs, objects, sink.aliases)
+        spans[POSITIONS] = (len(sink.refs), len(sink.refs))
+    own_objects = frozenset((*chk.own_objects, RNG, POSITIONS))
+    return Everything(sink.refs, spans, objects, sink.aliases, sink.cuts, own_objects, own_tensors)
 
 
 def _position(name: str, position: Mapping[str, Any], sink: Sink) -> Json:
@@ -111,17 +119,43 @@ def _declare(chk: CFCheckpoint, sink: Sink, *, barrier_on_device: bool) -> None:
     """Apply ``settled=`` and ``volatile=``; the longest matching name wins."""
     declared = {**dict.fromkeys(chk.settled, True), **dict.fromkeys(chk.volatile, False)}
     unmatched = set(declared)
+    for index, matches in _matches(sink, declared):
+        unmatched.difference_update(matches)
+        ref = sink.refs[index]
+        settled = declared[max(matches, key=len)]
+        if settled and barrier_on_device and ref.tensor.is_cpu:
+            settled = False
+        sink.refs[index] = ref._replace(settled=settled)
+    _require_matches(chk, unmatched, "settled= or volatile=")
+
+
+def _own_tensors(chk: CFCheckpoint, sink: Sink) -> frozenset[tuple[str, str]]:
+    """(object, key) of tensors that differ from rank to rank: found to, or declared."""
+    declared = [name for name in chk.per_rank if name not in chk.own_objects]
+    if not declared:
+        return frozenset(sink.own)
+    unmatched, own = set(declared), set(sink.own)
+    for index, matches in _matches(sink, declared):
+        unmatched.difference_update(matches)
+        ref = sink.refs[index]
+        own.add((ref.stem, ref.key))
+        if index in sink.cuts:
+            raise StateError(
+                f"per_rank= names {ref.stem}.{ref.key}, which is a DTensor: every rank keeps its "
+                "shard as it is. Leave it out"
+            )
+    _require_matches(chk, unmatched, "per_rank=")
+    return frozenset(own)
+
+
+def _matches(sink: Sink, declared: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    """Every tensor with the declared names that cover it, or one of its tied names."""
     other_names = _other_names(sink)
     for index, ref in enumerate(sink.refs):
-        names = [ref.key, *other_names.get((ref.object_name, ref.key), ())]
-        matches = [d for d in declared if any(_covers(d, ref.object_name, n) for n in names)]
-        unmatched.difference_update(matches)
+        names = [ref.key, *other_names.get((ref.stem, ref.key), ())]
+        matches = [d for d in declared if any(_covers(d, ref.stem, n) for n in names)]
         if matches:
-            settled = declared[max(matches, key=len)]
-            if settled and barrier_on_device and ref.tensor.is_cpu:
-                settled = False
-            sink.refs[index] = ref._replace(settled=settled)
-    _require_matches(chk, unmatched)
+            yield index, matches
 
 
 def _other_names(sink: Sink) -> dict[tuple[str, str], list[str]]:
@@ -136,11 +170,11 @@ def _covers(declared: str, object_name: str, key: str) -> bool:
     return f"{object_name}.{key}.".startswith(f"{declared}.")
 
 
-def _require_matches(chk: CFCheckpoint, unmatched: set[str]) -> None:
+def _require_matches(chk: CFCheckpoint, unmatched: set[str], argument: str) -> None:
     # Optimizers, scalers and dicts may get the tensor later; a module has all it will have.
     for name in sorted(unmatched):
         if "." in name and chk.adapters[name.partition(".")[0]].kind == "module":
             raise StateError(
-                f"settled= or volatile= names {name!r}, which is no tensor of the tracked module; "
+                f"{argument} names {name!r}, which is no tensor of the tracked module; "
                 "expected a name as in state_dict(), or a prefix of some"
             )

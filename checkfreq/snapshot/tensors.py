@@ -72,8 +72,6 @@ def _problem(tensor: Tensor) -> str | None:
         return "a lazy parameter without a shape yet; run one forward pass before checkpointing"
     if tensor.is_meta:
         return "a tensor on the meta device has no data; materialise it (to_empty) first"
-    if hasattr(tensor, "placements"):
-        return "a DTensor needs a sharded checkpoint, which one process cannot write"
     if tensor.is_quantized:
         return f"a quantized tensor ({tensor.dtype}) cannot be kept; keep int_repr() and its scale"
     if tensor.is_nested:

@@ -39,7 +39,7 @@ def test_device_state_is_settled_and_every_host_tensor_volatile() -> None:
     chk = run()
     train(chk, 1)
     captured = capture(chk, barrier_on_device=True)
-    found = {f"{ref.object_name}.{ref.key}": ref.settled for ref in captured.tensors}
+    found = {f"{ref.stem}.{ref.key}": ref.settled for ref in captured.tensors}
     assert found["model.0.weight"]
     assert found["optimizer.state.0.exp_avg"]
     for volatile in ("optimizer.state.0.step", "model.1.running_mean", "scaler.scale", "rng.torch"):

@@ -21,7 +21,7 @@ from tests.snapshot.support import bits
 
 def classes(chk: CFCheckpoint, *, barrier_on_device: bool = False) -> dict[str, bool]:
     captured = capture(chk, barrier_on_device=barrier_on_device)
-    return {f"{ref.object_name}.{ref.key}": ref.settled for ref in captured.tensors}
+    return {f"{ref.stem}.{ref.key}": ref.settled for ref in captured.tensors}
 
 
 def trained(model: nn.Module, kind: Any = torch.optim.SGD, **kwargs: Any) -> torch.optim.Optimizer:

@@ -10,59 +10,112 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from checkfreq.errors import CorruptCheckpointError
+from checkfreq.errors import CorruptCheckpointError, StateError
+from checkfreq.snapshot.boxes import Box
 from checkfreq.snapshot.codec import decode_tree
+from checkfreq.snapshot.dtensors import empty_like, is_dtensor
+from checkfreq.snapshot.pieces import Piece, SavedTensor, TensorRecord, held
 from checkfreq.snapshot.sink import Sink
 from checkfreq.snapshot.tensors import DTYPES, decode_torch, usable_device
 from checkfreq.types import Json
-
-
-class TensorRecord(Protocol):
-    """A tensor of a file: ``TensorSpec`` and the manifest's entries both are one."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def shape(self) -> Sequence[int]: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def num_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedFile:
     """A verified file in memory: its tensors and the bytes of the whole file.
 
-    ``image`` may be reused once a plan was applied; it must not change before.
+    ``image`` may be reused once a plan was applied; it must not change before. None: the file
+    is there and was not read, since this rank needs nothing of it.
     """
 
     tensors: Sequence[TensorRecord]
-    image: memoryview
+    image: memoryview | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankFile:
+    """What a rank added to an object: by ``boxes`` (key to shape and offsets) parts of tensors.
+
+    The rest of the file is its own, and counts if ``is_own``: if it is who asks.
+    """
+
+    file: LoadedFile
+    boxes: Mapping[str, Json]
+    is_own: bool
 
 
 class Saved:
-    """The saved state of one object: its JSON and the tensors of its file."""
+    """The saved state of one object: its JSON and the tensors of its files."""
 
     def __init__(
-        self, name: str, json: Mapping[str, Json], file: LoadedFile | None, *, path: str
+        self,
+        name: str,
+        json: Mapping[str, Json],
+        file: LoadedFile | None,
+        *,
+        path: str,
+        parts: Sequence[RankFile] = (),
     ) -> None:
         self.name = name
         self.json = json
         self.path = path
-        self.records = {record.name: record for record in file.tensors} if file else {}
-        self._bytes = _as_tensor(file.image) if file is not None else None
+        self.records: dict[str, SavedTensor] = {}
         self.aliases: dict[str, str] = self.field("aliases", {})
         self._owned: dict[tuple[str, torch.device], Tensor] = {}
-        for record in self.records.values():
-            self._check_record(record)
+        if file is not None:
+            self._take(file, {})
+        for key, described in self.field("sharded_tensors", {}).items():
+            self._describe(key, described)
+        for part in parts:
+            self._take(part.file, part.boxes, rest=part.is_own)
+
+    def _take(self, file: LoadedFile, boxes: Mapping[str, Json], *, rest: bool = True) -> None:
+        data = None if file.image is None else _as_tensor(file.image)
+        for record in file.tensors:
+            box = boxes.get(record.name)
+            if box is None and not rest:
+                continue
+            self._check_record(record, data)
+            if box is None:
+                self._add_whole(record, data)
+            else:
+                self._add_box(record, box, data)
+
+    def _describe(self, key: str, described: Json) -> None:
+        try:
+            dtype, shape = described
+            self.records[key] = SavedTensor(key, str(dtype), tuple(map(int, shape)), [])
+        except (TypeError, ValueError) as error:
+            raise self.corrupt(f"shape of {key}", "dtype and sizes", described) from error
+
+    def _add_whole(self, record: TensorRecord, data: Tensor | None) -> None:
+        shape = tuple(record.shape)
+        piece = Piece(Box.whole(shape), record, data)
+        self.records[record.name] = SavedTensor(record.name, record.dtype, shape, [piece])
+
+    def _add_box(self, record: TensorRecord, place: Json, data: Tensor | None) -> None:
+        try:
+            shape, offsets = (tuple(map(int, numbers)) for numbers in place)
+        except (TypeError, ValueError) as error:
+            raise self.corrupt(f"box of {record.name}", "shape and offsets", place) from error
+        box = Box(offsets, tuple(record.shape))
+        if not box.lies_in(shape):
+            raise self.corrupt(f"box of {record.name}", f"a box within {list(shape)}", box)
+        fresh = SavedTensor(record.name, record.dtype, shape, [])
+        whole = self.records.setdefault(record.name, fresh)
+        if (whole.dtype, whole.shape) != (record.dtype, shape):
+            expected, got = (
+                f"{dtype}{list(sizes)}"
+                for dtype, sizes in ((whole.dtype, whole.shape), (record.dtype, shape))
+            )
+            raise self.corrupt(f"shards of {record.name}", expected, got)
+        whole.pieces.append(Piece(box, record, data))
 
     def field(self, key: str, default: Json = None) -> Json:
         """A field of the JSON; without a default it has to be there."""
@@ -77,14 +130,24 @@ class Saved:
             self.path, check=f"{self.name}: {check}", expected=expected, got=got
         )
 
-    def record(self, name: str) -> TensorRecord:
-        """Record of the tensor called ``name``, through aliases."""
+    def names(self) -> list[str]:
+        """Names of the tensors, tied ones included, but for what other ranks have of their own."""
+        tied = [name for name in self.aliases if not self.is_of_other_ranks(name)]
+        return [*self.records, *tied]
+
+    def is_of_other_ranks(self, name: str) -> bool:
+        """True for a tensor of which each rank had its own, but not the one that asks."""
+        key = self.aliases.get(name, name)
+        return key not in self.records and key in self.field("own_tensors", [])
+
+    def record(self, name: str) -> SavedTensor:
+        """The tensor called ``name``, through aliases."""
         key = self.aliases.get(name, name)
         if key not in self.records:
             raise self.corrupt("tensors of the file", f"a tensor {key!r}", "none")
         return self.records[key]
 
-    def _check_record(self, record: TensorRecord) -> None:
+    def _check_record(self, record: TensorRecord, data: Tensor | None) -> None:
         dtype = DTYPES.get(record.dtype)
         if dtype is None:
             known = ", ".join(DTYPES)
@@ -92,31 +155,64 @@ class Saved:
         num_bytes = math.prod(record.shape) * dtype.itemsize
         if num_bytes != record.num_bytes:
             raise self.corrupt(f"bytes of {record.name}", num_bytes, record.num_bytes)
-        assert self._bytes is not None
-        if record.offset % dtype.itemsize or record.offset + num_bytes > self._bytes.numel():
-            expected = f"aligned and within {self._bytes.numel()} bytes"
+        if data is None:
+            return
+        if record.offset % dtype.itemsize or record.offset + num_bytes > data.numel():
+            expected = f"aligned and within {data.numel()} bytes"
             raise self.corrupt(f"place of {record.name}", expected, f"offset {record.offset}")
 
-    def view(self, name: str) -> Tensor:
-        """The tensor as it lies in the buffer: for reading while the plan is applied."""
+    def require(self, name: str, live: Tensor | None = None) -> None:
+        """Raise StateError unless all that ``live`` (None: a whole tensor) needs was read."""
         record = self.record(name)
-        assert self._bytes is not None
-        data = self._bytes[record.offset : record.offset + record.num_bytes]
-        return data.view(DTYPES[record.dtype]).view(tuple(record.shape))
+        box = Box.whole(record.shape) if live is None else held(live)[1]
+        if lacking := record.lacks(box):
+            boxes = ", ".join(map(str, lacking[:4])) + (", ..." if len(lacking) > 4 else "")
+            raise StateError(
+                f"{self.path}: {self.name}.{record.name}: of its shape {list(record.shape)} this "
+                f"directory lacks {boxes}: the shards of other ranks, which are in the directories "
+                "of the other nodes. Bring them together, or restore with as many ranks on as "
+                "many nodes as before"
+            )
+
+    def view(self, name: str) -> Tensor:
+        """The whole tensor, in the buffer if it can be: for reading while the plan is applied."""
+        return self.record(name).view()
+
+    def copy_to(self, target: Tensor, name: str) -> None:
+        """Fill a live tensor of the saved shape and dtype, or the part of a DTensor held here."""
+        self.record(name).copy_to(target)
 
     def owned(self, name: str, device: str = "cpu") -> Tensor:
         """A copy that outlives the buffer; aliases share one."""
         place = usable_device(device)
         key = (self.aliases.get(name, name), place)
         if key not in self._owned:
+            self.require(name)
             view = self.view(name)
             self._owned[key] = view.clone() if place.type == "cpu" else view.to(place)
         return self._owned[key]
 
-    def decode(self, node: Json, *, on_cpu: bool = False) -> Any:
-        """The value of a tree; its tensors are owned, on the devices they were on or the CPU."""
+    def owned_like(self, live: Tensor, name: str) -> Tensor:
+        """A copy that is a DTensor where ``live`` is one."""
+        record = self.record(name)
+        if not is_dtensor(live) or tuple(live.shape) != record.shape:
+            return self.owned(name)
+        self.require(name, live)
+        made: Tensor = empty_like(live, DTYPES[record.dtype])
+        record.copy_to(made)
+        return made
+
+    def decode(
+        self, node: Json, *, on_cpu: bool = False, live: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> Any:
+        """The value of a tree; its tensors are owned, on the devices they were on or the CPU.
+
+        Those in ``live``, by key, are DTensors again, cut as they are now.
+        """
 
         def tensor(key: str, device: str) -> Tensor:
+            if key in live:
+                return self.owned_like(live[key], key)
             return self.owned(key, "cpu" if on_cpu else device)
 
         try:
@@ -124,22 +220,22 @@ class Saved:
         except ValueError as error:
             raise self.corrupt("state of the object", "JSON of this version", error) from error
 
-    def check(self, node: Json) -> None:
+    def check(self, node: Json, *, live: Mapping[str, Tensor] = MappingProxyType({})) -> None:
         """Raise unless a tree can be decoded, without copying its tensors."""
+
+        def tensor(key: str, device: str) -> Tensor:
+            self.require(key, live.get(key))
+            return torch.empty(0, dtype=DTYPES[self.record(key).dtype], device="cpu")
+
         try:
-            decode_tree(node, leaf=self._check_leaf)
+            decode_tree(node, leaf=lambda tag, inner: decode_torch(tag, inner, tensor))
         except ValueError as error:
             raise self.corrupt("state of the object", "JSON of this version", error) from error
 
-    def _check_leaf(self, tag: str, node: dict[str, Json]) -> object:
-        return decode_torch(tag, node, lambda key, device: self._placeholder(key))
-
-    def _placeholder(self, key: str) -> Tensor:
-        return torch.empty(0, dtype=DTYPES[self.record(key).dtype], device="cpu")
-
     def forget(self) -> None:
         """Drop the references to the buffer."""
-        self._bytes = None
+        for record in self.records.values():
+            record.pieces.clear()
         self._owned = {}
 
 
@@ -190,6 +286,10 @@ class Changes:
     copies: list[Callable[[], None]] = field(default_factory=list)
 
 
+#: ``holdings(key, shape)``: the boxes that live objects have of a saved tensor of that shape.
+Holdings: TypeAlias = Callable[[str, tuple[int, ...]], Iterable[Box]]
+
+
 class Adapter(Protocol):
     """One tracked object, by its kind."""
 
@@ -202,9 +302,18 @@ class Adapter(Protocol):
         """Add every tensor to ``sink`` and return the rest as JSON; change nothing."""
         ...
 
+    def holdings(self) -> Holdings:
+        """What the live object needs of each saved tensor; changes nothing."""
+        ...
+
     def prepare(self, saved: Saved, findings: Findings) -> Changes:
         """Compare with ``saved``, add to ``findings``, return the changes for what fits."""
         ...
+
+
+def all_of_it(key: str, shape: tuple[int, ...]) -> Iterable[Box]:
+    """Holdings of an object that has no DTensors."""
+    return (Box.whole(shape),)
 
 
 def type_name(value: object) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
 from typing import Any, Protocol
@@ -12,7 +13,18 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from checkfreq.snapshot.adapters.base import Changes, Fallible, Findings, Saved, type_name
+from checkfreq.errors import StateError
+from checkfreq.snapshot.adapters.base import (
+    Changes,
+    Fallible,
+    Findings,
+    Holdings,
+    Saved,
+    type_name,
+)
+from checkfreq.snapshot.boxes import Box
+from checkfreq.snapshot.dtensors import is_dtensor, local_of, tensor_types
+from checkfreq.snapshot.pieces import held
 from checkfreq.snapshot.sink import Sink
 from checkfreq.snapshot.tensors import copy_bits
 from checkfreq.types import Json
@@ -44,9 +56,13 @@ class ObjectAdapter:
         tree = sink.encode(self._value.state_dict(), self._name)
         return {"kind": self.kind, "class": type_name(self._value), "tree": tree}
 
+    def holdings(self) -> Holdings:
+        """See Adapter."""
+        return _holdings(live_dtensors(self._name, self._state))
+
     def prepare(self, saved: Saved, findings: Findings) -> Changes:
         """See Adapter."""
-        saved.check(saved.json.get("tree"))
+        saved.check(saved.json.get("tree"), live=live_dtensors(self._name, self._state))
         live, was = type_name(self._value), saved.field("class")
         # Schedulers take any dict without complaint and misbehave later.
         if isinstance(self._value, LRScheduler) and live != was:
@@ -58,7 +74,11 @@ class ObjectAdapter:
         return partial(self._value.load_state_dict, deepcopy(self._value.state_dict()))
 
     def _load(self, saved: Saved) -> None:
-        self._value.load_state_dict(saved.decode(saved.json.get("tree")))
+        live = live_dtensors(self._name, self._state)
+        self._value.load_state_dict(saved.decode(saved.json.get("tree"), live=live))
+
+    def _state(self) -> Any:
+        return self._value.state_dict()
 
 
 class DictAdapter:
@@ -75,29 +95,65 @@ class DictAdapter:
         tree = sink.encode(dict(self._value), self._name)
         return {"kind": self.kind, "class": type_name(self._value), "tree": tree}
 
+    def holdings(self) -> Holdings:
+        """See Adapter."""
+        return _holdings(live_dtensors(self._name, self._state))
+
     def prepare(self, saved: Saved, findings: Findings) -> Changes:
         """See Adapter."""
-        saved.check(saved.field("tree"))
+        saved.check(saved.field("tree"), live=live_dtensors(self._name, self._state))
         return Changes(copies=[partial(self._load, saved)])
 
     def _load(self, saved: Saved) -> None:
-        new = saved.decode(saved.field("tree"))
+        live = live_dtensors(self._name, self._state)
+        new = saved.decode(saved.field("tree"), live=live)
         written: set[int] = set()
         for key, value in new.items():
-            live = self._value.get(key)
-            if isinstance(live, Tensor) and _fits(live, value) and id(live) not in written:
-                written.add(id(live))
+            old = self._value.get(key)
+            if isinstance(old, Tensor) and _fits(old, value) and id(old) not in written:
+                written.add(id(old))
                 with torch.no_grad():
-                    copy_bits(live, value)
-                new[key] = live
+                    copy_bits(local_of(old), local_of(value))
+                new[key] = old
         # Never a subclass's own methods, which may raise; an OrderedDict keeps its order apart.
         plain = OrderedDict if isinstance(self._value, OrderedDict) else dict
         plain.clear(self._value)
         plain.update(self._value, new)
 
+    def _state(self) -> dict[Any, Any]:
+        return dict(self._value)
+
 
 def _fits(live: Tensor, value: Any) -> bool:
-    return isinstance(value, Tensor) and live.shape == value.shape and live.dtype == value.dtype
+    return (
+        isinstance(value, Tensor)
+        and live.shape == value.shape
+        and live.dtype == value.dtype
+        and is_dtensor(live) == is_dtensor(value)
+    )
+
+
+def live_dtensors(name: str, state: Callable[[], Any]) -> Mapping[str, Tensor]:
+    """The DTensors in an object's state by the keys they would have in its file.
+
+    Asks for the state only if there can be any.
+    """
+    if len(tensor_types()) == 1:
+        return {}
+    sink = Sink()
+    sink.start(name)
+    with contextlib.suppress(StateError):  # state that could not be kept: those met before it
+        sink.encode(state(), name)
+    return {key: tensor for (_, key), tensor in sink.dtensors.items()}
+
+
+def _holdings(live: Mapping[str, Tensor]) -> Holdings:
+    def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
+        tensor = live.get(key)
+        fits = tensor is not None and tuple(tensor.shape) == shape
+        yield held(tensor)[1] if tensor is not None and fits else Box.whole(shape)
+
+    return of
 
 
 def tree_value(saved: Saved) -> Any:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from checkfreq.snapshot.adapters.base import Changes, Fallible, Findings, Saved, type_name
+from checkfreq.snapshot.adapters.base import (
+    Changes,
+    Fallible,
+    Findings,
+    Holdings,
+    Saved,
+    type_name,
+)
+from checkfreq.snapshot.boxes import Box
+from checkfreq.snapshot.dtensors import is_dtensor, local_of
 from checkfreq.snapshot.names import EXTRA_STATE, ModuleIndex, Node, own_state
+from checkfreq.snapshot.pieces import held
 from checkfreq.snapshot.sink import Sink
-from checkfreq.snapshot.tensors import DTYPE_NAMES, LAZY, copy_bits
+from checkfreq.snapshot.tensors import DTYPE_NAMES, LAZY
 from checkfreq.types import Json
 
 
@@ -53,7 +63,9 @@ class ModuleAdapter:
                     add(node.name(own), parameter, steady and _settled(parameter, optimised))
             for own, buffer in module._buffers.items():
                 if buffer is not None and own not in module._non_persistent_buffers_set:
-                    add(node.name(own), buffer, False)
+                    key = add(node.name(own), buffer, False)
+                    if node.own_buffers:
+                        sink.own.add((self._name, key))
             if node.extra:
                 extra[node.name(EXTRA_STATE)] = node.module.get_extra_state()
         return extra
@@ -71,12 +83,15 @@ class ModuleAdapter:
         state = self._module.state_dict()
         names = self._index.canonical_names(state)
         settled, volatile = self._addresses(sink.optimised)
+        own = self._index.own_buffers()
         extra = {}
         for raw, value in state.items():
             name = names[raw]
             if isinstance(value, Tensor) and not _is_extra(raw):
                 address = _address(value)
-                sink.add(name, value, address in settled and address not in volatile)
+                key = sink.add(name, value, address in settled and address not in volatile)
+                if name in own:
+                    sink.own.add((self._name, key))
             else:
                 extra[name] = value
         return extra
@@ -99,13 +114,16 @@ class ModuleAdapter:
         for tree in trees.values():
             saved.check(tree)
         names = module_tensors(saved)
-        live = self._live_tensors()
+        live, there = self._live_tensors(), {*names}
         extras = self._live_extras()
+        for name in [name for name in live if saved.is_of_other_ranks(name)]:
+            findings.notes.append(f"{self._name}.{name}: each rank had its own, this one had none")
+            del live[name]
         findings.compare_names(self._name, [*names, *trees], [*live, *extras])
         fitting = {
             name: tensor
             for name, tensor in live.items()
-            if name in names and self._fits(name, tensor, saved, findings)
+            if name in there and self._fits(name, tensor, saved, findings)
         }
         self._compare_ties(fitting, saved, findings)
         common = {name: node for name, node in extras.items() if name in trees}
@@ -113,6 +131,17 @@ class ModuleAdapter:
             strict = not findings.mismatches
             return Changes(fallible=[self._by_load_state_dict(saved, fitting, common, strict)])
         return self._directly(saved, fitting, common)
+
+    def holdings(self) -> Holdings:
+        """See Adapter."""
+        self._index.refresh()
+        live = self._live_tensors()
+
+        def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
+            if key in live and not isinstance(live[key], LAZY):
+                yield held(live[key])[1]
+
+        return of
 
     def _live_tensors(self) -> dict[str, Tensor]:
         if not self._index.saves_its_own_way:
@@ -145,6 +174,7 @@ class ModuleAdapter:
             return True  # its own hook gives it the saved shape
         shape, dtype = tuple(live.shape), DTYPE_NAMES.get(live.dtype, str(live.dtype))
         if shape == tuple(record.shape) and dtype == record.dtype:
+            saved.require(name, live)
             return True
         findings.different.append(
             f"{self._name}.{name}: checkpoint has {record.dtype}{list(record.shape)}, "
@@ -172,7 +202,7 @@ class ModuleAdapter:
         def copy() -> None:
             with torch.no_grad():
                 for name, tensor in fitting.items():
-                    copy_bits(tensor, saved.view(name))
+                    saved.copy_to(tensor, name)
 
         trees = saved.field("extra", {})
         fallible = [
@@ -197,7 +227,7 @@ class ModuleAdapter:
 
         def load() -> None:
             raw = {name: raw for raw, name in self._raw_names().items()}
-            state = {raw.get(name, name): saved.owned(name) for name in fitting}
+            state = {raw.get(n, n): saved.owned_like(t, n) for n, t in fitting.items()}
             state.update((raw.get(name, name), saved.decode(trees[name])) for name in extras)
             self._module.load_state_dict(state, strict=strict)
 
@@ -208,7 +238,7 @@ class ModuleAdapter:
 
     def _keep(self) -> Callable[[], None]:
         kept = {
-            name: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+            name: _kept(value) if isinstance(value, Tensor) else value
             for name, value in self._module.state_dict().items()
             if not isinstance(value, LAZY)
         }
@@ -224,7 +254,12 @@ def _is_extra(raw_name: str) -> bool:
 
 
 def _address(tensor: Tensor) -> int:
-    return 0 if isinstance(tensor, LAZY) else tensor.data_ptr()
+    return 0 if isinstance(tensor, LAZY) else local_of(tensor).data_ptr()
+
+
+def _kept(value: Tensor) -> Tensor:
+    live = value.detach()
+    return live.clone() if is_dtensor(live) else live.to("cpu", copy=True)
 
 
 def _ignore(_: object) -> None:
@@ -242,7 +277,7 @@ def _set_extra_state(module: nn.Module, saved: Saved, tree: Json) -> None:
 def module_tensors(saved: Saved) -> list[str]:
     """Names of the parameters and buffers in a saved module, tied names included."""
     hidden = set(saved.field("extra_tensors", []))
-    return [name for name in (*saved.records, *saved.aliases) if name not in hidden]
+    return [name for name in saved.names() if name not in hidden]
 
 
 def module_state_dict(saved: Saved) -> dict[str, Any]:

@@ -8,20 +8,34 @@ state is a flat dict of tensors, nearly all, share one record per set of names.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from checkfreq.errors import StateError
-from checkfreq.snapshot.adapters.base import Changes, Fallible, Findings, Saved, type_name
+from checkfreq.snapshot.adapters.base import (
+    Changes,
+    Fallible,
+    Findings,
+    Holdings,
+    Saved,
+    type_name,
+)
 from checkfreq.snapshot.adapters.optimizer_load import OptimizerLoad, parameters_of
 from checkfreq.snapshot.adapters.optimizer_tree import optimizer_state_dict, optimizer_tree
+from checkfreq.snapshot.boxes import Box
+from checkfreq.snapshot.dtensors import is_dtensor, tensor_types
+from checkfreq.snapshot.pieces import held
 from checkfreq.snapshot.sink import Sink
 from checkfreq.types import Json
+
+#: Key of a tensor in a parameter's state, up to its name there.
+_STATE_KEY = re.compile(r"state(?:\.|\[)(\d+)\]?\.")
 
 #: Names in the state of a parameter, and which of the tensors are on the host.
 _Names = tuple[tuple[str, ...], tuple[bool, ...]]
@@ -60,13 +74,14 @@ class OptimizerAdapter:
         flat: dict[_Names, list[int]] = {}
         trees: dict[str, Json] = {}
         other: list[Json] = []
+        types = tensor_types()
         for owner, state in self._optimizer.state.items():
             if not isinstance(owner, Tensor):
                 path = f"{self._name}.state[{owner!r}]"
                 other.append([sink.encode(owner, path), sink.encode(state, path)])
                 continue
             number = self._number(owner, numbers)
-            if _is_flat(state):
+            if _is_flat(state, types):
                 names = self._add_flat(number, state, sink)
                 flat.setdefault(names, []).append(number)
             else:
@@ -113,6 +128,23 @@ class OptimizerAdapter:
             groups.append(json)
         return groups
 
+    def holdings(self) -> Holdings:
+        """See Adapter."""
+        parameters = parameters_of(self._optimizer)
+
+        def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
+            found = _STATE_KEY.match(key)
+            number = int(found[1]) if found else len(parameters)
+            if number >= len(parameters):
+                yield Box.whole(shape)
+                return
+            state = self._optimizer.state.get(parameters[number])
+            live = state.get(key[found.end() :]) if found and isinstance(state, dict) else None
+            cut = [t for t in (live, parameters[number]) if _is_cut(t, shape)]
+            yield from (held(t)[1] for t in cut) if cut else (Box.whole(shape),)
+
+        return of
+
     def prepare(self, saved: Saved, findings: Findings) -> Changes:
         """See Adapter."""
         tree = optimizer_tree(saved)
@@ -135,11 +167,15 @@ class OptimizerAdapter:
         return Fallible(self._name, keep, load)
 
 
-def _is_flat(state: Any) -> bool:
+def _is_cut(tensor: Any, shape: tuple[int, ...]) -> TypeGuard[Tensor]:
+    return is_dtensor(tensor) and tuple(tensor.shape) == shape
+
+
+def _is_flat(state: Any, types: frozenset[type]) -> bool:
     if type(state) is not dict:
         return False
     for name, value in state.items():
-        if type(value) is not Tensor or type(name) is not str:
+        if type(value) not in types or type(name) is not str:
             return False
     return True
 

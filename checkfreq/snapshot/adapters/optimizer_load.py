@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from checkfreq.snapshot.adapters.base import Findings, Saved, type_name
 from checkfreq.snapshot.adapters.optimizer_tree import OptimizerTree
 from checkfreq.snapshot.codec import decode_tree
+from checkfreq.snapshot.dtensors import is_dtensor
 from checkfreq.snapshot.tensors import DTYPES, copy_bits, decode_torch
 from checkfreq.types import Json
 
@@ -78,12 +79,35 @@ class OptimizerLoad:
 
     def _check_nodes(self) -> None:
         tree = self._tree
-        for pairs in (*tree.state.values(), tree.other):
+        parameters = parameters_of(self._optimizer)
+        for number, pairs in tree.state.items():
+            live = self._like(parameters, number, pairs)
             for name, value in pairs:
                 self._saved.check(name)
-                self._saved.check(value)
+                self._saved.check(value, live=live)
+        for name, value in tree.other:
+            self._saved.check(name)
+            self._saved.check(value)
         for node in (*tree.whole.values(), *(g.values for g in tree.groups)):
             self._saved.check(node)
+
+    def _like(
+        self, parameters: list[Tensor], number: int, pairs: list[tuple[Json, Json]]
+    ) -> dict[str, Tensor]:
+        """By key, the DTensors that are cut as the saved tensors are to be."""
+        if number >= len(parameters) or not is_dtensor(parameters[number]):
+            return {}
+        parameter, found = parameters[number], {}
+        states = self._optimizer.state.get(parameter, {})
+        for name, node in pairs:
+            if isinstance(node, dict) and isinstance(name, str) and "$tensor" in node:
+                shape = self._saved.record(node["$tensor"]).shape
+                live = states.get(name) if isinstance(states, dict) else None
+                for tensor in (live, parameter):
+                    if is_dtensor(tensor) and tuple(tensor.shape) == shape:
+                        found[node["$tensor"]] = tensor
+                        break
+        return found
 
     def _compare_values(self, findings: Findings, scheduled: frozenset[str]) -> None:
         groups = zip(self._tree.groups, self._optimizer.param_groups, strict=True)
@@ -181,7 +205,7 @@ class OptimizerLoad:
                 parameter,
                 torch.device("cpu") if on_host else parameter.device,
             )
-        copy_bits(target, self._saved.view(record.name))
+        self._saved.copy_to(target, record.name)
         self._written.add(id(target))
         self._placed[record.name] = target
         return target

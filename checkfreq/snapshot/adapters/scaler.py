@@ -8,7 +8,15 @@ from typing import Any
 
 from torch.amp import GradScaler
 
-from checkfreq.snapshot.adapters.base import Changes, Fallible, Findings, Saved, type_name
+from checkfreq.snapshot.adapters.base import (
+    Changes,
+    Fallible,
+    Findings,
+    Holdings,
+    Saved,
+    all_of_it,
+    type_name,
+)
 from checkfreq.snapshot.sink import Sink
 from checkfreq.types import Json
 
@@ -41,6 +49,10 @@ class ScalerAdapter:
             state[key] = getattr(scaler, initial) if tensor is None else tensor
         json["state"] = sink.encode(state, self._name)
         return json
+
+    def holdings(self) -> Holdings:
+        """See Adapter."""
+        return all_of_it
 
     def prepare(self, saved: Saved, findings: Findings) -> Changes:
         """See Adapter."""

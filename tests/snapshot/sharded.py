@@ -1,0 +1,362 @@
+"""What the ranks of tests/snapshot/test_ranks.py do: models, state of all kinds, comparisons."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from checkfreq.checkpoint import CFCheckpoint
+from checkfreq.snapshot.needs import needed_files
+from checkfreq.snapshot.state import capture, structure_digest, structure_listing
+from checkfreq.types import Role
+from tests.snapshot.ranks import Manifest, Part, part, restored
+from tests.snapshot.support import bits
+
+
+class Block(nn.Module):
+    """A transformer's block without its attention; the odd width shards unevenly."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Residual."""
+        out: Tensor = x + self.down(torch.relu(self.up(self.norm(x))))
+        return out
+
+
+class Language(nn.Module):
+    """Tied embeddings, two blocks, a buffer and a scalar parameter."""
+
+    def __init__(self, words: int = 13, width: int = 6, hidden: int = 9) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.blocks = nn.ModuleList([Block(width, hidden) for _ in range(2)])
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of the next word."""
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+def fsdp(model: Language, mesh: DeviceMesh | None = None) -> Language:
+    """The model fully sharded, each block by itself."""
+    options = {} if mesh is None else {"mesh": mesh}
+    for block in model.blocks:
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+    return model
+
+
+class Run:
+    """A model and its optimizer, trained on the same global batches at any world."""
+
+    def __init__(self, model: Language, role: Role, **options: Any) -> None:
+        self.model = model
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, **options)
+        self.chk = CFCheckpoint(model=model, optimizer=self.optimizer)
+        self.role = role
+        self.steps = 0
+
+    def step(self, *, accumulate: int = 2) -> None:
+        """One update of gradients accumulated over several batches."""
+        for _ in range(accumulate):
+            words = torch.arange(4 * self.role.world).view(self.role.world, 4) + self.steps
+            mine = words[self.role.rank : self.role.rank + 1] % 13
+            loss = nn.functional.cross_entropy(self.model(mine).flatten(0, 1), mine.flatten())
+            loss.backward()
+            self.steps += 1
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def full(self) -> Any:
+        """Bits of the whole state, the same on all ranks: a collective."""
+        states = {
+            n: {k: whole(v) for k, v in self.optimizer.state[p].items()}
+            for n, p in self.model.named_parameters()
+            if p in self.optimizer.state
+        }
+        model = {name: whole(value) for name, value in self.model.state_dict().items()}
+        return bits({"model": model, "o": states})
+
+
+def whole(value: Any) -> Any:
+    """A DTensor put together by torch; anything else as it is."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def shards_in(run: Run) -> list[bool]:
+    """Which parameters and states of them are DTensors."""
+    tensors = [*run.model.parameters()]
+    tensors += [v for state in run.optimizer.state.values() for v in state.values()]
+    return [isinstance(tensor, DTensor) for tensor in tensors]
+
+
+def train_and_capture(role: Role) -> tuple[Part, Any, Any]:
+    """A part after two updates; the whole state then, and after two more."""
+    torch.manual_seed(1)
+    run = Run(fsdp(Language()), role)
+    run.step()
+    run.step()
+    taken = part(run.chk, role, positions={"train": {"rank": role.rank}})
+    then = run.full()
+    run.step()
+    run.step()
+    return taken, then, run.full()
+
+
+def restore_and_train(role: Role, manifest: Manifest, *, fresh: bool) -> tuple[Any, Any, set[str]]:
+    """The whole state after a restore and after two more updates; the files it needed."""
+    torch.manual_seed(2)
+    run = Run(fsdp(Language()), role)
+    if not fresh:
+        run.step()
+    needed = needed_files(run.chk, manifest, role)
+    plan = restored(run.chk, manifest, role.rank, needed)
+    if manifest.ranks:
+        first_if_new = role.rank if role.rank in manifest.ranks else 0
+        assert plan.positions == {"train": {"rank": first_if_new}}
+    assert all(shards_in(run)[: len([*run.model.parameters()])])
+    then = run.full()
+    run.steps = 4
+    run.step()
+    run.step()
+    return then, run.full(), needed
+
+
+def restore_after_a_look(role: Role, manifest: Manifest) -> tuple[Any, Any]:
+    """A forward pass under no_grad leaves the root gathered: capture and restore see shards."""
+    run = Run(fsdp(Language()), role)
+    with torch.no_grad():
+        run.model(torch.arange(4)[None])
+    restored(run.chk, manifest, role.rank)
+    then = run.full()
+    with torch.no_grad():
+        run.model(torch.arange(4)[None])
+    again = part(run.chk, role)
+    return then, again
+
+
+def restore_into_meta(role: Role, manifest: Manifest) -> Any:
+    """A model that was made on the meta device, sharded, and only then given memory."""
+    with torch.device("meta"):
+        model = Language()
+    run = Run(fsdp(model).to_empty(device="cpu"), role)
+    restored(run.chk, manifest, role.rank)
+    return run.full()
+
+
+def meshes(role: Role) -> dict[str, DeviceMesh]:
+    """All ranks in a row; for four also two by two, and its columns."""
+    found = {"row": init_device_mesh("cpu", (role.world,), mesh_dim_names=("d",))}
+    if role.world == 4:
+        square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        found |= {"square": square, "tp": square["tp"]}
+    return found
+
+
+def tensors(role: Role, *, fill: bool, turned: bool = False) -> dict[str, Any]:
+    """DTensors of every kind; ``turned``: sharded along another dimension."""
+    mesh, dim = meshes(role), 1 if turned else 0
+    row, square = mesh["row"], mesh.get("square", mesh["row"])
+    sliced = mesh.get("tp", mesh["row"])
+    two = square.ndim == 2
+
+    def made(shape: tuple[int, ...], number: int, on: DeviceMesh, *placements: Any) -> DTensor:
+        size = torch.Size(shape).numel()
+        value = torch.arange(size, dtype=torch.float32).view(shape) + 1000 * number
+        return distribute_tensor(value if fill else torch.zeros(shape), on, placements)
+
+    tied = made((4, 4), 7, row, Shard(dim))
+    return {
+        "uneven": made((1001, 3), 1, row, Shard(dim)),
+        "empty": made((2, 3), 2, row, Shard(dim)),
+        "replicated": made((3, 3), 3, row, Replicate()),
+        "hsdp": made((8, 5), 4, square, *((Replicate(), Shard(dim)) if two else (Shard(dim),))),
+        "both": made((8, 6), 5, square, *((Shard(0), Shard(1)) if two else (Shard(dim),))),
+        "same": made((7, 6), 6, square, *((Shard(0), Shard(0)) if two else (Shard(dim),))),
+        "sliced": made((5, 6), 8, sliced, Shard(dim)),
+        "tied": tied,
+        "twin": tied,
+        "scalar": made((), 9, row, Replicate()),
+        "nothing": made((0, 3), 10, row, Shard(0)),
+        "plain": torch.full((3,), 5.0 if fill else 0.0),
+        "deep": {"list": [made((6, 6), 11, row, Shard(1)), 3]},
+    }
+
+
+class Holder:
+    """An object known only by its two methods."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def wholes(value: Any) -> Any:
+    """A tree with its DTensors put together."""
+    if isinstance(value, dict):
+        return {key: wholes(item) for key, item in value.items()}
+    return [wholes(item) for item in value] if isinstance(value, list) else whole(value)
+
+
+def capture_kinds(role: Role) -> tuple[Part, Any]:
+    """A dict and an object that hold DTensors of every kind."""
+    state, held = tensors(role, fill=True), Holder(tensors(role, fill=True))
+    chk = CFCheckpoint(state=state, held=held)
+    return part(chk, role), bits(wholes(state))
+
+
+def restore_kinds(role: Role, manifest: Manifest, *, turned: bool) -> tuple[Any, Any, set[str]]:
+    """The same, restored onto this world and sharding; the files that it took."""
+    state, held = (
+        tensors(role, fill=False, turned=turned),
+        Holder(tensors(role, fill=False, turned=turned)),
+    )
+    before = {name: value for name, value in state.items() if isinstance(value, DTensor)}
+    chk = CFCheckpoint(state=state, held=held)
+    needed = needed_files(chk, manifest, role)
+    restored(chk, manifest, role.rank, needed)
+    assert all(state[name] is value for name, value in before.items() if name != "twin")
+    for name, value in before.items():
+        assert held.state[name].placements == value.placements
+    return bits(wholes(state)), bits(wholes(held.state)), needed
+
+
+def tensor_parallel(model: Language, mesh: DeviceMesh) -> Language:
+    """Blocks split by columns, then by rows."""
+    for block in model.blocks:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return model
+
+
+def capture_two_dimensions(role: Role, kind: str) -> tuple[Part, Any]:
+    """Tensor parallel inside of fully sharded, or replicas of shards, on two by two ranks."""
+    torch.manual_seed(3)
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = Language(hidden=8)
+    if kind == "2d":
+        model = fsdp(tensor_parallel(model, square["tp"]), square["dp"])
+    elif kind == "hsdp":
+        model = fsdp(model, square)
+    else:
+        model = tensor_parallel(model, square["tp"])
+    run = Run(model, role, foreach=False)
+    run.step()
+    return part(run.chk, role), run.full()
+
+
+def restore_tensor_parallel(role: Role, manifest: Manifest) -> Any:
+    """Onto tensor parallelism on all ranks."""
+    model = tensor_parallel(Language(hidden=8), init_device_mesh("cpu", (role.world,)))
+    run = Run(model, role, foreach=False)
+    restored(run.chk, manifest, role.rank)
+    return run.full()
+
+
+class Net(nn.Module):
+    """Has a batch norm, whose statistics every rank gathers for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A number per row."""
+        out: Tensor = self.layers(x)
+        return out
+
+
+class Learner(nn.Module):
+    """Holds a distributed module below its root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():  # called forward_sync_buffers from torch 2.13 on
+            warnings.simplefilter("ignore", FutureWarning)
+            self.net = nn.parallel.DistributedDataParallel(Net(), broadcast_buffers=False)
+
+
+def ddp_checkpoint(role: Role, seed: int) -> tuple[CFCheckpoint, Any]:
+    """A trained learner with meters of its own on each rank; the bits that must come back."""
+    torch.manual_seed(seed)
+    learner = Learner()
+    optimizer = torch.optim.SGD(learner.parameters(), lr=0.1, momentum=0.9)
+    torch.manual_seed(seed + 10 * role.rank)
+    for _ in range(2):
+        learner.net(torch.rand(5, 3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    meters: dict[str, Any] = {"loss": role.rank + seed / 10, "seen": torch.full((2,), seed + 1.0)}
+    chk = CFCheckpoint(per_rank=("meters",), model=learner, optimizer=optimizer, meters=meters)
+    return chk, lambda: bits(
+        {
+            "model": learner.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "meters": meters,
+            "rng": torch.get_rng_state(),
+        }
+    )
+
+
+def capture_ddp(role: Role) -> tuple[Part, Any]:
+    """A part, and what this rank has."""
+    chk, state = ddp_checkpoint(role, seed=1)
+    return part(chk, role, positions={"train": {"at": role.rank}}), state()
+
+
+def restore_ddp(role: Role, manifest: Manifest) -> tuple[Any, Any, Any]:
+    """What this rank has before and after the restore; the positions."""
+    chk, state = ddp_checkpoint(role, seed=2)
+    before = state()
+    plan = restored(chk, manifest, role.rank, needed_files(chk, manifest, role))
+    return before, state(), (plan.positions, plan.all_positions)
+
+
+def capture_fsdp_batch_norm(role: Role) -> tuple[Part, Any]:
+    """Statistics under ``fully_shard`` are each rank's own."""
+    net = Net()
+    fully_shard(net)
+    with torch.no_grad():
+        net(torch.rand(5, 3) + role.rank)
+    chk = CFCheckpoint(rng=False, model=net)
+    return part(chk, role), bits(net.layers[1].running_mean)
+
+
+def digests(role: Role) -> tuple[list[str], dict[str, str]]:
+    """Of equal structures, of one whose rank 1 has another shape, and own state that differs."""
+    shape = (8, 3) if role.rank == 0 else (8, 4)
+    mesh = init_device_mesh("cpu", (role.world,))
+    shard = distribute_tensor(torch.zeros(5, 2), mesh, [Shard(0)])
+    equal = CFCheckpoint(d={"x": torch.zeros(3), "s": shard})
+    other = CFCheckpoint(d={"x": torch.zeros(shape), "s": shard})
+    own = CFCheckpoint(d={"x": torch.zeros(3)}, m={"y": torch.zeros(shape)}, per_rank="m")
+    found = [capture(c, barrier_on_device=False, role=role) for c in (equal, other, own)]
+    dist.barrier()
+    return [structure_digest(one) for one in found], structure_listing(found[1])
