@@ -15,6 +15,7 @@ FORK_SERVER.set_forkserver_preload(
         "torch._dynamo",  # torch.optim imports it at its first step, which takes seconds
         "tests.crash.programs",
         "tests.exactness.trainer",
+        "tests.integrations.ranks",
         "tests.iterators.elastic.program",
         "tests.snapshot.sharded",
     ]
