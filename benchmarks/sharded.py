@@ -9,10 +9,10 @@ and training goes on until that is durable. Of several ranks the slowest counts.
 
 ``held_ms``: the training thread stands still in calls of the library: the save, boundaries,
 entering the weight update. ``added_ms``: what the iterations until then took longer in all.
-``durable_s``: from the call until everything is synced and committed; ``persist_s`` (ours): of
-that, behind the complete snapshot. ``raw``: the same number of bytes by the same number of processes,
-written directly and synced: the disk's own limit. torch.distributed.checkpoint syncs its files
-and caches its plans; ``aside``: it stages in a thread. The first save of each arm is told apart.
+``durable_s``: from the call until everything is synced and committed; ``persist_s`` (ours): that
+part behind the complete snapshot. ``raw``: as many bytes, written directly and synced by as many
+processes: the disk's own limit. torch.distributed.checkpoint syncs its files, caches its plans;
+``aside``: it stages in a thread. The first save of each arm is told apart.
 """
 
 from __future__ import annotations
@@ -233,7 +233,12 @@ class Work:
         """The same work every time: what disturbs it makes it last longer."""
         for _ in range(self._count):
             self._matrix @ self._matrix
-        dist.all_reduce(torch.zeros(1))
+        meet()
+
+
+def meet() -> None:
+    """As the ranks do for their gradients."""
+    dist.all_reduce(torch.zeros(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +251,7 @@ class Iteration:
 
 def iterate(saver: Saver, state: State, work: Work, *, save: bool = False) -> Iteration:
     """A boundary, forward and backward, the weight update."""
+    meet()  # or the wait for a rank that is late would be the library's
     began_s = time.perf_counter()
     saver.boundary(save=save)
     boundary_s = time.perf_counter() - began_s

@@ -18,6 +18,7 @@ FORK_SERVER.set_forkserver_preload(
         "benchmarks.models",
         "tests.crash.programs",
         "tests.exactness.trainer",
+        "tests.integrations.ranks",
         "tests.iterators.elastic.program",
         "torch.distributed.fsdp",
         "torch.distributed.tensor",

@@ -7,6 +7,7 @@ one between two rows (dimension 0), a small one not at all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -30,28 +31,37 @@ class Portion(NamedTuple):
     rows: tuple[int, int] | None
 
 
-def divide(items: Sequence[Item], num_members: int) -> list[list[Portion]]:
+def divide(items: Sequence[Item], num_members: int) -> list[tuple[Portion, ...]]:
     """The portions of each item."""
-    staying = sum(item.num_bytes for item in items if item.stays)
-    moving = sum(item.num_bytes for item in items) - staying
-    share = (staying + moving) / num_members
-    first = max(0.0, share - staying) if num_members > 1 else float(moving)
-    others = (moving - first) / max(1, num_members - 1)
-    ends = [first + others * member for member in range(num_members)]
-    portions, begin = [], 0
+    total = sum([item.num_bytes for item in items])
+    moving = sum([item.num_bytes for item in items if not item.stays])
+    share = total / num_members
+    ends = _ends(moving, share - (total - moving), num_members)
+    whole = [(Portion(member, None),) for member in range(num_members)]
+    portions: list[tuple[Portion, ...]] = []
+    begin = member = 0
     for item in items:
         if item.stays or not item.num_bytes:
-            portions.append([Portion(0, None)])
+            portions.append(whole[0])
             continue
-        portions.append(list(_portions(item, begin, ends, small=share * _SMALL)))
+        if item.num_rows > 1 and item.num_bytes > share * _SMALL:
+            portions.append(tuple(_cut(item, begin, ends)))
+        else:
+            while begin + item.num_bytes / 2 >= ends[member]:
+                member += 1
+            portions.append(whole[member])
         begin += item.num_bytes
     return portions
 
 
-def _portions(item: Item, begin: int, ends: list[float], *, small: float) -> Iterator[Portion]:
-    if item.num_rows < 2 or item.num_bytes <= small:
-        yield Portion(_member_at(begin + item.num_bytes / 2, ends), None)
-        return
+def _ends(moving: int, first: float, num_members: int) -> list[float]:
+    """Where the shares end, of what may move, if the first member takes ``first`` of it."""
+    first = max(0.0, first)
+    other = (moving - first) / max(1, num_members - 1)
+    return [*(first + other * member for member in range(num_members - 1)), math.inf]
+
+
+def _cut(item: Item, begin: int, ends: list[float]) -> Iterator[Portion]:
     row_bytes = item.num_bytes / item.num_rows
     cuts = [round((end - begin) / row_bytes) for end in ends[:-1]]
     rows = [0, *(min(max(cut, 0), item.num_rows) for cut in cuts), item.num_rows]
@@ -60,7 +70,3 @@ def _portions(item: Item, begin: int, ends: list[float], *, small: float) -> Ite
             yield Portion(member, None)
         elif end > start:
             yield Portion(member, (start, end))
-
-
-def _member_at(place: float, ends: list[float]) -> int:
-    return next((i for i, end in enumerate(ends[:-1]) if place < end), len(ends) - 1)

@@ -7,11 +7,11 @@ rank's own: itself. No rank is asked; all compute the same from the same structu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from checkfreq.errors import StateError
 from checkfreq.snapshot.captured import CapturedState, Everything
-from checkfreq.snapshot.division import Item, Portion, divide
+from checkfreq.snapshot.division import Item, divide
 from checkfreq.snapshot.dtensors import Cut
 from checkfreq.snapshot.sink import TensorRef
 from checkfreq.snapshot.tensors import DTYPE_NAMES
@@ -50,7 +50,7 @@ class _Part:
     def __init__(self, everything: Everything, role: Role) -> None:
         self._all = everything
         self._role = role
-        self._portions = dict(_division(everything, role)) if role.split else {}
+        self._portions = dict(_division(everything, role)) if role.split else None
         self._mixed = _objects_with_more_than_replicas(everything)
         self.tensors: list[TensorRef] = []
         self.objects: dict[str, Json] = {}
@@ -66,7 +66,7 @@ class _Part:
             self.own[name] = self._with_names(name, json, span)
         elif self._role.leads:
             self.objects[name] = self._with_names(name, json, span)
-        if not is_own and name not in self._mixed and not self._role.split:
+        if not is_own and name not in self._mixed and self._portions is None:
             if self._role.leads:
                 self._take(name, name, everything.refs[span.start : span.stop])
             return
@@ -98,11 +98,14 @@ class _Part:
                     boxes[ref.key] = [list(cut.shape), list(cut.box.offsets)]
             elif is_own or (name, ref.key) in self._all.own_tensors:
                 mine.append(ref._replace(stem=stem))
-            elif not self._role.split:
+            elif self._portions is None:
                 if self._role.leads:
                     whole.append(ref)
-            else:
-                self._add_portion(ref, self._portions[index], whole, mine, boxes)
+            elif (rows := self._portions.get(index, _NOT_MINE)) is None and self._role.leads:
+                whole.append(ref)
+            elif rows is not _NOT_MINE:
+                mine.append(_rows_of(ref, rows)._replace(stem=stem))
+                boxes[ref.key] = [list(ref.tensor.shape), _offsets(ref, rows)]
         self._take(name, name, whole)
         self._take(name, stem, mine)
         if boxes:
@@ -117,27 +120,6 @@ class _Part:
     def _cut_of(self, index: int) -> Cut | None:
         cut = self._all.cuts.get(index)
         return None if cut is None or _is_replica(cut, self._role.group) else cut
-
-    def _add_portion(
-        self,
-        ref: TensorRef,
-        portions: list[Portion],
-        whole: list[TensorRef],
-        mine: list[TensorRef],
-        boxes: dict[str, Json],
-    ) -> None:
-        rank, group = self._role.rank, self._role.group
-        rows = next((p.rows for p in portions if group[p.member] == rank), _NOT_MINE)
-        if rows is _NOT_MINE:
-            return
-        if rows is None and self._role.leads:
-            whole.append(ref)
-            return
-        begin, end = rows or (0, 0)
-        tensor = ref.tensor if rows is None else ref.tensor[begin:end]
-        mine.append(ref._replace(stem=stem_of(ref.stem, rank), tensor=tensor))
-        offsets = [begin, *[0] * (ref.tensor.dim() - 1)][: ref.tensor.dim()]
-        boxes[ref.key] = [list(ref.tensor.shape), offsets]
 
     def _take(self, name: str, stem: str, refs: list[TensorRef]) -> None:
         self.tensors += refs
@@ -165,20 +147,38 @@ def _objects_with_more_than_replicas(everything: Everything) -> set[str]:
     }
 
 
-def _division(everything: Everything, role: Role) -> Iterable[tuple[int, list[Portion]]]:
-    """By index of each replicated tensor: who writes which rows of it.
+def _rows_of(ref: TensorRef, rows: tuple[int, int] | None) -> TensorRef:
+    return ref if rows is None else ref._replace(tensor=ref.tensor[rows[0] : rows[1]])
+
+
+def _offsets(ref: TensorRef, rows: tuple[int, int] | None) -> list[int]:
+    offsets = [0] * ref.tensor.dim()
+    if rows is not None:
+        offsets[0] = rows[0]
+    return offsets
+
+
+def _division(everything: Everything, role: Role) -> Iterator[tuple[int, tuple[int, int] | None]]:
+    """By index of each replicated tensor of which this rank writes some: its rows, None for all.
 
     What a forward pass may change stays with the leader: DistributedDataParallel broadcasts
     buffers from there, and the others' differ until it does.
     """
     indices = list(_replicated(everything, role.group))
     items = [_item(everything.refs[index]) for index in indices]
-    return zip(indices, divide(items, len(role.group)), strict=True)
+    me = role.group.index(role.rank)
+    for index, portions in zip(indices, divide(items, len(role.group)), strict=True):
+        for portion in portions:
+            if portion.member == me:
+                yield index, portion.rows
 
 
 def _replicated(everything: Everything, group: tuple[int, ...]) -> Iterator[int]:
     for name, span in everything.spans.items():
         if name in everything.own_objects:
+            continue
+        if not everything.cuts and not everything.own_tensors:
+            yield from range(*span)
             continue
         for index in range(*span):
             cut = everything.cuts.get(index)
@@ -189,5 +189,4 @@ def _replicated(everything: Everything, group: tuple[int, ...]) -> Iterator[int]
 
 def _item(ref: TensorRef) -> Item:
     tensor = ref.tensor
-    num_bytes = tensor.numel() * tensor.element_size()
-    return Item(num_bytes, tensor.shape[0] if tensor.dim() else 0, not ref.settled)
+    return Item(tensor.nbytes, tensor.shape[0] if tensor.dim() else 0, not ref.settled)

@@ -181,3 +181,10 @@ def test_latest_step_and_all_steps_say_what_is_committed(chk_dir: Path) -> None:
             assert manager.all_steps() == expected
             assert manager.latest_step() == expected[-1]
     assert manager.all_steps() == [1, 2]
+
+
+def test_of_one_rank_there_is_what_rank_0_had(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    assert digest(checkfreq.load(chk_dir, rank=0)) == digest(checkfreq.load(chk_dir))
+    with pytest.raises(ConfigError, match="nothing of rank 1; expected one of 0"):
+        checkfreq.load(chk_dir, rank=1)

@@ -174,7 +174,7 @@ def test_a_tensor_declared_volatile_is_complete_when_step_returns(
     assert torch.equal(checkfreq.load(chk_dir)["model"]["layers.0.weight"], expected)
 
 
-@pytest.mark.parametrize("argument", ["settled", "volatile"])
+@pytest.mark.parametrize("argument", ["settled", "volatile", "per_rank"])
 def test_a_declared_name_that_nothing_tracked_begins_with_is_refused(argument: str) -> None:
     declared: dict[str, Any] = {argument: ["modle.weight"]}
     with pytest.raises(ConfigError, match=r"modle\.weight"):
@@ -184,3 +184,16 @@ def test_a_declared_name_that_nothing_tracked_begins_with_is_refused(argument: s
 def test_one_name_cannot_be_both_settled_and_volatile() -> None:
     with pytest.raises(ConfigError, match="settled and volatile"):
         CFCheckpoint(model=torch.nn.Linear(1, 1), settled=["model"], volatile=["model"])
+
+
+def test_what_differs_from_rank_to_rank_is_kept_as_anything_else_by_one_rank(chk_dir: Path) -> None:
+    run = {"loss": torch.tensor([0.5])}
+    save_once(chk_dir, CFCheckpoint(per_rank="run", run=run))
+    fresh = {"loss": torch.zeros(1)}
+    restore_once(chk_dir, CFCheckpoint(per_rank=("run",), run=fresh))
+    assert torch.equal(fresh["loss"], run["loss"])
+
+
+def test_of_what_is_no_module_only_the_whole_can_differ_from_rank_to_rank() -> None:
+    with pytest.raises(ConfigError, match=r"'run\.loss' is inside of a dict.*expected 'run'"):
+        CFCheckpoint(per_rank=["run.loss"], run={"loss": 1})

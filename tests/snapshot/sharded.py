@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from checkfreq.checkpoint import CFCheckpoint
+from checkfreq.errors import StateError
 from checkfreq.snapshot.needs import needed_files
 from checkfreq.snapshot.state import capture, structure_digest, structure_listing
 from checkfreq.types import Role
@@ -360,3 +361,57 @@ def digests(role: Role) -> tuple[list[str], dict[str, str]]:
     found = [capture(c, barrier_on_device=False, role=role) for c in (equal, other, own)]
     dist.barrier()
     return [structure_digest(one) for one in found], structure_listing(found[1])
+
+
+def _others(seed: int) -> tuple[CFCheckpoint, Any]:
+    """Half precision with full-precision state, a scaler, an average, and a hook of the user's."""
+    torch.manual_seed(seed)
+    model = fsdp(Language()).to(torch.bfloat16)
+    average = fsdp(Language())
+    average.register_state_dict_pre_hook(lambda *_: None)
+    average._register_load_state_dict_pre_hook(lambda *_: None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**seed)
+    chk = CFCheckpoint(model=model, average=average, optimizer=optimizer, scaler=scaler)
+
+    def state() -> Any:
+        buffers = [optimizer.state[p].get("momentum_buffer") for p in model.parameters()]
+        models = {"model": model.state_dict(), "average": average.state_dict()}
+        return bits(wholes({**models, "buffers": buffers, "scaler": scaler.state_dict()}))
+
+    return chk, state
+
+
+def capture_others(role: Role) -> tuple[Part, Any]:
+    """As a run would have it, whose optimizer keeps float32 sums of bfloat16 parameters."""
+    chk, state = _others(seed=1)
+    optimizer = chk.optimizers["optimizer"]
+    for parameter in optimizer.param_groups[0]["params"]:
+        optimizer.state[parameter]["momentum_buffer"] = parameter.detach().float() / 3
+    return part(chk, role), state()
+
+
+def restore_others(role: Role, manifest: Manifest) -> Any:
+    """The same state in fresh objects."""
+    chk, state = _others(seed=2)
+    restored(chk, manifest, role.rank, needed_files(chk, manifest, role))
+    return state()
+
+
+def refused(role: Role) -> list[str]:
+    """What is said of sums that are not reduced, of own shards, and of a run that seems alone."""
+    mesh = init_device_mesh("cpu", (role.world,))
+    partial = DTensor.from_local(torch.ones(2), mesh, [Partial()], run_check=False)
+    shard = fsdp(Language())
+    cases = [
+        (CFCheckpoint(d={"sum": partial}), role),
+        (CFCheckpoint(per_rank="m.embed", m=shard), role),
+        (CFCheckpoint(d={"s": distribute_tensor(torch.ones(4), mesh, [Shard(0)])}), Role()),
+    ]
+    said = []
+    for chk, as_role in cases:
+        try:
+            capture(chk, barrier_on_device=False, role=as_role)
+        except StateError as error:
+            said.append(str(error))
+    return said

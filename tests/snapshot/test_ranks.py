@@ -263,3 +263,18 @@ def test_structures_are_equal_on_all_ranks_or_can_be_told_apart_by_name(tmp_path
     assert one["d.x"] == "float32[8, 3]"
     assert one["d.s"] == other["d.s"]
     assert "float32[5, 2] (Shard(dim=0),) on a mesh of (2,)" in one["d.s"]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_state_is_not_cast_and_hooks_of_users_are_obeyed(tmp_path: Path, world: int) -> None:
+    results = run_ranks(tmp_path, 2, sharded.capture_others)
+    manifest = Manifest.merged([taken for taken, _ in results])
+    for found in run_ranks(tmp_path, world, sharded.restore_others, manifest):
+        assert found == results[0][1]
+
+
+def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path) -> None:
+    for partial, own, alone in run_ranks(tmp_path, 2, sharded.refused):
+        assert re.match(r"d\.sum: a DTensor .*Partial.*redistribute\(\)", partial)
+        assert re.match(r"per_rank= names m\.embed\.weight, which is a DTensor", own)
+        assert re.match(r"d\.s: a DTensor of shape \[4\].* \[[02]:[24]\].*all ranks", alone)

@@ -106,7 +106,7 @@ class Saved:
             raise self.corrupt(f"box of {record.name}", "shape and offsets", place) from error
         box = Box(offsets, tuple(record.shape))
         if not box.lies_in(shape):
-            raise self.corrupt(f"box of {record.name}", f"a box within {list(shape)}", box)
+            raise self.corrupt(f"box of {record.name}", f"a box within {list(shape)}", place)
         fresh = SavedTensor(record.name, record.dtype, shape, [])
         whole = self.records.setdefault(record.name, fresh)
         if (whole.dtype, whole.shape) != (record.dtype, shape):

@@ -1,0 +1,62 @@
+"""Boxes: what overlaps, and what is left."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkfreq.snapshot.boxes import Box
+
+SHAPE = (5, 4, 3)
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> Box:
+    offsets = tuple(draw(st.integers(0, size)) for size in SHAPE)
+    sizes = tuple(
+        draw(st.integers(0, size - offset)) for size, offset in zip(SHAPE, offsets, strict=True)
+    )
+    return Box(offsets, sizes)
+
+
+def elements(box: Box) -> set[tuple[int, ...]]:
+    ranges = (range(o, o + s) for o, s in zip(box.offsets, box.sizes, strict=True))
+    return {*itertools.product(*ranges)}
+
+
+@given(boxes(), boxes())
+def test_an_overlap_holds_what_both_hold(one: Box, other: Box) -> None:
+    both = one.overlap(other)
+    assert (set() if both is None else elements(both)) == elements(one) & elements(other)
+
+
+@given(boxes(), st.lists(boxes(), max_size=4))
+def test_what_is_left_is_what_no_other_holds_and_does_not_overlap(
+    box: Box, others: list[Box]
+) -> None:
+    left = box.without(others)
+    expected = elements(box).difference(*map(elements, others))
+    assert sum(piece.num_elements for piece in left) == len(expected)
+    assert set().union(*map(elements, left)) == expected
+
+
+def test_a_scalar_is_one_box_without_sides() -> None:
+    scalar = Box.whole(())
+    assert scalar.num_elements == 1
+    assert scalar.overlap(scalar) == scalar
+    assert scalar.without([scalar]) == []
+    assert scalar.without([]) == [scalar]
+
+
+def test_a_box_lies_in_a_shape_of_as_many_dimensions_that_is_large_enough() -> None:
+    assert Box((1, 0), (2, 3)).lies_in((3, 3))
+    assert not Box((1, 0), (3, 3)).lies_in((3, 3))
+    assert not Box((-1, 0), (1, 1)).lies_in((3, 3))
+    assert not Box((0,), (1,)).lies_in((3, 3))
+
+
+def test_its_text_is_its_ranges() -> None:
+    assert str(Box((1, 0), (2, 3))) == "[1:3, 0:3]"
+    assert Box((2, 1), (1, 1)).within(Box((1, 1), (2, 3))) == Box((1, 0), (1, 1))
