@@ -53,6 +53,23 @@ def test_the_iterators_print_a_line_per_arm_and_place(tmp_path: Path) -> None:
     assert ("DALI, host, 375 to 500 pixels" in by_part["throughput"]) == has_dali
 
 
+@pytest.mark.dist
+def test_the_ranks_print_a_line_per_arm_of_each_state(tmp_path: Path) -> None:
+    small = ("--mib", "1", "--tensors", "4", "--rounds", "1", "--iteration-s", "0.01")
+    lines = lines_of("sharded", *small, "--ranks", "2", "--peers", "dcp.save", folder=tmp_path)
+    assert [(line["what"], line["arm"]) for line in lines] == [
+        ("sharded", "checkfreq"),
+        ("sharded", "dcp.save"),
+        ("sharded", "raw"),
+        ("replicated", "checkfreq, one writer"),
+        ("replicated", "checkfreq, split"),
+        ("replicated", "raw"),
+    ]
+    figures = {"held_ms", "added_ms", "durable_s", "first_held_ms", "durable_against_raw"}
+    assert all(figures <= line.keys() for line in lines if line["arm"] != "raw")
+    assert all("persist_s" in line for line in lines if "checkfreq" in str(line["arm"]))
+
+
 def test_the_simulations_print_a_line_for_each_scenario_and_size(tmp_path: Path) -> None:
     small = ("--seeds", "1", "--failures", "20", "--sizes", "8")
     lines = run_forked("simulate", *small, output=tmp_path / "stdout")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from checkfreq.checkpoint import CFCheckpoint
-from checkfreq.errors import StateError
+from checkfreq.errors import MismatchError, StateError
 from checkfreq.snapshot.needs import needed_files
 from checkfreq.snapshot.state import capture, structure_digest, structure_listing
 from checkfreq.types import Role
@@ -415,3 +416,25 @@ def refused(role: Role) -> list[str]:
         except StateError as error:
             said.append(str(error))
     return said
+
+
+def capture_on_nodes(role: Role) -> tuple[Part, Any]:
+    """Replicas of shards on two nodes with a directory each: every node writes its own."""
+    torch.manual_seed(3)
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("node", "shard"))
+    run = Run(fsdp(Language(), square), role)
+    run.step()
+    group = (0, 1) if role.rank < 2 else (2, 3)
+    return part(run.chk, replace(role, group=group)), run.full()
+
+
+def restore_into_another_shape(role: Role, manifest: Manifest) -> str:
+    """What is said to a wider model, which stays as it is."""
+    run = Run(fsdp(Language(hidden=12)), role)
+    before = run.full()
+    try:
+        restored(run.chk, manifest, role.rank)
+    except MismatchError as error:
+        assert run.full() == before
+        return str(error)
+    return ""

@@ -278,3 +278,20 @@ def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path) -> None:
         assert re.match(r"d\.sum: a DTensor .*Partial.*redistribute\(\)", partial)
         assert re.match(r"per_rank= names m\.embed\.weight, which is a DTensor", own)
         assert re.match(r"d\.s: a DTensor of shape \[4\].* \[[02]:[24]\].*all ranks", alone)
+
+
+def test_each_nodes_directory_holds_all_shards_if_each_node_does(tmp_path: Path) -> None:
+    results = run_ranks(tmp_path, 4, sharded.capture_on_nodes)
+    for node in (results[:2], results[2:]):
+        run = Run(Language(), Role())
+        restored(run.chk, Manifest.merged([taken for taken, _ in node]), node[0][0].rank)
+        assert run.full() == results[0][1]
+
+
+def test_shards_of_another_shape_are_a_mismatch_by_name(
+    trained: dict[int, Any], tmp_path: Path
+) -> None:
+    manifest, _, _ = trained[4]
+    for said in run_ranks(tmp_path, 2, sharded.restore_into_another_shape, manifest):
+        expected = "blocks.0.up.weight: checkpoint has float32[9, 6], live is float32[12, 6]"
+        assert expected in said

@@ -173,9 +173,10 @@ class ModuleAdapter:
         if isinstance(live, LAZY):
             return True  # its own hook gives it the saved shape
         shape, dtype = tuple(live.shape), DTYPE_NAMES.get(live.dtype, str(live.dtype))
-        if shape == tuple(record.shape) and dtype == record.dtype:
+        if shape == tuple(record.shape):
             saved.require(name, live)
-            return True
+            if dtype == record.dtype:
+                return True
         findings.different.append(
             f"{self._name}.{name}: checkpoint has {record.dtype}{list(record.shape)}, "
             f"live is {dtype}{list(shape)}"
