@@ -33,7 +33,7 @@ bench: $(VENV)/.peers ## every benchmark; appends to benchmarks/results and rewr
 	  cat .bench-out; cat .bench-out >> benchmarks/results/$$1.jsonl; rm .bench-out; }; \
 	run simulate; run startup; run iterators; run memory --mib 16; run stall --gib 1; \
 	for gib in 1 4; do run persist --gib $$gib; run restore --gib $$gib; done; \
-	run decision; run first --mib 1024; run interference --settle 20 --phase 25; \
+	run sharded --rounds 4; run decision; run first --mib 1024; run interference --settle 20 --phase 25; \
 	for model in resnet18 transformer; do run overhead --model $$model \
 	  --warm-up-seconds 15 --auto-seconds 5 --max-seconds 90; done
 	$(PY) -m benchmarks.tables

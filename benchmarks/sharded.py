@@ -9,10 +9,10 @@ and training goes on until that is durable. Of several ranks the slowest counts.
 
 ``held_ms``: the training thread stands still in calls of the library: the save, boundaries,
 entering the weight update. ``added_ms``: what the iterations until then took longer in all.
-``durable_s``: from the call until everything is synced and committed; ``persist_s`` (ours): of
-that, behind the complete snapshot. ``raw``: the same number of bytes by the same number of processes,
-written directly and synced: the disk's own limit. torch.distributed.checkpoint syncs its files
-and caches its plans; ``aside``: it stages in a thread. The first save of each arm is told apart.
+``durable_s``: from the call until everything is synced and committed; ``persist_s`` (ours): that
+part behind the complete snapshot. ``raw``: as many bytes, written directly and synced by as many
+processes: the disk's own limit. torch.distributed.checkpoint syncs its files, caches its plans;
+``aside``: it stages in a thread. The first save of each arm is told apart.
 """
 
 from __future__ import annotations
@@ -50,6 +50,15 @@ from benchmarks.throughput import Arm, Seconds, interleaved
 
 _CLEAN_ITERATIONS = 3
 
+#: torch.distributed.checkpoint: what saves in the background, and whether it stages there too.
+PEERS: dict[str, tuple[AsyncCheckpointerType | None, bool]] = {
+    "dcp.save": (None, False),
+    "dcp.async_save, thread": (AsyncCheckpointerType.THREAD, False),
+    "dcp.async_save, process": (AsyncCheckpointerType.PROCESS, False),
+    "dcp.async_save, thread, aside": (AsyncCheckpointerType.THREAD, True),
+    "dcp.async_save, process, aside": (AsyncCheckpointerType.PROCESS, True),
+}
+
 
 def main() -> None:
     """Start the ranks of each world, and print a line per arm; in a rank, be that."""
@@ -68,9 +77,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--mib", type=float, default=256, help="size of the state, of all ranks")
     parser.add_argument("--tensors", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5, help="behind the first one")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--iteration-s", type=float, default=0.3, help="of computing, about")
     parser.add_argument("--folder", default=".", help="a folder on the disk to measure")
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)  # in a rank
@@ -84,7 +94,7 @@ def launched(what: str, world: int, args: argparse.Namespace, scratch: Path) -> 
     command += ["--nproc-per-node", str(world), "-m", "benchmarks.sharded", "--only", what]
     command += ["--mib", str(args.mib), "--tensors", str(args.tensors)]
     command += ["--rounds", str(args.rounds), "--iteration-s", str(args.iteration_s)]
-    command += ["--folder", str(scratch), "--result", str(result)]
+    command += ["--folder", str(scratch), "--result", str(result), "--peers", *args.peers]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
     seconds: Seconds = json.loads(result.read_text())
@@ -98,8 +108,12 @@ def report(what: str, world: int, args: argparse.Namespace, seconds: Seconds) ->
         arm, _, figure = name.rpartition("/")
         arms.setdefault(arm, {})[figure] = values
     raw = arms["raw"]["durable_s"]
-    for arm, figures in arms.items():
-        written_s = figures.get("persist_s", figures["durable_s"])
+    for arm, figures in sorted(arms.items()):
+        ratios = {
+            f"{name.removesuffix('_s')}_against_raw": round(median_ratio(raw[1:], values[1:]), 3)
+            for name, values in figures.items()
+            if name in ("durable_s", "persist_s")
+        }
         emit(
             "sharded",
             what=what,
@@ -109,8 +123,8 @@ def report(what: str, world: int, args: argparse.Namespace, seconds: Seconds) ->
             rounds=args.rounds,
             **_medians(figures),
             **{f"first_{name}": value for name, value in _shown(_at(figures, 0)).items()},
-            gb_per_s=round(args.mib * 2**20 / statistics.median(written_s[1:]) / 1e9, 3),
-            throughput_against_raw=round(median_ratio(raw[1:], written_s[1:]), 3),
+            gb_per_s=round(args.mib * 2**20 / statistics.median(figures["durable_s"][1:]) / 1e9, 3),
+            **ratios,
         )
 
 
@@ -124,13 +138,12 @@ def _at(figures: Mapping[str, list[float]], index: int) -> dict[str, float]:
 
 def _shown(seconds: Mapping[str, float]) -> dict[str, float]:
     """What holds training in milliseconds, what lasts in seconds."""
-    short = ("held_s", "added_s")
-    return {
-        (name.replace("_s", "_ms") if name in short else name): round(value * 1e3, 2)
-        if name in short
-        else round(value, 4)
-        for name, value in seconds.items()
-    }
+    lasts = {name: round(value, 4) for name, value in seconds.items() if name not in _HOLDS}
+    holds = {_HOLDS[name]: round(seconds[name] * 1e3, 2) for name in _HOLDS if name in seconds}
+    return {**lasts, **holds}
+
+
+_HOLDS = {"held_s": "held_ms", "added_s": "added_ms"}
 
 
 # In a rank
@@ -152,17 +165,11 @@ def run_rank(args: argparse.Namespace) -> None:
 def sharded(args: argparse.Namespace, num_bytes: int, work: Work) -> Iterator[list[Arm]]:
     """Ours on DTensors, beside torch.distributed.checkpoint."""
     folder, state = Path(args.folder), ShardedState(num_bytes, num_tensors=args.tensors)
-    thread, process = AsyncCheckpointerType.THREAD, AsyncCheckpointerType.PROCESS
     savers: dict[str, Saver] = {
-        "checkfreq": CheckFreq(folder / f"chk-{args.only[0]}-{dist.get_world_size()}", state)
+        "checkfreq": CheckFreq(folder / f"chk-{dist.get_world_size()}", state)
     }
-    for name, kind, aside in (
-        ("dcp.save", None, False),
-        ("dcp.async_save, thread", thread, False),
-        ("dcp.async_save, process", process, False),
-        ("dcp.async_save, thread, aside", thread, True),
-        ("dcp.async_save, process, aside", process, True),
-    ):
+    for name in args.peers:
+        kind, aside = PEERS[name]
         target = folder / name.replace(", ", "-")
         savers[name] = Dcp(target, state, kind=kind, staged_aside=aside)
     with measured(savers, state, args, num_bytes, work) as arms:
@@ -172,7 +179,7 @@ def sharded(args: argparse.Namespace, num_bytes: int, work: Work) -> Iterator[li
 @contextlib.contextmanager
 def replicated(args: argparse.Namespace, num_bytes: int, work: Work) -> Iterator[list[Arm]]:
     """Ours on what all ranks have: each writes a part, or the first one everything."""
-    folder = Path(args.folder) / f"chk-{args.only[0]}-{dist.get_world_size()}"
+    folder = Path(args.folder) / f"replicated-{dist.get_world_size()}"
     state = ReplicatedState(num_bytes, num_tensors=args.tensors)
     savers: dict[str, Saver] = {
         "checkfreq, split": CheckFreq(folder / "split", state, split=True),
@@ -233,7 +240,12 @@ class Work:
         """The same work every time: what disturbs it makes it last longer."""
         for _ in range(self._count):
             self._matrix @ self._matrix
-        dist.all_reduce(torch.zeros(1))
+        meet()
+
+
+def meet() -> None:
+    """As the ranks do for their gradients."""
+    dist.all_reduce(torch.zeros(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +258,7 @@ class Iteration:
 
 def iterate(saver: Saver, state: State, work: Work, *, save: bool = False) -> Iteration:
     """A boundary, forward and backward, the weight update."""
+    meet()  # or the wait for a rank that is late would be the library's
     began_s = time.perf_counter()
     saver.boundary(save=save)
     boundary_s = time.perf_counter() - began_s

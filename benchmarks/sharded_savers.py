@@ -44,7 +44,7 @@ class ShardedState:
 
     def __init__(self, num_bytes: int, *, num_tensors: int) -> None:
         mesh = DeviceMesh("cpu", list(range(dist.get_world_size())))
-        rows = num_bytes // num_tensors // 4 // _COLUMNS // mesh.size()
+        rows = max(1, num_bytes // num_tensors // 4 // _COLUMNS // mesh.size())
         self.module = nn.Module()
         for index in range(num_tensors):
             local = torch.randn(rows, _COLUMNS)
@@ -63,7 +63,7 @@ class ReplicatedState:
 
     def __init__(self, num_bytes: int, *, num_tensors: int) -> None:
         torch.manual_seed(0)
-        rows = num_bytes // num_tensors // 4 // _COLUMNS
+        rows = max(1, num_bytes // num_tensors // 4 // _COLUMNS)
         self.module = nn.Module()
         for index in range(num_tensors):
             parameter = nn.Parameter(torch.randn(rows, _COLUMNS))
@@ -144,7 +144,8 @@ class CheckFreq:
         return {"durable_s": events[-1]["copy_s"] + persist_s, "persist_s": persist_s}
 
     def close(self) -> None:
-        """End the worker."""
+        """Pass the last boundary, which is checkpointed, and end the worker."""
+        self.manager.step()
         self.manager.close()
 
 

@@ -36,13 +36,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10, help="runs of each scenario")
     parser.add_argument("--failures", type=int, default=20_000, help="at each point of the grid")
+    parser.add_argument("--sizes", type=int, nargs="+", default=_SIZES, help="in GPUs")
     args = parser.parse_args()
     _closed_form(args.failures)
     for stall_min, published in ((10, 0.44), (3, 0.80)):
         _anchor(stall_min, published, args.failures)
     for scenario in scenarios():
         _scenario(scenario, args.seeds)
-    for num_gpus in _SIZES:
+    for num_gpus in args.sizes:
         _scale(num_gpus)
 
 

@@ -193,6 +193,36 @@ def _stall(results: Path) -> str:
     return _table(columns, rows, lines)
 
 
+def _sharded(results: Path) -> str:
+    columns = (
+        "state | ranks | what | held per save | the first | added in all | durable after "
+        "| the first | against the raw disk"
+    )
+    newest = {
+        tuple(x[k] for k in ("what", "mib", "world", "arm")): x
+        for x in _all_lines("sharded", results)
+    }
+    lines = sorted(
+        newest.values(), key=lambda x: (x["what"] != "sharded", x["world"], x["durable_s"])
+    )
+    rows = [
+        f"| {x['what']}, {x['mib']:g} MiB | {x['world']} | {x['arm']} | {_held(x, 'held_ms')} "
+        f"| {_held(x, 'first_held_ms')} | {_held(x, 'added_ms')} | {x['durable_s']:.2f} s "
+        f"| {x['first_durable_s']:.2f} s | {x['durable_against_raw']:.2f}{_persist_alone(x)} |"
+        for x in lines
+    ]
+    return _table(columns, rows, lines)
+
+
+def _held(line: Line, figure: str) -> str:
+    return f"{line[figure]:.1f} ms" if figure in line else "-"
+
+
+def _persist_alone(line: Line) -> str:
+    alone = line.get("persist_against_raw")
+    return f" (persist alone {alone:.2f})" if alone is not None else ""
+
+
 def _memory(results: Path) -> str:
     columns = "state | checkpoints | used | allowed | worker alone | growth"
     lines = _lines("memory", results)
@@ -259,6 +289,7 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "restore": lambda results: _throughput("restore", results),
     "stall": _stall,
     "memory": _memory,
+    "sharded": _sharded,
     "startup": _startup,
     "simulate": _simulate,
     "goodput": _goodput,

@@ -18,11 +18,24 @@ A message says what failed, on which object, expected against found, and what to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 
 class CheckFreqError(Exception):
-    """Base of every error raised by checkfreq."""
+    """Base of every error raised by checkfreq; can be pickled, for ranks to tell each other."""
+
+    def __reduce__(self) -> tuple[Callable[..., CheckFreqError], tuple[Any, ...]]:
+        # An exception is unpickled by calling its class with ``args``, and ours take other ones.
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(
+    kind: type[CheckFreqError], args: tuple[Any, ...], fields: Mapping[str, Any]
+) -> CheckFreqError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class ConfigError(CheckFreqError, ValueError):

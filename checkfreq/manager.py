@@ -21,14 +21,13 @@ import torch
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.checks import cadence, check_arguments, numbers, usable
 from checkfreq.config import CFConfig
-from checkfreq.distributed.collective import Collective, Decision, Wish, Word
-from checkfreq.distributed.joint_restore import JointRestorer
 from checkfreq.distributed.meetings import ranks_together
-from checkfreq.distributed.roles import agree_on_role, agree_on_settings
-from checkfreq.errors import CheckFreqError, ConfigError, PersistError, StateError
+from checkfreq.distributed.roles import MAKING, agree_on_role, agree_on_settings
+from checkfreq.distributed.together import Together
+from checkfreq.errors import CheckFreqError, ConfigError, StateError
 from checkfreq.events import Event
 from checkfreq.interrupt import StopNotice
-from checkfreq.persist.attempts import Attempt, Marks
+from checkfreq.persist.attempts import Marks
 from checkfreq.pipeline import Pipeline
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
@@ -36,10 +35,11 @@ from checkfreq.policy.tuner import Due
 from checkfreq.positions import Positions, PositionSource, by_name
 from checkfreq.profile_cache import ProfileCache
 from checkfreq.profiler import Profiler
+from checkfreq.ranks import Alone, Decision, Ranks, Wish
 from checkfreq.restore import Found, Restorer, plan_restore
 from checkfreq.snapshot.apply import RestorePlan
 from checkfreq.snapshot.gate import UpdateGate
-from checkfreq.types import CFMode, Role, SnapshotPlace
+from checkfreq.types import CFMode, Role
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class CFManager:
         fresh: bool = False,
         config: CFConfig = CFConfig(),
     ) -> None:
-        ranks = ranks_together(timeout_s=config.rank_timeout_s)
+        meetings = ranks_together(timeout_s=config.rank_timeout_s)
 
         def check() -> None:
             self._cadence = cadence(mode, chk_freq)
@@ -89,14 +89,13 @@ class CFManager:
             self._chk_dir = usable(Path(chk_dir))
 
         role = Role()
-        self._collective = None if ranks is None else Collective(ranks)
-        if ranks is None:
+        if meetings is None:
             check()
         else:
-            ranks.act("making the CFManager", check)
             settings = {"mode": mode, "chk_freq": chk_freq, "fresh": fresh, "dynamic": dynamic}
-            agree_on_settings(ranks, {**settings, "tracked": list(chk.tracked)})
-            role = agree_on_role(ranks, self._chk_dir, config=config)
+            meetings.act(MAKING, check)
+            agree_on_settings(meetings, {**settings, "tracked": list(chk.tracked)})
+            role = agree_on_role(meetings, self._chk_dir, config=config)
         decides = self._cadence is None and role.rank == 0
         self._profiler = Profiler(
             self._policy,
@@ -134,6 +133,11 @@ class CFManager:
             role=role,
         )
         self._persistence = self._pipeline.persistence
+        self._ranks: Ranks = Alone(self._pipeline, self._notice)
+        if meetings is not None:
+            self._ranks = Together(
+                meetings, role, self._pipeline, self._profiler, self._notice, config=config
+            )
         if fresh:
             self._persistence.supersede_after = -1
         self._persistence.start()
@@ -226,16 +230,17 @@ class CFManager:
         since_s = time.perf_counter() - self._pipeline.waited_s
         self._begin()
         self._persistence.reap()
-        if self._collective is None:
-            self._persistence.book.raise_if_intolerable()
+        self._ranks.raise_failures()
         self._gate.pass_boundary()
         self._global_step += 1
         self._profile(is_epoch=epoch_boundary)
-        if self._collective is None:
-            self._carry_out(self._wish(epoch_boundary=epoch_boundary))
-            self._stop_if(self._notice.received)
-        elif self._meets(self._collective, epoch_boundary=epoch_boundary):
-            self._decide_together(self._collective, epoch_boundary=epoch_boundary)
+        self._carry_out(
+            self._ranks.decide(
+                self._global_step,
+                lambda: self._wish(epoch_boundary=epoch_boundary),
+                must_meet=epoch_boundary or self._requested is not None,
+            )
+        )
         self._boundaries_s += time.perf_counter() - self._pipeline.waited_s - since_s
 
     def _profile(self, *, is_epoch: bool) -> None:
@@ -253,7 +258,7 @@ class CFManager:
             )
             self._profiler.report(self._persistence, step=self._global_step)
             return
-        self._on_all_ranks("the first boundary", self._pipeline.prepare)
+        self._ranks.each("the first boundary", self._pipeline.prepare)
         self._is_on_device = self._pipeline.is_on_device
         self._profiler.begin(
             step=self._pipeline.last_started_step,
@@ -261,13 +266,6 @@ class CFManager:
             num_slots=self._pipeline.num_slots,
             key=self._pipeline.surroundings() if self._cadence is None else {},
         )
-
-    def _on_all_ranks(self, phase: str, action: Callable[[], None]) -> None:
-        """Do something; with several ranks, if it fails on one of them it is an error on all."""
-        if self._collective is None:
-            action()
-        else:
-            self._collective.meetings.act(phase, action)
 
     def _wish(self, *, epoch_boundary: bool) -> Wish:
         """What this process would do at this boundary, were it alone."""
@@ -292,131 +290,21 @@ class CFManager:
                 return Wish(why_late=Due.LATE.value)
         return Wish()
 
-    def _carry_out(self, wish: Wish) -> None:
-        if wish.why_late:
-            self._pipeline.defer(self._global_step, why=wish.why_late)
-        elif wish.reason:
-            if wish.place:
-                self._pipeline.set_place(SnapshotPlace(wish.place))
+    def _carry_out(self, decision: Decision) -> None:
+        if decision.defer:
+            self._pipeline.defer(self._global_step, why=decision.defer)
+        elif decision.reason:
             marks, self._requested = self._requested or Marks(), None
-            self._pipeline.checkpoint(self._global_step, wish.reason, marks, must=wish.must)
+            self._ranks.take(self._global_step, decision, marks)
+        if decision.stop is not None and not self._stopped:
+            self._stop(decision.stop)
 
-    def _stop_if(self, received: str | None) -> None:
-        """Take the final checkpoint if a stop signal was received, and did not stop before."""
-        if received is None or self._stopped:
-            return
+    def _stop(self, received: str) -> None:
         self._is_stopping = True
         logger.warning("%s received: taking the final checkpoint", received)
         self._persistence.record("stop", self._global_step, signal=received)
         self._make_durable("stop", Marks())
         self._stopped = True
-
-    # ---- many ranks
-
-    def _meets(self, collective: Collective, *, epoch_boundary: bool) -> bool:
-        """Whether all ranks meet at this boundary; they all know."""
-        must = epoch_boundary or self._requested is not None
-        return must or collective.meets_at(self._global_step)
-
-    def _decide_together(self, collective: Collective, *, epoch_boundary: bool) -> None:
-        def word() -> Word:
-            self._persistence.book.raise_if_intolerable()
-            decides = collective.decides or self._requested is not None
-            return self._word(self._wish(epoch_boundary=epoch_boundary) if decides else Wish())
-
-        decision = self._agree(collective, "step()", word)
-        if decision.defer:
-            self._pipeline.defer(self._global_step, why=decision.defer)
-        if decision.reason and not decision.defer:
-            marks, self._requested = self._requested or Marks(), None
-            self._take_agreed(collective, decision, marks)
-        self._stop_if(decision.stop)
-
-    def _agree(self, collective: Collective, phase: str, word: Callable[[], Word]) -> Decision:
-        """Meet, and take in what does not depend on the phase."""
-        decision = collective.agree(
-            f"{phase} at step {self._global_step}", word, state=self._pipeline
-        )
-        self._profiler.take_over(decision.costs)
-        if decision.confirmed_step is not None:
-            self._pipeline.confirm(decision.confirmed_step)
-        return decision
-
-    def _word(self, wish: Wish) -> Word:
-        book = self._persistence.book
-        return Word(
-            wish,
-            is_ready=self._pipeline.has_room,
-            is_written=self._pipeline.is_written(self._global_step),
-            is_restructured=self._pipeline.is_restructured,
-            stop=self._notice.received,
-            durable_step=book.last_durable_step if self._role.leads else None,
-            leads=self._role.leads,
-            costs=self._profiler.costs(),
-            next_step=self._next_meeting(wish),
-        )
-
-    def _next_meeting(self, wish: Wish) -> int:
-        """The boundary at which a checkpoint may be due next, but not too long from now."""
-        step, iteration_s = self._global_step, self._profiler.iteration_s
-        if wish.why_late or self._pipeline.is_deferred or not iteration_s:
-            return step + 1
-        num_steps = max(1, int(self._config.meet_every_s / iteration_s))
-        return min(self._profiler.next_due_step(step), step + num_steps)
-
-    def _take_agreed(
-        self, collective: Collective, decision: Decision, marks: Marks
-    ) -> Attempt | None:
-        """Take the checkpoint that all ranks take; None if it is durable already."""
-        if decision.is_written:
-            return self._pipeline.mark(self._global_step, marks)
-        if decision.waits_for:
-            self._wait_together(
-                collective, "waiting for slots", self._pipeline.wait_for_room, "a free slot"
-            )
-        if decision.place:
-            self._pipeline.set_place(SnapshotPlace(decision.place))
-        return self._pipeline.checkpoint(
-            self._global_step, decision.reason, marks, must=True, agreed=decision.attempt
-        )
-
-    def _wait_together(
-        self, collective: Collective, phase: str, is_done: Callable[[float], bool], what: str
-    ) -> None:
-        with self._pipeline.waiting():
-            collective.meetings.until(
-                phase, is_done, timeout_s=self._pipeline.patience_s(), what=what
-            )
-
-    def _outcome(self, attempt: Attempt | None) -> CheckFreqError | None:
-        """Wait for an attempt's end, on all ranks; returns why it is no checkpoint."""
-        if self._collective is None:
-            return self._pipeline.outcome(attempt)
-        phase = f"waiting for step {self._global_step} to be durable"
-        self._wait_together(
-            self._collective, phase, partial(self._pipeline.has_ended, attempt), "it"
-        )
-        error = None if attempt is None else attempt.error
-        failed = self._settle(self._collective, phase, error)
-        if failed and error is None:
-            return PersistError(failed, step=self._global_step, phase="another rank")
-        return error
-
-    def _settle(
-        self, collective: Collective, phase: str, error: CheckFreqError | None = None
-    ) -> str:
-        """Hear after a wait on which ranks it failed ("" if on none), and what is durable now."""
-        settled = collective.settle(
-            phase,
-            None if error is None else str(error),
-            durable_step=self._persistence.book.last_durable_step,
-            leads=self._role.leads,
-        )
-        if settled.confirmed_step is not None:
-            self._pipeline.confirm(settled.confirmed_step)
-        return settled.failed
-
-    # ---- stopping
 
     @property
     def should_stop(self) -> bool:
@@ -424,7 +312,7 @@ class CFManager:
 
         With several ranks: once they agreed on it, at the same boundary on all of them.
         """
-        return self._notice.is_set if self._collective is None else self._is_stopping
+        return self._is_stopping or (self._role.is_alone and self._notice.is_set)
 
     @property
     def stopped(self) -> bool:
@@ -463,9 +351,9 @@ class CFManager:
             self._request(marks)
             return
         since_s = time.perf_counter() - self._pipeline.waited_s
-        attempt = self._checkpoint("requested", marks)
+        attempt = self._ranks.require(self._global_step, "requested", marks)
         self._boundaries_s += time.perf_counter() - self._pipeline.waited_s - since_s
-        if wait and (error := self._outcome(attempt)) is not None:
+        if wait and (error := self._ranks.outcome(self._global_step, attempt)) is not None:
             raise error
 
     def _why_no_boundary(self) -> str | None:
@@ -481,21 +369,15 @@ class CFManager:
             self._requested = Marks()
         self._requested.merge(marks)
 
-    def _checkpoint(self, reason: str, marks: Marks) -> Attempt | None:
-        """Take a checkpoint that has to be taken, on all ranks; None if it is durable."""
-        if self._collective is None:
-            return self._pipeline.checkpoint(self._global_step, reason, marks, must=True)
-        decision = self._agree(
-            self._collective, f"a {reason} checkpoint", lambda: self._word(Wish(reason, must=True))
-        )
-        return self._take_agreed(self._collective, decision, marks)
-
     def _make_durable(self, reason: str, marks: Marks) -> None:
         """Have this boundary's checkpoint on disk; tries twice, then raises why not."""
-        if self._outcome(self._checkpoint(reason, marks)) is not None:
-            error = self._outcome(self._checkpoint(reason, marks))
-            if error is not None:
-                raise error
+        error = self._try_to_make_durable(reason, marks)
+        if error is not None and (error := self._try_to_make_durable(reason, marks)) is not None:
+            raise error
+
+    def _try_to_make_durable(self, reason: str, marks: Marks) -> CheckFreqError | None:
+        step = self._global_step
+        return self._ranks.outcome(step, self._ranks.require(step, reason, marks))
 
     def wait(self) -> None:
         """Return once every snapshot taken so far is durable or has failed.
@@ -503,14 +385,7 @@ class CFManager:
         Raises the latest failure if there were more in a row than tolerated.
         """
         self._begin(iterating=False)
-        if self._collective is None:
-            self._pipeline.wait_for_all()
-        else:
-            self._wait_together(
-                self._collective, "wait()", self._pipeline.is_idle, "checkpoints in flight"
-            )
-            self._settle(self._collective, "wait()")
-        self._on_all_ranks("wait()", self._persistence.book.raise_if_intolerable)
+        self._ranks.wait()
 
     def latest_step(self) -> int | None:
         """The newest committed step in the directory; None if there is none."""
@@ -549,23 +424,24 @@ class CFManager:
                 "are made"
             )
         if self._fresh:
-            self._open_directory()
+            self._ranks.open()
             return False
         found = self._find(step)
         if found is None:
             self._may_start = True
             return False
         compare = partial(plan_restore, found, self._chk, path=self._chk_dir, rank=self._role.rank)
-        plan = self._planned(partial(compare, only=only, exclude=exclude, strict=strict))
+        compare = partial(compare, only=only, exclude=exclude, strict=strict)
+        plan = self._ranks.each("restore(): comparing", compare)
         del compare
-        self._on_all_ranks("restore(): loading", lambda: self._apply(plan))
+        self._ranks.each("restore(): loading", lambda: self._apply(plan))
         self._may_start = True  # not earlier: a run that failed to restore must not start over
         self._continue_from(found, explicit=step is not None)
         plan.apply_rng()
         self._apply_rng = plan.apply_rng
         state_bytes = found.state_bytes
         del found  # its buffer: the slots can have that memory
-        if self._collective is None:
+        if self._role.is_alone:
             self._pipeline.allocate(state_bytes)
         return True
 
@@ -575,23 +451,7 @@ class CFManager:
             num_threads=self._config.writer_threads,
             before_reading=self._pipeline.require_memory,
         )
-        if self._collective is None:
-            return restorer.find_while_opening(step, open_directory=self._persistence.open)
-        self._open_directory()
-        joint = JointRestorer(
-            restorer,
-            self._collective.meetings,
-            chk=self._chk,
-            role=self._role,
-            path=str(self._chk_dir),
-        )
-        return joint.find(step)
-
-    def _planned(self, plan: Callable[[], RestorePlan]) -> RestorePlan:
-        """``plan()``; if it raises on one rank, an error on all of them."""
-        plans: list[RestorePlan] = []
-        self._on_all_ranks("restore(): comparing", lambda: plans.append(plan()))
-        return plans[0]
+        return self._ranks.find(restorer, step, chk=self._chk)
 
     def _apply(self, plan: RestorePlan) -> None:
         # First: an iterator may refuse.
@@ -661,21 +521,10 @@ class CFManager:
         """First use: own the directory, and refuse to run over somebody's checkpoints."""
         self._require_open()
         if not self._opened:
-            self._open_directory()
-            self._on_all_ranks("the first step()", self._refuse_to_start_over)
+            self._ranks.open()
+            self._ranks.each("the first step()", self._refuse_to_start_over)
             self._opened = True
         self._iterated = self._iterated or iterating
-
-    def _open_directory(self) -> None:
-        """Wait until the directory is this run's: the worker of the one before may hold it."""
-        if self._collective is None:
-            self._persistence.open()
-            return
-        limit_s = self._persistence.open_timeout_s
-        what = "its checkpoint directory"
-        self._collective.meetings.until(
-            "opening the directory", self._persistence.try_open, timeout_s=limit_s, what=what
-        )
 
     def _refuse_to_start_over(self) -> None:
         steps = [] if self._may_start else self._persistence.store.steps()
@@ -704,8 +553,8 @@ class CFManager:
         if self._closed:
             return
         clean = failure is None
-        if failure is not None and self._collective is not None and not self._stopped:
-            self._collective.meetings.leave(failure)
+        if failure is not None and not self._stopped:
+            self._ranks.leave(failure)
         limit_s = self._config.close_timeout_s if timeout_s is None else timeout_s
         self._pipeline.begin_close(timeout_s=limit_s)
         try:
@@ -718,8 +567,7 @@ class CFManager:
                 self._profiler.close(clean=clean or self._stopped)
             finally:
                 self._pipeline.close()
-                if self._collective is not None:
-                    self._collective.meetings.close()
+                self._ranks.close()
 
     def _finish(self, *, clean: bool) -> None:
         if not clean:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from checkfreq.errors import NoCheckpointError
+from checkfreq.errors import ConfigError, NoCheckpointError
 from checkfreq.restore import Found, Restorer, plan_restore
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,8 @@ def load(
     ``only`` limits what is returned. ``into`` maps tracked names to live objects, which are
     loaded in place as ``CFManager.restore`` would; ``strict=False`` then loads what fits.
 
-    Raises NoCheckpointError, CorruptCheckpointError, MismatchError (nothing was changed).
+    Raises NoCheckpointError, CorruptCheckpointError, MismatchError (nothing was changed), and
+    ConfigError for what ``CFStorageWriter`` wrote: values in it are pickled.
     """
     from checkfreq.snapshot.apply import materialise
 
@@ -45,9 +46,19 @@ def load(
         raise NoCheckpointError(f"{chk_dir} holds no checkpoint")
     for rejected in found.rejected:
         logger.warning("step %d does not validate, skipped: %s", rejected.step, rejected.error)
+    _refuse_dcp(found, chk_dir)
     if into is not None:
         _load_into(found, into, chk_dir, only=only, strict=strict)
     return materialise(found.loaded(), only=only, path=str(chk_dir), rank=rank)
+
+
+def _refuse_dcp(found: Found, chk_dir: Path) -> None:
+    if any(isinstance(o, dict) and o.get("kind") == "dcp" for o in found.manifest.objects.values()):
+        raise ConfigError(
+            f"step {found.step} in {chk_dir} was written by torch.distributed.checkpoint: read it "
+            "with dcp.load(state_dict, storage_reader=CFStorageReader(path, step)), of "
+            "checkfreq.integrations.dcp"
+        )
 
 
 def _load_into(

@@ -55,6 +55,11 @@ class Restorer:
         self._num_threads = num_threads
         self._before_reading = before_reading
 
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._store.root
+
     def find(self, step: int | None) -> Found | None:
         """Read and verify ``step``, or the newest that validates; None if there never was one.
 

@@ -13,9 +13,17 @@ FORK_SERVER.set_forkserver_preload(
     [
         "pytest",
         "torch._dynamo",  # torch.optim imports it at its first step, which takes seconds
+        "torch._dynamo.backends.debugging",
+        "torch._functorch.aot_autograd",
+        "benchmarks.models",
         "tests.crash.programs",
         "tests.exactness.trainer",
+        "tests.integrations.ranks",
         "tests.iterators.elastic.program",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor",
+        "tests.distributed.tiny",
+        "tests.distributed.training",
         "tests.snapshot.sharded",
     ]
 )

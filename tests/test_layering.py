@@ -27,6 +27,7 @@ LAYERS = {
         "checks",
         "pipeline",
         "positions",
+        "ranks",
         "restore",
         "profiler",
         "distributed",

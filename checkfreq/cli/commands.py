@@ -14,6 +14,7 @@ from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpoin
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.marks import Mark
 from checkfreq.store.store import CheckpointStore
+from checkfreq.types import Json
 
 Command: TypeAlias = Callable[[CheckpointStore, argparse.Namespace], int]
 
@@ -87,7 +88,15 @@ def show(store: CheckpointStore, args: argparse.Namespace) -> int:
     print(f"\nstate that is not tensors: {', '.join(manifest.objects) or 'none'}")
     if args.objects:
         print(json.dumps(manifest.objects, indent=2))
+    for rank, own in manifest.ranks.items():
+        _show_rank(rank, own, objects=args.objects)
     return 0
+
+
+def _show_rank(rank: int, own: dict[str, Json], *, objects: bool) -> None:
+    print(f"rank {rank}'s own: {', '.join(own) or 'none'}")
+    if objects:
+        print(json.dumps(own, indent=2))
 
 
 def _show_head(store: CheckpointStore, manifest: Manifest) -> None:
@@ -97,13 +106,20 @@ def _show_head(store: CheckpointStore, manifest: Manifest) -> None:
         "step": str(manifest.step),
         "created": text.moment(manifest.created_unix_s),
         "attempt": manifest.attempt,
-        "world": str(manifest.world),
+        "world": _world(manifest),
         "size": text.size(manifest.num_bytes),
         "versions": versions or "-",
         "marks": text.mark(store.marks().get(manifest.step)) or "-",
     }
     for name, fact in facts.items():
         print(f"{name:9}{fact}")
+
+
+def _world(manifest: Manifest) -> str:
+    """``4``; where other ranks committed elsewhere, also which are here."""
+    if not manifest.ranks or len(manifest.ranks) == manifest.world:
+        return str(manifest.world)
+    return f"{manifest.world}, here: rank {', '.join(map(str, manifest.ranks))}"
 
 
 def _file_cells(file: FileEntry) -> list[str]:

@@ -15,23 +15,10 @@ from typing import Protocol
 
 from checkfreq.distributed.meetings import Meetings
 from checkfreq.errors import StateError
+from checkfreq.ranks import Decision, Wish
 from checkfreq.types import Json
 
 _SHOWN = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What one rank would do at this boundary: a checkpoint for ``reason``, or none ("").
-
-    ``must``: it waits for a slot; otherwise it is deferred. ``why_late``: it is due, and would
-    have to wait. ``place`` is where the snapshot is to be taken ("": wherever that is).
-    """
-
-    reason: str = ""
-    must: bool = False
-    why_late: str = ""
-    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +41,6 @@ class Word:
     next_step: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What all ranks do. ``attempt`` is the new checkpoint's id, "" if there is none to take.
-
-    ``defer`` says why a periodic one has to wait. ``is_written``: the step is on its way on all
-    ranks. ``stop`` names the signal and the rank that got it. ``confirmed_step`` is committed in
-    every directory. ``compares``: the structure of the state changed somewhere.
-    """
-
-    reason: str = ""
-    attempt: str = ""
-    place: str = ""
-    waits_for: tuple[int, ...] = ()
-    defer: str = ""
-    is_written: bool = False
-    stop: str | None = None
-    confirmed_step: int | None = None
-    costs: Mapping[str, float] = field(default_factory=dict)
-    next_step: int = 0
-    compares: bool = False
-
-
 def decide(words: Sequence[Word], *, attempt: str) -> Decision:
     """The decision that follows from what the ranks said, rank 0 first."""
     wish = words[0].wish
@@ -86,6 +51,7 @@ def decide(words: Sequence[Word], *, attempt: str) -> Decision:
     stops = [f"{word.stop} (rank {rank})" for rank, word in enumerate(words) if word.stop]
     return Decision(
         reason=wish.reason,
+        must=wish.must,
         attempt=attempt if takes and not defers else "",
         place=wish.place,
         waits_for=unready if takes and wish.must else (),
@@ -146,11 +112,6 @@ class Collective:
     def __init__(self, meetings: Meetings) -> None:
         self.meetings = meetings
         self._next_step = 0
-
-    @property
-    def decides(self) -> bool:
-        """Whether this rank's wish is the one that counts."""
-        return self.meetings.rank == 0
 
     def meets_at(self, step: int) -> bool:
         """Whether a meeting was agreed for this boundary."""

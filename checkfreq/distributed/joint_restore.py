@@ -36,13 +36,13 @@ class JointRestorer:
     """One rank's half of a restore that all ranks do together."""
 
     def __init__(
-        self, restorer: Restorer, meetings: Meetings, *, chk: CFCheckpoint, role: Role, path: str
+        self, restorer: Restorer, meetings: Meetings, *, chk: CFCheckpoint, role: Role
     ) -> None:
         self._restorer = restorer
         self._meetings = meetings
         self._chk = chk
         self._role = role
-        self._path = path
+        self._path = str(restorer.path)
 
     def find(self, step: int | None) -> Found | None:
         """Read and verify ``step``, or the newest that is valid on all ranks; None if there never

@@ -206,7 +206,7 @@ class Meetings:
         names = [f"{self._number}/{key}" for key in keys]
         try:
             self._store.wait(names, timedelta(seconds=self.timeout_s))
-        except torch.distributed.DistStoreError:
+        except RuntimeError:  # DistStoreError; a FileStore has no error of its own for it
             return [key for key in keys if not self._is_there(key)]
         return []
 

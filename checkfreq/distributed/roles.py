@@ -19,13 +19,13 @@ from checkfreq.distributed.meetings import Meetings
 from checkfreq.errors import ConfigError
 from checkfreq.types import Directory, Json, Role
 
-_PHASE = "making the CFManager"
+MAKING = "making the CFManager"
 
 
 def agree_on_settings(meetings: Meetings, settings: Mapping[str, object]) -> None:
     """ConfigError on every rank, naming the first setting that is not the same on all."""
     said = {name: repr(value) for name, value in settings.items()}
-    meetings.meet(_PHASE, said, decide=_require_equal)
+    meetings.meet(MAKING, said, decide=_require_equal)
 
 
 def _require_equal(said: Sequence[Json]) -> Json:
@@ -44,11 +44,11 @@ def agree_on_role(meetings: Meetings, chk_dir: Path, *, config: CFConfig) -> Rol
 
     Raises ConfigError on every rank if all should and do not.
     """
-    token = meetings.meet(_PHASE, None, decide=lambda said: uuid.uuid4().hex)
+    token = meetings.meet(MAKING, None, decide=lambda said: uuid.uuid4().hex)
     own = chk_dir / f".rank-{token}-{meetings.rank}"
     try:
-        meetings.act(_PHASE, lambda: _leave(own))
-        sees = meetings.act(_PHASE, lambda: _seen(chk_dir, token, meetings))
+        meetings.act(MAKING, lambda: _leave(own))
+        sees = meetings.act(MAKING, lambda: _seen(chk_dir, token, meetings))
     finally:
         with contextlib.suppress(OSError):
             own.unlink()

@@ -73,6 +73,7 @@ class DirectoryLock:
     def release(self) -> None:
         """Let go; idempotent."""
         if self._fd is not None:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # a process forked meanwhile has a copy of it
             os.close(self._fd)
             self._fd = None
 

@@ -6,6 +6,7 @@ file of an object are boxes of larger ones::
 
     "shards": {"layer.weight": [[global shape], [offsets]]}
 
+What the leader says of all, ``objects``, may name them under an object's "sharded_tensors".
 Nothing is merged that does not fit together; the error names rank, expected and found.
 """
 
@@ -36,6 +37,11 @@ def rank_of(name: str) -> int | None:
     if match is None or name != part_name(int(match[1])):
         return None
     return int(match[1])
+
+
+def failure_name(rank: int) -> str:
+    """The name of the file in which a rank says why it writes no part."""
+    return f"failed-{rank:05d}.txt"
 
 
 def file_of(name: str, rank: int) -> str:
@@ -98,7 +104,12 @@ def merge(leader: Manifest, parts: Sequence[Manifest]) -> Manifest:
 def check_shards(manifest: Manifest) -> None:
     """PersistError unless the boxes of every sharded tensor fit together."""
     whole = len(manifest.ranks) == manifest.world
-    for (name, key), shards in _by_tensor(manifest).items():
+    tensors = _by_tensor(manifest)
+    for name, key in _announced(manifest) if whole else ():
+        if (name, key) not in tensors:
+            said = "expected shards, found none"
+            _refuse(manifest, f"tensor {key!r:.80} of {name!r:.80}: {said} from any rank")
+    for (name, key), shards in tensors.items():
         where = f"tensor {key!r:.80} of {name!r:.80}"
         if any(shard.whole_file for shard in shards):
             rank = shards[0].box.rank
@@ -152,6 +163,13 @@ def _said(manifest: Manifest) -> Iterator[tuple[int, str, str, Shape, Shape]]:
                     said = f"expected [[global shape], [offsets]], found {place!r:.80}"
                     _refuse(manifest, f"rank {rank}'s {name!r:.80}: shard {key!r:.80}: {said}")
                 yield rank, name, key, tuple(place[0]), tuple(place[1])
+
+
+def _announced(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """(object's name, key) of the tensors that the leader says are in shards."""
+    for name, value in manifest.objects.items():
+        if isinstance(value, dict):
+            yield from ((name, key) for key in value.get("sharded_tensors", ()))
 
 
 def _is_place(value: Json) -> bool:

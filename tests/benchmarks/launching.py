@@ -56,7 +56,7 @@ class Launch:
     def run(self, *flags: str) -> dict[str, Any]:
         """Train to the end; the report."""
         with self.started(*flags) as running:
-            running.finish()
+            assert running.returncode() == 0, self.log()
         return self.report()
 
     def report(self) -> dict[str, Any]:
@@ -84,15 +84,19 @@ class Running:
             assert readable, f"no step {step} within {DEADLINE_S} s: {self._launch.log()[-4000:]}"
             self._read()
 
-    def finish(self, *, returncode: int = 0) -> None:
-        """Train to the end, which is no later than the deadline."""
+    def returncode(self) -> int:
+        """The launcher's, at the end, which comes before the deadline."""
         try:
             ended = self._launcher.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"no end: {self._launch.log()[-4000:]}") from None
-        assert ended == returncode, self._launch.log()[-4000:]
         if select.select([self._opened], [], [], 0)[0]:
             self._read()
+        return ended
+
+    def stop(self) -> None:
+        """Tell the launcher to stop, as a scheduler does, and it tells the ranks."""
+        self._launcher.terminate()
 
     def kill(self, rank: int) -> None:
         """SIGKILL one rank."""

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
+import multiprocessing
+import os
+import runpy
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 from benchmarks.options import is_installed
+from tests.fork_server import FORK_SERVER
 
+LIMIT_S = 120.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -48,16 +53,27 @@ def test_the_iterators_print_a_line_per_arm_and_place(tmp_path: Path) -> None:
     assert ("DALI, host, 375 to 500 pixels" in by_part["throughput"]) == has_dali
 
 
-def test_the_simulations_print_a_line_for_each_scenario_and_size() -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.simulate"]
-    result = subprocess.run(
-        [*command, "--seeds", "1", "--failures", "20"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    arms = {json.loads(line)["arm"] for line in result.stdout.splitlines()}
+@pytest.mark.dist
+def test_the_ranks_print_a_line_per_arm_of_each_state(tmp_path: Path) -> None:
+    small = ("--mib", "1", "--tensors", "4", "--rounds", "1", "--iteration-s", "0.01")
+    lines = lines_of("sharded", *small, "--ranks", "2", "--peers", "dcp.save", folder=tmp_path)
+    assert [(line["what"], line["arm"]) for line in lines] == [
+        ("sharded", "checkfreq"),
+        ("sharded", "dcp.save"),
+        ("sharded", "raw"),
+        ("replicated", "checkfreq, one writer"),
+        ("replicated", "checkfreq, split"),
+        ("replicated", "raw"),
+    ]
+    figures = {"held_ms", "added_ms", "durable_s", "first_held_ms", "durable_against_raw"}
+    assert all(figures <= line.keys() for line in lines if line["arm"] != "raw")
+    assert all("persist_s" in line for line in lines if "checkfreq" in str(line["arm"]))
+
+
+def test_the_simulations_print_a_line_for_each_scenario_and_size(tmp_path: Path) -> None:
+    small = ("--seeds", "1", "--failures", "20", "--sizes", "8")
+    lines = run_forked("simulate", *small, output=tmp_path / "stdout")
+    arms = {line["arm"] for line in lines}
     assert {"closed form", "3-minute stall every 18 minutes", "bursty", "8 GPUs"} <= arms
 
 
@@ -65,11 +81,28 @@ TINY_WINDOWS = ("--model", "transformer", "--batch", "1")
 
 
 def lines_of(name: str, *arguments: str, folder: Path) -> list[dict[str, object]]:
-    command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{name}", *arguments]
-    result = subprocess.run(
-        [*command, "--folder", str(folder)], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    return run_forked(name, *arguments, "--folder", str(folder), output=folder / "stdout")
+
+
+def run_forked(name: str, *arguments: str, output: Path) -> list[dict[str, object]]:
+    """What ``python -m benchmarks.<name>`` prints, from a process that has torch already."""
+    process = FORK_SERVER.Process(target=run_as_main, args=(name, arguments, output))
+    process.start()
+    process.join(LIMIT_S)
+    assert process.exitcode == 0, f"{process.exitcode}: {output.read_text()}"
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def run_as_main(name: str, arguments: tuple[str, ...], output: Path) -> None:
+    """Entry point of that process."""
+    multiprocessing.set_start_method("fork", force=True)  # as without us
+    warnings.simplefilter("ignore")
+    file = os.open(output, os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, sys.stdout.fileno())
+    os.chdir(ROOT)
+    sys.argv = [name, *arguments]
+    runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+    sys.stdout.flush()
 
 
 def test_overhead_prints_auto_frozen_swept_and_smallest_interval(tmp_path: Path) -> None:

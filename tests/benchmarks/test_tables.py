@@ -36,7 +36,7 @@ def test_no_result_line_was_measured_on_uncommitted_code() -> None:
 
 
 def test_tables_without_a_result_line_are_empty_and_not_an_error(tmp_path: Path) -> None:
-    for name in ("overhead", "interference", "decision", "first", "simulate", "goodput"):
+    for name in ("overhead", "interference", "decision", "first", "sharded", "simulate", "goodput"):
         text = with_tables(f"<!-- table {name} -->\nold\n<!-- end -->", results=tmp_path)
         assert "old" not in text
         assert text.count("\n| ") == 1

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from checkfreq.cli import main
+from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import CheckpointStore
+from tests.fixtures import make_format_2
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -186,19 +190,63 @@ def test_a_manifest_of_a_newer_format_is_refused_with_a_sentence(
     write: Write, store: CheckpointStore, capsys: Capture
 ) -> None:
     manifest = write(5) / "manifest.json"
-    manifest.write_bytes(_of_version_2(manifest.read_bytes()))
+    manifest.write_bytes(_of_version_3(manifest.read_bytes()))
     assert main(["show", str(store.root)]) == 2
     assert "newer checkfreq" in capsys.readouterr().err
 
 
-def _of_version_2(data: bytes) -> bytes:
+def _of_version_3(data: bytes) -> bytes:
     from checkfreq.store.manifest import digest_of
 
     old_digest = data.split(b'"digest": "')[1][:16]
-    blank = data.replace(b'"format_version": 1', b'"format_version": 2').replace(
+    blank = data.replace(b'"format_version": 1', b'"format_version": 3').replace(
         old_digest, b"0" * 16, 1
     )
     return blank.replace(b"0" * 16, digest_of(blank).encode(), 1)
+
+
+OF_RANKS = str(make_format_2.FOLDER)
+
+
+def test_a_checkpoint_of_several_ranks_is_listed_and_verified_as_any_other(
+    capsys: Capture,
+) -> None:
+    assert main(["ls", OF_RANKS]) == 0
+    cells = capsys.readouterr().out.splitlines()[1].split()
+    assert cells[-3:] == ["2", "ok", "loss=0.5"]
+    assert main(["verify", OF_RANKS]) == 0
+    assert capsys.readouterr().out.startswith("step 2: ok")
+
+
+def test_show_says_what_is_each_ranks_own(capsys: Capture) -> None:
+    assert main(["show", OF_RANKS]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "world    2" in lines
+    assert "model.rank-00001.safetensors      4.1 KiB   3" in lines
+    assert lines[-3:] == [
+        "state that is not tensors: model, optimizer, scheduler, extra",
+        "rank 0's own: rng, model, optimizer",
+        "rank 1's own: rng, model, optimizer",
+    ]
+
+
+def test_show_prints_the_objects_of_every_rank_when_asked(capsys: Capture) -> None:
+    assert main(["show", OF_RANKS, "--objects"]) == 0
+    *_, last = capsys.readouterr().out.split("rank 1's own: rng, model, optimizer\n")
+    assert json.loads(last)["model"]["shards"]["tied"] == [[3, 4], [2, 0]]
+    assert main(["show", OF_RANKS, "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["ranks"]) == ["0", "1"]
+
+
+def test_show_says_which_ranks_are_here_when_others_are_elsewhere(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    shutil.copytree(make_format_2.FOLDER, tmp_path / "chk")
+    path = tmp_path / "chk" / "step-00000002" / "manifest.json"
+    manifest = Manifest.decode(path.read_bytes(), path=path)
+    path.write_bytes(replace(manifest, world=8).encode())
+    assert main(["show", str(tmp_path / "chk")]) == 0
+    assert "world    8, here: rank 0, 1\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("argv", [[], ["ls"], ["show", "x", "minus-one"], ["prune", "x"]])

@@ -32,6 +32,17 @@ def test_it_is_held_until_released(tmp_path: Path) -> None:
     assert not lock.is_held()
 
 
+def test_a_copy_of_the_descriptor_in_a_forked_process_does_not_keep_it(tmp_path: Path) -> None:
+    first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
+    acquire(first)
+    assert first._fd is not None
+    copy = os.dup(first._fd)  # what a fork makes
+    first.release()
+    acquire(second)
+    second.release()
+    os.close(copy)
+
+
 def test_a_second_one_is_refused_and_the_holder_is_named(tmp_path: Path) -> None:
     first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
     acquire(first)

@@ -197,3 +197,27 @@ def test_the_worker_imports_neither_torch_nor_numpy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "set()"
+
+
+def test_a_replacement_begins_anew_what_a_killed_worker_had_begun(
+    tmp_path: Path, slot: HandMadeSlot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = Persister(tmp_path / "chk", config=CFConfig())
+    monkeypatch.setenv("CHECKFREQ_FAULT", "commit.write_manifest:kill-self")
+    handle.start()
+    monkeypatch.delenv("CHECKFREQ_FAULT")
+    try:
+        handle.wait_opened()
+        handle.share_slot(0, fd=slot.fd, num_bytes=len(slot.memory))
+        handle.lay_out_slot(0, slot.files)
+        handle.submit(request(3))
+        assert handle._process is not None
+        handle._process.wait(30.0)
+
+        handle.replace(keep=["attempt3"])
+
+        assert isinstance(next_reply(handle), p.Opened)
+        assert isinstance(next_reply(handle), p.Committed)
+    finally:
+        handle.kill()
+    assert CheckpointStore(tmp_path / "chk").verify(3).step == 3

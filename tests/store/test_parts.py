@@ -148,6 +148,15 @@ def test_a_tensor_that_is_there_whole_and_in_shards_is_refused() -> None:
         merge(leader.manifest(), [one.manifest(), two.manifest()])
 
 
+def test_a_sharded_tensor_of_which_no_rank_has_anything_is_refused() -> None:
+    leader, one, two = shares()
+    leader.objects = {"odd": 5, "m": {"sharded_tensors": {"weight": 1, "lost": 2}}}
+    parts = [one.manifest(), two.manifest()]
+    with pytest.raises(PersistError, match="'lost' of 'm': expected shards, found none from any"):
+        merge(leader.manifest(), parts)
+    assert merge(leader.manifest(), parts[:1]).objects == leader.objects  # the rest is elsewhere
+
+
 def test_shards_of_different_dtypes_are_refused() -> None:
     leader, one, two = manifests()
     name = "m.rank-00002.safetensors"

@@ -1,0 +1,179 @@
+"""A run of many ranks, as the manager sees it: what ``Alone`` does, done by all of them at once.
+
+Every call is made by all ranks, in the same order. Between the meetings each does its own part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from checkfreq.checkpoint import CFCheckpoint
+from checkfreq.config import CFConfig
+from checkfreq.distributed.collective import Collective, Word
+from checkfreq.distributed.joint_restore import JointRestorer
+from checkfreq.distributed.meetings import Meetings
+from checkfreq.errors import CheckFreqError, PersistError
+from checkfreq.interrupt import StopNotice
+from checkfreq.persist.attempts import Attempt, Marks
+from checkfreq.pipeline import Pipeline
+from checkfreq.profiler import Profiler
+from checkfreq.ranks import Decision, Wish
+from checkfreq.restore import Found, Restorer
+from checkfreq.types import Role, SnapshotPlace
+
+T = TypeVar("T")
+
+_NOTHING = Decision()
+
+
+class Together:
+    """This rank among the others."""
+
+    def __init__(
+        self,
+        meetings: Meetings,
+        role: Role,
+        pipeline: Pipeline,
+        profiler: Profiler,
+        notice: StopNotice,
+        *,
+        config: CFConfig,
+    ) -> None:
+        self._meetings = meetings
+        self._collective = Collective(meetings)
+        self._role = role
+        self._pipeline = pipeline
+        self._persistence = pipeline.persistence
+        self._profiler = profiler
+        self._notice = notice
+        self._config = config
+
+    def each(self, phase: str, action: Callable[[], T]) -> T:
+        """See Ranks."""
+        results: list[T] = []
+        self._meetings.act(phase, lambda: results.append(action()))
+        return results[0]
+
+    def open(self) -> None:
+        """See Ranks."""
+        self._meetings.until(
+            "opening the directory",
+            self._persistence.try_open,
+            timeout_s=self._persistence.open_timeout_s,
+            what="its checkpoint directory",
+        )
+
+    def raise_failures(self) -> None:
+        """See Ranks; here it is the next meeting that raises, on all ranks."""
+
+    # ---- boundaries
+
+    def decide(self, step: int, wish: Callable[[], Wish], *, must_meet: bool) -> Decision:
+        """See Ranks."""
+        if not must_meet and not self._collective.meets_at(step):
+            return _NOTHING
+        own = wish if self._role.rank == 0 else Wish  # rank 0's counts
+        return self._agree("step()", step, own)
+
+    def _agree(self, phase: str, step: int, wish: Callable[[], Wish]) -> Decision:
+        """Meet, and take in what does not depend on the phase."""
+        decision = self._collective.agree(
+            f"{phase} at step {step}", lambda: self._word(step, wish()), state=self._pipeline
+        )
+        self._profiler.take_over(decision.costs)
+        self._confirm(decision.confirmed_step)
+        return decision
+
+    def _word(self, step: int, wish: Wish) -> Word:
+        book = self._persistence.book
+        book.raise_if_intolerable()
+        return Word(
+            wish,
+            is_ready=self._pipeline.has_room,
+            is_written=self._pipeline.is_written(step),
+            is_restructured=self._pipeline.is_restructured,
+            stop=self._notice.received,
+            durable_step=book.last_durable_step if self._role.leads else None,
+            leads=self._role.leads,
+            costs=self._profiler.costs(),
+            next_step=self._next_meeting(step, wish),
+        )
+
+    def _next_meeting(self, step: int, wish: Wish) -> int:
+        """The boundary at which a checkpoint may be due next, but not too long from now."""
+        iteration_s = self._profiler.iteration_s
+        if wish.why_late or self._pipeline.is_deferred or not iteration_s:
+            return step + 1
+        num_steps = max(1, int(self._config.meet_every_s / iteration_s))
+        return min(self._profiler.next_due_step(step), step + num_steps)
+
+    def _confirm(self, step: int | None) -> None:
+        if step is not None:
+            self._pipeline.confirm(step)
+
+    # ---- checkpoints
+
+    def take(self, step: int, decision: Decision, marks: Marks) -> Attempt | None:
+        """See Ranks."""
+        if decision.is_written:
+            return self._pipeline.mark(step, marks)
+        if decision.waits_for:
+            self._wait_until("waiting for slots", self._pipeline.wait_for_room, "a free slot")
+        if decision.place:
+            self._pipeline.set_place(SnapshotPlace(decision.place))
+        return self._pipeline.checkpoint(
+            step, decision.reason, marks, must=True, agreed=decision.attempt
+        )
+
+    def require(self, step: int, reason: str, marks: Marks) -> Attempt | None:
+        """See Ranks."""
+        decision = self._agree(f"a {reason} checkpoint", step, lambda: Wish(reason, must=True))
+        return self.take(step, decision, marks)
+
+    def outcome(self, step: int, attempt: Attempt | None) -> CheckFreqError | None:
+        """See Ranks."""
+        phase = f"waiting for step {step} to be durable"
+        self._wait_until(phase, partial(self._pipeline.has_ended, attempt), "it")
+        error = None if attempt is None else attempt.error
+        failed = self._settle(phase, error)
+        if failed and error is None:
+            return PersistError(failed, step=step, phase="another rank")
+        return error
+
+    def wait(self) -> None:
+        """See Ranks."""
+        self._wait_until("wait()", self._pipeline.is_idle, "checkpoints in flight")
+        self._settle("wait()", None)
+        self.each("wait()", self._persistence.book.raise_if_intolerable)
+
+    def _wait_until(self, phase: str, is_done: Callable[[float], bool], what: str) -> None:
+        with self._pipeline.waiting():
+            self._meetings.until(phase, is_done, timeout_s=self._pipeline.patience_s(), what=what)
+
+    def _settle(self, phase: str, error: CheckFreqError | None) -> str:
+        """Hear after a wait on which ranks it failed ("" if on none), and what is durable now."""
+        settled = self._collective.settle(
+            phase,
+            None if error is None else str(error),
+            durable_step=self._persistence.book.last_durable_step,
+            leads=self._role.leads,
+        )
+        self._confirm(settled.confirmed_step)
+        return settled.failed
+
+    # ---- restore, and the end
+
+    def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
+        """See Ranks."""
+        self.open()
+        return JointRestorer(restorer, self._meetings, chk=chk, role=self._role).find(step)
+
+    def leave(self, why: str) -> None:
+        """See Ranks."""
+        self._meetings.leave(why)
+
+    def close(self) -> None:
+        """See Ranks."""
+        self._meetings.close()

@@ -1,0 +1,1 @@
+"""checkfreq's directories behind other libraries' interfaces; each module needs its library."""

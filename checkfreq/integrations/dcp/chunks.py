@@ -1,0 +1,134 @@
+"""The tensors of one object in a checkpoint, in however many chunks its ranks wrote them.
+
+A rank's view: what is the same for all, all shards of what is divided, and of what differs from
+rank to rank its own, or the first rank's if the checkpoint has no such rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from checkfreq.errors import ConfigError, CorruptCheckpointError
+from checkfreq.integrations.dcp.reads import Place
+from checkfreq.snapshot.boxes import Box
+from checkfreq.snapshot.parts import stem_of
+from checkfreq.snapshot.tensors import DTYPES
+from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry
+from checkfreq.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Part of a tensor, or all of it: which box it is, and where its bytes are."""
+
+    box: Box
+    place: Place
+
+    def tensor(self, data: memoryview) -> Tensor:
+        """Its bytes as a tensor, on the same memory."""
+        dtype = DTYPES[self.place.entry.dtype]
+        if not len(data):
+            return torch.empty(self.box.sizes, dtype=dtype, device="cpu")
+        return torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(self.box.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor: its whole shape, and the chunks that make it up."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    chunks: list[Chunk] = field(default_factory=list)
+
+
+def own_json(manifest: Manifest, name: str, rank: int) -> dict[str, Json]:
+    """What one rank says of an object; {} if nothing."""
+    found: dict[str, Json] = manifest.ranks.get(rank, {}).get(name, {})
+    return found
+
+
+def rank_for(manifest: Manifest, rank: int) -> int:
+    """The rank whose own state a reader of rank ``rank`` gets."""
+    return rank if rank in manifest.ranks else min(manifest.ranks, default=0)
+
+
+def tensors_of(
+    manifest: Manifest, name: str, *, rank: int | None, path: str
+) -> dict[str, StoredTensor]:
+    """The tensors of an object by key, as rank ``rank`` sees them (None: those of all ranks).
+
+    ``path`` is the manifest's, for messages. Raises CorruptCheckpointError for chunks that
+    are not the whole.
+    """
+    files = {file.name: file for file in manifest.files}
+    found: dict[str, StoredTensor] = {}
+    for key, shape, chunk in _chunks(manifest, name, files, rank):
+        entry = chunk.place.entry
+        if entry.dtype not in DTYPES:
+            known = ", ".join(DTYPES)
+            raise CorruptCheckpointError(
+                path, check=f"dtype of {name}.{key}", expected=f"one of {known}", got=entry.dtype
+            )
+        whole = found.setdefault(key, StoredTensor(DTYPES[entry.dtype], shape))
+        if (whole.dtype, whole.shape) != (DTYPES[entry.dtype], shape):
+            expected, got = f"{whole.dtype} {whole.shape}", f"{entry.dtype} {shape}"
+            check = f"shards of {name}.{key}"
+            raise CorruptCheckpointError(path, check=check, expected=expected, got=got)
+        whole.chunks.append(chunk)
+    for key, tensor in found.items():
+        _require_whole(tensor, f"{name}.{key}", manifest, path)
+    return found
+
+
+_Found = tuple[str, tuple[int, ...], Chunk]
+
+
+def _chunks(
+    manifest: Manifest, name: str, files: Mapping[str, FileEntry], rank: int | None
+) -> Iterator[_Found]:
+    """(key, shape of the whole, chunk), those that differ between ranks last."""
+    shared = files.get(f"{name}.safetensors")
+    own: dict[str, _Found] = {}
+    if shared is not None:
+        json = manifest.objects.get(name, {})
+        own.update((e.name, _chunk(shared.name, e, json)) for e in shared.tensors)
+    for number in sorted(manifest.ranks):
+        file = files.get(f"{stem_of(name, number)}.safetensors")
+        if file is None:
+            continue
+        json = own_json(manifest, name, number)
+        for entry in file.tensors:
+            if entry.name in json.get("shards", {}):
+                yield _chunk(file.name, entry, json)
+            elif rank is None or number == rank_for(manifest, rank):
+                own[entry.name] = _chunk(file.name, entry, json)
+    yield from own.values()
+
+
+def _chunk(file: str, entry: TensorEntry, json: Mapping[str, Json]) -> _Found:
+    place, size = Place(file, entry), tuple(entry.shape)
+    key = json.get("pieces", {}).get(entry.name, entry.name)
+    shape, offsets = json.get("shards", {}).get(entry.name, (size, (0,) * len(size)))
+    return key, tuple(shape), Chunk(Box(tuple(offsets), size), place)
+
+
+def _require_whole(tensor: StoredTensor, name: str, manifest: Manifest, path: str) -> None:
+    """DCP reads what overlaps and leaves the rest as it was, so a gap would go unnoticed."""
+    boxes = [chunk.box for chunk in tensor.chunks]
+    covered = sum(box.num_elements for box in boxes)
+    if covered == math.prod(tensor.shape) and all(box.lies_in(tensor.shape) for box in boxes):
+        return
+    if manifest.ranks and len(manifest.ranks) < manifest.world:
+        there = ", ".join(map(str, sorted(manifest.ranks)))
+        raise ConfigError(
+            f"{path} holds the parts of ranks {there} of {manifest.world} only, and {name} is "
+            "divided among all: with Directory.NODE_LOCAL only CFManager.restore puts them together"
+        )
+    got = ", ".join(f"{list(box.sizes)} at {list(box.offsets)}" for box in boxes[:8])
+    expected = f"all of {list(tensor.shape)}"
+    raise CorruptCheckpointError(path, check=f"shards of {name}", expected=expected, got=got)

@@ -1,0 +1,117 @@
+"""The temporary directory of one save, from both sides: who commits it, and who joins in.
+
+The coordinator has made the directory before DCP lets any rank write. So a rank that can still
+make it looks at another disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from pathlib import Path
+
+from checkfreq.errors import ConfigError, CorruptCheckpointError
+from checkfreq.persist.lock import DirectoryLock, LockTimeoutError
+from checkfreq.store.manifest import Manifest
+from checkfreq.store.store import CheckpointStore, Pending
+
+#: The same for every save: a planner that keeps its plans takes no news to the ranks.
+ATTEMPT = "dcp"
+
+
+class Commit:
+    """The coordinator's side of one save."""
+
+    def __init__(self, root: Path, step: int, *, overwrite: bool) -> None:
+        self._root = root
+        self._step = step
+        self._overwrite = overwrite
+        self._store = CheckpointStore(root)
+        self._lock = DirectoryLock(root)
+        self._pending: Pending | None = None
+        weakref.finalize(self, self._lock.release)
+
+    @property
+    def pending(self) -> Pending:
+        """The checkpoint that is being written."""
+        assert self._pending is not None
+        return self._pending
+
+    def begin(self, *, num_bytes: int, lock_timeout_s: float) -> None:
+        """Take the lock, remove what was left over, and make the temporary directory.
+
+        Raises ConfigError if the directory is in use, or has the step already; OSError.
+        """
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._acquire(lock_timeout_s)
+        try:
+            self._require_free_step()
+            self._store.open()
+            self._pending = self._store.begin(self._step, attempt=ATTEMPT, num_bytes=num_bytes)
+        except BaseException:
+            self.give_up()
+            raise
+
+    def _acquire(self, timeout_s: float) -> None:
+        try:
+            self._lock.acquire(
+                timeout_s=timeout_s,
+                owner_pid=os.getpid(),
+                on_wait=lambda holder: None,
+                give_up=threading.Event().wait,
+            )
+        except LockTimeoutError as error:
+            raise ConfigError(
+                f"{self._root} is being written to: {error}. End that run, or save into another "
+                "directory"
+            ) from error
+
+    def _require_free_step(self) -> None:
+        if self._overwrite or self._step not in self._store.steps():
+            return
+        with contextlib.suppress(CorruptCheckpointError):  # the commit sets that one aside
+            self._store.inspect(self._step)
+            raise ConfigError(
+                f"{self._store.path(self._step)} is there already; save another step, or pass "
+                "overwrite=True, which moves it and all later ones to superseded/"
+            )
+
+    def finish(self, manifest: Manifest) -> None:
+        """Commit. Raises OSError, PersistError, ConfigError (a rank wrote elsewhere)."""
+        for entry in manifest.files:
+            if not (self.pending.path / entry.name).exists():
+                raise ConfigError(
+                    f"{entry.name} is not in {self.pending.path}, although its rank wrote it: the "
+                    "directory must be the same one on all ranks"
+                )
+        after = self._step - 1 if self._overwrite else None
+        self._store.commit(self.pending, manifest, supersede_after=after)
+        self._pending = None
+
+    def give_up(self) -> None:
+        """Remove what is unfinished and let go of the lock; idempotent."""
+        if self._pending is not None:
+            with contextlib.suppress(OSError):  # the next save, or run, sweeps it
+                self._store.abort(self._pending)
+            self._pending = None
+        self._lock.release()
+
+
+def join(root: Path, step: int) -> Pending:
+    """The coordinator's temporary directory, to write another rank's part into."""
+    store = CheckpointStore(root)
+    path = root / f".tmp-{step}-{ATTEMPT}"
+    try:
+        store.ops.mkdir(path)
+    except FileExistsError:
+        return Pending(step, ATTEMPT, path, store.ops)
+    except FileNotFoundError:
+        pass
+    else:
+        store.ops.remove_tree(path)
+    raise ConfigError(
+        f"{path}, which rank 0 has made, is not there on this rank: the directory and step= must "
+        "be the same on all ranks"
+    )

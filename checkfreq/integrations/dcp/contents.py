@@ -1,0 +1,254 @@
+"""What a checkpoint holds, under the flat names of torch.distributed.checkpoint, without its bytes.
+
+The state dicts are built as `checkfreq.load` builds them, except that tensors stay on disk and
+stand-ins on the meta device take their places. Flattening is DCP's own, so that names and
+containers come out as DCP expects them.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+from checkfreq.errors import ConfigError
+from checkfreq.integrations.dcp.chunks import StoredTensor, own_json, rank_for, tensors_of
+from checkfreq.snapshot.adapters.base import Saved
+from checkfreq.snapshot.adapters.generic import tree_value
+from checkfreq.snapshot.adapters.module import module_state_dict
+from checkfreq.snapshot.adapters.optimizer_tree import optimizer_state_dict
+from checkfreq.snapshot.adapters.rng import rng_state
+from checkfreq.snapshot.codec import decode_tree
+from checkfreq.snapshot.pieces import SavedTensor
+from checkfreq.snapshot.state import POSITIONS
+from checkfreq.snapshot.tensors import DTYPE_NAMES, decode_torch
+from checkfreq.store.manifest import Manifest
+from checkfreq.types import Json
+
+logger = logging.getLogger(__name__)
+
+#: Kind, and name, of the one object in a checkpoint that DCP wrote.
+DCP = "dcp"
+
+#: Gives the whole of a tensor, verified.
+Read = Callable[[StoredTensor], Tensor]
+
+
+@dataclass(eq=False, slots=True)
+class _Later:
+    """Stands in for a value that is made of a tensor's bytes."""
+
+    make: Callable[[Read], Any]
+
+
+@dataclass(slots=True)
+class Contents:
+    """By flat name: tensors, values (pickled only when asked for), and bytes that DCP wrote."""
+
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
+    blobs: dict[str, StoredTensor] = field(default_factory=dict)
+    planner_data: Any = field(default_factory=dict)
+    _values: dict[str, Any] = field(default_factory=dict)
+    #: By id of the stand-in, which ``_kept`` keeps from being given to another object.
+    _makers: dict[int, Callable[[Read], Any]] = field(default_factory=dict)
+    _kept: list[Any] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """All names, in the order of the state dicts."""
+        known = dict.fromkeys([*self.tensors, *self._values, *self.blobs])
+        ordered = self.planner_data if isinstance(self.planner_data, dict) else {}
+        return list(dict.fromkeys([*(name for name in ordered if name in known), *known]))
+
+    def pickled(self, name: str, read: Read) -> io.BytesIO:
+        """A value as DCP's planner would have written it."""
+        data = io.BytesIO()
+        torch.save(copy.deepcopy(self._values[name], _Memo(self._makers, read)), data)
+        data.seek(0)
+        return data
+
+    def add_state(self, state: _State, tree: Any) -> None:
+        """Take in one object's state dict, in which stand-ins of ``state`` are."""
+        planner = DefaultSavePlanner()
+        try:
+            planner.set_up_planner({state.name: tree})
+        except ValueError as error:  # {"a.b": 1, "a": {"b": 2}}
+            logger.warning("%s has no place in a flat state dict, left out: %s", state.name, error)
+            return
+        for name, leaf in planner.state_dict.items():
+            if isinstance(leaf, Tensor):
+                self.tensors[name] = state.tensors[id(leaf)]
+            else:
+                self._values[name] = leaf
+        self.planner_data.update(planner.mappings)
+        self._makers.update(state.makers)
+        self._kept.append(state)
+
+    def add_dcp(self, manifest: Manifest, *, path: str) -> None:
+        """Take in what DCP wrote, whose names are flat already."""
+        parts = [manifest.objects[DCP], *(own_json(manifest, DCP, r) for r in manifest.ranks)]
+        blobs = {name for part in parts for name in part.get("bytes", ())}
+        for name, tensor in tensors_of(manifest, DCP, rank=None, path=path).items():
+            (self.blobs if name in blobs else self.tensors)[name] = tensor
+        self.planner_data = decode_tree(manifest.objects[DCP]["planner_data"])
+
+
+class _Memo(dict[int, Any]):
+    """Makes ``copy.deepcopy`` put the real thing wherever a stand-in is."""
+
+    def __init__(self, makers: Mapping[int, Callable[[Read], Any]], read: Read) -> None:
+        super().__init__()
+        self._makers, self._read = makers, read
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        if key not in self and key in self._makers:
+            self[key] = self._makers[key](self._read)
+        return super().get(key, default)
+
+
+class _State(Saved):
+    """The saved state of one object whose tensors stay on disk."""
+
+    def __init__(
+        self, name: str, json: Mapping[str, Json], stored: Mapping[str, StoredTensor], *, path: str
+    ) -> None:
+        super().__init__(name, json, None, path=path)
+        self.records = {
+            key: SavedTensor(key, DTYPE_NAMES[tensor.dtype], tensor.shape, [])
+            for key, tensor in stored.items()
+        }
+        self.tensors: dict[int, StoredTensor] = {}
+        self.makers: dict[int, Callable[[Read], Any]] = {}
+        self._stored = stored
+        self._stand_ins: dict[str, Tensor] = {}
+        self._later: list[_Later] = []
+
+    def owned(self, name: str, device: str = "cpu") -> Tensor:
+        """A stand-in; aliases share one."""
+        key = self.record(name).name
+        if key not in self._stand_ins:
+            stored = self._stored[key]
+            stand_in = torch.empty(stored.shape, dtype=stored.dtype, device="meta")
+            self._stand_ins[key] = stand_in
+            self.tensors[id(stand_in)] = stored
+            self.makers[id(stand_in)] = lambda read: read(stored)
+        return self._stand_ins[key]
+
+    def decode(
+        self, node: Json, *, on_cpu: bool = False, live: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> Any:
+        """The value of a tree, with stand-ins."""
+        try:
+            return decode_tree(node, leaf=self._leaf)
+        except ValueError as error:
+            raise self.corrupt("state of the object", "JSON of this version", error) from error
+
+    def _leaf(self, tag: str, node: dict[str, Json]) -> Any:
+        if tag == "$ndarray":
+            stored = self._stored[self.record(node[tag]).name]
+            return self.later(lambda read: decode_torch(tag, node, lambda *_: read(stored)))
+        return decode_torch(tag, node, self.owned)
+
+    def later(self, make: Callable[[Read], Any]) -> _Later:
+        """A stand-in for what ``make`` returns."""
+        stand_in = _Later(make)
+        self._later.append(stand_in)
+        self.makers[id(stand_in)] = make
+        return stand_in
+
+
+def contents_of(
+    manifest: Manifest,
+    *,
+    rank: int,
+    path: str,
+    parameter_names: Mapping[str, Sequence[str]],
+) -> Contents:
+    """The contents as rank ``rank`` sees them.
+
+    ``path`` is the manifest's. ``parameter_names``: by optimizer, names that take the places of
+    its parameters' numbers. Raises CorruptCheckpointError, and ConfigError for names that do
+    not fit.
+    """
+    contents = Contents()
+    for name in _names(manifest):
+        json = _json_of(manifest, name, rank)
+        if json.get("kind") == DCP:
+            contents.add_dcp(manifest, path=path)
+            continue
+        state = _State(name, json, tensors_of(manifest, name, rank=rank, path=path), path=path)
+        tree = _tree(state)
+        if name in parameter_names:
+            tree = _with_names(state, tree, parameter_names[name])
+        contents.add_state(state, tree)
+    if unknown := sorted({*parameter_names} - {*_names(manifest)}):
+        raise ConfigError(f"parameter_names: {path} holds no {', '.join(unknown)}")
+    return contents
+
+
+def _names(manifest: Manifest) -> list[str]:
+    """Names of the tracked objects, and "rng"."""
+    own = (name for objects in manifest.ranks.values() for name in objects)
+    found = dict.fromkeys([*manifest.objects, *own])
+    return [name for name in found if name != POSITIONS]
+
+
+def _json_of(manifest: Manifest, name: str, rank: int) -> dict[str, Json]:
+    """The object as a reader of rank ``rank`` gets it: a rank's own, or that of all."""
+    ranks = [rank_for(manifest, rank), *sorted(manifest.ranks)]
+    own = (own_json(manifest, name, number) for number in ranks)
+    shared: dict[str, Json] = manifest.objects.get(name, {})
+    return next((json for json in own if "kind" in json), shared)
+
+
+_TREES: dict[str, Callable[[_State], Any]] = {
+    "module": module_state_dict,
+    "optimizer": optimizer_state_dict,
+    "object": tree_value,
+    "dict": tree_value,
+    "rng": rng_state,
+    "scaler": lambda state: _numbers(state),
+}
+
+
+def _tree(state: _State) -> Any:
+    kind = state.field("kind")
+    if kind not in _TREES:
+        raise state.corrupt("kind of object", f"one of {', '.join(_TREES)}", kind)
+    return _TREES[kind](state)
+
+
+def _numbers(state: _State) -> dict[str, Any]:
+    """A GradScaler's: its tensors are numbers in its state dict."""
+
+    def number(tensor: Tensor) -> _Later:
+        stored = state.tensors[id(tensor)]
+        return state.later(lambda read: read(stored).item())
+
+    values = state.decode(state.field("state"))
+    return {k: number(v) if isinstance(v, Tensor) else v for k, v in values.items()}
+
+
+def _with_names(state: _State, tree: Any, names: Sequence[str]) -> Any:
+    """An optimizer's state dict as torch's get_optimizer_state_dict would return it."""
+    num_parameters = len(state.field("shapes", []))
+    if state.field("kind") != "optimizer" or len(names) != num_parameters:
+        expected = f"{num_parameters} names" if num_parameters else "an optimizer"
+        raise ConfigError(f"parameter_names[{state.name!r}]: expected {expected}, got {len(names)}")
+    numbered = enumerate(names)
+    groups = [
+        {**group, "params": [names[i] for i in group["params"]]} for group in tree["param_groups"]
+    ]
+    return {
+        **tree,
+        "state": {name: tree["state"][i] for i, name in numbered if i in tree["state"]},
+        "param_groups": groups,
+    }

@@ -1,0 +1,233 @@
+"""``CFStorageReader``: torch.distributed.checkpoint loads what checkfreq wrote.
+
+Read are the tensors that the plan needs, each whole, verified and with direct I/O, whatever
+the number of ranks then and now. A step counts as valid here if its manifest and the sizes of
+its files are right; the digests are checked of what is read.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from checkfreq.errors import ConfigError, MismatchError, NoCheckpointError
+from checkfreq.integrations.dcp.chunks import Chunk, StoredTensor
+from checkfreq.integrations.dcp.contents import Contents, contents_of
+from checkfreq.integrations.dcp.paths import split_path
+from checkfreq.integrations.dcp.reads import Place, read_verified
+from checkfreq.store.manifest import MANIFEST_NAME, Manifest
+from checkfreq.store.store import CheckpointStore
+
+logger = logging.getLogger(__name__)
+
+
+class _Chosen(NamedTuple):
+    """Which checkpoint a rank reads; the ranks must agree."""
+
+    step: int
+    attempt: str
+    created_unix_s: float
+
+
+class CFStorageReader(StorageReader):
+    """A checkfreq checkpoint directory as torch.distributed.checkpoint reads it.
+
+    ``path`` is a run's ``chk_dir``, or one ``step-...`` directory in it. Without ``step`` the
+    newest valid step is read, and older ones stand in for newer ones that are damaged.
+
+    Names are ``<tracked name>.<key>``, as in ``{"model": model.state_dict(), "optimizer":
+    optimizer.state_dict()}``; what is no tensor is pickled for DCP's planner on the way in. An
+    optimizer's state is by parameter number; ``parameter_names={"optimizer": [names in the order
+    of its parameters]}`` serves it by name instead, as ``get_optimizer_state_dict`` wants it.
+    State that differs between ranks is that of the same rank, or of the first.
+
+    Any number of ranks, with or without a process group. Errors reach the caller in DCP's
+    CheckpointException: CorruptCheckpointError of what was read, and those of finding the step
+    (also NoCheckpointError, ConfigError) as the text of an AssertionError, which DCP makes of
+    them. It loads in place: what was loaded before an error stays.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        step: int | None = None,
+        *,
+        parameter_names: Mapping[str, Sequence[str]] | None = None,
+        num_threads: int = 4,
+    ) -> None:
+        self._parameter_names = dict(parameter_names or {})
+        self._num_threads = num_threads
+        self._go_to(path, step)
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The path given."""
+        return str(self._path)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether there is a checkpoint of ours."""
+        root, step = split_path(checkpoint_id)
+        steps = CheckpointStore(root).steps()
+        return bool(steps) if step is None else step in steps
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Read another directory from now on, or the same one anew."""
+        self._go_to(self._path if checkpoint_id is None else checkpoint_id, self._asked)
+
+    def _go_to(self, path: str | os.PathLike[str], step: int | None) -> None:
+        self._path, self._asked = Path(path), step
+        root, named = split_path(path)
+        self._step = named if step is None else step
+        self._store = CheckpointStore(root)
+        self._manifest: Manifest | None = None
+        self._contents = Contents()
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """Choose the step and describe what is in it. Called by every rank."""
+        self._manifest = manifest = self._find()
+        path = str(self._store.path(manifest.step) / MANIFEST_NAME)
+        self._contents = contents_of(
+            manifest, rank=_rank(), path=path, parameter_names=self._parameter_names
+        )
+        described: dict[str, Any] = {
+            name: _describe(self._contents.tensors.get(name)) for name in self._contents.names
+        }
+        return Metadata(
+            state_dict_metadata=described,
+            planner_data=self._contents.planner_data,
+            storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id),
+        )
+
+    def _find(self) -> Manifest:
+        if self._step is not None:
+            if self._step not in (steps := self._store.steps()):
+                there = ", ".join(map(str, steps)) or "none"
+                raise NoCheckpointError(
+                    f"{self._store.root} has no step {self._step}; it has: {there}"
+                )
+            return self._store.inspect(self._step)
+        newest = self._store.newest_valid(check=self._store.inspect)
+        for rejected in newest.rejected:
+            logger.warning("step %d is damaged, skipped: %s", rejected.step, rejected.error)
+        return newest.value
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Nothing: all is known since `read_metadata`."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Tell the coordinator which checkpoint this rank found."""
+        assert self._manifest is not None, "read_metadata comes first"
+        chosen = self._manifest
+        return replace(
+            plan, storage_data=_Chosen(chosen.step, chosen.attempt, chosen.created_unix_s)
+        )
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Check that all ranks found the same: one may have been committed in between."""
+        found = [plan.storage_data for plan in plans]
+        for rank, chosen in enumerate(found):
+            if chosen != found[0]:
+                raise ConfigError(
+                    f"ranks 0 and {rank} of this load found different checkpoints in "
+                    f"{self._store.root}: {found[0]} and {chosen}. Pass step=, and check that all "
+                    "ranks read the same directory"
+                )
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what the plan asks for into the planner's tensors. Done when it returns."""
+        wanted: dict[Place, list[tuple[ReadItem, Chunk]]] = {}
+        for item in plan.items:
+            chunk = self._chunk(item)
+            if chunk is not None:
+                wanted.setdefault(chunk.place, []).append((item, chunk))
+            else:
+                value = self._contents.pickled(item.storage_index.fqn, self._read_whole)
+                planner.load_bytes(item, value)
+        for place, data in self._read(list(wanted)):
+            for item, chunk in wanted[place]:
+                if item.type is LoadItemType.BYTE_IO:
+                    planner.load_bytes(item, io.BytesIO(data))
+                else:
+                    self._deliver(item, chunk.tensor(data), planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _chunk(self, item: ReadItem) -> Chunk | None:
+        """What is to be read for an item; None for a value, which is known already."""
+        index = item.storage_index
+        if item.type is LoadItemType.BYTE_IO:
+            blob = self._contents.blobs.get(index.fqn)
+            return None if blob is None else blob.chunks[0]
+        chunks = self._contents.tensors[index.fqn].chunks
+        offsets = chunks[0].box.offsets if index.offset is None else tuple(index.offset)
+        hinted = [] if index.index is None else chunks[index.index : index.index + 1]
+        return next(chunk for chunk in [*hinted, *chunks] if chunk.box.offsets == offsets)
+
+    def _deliver(self, item: ReadItem, saved: Tensor, planner: LoadPlanner) -> None:
+        part = saved[_slices(item.storage_offsets, item.lengths)]
+        target = planner.resolve_tensor(item).detach()
+        if target.size() != part.size():
+            name = item.storage_index.fqn
+            text = f"{name}: checkpoint has {list(part.size())}, the plan {list(target.size())}"
+            raise MismatchError(self.checkpoint_id, different=[text])
+        target.copy_(part)
+        planner.commit_tensor(item, target)
+
+    def _read_whole(self, tensor: StoredTensor) -> Tensor:
+        whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        chunks = {chunk.place: chunk for chunk in tensor.chunks}
+        for place, data in self._read(list(chunks)):
+            chunk = chunks[place]
+            whole[_slices(*chunk.box)] = chunk.tensor(data)
+        return whole
+
+    def _read(self, places: list[Place]) -> Iterator[tuple[Place, memoryview]]:
+        assert self._manifest is not None, "read_metadata comes first"
+        return read_verified(self._store, self._manifest, places, num_threads=self._num_threads)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def _slices(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(o, o + size) for o, size in zip(offsets, sizes, strict=True))
+
+
+def _describe(tensor: StoredTensor | None) -> TensorStorageMetadata | BytesStorageMetadata:
+    if tensor is None:
+        return BytesStorageMetadata()
+    chunks = [
+        ChunkStorageMetadata(
+            offsets=torch.Size(chunk.box.offsets), sizes=torch.Size(chunk.box.sizes)
+        )
+        for chunk in tensor.chunks
+    ]
+    return TensorStorageMetadata(
+        TensorProperties(dtype=tensor.dtype), torch.Size(tensor.shape), chunks
+    )

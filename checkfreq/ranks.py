@@ -1,0 +1,163 @@
+"""The ranks of a run as the manager sees them, and the run of one rank.
+
+The manager says what it would do at a boundary (``Wish``) and does what is decided (``Decision``).
+Alone that is the same; many ranks decide together (``distributed.together``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from checkfreq.checkpoint import CFCheckpoint
+from checkfreq.errors import CheckFreqError
+from checkfreq.interrupt import StopNotice
+from checkfreq.persist.attempts import Attempt, Marks
+from checkfreq.pipeline import Pipeline
+from checkfreq.restore import Found, Restorer
+from checkfreq.types import SnapshotPlace
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one rank would do at this boundary: a checkpoint for ``reason``, or none ("").
+
+    ``must``: it waits for a slot; otherwise it is deferred. ``why_late``: it is due, and would
+    have to wait. ``place`` is where the snapshot is to be taken ("": wherever that is).
+    """
+
+    reason: str = ""
+    must: bool = False
+    why_late: str = ""
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What all ranks do: a checkpoint for ``reason``, if any.
+
+    ``defer`` says why a periodic one has to wait. ``stop`` names the signal that came. Of many
+    ranks: ``attempt`` is the checkpoint's id ("": there is none to take), ``waits_for`` the ranks
+    without a slot, ``is_written`` that the step is on its way on all, ``confirmed_step`` is
+    committed in every directory, ``costs`` are the highest, ``next_step`` is when to meet again,
+    and ``compares`` that the structure of the state changed somewhere.
+    """
+
+    reason: str = ""
+    must: bool = False
+    place: str = ""
+    defer: str = ""
+    stop: str | None = None
+    attempt: str = ""
+    waits_for: tuple[int, ...] = ()
+    is_written: bool = False
+    confirmed_step: int | None = None
+    costs: Mapping[str, float] = field(default_factory=dict)
+    next_step: int = 0
+    compares: bool = False
+
+
+class Ranks(Protocol):
+    """What differs between a run of one rank and one of many."""
+
+    def each(self, phase: str, action: Callable[[], T]) -> T:
+        """Do something on every rank; if it fails on one, raise on all."""
+        ...
+
+    def open(self) -> None:
+        """Return once the directory is this run's."""
+        ...
+
+    def raise_failures(self) -> None:
+        """Raise if more checkpoints in a row have failed than are tolerated; before a boundary."""
+        ...
+
+    def decide(self, step: int, wish: Callable[[], Wish], *, must_meet: bool) -> Decision:
+        """What to do at a boundary. ``must_meet``: it is one at which all ranks know to meet."""
+        ...
+
+    def take(self, step: int, decision: Decision, marks: Marks) -> Attempt | None:
+        """Take the checkpoint that was decided; None if it is durable already."""
+        ...
+
+    def require(self, step: int, reason: str, marks: Marks) -> Attempt | None:
+        """Take a checkpoint that has to be taken, waiting for a slot; None if it is durable."""
+        ...
+
+    def outcome(self, step: int, attempt: Attempt | None) -> CheckFreqError | None:
+        """Wait for an attempt's end; why it is no checkpoint, if it is none."""
+        ...
+
+    def wait(self) -> None:
+        """Return once nothing is in flight; raise what was not tolerated."""
+        ...
+
+    def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
+        """Open the directory; read ``step``, or the newest that is valid; None on a first run."""
+        ...
+
+    def leave(self, why: str) -> None:
+        """An exception ends the training here."""
+        ...
+
+    def close(self) -> None:
+        """After everything else; idempotent."""
+        ...
+
+
+class Alone:
+    """A run of one rank."""
+
+    def __init__(self, pipeline: Pipeline, notice: StopNotice) -> None:
+        self._pipeline = pipeline
+        self._persistence = pipeline.persistence
+        self._notice = notice
+
+    def each(self, phase: str, action: Callable[[], T]) -> T:
+        """See Ranks."""
+        return action()
+
+    def open(self) -> None:
+        """See Ranks."""
+        self._persistence.open()
+
+    def raise_failures(self) -> None:
+        """See Ranks."""
+        self._persistence.book.raise_if_intolerable()
+
+    def decide(self, step: int, wish: Callable[[], Wish], *, must_meet: bool) -> Decision:
+        """See Ranks."""
+        own = wish()
+        return Decision(own.reason, own.must, own.place, own.why_late, self._notice.received)
+
+    def take(self, step: int, decision: Decision, marks: Marks) -> Attempt | None:
+        """See Ranks."""
+        if decision.place:
+            self._pipeline.set_place(SnapshotPlace(decision.place))
+        return self._pipeline.checkpoint(step, decision.reason, marks, must=decision.must)
+
+    def require(self, step: int, reason: str, marks: Marks) -> Attempt | None:
+        """See Ranks."""
+        return self._pipeline.checkpoint(step, reason, marks, must=True)
+
+    def outcome(self, step: int, attempt: Attempt | None) -> CheckFreqError | None:
+        """See Ranks."""
+        return self._pipeline.outcome(attempt)
+
+    def wait(self) -> None:
+        """See Ranks."""
+        self._pipeline.wait_for_all()
+        self._persistence.book.raise_if_intolerable()
+
+    def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
+        """See Ranks."""
+        return restorer.find_while_opening(step, open_directory=self._persistence.open)
+
+    def leave(self, why: str) -> None:
+        """See Ranks."""
+
+    def close(self) -> None:
+        """See Ranks."""

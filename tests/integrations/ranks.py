@@ -1,0 +1,327 @@
+"""Groups of real ranks (gloo), each a forked process that runs one action of this module."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from checkfreq.checkpoint import CFCheckpoint
+from checkfreq.integrations.dcp import CFStorageReader, CFStorageWriter
+from checkfreq.types import Role
+from tests.fork_server import FORK_SERVER
+from tests.integrations import parts
+from tests.integrations.support import same
+
+LIMIT_S = 60.0
+
+
+def run(world: int, action: Callable[..., Any], *args: Any) -> list[Any]:
+    """What ``action(*args)`` returned on each of ``world`` ranks; raises if one failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        pipes, children = [], []
+        for rank in range(world):
+            ours, theirs = FORK_SERVER.Pipe(duplex=False)
+            child = FORK_SERVER.Process(
+                target=_main, args=(theirs, folder, rank, world, action, args)
+            )
+            child.start()
+            theirs.close()
+            pipes.append(ours)
+            children.append(child)
+        try:
+            return [_answer(rank, pipe) for rank, pipe in enumerate(pipes)]
+        finally:
+            for pipe, child in zip(pipes, children, strict=True):
+                pipe.close()
+                child.join(5.0)
+                if child.is_alive():
+                    child.kill()
+                    child.join()
+
+
+def _answer(rank: int, pipe: Connection) -> Any:
+    assert wait([pipe], timeout=LIMIT_S), f"rank {rank} did not answer in {LIMIT_S} s"
+    value, error = pickle.loads(pipe.recv_bytes())
+    assert not error, f"rank {rank}:\n{error}"
+    return value
+
+
+def _main(
+    pipe: Connection,
+    folder: str,
+    rank: int,
+    world: int,
+    action: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    os.environ["MASTER_ADDR"] = "localhost"  # async_save's process makes a group of its own
+    store = dist.FileStore(f"{folder}/store", world)
+    limit = timedelta(seconds=LIMIT_S)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
+    try:
+        pipe.send_bytes(pickle.dumps((action(*args), None)))  # tensors by value, unlike send()
+    except BaseException:
+        pipe.send_bytes(pickle.dumps((None, traceback.format_exc())))
+    finally:
+        dist.destroy_process_group()
+
+
+# State: the same numbers at every world size, divided in every way.
+
+
+def tensors(mesh: Any, *, ways: int) -> dict[str, Any]:
+    """DTensors of known content; ``ways`` picks how they are divided."""
+    whole = {
+        "rows": torch.arange(35.0).reshape(7, 5),  # no multiple of any world
+        "columns": torch.arange(40).reshape(4, 10),
+        "few": torch.arange(3, dtype=torch.bfloat16),  # fewer than ranks
+        "copied": torch.arange(6.0),
+        "scalar": torch.tensor(4.5),
+        "none": torch.empty(0, 3),
+    }
+    placements = {
+        "rows": Shard(0),
+        "columns": Shard(1),
+        "few": Shard(0),
+        "copied": Replicate(),
+        "scalar": Replicate(),
+        "none": Shard(0),
+    }
+    if ways % 2:
+        placements.update(rows=Shard(1), columns=Shard(0), copied=Shard(0), few=Replicate())
+    return {
+        name: distribute_tensor(tensor, mesh, [placements[name]], src_data_rank=None)
+        for name, tensor in whole.items()
+    }
+
+
+def state(*, ways: int = 0) -> dict[str, Any]:
+    """DTensors beside what every rank has."""
+    world = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (world,))
+    found: dict[str, Any] = {
+        "sharded": tensors(mesh, ways=ways),
+        "plain": {"weight": torch.arange(12.0).reshape(3, 4), "number": 3, "list": [1, "two"]},
+    }
+    grid = torch.arange(48.0).reshape(8, 6)
+    if world == 4:
+        mesh_2d = init_device_mesh("cpu", (2, 2))
+        how = [Shard(0), Shard(1)] if ways % 2 else [Replicate(), Shard(0)]
+        found["grid"] = distribute_tensor(grid, mesh_2d, how, src_data_rank=None)
+    else:
+        found["grid"] = distribute_tensor(grid, mesh, [Shard(0)], src_data_rank=None)
+    return found
+
+
+def emptied(value: Any) -> Any:
+    """The same tree with zeros and without values."""
+    if isinstance(value, Tensor):
+        return torch.zeros_like(value)
+    return {key: emptied(item) for key, item in value.items()} if isinstance(value, dict) else None
+
+
+def whole(value: Any) -> Any:
+    """The same tree with whole tensors in the places of DTensors."""
+    if isinstance(value, DTensor):
+        return value.full_tensor()
+    return {key: whole(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def save_state(chk_dir: Path) -> None:
+    """One checkpoint of `state`."""
+    dcp.save(state(), storage_writer=CFStorageWriter(chk_dir, step=1))
+
+
+def load_state(chk_dir: Path, ways: int) -> bool:
+    """Whether the state comes back, divided in other ways."""
+    wanted = state(ways=ways)
+    found = emptied(wanted)
+    dcp.load(found, storage_reader=CFStorageReader(chk_dir))
+    return same(whole(found), whole(wanted))
+
+
+def load_both_ways(chk_dir: Path) -> bool:
+    """`load_state`, twice."""
+    return load_state(chk_dir, ways=0) and load_state(chk_dir, ways=1)
+
+
+def save_two_steps(chk_dir: Path) -> None:
+    """Steps 1 and 2."""
+    for step in (1, 2):
+        dcp.save({"n": step}, storage_writer=CFStorageWriter(chk_dir, step=step))
+
+
+# Training, sharded by FSDP2.
+
+
+class Block(nn.Module):
+    """Two layers, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 10), nn.Linear(10, 6)
+        self.register_buffer("scale", torch.full((3,), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [N, 6] -> [N, 6]."""
+        out: Tensor = x + self.two(torch.relu(self.one(x)))
+        return out
+
+
+def sharded_model(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model and its AdamW after one update."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(Block(), Block(), nn.Linear(6, 3))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model(torch.randn(4, 6)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer
+
+
+def full_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The whole state by names, on every rank."""
+    options = StateDictOptions(full_state_dict=True)
+    return {
+        "model": get_model_state_dict(model, options=options),
+        "optimizer": get_optimizer_state_dict(model, optimizer, options=options),
+    }
+
+
+def save_training(chk_dir: Path) -> dict[str, Any]:
+    """Save an FSDP2 model and its optimizer as torch's tutorial does; the whole state."""
+    model, optimizer = sharded_model(0)
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    dcp.save(
+        {"model": model_state, "optimizer": optimizer_state},
+        storage_writer=CFStorageWriter(chk_dir, step=1),
+    )
+    return full_state(model, optimizer)
+
+
+def load_training(
+    chk_dir: Path, parameter_names: dict[str, list[str]] | None = None
+) -> dict[str, Any]:
+    """Load it into another one, sharded over this world; the whole state."""
+    model, optimizer = sharded_model(1)
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    found = {"model": model_state, "optimizer": optimizer_state}
+    dcp.load(found, storage_reader=CFStorageReader(chk_dir, parameter_names=parameter_names))
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=found["model"],
+        optim_state_dict=found["optimizer"],
+    )
+    return full_state(model, optimizer)
+
+
+def save_as_manager(chk_dir: Path, split: bool) -> dict[str, Any]:
+    """The same by capture, as a manager's ranks would; the whole state."""
+    model, optimizer = sharded_model(0)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    chk = CFCheckpoint(model=model, optimizer=optimizer, note={"rank": rank}, per_rank=("note",))
+    role = Role(rank, world, tuple(range(world)), split)
+    if rank == 0:
+        parts.begin(chk_dir, 1)
+    dist.barrier()
+    captured, files = parts.write_part(chk_dir, 1, chk, role)
+    everything: list[Any] = [None] * world
+    dist.all_gather_object(everything, (captured.objects, captured.own, files))
+    if rank == 0:
+        own = {number: part[1] for number, part in enumerate(everything)}
+        all_files = [file for part in everything for file in part[2]]
+        parts.commit(chk_dir, 1, everything[0][0], own, all_files)
+    dist.barrier()
+    return full_state(model, optimizer)
+
+
+def load_note(chk_dir: Path) -> Any:
+    """What this rank gets of an object that differs from rank to rank."""
+    found = {"note": {"rank": None}}
+    dcp.load(found, storage_reader=CFStorageReader(chk_dir))
+    return found["note"]["rank"]
+
+
+# Other ways to call, and what goes wrong.
+
+
+def save_in_background(chk_dir: Path, kind: str) -> bool:
+    """async_save, and whether what it wrote is right."""
+    future: Any = dcp.async_save(
+        state(),
+        storage_writer=CFStorageWriter(chk_dir, step=1),
+        async_checkpointer_type=AsyncCheckpointerType[kind],
+    )
+    future.result(timeout=LIMIT_S)
+    dist.barrier()
+    found = emptied(state())
+    dcp.load(found, storage_reader=CFStorageReader(chk_dir))
+    return same(whole(found), whole(state()))
+
+
+def failures(chk_dir: Path, kind: str) -> dict[int, str]:
+    """Errors by rank of a save or load that cannot succeed."""
+    rank = dist.get_rank()
+    try:
+        if kind == "steps":
+            dcp.save(state(), storage_writer=CFStorageWriter(chk_dir, step=1 + rank))
+        elif kind == "directories":
+            folder = chk_dir / str(rank)
+            dcp.save(state(), storage_writer=CFStorageWriter(folder, step=1))
+        elif kind == "bad tensor":
+            wrong = {"a": torch.ones(2), "b": torch.ones(2).to_sparse() if rank else torch.ones(2)}
+            dcp.save(wrong, storage_writer=CFStorageWriter(chk_dir, step=1))
+        elif kind == "reads":
+            dcp.load({"n": 0}, storage_reader=CFStorageReader(chk_dir, 1 + rank))
+        else:
+            dcp.load(emptied(state()), storage_reader=CFStorageReader(chk_dir))
+    except CheckpointException as error:
+        return {r: f"{type(e).__name__}: {e}" for r, (e, _) in error.failures.items()}
+    return {}
+
+
+def save_after_a_failure(chk_dir: Path) -> list[dict[int, str]]:
+    """A save that fails on rank 1 alone, then one that succeeds."""
+    first = failures(chk_dir, kind="bad tensor")
+    return [first, failures_of_save(chk_dir)]
+
+
+def failures_of_save(chk_dir: Path) -> dict[int, str]:
+    """Errors by rank of a plain save."""
+    try:
+        save_state(chk_dir)
+    except CheckpointException as error:
+        return {r: str(e) for r, (e, _) in error.failures.items()}
+    return {}

@@ -1,0 +1,75 @@
+"""A save through torch.distributed.checkpoint that is killed, or fails, at any instant."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from checkfreq import faults
+from checkfreq.integrations.dcp import CFStorageReader, CFStorageWriter
+from checkfreq.store.store import CheckpointStore
+from tests.fork_server import FORK_SERVER
+from tests.integrations.support import failure_of
+
+pytestmark = [
+    pytest.mark.crash,
+    pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning"),
+]
+
+POINTS = [p for p in faults.POINTS_OF_ONE_RANK if p.startswith("commit.")]
+AFTER_THE_RENAME = ("commit.sync_parent", "commit.pointer")
+
+
+def save(chk_dir: Path, step: int) -> None:
+    state = {"a": torch.full((3,), float(step)), "n": step}
+    dcp.save(state, storage_writer=CFStorageWriter(chk_dir, step=step))
+
+
+def save_and_die(chk_dir: Path, point: str) -> None:
+    warnings.simplefilter("ignore")
+    os.environ["CHECKFREQ_FAULT"] = f"{point}:kill-self"
+    faults.reload()
+    save(chk_dir, 2)
+
+
+def newest(chk_dir: Path) -> int:
+    state = {"a": torch.zeros(3), "n": 0}
+    dcp.load(state, storage_reader=CFStorageReader(chk_dir))
+    assert state["a"].tolist() == [state["n"]] * 3
+    return int(state["n"])
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_anywhere_it_leaves_the_old_steps_or_one_more(tmp_path: Path, point: str) -> None:
+    save(tmp_path, 1)
+    child = FORK_SERVER.Process(target=save_and_die, args=(tmp_path, point))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert newest(tmp_path) == (2 if point in AFTER_THE_RENAME else 1)
+    save(tmp_path, 3)
+    assert newest(tmp_path) == 3
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("point", [p for p in POINTS if p not in AFTER_THE_RENAME])
+def test_a_disk_that_is_full_fails_the_save_and_nothing_else(
+    tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1)
+    with monkeypatch.context() as patched:
+        patched.setenv("CHECKFREQ_FAULT", f"{point}:raise-ENOSPC")
+        faults.reload()
+        error = failure_of(lambda: save(tmp_path, 2))
+    faults.reload()
+    assert isinstance(error, OSError)
+    assert not list(tmp_path.glob(".tmp-*"))
+    assert CheckpointStore(tmp_path).steps() == [1]
+    save(tmp_path, 2)
+    assert newest(tmp_path) == 2

@@ -1,0 +1,276 @@
+"""torch.distributed.checkpoint reads what managers wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+
+import checkfreq
+from checkfreq import CFCheckpoint, CFManager, CFMode
+from checkfreq.errors import ConfigError, CorruptCheckpointError
+from checkfreq.integrations.dcp import CFStorageReader
+from checkfreq.types import Role
+from tests.integrations import parts
+from tests.integrations.support import failure_of, same, trained
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
+
+FORMAT_1 = Path(__file__).parents[1] / "fixtures" / "format-1"
+
+
+def write(chk_dir: Path, **objects: Any) -> None:
+    """A manager's checkpoint of step 1."""
+    chk = CFCheckpoint(**objects)
+    with CFManager(chk_dir, chk, mode=CFMode.MANUAL, chk_freq=1) as manager:
+        manager.restore()
+        manager.step()
+
+
+def load(chk_dir: Path, state: dict[str, Any], **options: Any) -> dict[str, Any]:
+    dcp.load(state, storage_reader=CFStorageReader(chk_dir, **options))
+    return state
+
+
+def test_model_and_optimizer_come_back_bit_for_bit(tmp_path: Path) -> None:
+    net, optimizer = trained(steps=2)
+    write(tmp_path, model=net, optimizer=optimizer)
+    other, other_optimizer = trained(seed=1)
+    load(tmp_path, {"model": other, "optimizer": other_optimizer})
+    assert same(other.state_dict(), net.state_dict())
+    assert same(other_optimizer.state_dict(), optimizer.state_dict())
+
+
+def test_everything_that_is_no_tensor_comes_back(tmp_path: Path) -> None:
+    net, optimizer = trained()
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)  # holds inf
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(1))
+    extra = {
+        "count": 3,
+        "name": "é",
+        "pair": (torch.ones(2), 1),
+        "array": np.asfortranarray(np.arange(6).reshape(2, 3)),
+        "seen": {4, 5},
+        "list": [torch.ones(1), {"deep": torch.zeros(2)}],
+    }
+    write(tmp_path, model=net, scheduler=scheduler, scaler=scaler, extra=extra)
+    found = load(
+        tmp_path,
+        {
+            "scheduler": dict.fromkeys(scheduler.state_dict()),
+            "scaler": dict.fromkeys(scaler.state_dict()),
+            "extra": {
+                **dict.fromkeys(extra),
+                "list": [torch.zeros(1), {"deep": torch.ones(2)}],
+            },
+        },
+    )
+    assert found["scheduler"] == scheduler.state_dict()
+    assert found["scaler"] == scaler.state_dict()
+    array = found["extra"].pop("array")
+    assert array.flags.f_contiguous
+    assert (array == extra.pop("array")).all()
+    assert same(found["extra"], extra)
+
+
+def test_what_checkfreq_loads_is_what_dcp_loads_without_being_told_the_names(
+    tmp_path: Path,
+) -> None:
+    net, optimizer = trained(steps=2)
+    write(tmp_path, model=net, optimizer=optimizer, extra={"a": 1, "b": [1, 2]})
+    found = _load_state_dict_from_keys(storage_reader=CFStorageReader(tmp_path))
+    expected = checkfreq.load(tmp_path)
+    assert same(found["model"], dict(expected["model"]))
+    assert found["extra"] == expected["extra"]
+    numbered = {str(key): value for key, value in expected["optimizer"]["state"].items()}
+    assert same(found["optimizer"]["state"], numbered)
+    assert found["optimizer"]["param_groups"] == expected["optimizer"]["param_groups"]
+
+
+def test_a_checkpoint_of_the_first_format_is_read() -> None:
+    (folder,) = [path.parent for path in FORMAT_1.rglob("step-*") if path.is_dir()][:1]
+    expected = checkfreq.load(folder)
+    found = _load_state_dict_from_keys({"model"}, storage_reader=CFStorageReader(folder))
+    assert same(found["model"], dict(expected["model"]))
+
+
+def test_tied_weights_are_found_under_both_names(tmp_path: Path) -> None:
+    def tied() -> nn.Module:
+        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        net[1].weight = net[0].weight
+        return net
+
+    net, other = tied(), tied()
+    write(tmp_path, model=net, optimizer=torch.optim.SGD(net.parameters(), 0.1))
+    load(tmp_path, {"model": other})
+    assert same(other.state_dict(), net.state_dict())
+
+
+def test_an_optimizer_s_state_is_found_by_names_if_they_are_given(tmp_path: Path) -> None:
+    net, optimizer = trained(steps=2)
+    write(tmp_path, model=net, optimizer=optimizer)
+    other, other_optimizer = trained(seed=1)
+    names = {"optimizer": [name for name, _ in net.named_parameters()]}
+    model_state, optimizer_state = get_state_dict(other, other_optimizer)
+    found = load(
+        tmp_path, {"model": model_state, "optimizer": optimizer_state}, parameter_names=names
+    )
+    set_state_dict(
+        other,
+        other_optimizer,
+        model_state_dict=found["model"],
+        optim_state_dict=found["optimizer"],
+    )
+    assert same(other.state_dict(), net.state_dict())
+    assert same(other_optimizer.state_dict()["state"], optimizer.state_dict()["state"])
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ({"optimizer": ["a"]}, "expected 7 names, got 1"),
+        ({"model": ["a"]}, "expected an optimizer"),
+        ({"optimiser": ["a"]}, "holds no optimiser"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(
+    tmp_path: Path, names: dict[str, list[str]], text: str
+) -> None:
+    net, optimizer = trained()
+    write(tmp_path, model=net, optimizer=optimizer)
+    with pytest.raises(ConfigError, match=text):
+        CFStorageReader(tmp_path, parameter_names=names).read_metadata()
+
+
+def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
+    net, optimizer = trained()
+    write(tmp_path, model=net, optimizer=optimizer)
+    file = tmp_path / "step-00000001" / "optimizer.safetensors"
+    file.write_bytes(bytes(file.stat().st_size))
+    other, other_optimizer = trained(seed=1)
+    load(tmp_path, {"model": other})
+    assert same(other.state_dict(), net.state_dict())
+    error = failure_of(lambda: load(tmp_path, {"optimizer": other_optimizer}))
+    assert isinstance(error, CorruptCheckpointError)
+
+
+def test_a_live_model_may_have_more_or_less_than_the_checkpoint(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    write(tmp_path, model=net, optimizer=torch.optim.SGD(net.parameters(), 0.1))
+    less, more = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(*(nn.Linear(2, 2) for _ in "abc"))
+    load(tmp_path, {"model": less})
+    assert same(less[0].weight, net[0].weight)
+    assert "Missing key" in str(failure_of(lambda: load(tmp_path, {"model": more.state_dict()})))
+    dcp.load(
+        {"model": more},
+        storage_reader=CFStorageReader(tmp_path),
+        planner=DefaultLoadPlanner(allow_partial_load=True),
+    )
+    assert same(more[1].weight, net[1].weight)
+
+
+def test_an_object_that_cannot_be_flattened_does_not_keep_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, _ = trained()
+    write(tmp_path, model=net, odd={"a.b": 1, "a": {"b": 2}})
+    other, _ = trained(seed=1)
+    load(tmp_path, {"model": other})
+    assert same(other.state_dict(), net.state_dict())
+    assert "odd has no place in a flat state dict" in caplog.text
+
+
+# Many ranks, written by hand.
+
+
+def of_two_ranks(
+    chk_dir: Path, make: Callable[[int], CFCheckpoint], *, split: bool = False, world: int = 2
+) -> dict[int, Any]:
+    """A checkpoint of step 1, of ranks 0 and 1 of ``world``; the ranks' own JSON."""
+    objects, own, files = capture_on_two_ranks(chk_dir, make, split=split)
+    parts.commit(chk_dir, 1, objects, own, files, world=world)
+    return own
+
+
+def capture_on_two_ranks(
+    chk_dir: Path, make: Callable[[int], CFCheckpoint], *, split: bool
+) -> tuple[Any, dict[int, Any], list[Any]]:
+    """What makes the manifest, the files being written."""
+    parts.begin(chk_dir, 1)
+    objects: Any = {}
+    own: dict[int, Any] = {}
+    files: list[Any] = []
+    for rank in (0, 1):
+        role = Role(rank, 2, (0, 1), split)
+        captured, entries = parts.write_part(chk_dir, 1, make(rank), role)
+        objects = captured.objects or objects
+        own[rank] = captured.own
+        files += entries
+    return objects, own, files
+
+
+def test_tensors_that_two_ranks_divided_are_whole_again(tmp_path: Path) -> None:
+    net, optimizer = trained(steps=2)
+    own = of_two_ranks(
+        tmp_path, lambda rank: CFCheckpoint(model=net, optimizer=optimizer), split=True
+    )
+    assert "shards" in own[1]["optimizer"]
+    other, other_optimizer = trained(seed=1)
+    load(tmp_path, {"model": other, "optimizer": other_optimizer})
+    assert same(other.state_dict(), net.state_dict())
+    assert same(other_optimizer.state_dict(), optimizer.state_dict())
+
+
+def test_a_single_process_gets_the_first_rank_s_own_state(tmp_path: Path) -> None:
+    net, _ = trained()
+
+    def make(rank: int) -> CFCheckpoint:
+        note = {"rank": rank, "at": torch.tensor(rank)}
+        return CFCheckpoint(model=net, note=note, per_rank=("note",))
+
+    of_two_ranks(tmp_path, make)
+    found = load(tmp_path, {"note": {"rank": None, "at": torch.tensor(9)}})
+    assert same(found, {"note": {"rank": 0, "at": torch.tensor(0)}})
+
+
+def test_tensors_of_which_other_directories_have_the_rest_are_refused(tmp_path: Path) -> None:
+    net, optimizer = trained()
+    objects, own, files = capture_on_two_ranks(
+        tmp_path, lambda rank: CFCheckpoint(model=net, optimizer=optimizer), split=True
+    )
+    for name in [*own[1]]:
+        files = [file for file in files if file.name != f"{name}.rank-00001.safetensors"]
+    parts.commit(tmp_path, 1, objects, {0: own[0]}, files, world=2)
+    with pytest.raises(ConfigError, match="holds the parts of ranks 0 of 2 only"):
+        CFStorageReader(tmp_path).read_metadata()
+
+
+@pytest.mark.parametrize("fault", ["gap", "outside", "other shape"])
+def test_shards_that_do_not_make_a_whole_are_damage(tmp_path: Path, fault: str) -> None:
+    net, optimizer = trained()
+    objects, own, files = capture_on_two_ranks(
+        tmp_path, lambda rank: CFCheckpoint(model=net, optimizer=optimizer), split=True
+    )
+    shards = {**own[0]["optimizer"]["shards"], **own[1]["optimizer"]["shards"]}
+    key, (shape, offsets) = next(iter(shards.items()))
+    for part in own.values():
+        if key in part["optimizer"]["shards"]:
+            wrong = {
+                "gap": [[shape[0] + 1, *shape[1:]], offsets],
+                "outside": [shape, [99, *offsets[1:]]],
+                "other shape": [[*shape, 1], [*offsets, 0]],
+            }
+            part["optimizer"]["shards"][key] = wrong[fault]
+    parts.commit(tmp_path, 1, objects, own, files, check=False)
+    with pytest.raises(CorruptCheckpointError, match=f"shards of optimizer.{key}"):
+        CFStorageReader(tmp_path).read_metadata()

@@ -1,0 +1,473 @@
+"""torch.distributed.checkpoint's storage contract, in one process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    _EmptyStateDictLoadPlanner,
+)
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, WriteItemType
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+import checkfreq
+from checkfreq import CFCheckpoint, CFManager, CFMode
+from checkfreq.errors import (
+    ConfigError,
+    CorruptCheckpointError,
+    NoCheckpointError,
+    StateError,
+)
+from checkfreq.integrations.dcp import CFStorageReader, CFStorageWriter
+from checkfreq.store.store import CheckpointStore
+from tests.integrations.support import blank, failure_of, nested_state, same, trained
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
+
+
+def save(chk_dir: Path, state: dict[str, Any], step: int = 1, **options: Any) -> None:
+    dcp.save(state, storage_writer=CFStorageWriter(chk_dir, step=step, **options))
+
+
+def load(chk_dir: Path, state: dict[str, Any], step: int | None = None, **options: Any) -> None:
+    dcp.load(state, storage_reader=CFStorageReader(chk_dir, step), **options)
+
+
+def flip(path: Path, offset: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def payload(chk_dir: Path, step: int = 1) -> Path:
+    return chk_dir / f"step-{step:08d}" / "dcp.safetensors"
+
+
+def test_a_nested_state_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    state = nested_state()
+    save(tmp_path, state)
+    loaded = blank(state)
+    load(tmp_path, loaded)
+    assert same(loaded, state)
+
+
+def test_every_leaf_comes_back_without_a_state_dict_to_fill(tmp_path: Path) -> None:
+    state = nested_state()
+    save(tmp_path, state)
+    loaded: dict[str, Any] = {}
+    _load_state_dict(
+        loaded,
+        storage_reader=CFStorageReader(tmp_path),
+        planner=_EmptyStateDictLoadPlanner(),
+        no_dist=True,
+    )
+    del state["plain"]["nothing"]  # an empty dict has no leaf
+    state["ordered"] = dict(state["ordered"])  # DCP keeps no types of mappings
+    assert same({key: loaded[key] for key in state}, state)
+
+
+def test_one_key_can_be_chosen_of_a_saved_state(tmp_path: Path) -> None:
+    save(tmp_path, nested_state())
+    loaded: dict[str, Any] = {}
+    planner = _EmptyStateDictLoadPlanner(keys={"mixed"})
+    _load_state_dict(
+        loaded, storage_reader=CFStorageReader(tmp_path), planner=planner, no_dist=True
+    )
+    assert same(loaded, {"mixed": nested_state()["mixed"]})
+
+
+def test_modules_and_optimizers_are_saved_and_loaded_as_stateful_objects(tmp_path: Path) -> None:
+    net, optimizer = trained(steps=2)
+    save(tmp_path, {"model": net, "optimizer": optimizer})
+    net_2, optimizer_2 = trained(seed=1)
+    load(tmp_path, {"model": net_2, "optimizer": optimizer_2})
+    assert same(net_2.state_dict(), net.state_dict())
+    assert same(optimizer_2.state_dict(), optimizer.state_dict())
+
+
+def test_an_object_with_a_state_dict_of_its_own_gets_it_back(tmp_path: Path) -> None:
+    class Counter:
+        def __init__(self, count: int) -> None:
+            self.state = {"count": count, "seen": torch.full((2,), count)}
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.state
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.state = state
+
+    save(tmp_path, {"counter": Counter(3)})
+    other = Counter(0)
+    load(tmp_path, {"counter": other})
+    assert same(other.state, Counter(3).state)
+
+
+def test_part_of_what_was_saved_can_be_loaded(tmp_path: Path) -> None:
+    save(tmp_path, nested_state())
+    part = {"plain": {"int": 0}, "matrix": torch.zeros(3, 4)}
+    load(tmp_path, part)
+    assert part["plain"] == {"int": 7}
+    assert same(part["matrix"], nested_state()["matrix"])
+
+
+def test_a_key_that_was_not_saved_is_an_error(tmp_path: Path) -> None:
+    save(tmp_path, {"a": torch.ones(2)})
+    error = failure_of(lambda: load(tmp_path, {"a": torch.zeros(2), "b": torch.zeros(2)}))
+    assert "Missing key in checkpoint state_dict: b" in str(error)
+
+
+def test_a_key_that_was_not_saved_is_left_alone_if_that_is_allowed(tmp_path: Path) -> None:
+    save(tmp_path, {"a": torch.ones(2)})
+    state = {"a": torch.zeros(2), "b": torch.full((2,), 5.0)}
+    load(tmp_path, state, planner=DefaultLoadPlanner(allow_partial_load=True))
+    assert same(state, {"a": torch.ones(2), "b": torch.full((2,), 5.0)})
+
+
+def test_a_tensor_of_another_shape_is_an_error(tmp_path: Path) -> None:
+    save(tmp_path, {"a": torch.ones(2, 3)})
+    error = failure_of(lambda: load(tmp_path, {"a": torch.zeros(3, 2)}))
+    assert "Size mismatch" in str(error)
+
+
+def test_a_tensor_takes_the_dtype_of_the_one_it_is_loaded_into(tmp_path: Path) -> None:
+    save(tmp_path, {"a": torch.full((2,), 1.5)})
+    state = {"a": torch.zeros(2, dtype=torch.float64)}
+    load(tmp_path, state)
+    assert same(state["a"], torch.full((2,), 1.5, dtype=torch.float64))
+
+
+def test_small_tensors_and_large_ones_are_read_wherever_they_lie(tmp_path: Path) -> None:
+    """Several reads per file: a large tensor alone, small ones together."""
+    big = (17 << 20) // 4
+    state = {f"{n:02}": torch.arange(n, n + (big if n % 7 == 3 else n)) for n in range(20)}
+    save(tmp_path, state)
+    chosen = {name: tensor for name, tensor in state.items() if int(name) % 3}
+    loaded = blank(chosen)
+    load(tmp_path, loaded)
+    assert same(loaded, chosen)
+
+
+def test_a_state_without_tensors_and_an_empty_state_are_saved(tmp_path: Path) -> None:
+    save(tmp_path, {"n": 3}, step=1)
+    save(tmp_path, {}, step=2)
+    state = {"n": 0}
+    load(tmp_path, state, step=1)
+    load(tmp_path, {}, step=2)
+    assert state == {"n": 3}
+
+
+def test_values_are_kept_as_the_bytes_that_the_planner_made(tmp_path: Path) -> None:
+    class Shouting(DefaultSavePlanner):
+        def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+            if write_item.type == WriteItemType.BYTE_IO:
+                object = object.upper()
+            return super().transform_object(write_item, object)
+
+    class Whispering(DefaultLoadPlanner):
+        def load_bytes(self, read_item: ReadItem, value: Any) -> None:
+            text = torch.load(value, weights_only=True)
+            self.original_state_dict[read_item.dest_index.fqn] = text.lower() + "!"
+
+    writer = CFStorageWriter(tmp_path, step=1)
+    dcp.save({"word": "loud"}, storage_writer=writer, planner=Shouting())
+    state, whispered = {"word": ""}, {"word": ""}
+    load(tmp_path, state)
+    load(tmp_path, whispered, planner=Whispering())
+    assert (state["word"], whispered["word"]) == ("LOUD", "loud!")
+
+
+def test_a_planner_that_does_not_flatten_is_followed(tmp_path: Path) -> None:
+    state = {"a": torch.arange(3), "tree": {"b": torch.ones(1), "c": 1}}
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    dcp.save(state, storage_writer=CFStorageWriter(tmp_path, step=1), planner=planner)
+    loaded: dict[str, Any] = {"a": torch.zeros(3, dtype=torch.int64), "tree": None}
+    load(tmp_path, loaded, planner=DefaultLoadPlanner(False, False))
+    assert same(loaded, state)
+
+
+def test_plans_that_a_planner_keeps_serve_later_saves(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        writer = CFStorageWriter(tmp_path, step=step)
+        planner = DefaultSavePlanner(enable_plan_caching=True)
+        dcp.save({"a": torch.full((2,), step)}, storage_writer=writer, planner=planner)
+    state = {"a": torch.zeros(2, dtype=torch.int64)}
+    load(tmp_path, state)
+    assert state["a"].tolist() == [3, 3]
+
+
+def test_a_planner_may_change_the_dtype_on_the_way_out(tmp_path: Path) -> None:
+    class Half(DefaultSavePlanner):
+        def resolve_data(self, write_item: WriteItem) -> Any:
+            item = super().resolve_data(write_item)
+            return item.to(torch.float16) if isinstance(item, torch.Tensor) else item
+
+    writer = CFStorageWriter(tmp_path, step=1)
+    dcp.save({"a": torch.full((2,), 0.1)}, storage_writer=writer, planner=Half())
+    state = {"a": torch.zeros(2, dtype=torch.float16)}
+    load(tmp_path, state)
+    assert same(state["a"], torch.full((2,), 0.1).half())
+
+
+class Halving(DefaultSavePlanner):
+    """Writes each tensor as two boxes, as some sharded tensors have several on one rank."""
+
+    def create_local_plan(self) -> SavePlan:
+        plan = super().create_local_plan()
+        return replace(plan, items=[half for item in plan.items for half in _halves(item)])
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        tensor = self.state_dict[index.fqn]
+        middle = tensor.shape[0] // 2
+        return tensor[middle:] if index.offset and index.offset[0] else tensor[:middle]
+
+
+def _halves(item: WriteItem) -> Iterator[WriteItem]:
+    data = item.tensor_data
+    assert data is not None
+    middle = data.size[0] // 2
+    for begin, rows in ((0, middle), (middle, data.size[0] - middle)):
+        offsets = torch.Size([begin, *[0] * (len(data.size) - 1)])
+        chunk = ChunkStorageMetadata(offsets, torch.Size([rows, *data.size[1:]]))
+        index = MetadataIndex(item.index.fqn, offsets)
+        yield WriteItem(index, WriteItemType.SHARD, tensor_data=replace(data, chunk=chunk))
+
+
+def test_a_tensor_in_several_boxes_is_whole_again(tmp_path: Path) -> None:
+    state = {"a": torch.arange(14.0).reshape(7, 2), "a#2": torch.arange(5), "b": torch.ones(2)}
+    writer = CFStorageWriter(tmp_path, step=1)
+    dcp.save(state, storage_writer=writer, planner=Halving())
+    names = {t.name for t in CheckpointStore(tmp_path).manifest(1).file("dcp.safetensors").tensors}
+    assert names == {"a", "a#3", "a#2", "a#2#2", "b", "b#2"}
+    loaded = blank(state)
+    load(tmp_path, loaded)
+    assert same(loaded, state)
+
+
+def test_a_planner_that_announces_another_shape_is_refused(tmp_path: Path) -> None:
+    class Cut(DefaultSavePlanner):
+        def resolve_data(self, write_item: WriteItem) -> Any:
+            return super().resolve_data(write_item)[:1]
+
+    writer = CFStorageWriter(tmp_path, step=1)
+    error = failure_of(lambda: dcp.save({"a": torch.ones(2)}, storage_writer=writer, planner=Cut()))
+    assert isinstance(error, StateError)
+    assert "a: the planner announced [2] and gave [1]" in str(error)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path) -> None:
+    error = failure_of(lambda: save(tmp_path, {"s": {"x": torch.ones(2).to_sparse()}}))
+    assert isinstance(error, StateError)
+    assert "s.x" in str(error)
+
+
+# Steps and directories.
+
+
+def test_the_newest_step_is_loaded_unless_one_is_given(tmp_path: Path) -> None:
+    for step in (1, 2, 30):
+        save(tmp_path, {"n": step}, step=step)
+    newest, second, named = {"n": 0}, {"n": 0}, {"n": 0}
+    load(tmp_path, newest)
+    load(tmp_path, second, step=2)
+    load(tmp_path / "step-00000001", named)
+    assert (newest["n"], second["n"], named["n"]) == (30, 2, 1)
+
+
+def test_paths_can_come_with_the_call(tmp_path: Path) -> None:
+    writer = CFStorageWriter(tmp_path, step=1)
+    dcp.save({"n": 1}, storage_writer=writer)
+    dcp.save({"n": 2}, storage_writer=writer, checkpoint_id=tmp_path / "step-00000002")
+    reader, state = CFStorageReader(tmp_path), {"n": 0}
+    dcp.load(state, storage_reader=reader, checkpoint_id=tmp_path / "step-00000001")
+    assert state == {"n": 1}
+    dcp.load(state, storage_reader=reader, checkpoint_id=tmp_path)
+    assert state == {"n": 2}
+    assert CFStorageReader.validate_checkpoint_id(tmp_path)
+    assert not CFStorageReader.validate_checkpoint_id(tmp_path / "step-00000003")
+    assert not CFStorageWriter.validate_checkpoint_id(tmp_path)
+
+
+def test_a_writer_without_a_step_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a step"):
+        CFStorageWriter(tmp_path)
+
+
+def test_a_step_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    save(tmp_path, {"n": 1})
+    error = failure_of(lambda: save(tmp_path, {"n": 2}))
+    assert isinstance(error, ConfigError)
+    assert "overwrite=True" in str(error)
+
+
+def test_overwriting_sets_the_old_step_and_later_ones_aside(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, {"n": step}, step=step)
+    save(tmp_path, {"n": 20}, step=2, overwrite=True)
+    state = {"n": 0}
+    load(tmp_path, state)
+    assert state == {"n": 20}
+    assert CheckpointStore(tmp_path).steps() == [1, 2]
+    superseded = sorted(path.name for path in (tmp_path / "superseded").iterdir())
+    assert superseded == ["step-00000002", "step-00000003"]
+
+
+def test_a_damaged_step_may_be_written_again(tmp_path: Path) -> None:
+    save(tmp_path, {"n": 1})
+    flip(tmp_path / "step-00000001" / "manifest.json")
+    save(tmp_path, {"n": 2})
+    state = {"n": 0}
+    load(tmp_path, state)
+    assert state == {"n": 2}
+
+
+def test_saving_is_refused_where_a_manager_runs(tmp_path: Path) -> None:
+    net, optimizer = trained()
+    manager = CFManager(
+        tmp_path, CFCheckpoint(model=net, optimizer=optimizer), mode=CFMode.MANUAL, chk_freq=100
+    )
+    with manager:
+        manager.restore()
+        error = failure_of(lambda: save(tmp_path, {"n": 1}, lock_timeout_s=0.0))
+    assert isinstance(error, ConfigError)
+    assert "is being written to" in str(error)
+    save(tmp_path, {"n": 1})
+
+
+def test_a_save_that_failed_leaves_the_directory_free_and_clean(tmp_path: Path) -> None:
+    class Failing(DefaultSavePlanner):
+        def resolve_data(self, write_item: WriteItem) -> Any:
+            raise RuntimeError("no data")
+
+    writer = CFStorageWriter(tmp_path, step=1)
+    error = failure_of(
+        lambda: dcp.save({"a": torch.ones(2)}, storage_writer=writer, planner=Failing())
+    )
+    assert str(error) == "no data"
+    save(tmp_path, {"n": 1})
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+def test_a_writer_that_is_dropped_in_mid_save_lets_go_of_the_lock(tmp_path: Path) -> None:
+    writer = CFStorageWriter(tmp_path, step=1)
+    writer.prepare_global_plan([])
+    error = failure_of(lambda: save(tmp_path, {"n": 1}, lock_timeout_s=0.0))
+    assert isinstance(error, ConfigError)
+    del writer
+    save(tmp_path, {"n": 1}, lock_timeout_s=0.0)
+    assert CheckpointStore(tmp_path).steps() == [1]
+
+
+def test_a_planner_that_loses_the_storage_s_word_is_refused(tmp_path: Path) -> None:
+    class Forgetful(DefaultSavePlanner):
+        def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+            return super().finish_plan(SavePlan(new_plan.items))
+
+    writer = CFStorageWriter(tmp_path, step=1)
+    error = failure_of(
+        lambda: dcp.save({"a": torch.ones(2)}, storage_writer=writer, planner=Forgetful())
+    )
+    assert isinstance(error, ConfigError)
+    assert "Forgetful dropped the plan's storage_data" in str(error)
+
+
+def test_ranks_that_do_not_meet_are_refused(tmp_path: Path) -> None:
+    writer = CFStorageWriter(tmp_path, step=1)
+    with pytest.raises(ConfigError, match="use_collectives=False"):
+        writer.set_up_storage_writer(True, rank=0, use_collectives=False)
+
+
+# Damage.
+
+
+def test_a_flipped_bit_in_what_is_read_is_found_and_nothing_else_is_read(tmp_path: Path) -> None:
+    save(tmp_path, {"good": torch.arange(5000.0), "bad": torch.arange(5000)})
+    entry = CheckpointStore(tmp_path).manifest(1).file("dcp.safetensors")
+    (bad,) = [tensor for tensor in entry.tensors if tensor.name == "bad"]
+    flip(payload(tmp_path), bad.offset + 100)
+    state = {"good": torch.zeros(5000)}
+    load(tmp_path, state)
+    assert same(state["good"], torch.arange(5000.0))
+    target = {"bad": torch.zeros(5000, dtype=torch.int64)}
+    error = failure_of(lambda: load(tmp_path, target))
+    assert isinstance(error, CorruptCheckpointError)
+    assert error.check == "digest of tensor bad"
+    assert not target["bad"].any()
+
+
+def test_a_flipped_bit_in_a_value_is_found_before_it_is_unpickled(tmp_path: Path) -> None:
+    save(tmp_path, {"text": "abc"})
+    flip(payload(tmp_path))
+    error = failure_of(lambda: load(tmp_path, {"text": ""}))
+    assert isinstance(error, CorruptCheckpointError)
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "manifest"])
+def test_damage_that_shows_at_once_falls_back_to_the_step_before(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2):
+        save(tmp_path, {"n": step}, step=step)
+    if damage == "missing":
+        payload(tmp_path, 2).unlink()
+    elif damage == "short":
+        payload(tmp_path, 2).write_bytes(b"")
+    else:
+        flip(tmp_path / "step-00000002" / "manifest.json")
+    state = {"n": 0}
+    load(tmp_path, state)
+    assert state == {"n": 1}
+    assert "step 2 is damaged, skipped" in caplog.text
+    error = failure_of(lambda: load(tmp_path, {"n": 0}, step=2))
+    assert "step-00000002" in str(error)
+
+
+def test_a_directory_without_checkpoints_and_a_step_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(NoCheckpointError, match="holds no checkpoint"):
+        CFStorageReader(tmp_path).read_metadata()
+    save(tmp_path, {"n": 1})
+    with pytest.raises(NoCheckpointError, match="has no step 2; it has: 1"):
+        CFStorageReader(tmp_path, 2).read_metadata()
+
+
+# Other readers of the same directory.
+
+
+def test_the_command_line_lists_shows_and_verifies_it(tmp_path: Path) -> None:
+    save(tmp_path, nested_state())
+    for command in ("ls", "show", "verify"):
+        done = subprocess.run(
+            [sys.executable, "-m", "checkfreq.cli", command, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    flip(payload(tmp_path))
+    assert (
+        subprocess.run(
+            [sys.executable, "-m", "checkfreq.cli", "verify", str(tmp_path)],
+            capture_output=True,
+            timeout=60,
+            check=False,
+        ).returncode
+        != 0
+    )
+
+
+def test_checkfreq_load_says_who_can_read_it(tmp_path: Path) -> None:
+    save(tmp_path, nested_state())
+    with pytest.raises(ConfigError, match="CFStorageReader"):
+        checkfreq.load(tmp_path)
