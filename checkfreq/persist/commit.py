@@ -91,8 +91,8 @@ class Attempt:
             is_part=not self._site.role.leads,
         )
 
-    def clean_up(self) -> None:
-        """Remove what was written."""
+    def clean_up(self, error: Exception) -> None:
+        """Remove what was written, after ``run`` raised ``error``."""
         if self._pending is not None:
             with contextlib.suppress(OSError):  # the disk may be gone; open() cleans up later
                 self._site.store.abort(self._pending)
@@ -183,10 +183,16 @@ class LeadersAttempt(Attempt):
 class MembersAttempt(Attempt):
     """Any other rank's: its part, and nothing after that."""
 
-    def clean_up(self) -> None:
-        if self._pending is not None:
-            with contextlib.suppress(OSError):
-                self._site.store.leave(self._pending, rank=self._site.role.rank)
+    def clean_up(self, error: Exception) -> None:
+        request, rank, store = self._request, self._site.role.rank, self._site.store
+        with contextlib.suppress(OSError):
+            if self._pending is not None:
+                store.leave(self._pending, rank=rank)
+        if isinstance(error, PersistError):  # the leader gave up before
+            return
+        why = f"{type(error).__name__}: {error} (during {self.phase})"
+        with contextlib.suppress(OSError):  # then it waits for the part in vain
+            store.tell_failure(request.step, attempt=request.attempt, rank=rank, why=why)
 
     def _carry_out(self, num_bytes: int) -> bool:
         self.phase = "join"

@@ -131,7 +131,7 @@ class Desk:
         try:
             reply = attempt.run()
         except Exception as error:
-            attempt.clean_up()
+            attempt.clean_up(error)
             reply = p.Failed(
                 request.attempt,
                 request.step,

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from checkfreq.checkpoint import CFCheckpoint
-from checkfreq.snapshot.adapters.base import Holdings
 from checkfreq.snapshot.boxes import Box
 from checkfreq.snapshot.layout import file_name
 from checkfreq.snapshot.parts import stem_of
@@ -42,21 +41,16 @@ def needed_files(chk: CFCheckpoint, manifest: Recorded, role: Role) -> set[str]:
     needed = set(files)
     names = {name for own in manifest.ranks.values() for name in own}.union(manifest.objects)
     for name in names:
-        holdings = chk.adapters[name].holdings() if name in chk.adapters else _nothing
-        names_of = _names_of(manifest, name)
+        live = _Live(chk, manifest, name)
         for rank, own in manifest.ranks.items():
             file = files.get(file_name(stem_of(name, rank)))
             if file is None:
                 continue
             boxes = own.get(name, {}).get("shards", {})
             is_own = rank == role.rank and any(r.name not in boxes for r in file.tensors)
-            if not is_own and not _overlaps(file, boxes, holdings, names_of):
+            if not is_own and not live.overlaps(file, boxes):
                 needed.discard(file.name)
     return needed
-
-
-def _nothing(key: str, shape: tuple[int, ...]) -> Sequence[Box]:
-    return ()
 
 
 def _names_of(manifest: Recorded, name: str) -> dict[str, list[str]]:
@@ -69,21 +63,31 @@ def _names_of(manifest: Recorded, name: str) -> dict[str, list[str]]:
     return found
 
 
-def _overlaps(
-    file: RecordedFile,
-    boxes: Mapping[str, Json],
-    holdings: Holdings,
-    names_of: Mapping[str, Sequence[str]],
-) -> bool:
-    for record in file.tensors:
-        if record.name not in boxes:
-            continue
-        shape, offsets = (tuple(numbers) for numbers in boxes[record.name])
-        box = Box(offsets, tuple(record.shape))
-        for name in (record.name, *names_of.get(record.name, ())):
-            if any(_meets(held, box) for held in holdings(name, shape)):
-                return True
-    return False
+class _Live:
+    """What the live object called ``name`` holds; asked for by every file of every rank."""
+
+    def __init__(self, chk: CFCheckpoint, manifest: Recorded, name: str) -> None:
+        adapter = chk.adapters.get(name)
+        self._holdings = None if adapter is None else adapter.holdings()
+        self._tied = _names_of(manifest, name)
+        self._held: dict[str, list[Box]] = {}
+
+    def overlaps(self, file: RecordedFile, boxes: Mapping[str, Json]) -> bool:
+        """Whether a file holds a part of what is held here."""
+        return any(
+            _meets(held, Box(tuple(boxes[record.name][1]), tuple(record.shape)))
+            for record in file.tensors
+            if record.name in boxes
+            for held in self._of(record.name, tuple(boxes[record.name][0]))
+        )
+
+    def _of(self, key: str, shape: tuple[int, ...]) -> list[Box]:
+        if self._holdings is None:
+            return []
+        if key not in self._held:
+            names = (key, *self._tied.get(key, ()))
+            self._held[key] = [box for name in names for box in self._holdings(name, shape)]
+        return self._held[key]
 
 
 def _meets(held: Box, box: Box) -> bool:

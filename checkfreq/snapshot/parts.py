@@ -13,7 +13,7 @@ from checkfreq.errors import StateError
 from checkfreq.snapshot.captured import CapturedState, Everything
 from checkfreq.snapshot.division import Item, divide
 from checkfreq.snapshot.dtensors import Cut
-from checkfreq.snapshot.sink import TensorRef
+from checkfreq.snapshot.sink import TensorRef, make_ref
 from checkfreq.snapshot.tensors import DTYPE_NAMES
 from checkfreq.types import Json, Role
 
@@ -94,7 +94,7 @@ class _Part:
             ref, cut = self._ref(index), self._cut_of(index)
             if cut is not None:
                 if cut.writer(self._role.group) == self._role.rank and cut.box.num_elements:
-                    mine.append(ref._replace(stem=stem))
+                    mine.append(make_ref(TensorRef, (stem, *ref[1:])))
                     boxes[ref.key] = [list(cut.shape), list(cut.box.offsets)]
             elif is_own or (name, ref.key) in self._all.own_tensors:
                 mine.append(ref._replace(stem=stem))

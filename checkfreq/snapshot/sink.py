@@ -33,7 +33,7 @@ class TensorRef(NamedTuple):
     settled: bool
 
 
-_make_ref = tuple.__new__  # what TensorRef() calls, without the call in between
+make_ref = tuple.__new__  # what TensorRef() calls, without the call in between
 
 
 class Sink:
@@ -90,7 +90,7 @@ class Sink:
                 self.cuts.pop(index, None)
                 return self._alias(key, twin, settled)
             self._more.setdefault(address, []).append(index)
-        self.refs.append(_make_ref(TensorRef, (self._object, key, live, settled)))
+        self.refs.append(make_ref(TensorRef, (self._object, key, live, settled)))
         return key
 
     def _other(self, key: str, tensor: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 All write into the directory of the same attempt, whose name they agreed on::
 
     .tmp-<step>-<attempt>/  payloads of every rank, part-<rank>.json of every rank but the leader
+                            (or failed-<rank>.txt, which says why there is none)
 
 A part manifest is written last, under its name in one instant, so that a part which is there
 is whole and durable. The leader waits for all of them, merges them into the manifest, and
@@ -23,7 +24,14 @@ from pathlib import Path
 from checkfreq import faults
 from checkfreq.errors import CheckFreqError, PersistError
 from checkfreq.store.manifest import MANIFEST_NAME, Manifest
-from checkfreq.store.parts import check_sizes, decode_part, merge, part_name, rank_of
+from checkfreq.store.parts import (
+    check_sizes,
+    decode_part,
+    failure_name,
+    merge,
+    part_name,
+    rank_of,
+)
 from checkfreq.store.store import CheckpointStore, Pending, pending_of
 
 logger = logging.getLogger(__name__)
@@ -67,12 +75,14 @@ class JointStore(CheckpointStore):
     ) -> None:
         """Return once the parts of these ranks are there; PersistError names those that are not.
 
-        There is nothing to be told by: another machine writes them.
+        At once if one of them says that it failed. Otherwise there is nothing to be told by:
+        another machine writes them.
         """
         faults.reach("parts.wait")
         deadline_s = clock() + timeout_s
         pause_s = _FIRST_PAUSE_S
         while missing := self._missing(pending, ranks):
+            self._require_no_failure(pending, missing)
             left_s = deadline_s - clock()
             if left_s <= 0:
                 named = ", ".join(str(rank) for rank in missing)
@@ -120,6 +130,11 @@ class JointStore(CheckpointStore):
         self.ops.rename(hidden, path)
         self._sync_pending(pending.path)
 
+    def tell_failure(self, step: int, *, attempt: str, rank: int, why: str) -> None:
+        """Have the leader give the attempt up now, and not when it has waited in vain."""
+        pending = self._enter(step, attempt)
+        self.ops.write_file(pending.path / failure_name(rank), why.encode(errors="replace"))
+
     def leave(self, pending: Pending, *, rank: int) -> None:
         """Remove what a rank wrote of a part that it cannot finish; the rest is the leader's."""
         pending.remove_created()
@@ -148,6 +163,19 @@ class JointStore(CheckpointStore):
     def _missing(self, pending: Pending, ranks: Collection[int]) -> list[int]:
         there = {rank_of(name) for name in self.ops.listdir(pending.path)} if ranks else set()
         return sorted(set(ranks) - there)
+
+    def _require_no_failure(self, pending: Pending, missing: Collection[int]) -> None:
+        there = set(self.ops.listdir(pending.path))
+        failed = [rank for rank in missing if failure_name(rank) in there]
+        if failed:
+            texts = (self.ops.read_bytes(pending.path / failure_name(rank)) for rank in failed)
+            why = "; ".join(
+                f"rank {rank} wrote no part: {text.decode(errors='replace')}"
+                for rank, text in zip(failed, texts, strict=True)
+            )
+            raise PersistError(
+                f"step {pending.step} was not committed: {why}", step=pending.step, phase="parts"
+            )
 
     def _part(self, pending: Pending, own: Manifest, rank: int) -> Manifest:
         path = pending.path / part_name(rank)

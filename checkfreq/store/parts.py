@@ -39,6 +39,11 @@ def rank_of(name: str) -> int | None:
     return int(match[1])
 
 
+def failure_name(rank: int) -> str:
+    """The name of the file in which a rank says why it writes no part."""
+    return f"failed-{rank:05d}.txt"
+
+
 def file_of(name: str, rank: int) -> str:
     """The file with a rank's own tensors, and boxes of larger ones, of an object."""
     return f"{name}{_ending(rank)}"

@@ -14,6 +14,7 @@ import random
 import signal
 import time
 import traceback
+import uuid
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -158,16 +159,16 @@ class Ranks:
         self._processes: list[Any] = []
         self._pipes: dict[Connection, int] = {}
         self._agent: dist.TCPStore | None = None
+        self._meeting_place = life.folder / f"store-{uuid.uuid4().hex}"
         self.heard = [Heard() for _ in range(life.world)]
 
     def __enter__(self) -> Ranks:
-        port = None
         if self._life.store == "agent":
             self._agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            port = self._agent.port
+            _tell_port(self._agent, self._meeting_place)
         try:
             for rank in range(self._life.world):
-                self._start(rank, port)
+                self._start(rank)
         except BaseException:
             self.__exit__()
             raise
@@ -180,9 +181,11 @@ class Ranks:
         for pipe in self._pipes:
             pipe.close()
 
-    def _start(self, rank: int, port: int | None) -> None:
+    def _start(self, rank: int) -> None:
         pipe, theirs = FORK_SERVER.Pipe(duplex=False)
-        process = FORK_SERVER.Process(target=run_rank, args=(self._life, rank, theirs, port))
+        process = FORK_SERVER.Process(
+            target=run_rank, args=(self._life, rank, theirs, self._meeting_place)
+        )
         process.start()
         theirs.close()
         self._pipes[pipe] = rank
@@ -280,7 +283,7 @@ def run_well(life: Life) -> list[Heard]:
 # ---- in the rank's process
 
 
-def run_rank(life: Life, rank: int, reports: Connection, port: int | None) -> None:
+def run_rank(life: Life, rank: int, reports: Connection, meeting_place: Path) -> None:
     """Entry point of a rank's process, which leads a process group with its loader workers."""
     os.setpgrp()
     faulthandler.dump_traceback_later(STUCK_S, exit=True)
@@ -292,7 +295,7 @@ def run_rank(life: Life, rank: int, reports: Connection, port: int | None) -> No
         seeded(life.seed * 64 + rank)
     here = Rank(life, rank, reports)
     try:
-        _join_group(life, rank, port)
+        _join_group(life, rank, meeting_place)
         life.program(here)
     except BaseException as error:
         here.send("failed", Failure.of(error))
@@ -301,29 +304,31 @@ def run_rank(life: Life, rank: int, reports: Connection, port: int | None) -> No
         dist.destroy_process_group()
 
 
-def _join_group(life: Life, rank: int, port: int | None) -> None:
+def _join_group(life: Life, rank: int, meeting_place: Path) -> None:
     """Form the process group of this life, over loopback."""
     if life.world == 1 or not life.has_group:
         return
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = _store(life, rank, port)
+    store = _store(life, rank, meeting_place)
     limit = timedelta(seconds=30)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=life.world, timeout=limit)
 
 
-def _store(life: Life, rank: int, port: int | None) -> dist.Store:
-    if port is not None:
-        return dist.TCPStore("127.0.0.1", port, is_master=False)
-    path = life.folder / f"store-{life.number}"
+def _store(life: Life, rank: int, meeting_place: Path) -> dist.Store:
     if life.store == "file":
-        return dist.FileStore(str(path), life.world)
-    if rank == 0:
+        return dist.FileStore(str(meeting_place), life.world)
+    if life.store == "rank 0" and rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        path.with_suffix(".new").write_text(str(store.port))
-        path.with_suffix(".new").rename(path)
+        _tell_port(store, meeting_place)
         return store
     deadline_s = time.monotonic() + LIMIT_S
-    while not path.exists():
+    while not meeting_place.exists():
         assert time.monotonic() < deadline_s, "rank 0 did not come"
         time.sleep(0.002)
-    return dist.TCPStore("127.0.0.1", int(path.read_text()), is_master=False)
+    return dist.TCPStore("127.0.0.1", int(meeting_place.read_text()), is_master=False)
+
+
+def _tell_port(store: dist.TCPStore, meeting_place: Path) -> None:
+    draft = meeting_place.with_suffix(".new")
+    draft.write_text(str(store.port))
+    draft.rename(meeting_place)

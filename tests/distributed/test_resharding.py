@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -39,10 +40,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Save:
     [("fsdp", 2, 2), ("fsdp", 2, 1), ("fsdp", 1, 2), ("fsdp", 4, 2), ("fsdp", 2, 3), ("ddp", 3, 2)],
 )
 def test_the_whole_state_is_equal_at_another_world(
-    job: str, world: int, other: int, saved: Save
+    job: str, world: int, other: int, saved: Save, tmp_path: Path
 ) -> None:
     folder, whole = saved(job, world)
-    heard = run_well(Life(training.restore_whole, folder, other, 1, 1, settings={"job": job}))
+    shutil.copytree(folder / "chk", tmp_path / "chk")
+    heard = run_well(Life(training.restore_whole, tmp_path, other, 1, 1, settings={"job": job}))
     for one in heard:
         assert one.last("whole") == whole
 

@@ -153,6 +153,9 @@ class Job:
         self.optimizer.zero_grad()
         self.scheduler.step()
 
+    def synchronise(self) -> None:
+        """What the next forward pass would do to buffers, so that all ranks' states compare."""
+
     def tail(self, manager: CFManager) -> None:
         """Validation would be here; a group of batches not complete yet is learnt."""
         if self.accumulate is not None and self.batches % self.accumulate:
@@ -186,6 +189,11 @@ class DdpJob(Job):
             self.model(torch.zeros(2, 3, 6, 6)).sum().backward()
         self.model.train()
         self.optimizer.zero_grad()
+
+    def synchronise(self) -> None:
+        if not self.rank.settings.get("own_buffers"):
+            for buffer in self.model.buffers():
+                dist.broadcast(buffer, 0)
 
     def not_yet(self) -> AbstractContextManager[Any]:
         return self.model.no_sync()
@@ -257,6 +265,7 @@ def train(rank: Rank) -> None:
         if manager.restore():
             rank.send("restored", manager.global_step)
         _learn(rank, job, manager, loader)
+    job.synchronise()
     rank.send("end", bits_of(job.tracked()))
 
 
@@ -345,6 +354,7 @@ def save_some(rank: Rank) -> None:
             job.update(manager)
             manager.step()
         manager.save(wait=True)
+        job.synchronise()
         rank.send("whole", whole_state(job.tracked()))
 
 

@@ -208,6 +208,30 @@ def test_a_member_finds_out_that_the_leader_gave_up(store: JointStore) -> None:
         store.leave(given_up, rank=rank)
 
 
+def test_a_member_that_fails_has_the_leader_give_up_at_once_and_say_why(
+    store: JointStore,
+) -> None:
+    pending = leader_begins(store, shares(world=4)[0])
+    store.tell_failure(5, attempt="a5", rank=1, why="OSError: disk full (during write)")
+    time = FakeTime()
+    told = r"rank 1 wrote no part: OSError: disk full \(during write\)$"
+    with pytest.raises(PersistError, match=told) as caught:
+        store.wait_for_parts(pending, [1, 2, 3], timeout_s=10.0, clock=time.clock, sleep=time.sleep)
+    assert caught.value.phase == "parts"
+    assert not time.pauses
+
+
+def test_a_failure_told_before_the_leader_begins_is_heard_and_leaves_nothing_behind(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    store.tell_failure(5, attempt="a5", rank=1, why="disk full")
+    pending = leader_begins(store, shares()[0])
+    with pytest.raises(PersistError, match="disk full"):
+        store.wait_for_parts(pending, [1, 2], timeout_s=10.0)
+    store.abort(pending)
+    assert not pending_names(disk)
+
+
 def test_a_member_that_cannot_finish_takes_only_its_own_files_away(
     store: JointStore, disk: CrashingFileOps
 ) -> None:

@@ -150,7 +150,7 @@ def test_a_tensor_that_is_there_whole_and_in_shards_is_refused() -> None:
 
 def test_a_sharded_tensor_of_which_no_rank_has_anything_is_refused() -> None:
     leader, one, two = shares()
-    leader.objects = {"m": {"sharded_tensors": {"weight": 1, "lost": 2}}, "odd": 5}
+    leader.objects = {"odd": 5, "m": {"sharded_tensors": {"weight": 1, "lost": 2}}}
     parts = [one.manifest(), two.manifest()]
     with pytest.raises(PersistError, match="'lost' of 'm': expected shards, found none from any"):
         merge(leader.manifest(), parts)
