@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from checkfreq.snapshot.boxes import Box
 from checkfreq.snapshot.dtensors import cut_of, is_dtensor, local_of
 from checkfreq.snapshot.tensors import DTYPES, copy_bits
+from checkfreq.store.boxes import Box
 
 
 class TensorRecord(Protocol):

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from checkfreq.errors import CorruptCheckpointError, StateError
-from checkfreq.snapshot.boxes import Box
 from checkfreq.snapshot.codec import decode_tree
 from checkfreq.snapshot.dtensors import empty_like, is_dtensor
 from checkfreq.snapshot.pieces import Piece, SavedTensor, TensorRecord, held
 from checkfreq.snapshot.sink import Sink
 from checkfreq.snapshot.tensors import DTYPES, decode_torch, usable_device
+from checkfreq.store.boxes import Box
 from checkfreq.types import Json
 
 

@@ -29,10 +29,10 @@ from checkfreq.snapshot.adapters.base import (
 )
 from checkfreq.snapshot.adapters.optimizer_load import OptimizerLoad, parameters_of
 from checkfreq.snapshot.adapters.optimizer_tree import optimizer_state_dict, optimizer_tree
-from checkfreq.snapshot.boxes import Box
 from checkfreq.snapshot.dtensors import is_dtensor, tensor_types
 from checkfreq.snapshot.pieces import held
 from checkfreq.snapshot.sink import Sink
+from checkfreq.store.boxes import Box
 from checkfreq.types import Json
 
 #: Key of a tensor in a parameter's state, up to its name there.
