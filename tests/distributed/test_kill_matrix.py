@@ -113,7 +113,7 @@ def kills_of(victim: str, reached: dict[tuple[str, int], int]) -> list[Kill]:
             continue
         hits = {min(2, count)}
         if point.startswith("meeting."):
-            hits = {4} if victim.startswith("worker") else {1, 4}
+            hits = {count // 2} if victim.startswith("worker") else {1, count // 2}
         kills += [Kill(victim, point, rank, hit) for hit in sorted(hits) if hit <= count]
     return kills[::2] if victim == "all" else kills
 
@@ -307,3 +307,23 @@ def test_a_missing_part_is_an_error_on_all_ranks_that_names_who_wrote_none(tmp_p
         assert "1" in one.failure.text
     assert verify_all(tmp_path / "chk") == []
     assert os.listdir(tmp_path / "chk")
+
+
+def test_a_first_checkpoint_that_some_directories_never_got_does_not_end_the_run(
+    tmp_path: Path,
+) -> None:
+    """Rank 1's directory is still empty: no checkpoint was ever one of all ranks."""
+    kill = Kill("all", "commit.mkdir", 1)
+    gate = tmp_path / "gate"
+    life = kill.applied(life_in(tmp_path, 0, local=True, steps=1000), gate)
+    with Ranks(life) as ranks:
+        ranks.watch(Path(f"{gate}.reached"))
+        ranks.watch(tmp_path / "chk-0/step-00000001/manifest.json")
+        ranks.kill_workers()
+        ranks.kill()
+        ranks.finish()
+    assert [verify_all(tmp_path / f"chk-{rank}")[:1] for rank in range(WORLD)] == [[1], []]
+
+    heard = run_well(life_in(tmp_path, 1, local=True, steps=4))
+
+    assert [one.last("done")["last_durable_step"] for one in heard] == [4, 4]
