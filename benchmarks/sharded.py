@@ -1,18 +1,18 @@
 """Checkpoints of several ranks: how the time falls with ranks, and beside torch's own.
 
-    python -m benchmarks.sharded --mib 256 --rounds 7 --folder /mnt/disk/scratch
+    python -m benchmarks.sharded --mib 256 --rounds 5 --folder /mnt/disk/scratch
 
 Real processes (gloo) train on a state of ``--mib`` in all: ``sharded``, DTensors as FSDP2 leaves
 them, and ``replicated``, as DDP has it (``split``: every rank writes a part). The training is
 matrix products and a meeting of the ranks. In each round every arm saves once, in random order,
 and training goes on until that is durable. Of several ranks the slowest counts.
 
-``held_ms``: the training thread stands still in calls of the library: the save, boundaries,
-entering the weight update. ``added_ms``: what the iterations until then took longer in all.
-``durable_s``: from the call until everything is synced and committed; ``persist_s`` (ours): that
-part behind the complete snapshot. ``raw``: as many bytes, written directly and synced by as many
-processes: the disk's own limit. torch.distributed.checkpoint syncs its files, caches its plans;
-``aside``: it stages in a thread. The first save of each arm is told apart.
+``held_ms``: the training thread stands still in calls of the library: the save (alone:
+``save_ms``), boundaries, entering the weight update. ``added_ms``: what the iterations until then
+took longer in all. ``durable_s``: from the call until everything is synced and committed;
+``persist_s`` (ours): that part behind the complete snapshot. ``raw``: as many bytes, written
+directly and synced by as many processes: the disk's own limit. torch.distributed.checkpoint syncs
+its files, caches its plans; ``aside``: it stages in a thread. The first save is told apart.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -89,14 +90,16 @@ def _arguments() -> argparse.Namespace:
 
 def launched(what: str, world: int, args: argparse.Namespace, scratch: Path) -> Seconds:
     """What ``world`` ranks measured."""
-    result = scratch / f"{what}-{world}.json"
+    result, folder = scratch / "result.json", scratch / f"{what}-{world}"
+    folder.mkdir()
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(world), "-m", "benchmarks.sharded", "--only", what]
     command += ["--mib", str(args.mib), "--tensors", str(args.tensors)]
     command += ["--rounds", str(args.rounds), "--iteration-s", str(args.iteration_s)]
-    command += ["--folder", str(scratch), "--result", str(result), "--peers", *args.peers]
+    command += ["--folder", str(folder), "--result", str(result), "--peers", *args.peers]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
+    shutil.rmtree(folder)
     seconds: Seconds = json.loads(result.read_text())
     return seconds
 
@@ -143,7 +146,7 @@ def _shown(seconds: Mapping[str, float]) -> dict[str, float]:
     return {**lasts, **holds}
 
 
-_HOLDS = {"held_s": "held_ms", "added_s": "added_ms"}
+_HOLDS = {"held_s": "held_ms", "save_s": "save_ms", "added_s": "added_ms"}
 
 
 # In a rank
@@ -165,9 +168,7 @@ def run_rank(args: argparse.Namespace) -> None:
 def sharded(args: argparse.Namespace, num_bytes: int, work: Work) -> Iterator[list[Arm]]:
     """Ours on DTensors, beside torch.distributed.checkpoint."""
     folder, state = Path(args.folder), ShardedState(num_bytes, num_tensors=args.tensors)
-    savers: dict[str, Saver] = {
-        "checkfreq": CheckFreq(folder / f"chk-{dist.get_world_size()}", state)
-    }
+    savers: dict[str, Saver] = {"checkfreq": CheckFreq(folder / "chk", state)}
     for name in args.peers:
         kind, aside = PEERS[name]
         target = folder / name.replace(", ", "-")
@@ -179,7 +180,7 @@ def sharded(args: argparse.Namespace, num_bytes: int, work: Work) -> Iterator[li
 @contextlib.contextmanager
 def replicated(args: argparse.Namespace, num_bytes: int, work: Work) -> Iterator[list[Arm]]:
     """Ours on what all ranks have: each writes a part, or the first one everything."""
-    folder = Path(args.folder) / f"replicated-{dist.get_world_size()}"
+    folder = Path(args.folder)
     state = ReplicatedState(num_bytes, num_tensors=args.tensors)
     savers: dict[str, Saver] = {
         "checkfreq, split": CheckFreq(folder / "split", state, split=True),
@@ -250,10 +251,16 @@ def meet() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """Seconds of one iteration, and of those in which the library held the training thread."""
+    """Seconds of one iteration, and of where the library may hold the training thread."""
 
     total_s: float
-    held_s: float
+    boundary_s: float
+    entering_s: float
+
+    @property
+    def held_s(self) -> float:
+        """Seconds in which it did."""
+        return self.boundary_s + self.entering_s
 
 
 def iterate(saver: Saver, state: State, work: Work, *, save: bool = False) -> Iteration:
@@ -263,11 +270,11 @@ def iterate(saver: Saver, state: State, work: Work, *, save: bool = False) -> It
     saver.boundary(save=save)
     boundary_s = time.perf_counter() - began_s
     work.compute()
-    entering_s = time.perf_counter()
+    asked_s = time.perf_counter()
     with saver.updating():
-        entered_s = time.perf_counter()
+        entering_s = time.perf_counter() - asked_s
         state.change()
-    return Iteration(time.perf_counter() - began_s, boundary_s + entered_s - entering_s)
+    return Iteration(time.perf_counter() - began_s, boundary_s, entering_s)
 
 
 def sample(name: str, saver: Saver, state: State, work: Work) -> dict[str, float]:
@@ -281,6 +288,7 @@ def sample(name: str, saver: Saver, state: State, work: Work) -> dict[str, float
     clean_s = statistics.median(one.total_s for one in clean)
     figures = {
         "held_s": sum(one.held_s for one in touched),
+        "save_s": touched[0].boundary_s,
         "added_s": sum(one.total_s for one in touched) - len(touched) * clean_s,
         **saver.finish(),
     }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from checkfreq.errors import StateError
-from checkfreq.snapshot.boxes import Box
+from checkfreq.store.boxes import Box
 
 _MODULE = "torch.distributed.tensor"
 

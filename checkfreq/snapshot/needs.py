@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from checkfreq.checkpoint import CFCheckpoint
-from checkfreq.snapshot.boxes import Box
 from checkfreq.snapshot.layout import file_name
 from checkfreq.snapshot.parts import stem_of
 from checkfreq.snapshot.pieces import TensorRecord
+from checkfreq.store.boxes import Box
 from checkfreq.types import Json, Role
 
 

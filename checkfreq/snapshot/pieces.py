@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from checkfreq.snapshot.boxes import Box
 from checkfreq.snapshot.dtensors import cut_of, is_dtensor, local_of
 from checkfreq.snapshot.tensors import DTYPES, copy_bits
+from checkfreq.store.boxes import Box
 
 
 class TensorRecord(Protocol):
@@ -61,9 +61,14 @@ class SavedTensor:
         """What of ``box`` was not read, or is in no file."""
         return box.without(piece.box for piece in self.pieces if piece.data is not None)
 
+    @property
+    def is_in_one_piece(self) -> bool:
+        """Whether all of it lies in one file."""
+        return len(self.pieces) == 1 and self.pieces[0].box.sizes == self.shape
+
     def view(self) -> Tensor:
         """All of it, for reading: where it lies if it is in one piece, else put together."""
-        if len(self.pieces) == 1 and self.pieces[0].box.sizes == self.shape:
+        if self.is_in_one_piece:
             return self.pieces[0].view()
         whole = torch.empty(self.shape, dtype=DTYPES[self.dtype], device="cpu")
         self.copy_to(whole)

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from checkfreq.errors import CheckFreqError, PersistError
-from checkfreq.store.boxes import Box, Shape, fault_of
+from checkfreq.store.boxes import Box
+from checkfreq.store.cover import Placed, Shape, fault_of
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.types import Json
 
@@ -112,14 +113,14 @@ def check_shards(manifest: Manifest) -> None:
     for (name, key), shards in tensors.items():
         where = f"tensor {key!r:.80} of {name!r:.80}"
         if any(shard.whole_file for shard in shards):
-            rank = shards[0].box.rank
+            rank = shards[0].placed.rank
             _refuse(manifest, f"{where}: expected whole or in shards, found both (rank {rank})")
         for what, values in (
             ("shape", [list(shard.shape) for shard in shards]),
             ("dtype", [shard.dtype for shard in shards]),
         ):
             _same(manifest, f"{where}: {what}", shards, values)
-        fault = fault_of(shards[0].shape, [shard.box for shard in shards], whole=whole)
+        fault = fault_of(shards[0].shape, [shard.placed for shard in shards], whole=whole)
         if fault:
             _refuse(manifest, f"{where}: {fault}")
 
@@ -128,7 +129,7 @@ def check_shards(manifest: Manifest) -> None:
 class _Shard:
     """A box of a tensor of ``shape``; ``whole_file``: the tensor is also in the object's file."""
 
-    box: Box
+    placed: Placed
     shape: Shape
     dtype: str
     whole_file: bool
@@ -146,7 +147,7 @@ def _by_tensor(manifest: Manifest) -> dict[tuple[str, str], list[_Shard]]:
                 f"expected it in {file_of(name, rank)}, found no such tensor",
             )
         whole_file = key in tensors.get(f"{name}{_SUFFIX}", {})
-        shard = _Shard(Box(rank, offsets, entry.shape), shape, entry.dtype, whole_file)
+        shard = _Shard(Placed(rank, Box(offsets, entry.shape)), shape, entry.dtype, whole_file)
         found.setdefault((name, key), []).append(shard)
     return found
 
@@ -187,9 +188,9 @@ def _same(
 ) -> None:
     for shard, value in zip(shards, values, strict=True):
         if value != values[0]:
-            expected = f"{values[0]}, as rank {shards[0].box.rank} says"
+            expected = f"{values[0]}, as rank {shards[0].placed.rank} says"
             _refuse(
-                manifest, f"{what}: expected {expected}, found {value} of rank {shard.box.rank}"
+                manifest, f"{what}: expected {expected}, found {value} of rank {shard.placed.rank}"
             )
 
 

@@ -28,7 +28,7 @@ class Launch:
     folder: Path
     flags: tuple[str, ...]
     launcher: tuple[str, ...] = TORCHRUN
-    ranks: int = 2
+    ranks: int = 3
 
     @contextlib.contextmanager
     def started(self, *flags: str) -> Iterator[Running]:

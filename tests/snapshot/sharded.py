@@ -373,12 +373,23 @@ def _others(seed: int) -> tuple[CFCheckpoint, Any]:
     average._register_load_state_dict_pre_hook(lambda *_: None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**seed)
-    chk = CFCheckpoint(model=model, average=average, optimizer=optimizer, scaler=scaler)
+    hooked = torch.optim.SGD(average.parameters(), lr=0.1, momentum=0.9)
+    hooked.register_state_dict_pre_hook(lambda _: None)
+    hooked.register_load_state_dict_pre_hook(lambda *_: None)
+    hooked.param_groups[0]["params"][0].grad = average.embed.weight.detach() + 1.0
+    if seed == 1:
+        hooked.step()
+    chk = CFCheckpoint(
+        model=model, average=average, optimizer=optimizer, hooked=hooked, scaler=scaler
+    )
 
     def state() -> Any:
         buffers = [optimizer.state[p].get("momentum_buffer") for p in model.parameters()]
         models = {"model": model.state_dict(), "average": average.state_dict()}
-        return bits(wholes({**models, "buffers": buffers, "scaler": scaler.state_dict()}))
+        momenta = [hooked.state[p].get("momentum_buffer") for p in average.parameters()]
+        assert isinstance(momenta[0], DTensor | None)
+        both = {"buffers": buffers, "momenta": momenta, "scaler": scaler.state_dict()}
+        return bits(wholes({**models, **both}))
 
     return chk, state
 

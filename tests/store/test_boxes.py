@@ -1,111 +1,62 @@
-"""Boxes that cover a tensor exactly, told from those that do not."""
+"""Boxes: what overlaps, and what is left."""
 
 from __future__ import annotations
 
 import itertools
-import random
-from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkfreq.store.boxes import Box, fault_of
+from checkfreq.store.boxes import Box
 
-
-def elements(box: Box) -> list[tuple[int, ...]]:
-    ranges = (range(o, o + s) for o, s in zip(box.offsets, box.sizes, strict=True))
-    return list(itertools.product(*ranges))
-
-
-def grid(shape: tuple[int, ...], cuts: list[list[int]]) -> list[Box]:
-    """The boxes between cuts in each dimension, one per rank."""
-    edges = [
-        list(itertools.pairwise([0, *sorted(some), size]))
-        for some, size in zip(cuts, shape, strict=True)
-    ]
-    return [
-        Box(rank, tuple(a for a, _ in cell), tuple(b - a for a, b in cell))
-        for rank, cell in enumerate(itertools.product(*edges))
-    ]
+SHAPE = (5, 4, 3)
 
 
 @st.composite
-def grids(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
-    shape = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
-    cuts = [draw(st.lists(st.integers(0, size), max_size=2)) for size in shape]
-    return shape, draw(st.permutations(grid(shape, cuts)))
-
-
-@given(grids())
-def test_what_straight_cuts_leave_covers_exactly(case: tuple[tuple[int, ...], list[Box]]) -> None:
-    shape, boxes = case
-    assert fault_of(shape, boxes) == ""
-
-
-@st.composite
-def some_boxes(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
-    shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
-    boxes = []
-    for rank in range(draw(st.integers(0, 6))):
-        offsets = tuple(draw(st.integers(0, size)) for size in shape)
-        sizes = tuple(
-            draw(st.integers(0, size - start)) for size, start in zip(shape, offsets, strict=True)
-        )
-        boxes.append(Box(rank, offsets, sizes))
-    return shape, boxes
-
-
-@given(some_boxes())
-def test_any_boxes_are_judged_as_counting_every_element_does(
-    case: tuple[tuple[int, ...], list[Box]],
-) -> None:
-    shape, boxes = case
-    count = Counter(itertools.chain.from_iterable(map(elements, boxes)))
-    overlapping = any(times > 1 for times in count.values())
-    complete = len(count) == len(elements(Box(0, (0,) * len(shape), shape)))
-    assert bool(fault_of(shape, boxes, whole=False)) is overlapping
-    assert bool(fault_of(shape, boxes)) is (overlapping or not complete)
-
-
-def test_boxes_that_no_straight_cut_separates_are_compared_one_by_one() -> None:
-    windmill = [
-        Box(0, (0, 0), (1, 2)),
-        Box(1, (0, 2), (2, 1)),
-        Box(2, (2, 1), (1, 2)),
-        Box(3, (1, 0), (2, 1)),
-        Box(4, (1, 1), (1, 1)),
-    ]
-    assert fault_of((3, 3), windmill) == ""
-    windmill[4] = Box(4, (1, 1), (1, 2))
-    assert fault_of((3, 3), windmill) == (
-        "expected each element once, "
-        "found [2, 1] at [0, 2] of rank 1 and [1, 2] at [1, 1] of rank 4"
+def boxes(draw: st.DrawFn) -> Box:
+    offsets = tuple(draw(st.integers(0, size)) for size in SHAPE)
+    sizes = tuple(
+        draw(st.integers(0, size - offset)) for size, offset in zip(SHAPE, offsets, strict=True)
     )
+    return Box(offsets, sizes)
 
 
-def test_a_gap_is_said_with_the_ranks_that_gave_something() -> None:
-    boxes = [Box(0, (0, 0), (2, 3)), Box(3, (4, 0), (1, 3))]
-    assert fault_of((6, 3), boxes) == "expected 18 elements of [6, 3], found 9 from rank(s) 0, 3"
-    assert fault_of((6, 3), boxes, whole=False) == ""
+def elements(box: Box) -> set[tuple[int, ...]]:
+    ranges = (range(o, o + s) for o, s in zip(box.offsets, box.sizes, strict=True))
+    return {*itertools.product(*ranges)}
 
 
-@pytest.mark.parametrize(
-    "box",
-    [Box(2, (5, 0), (2, 3)), Box(2, (0,), (6,)), Box(2, (0, 0), (6, 3, 1)), Box(2, (7, 0), (0, 3))],
-)
-def test_a_box_outside_the_tensor_is_named(box: Box) -> None:
-    assert fault_of((6, 3), [box]) == f"expected a box within [6, 3], found {box}"
-    assert str(box).endswith("of rank 2")
+@given(boxes(), boxes())
+def test_an_overlap_holds_what_both_hold(one: Box, other: Box) -> None:
+    both = one.overlap(other)
+    assert (set() if both is None else elements(both)) == elements(one) & elements(other)
 
 
-def test_a_tensor_without_dimensions_is_covered_by_one_box_only() -> None:
-    assert fault_of((), [Box(0, (), ())]) == ""
-    assert "element once" in fault_of((), [Box(0, (), ()), Box(1, (), ()), Box(2, (), ())])
-    assert fault_of((), []) == "expected 1 elements of [], found 0 from rank(s) "
+@given(boxes(), st.lists(boxes(), max_size=4))
+def test_what_is_left_is_what_no_other_holds_and_does_not_overlap(
+    box: Box, others: list[Box]
+) -> None:
+    left = box.without(others)
+    expected = elements(box).difference(*map(elements, others))
+    assert sum(piece.num_elements for piece in left) == len(expected)
+    assert set().union(*map(elements, left)) == expected
 
 
-def test_thousands_of_boxes_are_told_apart_without_comparing_each_pair() -> None:
-    boxes = grid((64, 64, 4), [list(range(1, 64)), list(range(1, 64)), [2]])
-    random.Random(0).shuffle(boxes)
-    assert fault_of((64, 64, 4), boxes) == ""
+def test_a_scalar_is_one_box_without_sides() -> None:
+    scalar = Box.whole(())
+    assert scalar.num_elements == 1
+    assert scalar.overlap(scalar) == scalar
+    assert scalar.without([scalar]) == []
+    assert scalar.without([]) == [scalar]
+
+
+def test_a_box_lies_in_a_shape_of_as_many_dimensions_that_is_large_enough() -> None:
+    assert Box((1, 0), (2, 3)).lies_in((3, 3))
+    assert not Box((1, 0), (3, 3)).lies_in((3, 3))
+    assert not Box((-1, 0), (1, 1)).lies_in((3, 3))
+    assert not Box((0,), (1,)).lies_in((3, 3))
+
+
+def test_its_text_is_its_ranges() -> None:
+    assert str(Box((1, 0), (2, 3))) == "[1:3, 0:3]"
+    assert Box((2, 1), (1, 1)).within(Box((1, 1), (2, 3))) == Box((1, 0), (1, 1))

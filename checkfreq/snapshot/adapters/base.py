@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from checkfreq.errors import CorruptCheckpointError, StateError
-from checkfreq.snapshot.boxes import Box
 from checkfreq.snapshot.codec import decode_tree
 from checkfreq.snapshot.dtensors import empty_like, is_dtensor
 from checkfreq.snapshot.pieces import Piece, SavedTensor, TensorRecord, held
 from checkfreq.snapshot.sink import Sink
 from checkfreq.snapshot.tensors import DTYPES, decode_torch, usable_device
+from checkfreq.store.boxes import Box
 from checkfreq.types import Json
 
 
@@ -188,8 +188,11 @@ class Saved:
         key = (self.aliases.get(name, name), place)
         if key not in self._owned:
             self.require(name)
-            view = self.view(name)
-            self._owned[key] = view.clone() if place.type == "cpu" else view.to(place)
+            record = self.record(name)
+            view = record.view()
+            if place.type == "cpu" and record.is_in_one_piece:
+                view = view.clone()
+            self._owned[key] = view.to(place)
         return self._owned[key]
 
     def owned_like(self, live: Tensor, name: str) -> Tensor:

@@ -22,11 +22,11 @@ from checkfreq.snapshot.adapters.base import (
     Saved,
     type_name,
 )
-from checkfreq.snapshot.boxes import Box
 from checkfreq.snapshot.dtensors import is_dtensor, local_of, tensor_types
 from checkfreq.snapshot.pieces import held
 from checkfreq.snapshot.sink import Sink
 from checkfreq.snapshot.tensors import copy_bits
+from checkfreq.store.boxes import Box
 from checkfreq.types import Json
 
 

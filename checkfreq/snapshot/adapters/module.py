@@ -17,12 +17,12 @@ from checkfreq.snapshot.adapters.base import (
     Saved,
     type_name,
 )
-from checkfreq.snapshot.boxes import Box
 from checkfreq.snapshot.dtensors import is_dtensor, local_of
 from checkfreq.snapshot.names import EXTRA_STATE, ModuleIndex, Node, own_state
 from checkfreq.snapshot.pieces import held
 from checkfreq.snapshot.sink import Sink
 from checkfreq.snapshot.tensors import DTYPE_NAMES, LAZY
+from checkfreq.store.boxes import Box
 from checkfreq.types import Json
 
 

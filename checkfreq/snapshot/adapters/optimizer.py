@@ -9,9 +9,10 @@ state is a flat dict of tensors, nearly all, share one record per set of names.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeGuard
 
 from torch import Tensor
@@ -28,10 +29,10 @@ from checkfreq.snapshot.adapters.base import (
 )
 from checkfreq.snapshot.adapters.optimizer_load import OptimizerLoad, parameters_of
 from checkfreq.snapshot.adapters.optimizer_tree import optimizer_state_dict, optimizer_tree
-from checkfreq.snapshot.boxes import Box
 from checkfreq.snapshot.dtensors import is_dtensor, tensor_types
 from checkfreq.snapshot.pieces import held
 from checkfreq.snapshot.sink import Sink
+from checkfreq.store.boxes import Box
 from checkfreq.types import Json
 
 #: Key of a tensor in a parameter's state, up to its name there.
@@ -154,15 +155,17 @@ class OptimizerAdapter:
         if not load.compare(findings, self._scheduled()):
             return Changes()
         if loads_its_own_way(self._optimizer):
-            return Changes(fallible=[self._by_load_state_dict(saved)])
+            return Changes(fallible=[self._by_load_state_dict(saved, load.live_dtensors())])
         return Changes(copies=[load.apply])
 
-    def _by_load_state_dict(self, saved: Saved) -> Fallible:
+    def _by_load_state_dict(
+        self, saved: Saved, live: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> Fallible:
         def keep() -> Callable[[], None]:
             return partial(self._optimizer.load_state_dict, deepcopy(self._optimizer.state_dict()))
 
         def load() -> None:
-            self._optimizer.load_state_dict(optimizer_state_dict(saved))
+            self._optimizer.load_state_dict(optimizer_state_dict(saved, live=live))
 
         return Fallible(self._name, keep, load)
 

@@ -79,9 +79,8 @@ class OptimizerLoad:
 
     def _check_nodes(self) -> None:
         tree = self._tree
-        parameters = parameters_of(self._optimizer)
-        for number, pairs in tree.state.items():
-            live = self._like(parameters, number, pairs)
+        live = self.live_dtensors()
+        for pairs in tree.state.values():
             for name, value in pairs:
                 self._saved.check(name)
                 self._saved.check(value, live=live)
@@ -91,13 +90,16 @@ class OptimizerLoad:
         for node in (*tree.whole.values(), *(g.values for g in tree.groups)):
             self._saved.check(node)
 
-    def _like(
-        self, parameters: list[Tensor], number: int, pairs: list[tuple[Json, Json]]
-    ) -> dict[str, Tensor]:
-        """By key, the DTensors that are cut as the saved tensors are to be."""
-        if number >= len(parameters) or not is_dtensor(parameters[number]):
-            return {}
-        parameter, found = parameters[number], {}
+    def live_dtensors(self) -> dict[str, Tensor]:
+        """By key, DTensors that are cut as the saved tensors are to be."""
+        found: dict[str, Tensor] = {}
+        for number, parameter in enumerate(parameters_of(self._optimizer)):
+            if is_dtensor(parameter):
+                found.update(self._like(parameter, self._tree.state.get(number, [])))
+        return found
+
+    def _like(self, parameter: Tensor, pairs: list[tuple[Json, Json]]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
         states = self._optimizer.state.get(parameter, {})
         for name, node in pairs:
             if isinstance(node, dict) and isinstance(name, str) and "$tensor" in node:

@@ -5,8 +5,12 @@ Values stay JSON nodes: whoever places a tensor decides where it goes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
+
+from torch import Tensor
 
 from checkfreq.snapshot.adapters.base import Saved
 from checkfreq.types import Json
@@ -106,15 +110,20 @@ def _entries(node: Json) -> dict[str, Json]:
     return dict(node["$dict"])
 
 
-def optimizer_state_dict(saved: Saved) -> dict[str, Any]:
-    """What ``optimizer.state_dict()`` returned, of owned CPU tensors."""
+def optimizer_state_dict(
+    saved: Saved, *, live: Mapping[str, Tensor] = MappingProxyType({})
+) -> dict[str, Any]:
+    """What ``optimizer.state_dict()`` returned, of owned CPU tensors, or DTensors like ``live``."""
     if "state_dict" in saved.json:
-        state: dict[str, Any] = saved.decode(saved.field("state_dict"), on_cpu=True)
+        node = saved.field("state_dict")
+        state: dict[str, Any] = saved.decode(node, on_cpu=True, live=live)
         return state
     tree = optimizer_tree(saved)
     assert tree is not None
     numbered: dict[Any, Any] = {
-        number: {saved.decode(name): saved.decode(value, on_cpu=True) for name, value in items}
+        number: {
+            saved.decode(name): saved.decode(value, on_cpu=True, live=live) for name, value in items
+        }
         for number, items in sorted(tree.state.items())
     }
     numbered.update(
