@@ -429,6 +429,8 @@ class CFManager:
         found = self._find(step)
         if found is None:
             self._may_start = True
+            if not self._role.shares_all:  # some may hold what was never one of all ranks
+                self._persistence.supersede_after = -1
             return False
         compare = partial(plan_restore, found, self._chk, path=self._chk_dir, rank=self._role.rank)
         compare = partial(compare, only=only, exclude=exclude, strict=strict)

@@ -141,7 +141,10 @@ class Restorer:
         return self._store.manifest(step)
 
     def holdings(self) -> Json:
-        """What the directory holds: the attempt of each step, or what is wrong with its record."""
+        """What the directory holds: the attempt of each step, or what is wrong with its record.
+
+        ``is_common``: there was a step that every directory of the run held.
+        """
         attempts, damaged = {}, {}
         for step in self._store.steps():
             try:
@@ -150,8 +153,12 @@ class Restorer:
                 damaged[step] = str(error)
         if not attempts and not damaged:
             self._require_none_set_aside()
-        held = self._store.ever_held()
-        return {"attempts": attempts, "damaged": damaged, "ever_held": held}
+        return {
+            "attempts": attempts,
+            "damaged": damaged,
+            "ever_held": self._store.ever_held(),
+            "is_common": self._store.ever_held_common(),
+        }
 
 
 def plan_restore(

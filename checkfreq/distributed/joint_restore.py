@@ -7,6 +7,7 @@ verify the newest common one, and go back together if it is damaged for one of t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,8 @@ from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import Rejected
 from checkfreq.types import Json, Role
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class _Common:
@@ -29,6 +32,7 @@ class _Common:
     steps: tuple[int, ...]
     damaged: Mapping[int, str]
     ever_held: bool
+    is_common: bool
     text: str
 
 
@@ -59,6 +63,11 @@ class JointRestorer:
             raise NoCheckpointError(f"not every rank has step {step}; they have: {common.text}")
         if not common.steps and not common.damaged and not common.ever_held:
             return None
+        if not common.steps and not self._role.shares_all and not common.is_common:
+            logger.warning(
+                "no checkpoint was ever one of all ranks (%s): starting over", common.text
+            )
+            return None
         rejected: list[Rejected] = []
         candidates = common.steps if step is None else (step,)
         damaged = common.damaged if step is None else {}
@@ -78,7 +87,9 @@ class JointRestorer:
             decide=_common,
         )
         damaged = {int(step): text for step, text in reply["damaged"].items()}
-        return _Common(tuple(reply["steps"]), damaged, reply["ever_held"], reply["text"])
+        return _Common(
+            tuple(reply["steps"]), damaged, reply["ever_held"], reply["is_common"], reply["text"]
+        )
 
     def _read_together(self, step: int, rejected: list[Rejected]) -> Found | None:
         """The step as this rank needs it; None, and one more rejected, if one cannot have it."""
@@ -143,6 +154,7 @@ def _common(said: Sequence[Json]) -> Json:
         "steps": steps,
         "damaged": damaged,
         "ever_held": any(words["ever_held"] for words in held.values()),
+        "is_common": any(words["is_common"] for words in held.values()),
         "text": "; ".join(f"rank {rank}: {_steps(words)}" for rank, words in held.items()),
     }
 

@@ -46,8 +46,8 @@ class Site:
         if not self.lock.is_held():
             raise PermissionError(f"the lock on the checkpoint directory was lost{consequence}")
 
-    def maintain(self, request: p.Prune | p.AddMark | p.Quarantine) -> tuple[int, ...]:
-        """Prune, mark or quarantine; returns the steps concerned."""
+    def maintain(self, request: p.Maintenance) -> tuple[int, ...]:
+        """Change the directory besides commits; returns the steps concerned."""
         self.require_lock()
         match request:
             case p.Prune():
@@ -58,6 +58,8 @@ class Site:
                 )
             case p.Quarantine():
                 self.store.quarantine(request.step, request.reason)
+            case p.Confirm():
+                self.store.note_common(request.step)
         return (request.step,)
 
 

@@ -163,6 +163,10 @@ class Persistence:
 
     def confirm(self, step: int) -> None:
         """Every directory of the run holds its share of ``step``: what is older may go."""
+        if self.confirmed_step == step:
+            return
+        if not self.store.ever_held_common():
+            self.persister.ask(p.Confirm(step))
         self.confirmed_step = step
         if self._known is not None:
             self._prune()

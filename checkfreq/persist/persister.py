@@ -53,7 +53,7 @@ class Persister:
         self._slots: dict[int, _SlotRecord] = {}
         self._layouts: dict[int, tuple[FileSpec, ...]] = {}
         self._in_flight: dict[str, p.Persist] = {}
-        self._asked: deque[p.Prune | p.AddMark | p.Quarantine] = deque()
+        self._asked: deque[p.Maintenance] = deque()
         self._opened = False
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: p.Channel | None = None
@@ -205,7 +205,7 @@ class Persister:
             self._in_flight[request.attempt] = request
             self._tell(request)
 
-    def ask(self, request: p.Prune | p.AddMark | p.Quarantine) -> None:
+    def ask(self, request: p.Maintenance) -> None:
         """Request maintenance; carried out in order, the answer comes through ``poll``."""
         self._asked.append(request)
         self._tell(request)

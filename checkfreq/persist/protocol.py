@@ -112,6 +112,13 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True)
+class Confirm:
+    """``step`` is committed in every directory of the run: note that there was such a one."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Finish everything that was asked before, release the lock, exit."""
 
@@ -176,7 +183,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A prune, mark or quarantine was carried out (``steps`` concerned)."""
+    """Maintenance was carried out (``steps`` concerned)."""
 
     request: str
     steps: tuple[int, ...]
@@ -184,7 +191,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A prune, mark or quarantine failed; nothing durable is lost by it."""
+    """Maintenance failed; nothing durable is lost by it."""
 
     request: str
     message: str
@@ -199,6 +206,7 @@ Message = (
     | AddMark
     | Prune
     | Quarantine
+    | Confirm
     | Close
     | Waiting
     | Opened
@@ -208,6 +216,8 @@ Message = (
     | Done
     | Trouble
 )
+#: What changes the directory besides commits.
+Maintenance = Prune | AddMark | Quarantine | Confirm
 _TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in Message.__args__}
 
 

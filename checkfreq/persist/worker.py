@@ -61,7 +61,7 @@ class Desk:
                 self._site.layouts[request.slot] = request.files
             case p.Persist():
                 self._persist(request)
-            case p.Prune() | p.AddMark() | p.Quarantine():
+            case p.Prune() | p.AddMark() | p.Quarantine() | p.Confirm():
                 self._maintain(request)
             case _:
                 raise AssertionError(f"not a request: {request}")
@@ -150,7 +150,7 @@ class Desk:
 
     # ---- maintenance
 
-    def _maintain(self, request: p.Prune | p.AddMark | p.Quarantine) -> None:
+    def _maintain(self, request: p.Maintenance) -> None:
         name = type(request).__name__
         try:
             steps = self._site.maintain(request)

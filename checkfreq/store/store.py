@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 _STEP = re.compile(r"step-([0-9]{8,18})")
 _PENDING = re.compile(r"\.tmp-([0-9]{1,18})-([A-Za-z0-9_-]{1,64})")
 _STALE = (".tmp-", ".trash-")
+#: Of a run with a directory per node: the first step that was committed in all of them.
+_COMMON = "common"
 
 T = TypeVar("T")
 
@@ -216,7 +218,19 @@ class CheckpointStore:
         """Pin or unpin a step (None: leave it), and add metrics to it; durable on return."""
         self._append_mark(mark_line(step, keep=keep, metrics=metrics))
 
+    def note_common(self, step: int) -> None:
+        """Remember that a step was committed in every directory of a run; durable on return.
+
+        Before that, what only some directories hold is no checkpoint of the run.
+        """
+        self.ops.replace_file(self.root / _COMMON, f"{step}\n".encode())
+        self.ops.sync_dir(self.root)
+
     # Reading: for anyone.
+
+    def ever_held_common(self) -> bool:
+        """Whether there was ever a step that every directory of the run held."""
+        return self.ops.exists(self.root / _COMMON)
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of ``step`` is, or would be."""

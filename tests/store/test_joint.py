@@ -394,3 +394,12 @@ def test_the_manifest_of_one_rank_is_of_format_1_as_ever(store: JointStore) -> N
     data = store.ops.read_bytes(store.path(5) / "manifest.json")
     assert data.startswith(b'{"format_version": 1, ')
     assert Manifest.decode(data, path="m").ranks == {}
+
+
+def test_that_there_was_a_step_of_all_directories_survives_a_power_cut(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    assert not store.ever_held_common()
+    store.note_common(5)
+    for after in disk.survivors():
+        assert JointStore(ROOT, ops=after).ever_held_common()
