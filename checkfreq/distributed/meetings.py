@@ -13,7 +13,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from itertools import count
 from typing import Any
 
@@ -33,6 +32,9 @@ _managers = count(1)
 
 #: How long rank 0 stays for the others to hear its last words: it may keep the store.
 _FAREWELL_S = 5.0
+#: How long a rank that got a stop signal waits for others: launchers kill 30 s after it.
+_HURRIED_S = 15.0
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 5e-5, 0.05
 
 #: Errors on which all ranks agree, by the name in a reply.
 _AGREED: Mapping[str, type[CheckFreqError]] = {"ConfigError": ConfigError, "StateError": StateError}
@@ -72,14 +74,22 @@ def ranks_together(*, timeout_s: float) -> Meetings | None:
 class Meetings:
     """The meetings of one manager's ranks, held in the same order by all of them.
 
-    ``store`` keeps the words; no meeting lasts longer than ``timeout_s`` from the arrival of
-    whoever came last but is missing nobody, and none longer than that for a rank that waits.
+    ``store`` keeps the words. No rank waits longer than ``timeout_s`` for the others to come.
     """
 
-    def __init__(self, store: Any, *, rank: int, world: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        store: Any,
+        *,
+        rank: int,
+        world: int,
+        timeout_s: float,
+    ) -> None:
         self.rank = rank
         self.world = world
         self.timeout_s = timeout_s
+        #: Whether a stop signal came: then there is less time for the others.
+        self.is_hurried: Callable[[], bool] = lambda: False
         self._store = store
         self._number = 0
         self._owes_reply = False
@@ -120,7 +130,7 @@ class Meetings:
             raise
         except RuntimeError as error:  # the store's: its keeper is gone
             self._over = True
-            raise self._lost([0], phase, f"the store that it keeps is gone: {error}") from error
+            raise self._lost([0], phase, f"keeps a store that is gone: {error}") from error
         faults.reach("meeting.hear")
         if "error" in reply:
             raise _raised(reply)
@@ -129,12 +139,12 @@ class Meetings:
     def act(self, phase: str, action: Callable[[], Json], *, decide: Decide = said_by_each) -> Json:
         """Do something on every rank, then meet; if it failed on one, it is an error on all.
 
-        The rank on which ``action`` raised a CheckFreqError or OSError raises that; the others a
-        RankError with its words.
+        The rank on which ``action`` raised raises that; the others a RankError with its words.
         """
+        failure: Exception | None = None
         try:
-            said, failure = {"done": action()}, None
-        except (CheckFreqError, OSError) as error:
+            said = {"done": action()}
+        except Exception as error:
             said, failure = {"failed": f"{type(error).__name__}: {error}"}, error
         reply = self.meet(phase, said, decide=lambda all_said: _if_none_failed(all_said, decide))
         if failure is not None:
@@ -201,14 +211,24 @@ class Meetings:
             raise self._missing(missing or [0], phase)
         return self._hear("all")
 
-    def _wait_for(self, keys: Sequence[object]) -> list[Any]:
-        """Wait for what others say; returns who has said nothing at the deadline."""
+    def _wait_for(self, keys: Sequence[object], timeout_s: float | None = None) -> list[Any]:
+        """Wait for what others say; returns who has said nothing at the deadline.
+
+        Looks ever less often, but never waits much longer than it would have had to. The store's
+        own wait would keep signals from being handled, and not be told of a hurry.
+        """
         names = [f"{self._number}/{key}" for key in keys]
-        try:
-            self._store.wait(names, timedelta(seconds=self.timeout_s))
-        except RuntimeError:  # DistStoreError; a FileStore has no error of its own for it
-            return [key for key in keys if not self._is_there(key)]
+        start_s = time.monotonic()
+        while not self._store.check(names):
+            waited_s = time.monotonic() - start_s
+            if waited_s >= (self._patience_s() if timeout_s is None else timeout_s):
+                return [key for key in keys if not self._is_there(key)]
+            time.sleep(min(max(waited_s / 4, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S))
         return []
+
+    def _patience_s(self) -> float:
+        """A run that was told to stop has no time for a rank that is most likely gone."""
+        return min(self.timeout_s, _HURRIED_S) if self.is_hurried() else self.timeout_s
 
     def _is_there(self, key: object) -> bool:
         return bool(self._store.check([f"{self._number}/{key}"]))
@@ -236,7 +256,7 @@ class Meetings:
         return self._lost(
             ranks,
             phase,
-            f"did not come within {self.timeout_s:g} s (CFConfig.rank_timeout_s): lost, or doing "
+            f"did not come within {self._patience_s():g} s (CFConfig.rank_timeout_s): lost, or doing "
             "something else. Making the CFManager, step(), save(), restore(), wait() and close() "
             "are for all ranks together",
         )
@@ -272,8 +292,7 @@ class Meetings:
             if self.rank != 0:
                 self._say(self.rank, {"left": "it closed its manager"})
                 return
-            names = [f"{self._number}/{rank}" for rank in range(1, self.world)]
-            self._store.wait(names, timedelta(seconds=min(_FAREWELL_S, self.timeout_s)))
+            self._wait_for(range(1, self.world), min(_FAREWELL_S, self.timeout_s))
         except RuntimeError:
             logger.debug("not everybody said good-bye", exc_info=True)
 

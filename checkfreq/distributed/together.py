@@ -48,6 +48,7 @@ class Together:
         self._persistence = pipeline.persistence
         self._profiler = profiler
         self._notice = notice
+        meetings.is_hurried = lambda: notice.is_set
         self._config = config
 
     def each(self, phase: str, action: Callable[[], T]) -> T:

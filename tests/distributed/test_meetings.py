@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from checkfreq.distributed import meetings as meetings_module
 from checkfreq.distributed.meetings import Meetings, ranks_of_process, said_by_each
 from checkfreq.distributed.rendezvous import agree_on_token
 from checkfreq.errors import CheckFreqError, ConfigError, PersistError, RankError, StateError
@@ -72,6 +73,23 @@ def test_a_rank_that_does_not_come_is_named_on_all_others() -> None:
     for error in (first, third):
         assert isinstance(error, RankError)
         assert (error.ranks, error.phase) == ((1,), "step")
+    assert "rank 1 did not come within 0.2 s" in str(first)
+
+
+def test_a_rank_that_was_told_to_stop_waits_for_no_lost_one_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(meetings_module, "_HURRIED_S", 0.2)
+
+    def told_to_stop(meetings: Meetings) -> None:
+        meetings.is_hurried = lambda: True
+        meetings.meet("step", None, decide=said_by_each)
+
+    def absent(meetings: Meetings) -> None:
+        return None
+
+    first, _ = on_ranks(told_to_stop, absent, timeout_s=3600.0)
+    assert isinstance(first, RankError)
     assert "rank 1 did not come within 0.2 s" in str(first)
 
 
