@@ -32,8 +32,6 @@ _managers = count(1)
 
 #: How long rank 0 stays for the others to hear its last words: it may keep the store.
 _FAREWELL_S = 5.0
-#: How long a rank that got a stop signal waits for others: launchers kill 30 s after it.
-_HURRIED_S = 15.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 5e-5, 0.05
 
 #: Errors on which all ranks agree, by the name in a reply.
@@ -74,7 +72,8 @@ def ranks_together(*, timeout_s: float) -> Meetings | None:
 class Meetings:
     """The meetings of one manager's ranks, held in the same order by all of them.
 
-    ``store`` keeps the words. No rank waits longer than ``timeout_s`` for the others to come.
+    ``store`` keeps the words. No rank waits longer than ``timeout_s`` for the others to come, nor
+    than ``hurried_timeout_s`` once it was told to stop: launchers kill 30 s after that.
     """
 
     def __init__(
@@ -84,10 +83,12 @@ class Meetings:
         rank: int,
         world: int,
         timeout_s: float,
+        hurried_timeout_s: float = 15.0,
     ) -> None:
         self.rank = rank
         self.world = world
         self.timeout_s = timeout_s
+        self._hurried_s = min(timeout_s, hurried_timeout_s)
         #: Whether a stop signal came: then there is less time for the others.
         self.is_hurried: Callable[[], bool] = lambda: False
         self._store = store
@@ -228,7 +229,7 @@ class Meetings:
 
     def _patience_s(self) -> float:
         """A run that was told to stop has no time for a rank that is most likely gone."""
-        return min(self.timeout_s, _HURRIED_S) if self.is_hurried() else self.timeout_s
+        return self._hurried_s if self.is_hurried() else self.timeout_s
 
     def _is_there(self, key: object) -> bool:
         return bool(self._store.check([f"{self._number}/{key}"]))
@@ -256,9 +257,9 @@ class Meetings:
         return self._lost(
             ranks,
             phase,
-            f"did not come within {self._patience_s():g} s (CFConfig.rank_timeout_s): lost, or doing "
-            "something else. Making the CFManager, step(), save(), restore(), wait() and close() "
-            "are for all ranks together",
+            f"did not come within {self._patience_s():g} s (CFConfig.rank_timeout_s): lost, or "
+            "doing something else. Making the CFManager, step(), save(), restore(), wait() and "
+            "close() are for all ranks together",
         )
 
     def _lost(self, ranks: Sequence[int], phase: str, why: str) -> RankError:
