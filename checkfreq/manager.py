@@ -436,7 +436,7 @@ class CFManager:
         compare = partial(compare, only=only, exclude=exclude, strict=strict)
         plan = self._ranks.each("restore(): comparing", compare)
         del compare
-        self._ranks.each("restore(): loading", lambda: self._apply(plan))
+        self._load(plan)
         self._may_start = True  # not earlier: a run that failed to restore must not start over
         self._continue_from(found, explicit=step is not None)
         plan.apply_rng()
@@ -455,13 +455,18 @@ class CFManager:
         )
         return self._ranks.find(restorer, step, chk=self._chk)
 
-    def _apply(self, plan: RestorePlan) -> None:
-        # First: an iterator may refuse.
-        take_back = self._positions.restore(by_name(plan.all_positions))
+    def _load(self, plan: RestorePlan) -> None:
+        taken: list[Callable[[], None]] = []
+
+        def place() -> None:
+            taken.append(self._positions.restore(by_name(plan.all_positions)))
+
         try:
-            plan.apply()
+            self._ranks.each("restore(): positions", place)  # first: an iterator may refuse
+            self._ranks.each("restore(): loading", plan.apply)
         except Exception:
-            take_back()
+            for take_back in taken:
+                take_back()
             raise
 
     def _continue_from(self, found: Found, *, explicit: bool) -> None:

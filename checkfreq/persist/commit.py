@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from checkfreq.errors import PersistError
@@ -23,16 +24,22 @@ from checkfreq.types import FileSpec, Role
 
 #: Room left on the disk beyond a checkpoint's own bytes: manifest, pointer, events.
 _SPARE_BYTES = 4 << 20
+#: How long a leader whose trainer is gone waits for the others' parts at least.
+_HURRIED_S = 10.0
 
 
 @dataclass(slots=True)
 class Site:
-    """The opened directory, and what the attempts of one worker share. ``lock``: the leader's."""
+    """The opened directory, and what the attempts of one worker share.
+
+    ``lock``: the leader's. ``is_hurried``: whether the trainer is gone.
+    """
 
     role: Role
     store: JointStore
     writer: SnapshotWriter
     lock: DirectoryLock | None
+    is_hurried: Callable[[], bool] = lambda: False
     slots: dict[int, mmap.mmap] = field(default_factory=dict)
     layouts: dict[int, tuple[FileSpec, ...]] = field(default_factory=dict)
     #: A commit of this worker has set the later steps aside. Snapshots that were handed over
@@ -178,7 +185,14 @@ class LeadersAttempt(Attempt):
         self.phase = "parts"
         store, role = self._site.store, self._site.role
         others = [rank for rank in role.group if rank != role.rank]
-        store.wait_for_parts(pending, others, timeout_s=self._request.part_timeout_s)
+        store.wait_for_parts(
+            pending,
+            others,
+            timeout_s=self._request.part_timeout_s,
+            # A successor waits for the directory, and parts take about as long as one another.
+            hurried_timeout_s=max(_HURRIED_S, 2 * (self._written_s - self._start_s)),
+            is_hurried=self._site.is_hurried,
+        )
         return store.merge_parts(pending, own, others)
 
 

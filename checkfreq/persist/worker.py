@@ -95,7 +95,7 @@ class Desk:
             chunk_bytes=request.write_chunk_bytes,
             limiter=self._limiter,
         )
-        self._site = Site(request.role, store, writer, lock)
+        self._site = Site(request.role, store, writer, lock, self.trainer_gone.is_set)
         self._reply(p.Opened(os.getpid()))
 
     def _take_over(self, request: p.Open) -> tuple[JointStore, DirectoryLock | None]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -70,25 +71,27 @@ class JointStore(CheckpointStore):
         ranks: Collection[int],
         *,
         timeout_s: float,
+        hurried_timeout_s: float = math.inf,
+        is_hurried: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Return once the parts of these ranks are there; PersistError names those that are not.
 
         At once if one of them says that it failed. Otherwise there is nothing to be told by:
-        another machine writes them.
+        another machine writes them. Once ``is_hurried()``, the wait is no longer than that time.
         """
         faults.reach("parts.wait")
-        deadline_s = clock() + timeout_s
-        pause_s = _FIRST_PAUSE_S
+        start_s, pause_s = clock(), _FIRST_PAUSE_S
         while missing := self._missing(pending, ranks):
             self._require_no_failure(pending, missing)
-            left_s = deadline_s - clock()
+            limit_s = min(timeout_s, hurried_timeout_s) if is_hurried() else timeout_s
+            left_s = start_s + limit_s - clock()
             if left_s <= 0:
                 named = ", ".join(str(rank) for rank in missing)
                 raise PersistError(
                     f"step {pending.step} was not committed: rank(s) {named} wrote no part within "
-                    f"{timeout_s:g} s (lost, late, or {self.root} is not the same for all)",
+                    f"{limit_s:g} s (lost, late, or {self.root} is not the same for all)",
                     step=pending.step,
                     phase="parts",
                 )

@@ -176,6 +176,22 @@ def test_a_missing_part_is_an_error_at_the_deadline_that_names_the_ranks(
     assert max(time.pauses) == 0.05
 
 
+def test_a_leader_in_a_hurry_waits_less_long_for_a_missing_part(store: JointStore) -> None:
+    pending = leader_begins(store, shares()[0])
+    time = FakeTime()
+    with pytest.raises(PersistError, match=r"rank\(s\) 1, 2 wrote no part within 3 s"):
+        store.wait_for_parts(
+            pending,
+            [1, 2],
+            timeout_s=60.0,
+            hurried_timeout_s=3.0,
+            is_hurried=lambda: time.now_s > 102.0,
+            clock=time.clock,
+            sleep=time.sleep,
+        )
+    assert time.now_s == pytest.approx(103.0)
+
+
 def test_a_leader_without_others_waits_for_nobody(store: JointStore, disk: CrashingFileOps) -> None:
     pending = leader_begins(store, shares(world=1)[0])
     store.wait_for_parts(pending, [], timeout_s=0.0)
