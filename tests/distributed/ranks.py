@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 import traceback
 import uuid
@@ -35,6 +36,9 @@ LIMIT_S = 60.0
 
 #: Then a rank prints its stack and ends: before ``LIMIT_S``, so that the test can say more.
 STUCK_S = 45.0
+
+#: Starting a process looks after all others; one whose end two threads note at once has none.
+_LOOKING = threading.Lock()
 
 #: Where the ranks' store is: in a file, in the parent as torchrun's agent has it, in rank 0.
 Where = Literal["file", "agent", "rank 0"]
@@ -177,7 +181,7 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         self.kill()
         for process in self._processes:
-            process.join(LIMIT_S)
+            _ended(process, LIMIT_S)
         for pipe in self._pipes:
             pipe.close()
 
@@ -186,7 +190,8 @@ class Ranks:
         process = FORK_SERVER.Process(
             target=run_rank, args=(self._life, rank, theirs, self._meeting_place)
         )
-        process.start()
+        with _LOOKING:
+            process.start()
         theirs.close()
         self._pipes[pipe] = rank
         self._processes.append(process)
@@ -199,7 +204,7 @@ class Ranks:
         """SIGKILL the trainers of these ranks (default: of all) and their loader workers."""
         for rank in range(len(self._processes)) if ranks is None else ranks:
             process = self._processes[rank]
-            if process.is_alive():
+            if _ended(process) is None:
                 with contextlib.suppress(ProcessLookupError):  # it does not lead a group yet
                     os.killpg(process.pid, signal.SIGKILL)
                 process.kill()
@@ -227,20 +232,19 @@ class Ranks:
         while self._read():
             pass
         for process, heard in zip(self._processes, self.heard, strict=True):
-            process.join(max(0.0, self._deadline_s - time.monotonic()))
-            heard.exit_code = process.exitcode
+            heard.exit_code = _ended(process, max(0.0, self._deadline_s - time.monotonic()))
             assert heard.exit_code is not None, f"a rank of {self._life} did not end: {heard}"
         return self.heard
 
     def end_with(self, victim: int) -> list[Heard]:
         """Wait for one rank's end, then do to the others what a launcher does: kill them."""
-        self.read_until(lambda: self._processes[victim].exitcode is not None)
+        self.read_until(lambda: _ended(self._processes[victim]) is not None)
         self.kill()
         return self.finish()
 
     def _read(self, most_s: float | None = None) -> bool:
         """Take in what is there, waiting for it (``most_s``); False if no rank is left."""
-        running = [process.sentinel for process in self._processes if process.exitcode is None]
+        running = [process.sentinel for process in self._processes if _ended(process) is None]
         if not self._pipes:
             return False
         left_s = self._deadline_s - time.monotonic()
@@ -250,7 +254,7 @@ class Ranks:
         for pipe in [pipe for pipe in self._pipes if pipe in ready]:
             self._take(pipe)
         for pipe, rank in list(self._pipes.items()):  # its loader workers may hold it open
-            if self._processes[rank].exitcode is not None:
+            if _ended(self._processes[rank]) is not None:
                 while pipe in self._pipes and pipe.poll():
                     self._take(pipe)
                 self._forget(pipe)
@@ -265,6 +269,14 @@ class Ranks:
     def _forget(self, pipe: Connection) -> None:
         if self._pipes.pop(pipe, None) is not None:
             pipe.close()
+
+
+def _ended(process: Any, limit_s: float = 0.0) -> int | None:
+    """The exit code, once there is one; waits for it at most that long."""
+    wait([process.sentinel], timeout=limit_s)
+    with _LOOKING:
+        code: int | None = process.exitcode
+    return code
 
 
 def run(life: Life) -> list[Heard]:
