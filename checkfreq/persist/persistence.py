@@ -330,7 +330,7 @@ class Persistence:
                 self._failed(self.book.abandon(attempt, error))
             else:
                 self._handed_twice.add(attempt.id)
-        self.persister.replace(keep=[attempt.id for attempt in self.book.active])
+        self.persister.replace()
         self.num_replaced += 1
 
 

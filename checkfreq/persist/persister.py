@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +65,7 @@ class Persister:
         with self._lock:
             self._start()
 
-    def _start(self, *, keep: tuple[str, ...] = ()) -> None:
+    def _start(self, *, keep_pending: bool = False) -> None:
         with contextlib.ExitStack() as on_failure:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             on_failure.callback(ours.close)
@@ -81,7 +80,7 @@ class Persister:
         faults.set_peer(self._process.pid)
         self._channel = p.Channel(ours)
         self._opened = False
-        self._tell_everything(keep)
+        self._tell_everything(keep_pending=keep_pending)
 
     @property
     def open_timeout_s(self) -> float:
@@ -126,16 +125,12 @@ class Persister:
         """Whether the worker has a request that it has not answered."""
         return bool(self._asked)
 
-    def replace(self, *, keep: Iterable[str] = ()) -> None:
-        """Start another worker and tell it all that the old one knew.
-
-        ``keep``: attempts that were not handed over yet, but perhaps by other ranks.
-        """
+    def replace(self) -> None:
+        """Start another worker and tell it all that the old one knew."""
         with self._lock:  # a snapshot handed over meanwhile goes to the new worker, once
             self.kill()
-            in_flight = dict.fromkeys([*self._in_flight, *keep])
-            # Alone in a directory, nobody else's part is lost: the attempt begins again.
-            self._start(keep=tuple(in_flight) if len(self._role.group) > 1 else ())
+            # Others may write parts, also of attempts that this rank has not handed over yet.
+            self._start(keep_pending=len(self._role.group) > 1)
 
     def kill(self) -> None:
         """End the worker at once; idempotent."""
@@ -282,7 +277,7 @@ class Persister:
         config = self._config
         return config.takeover_s + (0.0 if self._role.is_alone else config.rank_timeout_s)
 
-    def _tell_everything(self, keep: tuple[str, ...]) -> None:
+    def _tell_everything(self, *, keep_pending: bool) -> None:
         config = self._config
         self._tell(
             p.Open(
@@ -292,7 +287,7 @@ class Persister:
                 write_chunk_bytes=config.write_chunk_bytes,
                 max_write_bytes_per_s=config.max_write_bytes_per_s,
                 role=self._role,
-                keep=keep,
+                keep_pending=keep_pending,
             )
         )
         for slot, record in self._slots.items():

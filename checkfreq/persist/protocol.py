@@ -36,8 +36,8 @@ class ChannelClosedError(ConnectionError):
 class Open:
     """Lock ``chk_dir`` (waiting at most ``takeover_s``) and make it ready.
 
-    ``role``: a member neither locks it nor changes anything in it but its own parts. ``keep``:
-    attempts in flight, whose parts are not to be swept away.
+    ``role``: a member neither locks it nor changes anything in it but its own parts.
+    ``keep_pending``: other ranks may be writing parts, which are not to be swept away.
     """
 
     chk_dir: str
@@ -46,7 +46,7 @@ class Open:
     write_chunk_bytes: int
     max_write_bytes_per_s: int | None
     role: Role = Role()
-    keep: tuple[str, ...] = ()
+    keep_pending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ def decode(text: bytes) -> Message:
         body["files"] = tuple(_file_spec(values) for values in body["files"])
     if name == "Open":
         rank, world, group, split = body["role"]
-        body.update(role=Role(rank, world, tuple(group), split), keep=tuple(body["keep"]))
+        body.update(role=Role(rank, world, tuple(group), split))
     if "steps" in body:
         body["steps"] = tuple(body["steps"])
     message: Message = _TYPES[name](**body)

@@ -112,7 +112,7 @@ class Desk:
             on_wait=lambda holder: self._reply(p.Waiting(holder)),
             give_up=self.trainer_gone.wait,
         )
-        store.open(keep=request.keep)
+        store.open(keep_pending=request.keep_pending)
         self._events = EventLog(root / "events.jsonl")
         return store, lock
 

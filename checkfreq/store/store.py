@@ -20,7 +20,7 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -131,15 +131,15 @@ class CheckpointStore:
 
     # Writing: for the holder of the lock.
 
-    def open(self, *, keep: Collection[str] = ()) -> None:
+    def open(self, *, keep_pending: bool = False) -> None:
         """Make the directory, and remove what interrupted commits and prunes left in it.
 
-        ``keep``: attempts that other ranks may be writing parts of.
+        ``keep_pending``: not what was being committed; other ranks may be writing parts of it.
         """
         self._make_durable_dir(self.root)
         for name in self.ops.listdir(self.root):
-            pending = pending_of(name)
-            if name.startswith(_STALE) and (pending is None or pending[1] not in keep):
+            is_kept = keep_pending and pending_of(name) is not None
+            if name.startswith(_STALE) and not is_kept:
                 self.ops.remove_tree(self.root / name)
 
     def begin(self, step: int, *, attempt: str, num_bytes: int = 0) -> Pending:

@@ -355,7 +355,7 @@ def test_a_leaders_replacement_keeps_parts_of_attempts_that_it_was_not_given_yet
     member.submit(2)
     expect_committed(member, 2)
 
-    leader.persister.replace(keep=["attempt2"])
+    leader.persister.replace()
 
     leader.submit(2)
     expect_committed(leader, 2)
@@ -366,8 +366,8 @@ def test_a_new_leader_sweeps_what_an_earlier_run_left(group: Group) -> None:
     leader, member = group.start(2)
     member.submit(2)
     expect_committed(member, 2)
-    leader.persister.replace()
-    assert isinstance(next_reply(leader.persister), p.Opened)
+    leader.persister.kill()
+    group.start(1)
     assert not group.pending
 
 

@@ -214,7 +214,7 @@ def test_a_replacement_begins_anew_what_a_killed_worker_had_begun(
         assert handle._process is not None
         handle._process.wait(30.0)
 
-        handle.replace(keep=["attempt3"])
+        handle.replace()
 
         assert isinstance(next_reply(handle), p.Opened)
         assert isinstance(next_reply(handle), p.Committed)

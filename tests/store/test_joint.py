@@ -285,18 +285,21 @@ def test_leftovers_that_cannot_be_removed_yet_do_not_stop_the_next_attempt(
     assert pending_names(disk) == [".tmp-7-a7"]
 
 
-def test_opening_keeps_attempts_in_flight_and_removes_the_others(
+def test_opening_for_a_replacement_keeps_what_other_ranks_may_be_writing(
     store: JointStore, disk: CrashingFileOps
 ) -> None:
     for share in (shares(5)[1], shares(6)[1], shares(7)[1]):
         write_part(store, share)
     disk.mkdir(ROOT / ".tmp-odd")
     disk.mkdir(ROOT / ".trash-5")
-    JointStore(ROOT, ops=disk).open(keep=("a5", "a7"))
+    JointStore(ROOT, ops=disk).open(keep_pending=True)
     assert [name for name in disk.listdir(ROOT) if name.startswith(".")] == [
         ".tmp-5-a5",
+        ".tmp-6-a6",
         ".tmp-7-a7",
     ]
+    JointStore(ROOT, ops=disk).open()
+    assert not [name for name in disk.listdir(ROOT) if name.startswith(".")]
 
 
 # Taking over.

@@ -162,7 +162,7 @@ def test_power_cut_anywhere_while_a_leader_takes_over_leaves_the_old_set_or_one_
         return ops
 
     def take_over(store: JointStore) -> None:
-        store.open(keep=[leader.attempt])
+        store.open(keep_pending=True)
         if store.is_committed(leader.step, attempt=leader.attempt):
             return
         pending = store.lead(leader.step, attempt=leader.attempt)
