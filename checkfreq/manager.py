@@ -456,18 +456,20 @@ class CFManager:
         return self._ranks.find(restorer, step, chk=self._chk)
 
     def _load(self, plan: RestorePlan) -> None:
-        taken: list[Callable[[], None]] = []
+        """Restore on all ranks; whatever may fail on one of them before what cannot."""
+        undo: list[Callable[[], None]] = []
 
-        def place() -> None:
-            taken.append(self._positions.restore(by_name(plan.all_positions)))
+        def load() -> None:
+            undo.append(self._positions.restore(by_name(plan.all_positions)))
+            undo.append(plan.load())
 
         try:
-            self._ranks.each("restore(): positions", place)  # first: an iterator may refuse
-            self._ranks.each("restore(): loading", plan.apply)
+            self._ranks.each("restore(): loading", load)
         except Exception:
-            for take_back in taken:
+            for take_back in reversed(undo):
                 take_back()
             raise
+        plan.copy()
 
     def _continue_from(self, found: Found, *, explicit: bool) -> None:
         self._global_step = found.step

@@ -8,8 +8,10 @@ verify the newest common one, and go back together if it is damaged for one of t
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.distributed.meetings import Meetings
@@ -23,6 +25,8 @@ from checkfreq.store.store import Rejected
 from checkfreq.types import Json, Role
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,30 +97,40 @@ class JointRestorer:
 
     def _read_together(self, step: int, rejected: list[Rejected]) -> Found | None:
         """The step as this rank needs it; None, and one more rejected, if one cannot have it."""
-        read: list[tuple[Manifest, Mapping[str, Image]]] = []
+        # The record first: which files are needed may ask users' objects, on all ranks or none.
+        manifest = self._on_all(step, "record", lambda: self._restorer.manifest(step), rejected)
+        if manifest is None:
+            return None
+        images = self._on_all(step, "files", partial(self._images, manifest), rejected)
+        if images is None:
+            return None
+        return Found(step, self._with_positions_elsewhere(manifest), images, tuple(rejected))
+
+    def _on_all(
+        self, step: int, what: str, read: Callable[[], T], rejected: list[Rejected]
+    ) -> T | None:
+        """What ``read()`` returns; None if it finds damage on one rank."""
+        found: list[T] = []
 
         def look() -> str | None:
             try:
-                read.append(self._read(step))
+                found.append(read())
             except CorruptCheckpointError as error:
                 return str(error)
             return None
 
-        texts = self._meetings.act(f"restore(): reading step {step}", look)
+        texts = self._meetings.act(f"restore(): reading the {what} of step {step}", look)
         damage = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None]
-        if not damage:
-            manifest, images = read[0]
-            manifest = self._with_positions_elsewhere(manifest)
-            return Found(step, manifest, images, tuple(rejected))
-        is_here = any(texts[rank] is not None for rank in self._role.group)
-        rejected.append(self._rejected(step, "; ".join(damage), here=is_here))
-        return None
+        if damage:
+            is_here = any(texts[rank] is not None for rank in self._role.group)
+            rejected.append(self._rejected(step, "; ".join(damage), here=is_here))
+            return None
+        return found[0]
 
-    def _read(self, step: int) -> tuple[Manifest, Mapping[str, Image]]:
-        manifest = self._restorer.manifest(step)
+    def _images(self, manifest: Manifest) -> Mapping[str, Image]:
         wanted = needed_files(self._chk, manifest, self._role)
         files = [file for file in manifest.files if file.name in wanted]
-        return manifest, self._restorer.read(manifest, files)
+        return self._restorer.read(manifest, files)
 
     def _with_positions_elsewhere(self, manifest: Manifest) -> Manifest:
         """Where each node has a directory: with the positions that the others hold."""

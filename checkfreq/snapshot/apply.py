@@ -102,13 +102,27 @@ class RestorePlan:
     _rng: Callable[[], None] | None = None
 
     def apply(self) -> None:
-        """Restore every object, but no generator. To be called once.
+        """``load``, then ``copy``."""
+        self.load()
+        self.copy()
+
+    def load(self) -> Callable[[], None]:
+        """Restore what goes through users' code; returns what undoes it. To be called once.
 
         Raises StateError naming the object whose ``load_state_dict`` raised; what had been
         loaded before is put back.
         """
         fallible = [change for changes in self._changes for change in changes.fallible]
-        _load_all([(change, _backup(change)) for change in fallible])
+        loaded = [(change, _backup(change)) for change in fallible]
+        _load_all(loaded)
+
+        def undo() -> None:
+            _put_all_back(loaded)
+
+        return undo
+
+    def copy(self) -> None:
+        """Restore everything else, but no generator; does not fail. To be called once."""
         for changes in self._changes:
             for copy in changes.copies:
                 copy()
@@ -140,9 +154,13 @@ def _load_all(changes: list[tuple[Fallible, Callable[[], None]]]) -> None:
         try:
             change.load()
         except Exception as error:
-            touched = reversed(changes[:done])
-            stuck = [again.name for again, back in touched if not _put_back(again.name, back)]
+            stuck = _put_all_back(changes[:done])
             raise StateError(_failure(change, error, stuck)) from error
+
+
+def _put_all_back(changes: list[tuple[Fallible, Callable[[], None]]]) -> list[str]:
+    """Undo what was loaded, the latest first; the names of what could not be undone."""
+    return [again.name for again, back in reversed(changes) if not _put_back(again.name, back)]
 
 
 def _failure(change: Fallible, error: Exception, stuck: list[str]) -> str:

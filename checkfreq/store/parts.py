@@ -156,6 +156,8 @@ def _said(manifest: Manifest) -> Iterator[tuple[int, str, str, Shape, Shape]]:
     """(rank, object's name, key, global shape, offsets) of every shard there is said to be."""
     for rank, own in manifest.ranks.items():
         for name, value in own.items():
+            if name.startswith("$"):  # no object: the names in it are users'
+                continue
             shards = value.get("shards", {}) if isinstance(value, dict) else {}
             if not isinstance(shards, dict):
                 _refuse(manifest, f"rank {rank}'s {name!r:.80}: shards: expected an object")

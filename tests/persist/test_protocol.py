@@ -32,10 +32,9 @@ TENSORS = st.lists(
 FILES = st.lists(st.builds(FileSpec, TEXT, NUMBER, NUMBER, NUMBER, TENSORS), max_size=3).map(tuple)
 SECONDS = st.floats(0, 1e9)
 ROLES = st.builds(Role, NUMBER, NUMBER, st.lists(NUMBER, max_size=3).map(tuple), FLAG)
-TEXTS = st.lists(TEXT, max_size=3).map(tuple)
 
 MESSAGES = st.one_of(
-    st.builds(p.Open, TEXT, SECONDS, NUMBER, NUMBER, st.none() | NUMBER, ROLES, TEXTS),
+    st.builds(p.Open, TEXT, SECONDS, NUMBER, NUMBER, st.none() | NUMBER, ROLES, FLAG),
     st.builds(p.SlotMemory, NUMBER, NUMBER),
     st.builds(p.SlotLayout, NUMBER, FILES),
     st.builds(
@@ -55,6 +54,7 @@ MESSAGES = st.one_of(
     st.builds(p.AddMark, NUMBER, FLAG, METRICS),
     st.builds(p.Prune, STEPS),
     st.builds(p.Quarantine, NUMBER, TEXT),
+    st.builds(p.Confirm, NUMBER),
     st.builds(p.Close),
     st.builds(p.Waiting, TEXT),
     st.builds(p.Opened, NUMBER),
