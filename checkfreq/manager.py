@@ -140,7 +140,7 @@ class CFManager:
             )
         if fresh:
             self._persistence.supersede_after = -1
-        self._persistence.start()
+        self._ranks.each(MAKING, self._persistence.start)
         self._optimizers = chk.optimizers
         self._gate = UpdateGate(self._optimizers, barrier=self._pipeline.barrier)
         self._notice.install()
@@ -451,9 +451,13 @@ class CFManager:
         restorer = Restorer(
             self._chk_dir,
             num_threads=self._config.writer_threads,
-            before_reading=self._pipeline.require_memory,
+            before_reading=self._require_memory,
         )
         return self._ranks.find(restorer, step, chk=self._chk)
+
+    def _require_memory(self, state_bytes: int) -> None:
+        if self._role.is_alone:  # of many, each reads more, or less, than its slots will hold
+            self._pipeline.require_memory(state_bytes)
 
     def _load(self, plan: RestorePlan) -> None:
         """Restore on all ranks; whatever may fail on one of them before what cannot."""
@@ -474,7 +478,7 @@ class CFManager:
     def _continue_from(self, found: Found, *, explicit: bool) -> None:
         self._global_step = found.step
         self._restored_step = found.step
-        self._pipeline.continue_from(found.step)
+        self._pipeline.continue_from(found.step, attempt=found.manifest.attempt)
         # With a directory per node, some may hold later steps that are not in all of them.
         explicit = explicit or not self._role.shares_all
         self._persistence.supersede_after = found.step if explicit else None
@@ -557,17 +561,22 @@ class CFManager:
         """
         self._close(timeout_s=timeout_s)
 
-    def _close(self, *, timeout_s: float | None = None, failure: str | None = None) -> None:
+    def _close(
+        self, *, timeout_s: float | None = None, failure: BaseException | None = None
+    ) -> None:
         """``failure``: what ended the training; nothing but what is in flight is finished."""
         if self._closed:
             return
         clean = failure is None
-        if failure is not None and not self._stopped:
-            self._ranks.leave(failure)
+        if failure is not None and not (self._stopped and isinstance(failure, SystemExit)):
+            self._ranks.leave(f"{type(failure).__name__}: {failure}")
         limit_s = self._config.close_timeout_s if timeout_s is None else timeout_s
         self._pipeline.begin_close(timeout_s=limit_s)
         try:
             self._finish(clean=clean)
+        except BaseException as error:
+            self._ranks.leave(f"{type(error).__name__}: {error}")
+            raise
         finally:
             self._closed = True
             self._notice.uninstall()
@@ -613,7 +622,7 @@ class CFManager:
             self.close()
             return
         try:
-            self._close(failure=f"{kind.__name__}: {error}")
+            self._close(failure=error)
         except Exception:  # the one in flight must not be masked
             logger.exception("while closing after %s", kind.__name__)
 

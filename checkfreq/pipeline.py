@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.config import CFConfig
 from checkfreq.errors import CheckFreqError, PersistError, StateError
@@ -36,6 +38,12 @@ from checkfreq.timing import DeviceTimer, HostTimer, IterationTimer
 from checkfreq.types import Role, SnapshotPlace
 
 logger = logging.getLogger(__name__)
+
+
+def first_device(captured: CapturedState) -> torch.device:
+    """Of the devices that hold state, of which this rank may write nothing."""
+    refs = captured.tensors if captured.whole is None else captured.whole.refs
+    return min((ref.tensor.device for ref in refs if not ref.tensor.is_cpu), key=str)
 
 
 class Pipeline:
@@ -159,6 +167,9 @@ class Pipeline:
         config = self._config
         return {
             **surroundings(self._chk_dir),
+            "world": self._role.world,
+            "group": len(self._role.group),
+            "split": self._role.split,
             "settings": {
                 "num_slots": config.num_slots,
                 "snapshot_place": config.snapshot_place and config.snapshot_place.value,
@@ -174,9 +185,9 @@ class Pipeline:
 
     def timer(self) -> IterationTimer:
         """A timer for where the state is (the first device, if on several)."""
-        if self.is_on_device:
-            return DeviceTimer(CudaDevice(), min(self._snapshotter.device_bytes, key=str))
-        return HostTimer()
+        if not self.is_on_device:
+            return HostTimer()
+        return DeviceTimer(CudaDevice(), first_device(self._capture()))
 
     @property
     def place(self) -> SnapshotPlace:
@@ -234,10 +245,11 @@ class Pipeline:
         """Get slots ready for a state of which only the size is known: one just restored."""
         self._snapshotter.allocate(state_bytes)
 
-    def continue_from(self, step: int) -> None:
+    def continue_from(self, step: int, *, attempt: str) -> None:
         """``step`` was restored: it is durable, and the next is counted from it."""
         self.last_started_step = step
         self.persistence.book.last_durable_step = step
+        self.persistence.book.durable.append((step, attempt))
 
     def confirm(self, step: int) -> None:
         """All ranks know now that ``step`` is committed in every directory."""

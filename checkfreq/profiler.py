@@ -216,7 +216,7 @@ class Profiler:
         return self.tuner.due(step=step, now_s=self._clock())
 
     def next_due_step(self, step: int) -> int:
-        """No periodic checkpoint is due after boundary ``step`` and before the step returned."""
+        """When, after boundary ``step``, a periodic checkpoint may be due, as planned now."""
         if self._interval_steps is None:
             return self.tuner.next_due_step(step)
         if self._interval_steps == 0:
@@ -235,7 +235,7 @@ class Profiler:
 
     def take_over(self, costs: Mapping[str, float]) -> None:
         """Plan with these costs of other ranks where they are higher."""
-        self.tuner.costs_elsewhere = costs
+        self.tuner.raise_costs(costs)
 
     @property
     def place(self) -> SnapshotPlace:

@@ -35,7 +35,6 @@ def surroundings(chk_dir: Path) -> dict[str, Any]:
         "cores": num_cores(),
         "threads": torch.get_num_threads(),
         "storage": storage_of(chk_dir),
-        "world": 1,
         "checkfreq": __version__,
         "torch": str(torch.__version__),
         "python": ".".join(platform.python_version_tuple()[:2]),

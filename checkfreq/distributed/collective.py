@@ -20,13 +20,17 @@ from checkfreq.types import Json
 
 _SHOWN = 5
 
+#: (step, attempt) of checkpoints.
+Durable = Sequence[tuple[int, str]]
+
 
 @dataclass(frozen=True, slots=True)
 class Word:
     """What a rank says at a boundary. ``costs`` are the seconds of ``Profile.RAISED`` it knows.
 
     ``is_restructured``: its state has another structure than when it was last compared.
-    ``durable_step`` is the newest step that the directory it leads holds; None from the others.
+    ``durable`` are the newest steps, and their attempts, in the directory that it leads; None
+    from the others.
     ``next_step`` is when rank 0 wishes to meet again.
     """
 
@@ -35,8 +39,7 @@ class Word:
     is_written: bool
     is_restructured: bool = False
     stop: str | None = None
-    durable_step: int | None = None
-    leads: bool = False
+    durable: Durable | None = None
     costs: Mapping[str, float] = field(default_factory=dict)
     next_step: int = 0
 
@@ -58,7 +61,7 @@ def decide(words: Sequence[Word], *, attempt: str) -> Decision:
         defer=defers,
         is_written=is_written,
         stop=stops[0] if stops else None,
-        confirmed_step=_confirmed([word.durable_step for word in words if word.leads]),
+        confirmed_step=confirmed([word.durable for word in words]),
         costs=_highest([word.costs for word in words]),
         next_step=words[0].next_step,
         compares=any(word.is_restructured for word in words),
@@ -69,16 +72,17 @@ def _why_unready(ranks: Sequence[int]) -> str:
     return f"no slot is free, or slots are being prepared, on rank {', '.join(map(str, ranks))}"
 
 
-def _confirmed(steps: Sequence[int | None]) -> int | None:
-    """The newest step that is committed wherever somebody commits."""
-    known = [step for step in steps if step is not None]
-    return min(known) if known and len(known) == len(steps) else None
+def confirmed(durable: Sequence[Durable | None]) -> int | None:
+    """The newest step of which every directory holds the same attempt."""
+    held = [{(step, attempt) for step, attempt in found} for found in durable if found is not None]
+    common = set.intersection(*held) if held else set()
+    return max((step for step, _ in common), default=None)
 
 
 def _settle(said: Sequence[Json]) -> Json:
     failed = [f"rank {rank}: {word['error']}" for rank, word in enumerate(said) if word["error"]]
-    confirmed = _confirmed([word["durable_step"] for word in said if word["leads"]])
-    return {"failed": "; ".join(failed), "confirmed_step": confirmed}
+    step = confirmed([word["durable"] for word in said])
+    return {"failed": "; ".join(failed), "confirmed_step": step}
 
 
 def _highest(costs: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -134,11 +138,9 @@ class Collective:
         self._next_step = decision.next_step
         return decision
 
-    def settle(
-        self, phase: str, error: str | None, *, durable_step: int | None, leads: bool
-    ) -> Settled:
+    def settle(self, phase: str, error: str | None, *, durable: Durable | None) -> Settled:
         """Meet after a wait: ``error`` is why this rank's part failed, if it did."""
-        said = {"error": error, "durable_step": durable_step, "leads": leads}
+        said = {"error": error, "durable": durable}
         reply = self.meetings.meet(phase, said, decide=_settle)
         return Settled(reply["failed"], reply["confirmed_step"])
 

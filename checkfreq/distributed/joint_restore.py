@@ -34,7 +34,7 @@ class _Common:
     """Steps that every directory holds, newest first, and what else there is."""
 
     steps: tuple[int, ...]
-    damaged: Mapping[int, str]
+    damaged: Mapping[int, Mapping[int, str]]
     ever_held: bool
     is_common: bool
     text: str
@@ -62,7 +62,7 @@ class JointRestorer:
         """
         common = self._common()
         if step is not None and step in common.damaged:
-            raise self._rejected(step, common.damaged[step], here=True).error
+            raise self._damaged(step, common.damaged[step]).error
         if step is not None and step not in common.steps:
             raise NoCheckpointError(f"not every rank has step {step}; they have: {common.text}")
         if not common.steps and not common.damaged and not common.ever_held:
@@ -77,7 +77,7 @@ class JointRestorer:
         damaged = common.damaged if step is None else {}
         for candidate in sorted({*candidates, *damaged}, reverse=True):
             if candidate in common.damaged:
-                rejected.append(self._rejected(candidate, common.damaged[candidate], here=True))
+                rejected.append(self._damaged(candidate, common.damaged[candidate]))
                 continue
             found = self._read_together(candidate, rejected)
             if found is not None:
@@ -90,7 +90,10 @@ class JointRestorer:
             lambda: self._restorer.holdings() if self._role.leads else None,
             decide=_common,
         )
-        damaged = {int(step): text for step, text in reply["damaged"].items()}
+        damaged = {
+            int(step): {int(rank): text for rank, text in texts.items()}
+            for step, texts in reply["damaged"].items()
+        }
         return _Common(
             tuple(reply["steps"]), damaged, reply["ever_held"], reply["is_common"], reply["text"]
         )
@@ -143,6 +146,11 @@ class JointRestorer:
         others = {int(rank): {POSITIONS: nodes} for rank, nodes in everywhere.items()}
         return replace(manifest, ranks={**others, **manifest.ranks})
 
+    def _damaged(self, step: int, texts: Mapping[int, str]) -> Rejected:
+        """``texts``: what is wrong with the record, by the rank that leads there."""
+        said = "; ".join(f"rank {rank}: {text}" for rank, text in texts.items())
+        return self._rejected(step, said, here=self._role.leader in texts)
+
     def _rejected(self, step: int, text: str, *, here: bool) -> Rejected:
         error = CorruptCheckpointError(
             self._path, check=f"step {step}", expected="to be valid on all ranks", got=text
@@ -163,7 +171,10 @@ def _common(said: Sequence[Json]) -> Json:
     held = {rank: words for rank, words in enumerate(said) if words is not None}
     attempts = [words["attempts"] for words in held.values()]
     steps = sorted((int(s) for s in attempts[0] if _is_in_all(s, attempts)), reverse=True)
-    damaged = {step: text for words in held.values() for step, text in words["damaged"].items()}
+    damaged: dict[str, dict[int, str]] = {}
+    for rank, words in held.items():
+        for step, text in words["damaged"].items():
+            damaged.setdefault(step, {})[rank] = text
     return {
         "steps": steps,
         "damaged": damaged,

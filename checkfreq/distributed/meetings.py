@@ -94,6 +94,7 @@ class Meetings:
         self._store = store
         self._number = 0
         self._owes_reply = False
+        self._broken = False
         self._over = False
 
     @classmethod
@@ -127,14 +128,16 @@ class Meetings:
             reply = self._preside(phase, decide) if self.rank == 0 else self._attend(phase)
             self._forget()
         except RankError:
-            self._over = True
+            self._broken = True
             raise
         except RuntimeError as error:  # the store's: its keeper is gone
-            self._over = True
+            self._broken = True
             raise self._lost([0], phase, f"keeps a store that is gone: {error}") from error
         faults.reach("meeting.hear")
         if "error" in reply:
-            raise _raised(reply)
+            agreed = _raised(reply)
+            self._broken = isinstance(agreed, RankError)
+            raise agreed
         return reply["reply"]
 
     def act(self, phase: str, action: Callable[[], Json], *, decide: Decide = said_by_each) -> Json:
@@ -147,7 +150,12 @@ class Meetings:
             said = {"done": action()}
         except Exception as error:
             said, failure = {"failed": f"{type(error).__name__}: {error}"}, error
-        reply = self.meet(phase, said, decide=lambda all_said: _if_none_failed(all_said, decide))
+        try:
+            reply = self.meet(phase, said, decide=lambda words: _if_none_failed(words, decide))
+        except RankError as error:
+            if failure is not None:
+                raise failure from error
+            raise
         if failure is not None:
             raise failure
         if "failed" in reply:
@@ -285,7 +293,7 @@ class Meetings:
 
     def close(self) -> None:
         """After the last meeting: rank 0 stays until the others have heard it, for a while."""
-        if self._over:
+        if self._over or self._broken:
             return
         self._over = True
         self._number += 1

@@ -5,13 +5,14 @@ Every call is made by all ranks, in the same order. Between the meetings each do
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.config import CFConfig
-from checkfreq.distributed.collective import Collective, Word
+from checkfreq.distributed.collective import Collective, Durable, Word
 from checkfreq.distributed.joint_restore import JointRestorer
 from checkfreq.distributed.meetings import Meetings
 from checkfreq.errors import CheckFreqError, PersistError
@@ -26,6 +27,16 @@ from checkfreq.types import Role, SnapshotPlace
 T = TypeVar("T")
 
 _NOTHING = Decision()
+#: Most boundaries from one meeting to the next.
+_FARTHEST_STEPS = 100
+
+
+def steps_to_meeting(meet_every_s: float, iteration_s: float, *, since_last: int) -> int:
+    """How many boundaries from now the ranks meet; the last meeting was ``since_last`` ago.
+
+    Iterations may become much slower: it is neither far away, nor much further than before.
+    """
+    return max(1, min(int(meet_every_s / iteration_s), _FARTHEST_STEPS, 2 * since_last))
 
 
 class Together:
@@ -50,6 +61,8 @@ class Together:
         self._notice = notice
         meetings.is_hurried = lambda: notice.is_set
         self._config = config
+        self._last_step = 0
+        self._last_s = time.perf_counter()
 
     def each(self, phase: str, action: Callable[[], T]) -> T:
         """See Ranks."""
@@ -83,6 +96,7 @@ class Together:
         decision = self._collective.agree(
             f"{phase} at step {step}", lambda: self._word(step, wish()), state=self._pipeline
         )
+        self._last_step, self._last_s = step, time.perf_counter()
         self._profiler.take_over(decision.costs)
         self._confirm(decision.confirmed_step)
         return decision
@@ -96,19 +110,30 @@ class Together:
             is_written=self._pipeline.is_written(step),
             is_restructured=self._pipeline.is_restructured,
             stop=self._notice.received,
-            durable_step=book.last_durable_step if self._role.leads else None,
-            leads=self._role.leads,
+            durable=self._durable(),
             costs=self._profiler.costs(),
             next_step=self._next_meeting(step, wish),
         )
 
     def _next_meeting(self, step: int, wish: Wish) -> int:
         """The boundary at which a checkpoint may be due next, but not too long from now."""
-        iteration_s = self._profiler.iteration_s
+        iteration_s = self._recent_iteration_s(step)
         if wish.why_late or self._pipeline.is_deferred or not iteration_s:
             return step + 1
-        num_steps = max(1, int(self._config.meet_every_s / iteration_s))
+        num_steps = steps_to_meeting(
+            self._config.meet_every_s, iteration_s, since_last=step - self._last_step
+        )
         return min(self._profiler.next_due_step(step), step + num_steps)
+
+    def _recent_iteration_s(self, step: int) -> float | None:
+        """T, or what iterations have taken since the last meeting, if that is longer."""
+        known_s, num_steps = self._profiler.iteration_s, step - self._last_step
+        if known_s is None or num_steps <= 0:
+            return known_s
+        return max(known_s, (time.perf_counter() - self._last_s) / num_steps)
+
+    def _durable(self) -> Durable | None:
+        return list(self._persistence.book.durable) if self._role.leads else None
 
     def _confirm(self, step: int | None) -> None:
         if step is not None:
@@ -124,9 +149,13 @@ class Together:
             self._wait_until("waiting for slots", self._pipeline.wait_for_room, "a free slot")
         if decision.place:
             self._pipeline.set_place(SnapshotPlace(decision.place))
-        return self._pipeline.checkpoint(
-            step, decision.reason, marks, must=True, agreed=decision.attempt
-        )
+        try:
+            return self._pipeline.checkpoint(
+                step, decision.reason, marks, must=decision.must, agreed=decision.attempt
+            )
+        except Exception as error:  # the others take it, and will wait for this rank
+            self._meetings.leave(f"{type(error).__name__}: {error}")
+            raise
 
     def require(self, step: int, reason: str, marks: Marks) -> Attempt | None:
         """See Ranks."""
@@ -158,8 +187,7 @@ class Together:
         settled = self._collective.settle(
             phase,
             None if error is None else str(error),
-            durable_step=self._persistence.book.last_durable_step,
-            leads=self._role.leads,
+            durable=self._durable(),
         )
         self._confirm(settled.confirmed_step)
         return settled.failed

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,6 +21,8 @@ from checkfreq.policy.lifecycle import AttemptState, moved
 from checkfreq.snapshot.arena import Slot
 
 logger = logging.getLogger(__name__)
+
+_NUM_REMEMBERED = 16
 
 
 @dataclass(slots=True)
@@ -102,6 +105,8 @@ class AttemptBook:
         self.last_durable_step: int | None = None
         #: Of which at least this rank's part is durable.
         self.last_written_step: int | None = None
+        #: The newest checkpoints, by step and attempt.
+        self.durable: deque[tuple[int, str]] = deque(maxlen=_NUM_REMEMBERED)
 
     @property
     def active(self) -> tuple[Attempt, ...]:
@@ -142,6 +147,7 @@ class AttemptBook:
         self.last_written_step = attempt.step
         if not reply.is_part:
             self.last_durable_step = attempt.step
+            self.durable.append((attempt.step, attempt.id))
         return attempt
 
     def fail(self, reply: p.Failed) -> Attempt:

@@ -68,8 +68,7 @@ class RateTuner:
 
     ``cached`` is the profile of an earlier run: planned with at once, and checked against the
     first measurements. ``free_device_bytes`` is what a snapshot on the device may take, what the
-    last one took included; None: there is no such place. ``costs_elsewhere`` are those of other
-    ranks, by their names in Profile: where they are higher, they count.
+    last one took included; None: there is no such place.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class RateTuner:
         self.policy = policy
         self.plan: Plan | None = None
         self.free_device_bytes: int | None = None
-        self.costs_elsewhere: Mapping[str, float] = {}
+        self._costs_elsewhere: Mapping[str, float] = {}
         self.cache_rejected: str | None = None
         self.num_bad_samples = 0
         self.num_withheld = 0
@@ -133,7 +132,7 @@ class RateTuner:
     def profile(self) -> Profile | None:
         """The costs as they are known now; None before the first checkpoint was measured."""
         own = self.own_profile()
-        return own if own is None else own.raised_to(self.costs_elsewhere)
+        return own if own is None else own.raised_to(self._costs_elsewhere)
 
     def own_profile(self) -> Profile | None:
         """The costs on this rank."""
@@ -189,10 +188,18 @@ class RateTuner:
             self._costs.add_durable(measured)
 
     def next_due_step(self, step: int) -> int:
-        """No periodic checkpoint is due after boundary ``step`` and before the step returned."""
+        """When, after boundary ``step``, a periodic checkpoint may be due, as planned now."""
         if self.plan is None:
             return step + 1
         return max(step + 1, self._last_step + self._interval_steps(self.plan))
+
+    def raise_costs(self, costs: Mapping[str, float]) -> None:
+        """Where costs of other ranks, by their names in Profile, are higher, they count."""
+        is_first = bool(costs) and not self._costs_elsewhere
+        self._costs_elsewhere = costs
+        if is_first and self._is_final:  # the only plan was made before they were known
+            self._is_final = False
+            self._replan()
 
     def continue_from(self, step: int) -> None:
         """``step`` was restored: intervals are counted from it. 0: there is no checkpoint yet."""

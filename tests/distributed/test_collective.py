@@ -9,7 +9,7 @@ from checkfreq.distributed.collective import Word, decide, difference
 from checkfreq.ranks import Decision, Wish
 
 NOTHING = Word(Wish(), is_ready=True, is_written=False, next_step=7)
-PERIODIC = replace(NOTHING, wish=Wish("periodic", place="host"), leads=True)
+PERIODIC = replace(NOTHING, wish=Wish("periodic", place="host"))
 
 
 def decided(*words: Word) -> Decision:
@@ -52,13 +52,19 @@ def test_a_stop_signal_on_any_rank_stops_all() -> None:
     assert decided(NOTHING, replace(NOTHING, stop="SIGTERM")).stop == "SIGTERM (rank 1)"
 
 
-def test_a_step_is_confirmed_once_every_leader_has_committed_it() -> None:
-    def leader(step: int | None) -> Word:
-        return replace(NOTHING, leads=True, durable_step=step)
+def test_a_step_is_confirmed_once_every_directory_holds_the_same_attempt_of_it() -> None:
+    def leader(*durable: tuple[int, str]) -> Word:
+        return replace(NOTHING, durable=durable)
 
-    assert decided(leader(20), NOTHING, leader(30), NOTHING).confirmed_step == 20
-    assert decided(leader(20), leader(None)).confirmed_step is None
-    assert decided(leader(20), NOTHING).confirmed_step == 20
+    assert decided(leader((10, "a"), (20, "b")), NOTHING, leader((20, "b"))).confirmed_step == 20
+    assert decided(leader((20, "b"), (30, "c")), leader((20, "b"))).confirmed_step == 20
+    assert decided(leader((20, "b")), leader()).confirmed_step is None
+    assert decided(leader((20, "b")), NOTHING).confirmed_step == 20
+    # Rank 0 failed step 20, rank 1 has not committed 30 yet: nothing is in both but 10.
+    held = leader((10, "a"), (30, "c")), leader((10, "a"), (20, "b"))
+    assert decided(*held).confirmed_step == 10
+    # The same number, but not the same checkpoint.
+    assert decided(leader((20, "b")), leader((20, "x"))).confirmed_step is None
 
 
 def test_costs_are_those_of_the_slowest_rank() -> None:

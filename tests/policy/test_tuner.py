@@ -898,3 +898,39 @@ def test_equal_runs_are_decided_equally(seed: int) -> None:
         return trial
 
     assert played().taken == played().taken
+
+
+class TestManyRanks:
+    def test_the_step_at_which_one_is_due_is_known_before(self) -> None:
+        played = run()
+        assert played.tuner.next_due_step(0) == 1
+        played.play(100)
+        told = played.tuner.next_due_step(played.step)
+        assert played.play(told - played.step - 1) == []
+        assert played.play(2) in ([told], [told + 1])  # every fourth interval is a step longer
+
+    def test_costs_that_are_higher_on_another_rank_make_the_interval_longer(self) -> None:
+        played = run()
+        played.play(60)
+        alone = interval(played)
+        assert played.tuner.iteration_s == 1.0
+        own = played.tuner.own_profile()
+        assert own is not None
+        played.tuner.raise_costs({"cost_s": 4 * own.cost_s, "cost_upper_s": 4 * own.cost_upper_s})
+        played.play(100)
+        assert interval(played) > 2 * alone
+        assert played.tuner.profile() != played.tuner.own_profile()
+
+    def test_they_count_once_for_a_plan_that_is_not_changed_any_more(self) -> None:
+        played = run(dynamic=False)
+        played.play(60)
+        alone = interval(played)
+        own = played.tuner.own_profile()
+        assert own is not None
+        costs = {"cost_s": 4 * own.cost_s, "cost_upper_s": 4 * own.cost_upper_s}
+        played.tuner.raise_costs(costs)
+        raised = interval(played)
+        assert raised > 2 * alone
+        played.tuner.raise_costs({name: 2 * cost for name, cost in costs.items()})
+        played.play(100)
+        assert interval(played) == raised
