@@ -111,7 +111,8 @@ def kills_of(victim: str, reached: dict[tuple[str, int], int]) -> list[Kill]:
     for (point, rank), count in sorted(reached.items(), key=lambda item: _place(*item[0])):
         if victim != "all" and not victim.endswith(str(rank)):
             continue
-        hits = {min(2, count)}
+        # The second prune may come when the life is closing and looks no more.
+        hits = {1 if point == "prune.remove" else min(2, count)}
         if point.startswith("meeting."):
             hits = set() if victim.startswith("worker") else {1, count // 2}
         kills += [Kill(victim, point, rank, hit) for hit in sorted(hits) if hit <= count]
