@@ -120,7 +120,11 @@ class Attempt:
         self.phase = "commit"
         site.require_lock("; not committing")
         after = None if site.has_superseded else self._request.supersede_after
-        result = site.store.commit(pending, manifest, supersede_after=after)
+        # Where other directories have shares of the step, one of another attempt is no part of
+        # what is committed there now: kept, it would leave the run without a common step.
+        result = site.store.commit(
+            pending, manifest, supersede_after=after, keep_existing=site.role.shares_all
+        )
         site.has_superseded = site.has_superseded or after is not None
         return result.kept_existing
 

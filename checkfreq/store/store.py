@@ -151,23 +151,30 @@ class CheckpointStore:
         return Pending(step, attempt, path, self.ops)
 
     def commit(
-        self, pending: Pending, manifest: Manifest, *, supersede_after: int | None = None
+        self,
+        pending: Pending,
+        manifest: Manifest,
+        *,
+        supersede_after: int | None = None,
+        keep_existing: bool = True,
     ) -> CommitResult:
         """Turn a pending checkpoint, its payloads finished, into the checkpoint of its step.
 
         ``supersede_after``: first move every later step to ``superseded/`` (-1: all of them).
         A step that is there, validates and is not superseded is kept and ``pending`` is
-        dropped; one that is there and does not is quarantined. When this returns the
-        checkpoint survives a power cut. After an error the earlier ones are as they were
+        dropped, or set aside without ``keep_existing``; one that is there and does not is
+        quarantined. When this returns the checkpoint survives a power cut. After an error the earlier ones are as they were
         (only the last sync's leaves the new one among them): call `abort`. Raises OSError,
         and PersistError when payloads and manifest disagree.
         """
         self._check_payloads(pending, manifest)
         superseded = self._steps_after(supersede_after)
-        if pending.step not in superseded and self._keeps_existing(pending.step):
-            self.abort(pending)
-            self.ops.sync_dir(self.root)  # it may be there without ever having been synced
-            return CommitResult(self.path(pending.step), kept_existing=True)
+        if pending.step not in superseded and self._holds_valid(pending.step):
+            if keep_existing:
+                self.abort(pending)
+                self.ops.sync_dir(self.root)  # it may be there without ever having been synced
+                return CommitResult(self.path(pending.step), kept_existing=True)
+            superseded = [pending.step, *superseded]
         self._write_record(pending.path, manifest)
         self._enter_set(pending, superseded)
         faults.reach("commit.sync_parent")
@@ -346,7 +353,7 @@ class CheckpointStore:
     def _steps_after(self, step: int | None) -> list[int]:
         return [] if step is None else [later for later in self.steps() if later > step]
 
-    def _keeps_existing(self, step: int) -> bool:
+    def _holds_valid(self, step: int) -> bool:
         if not self.ops.exists(self.path(step)):
             return False
         try:
