@@ -129,6 +129,21 @@ def test_open_removes_what_interrupted_commits_and_prunes_left(store: Checkpoint
     assert os.listdir(store.root) == ["latest"]
 
 
+@pytest.mark.parametrize("code", [errno.ENOTEMPTY, errno.ENOENT, errno.EACCES])
+def test_open_leaves_what_it_cannot_remove(
+    code: int,
+    disk: CrashingFileOps,
+    memory: CheckpointStore,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in (".tmp-1-a", ".trash-1"):
+        disk.mkdir(MEMORY / name)
+    disk.fail_after(0, inject(code))
+    memory.open()
+    assert ".tmp-1-a is left until the next start" in caplog.text
+    assert disk.listdir(MEMORY) == [".tmp-1-a"]
+
+
 def test_a_commit_that_cannot_fit_is_refused_before_anything_is_written(
     store: CheckpointStore,
 ) -> None:
