@@ -185,6 +185,14 @@ class LeadersAttempt(Attempt):
             manifest = self._gather(self._pending, self._manifest(self._write(self._pending)))
         return self._commit(self._pending, manifest)
 
+    def clean_up(self, error: Exception) -> None:
+        """Remove what everybody wrote: parts may be there although this rank never began."""
+        request = self._request
+        if self._pending is not None:
+            self._pending.close()
+        with contextlib.suppress(OSError):
+            self._site.store.give_up(request.step, attempt=request.attempt)
+
     def _gather(self, pending: Pending, own: Manifest) -> Manifest:
         self.phase = "parts"
         store, role = self._site.store, self._site.role
