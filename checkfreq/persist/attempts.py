@@ -92,10 +92,16 @@ class Attempt:
 
 
 class AttemptBook:
-    """Attempts in flight and the score of those that ended."""
+    """Attempts in flight and the score of those that ended.
 
-    def __init__(self, *, tolerate_failures: int, release: Callable[[Slot], None]) -> None:
+    ``replaces``: a step that is taken again, because it failed elsewhere, replaces what is here.
+    """
+
+    def __init__(
+        self, *, tolerate_failures: int, release: Callable[[Slot], None], replaces: bool = False
+    ) -> None:
         self._tolerate_failures = tolerate_failures
+        self._replaces = replaces
         self._release = release
         self._active: dict[str, Attempt] = {}
         self._failures_in_row = 0
@@ -107,6 +113,7 @@ class AttemptBook:
         self.last_written_step: int | None = None
         #: The newest checkpoints, by step and attempt.
         self.durable: deque[tuple[int, str]] = deque(maxlen=_NUM_REMEMBERED)
+        self._durable_before: int | None = None
 
     @property
     def active(self) -> tuple[Attempt, ...]:
@@ -119,12 +126,15 @@ class AttemptBook:
         return len(self._active)
 
     def find(self, step: int) -> Attempt | None:
-        """The attempt in flight for ``step``, if there is one."""
-        return next((a for a in self._active.values() if a.step == step), None)
+        """The attempt in flight for ``step``, if there is one; the newest, if it was retaken."""
+        return next((a for a in reversed(self._active.values()) if a.step == step), None)
 
     def add(self, attempt: Attempt) -> None:
         """A snapshot was begun."""
         self._active[attempt.id] = attempt
+        if self._replaces and attempt.step == self.last_durable_step:
+            # Nobody may count on the step, and remove older ones for it, until it is replaced.
+            self.last_durable_step, self.last_written_step = self._durable_before, None
 
     def take_void(self) -> list[Attempt]:
         """End and return the attempts whose copy, or whose hand-over, failed."""
@@ -146,6 +156,8 @@ class AttemptBook:
         self._failures_in_row = 0
         self.last_written_step = attempt.step
         if not reply.is_part:
+            if self.last_durable_step != attempt.step:
+                self._durable_before = self.last_durable_step
             self.last_durable_step = attempt.step
             self.durable.append((attempt.step, attempt.id))
         return attempt

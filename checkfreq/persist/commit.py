@@ -120,7 +120,11 @@ class Attempt:
         self.phase = "commit"
         site.require_lock("; not committing")
         after = None if site.has_superseded else self._request.supersede_after
-        result = site.store.commit(pending, manifest, supersede_after=after)
+        # Where other directories have shares of the step, one of another attempt is no part of
+        # what is committed there now: kept, it would leave the run without a common step.
+        result = site.store.commit(
+            pending, manifest, supersede_after=after, keep_existing=site.role.shares_all
+        )
         site.has_superseded = site.has_superseded or after is not None
         return result.kept_existing
 
@@ -180,6 +184,14 @@ class LeadersAttempt(Attempt):
         if manifest is None:
             manifest = self._gather(self._pending, self._manifest(self._write(self._pending)))
         return self._commit(self._pending, manifest)
+
+    def clean_up(self, error: Exception) -> None:
+        """Remove what everybody wrote: parts may be there although this rank never began."""
+        request = self._request
+        if self._pending is not None:
+            self._pending.close()
+        with contextlib.suppress(OSError):
+            self._site.store.give_up(request.step, attempt=request.attempt)
 
     def _gather(self, pending: Pending, own: Manifest) -> Manifest:
         self.phase = "parts"

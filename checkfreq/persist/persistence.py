@@ -46,7 +46,9 @@ class Persistence:
     ) -> None:
         self.store = CheckpointStore(chk_dir)
         self.persister = Persister(chk_dir, config=config, role=role)
-        self.book = AttemptBook(tolerate_failures=tolerate_failures, release=release)
+        self.book = AttemptBook(
+            tolerate_failures=tolerate_failures, release=release, replaces=not role.shares_all
+        )
         self.last_event: Event | None = None
         self.num_replaced = 0
         self.supersede_after: int | None = None

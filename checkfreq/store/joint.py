@@ -6,11 +6,11 @@ All write into the directory of the same attempt, whose name they agreed on::
                             (or failed-<rank>.txt, which says why there is none)
 
 A part manifest is written last, under its name in one instant, so that a part which is there
-is whole and durable. The leader waits for all of them, merges them into the manifest, and
-commits as a single rank does. A member never touches what is not its own, and nothing at all
-once its part is there: the leader may be committing. A leader that gives up removes the
-directory under the members' hands, and again, before a later attempt, if a late one made it
-anew. A worker that takes over from one that was killed goes on from what is there.
+is whole. The leader waits for all, merges them into the manifest, and commits as a single rank
+does. A member touches only what is its own, and nothing at all once its part is there: the
+leader may be committing. A leader that gives up removes the directory under the members' hands,
+and again before a later attempt; what may be of attempts yet to come it leaves alone. A worker
+that takes over from one that was killed goes on from what is there.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 
 from checkfreq import faults
 from checkfreq.errors import CheckFreqError, PersistError
+from checkfreq.store.fileops import FileOps
 from checkfreq.store.manifest import MANIFEST_NAME, Manifest
 from checkfreq.store.parts import (
     check_sizes,
@@ -44,6 +45,11 @@ _LONGEST_PAUSE_S = 0.05
 class JointStore(CheckpointStore):
     """The checkpoints under ``root``, that several ranks may write."""
 
+    def __init__(self, root: Path, *, ops: FileOps | None = None) -> None:
+        super().__init__(root, ops=ops)
+        #: Steps and attempts that this leader committed or gave up: nobody needs them any more.
+        self._ended: set[tuple[int, str]] = set()
+
     # The leader, who holds the lock.
 
     def lead(self, step: int, *, attempt: str, num_bytes: int = 0) -> Pending:
@@ -52,6 +58,15 @@ class JointStore(CheckpointStore):
         self._require_room(step, num_bytes)
         faults.reach("commit.mkdir")
         return self._enter(step, attempt)
+
+    def give_up(self, step: int, *, attempt: str) -> None:
+        """Drop an attempt, whoever wrote of it, now and again when there is more of it."""
+        self.abort(Pending(step, attempt, self._pending_path(step, attempt), self.ops))
+
+    def abort(self, pending: Pending) -> None:
+        """See CheckpointStore."""
+        self._ended.add((pending.step, pending.attempt))
+        super().abort(pending)
 
     def is_committed(self, step: int, *, attempt: str) -> bool:
         """Whether the attempt became the checkpoint of its step; if so, durably."""
@@ -130,11 +145,17 @@ class JointStore(CheckpointStore):
         faults.reach("parts.sync_manifest")
         self.ops.sync_file(hidden)
         faults.reach("parts.rename")
+        pending.disown_created()  # whatever happens now: the leader may be committing them
         self.ops.rename(hidden, path)
         self._sync_pending(pending.path)
 
     def tell_failure(self, step: int, *, attempt: str, rank: int, why: str) -> None:
-        """Have the leader give the attempt up now, and not when it has waited in vain."""
+        """Have the leader give the attempt up now, and not when it has waited in vain.
+
+        Nothing is told of a part that is there: the leader may be committing it.
+        """
+        if self._has_part(step, attempt, rank):
+            return
         pending = self._enter(step, attempt)
         self.ops.write_file(pending.path / failure_name(rank), why.encode(errors="replace"))
 
@@ -153,15 +174,17 @@ class JointStore(CheckpointStore):
         return Pending(step, attempt, path, self.ops, is_shared=True)
 
     def _remove_leftovers(self, step: int, attempt: str) -> None:
-        """Directories of attempts before this one: the leader takes one after the other."""
+        """Directories of attempts before this one: the leader takes one after the other.
+
+        Not of every attempt of this step: it may have been taken again since this one began,
+        and the members may be done with that.
+        """
         for name in self.ops.listdir(self.root):
             other = pending_of(name)
-            if other is None or other[0] > step or other[1] == attempt:
+            if other is None or other == (step, attempt):
                 continue
-            try:
-                self.ops.remove_tree(self.root / name)
-            except OSError as error:  # a late member is writing in it: next time
-                logger.warning("%s is left until the next checkpoint: %s", name, error)
+            if other[0] < step or other in self._ended:
+                self._try_to_remove(name, until="the next checkpoint")
 
     def _missing(self, pending: Pending, ranks: Collection[int]) -> list[int]:
         there = {rank_of(name) for name in self.ops.listdir(pending.path)} if ranks else set()
@@ -212,8 +235,13 @@ class JointStore(CheckpointStore):
             return None
 
     def _sync_pending(self, path: Path) -> None:
-        with contextlib.suppress(FileNotFoundError):  # the leader took it: it syncs all there is
+        """For the sake of those who take over: the leader syncs all there is before it commits."""
+        try:
             self.ops.sync_dir(path)
+        except FileNotFoundError:  # the leader took it
+            pass
+        except OSError as error:
+            logger.warning("%s could not be synced by a member: %s", path, error)
 
 
 def _hidden(path: Path) -> Path:

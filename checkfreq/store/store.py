@@ -88,6 +88,10 @@ class Pending:
         while self._open:
             self._open.pop().close()
 
+    def disown_created(self) -> None:
+        """From now on the payload files that were created here are another's to remove."""
+        self._created.clear()
+
     def remove_created(self) -> None:
         """Remove the payload files that were created here, and nothing that others wrote."""
         self.close()
@@ -135,12 +139,13 @@ class CheckpointStore:
         """Make the directory, and remove what interrupted commits and prunes left in it.
 
         ``keep_pending``: not what was being committed; other ranks may be writing parts of it.
+        What cannot be removed (a worker of an earlier run still writes in it) is left.
         """
         self._make_durable_dir(self.root)
         for name in self.ops.listdir(self.root):
             is_kept = keep_pending and pending_of(name) is not None
             if name.startswith(_STALE) and not is_kept:
-                self.ops.remove_tree(self.root / name)
+                self._try_to_remove(name, until="the next start")
 
     def begin(self, step: int, *, attempt: str, num_bytes: int = 0) -> Pending:
         """Start writing a checkpoint; OSError (ENOSPC) if ``num_bytes`` cannot fit."""
@@ -151,23 +156,31 @@ class CheckpointStore:
         return Pending(step, attempt, path, self.ops)
 
     def commit(
-        self, pending: Pending, manifest: Manifest, *, supersede_after: int | None = None
+        self,
+        pending: Pending,
+        manifest: Manifest,
+        *,
+        supersede_after: int | None = None,
+        keep_existing: bool = True,
     ) -> CommitResult:
         """Turn a pending checkpoint, its payloads finished, into the checkpoint of its step.
 
         ``supersede_after``: first move every later step to ``superseded/`` (-1: all of them).
         A step that is there, validates and is not superseded is kept and ``pending`` is
-        dropped; one that is there and does not is quarantined. When this returns the
-        checkpoint survives a power cut. After an error the earlier ones are as they were
-        (only the last sync's leaves the new one among them): call `abort`. Raises OSError,
-        and PersistError when payloads and manifest disagree.
+        dropped (without ``keep_existing`` that step is superseded too); one that is there and
+        does not is quarantined. When this returns the checkpoint survives a power cut. After
+        an error the earlier ones are as they were (only the last sync's leaves the new one
+        among them): call `abort`. Raises OSError, and PersistError when payloads and manifest
+        disagree.
         """
         self._check_payloads(pending, manifest)
         superseded = self._steps_after(supersede_after)
-        if pending.step not in superseded and self._keeps_existing(pending.step):
-            self.abort(pending)
-            self.ops.sync_dir(self.root)  # it may be there without ever having been synced
-            return CommitResult(self.path(pending.step), kept_existing=True)
+        if pending.step not in superseded and self._holds_valid(pending.step):
+            if keep_existing:
+                self.abort(pending)
+                self.ops.sync_dir(self.root)  # it may be there without ever having been synced
+                return CommitResult(self.path(pending.step), kept_existing=True)
+            superseded = [pending.step, *superseded]
         self._write_record(pending.path, manifest)
         self._enter_set(pending, superseded)
         faults.reach("commit.sync_parent")
@@ -180,10 +193,7 @@ class CheckpointStore:
         pending.close()
         if not self.ops.exists(pending.path):
             return
-        try:
-            self.ops.remove_tree(pending.path)
-        except OSError as error:
-            logger.warning("%s is left until the next start: %s", pending.path, error)
+        self._try_to_remove(pending.path.name, until="the next start")
 
     def quarantine(self, step: int, reason: str) -> Path:
         """Set a bad checkpoint aside, with the reason in a text file beside it; where it went."""
@@ -346,7 +356,7 @@ class CheckpointStore:
     def _steps_after(self, step: int | None) -> list[int]:
         return [] if step is None else [later for later in self.steps() if later > step]
 
-    def _keeps_existing(self, step: int) -> bool:
+    def _holds_valid(self, step: int) -> bool:
         if not self.ops.exists(self.path(step)):
             return False
         try:
@@ -448,6 +458,12 @@ class CheckpointStore:
         self._make_durable_dir(path.parent)
         self.ops.mkdir(path)
         self.ops.sync_dir(path.parent)
+
+    def _try_to_remove(self, name: str, *, until: str) -> None:
+        try:
+            self.ops.remove_tree(self.root / name)
+        except OSError as error:
+            logger.warning("%s is left until %s: %s", self.root / name, until, error)
 
     def _append_mark(self, line: str) -> None:
         path = self.root / "marks.jsonl"

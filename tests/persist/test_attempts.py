@@ -47,3 +47,47 @@ def test_a_failed_attempt_was_never_durable() -> None:
     book.fail(p.Failed(attempt.id, 3, "write", "no space", "traceback"))
 
     assert (attempt.persist_s, attempt.num_bytes, attempt.durable_s) == (None, None, None)
+
+
+def committed(attempt: Attempt) -> p.Committed:
+    return p.Committed(attempt.id, attempt.step, 1, 0.1, 0.1, 1.0, True, False)
+
+
+def begun(book: AttemptBook, step: int) -> Attempt:
+    attempt = Attempt(step, SLOT, "periodic", Marks(), started_s=1.0)
+    book.add(attempt)
+    return attempt
+
+
+def ended(book: AttemptBook, step: int) -> None:
+    attempt = begun(book, step)
+    assert attempt.copied(None)
+    book.commit(committed(attempt))
+
+
+def test_of_two_attempts_in_flight_for_a_step_the_newest_is_found() -> None:
+    book = AttemptBook(tolerate_failures=0, release=lambda slot: None)
+    begun(book, 3)
+    newest = begun(book, 3)
+    begun(book, 4)
+    assert book.find(3) is newest
+    assert book.find(5) is None
+
+
+def test_a_step_that_is_taken_again_is_not_durable_until_it_is_replaced() -> None:
+    book = AttemptBook(tolerate_failures=0, release=lambda slot: None, replaces=True)
+    for step in (4, 6):
+        ended(book, step)
+    begun(book, 6)
+    assert (book.last_durable_step, book.last_written_step) == (4, None)
+    ended(book, 6)
+    assert (book.last_durable_step, book.last_written_step) == (6, 6)
+    begun(book, 6)
+    assert book.last_durable_step == 4
+
+
+def test_where_there_is_one_directory_a_step_stays_durable_whatever_is_begun() -> None:
+    book = AttemptBook(tolerate_failures=0, release=lambda slot: None)
+    ended(book, 6)
+    begun(book, 6)
+    assert (book.last_durable_step, book.last_written_step) == (6, 6)

@@ -44,9 +44,9 @@ class Rank:
         self.slot = Slot(0, -1, len(memory), memory, 0)
         self.persistence.open()
 
-    def hand_over(self, step: int, marks: Marks | None = None) -> Attempt:
+    def hand_over(self, step: int, marks: Marks | None = None, *, id: str = "") -> Attempt:
         attempt = Attempt(
-            step, self.slot, "periodic", marks or Marks(), time.perf_counter(), id=f"a{step}"
+            step, self.slot, "periodic", marks or Marks(), time.perf_counter(), id=id or f"a{step}"
         )
         self.persistence.book.add(attempt)
         assert attempt.copied(None)
@@ -191,3 +191,26 @@ def test_a_leaders_replacement_is_told_of_attempts_that_only_others_handed_over(
     leader.persistence.hand_over(copying, {"model": {"kind": "module"}}, own_of(0, 2))
     assert leader.finish(copying) is AttemptState.COMMITTED
     group.verify(2)
+
+
+def test_a_step_taken_again_as_another_directory_failed_it_replaces_the_one_that_is_here(
+    group: Group, open_rank: Open
+) -> None:
+    rank = open_rank(NODE_LOCAL)
+    rank.save(2)
+    again = rank.hand_over(2, id="retake")
+    assert rank.finish(again) is AttemptState.COMMITTED
+    assert group.store.verify(2).attempt == "retake"
+    assert rank.persistence.book.last_durable_step == 2
+    assert (group.chk_dir / "superseded" / "step-00000002").is_dir()
+
+
+def test_a_step_taken_again_in_a_directory_of_all_ranks_is_kept(
+    group: Group, open_rank: Open
+) -> None:
+    leader, member = open_rank(role_of(0, 2)), open_rank(role_of(1, 2))
+    for name in ("a2", "retake"):
+        attempts = [rank.hand_over(2, id=name) for rank in (leader, member)]
+        for rank, attempt in zip((leader, member), attempts, strict=True):
+            assert rank.finish(attempt) is AttemptState.COMMITTED
+    assert group.store.verify(2).attempt == "a2"

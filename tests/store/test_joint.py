@@ -273,6 +273,65 @@ def test_what_a_late_member_leaves_is_gone_after_the_next_attempt_begins(
     assert pending_names(disk) == [".tmp-6-a6", ".tmp-8-a8", ".tmp-odd"]
 
 
+def test_what_others_wrote_of_a_step_that_is_taken_again_is_not_touched_by_an_older_attempt(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    retaken = shares(attempt="retake")
+    for member in retaken[1:]:
+        write_part(store, member)
+    leader, *members = shares()
+    older = leader_begins(store, leader)
+    assert pending_names(disk) == [".tmp-5-a5", ".tmp-5-retake"]
+    with pytest.raises(PersistError):
+        leader_commits(store, older, leader)
+    store.abort(older)
+    late = member_begins(store, members[0])
+    leader_commits(store, leader_begins(store, retaken[0]), retaken[0])
+    assert store.verify(5).attempt == "retake"
+    with pytest.raises(FileNotFoundError):
+        store.write_part(late, members[0].manifest())
+    assert not pending_names(disk)
+
+
+def test_an_attempt_given_up_before_it_began_leaves_nothing_behind(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    _, one, two = shares()
+    write_part(store, one)
+    store.give_up(5, attempt="a5")
+    assert not pending_names(disk)
+    write_part(store, two)
+    store.lead(5, attempt="retake")
+    assert pending_names(disk) == [".tmp-5-retake"]
+
+
+def test_a_part_that_has_its_name_is_done_and_nothing_of_it_is_removed(
+    store: JointStore, disk: CrashingFileOps, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader, one, two = shares()
+    write_part(store, two)
+    writing = member_begins(store, one)
+    disk.fail_after(3, OSError(errno.EIO, "the directory cannot be synced"))
+    store.write_part(writing, one.manifest())
+    assert "could not be synced by a member: [Errno 5] the directory" in caplog.text
+    store.leave(writing, rank=1)
+    store.tell_failure(5, attempt="a5", rank=1, why="killed twice")
+    leader_commits(store, leader_begins(store, leader), leader)
+    assert holds_all(store, 5)
+
+
+def test_a_part_whose_rename_failed_may_be_there_all_the_same_and_is_not_taken_away(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    _, one, _ = shares()
+    writing = member_begins(store, one)
+    disk.fail_after(2, OSError(errno.EIO, "no answer"))
+    with pytest.raises(OSError, match="no answer"):
+        store.write_part(writing, one.manifest())
+    store.leave(writing, rank=1)
+    assert disk.listdir(writing.path) == sorted(one.files)
+
+
 def test_leftovers_that_cannot_be_removed_yet_do_not_stop_the_next_attempt(
     store: JointStore, disk: CrashingFileOps, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -129,12 +129,50 @@ def test_open_removes_what_interrupted_commits_and_prunes_left(store: Checkpoint
     assert os.listdir(store.root) == ["latest"]
 
 
+@pytest.mark.parametrize("code", [errno.ENOTEMPTY, errno.ENOENT, errno.EACCES])
+def test_open_leaves_what_it_cannot_remove(
+    code: int,
+    disk: CrashingFileOps,
+    memory: CheckpointStore,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in (".tmp-1-a", ".trash-1"):
+        disk.mkdir(MEMORY / name)
+    disk.fail_after(0, inject(code))
+    memory.open()
+    assert ".tmp-1-a is left until the next start" in caplog.text
+    assert disk.listdir(MEMORY) == [".tmp-1-a"]
+
+
 def test_a_commit_that_cannot_fit_is_refused_before_anything_is_written(
     store: CheckpointStore,
 ) -> None:
     with pytest.raises(OSError, match=r"step 1 needs 9223372036854775807 bytes, .* are free"):
         store.begin(1, attempt="a", num_bytes=2**63 - 1)
     assert os.listdir(store.root) == []
+
+
+def test_a_step_that_exists_is_set_aside_where_it_is_not_to_be_kept(
+    store: CheckpointStore,
+) -> None:
+    for name in ("first", "second", "third"):
+        pending = store.begin(1, attempt=name)
+        manifest = Manifest(1, name, 1, 0.0, {}, (), {})
+        assert not store.commit(pending, manifest, keep_existing=False).kept_existing
+    assert store.verify(1).attempt == "third"
+    assert len(os.listdir(store.root / "superseded")) == 2
+
+
+def test_a_step_that_exists_comes_back_when_the_one_in_its_place_cannot_be_committed(
+    disk: CrashingFileOps, memory: CheckpointStore
+) -> None:
+    memory.commit(memory.begin(1, attempt="a"), Manifest(1, "a", 1, 0.0, {}, (), {}))
+    pending = memory.begin(1, attempt="b")
+    disk.fail_after(8, inject(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"):
+        memory.commit(pending, Manifest(1, "b", 1, 0.0, {}, (), {}), keep_existing=False)
+    assert disk.calls[-3].startswith(f"rename {MEMORY}/superseded/")
+    assert memory.verify(1).attempt == "a"
 
 
 def test_a_step_that_exists_and_validates_is_kept(store: CheckpointStore) -> None:
