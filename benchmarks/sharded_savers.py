@@ -154,7 +154,8 @@ class CheckFreq:
             assert events[-1]["step"] == self._step
             return events[-1]
         event = self.manager.last_event
-        assert event is not None and (event.kind, event.step) == ("committed", self._step)
+        assert event is not None
+        assert (event.kind, event.step) == ("committed", self._step)
         return event.data
 
     def _wait_until_pruned(self) -> None:
