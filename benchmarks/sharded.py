@@ -9,10 +9,11 @@ and training goes on until that is durable. Of several ranks the slowest counts.
 
 ``held_ms``: the training thread stands still in calls of the library: the save (alone:
 ``save_ms``), boundaries, entering the weight update. ``added_ms``: what the iterations until then
-took longer in all. ``durable_s``: from the call until everything is synced and committed;
+took longer in all. ``durable_s``: from the call's entry until everything is synced and committed;
 ``persist_s`` (ours): that part behind the complete snapshot. ``raw``: as many bytes, written
-directly and synced by as many processes: the disk's own limit. torch.distributed.checkpoint syncs
-its files, caches its plans; ``aside``: it stages in a thread. The first save is told apart.
+directly and synced by as many processes: the disk's own limit. torch.distributed.checkpoint has
+as many threads, syncs, caches plans; ``aside``: it stages in a thread. The first save is told
+apart. ``meeting``: what it costs that the ranks of a manager meet, with nothing to be done.
 """
 
 from __future__ import annotations
@@ -48,8 +49,11 @@ from benchmarks.sharded_savers import (
     State,
 )
 from benchmarks.throughput import Arm, Seconds, interleaved
+from checkfreq.distributed.meetings import Meetings, said_by_each
 
 _CLEAN_ITERATIONS = 3
+_MEETING = "meeting"
+_MEETINGS, _WARM_UP_MEETINGS = 500, 50
 
 #: torch.distributed.checkpoint: what saves in the background, and whether it stages there too.
 PEERS: dict[str, tuple[AsyncCheckpointerType | None, bool]] = {
@@ -71,7 +75,11 @@ def main() -> None:
         for world in args.ranks:
             for what in args.only:
                 if what == "sharded" or world > 1:
-                    report(what, world, args, launched(what, world, args, Path(scratch)))
+                    seconds = launched(what, world, args, Path(scratch))
+                    if what == _MEETING:
+                        report_meeting(world, seconds)
+                    else:
+                        report(what, world, args, seconds)
 
 
 def _arguments() -> argparse.Namespace:
@@ -80,7 +88,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tensors", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5, help="behind the first one")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--only", nargs="+", choices=_WHAT, default=_WHAT)
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--iteration-s", type=float, default=0.3, help="of computing, about")
     parser.add_argument("--folder", default=".", help="a folder on the disk to measure")
@@ -102,6 +110,12 @@ def launched(what: str, world: int, args: argparse.Namespace, scratch: Path) -> 
     shutil.rmtree(folder)
     seconds: Seconds = json.loads(result.read_text())
     return seconds
+
+
+def report_meeting(world: int, seconds: Seconds) -> None:
+    """One line."""
+    milliseconds = round(seconds[_MEETING][0] * 1e3, 3)
+    emit("sharded", what=_MEETING, world=world, meetings=_MEETINGS, median_ms=milliseconds)
 
 
 def report(what: str, world: int, args: argparse.Namespace, seconds: Seconds) -> None:
@@ -155,13 +169,31 @@ _HOLDS = {"held_s": "held_ms", "save_s": "save_ms", "added_s": "added_ms"}
 def run_rank(args: argparse.Namespace) -> None:
     """Measure everything of one part; the first rank writes it down."""
     dist.init_process_group("gloo")
-    num_bytes = int(args.mib * 2**20)
-    work = Work(args.iteration_s)
-    with PARTS[args.only[0]](args, num_bytes, work) as arms:
-        seconds = interleaved(arms, rounds=args.rounds + 1)
+    what = args.only[0]
+    seconds = meeting() if what == _MEETING else saving(what, args)
     if dist.get_rank() == 0:
         args.result.write_text(json.dumps(seconds))
     dist.destroy_process_group()
+
+
+def meeting() -> Seconds:
+    """The median meeting, on the slowest rank; each begins when the one before is over."""
+    meetings = Meetings.of_process_group(timeout_s=60)
+    taken_s = []
+    for _ in range(_WARM_UP_MEETINGS + _MEETINGS):
+        began_s = time.perf_counter()
+        meetings.meet("measuring", dist.get_rank(), decide=said_by_each)
+        taken_s.append(time.perf_counter() - began_s)
+    meetings.close()
+    slow = slowest({_MEETING: statistics.median(taken_s[_WARM_UP_MEETINGS:])})
+    return {name: [value] for name, value in slow.items()}
+
+
+def saving(what: str, args: argparse.Namespace) -> Seconds:
+    """Every arm's saves, in each round."""
+    num_bytes = int(args.mib * 2**20)
+    with PARTS[what](args, num_bytes, Work(args.iteration_s)) as arms:
+        return interleaved(arms, rounds=args.rounds + 1)
 
 
 @contextlib.contextmanager
@@ -194,6 +226,7 @@ PARTS: dict[str, Callable[..., AbstractContextManager[list[Arm]]]] = {
     "sharded": sharded,
     "replicated": replicated,
 }
+_WHAT = [*PARTS, _MEETING]
 
 
 @contextlib.contextmanager

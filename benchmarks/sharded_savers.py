@@ -10,6 +10,7 @@ import contextlib
 import json
 import shutil
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ from torch.distributed.tensor import DTensor, Shard
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 
 _COLUMNS = 1024
+_PRUNED_WITHIN_S = 60.0
 
 
 class State(Protocol):
@@ -106,7 +108,7 @@ class CheckFreq:
     def __init__(self, folder: Path, state: State, *, split: bool = False) -> None:
         optimizer = torch.optim.SGD(state.module.parameters(), lr=0.1)
         self._folder = folder
-        self._step = 0
+        self._step, self._began_s = 0, 0.0
         self.manager = CFManager(
             folder,
             CFCheckpoint(model=state.module, optimizer=optimizer),
@@ -118,6 +120,8 @@ class CheckFreq:
 
     def boundary(self, *, save: bool) -> None:
         """One of the manager's."""
+        if save:
+            self._began_s = time.perf_counter()
         self.manager.step()
         if save:
             self.manager.save()
@@ -133,15 +137,34 @@ class CheckFreq:
         return dist.get_rank() != 0 or (durable is not None and durable >= self._step)
 
     def finish(self) -> dict[str, float]:
-        """From the leader's event: the copy, and what its worker took until all was committed."""
+        """From the call to the worker's commit, by one clock; returns when the disk has rest."""
         self.manager.wait()
-        if dist.get_rank() != 0:
-            return {}
-        lines = (self._folder / "events.jsonl").read_text().splitlines()
-        events = [event for event in map(json.loads, lines) if event["kind"] == "committed"]
-        assert events[-1]["step"] == self._step
-        persist_s = events[-1]["persist_s"]
-        return {"durable_s": events[-1]["copy_s"] + persist_s, "persist_s": persist_s}
+        committed = self._committed()
+        self._wait_until_pruned()
+        return {
+            "durable_s": committed["durable_monotonic_s"] - self._began_s,
+            "persist_s": committed["persist_s"],
+        }
+
+    def _committed(self) -> Mapping[str, Any]:
+        """The last save's event; only the leader, who prunes after it, writes events down."""
+        if dist.get_rank() == 0:
+            lines = (self._folder / "events.jsonl").read_text().splitlines()
+            events = [event for event in map(json.loads, lines) if event["kind"] == "committed"]
+            assert events[-1]["step"] == self._step
+            return events[-1]
+        event = self.manager.last_event
+        assert event is not None
+        assert (event.kind, event.step) == ("committed", self._step)
+        return event.data
+
+    def _wait_until_pruned(self) -> None:
+        """The checkpoint before is gone: its removal must not fall into another arm's sample."""
+        deadline_s = time.monotonic() + _PRUNED_WITHIN_S
+        while sum(1 for kind in ("step-*", ".trash-*") for _ in self._folder.glob(kind)) > 1:
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"nothing was pruned within {_PRUNED_WITHIN_S:.0f} s")
+            time.sleep(0.01)
 
     def close(self) -> None:
         """Pass the last boundary, which is checkpointed, and end the worker."""
@@ -152,6 +175,7 @@ class CheckFreq:
 class Dcp:
     """``torch.distributed.checkpoint``, files synced, plans cached, staging memory kept.
 
+    Each rank writes with as many threads as ours.
     ``staged_aside``: staging goes on in a thread, and the next weight update waits for it.
     """
 
@@ -181,7 +205,9 @@ class Dcp:
         self._began_s, self._durable_s = time.perf_counter(), 0.0
         target = self._folder / f"step-{self._count}"
         common: dict[str, Any] = {
-            "storage_writer": FileSystemWriter(target, sync_files=True),
+            "storage_writer": FileSystemWriter(
+                target, sync_files=True, thread_count=CFConfig().writer_threads
+            ),
             "planner": self._planner,
             "process_group": self._group,
         }

@@ -3,7 +3,7 @@
     python -m benchmarks.tables
 
 A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``. Of several lines with the
-same setting the last one counts.
+same setting the last one counts. Without a line there is no table, nor the text that belongs to it.
 """
 
 from __future__ import annotations
@@ -193,6 +193,16 @@ def _stall(results: Path) -> str:
     return _table(columns, rows, lines)
 
 
+_SHARDED = """\
+Several ranks: one save of a state that is sharded as FSDP2 does it, or replicated as DDP does
+(`split`: each rank writes a part), beside `torch.distributed.checkpoint` with as many writer
+threads, synced files and cached plans (`aside`: staging in a thread) and a raw direct write of the
+same bytes by the same processes. Training goes on meanwhile; of several ranks the slowest counts,
+from its call until all is committed. `held` is what the library's calls take, `added` what all
+iterations until then took longer; the first save is told apart:
+"""
+
+
 def _sharded(results: Path) -> str:
     columns = (
         "state | ranks | what | held per save | the first | added in all | durable after "
@@ -201,6 +211,7 @@ def _sharded(results: Path) -> str:
     newest = {
         tuple(x[k] for k in ("what", "mib", "world", "arm")): x
         for x in _all_lines("sharded", results)
+        if x["what"] != "meeting"
     }
     lines = sorted(
         newest.values(), key=lambda x: (x["what"] != "sharded", x["world"], x["durable_s"])
@@ -211,7 +222,7 @@ def _sharded(results: Path) -> str:
         f"| {x['first_durable_s']:.2f} s | {x['durable_against_raw']:.2f}{_persist_alone(x)} |"
         for x in lines
     ]
-    return _table(columns, rows, lines)
+    return _introduced(_SHARDED, _table(columns, rows, lines))
 
 
 def _held(line: Line, figure: str) -> str:
@@ -221,6 +232,23 @@ def _held(line: Line, figure: str) -> str:
 def _persist_alone(line: Line) -> str:
     alone = line.get("persist_against_raw")
     return f" (persist alone {alone:.2f})" if alone is not None else ""
+
+
+_MEETING = """\
+A meeting of the ranks, when a checkpoint may be due or `meet_every_s` has passed, with nothing to
+be done (median):
+"""
+
+
+def _meeting(results: Path) -> str:
+    newest = {x["world"]: x for x in _all_lines("sharded", results) if x["what"] == "meeting"}
+    lines = [line for _, line in sorted(newest.items())]
+    rows = [f"| {x['world']} | {x['median_ms']:.2f} ms | {x['meetings']} |" for x in lines]
+    return _introduced(_MEETING, _table("ranks | a meeting | measured", rows, lines))
+
+
+def _introduced(text: str, table: str) -> str:
+    return f"\n{text}\n{table}" if table else ""
 
 
 def _memory(results: Path) -> str:
@@ -269,6 +297,8 @@ def _goodput(results: Path) -> str:
 
 def _table(columns: str, rows: list[str], lines: list[Line]) -> str:
     """``columns`` are names between bars; under the rows stands how ``lines`` were measured."""
+    if not lines:
+        return ""
     rule = "|---" * (columns.count(" | ") + 1) + "|"
     return "\n".join([f"| {columns} |", rule, *rows, "", *_how(lines)])
 
@@ -290,6 +320,7 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "stall": _stall,
     "memory": _memory,
     "sharded": _sharded,
+    "meeting": _meeting,
     "startup": _startup,
     "simulate": _simulate,
     "goodput": _goodput,

@@ -253,6 +253,7 @@ class Persistence:
             copy_s=copy_s,
             write_s=reply.write_s,
             persist_s=reply.persist_s,
+            durable_monotonic_s=attempt.durable_s,
             bytes_per_s=rate,
             direct=reply.direct,
             kept_existing=reply.kept_existing,

@@ -57,6 +57,9 @@ def test_the_iterators_print_a_line_per_arm_and_place(tmp_path: Path) -> None:
 def test_the_ranks_print_a_line_per_arm_of_each_state(tmp_path: Path) -> None:
     small = ("--mib", "1", "--tensors", "4", "--rounds", "1", "--iteration-s", "0.01")
     lines = lines_of("sharded", *small, "--ranks", "2", "--peers", "dcp.save", folder=tmp_path)
+    *lines, meeting = lines
+    assert (meeting["what"], meeting["world"]) == ("meeting", 2)
+    assert "median_ms" in meeting
     assert [(line["what"], line["arm"]) for line in lines] == [
         ("sharded", "checkfreq"),
         ("sharded", "dcp.save"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from benchmarks.tables import RESULTS, ROOT, with_tables
@@ -35,11 +36,30 @@ def test_no_result_line_was_measured_on_uncommitted_code() -> None:
         assert '+", "machine"' not in path.read_text(), path.name
 
 
-def test_tables_without_a_result_line_are_empty_and_not_an_error(tmp_path: Path) -> None:
-    for name in ("overhead", "interference", "decision", "first", "sharded", "simulate", "goodput"):
+def test_nothing_is_shown_in_the_place_of_a_table_without_a_result_line(tmp_path: Path) -> None:
+    names = re.findall(r"<!-- table (\w+) -->", (ROOT / "README.md").read_text())
+    assert {"overhead", "sharded", "meeting"} <= set(names)
+    for name in names:
         text = with_tables(f"<!-- table {name} -->\nold\n<!-- end -->", results=tmp_path)
-        assert "old" not in text
-        assert text.count("\n| ") == 1
+        assert text == f"<!-- table {name} -->\n<!-- end -->"
+
+
+def test_saves_and_meetings_of_ranks_are_shown_apart_each_with_its_text(tmp_path: Path) -> None:
+    save = {"what": "sharded", "arm": "raw", "mib": 8, "world": 2, **HOW}
+    save |= {"durable_s": 0.5, "first_durable_s": 0.75, "durable_against_raw": 1.0}
+    meetings = [
+        {"what": "meeting", "world": world, "meetings": 500, "median_ms": ms, **HOW}
+        for world, ms in ((4, 0.3), (2, 9.0), (2, 0.1))
+    ]
+    lines = "".join(f"{json.dumps(x)}\n" for x in (save, *meetings))
+    (tmp_path / "sharded.jsonl").write_text(lines)
+    saves = with_tables("<!-- table sharded -->\n<!-- end -->", results=tmp_path)
+    assert "Several ranks: one save" in saves
+    assert saves.count("\n| ") == 2
+    assert "| sharded, 8 MiB | 2 | raw | - | - | - | 0.50 s | 0.75 s | 1.00 |" in saves
+    meeting = with_tables("<!-- table meeting -->\n<!-- end -->", results=tmp_path)
+    assert "A meeting of the ranks" in meeting
+    assert "| 2 | 0.10 ms | 500 |\n| 4 | 0.30 ms | 500 |" in meeting
 
 
 def test_overhead_table_counts_the_newest_line_of_each_run(tmp_path: Path) -> None:
