@@ -449,3 +449,65 @@ def restore_into_another_shape(role: Role, manifest: Manifest) -> str:
         assert run.full() == before
         return str(error)
     return ""
+
+
+class Mean(nn.Module):
+    """Linear, batch norm, linear: parts to be tracked by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Two numbers per row."""
+        out: Tensor = self.head(self.body(x))
+        return out
+
+
+def capture_inside_of_sharded(role: Role) -> tuple[Part, Any, Any]:
+    """Parts of a model whose root an evaluation leaves gathered."""
+    torch.manual_seed(1)
+    model = Mean()
+    body = CFCheckpoint(rng=False, body=model.body)
+    fully_shard(model)
+    expected = {name: whole(value) for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        model(torch.rand(5, 3) + role.rank)
+    taken = part(body, role)
+    mine = bits({**expected, "body.1.running_mean": model.body[1].running_mean})
+    with torch.no_grad():
+        model(torch.rand(5, 3))
+    return taken, mine, part(CFCheckpoint(rng=False, head=model.head), role)
+
+
+def foreign_shards(role: Role) -> list[str]:
+    """What is said of each way to shard that keeps no record of what is where."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        flat, split = (
+            FullyShardedDataParallel(
+                nn.Sequential(nn.Linear(6, 10)), device_id=torch.device("cpu"), use_orig_params=orig
+            )
+            for orig in (False, True)
+        )
+    zero = ZeroRedundancyOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=0.1)
+    cases: list[dict[str, Any]] = [
+        {"m": flat},
+        {"m": split},
+        {"m": split.module[0]},
+        {"o": torch.optim.SGD(flat.parameters(), lr=0.1)},
+        {"o": zero},
+    ]
+    return [_refusal(CFCheckpoint(**tracked), role) for tracked in cases]
+
+
+def _refusal(chk: CFCheckpoint, role: Role) -> str:
+    try:
+        capture(chk, barrier_on_device=False, role=role)
+    except StateError as error:
+        return str(error)
+    return ""

@@ -20,6 +20,7 @@ from checkfreq.snapshot.adapters.base import (
 from checkfreq.snapshot.dtensors import is_dtensor, local_of
 from checkfreq.snapshot.names import EXTRA_STATE, ModuleIndex, Node, own_state
 from checkfreq.snapshot.pieces import held
+from checkfreq.snapshot.sharding import require_shards_that_are_known
 from checkfreq.snapshot.sink import Sink
 from checkfreq.snapshot.tensors import DTYPE_NAMES, LAZY
 from checkfreq.store.boxes import Box
@@ -38,7 +39,7 @@ class ModuleAdapter:
 
     def capture(self, sink: Sink) -> dict[str, Json]:
         """See Adapter."""
-        self._index.refresh()
+        self._refresh()
         if self._index.saves_its_own_way:
             extra = self._capture_state_dict(sink)
         else:
@@ -50,6 +51,10 @@ class ModuleAdapter:
             json["extra"] = trees
             json["extra_tensors"] = [key for key in sink.keys if key not in own]
         return json
+
+    def _refresh(self) -> None:
+        self._index.refresh()
+        require_shards_that_are_known(self._name, (node.module for node in self._index.nodes))
 
     def _capture_directly(self, sink: Sink) -> dict[str, Any]:
         add, optimised = sink.add, sink.optimised
@@ -109,7 +114,7 @@ class ModuleAdapter:
 
     def prepare(self, saved: Saved, findings: Findings) -> Changes:
         """See Adapter."""
-        self._index.refresh()
+        self._refresh()
         trees: dict[str, Json] = saved.field("extra", {})
         for tree in trees.values():
             saved.check(tree)
@@ -134,7 +139,7 @@ class ModuleAdapter:
 
     def holdings(self) -> Holdings:
         """See Adapter."""
-        self._index.refresh()
+        self._refresh()
         live = self._live_tensors()
 
         def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
