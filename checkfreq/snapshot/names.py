@@ -99,13 +99,14 @@ class ModuleIndex:
         """True if only ``load_state_dict()`` may set the state."""
         return any(_loads_its_own_way(node.module) for node in self.nodes)
 
-    def own_buffers(self) -> set[str]:
-        """Canonical names of the buffers that differ from rank to rank."""
+    def own_buffers(self) -> dict[str, torch.Tensor]:
+        """By canonical name, the buffers that differ from rank to rank."""
         return {
-            node.name(own)
+            node.name(own): buffer
             for node in self.nodes
             if node.own_buffers
-            for own in node.module._buffers
+            for own, buffer in node.module._buffers.items()
+            if buffer is not None
         }
 
     def canonical_names(self, raw_names: Iterable[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -449,6 +450,23 @@ def restore_into_another_shape(role: Role, manifest: Manifest) -> str:
         assert run.full() == before
         return str(error)
     return ""
+
+
+def capture_renamed(role: Role) -> list[list[str]]:
+    """The buffers that are each rank's own, where hooks of ``state_dict()`` change the names."""
+    body = checkpoint_wrapper(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
+    sharded = fully_shard(nn.Sequential(body, nn.Linear(4, 1)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        data = nn.parallel.DistributedDataParallel(Net(), broadcast_buffers=False)
+    data.register_state_dict_post_hook(_rename)
+    taken = [part(CFCheckpoint(rng=False, m=module), role) for module in (sharded, data)]
+    return [one.objects["m"]["own_tensors"] if one.objects else [] for one in taken]
+
+
+def _rename(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    for name in [*state]:
+        state[name.replace("layers", "renamed")] = state.pop(name)
 
 
 class Mean(nn.Module):

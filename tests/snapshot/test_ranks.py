@@ -323,3 +323,10 @@ def test_shards_of_which_there_is_no_record_are_refused(tmp_path: Path) -> None:
         )
         assert "ZeroRedundancyOptimizer" in zero
         assert "use fully_shard" in zero
+
+
+def test_own_buffers_are_found_whatever_hooks_call_them(tmp_path: Path) -> None:
+    sharded_, data = run_ranks(tmp_path, 2, sharded.capture_renamed)[0]
+    own = ["num_batches_tracked", "running_mean", "running_var"]
+    assert sharded_ == [f"0.1.{name}" for name in own]
+    assert data == [f"renamed.1.{name}" for name in own]

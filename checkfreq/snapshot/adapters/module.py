@@ -22,7 +22,7 @@ from checkfreq.snapshot.names import EXTRA_STATE, ModuleIndex, Node, own_state
 from checkfreq.snapshot.pieces import held
 from checkfreq.snapshot.sharding import require_shards_that_are_known
 from checkfreq.snapshot.sink import Sink
-from checkfreq.snapshot.tensors import DTYPE_NAMES, LAZY
+from checkfreq.snapshot.tensors import DTYPE_NAMES, LAZY, require_memory
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
 
@@ -88,18 +88,23 @@ class ModuleAdapter:
         state = self._module.state_dict()
         names = self._index.canonical_names(state)
         settled, volatile = self._addresses(sink.optimised)
-        own = self._index.own_buffers()
+        own, own_addresses = self._own_buffers()
         extra = {}
         for raw, value in state.items():
             name = names[raw]
             if isinstance(value, Tensor) and not _is_extra(raw):
                 address = _address(value)
                 key = sink.add(name, value, address in settled and address not in volatile)
-                if name in own:
+                if address in own_addresses or name in own:
                     sink.own.add((self._name, key))
             else:
                 extra[name] = value
         return extra
+
+    def _own_buffers(self) -> tuple[set[str], set[int]]:
+        """Names and addresses of what differs from rank to rank: hooks may give other names."""
+        found = self._index.own_buffers()
+        return {*found}, {*map(_address, found.values())} - {0}
 
     def _addresses(self, optimised: frozenset[int]) -> tuple[set[int], set[int]]:
         """Addresses of settled parameters, and of everything else the module owns."""
@@ -177,6 +182,7 @@ class ModuleAdapter:
         record = saved.record(name)
         if isinstance(live, LAZY):
             return True  # its own hook gives it the saved shape
+        require_memory(f"{self._name}.{name}", live)
         shape, dtype = tuple(live.shape), DTYPE_NAMES.get(live.dtype, str(live.dtype))
         if shape == tuple(record.shape):
             saved.require(name, live)
