@@ -38,7 +38,7 @@ def load(
     Raises NoCheckpointError, CorruptCheckpointError, MismatchError (nothing was changed), and
     ConfigError for what ``CFStorageWriter`` wrote: values in it are pickled.
     """
-    from checkfreq.snapshot.apply import materialise
+    from checkfreq.snapshot.apply import materialise, require_rank
 
     chk_dir, step = _split(Path(path), step)
     found = Restorer(chk_dir).find(step)
@@ -47,9 +47,11 @@ def load(
     for rejected in found.rejected:
         logger.warning("step %d does not validate, skipped: %s", rejected.step, rejected.error)
     _refuse_dcp(found, chk_dir)
+    loaded = found.loaded()
+    require_rank(loaded, rank, path=str(chk_dir))
     if into is not None:
-        _load_into(found, into, chk_dir, only=only, strict=strict)
-    return materialise(found.loaded(), only=only, path=str(chk_dir), rank=rank)
+        _load_into(found, into, chk_dir, only=only, strict=strict, rank=rank)
+    return materialise(loaded, only=only, path=str(chk_dir), rank=rank)
 
 
 def _refuse_dcp(found: Found, chk_dir: Path) -> None:
@@ -68,12 +70,14 @@ def _load_into(
     *,
     only: Collection[str] | None,
     strict: bool,
+    rank: int,
 ) -> None:
     from checkfreq.checkpoint import CFCheckpoint
 
     names = set(into) if only is None else set(into) & set(only)
     chk = CFCheckpoint(rng=False, **{name: into[name] for name in names})
-    plan_restore(found, chk, path=chk_dir, only=names, exclude=(), strict=strict).apply()
+    plan = plan_restore(found, chk, path=chk_dir, only=names, exclude=(), strict=strict, rank=rank)
+    plan.apply()
 
 
 def _split(path: Path, step: int | None) -> tuple[Path, int | None]:

@@ -34,9 +34,11 @@ class Found:
         return room_for(self.manifest.files)
 
     def loaded(self) -> Loaded:
-        """What ``snapshot.apply`` works on."""
+        """What ``snapshot.apply`` works on; files that were not read are there to be compared."""
+        images = {name: image.view for name, image in self.images.items()}
         files = {
-            name: LoadedFile(image.entry.tensors, image.view) for name, image in self.images.items()
+            entry.name: LoadedFile(entry.tensors, images.get(entry.name))
+            for entry in self.manifest.files
         }
         return Loaded(self.manifest.objects, files, self.manifest.ranks)
 

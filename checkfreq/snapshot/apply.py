@@ -36,7 +36,15 @@ from checkfreq.types import Json
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Loaded", "LoadedFile", "RestorePlan", "materialise", "positions", "prepare"]
+__all__ = [
+    "Loaded",
+    "LoadedFile",
+    "RestorePlan",
+    "materialise",
+    "positions",
+    "prepare",
+    "require_rank",
+]
 
 _READERS: dict[str, Callable[[Saved], Any]] = {
     "module": module_state_dict,
@@ -317,9 +325,7 @@ def materialise(
     Needs none of the training code. Raises ConfigError for an unknown name in ``only`` or an
     unknown rank.
     """
-    if loaded.is_new(rank):
-        there = ", ".join(map(str, sorted(loaded.own or {0})))
-        raise ConfigError(f"{path} holds nothing of rank {rank}; expected one of {there}")
+    require_rank(loaded, rank, path=path)
     there_are = loaded.names(rank) - {POSITIONS}
     names = [*(name for name in loaded.objects if name in there_are)]
     names += sorted(there_are.difference(names))
@@ -327,6 +333,13 @@ def materialise(
     return {
         name: _read(loaded.saved(name, path=path, rank=rank)) for name in names if name in chosen
     }
+
+
+def require_rank(loaded: Loaded, rank: int, *, path: str) -> None:
+    """Raise ConfigError if there was no such rank."""
+    if loaded.is_new(rank):
+        there = ", ".join(map(str, sorted(loaded.own or {0})))
+        raise ConfigError(f"{path} holds nothing of rank {rank}; expected one of {there}")
 
 
 def _read(saved: Saved) -> Any:

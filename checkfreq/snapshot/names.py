@@ -19,6 +19,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
+from checkfreq.snapshot.sharding import is_fully_sharded, num_sharders, owners_of
+
 EXTRA_STATE = "_extra_state"
 
 
@@ -66,19 +68,21 @@ class ModuleIndex:
         self._rebuild()
 
     def _rebuild(self) -> None:
-        self.nodes = tuple(_walk(self._root, "", "", _Surroundings()))
-        self._sharded: list[Any] = [n.module for n in self.nodes if _is_sharded(n.module)]
+        self._num_sharders = num_sharders()
+        owners = owners_of(self._root)
+        self.nodes = tuple(_walk(self._root, "", "", _Surroundings(sharded=bool(owners))))
+        inside = [node.module for node in self.nodes if is_fully_sharded(node.module)]
+        self._sharded: list[Any] = [*owners, *inside]
         self._custom = any(_saves_its_own_way(node.module) for node in self.nodes)
 
     def refresh(self) -> None:
         """Rebuild if a submodule was added, removed, replaced or given another class since.
 
-        Fully sharded modules drop what they gathered, so that their parameters are the shards.
+        Fully sharded modules drop what they gathered, so that their parameters are the shards;
+        those around the tree do, too, if only a part of a model is tracked.
         """
-        for node in self.nodes:
-            if node.module._modules != node.children or type(node.module) is not node.kind:
-                self._rebuild()
-                break
+        if self._num_sharders != num_sharders() or any(map(_has_changed, self.nodes)):
+            self._rebuild()
         for module in self._sharded:
             module.reshard()
 
@@ -95,19 +99,24 @@ class ModuleIndex:
         """True if only ``load_state_dict()`` may set the state."""
         return any(_loads_its_own_way(node.module) for node in self.nodes)
 
-    def own_buffers(self) -> set[str]:
-        """Canonical names of the buffers that differ from rank to rank."""
+    def own_buffers(self) -> dict[str, torch.Tensor]:
+        """By canonical name, the buffers that differ from rank to rank."""
         return {
-            node.name(own)
+            node.name(own): buffer
             for node in self.nodes
             if node.own_buffers
-            for own in node.module._buffers
+            for own, buffer in node.module._buffers.items()
+            if buffer is not None
         }
 
     def canonical_names(self, raw_names: Iterable[str]) -> dict[str, str]:
         """key of ``state_dict()`` -> canonical name."""
         prefixes = {node.raw: node.canonical for node in self.nodes}
         return {raw: _canonical(raw, prefixes) for raw in raw_names}
+
+
+def _has_changed(node: Node) -> bool:
+    return node.module._modules != node.children or type(node.module) is not node.kind
 
 
 def _canonical(raw_name: str, prefixes: dict[str, str]) -> str:
@@ -130,7 +139,7 @@ class _Surroundings:
         """With those of ``module`` itself."""
         return _Surroundings(
             self.averaged or isinstance(module, AveragedModel),
-            self.sharded or _is_sharded(module),
+            self.sharded or is_fully_sharded(module),
             self.own_buffers
             or (isinstance(module, DistributedDataParallel) and not module.broadcast_buffers),
         )
@@ -143,13 +152,6 @@ class _Surroundings:
         """
         learns = isinstance(module, _NormBase) and not isinstance(module, nn.SyncBatchNorm)
         return self.own_buffers or (self.sharded and learns)
-
-
-def _is_sharded(module: nn.Module) -> bool:
-    """Whether ``fully_shard`` was applied to it."""
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    kind = getattr(fsdp, "FSDPModule", None)
-    return kind is not None and isinstance(module, kind)
 
 
 def _of_users(hooks: Mapping[int, Any]) -> bool:

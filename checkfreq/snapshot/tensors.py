@@ -67,6 +67,15 @@ def detached(tensor: Tensor, path: str) -> Tensor:
     return tensor.detach().as_subclass(Tensor)
 
 
+def require_memory(path: str, live: Tensor) -> None:
+    """Raise StateError, naming ``path``, for a live tensor that nothing can be loaded into."""
+    if live.is_meta:
+        raise StateError(
+            f"{path}: a tensor on the meta device has no memory to restore into; call to_empty() "
+            "before restore()"
+        )
+
+
 def _problem(tensor: Tensor) -> str | None:
     if isinstance(tensor, LAZY):
         return "a lazy parameter without a shape yet; run one forward pass before checkpointing"

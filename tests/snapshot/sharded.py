@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -447,5 +448,84 @@ def restore_into_another_shape(role: Role, manifest: Manifest) -> str:
         restored(run.chk, manifest, role.rank)
     except MismatchError as error:
         assert run.full() == before
+        return str(error)
+    return ""
+
+
+def capture_renamed(role: Role) -> list[list[str]]:
+    """The buffers that are each rank's own, where hooks of ``state_dict()`` change the names."""
+    body = checkpoint_wrapper(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
+    sharded = fully_shard(nn.Sequential(body, nn.Linear(4, 1)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        data = nn.parallel.DistributedDataParallel(Net(), broadcast_buffers=False)
+    data.register_state_dict_post_hook(_rename)
+    taken = [part(CFCheckpoint(rng=False, m=module), role) for module in (sharded, data)]
+    return [one.objects["m"]["own_tensors"] if one.objects else [] for one in taken]
+
+
+def _rename(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    for name in [*state]:
+        state[name.replace("layers", "renamed")] = state.pop(name)
+
+
+class Mean(nn.Module):
+    """Linear, batch norm, linear: parts to be tracked by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Two numbers per row."""
+        out: Tensor = self.head(self.body(x))
+        return out
+
+
+def capture_inside_of_sharded(role: Role) -> tuple[Part, Any, Any]:
+    """Parts of a model whose root an evaluation leaves gathered."""
+    torch.manual_seed(1)
+    model = Mean()
+    body = CFCheckpoint(rng=False, body=model.body)
+    fully_shard(model)
+    expected = {name: whole(value) for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        model(torch.rand(5, 3) + role.rank)
+    taken = part(body, role)
+    mine = bits({**expected, "body.1.running_mean": model.body[1].running_mean})
+    with torch.no_grad():
+        model(torch.rand(5, 3))
+    return taken, mine, part(CFCheckpoint(rng=False, head=model.head), role)
+
+
+def foreign_shards(role: Role) -> list[str]:
+    """What is said of each way to shard that keeps no record of what is where."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        flat, split = (
+            FullyShardedDataParallel(
+                nn.Sequential(nn.Linear(6, 10)), device_id=torch.device("cpu"), use_orig_params=orig
+            )
+            for orig in (False, True)
+        )
+    zero = ZeroRedundancyOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=0.1)
+    cases: list[dict[str, Any]] = [
+        {"m": flat},
+        {"m": split},
+        {"m": split.module[0]},
+        {"o": torch.optim.SGD(flat.parameters(), lr=0.1)},
+        {"o": zero},
+    ]
+    return [_refusal(CFCheckpoint(**tracked), role) for tracked in cases]
+
+
+def _refusal(chk: CFCheckpoint, role: Role) -> str:
+    try:
+        capture(chk, barrier_on_device=False, role=role)
+    except StateError as error:
         return str(error)
     return ""

@@ -603,3 +603,23 @@ class TestNonsense:
     def test_an_unknown_kind_is_corrupt_for_a_reader(self) -> None:
         with pytest.raises(CorruptCheckpointError, match="x: kind of object"):
             materialise(Loaded({"x": {"kind": "novel"}}, {}), path="p")
+
+
+@pytest.mark.parametrize("only", ["model", "optimizer"])
+def test_what_has_no_memory_yet_is_refused(only: str) -> None:
+    shot = take(run())
+    chk = run()
+    chk.tracked["model"].to("meta")
+    (group,) = chk.tracked["optimizer"].param_groups
+    group["params"] = [*chk.tracked["model"].parameters()]
+    with pytest.raises(StateError, match=rf"{only}.*: .*meta device.* call to_empty\(\) before"):
+        restore(chk, shot, only=only)
+
+
+def test_optimizer_state_on_the_meta_device_is_refused() -> None:
+    shot = take(run())
+    chk = run()
+    for state in chk.tracked["optimizer"].state.values():
+        state["exp_avg"] = state["exp_avg"].to("meta")
+    with pytest.raises(StateError, match=r"optimizer\.state\.0\.exp_avg: .*meta device"):
+        restore(chk, shot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from torch import nn
 
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
+from checkfreq.reader import load
+from checkfreq.restore import Restorer, plan_restore
 from checkfreq.snapshot.apply import materialise
 from checkfreq.snapshot.needs import needed_files
 from checkfreq.snapshot.state import capture, structure_digest, structure_listing
 from checkfreq.types import Role
+from tests.fixtures.make_format_2 import FOLDER
 from tests.snapshot.ranks import Manifest, everyone, part, restored
 from tests.snapshot.support import bits, state_bits
 
@@ -225,6 +229,37 @@ def test_a_shard_that_was_not_read_is_missed_before_anything_changes() -> None:
     ):
         restored(chk, manifest, 0, names)
     assert state_bits(chk) == before
+
+
+def test_files_that_were_not_read_are_known_to_be_there() -> None:
+    restorer = Restorer(FOLDER)
+    found = restorer.find(None)
+    assert found is not None
+    half = replace(found, images={"model.safetensors": found.images["model.safetensors"]})
+    files = half.loaded().files
+    assert files.keys() == {file.name for file in found.manifest.files}
+    assert [name for name, file in files.items() if file.image is not None] == [*half.images]
+    other = CFCheckpoint(rng=False, model=nn.ModuleDict({"2": nn.Linear(2, 3)}))
+    with pytest.raises(MismatchError, match=r"unexpected.*; model\.tied"):
+        plan_restore(half, other, path=FOLDER, only=("model",), exclude=(), strict=True)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_live_objects_are_loaded_as_the_rank_that_is_asked_for_had_them(rank: int) -> None:
+    norm = nn.ModuleDict({"1": nn.BatchNorm1d(3)})
+    found = load(FOLDER, only=("model",), into={"model": norm}, strict=False, rank=rank)
+    assert bits(norm["1"].running_mean) == bits(found["model"]["1.running_mean"])
+    assert bits(load(FOLDER, rank=1 - rank)["model"]["1.running_mean"]) != bits(
+        norm["1"].running_mean
+    )
+
+
+def test_an_unknown_rank_is_refused_before_anything_is_loaded() -> None:
+    norm = nn.ModuleDict({"1": nn.BatchNorm1d(3)})
+    before = bits(norm.state_dict())
+    with pytest.raises(ConfigError, match=r"nothing of rank 2; expected one of 0, 1"):
+        load(FOLDER, only=("model",), into={"model": norm}, strict=False, rank=2)
+    assert bits(norm.state_dict()) == before
 
 
 def test_one_rank_needs_nothing_of_torch_distributed() -> None:

@@ -295,3 +295,38 @@ def test_shards_of_another_shape_are_a_mismatch_by_name(
     for said in run_ranks(tmp_path, 2, sharded.restore_into_another_shape, manifest):
         expected = "blocks.0.up.weight: checkpoint has float32[9, 6], live is float32[12, 6]"
         assert expected in said
+
+
+def test_parts_of_a_sharded_model_are_kept_as_shards_even_while_it_is_gathered(
+    tmp_path: Path,
+) -> None:
+    results = run_ranks(tmp_path, 2, sharded.capture_inside_of_sharded)
+    body, head = (Manifest.merged([result[i] for result in results]) for i in (0, 2))
+    for rank, (_, expected, _) in enumerate(results):
+        found = {
+            f"{name}.{key}": tensor
+            for name, manifest in (("body", body), ("head", head))
+            for key, tensor in materialise(manifest.loaded(), path="p", rank=rank)[name].items()
+        }
+        for name in ("body.0.weight", "body.1.running_mean", "head.weight", "head.bias"):
+            assert bits(found[name]) == expected[name]
+        assert {*body.ranks[rank]["body"]["shards"]} >= {"0.weight", "1.weight"}
+        assert "weight" in head.ranks[rank]["head"]["shards"]
+
+
+def test_shards_of_which_there_is_no_record_are_refused(tmp_path: Path) -> None:
+    for said in run_ranks(tmp_path, 2, sharded.foreign_shards):
+        *flat, zero = said
+        assert [text[:3] for text in said] == ["m: ", "m: ", "m: ", "o: ", "o: "]
+        assert all(
+            "FullyShardedDataParallel" in text and "use fully_shard" in text for text in flat
+        )
+        assert "ZeroRedundancyOptimizer" in zero
+        assert "use fully_shard" in zero
+
+
+def test_own_buffers_are_found_whatever_hooks_call_them(tmp_path: Path) -> None:
+    sharded_, data = run_ranks(tmp_path, 2, sharded.capture_renamed)[0]
+    own = ["num_batches_tracked", "running_mean", "running_var"]
+    assert sharded_ == [f"0.1.{name}" for name in own]
+    assert data == [f"renamed.1.{name}" for name in own]

@@ -20,8 +20,9 @@ from checkfreq.snapshot.adapters.base import (
 from checkfreq.snapshot.dtensors import is_dtensor, local_of
 from checkfreq.snapshot.names import EXTRA_STATE, ModuleIndex, Node, own_state
 from checkfreq.snapshot.pieces import held
+from checkfreq.snapshot.sharding import require_shards_that_are_known
 from checkfreq.snapshot.sink import Sink
-from checkfreq.snapshot.tensors import DTYPE_NAMES, LAZY
+from checkfreq.snapshot.tensors import DTYPE_NAMES, LAZY, require_memory
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
 
@@ -38,7 +39,7 @@ class ModuleAdapter:
 
     def capture(self, sink: Sink) -> dict[str, Json]:
         """See Adapter."""
-        self._index.refresh()
+        self._refresh()
         if self._index.saves_its_own_way:
             extra = self._capture_state_dict(sink)
         else:
@@ -50,6 +51,10 @@ class ModuleAdapter:
             json["extra"] = trees
             json["extra_tensors"] = [key for key in sink.keys if key not in own]
         return json
+
+    def _refresh(self) -> None:
+        self._index.refresh()
+        require_shards_that_are_known(self._name, (node.module for node in self._index.nodes))
 
     def _capture_directly(self, sink: Sink) -> dict[str, Any]:
         add, optimised = sink.add, sink.optimised
@@ -83,18 +88,23 @@ class ModuleAdapter:
         state = self._module.state_dict()
         names = self._index.canonical_names(state)
         settled, volatile = self._addresses(sink.optimised)
-        own = self._index.own_buffers()
+        own, own_addresses = self._own_buffers()
         extra = {}
         for raw, value in state.items():
             name = names[raw]
             if isinstance(value, Tensor) and not _is_extra(raw):
                 address = _address(value)
                 key = sink.add(name, value, address in settled and address not in volatile)
-                if name in own:
+                if address in own_addresses or name in own:
                     sink.own.add((self._name, key))
             else:
                 extra[name] = value
         return extra
+
+    def _own_buffers(self) -> tuple[set[str], set[int]]:
+        """Names and addresses of what differs from rank to rank: hooks may give other names."""
+        found = self._index.own_buffers()
+        return {*found}, {*map(_address, found.values())} - {0}
 
     def _addresses(self, optimised: frozenset[int]) -> tuple[set[int], set[int]]:
         """Addresses of settled parameters, and of everything else the module owns."""
@@ -109,7 +119,7 @@ class ModuleAdapter:
 
     def prepare(self, saved: Saved, findings: Findings) -> Changes:
         """See Adapter."""
-        self._index.refresh()
+        self._refresh()
         trees: dict[str, Json] = saved.field("extra", {})
         for tree in trees.values():
             saved.check(tree)
@@ -134,7 +144,7 @@ class ModuleAdapter:
 
     def holdings(self) -> Holdings:
         """See Adapter."""
-        self._index.refresh()
+        self._refresh()
         live = self._live_tensors()
 
         def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
@@ -172,6 +182,7 @@ class ModuleAdapter:
         record = saved.record(name)
         if isinstance(live, LAZY):
             return True  # its own hook gives it the saved shape
+        require_memory(f"{self._name}.{name}", live)
         shape, dtype = tuple(live.shape), DTYPE_NAMES.get(live.dtype, str(live.dtype))
         if shape == tuple(record.shape):
             saved.require(name, live)

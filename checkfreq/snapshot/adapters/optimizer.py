@@ -31,6 +31,7 @@ from checkfreq.snapshot.adapters.optimizer_load import OptimizerLoad, parameters
 from checkfreq.snapshot.adapters.optimizer_tree import optimizer_state_dict, optimizer_tree
 from checkfreq.snapshot.dtensors import is_dtensor, tensor_types
 from checkfreq.snapshot.pieces import held
+from checkfreq.snapshot.sharding import require_optimizer_that_is_known
 from checkfreq.snapshot.sink import Sink
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
@@ -63,6 +64,7 @@ class OptimizerAdapter:
         """See Adapter."""
         json: dict[str, Json] = {"kind": self.kind, "class": type_name(self._optimizer)}
         parameters = parameters_of(self._optimizer)
+        require_optimizer_that_is_known(self._name, self._optimizer, parameters)
         json["shapes"] = [list(parameter.shape) for parameter in parameters]
         json["device_type"] = parameters[0].device.type if parameters else "cpu"
         if saves_its_own_way(self._optimizer):
@@ -148,6 +150,8 @@ class OptimizerAdapter:
 
     def prepare(self, saved: Saved, findings: Findings) -> Changes:
         """See Adapter."""
+        parameters = parameters_of(self._optimizer)
+        require_optimizer_that_is_known(self._name, self._optimizer, parameters)
         tree = optimizer_tree(saved)
         if tree is None:
             return Changes(fallible=[self._by_load_state_dict(saved)])

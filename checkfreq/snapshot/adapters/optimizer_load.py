@@ -18,7 +18,7 @@ from checkfreq.snapshot.adapters.base import Findings, Saved, type_name
 from checkfreq.snapshot.adapters.optimizer_tree import OptimizerTree
 from checkfreq.snapshot.codec import decode_tree
 from checkfreq.snapshot.dtensors import is_dtensor
-from checkfreq.snapshot.tensors import DTYPES, copy_bits, decode_torch
+from checkfreq.snapshot.tensors import DTYPES, copy_bits, decode_torch, require_memory
 from checkfreq.types import Json
 
 #: How to compute, not what: these belong to the script, not to the checkpoint.
@@ -53,6 +53,7 @@ class OptimizerLoad:
         if len(findings.different) != before:
             return False
         self._compare_shapes(findings)
+        self._require_memory()
         self._check_nodes()
         if len(findings.different) != before:
             return False
@@ -76,6 +77,14 @@ class OptimizerLoad:
                     f"{self._name} parameter {i}: checkpoint has shape {list(shape)}, "
                     f"live has {list(parameter.shape)}"
                 )
+
+    def _require_memory(self) -> None:
+        for i, parameter in enumerate(parameters_of(self._optimizer)):
+            require_memory(f"{self._name} parameter {i}", parameter)
+            state = self._optimizer.state.get(parameter)
+            for name, value in state.items() if isinstance(state, dict) else ():
+                if isinstance(value, Tensor):
+                    require_memory(f"{self._name}.state.{i}.{name}", value)
 
     def _check_nodes(self) -> None:
         tree = self._tree
