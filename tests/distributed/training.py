@@ -28,6 +28,7 @@ from iterators import CFIterator, ResumableDataLoader
 from iterators.testing import digest
 from tests.distributed.ranks import Rank
 from tests.distributed.tiny import config
+from tests.exactness.cases import Block
 
 NUM_SAMPLES = 46  # which no global batch divides
 EPOCHS = 3
@@ -48,24 +49,6 @@ class Pictures(Dataset[tuple[Tensor, int]]):
         if random.random() < 0.5:
             picture = picture.flip(-1)
         return picture * float(np.random.uniform(0.8, 1.2)) + 0.1 * torch.randn(3, 6, 6), index % 4
-
-
-class Block(nn.Module):
-    """A residual block."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-            nn.BatchNorm2d(channels),
-            nn.ReLU(),
-            nn.Dropout2d(0.1),
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-            nn.BatchNorm2d(channels, momentum=None),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(x + self.body(x))
 
 
 def small_resnet() -> nn.Sequential:
