@@ -24,8 +24,10 @@ from checkfreq.types import FileSpec, Role
 
 #: Room left on the disk beyond a checkpoint's own bytes: manifest, pointer, events.
 _SPARE_BYTES = 4 << 20
-#: How long a leader whose trainer is gone waits for the others' parts at least.
+#: How long a leader whose trainer is gone waits for the others' parts at least, and how long
+#: once it did so in vain: a rank that is lost writes no later part either.
 _HURRIED_S = 10.0
+_HURRIED_AGAIN_S = 1.0
 
 
 @dataclass(slots=True)
@@ -45,6 +47,8 @@ class Site:
     #: A commit of this worker has set the later steps aside. Snapshots that were handed over
     #: before the trainer knew ask for it again, and would set aside this run's own steps.
     has_superseded: bool = False
+    #: The trainer is gone, and so was a part that a commit waited for.
+    has_waited_in_vain: bool = False
 
     def require_lock(self, consequence: str = "") -> None:
         """PermissionError unless this worker may change the set of checkpoints."""
@@ -55,6 +59,8 @@ class Site:
 
     def maintain(self, request: p.Maintenance) -> tuple[int, ...]:
         """Change the directory besides commits; returns the steps concerned."""
+        if isinstance(request, p.TellFailure):
+            return self._tell_failure(request)
         self.require_lock()
         match request:
             case p.Prune():
@@ -67,6 +73,12 @@ class Site:
                 self.store.quarantine(request.step, request.reason)
             case p.Confirm():
                 self.store.note_common(request.step)
+        return (request.step,)
+
+    def _tell_failure(self, request: p.TellFailure) -> tuple[int, ...]:
+        self.store.tell_failure(
+            request.step, attempt=request.attempt, rank=self.role.rank, why=request.why
+        )
         return (request.step,)
 
 
@@ -195,17 +207,25 @@ class LeadersAttempt(Attempt):
 
     def _gather(self, pending: Pending, own: Manifest) -> Manifest:
         self.phase = "parts"
-        store, role = self._site.store, self._site.role
+        role = self._site.role
         others = [rank for rank in role.group if rank != role.rank]
-        store.wait_for_parts(
+        try:
+            self._wait_for_parts(pending, others)
+        except PersistError:
+            self._site.has_waited_in_vain = self._site.is_hurried()
+            raise
+        return self._site.store.merge_parts(pending, own, others)
+
+    def _wait_for_parts(self, pending: Pending, ranks: list[int]) -> None:
+        # A successor waits for the directory, and parts take about as long as one another.
+        least_s = _HURRIED_AGAIN_S if self._site.has_waited_in_vain else _HURRIED_S
+        self._site.store.wait_for_parts(
             pending,
-            others,
+            ranks,
             timeout_s=self._request.part_timeout_s,
-            # A successor waits for the directory, and parts take about as long as one another.
-            hurried_timeout_s=max(_HURRIED_S, 2 * (self._written_s - self._start_s)),
+            hurried_timeout_s=max(least_s, 2 * (self._written_s - self._start_s)),
             is_hurried=self._site.is_hurried,
         )
-        return store.merge_parts(pending, own, others)
 
 
 class MembersAttempt(Attempt):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import platform
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -61,6 +62,8 @@ class Persistence:
         self._events = EventLog(chk_dir / "events.jsonl" if role.leads else None)
         self._known: dict[int, CheckpointInfo] | None = None
         self._handed_twice: set[str] = set()
+        #: What the worker was asked to remove, and has not answered yet.
+        self._prunes: deque[tuple[int, ...]] = deque()
         #: Told of every attempt that ended; what it returns is noted with a commit.
         self.on_ended: Callable[[Attempt], Mapping[str, object]] = lambda attempt: {}
 
@@ -133,6 +136,7 @@ class Persistence:
     def reap(self, *, timeout_s: float = 0.0) -> None:
         """Take in what happened since; waits at most ``timeout_s`` for the first reply."""
         for attempt in self.book.take_void():
+            self._tell_failure(attempt)
             self._failed(attempt)
         try:
             while (reply := self.persister.poll(timeout_s=timeout_s)) is not None:
@@ -164,14 +168,17 @@ class Persistence:
             self._send_marks(step, marks)
 
     def confirm(self, step: int) -> None:
-        """Every directory of the run holds its share of ``step``: what is older may go."""
-        if self.confirmed_step == step:
+        """Every directory of the run holds its share of ``step``: what is older may go.
+
+        That is an earlier step than before once the run has gone back to one.
+        """
+        is_news = self.confirmed_step is None or step > self.confirmed_step
+        self.confirmed_step = step
+        if self._known is None or not self._role.leads or not is_news:
             return
         if not self.store.ever_held_common():
             self.persister.ask(p.Confirm(step))
-        self.confirmed_step = step
-        if self._known is not None:
-            self._prune()
+        self._prune()
 
     def quarantine(self, step: int, reason: CorruptCheckpointError) -> None:
         """Have a damaged step set aside (by the leader, if that is another rank)."""
@@ -211,7 +218,10 @@ class Persistence:
                     "%s failed: %s\n%s", reply.request, reply.message, reply.child_traceback
                 )
                 self.record("trouble", -1, request=reply.request, message=reply.message)
+                if reply.request == "Prune":
+                    self._prunes.popleft()
             case p.Done(request="Prune"):
+                self._prunes.popleft()
                 self._pruned(reply.steps)
 
     def _committed(self, attempt: Attempt, reply: p.Committed) -> None:
@@ -290,7 +300,9 @@ class Persistence:
         steps = self._retention.to_remove(infos)
         if self.confirmed_step is not None:
             steps = [step for step in steps if step < self.confirmed_step]
+        steps = [step for step in steps if not any(step in asked for asked in self._prunes)]
         if steps:
+            self._prunes.append(tuple(steps))
             self.persister.ask(p.Prune(tuple(steps)))
 
     def _pruned(self, steps: Collection[int]) -> None:
@@ -326,15 +338,24 @@ class Persistence:
     def _worker_died(self, error: WorkerDiedError) -> None:
         logger.error("%s; starting another", error)
         self.record("worker_died", error.step, error=str(error))
+        abandoned = None
         held = [a for a in self.book.active if self.persister.holds(a.id)]
         for attempt in held[:1]:  # it works in order: the oldest is what it died with
             if attempt.id in self._handed_twice:
                 self.persister.forget(attempt.id)
-                self._failed(self.book.abandon(attempt, error))
+                abandoned = self.book.abandon(attempt, error)
+                self._failed(abandoned)
             else:
                 self._handed_twice.add(attempt.id)
         self.persister.replace()
         self.num_replaced += 1
+        if abandoned is not None:
+            self._tell_failure(abandoned)
+
+    def _tell_failure(self, attempt: Attempt) -> None:
+        """Have the leader, if that is another rank, not wait for a part that will not come."""
+        if not self._role.leads:
+            self.persister.ask(p.TellFailure(attempt.step, attempt.id, str(attempt.error)))
 
 
 def _versions() -> dict[str, str]:

@@ -273,9 +273,10 @@ class Persister:
 
     @property
     def _takeover_s(self) -> float:
-        """A predecessor's worker may wait for parts of its ranks before it lets go."""
+        """A predecessor's worker may wait for parts of each snapshot before it lets go."""
         config = self._config
-        return config.takeover_s + (0.0 if self._role.is_alone else config.rank_timeout_s)
+        waits_s = config.num_slots * config.rank_timeout_s
+        return config.takeover_s + (waits_s if len(self._role.group) > 1 else 0.0)
 
     def _tell_everything(self, *, keep_pending: bool) -> None:
         config = self._config

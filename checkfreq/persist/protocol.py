@@ -119,6 +119,18 @@ class Confirm:
 
 
 @dataclass(frozen=True, slots=True)
+class TellFailure:
+    """A member's: its snapshot of ``step`` failed before a worker had it, or with two of them.
+
+    The leader, which waits for its part, is told why there will be none.
+    """
+
+    step: int
+    attempt: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Finish everything that was asked before, release the lock, exit."""
 
@@ -207,6 +219,7 @@ Message = (
     | Prune
     | Quarantine
     | Confirm
+    | TellFailure
     | Close
     | Waiting
     | Opened
@@ -217,7 +230,7 @@ Message = (
     | Trouble
 )
 #: What changes the directory besides commits.
-Maintenance = Prune | AddMark | Quarantine | Confirm
+Maintenance = Prune | AddMark | Quarantine | Confirm | TellFailure
 _TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in Message.__args__}
 
 

@@ -61,7 +61,7 @@ class Desk:
                 self._site.layouts[request.slot] = request.files
             case p.Persist():
                 self._persist(request)
-            case p.Prune() | p.AddMark() | p.Quarantine() | p.Confirm():
+            case p.Prune() | p.AddMark() | p.Quarantine() | p.Confirm() | p.TellFailure():
                 self._maintain(request)
             case _:
                 raise AssertionError(f"not a request: {request}")

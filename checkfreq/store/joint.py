@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
+_LOOK = ".look"
 
 
 class JointStore(CheckpointStore):
@@ -111,6 +112,8 @@ class JointStore(CheckpointStore):
                     phase="parts",
                 )
             sleep(min(pause_s, left_s))
+            if pause_s == _LONGEST_PAUSE_S:
+                self._look_afresh(pending.path)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def merge_parts(self, pending: Pending, own: Manifest, ranks: Collection[int]) -> Manifest:
@@ -185,6 +188,12 @@ class JointStore(CheckpointStore):
                 continue
             if other[0] < step or other in self._ended:
                 self._try_to_remove(name, until="the next checkpoint")
+
+    def _look_afresh(self, directory: Path) -> None:
+        """Change the directory, so that a network file system lists it anew, not as it was."""
+        with contextlib.suppress(OSError):  # the disk is full, or the list is as good as it gets
+            self.ops.write_file(directory / _LOOK, b"")
+            self.ops.unlink(directory / _LOOK)
 
     def _missing(self, pending: Pending, ranks: Collection[int]) -> list[int]:
         there = {rank_of(name) for name in self.ops.listdir(pending.path)} if ranks else set()

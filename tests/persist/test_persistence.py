@@ -11,6 +11,7 @@ import pytest
 
 from checkfreq.config import CFConfig
 from checkfreq.errors import CorruptCheckpointError
+from checkfreq.persist import protocol as p
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.persist.persistence import Persistence
 from checkfreq.policy.lifecycle import AttemptState
@@ -214,3 +215,91 @@ def test_a_step_taken_again_in_a_directory_of_all_ranks_is_kept(
         for rank, attempt in zip((leader, member), attempts, strict=True):
             assert rank.finish(attempt) is AttemptState.COMMITTED
     assert group.store.verify(2).attempt == "a2"
+
+
+def test_a_members_failed_snapshot_is_told_to_the_leader_which_waits_no_longer(
+    group: Group, open_rank: Open
+) -> None:
+    leader, member = open_rank(role_of(0, 2)), open_rank(role_of(1, 2))
+    void = Attempt(2, member.slot, "periodic", Marks(), time.perf_counter(), id="a2")
+    member.persistence.book.add(void)
+    assert not void.copied(RuntimeError("the copy broke"))
+    member.persistence.reap()
+    assert void.state is AttemptState.VOID
+
+    attempt = leader.hand_over(2)
+
+    assert leader.finish(attempt) is AttemptState.FAILED
+    assert "rank 1 wrote no part: the snapshot of step 2 failed" in str(attempt.error)
+    assert not group.pending
+
+
+def test_a_members_part_with_which_two_workers_died_is_told_to_the_leader(
+    group: Group, open_rank: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = open_rank(role_of(0, 2))
+    monkeypatch.setenv("CHECKFREQ_FAULT", "parts.join:kill-self")
+    member = open_rank(role_of(1, 2))
+    lost = member.hand_over(2)
+    assert member.finish(lost) is AttemptState.FAILED
+
+    attempt = leader.hand_over(2)
+
+    assert leader.finish(attempt) is AttemptState.FAILED
+    assert "rank 1 wrote no part: the persist worker for" in str(attempt.error)
+    member.persistence.persister.kill()
+    monkeypatch.delenv("CHECKFREQ_FAULT")
+
+
+def test_a_part_with_which_two_workers_died_after_it_was_there_is_committed(
+    group: Group, open_rank: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = open_rank(role_of(0, 2))
+    monkeypatch.setenv("CHECKFREQ_FAULT", "worker.reply:kill-self")
+    member = open_rank(role_of(1, 2))
+    lost = member.hand_over(2)
+    assert member.finish(lost) is AttemptState.FAILED
+    assert leader.finish(leader.hand_over(2)) is AttemptState.COMMITTED
+    persister = member.persistence.persister
+    assert member.persistence.wait_until(lambda: not persister.is_busy, timeout_s=30.0)
+    group.verify(2)
+    assert not group.pending
+
+
+def test_nothing_is_removed_for_a_step_confirmed_before_the_run_went_back(
+    group: Group, open_rank: Open
+) -> None:
+    rank = open_rank(NODE_LOCAL, num_kept=1)
+    rank.persistence.confirmed_step = -1
+    rank.save(5)
+    rank.persistence.confirm(5)
+    rank.wait_for_steps(5)
+
+    rank.persistence.supersede_after = 2
+    rank.persistence.confirm(2)
+    rank.save(3)
+    rank.save(4)
+
+    rank.wait_for_steps(3, 4)
+
+
+def test_a_removal_that_is_not_answered_yet_is_not_asked_for_again(
+    open_rank: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = tmp_path / "gate"
+    monkeypatch.setenv("CHECKFREQ_FAULT", f"prune.remove:pause-{gate}")
+    rank = open_rank(NODE_LOCAL, num_kept=1)
+    rank.persistence.confirmed_step = -1
+    for step in (2, 3):
+        rank.save(step)
+
+    for step in (2, 2, 3, 3):
+        rank.persistence.confirm(step)
+
+    assert [
+        asked.steps for asked in rank.persistence.persister._asked if isinstance(asked, p.Prune)
+    ] == [(OLD_STEP,), (2,)]
+    assert rank.persistence.confirmed_step == 3
+    gate.touch()
+    rank.wait_for_steps(3)
+    assert not rank.persistence._prunes

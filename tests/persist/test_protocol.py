@@ -55,6 +55,7 @@ MESSAGES = st.one_of(
     st.builds(p.Prune, STEPS),
     st.builds(p.Quarantine, NUMBER, TEXT),
     st.builds(p.Confirm, NUMBER),
+    st.builds(p.TellFailure, NUMBER, TEXT, TEXT),
     st.builds(p.Close),
     st.builds(p.Waiting, TEXT),
     st.builds(p.Opened, NUMBER),

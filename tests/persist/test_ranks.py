@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -13,10 +14,14 @@ import pytest
 
 from checkfreq import faults
 from checkfreq.config import CFConfig
-from checkfreq.errors import ConfigError, WorkerDiedError
+from checkfreq.errors import ConfigError, PersistError, WorkerDiedError
 from checkfreq.persist import protocol as p
+from checkfreq.persist.commit import Site, attempt_of
 from checkfreq.persist.persister import Persister
-from tests.persist.conftest import next_reply
+from checkfreq.persist.writer import RateLimiter, SnapshotWriter
+from checkfreq.store.joint import JointStore
+from checkfreq.types import Role
+from tests.persist.conftest import next_reply, request
 from tests.persist.group import Group, Rank, group_in, own_of, role_of, start_rank, wait_for
 
 REPO = Path(__file__).resolve().parents[2]
@@ -163,9 +168,10 @@ def test_a_member_waits_for_no_lock_and_two_leaders_exclude_each_other(group: Gr
 
 
 def test_a_successor_of_many_ranks_waits_as_long_as_their_parts_may_take(tmp_path: Path) -> None:
-    config = CFConfig(takeover_s=3.0, rank_timeout_s=20.0)
+    config = CFConfig(takeover_s=3.0, rank_timeout_s=20.0, num_slots=2)
     assert Persister(tmp_path, config=config)._takeover_s == 3.0
-    assert Persister(tmp_path, config=config, role=role_of(0, 2))._takeover_s == 23.0
+    assert Persister(tmp_path, config=config, role=Role(0, 2, (0,)))._takeover_s == 3.0
+    assert Persister(tmp_path, config=config, role=role_of(0, 2))._takeover_s == 43.0
 
 
 # Parts that do not come, or do not fit.
@@ -393,6 +399,20 @@ def test_workers_finish_by_themselves_when_their_trainers_are_gone(
     gate.touch()
     wait_for(lambda: group.store.steps() == [1, 2], "the commit")
     group.verify(2)
+
+
+def test_a_leader_without_its_trainer_does_not_wait_as_long_again_for_a_lost_rank(
+    tmp_path: Path,
+) -> None:
+    store = JointStore(tmp_path)
+    writer = SnapshotWriter(num_threads=1, chunk_bytes=1 << 20, limiter=RateLimiter(None))
+    site = Site(role_of(0, 2), store, writer, None, is_hurried=lambda: True, layouts={0: ()})
+    with mmap.mmap(-1, 4096) as memory:
+        site.slots[0] = memory
+        for step, part_timeout_s, said in ((2, 0.01, "0.01 s"), (3, 60.0, "1 s")):
+            attempt = attempt_of(site, request(step, world=2, part_timeout_s=part_timeout_s))
+            with pytest.raises(PersistError, match=rf"rank\(s\) 1 wrote no part within {said} "):
+                attempt.run()
 
 
 def test_a_worker_whose_trainer_is_gone_gives_up_at_the_deadline_too(

@@ -57,6 +57,19 @@ def test_a_box_lies_in_a_shape_of_as_many_dimensions_that_is_large_enough() -> N
     assert not Box((0,), (1,)).lies_in((3, 3))
 
 
+def test_a_box_may_be_all_of_a_shape_and_what_surrounds_a_smaller_one_is_left_of_it() -> None:
+    whole = Box.whole((4, 3))
+    inner = Box((1, 1), (2, 1))
+    assert whole.is_whole((4, 3))
+    assert not inner.is_whole((4, 3))
+    assert whole.without([inner]) == [
+        Box((0, 0), (1, 3)),
+        Box((3, 0), (1, 3)),
+        Box((1, 0), (2, 1)),
+        Box((1, 2), (2, 1)),
+    ]
+
+
 def test_its_text_is_its_ranges() -> None:
     assert str(Box((1, 0), (2, 3))) == "[1:3, 0:3]"
     assert Box((2, 1), (1, 1)).within(Box((1, 1), (2, 3))) == Box((1, 0), (1, 1))

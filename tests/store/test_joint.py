@@ -176,6 +176,31 @@ def test_a_missing_part_is_an_error_at_the_deadline_that_names_the_ranks(
     assert max(time.pauses) == 0.05
 
 
+def test_a_leader_that_waits_long_changes_the_directory_so_that_it_is_listed_anew(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    pending = leader_begins(store, shares(world=2)[0])
+    time = FakeTime()
+    del disk.calls[:]
+    with pytest.raises(PersistError):
+        store.wait_for_parts(pending, [1], timeout_s=0.2, clock=time.clock, sleep=time.sleep)
+    look = pending.path / ".look"
+    assert time.pauses[-3:-1] == [0.05, 0.05]
+    assert disk.calls[:2] == [f"write_file {look}", f"unlink {look}"]
+    assert len(disk.calls) // 2 == sum(pause == 0.05 for pause in time.pauses) + 1
+    assert disk.listdir(pending.path) == sorted(shares()[0].files)
+
+
+def test_a_leader_that_cannot_change_the_directory_waits_on(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    pending = leader_begins(store, shares(world=2)[0])
+    time = FakeTime()
+    disk.fail_after(0, OSError(errno.ENOSPC, "full"))
+    with pytest.raises(PersistError, match="wrote no part within 1 s"):
+        store.wait_for_parts(pending, [1], timeout_s=1.0, clock=time.clock, sleep=time.sleep)
+
+
 def test_a_leader_in_a_hurry_waits_less_long_for_a_missing_part(store: JointStore) -> None:
     pending = leader_begins(store, shares()[0])
     time = FakeTime()
