@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from checkfreq.checkpoint import CFCheckpoint
+from checkfreq.snapshot.captured import POSITIONS
 from checkfreq.snapshot.layout import file_name
 from checkfreq.snapshot.parts import stem_of
 from checkfreq.snapshot.pieces import TensorRecord
@@ -40,7 +41,7 @@ def needed_files(chk: CFCheckpoint, manifest: Recorded, role: Role) -> set[str]:
     files = {file.name: file for file in manifest.files}
     needed = set(files)
     names = {name for own in manifest.ranks.values() for name in own}.union(manifest.objects)
-    for name in names:
+    for name in names - {POSITIONS}:  # which may be called as the fields of an object are
         live = _Live(chk, manifest, name)
         for rank, own in manifest.ranks.items():
             file = files.get(file_name(stem_of(name, rank)))
