@@ -135,6 +135,37 @@ def test_a_new_rank_is_told_what_it_keeps(caplog: pytest.LogCaptureFixture) -> N
         assert text in caplog.text
 
 
+def test_a_rank_of_which_only_positions_are_here_is_a_new_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    chk = run(1, per_rank=("run", "model.norm"))
+    places = {"train": {"at": 3}}
+    one = part(chk, Role(0, 2, (0,)), positions=places)
+    manifest = Manifest(one.objects, {0: one.own, 1: {"$positions": places}}, one.files)
+    other = run(2, per_rank=("run", "model.norm"))
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    plan = restored(other, manifest, 1)
+    assert plan.positions == places
+    assert torch.equal(torch.get_rng_state(), before)
+    assert other.tracked["run"] == {"best": 0.2}
+    for text in ("model.norm.weight: each rank", "run (each rank", "rng (each rank"):
+        assert text in caplog.text
+    with pytest.raises(ConfigError, match="nothing of rank 1"):
+        materialise(manifest.loaded(), path="p", rank=1)
+
+
+def test_ranks_without_generators_or_other_objects_of_their_own_are_not_new() -> None:
+    chk = run(1, rng=False)
+    manifest = Manifest.merged(
+        [part(chk, role, positions={"train": {"at": 3}}) for role in everyone(2)]
+    )
+    found = materialise(manifest.loaded(), path="p", rank=1)
+    assert bits(found["model"]["scale"]) == bits(chk.tracked["model"].scale)
+    with pytest.raises(MismatchError, match="rng"):
+        restored(run(2), manifest, 1)
+
+
 def test_a_second_rank_keeps_its_generators_where_one_rank_wrote() -> None:
     one = part(run(1), Role())
     manifest = Manifest(one.objects, {}, one.files)
