@@ -33,8 +33,9 @@ class CFCheckpoint:
     ``per_rank`` names what differs from rank to rank where there are several ("meters"): a whole
     object, or tensors of a module ("model.bn1", a prefix too). Each rank keeps its own. Random
     generators, iterators' positions, buffers of DistributedDataParallel with
-    ``broadcast_buffers=False`` and statistics of batch norms under ``fully_shard`` need not be
-    named.
+    ``broadcast_buffers=False`` (if the wrapper itself is tracked) and statistics of batch norms
+    under ``fully_shard`` need not be named. A rank that there was not before keeps its generators
+    and what was named, and takes the first rank's buffers.
 
     Raises StateError for an object that has no state to keep, ConfigError for names that
     contradict each other.

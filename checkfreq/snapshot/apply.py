@@ -9,7 +9,7 @@ buffers, which may be reused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ from checkfreq.snapshot.adapters.scaler import scaler_state_dict
 from checkfreq.snapshot.codec import decode_tree
 from checkfreq.snapshot.layout import file_name
 from checkfreq.snapshot.parts import stem_of
-from checkfreq.snapshot.state import POSITIONS, RNG
+from checkfreq.snapshot.state import POSITIONS, RNG, covers
 from checkfreq.types import Json
 
 logger = logging.getLogger(__name__)
@@ -67,35 +67,69 @@ class Loaded:
     files: Mapping[str, LoadedFile]
     own: Mapping[int, Mapping[str, Json]] = field(default_factory=dict)
 
-    def saved(self, name: str, *, path: str, rank: int = 0) -> Saved:
-        """The saved state of one object, as ``rank`` sees it."""
+    def saved(
+        self, name: str, *, path: str, rank: int = 0, declared: Collection[str] = ()
+    ) -> Saved:
+        """The saved state of one object, as ``rank`` sees it.
+
+        A new rank sees the first one's buffers, such as statistics of batch norms, unless they
+        were ``declared`` to be each rank's.
+        """
         mine = self.own.get(rank, {}).get(name, {})
         json = mine if "kind" in mine else self.objects[name]
-        parts = list(self._parts(name, rank))
+        parts = list(self._parts(name, rank, declared))
         return Saved(name, json, self.files.get(file_name(name)), path=path, parts=parts)
 
-    def _parts(self, name: str, rank: int) -> Iterator[RankFile]:
+    def _parts(self, name: str, rank: int, declared: Collection[str]) -> Iterator[RankFile]:
+        first = self._first() if self.is_new(rank) else None
+
+        def is_not_declared(key: str) -> bool:
+            return not any(covers(prefix, name, key) for prefix in declared)
+
         for other, own in sorted(self.own.items()):
             file = self.files.get(file_name(stem_of(name, other)))
             if file is not None:
                 boxes = own.get(name, {}).get("shards", {})
-                yield RankFile(file, boxes, is_own=other == rank)
+                takes = is_not_declared if other == first else _all if other == rank else _nothing
+                yield RankFile(file, boxes, is_own=takes)
 
     def names(self, rank: int) -> set[str]:
         """Names of the objects there are for ``rank``, "rng" and "$positions" among them."""
         mine = self.own.get(rank, {})
-        whole = (n for n, json in mine.items() if n == POSITIONS or "kind" in json)
-        return {*self.objects, *whole}
+        return {*self.objects, *self._whole(rank), *({POSITIONS} & mine.keys())}
 
     def is_new(self, rank: int) -> bool:
-        """Whether there was no such rank when the checkpoint was written."""
-        return rank not in (self.own or {0})
+        """Whether nothing is here of such a rank: none was, or it wrote to another directory."""
+        if not self.own:
+            return rank != 0
+        return rank not in self.own or (not self._whole(rank) and any(map(self._whole, self.own)))
+
+    def _whole(self, rank: int) -> list[str]:
+        return [name for name, json in self.own.get(rank, {}).items() if _is_whole(name, json)]
+
+    def _first(self) -> int | None:
+        """The first rank of which there is more than positions."""
+        return next(
+            (rank for rank in sorted(self.own) if self.own[rank].keys() - {POSITIONS}), None
+        )
 
     def positions(self, rank: int) -> Mapping[str, Json]:
         """JSON of the iterators' positions of one rank, by name."""
         objects = self.own.get(rank, {}) if self.own else self.objects
         found: Mapping[str, Json] = objects.get(POSITIONS, {})
         return found
+
+
+def _is_whole(name: str, json: Json) -> bool:
+    return name != POSITIONS and "kind" in json
+
+
+def _all(key: str) -> bool:
+    return True
+
+
+def _nothing(key: str) -> bool:
+    return False
 
 
 @dataclass(slots=True)
@@ -228,7 +262,7 @@ def prepare(
     findings.unexpected += [f"{n} (the whole object)" for n in names - {*chk.tracked} if chosen(n)]
     for name in chk.tracked:
         if name in names and name not in elsewhere and chosen(name):
-            saved = loaded.saved(name, path=path, rank=rank)
+            saved = loaded.saved(name, path=path, rank=rank, declared=chk.per_rank)
             plan._saved.append(saved)
             plan._changes.append(_prepare_object(chk, saved, findings))
     if chk.rng and chosen(RNG):

@@ -40,6 +40,7 @@ class CapturedState:
     else, as JSON by tracked name; ``aliases`` maps, per file, a tied name to the key that
     holds its bytes. ``own``: JSON of what differs from rank to rank; None on one rank.
     ``whole`` is what this is a part of, for ``structure``; None on one rank.
+    ``is_split``: replicated tensors are divided among the ranks.
     """
 
     tensors: list[TensorRef]
@@ -47,3 +48,4 @@ class CapturedState:
     aliases: dict[str, dict[str, str]]
     own: dict[str, Json] | None = None
     whole: Everything | None = None
+    is_split: bool = False

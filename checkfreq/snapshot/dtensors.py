@@ -139,6 +139,29 @@ def _box(tensor: Any, path: str) -> Box:
     return Box(tuple(chunks[0].offsets), local)
 
 
+def split_dims(tensor: Any) -> list[int | None]:
+    """Along each dimension of its mesh, the dimension that a DTensor is split along."""
+    return [getattr(placement, "dim", None) for placement in tensor.placements]
+
+
+def empty_split(
+    shape: tuple[int, ...], dims: list[int | None], parameter: Any, dtype: torch.dtype
+) -> Any:
+    """A new DTensor on the parameter's mesh, split along ``dims`` and as the parameter is."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard, empty
+
+    mesh = parameter.device_mesh
+    placements = [
+        like if dim == getattr(like, "dim", None) else Replicate() if dim is None else Shard(dim)
+        for dim, like in zip(dims, parameter.placements, strict=True)
+    ]
+    pattern = empty(shape, dtype=dtype, device_mesh=mesh, placements=placements)
+    local = torch.empty_like(local_of(pattern), device=local_of(parameter).device)
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=pattern.shape, stride=pattern.stride()
+    )
+
+
 def empty_like(live: Any, dtype: torch.dtype) -> Any:
     """A new DTensor on the same mesh, with the same placements, without values in it."""
     from torch.distributed.tensor import DTensor

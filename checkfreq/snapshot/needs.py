@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from checkfreq.checkpoint import CFCheckpoint
+from checkfreq.snapshot.captured import POSITIONS
 from checkfreq.snapshot.layout import file_name
 from checkfreq.snapshot.parts import stem_of
 from checkfreq.snapshot.pieces import TensorRecord
@@ -39,15 +40,18 @@ def needed_files(chk: CFCheckpoint, manifest: Recorded, role: Role) -> set[str]:
     """Names of the files from which this rank's live state can be restored."""
     files = {file.name: file for file in manifest.files}
     needed = set(files)
+    is_new, first = role.rank not in manifest.ranks, min(manifest.ranks, default=0)
     names = {name for own in manifest.ranks.values() for name in own}.union(manifest.objects)
-    for name in names:
+    for name in names - {POSITIONS}:  # which may be called as the fields of an object are
         live = _Live(chk, manifest, name)
         for rank, own in manifest.ranks.items():
             file = files.get(file_name(stem_of(name, rank)))
             if file is None:
                 continue
             boxes = own.get(name, {}).get("shards", {})
-            is_own = rank == role.rank and any(r.name not in boxes for r in file.tensors)
+            is_own = rank == (first if is_new else role.rank)
+            is_own &= any(record.name not in boxes for record in file.tensors)
+            is_own &= not is_new or "kind" not in own.get(name, {})
             if not is_own and not live.overlaps(file, boxes):
                 needed.discard(file.name)
     return needed

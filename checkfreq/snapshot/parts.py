@@ -41,7 +41,9 @@ def part_of(everything: Everything, role: Role) -> CapturedState:
     part = _Part(everything, role)
     for name in everything.spans:
         part.add(name)
-    return CapturedState(part.tensors, part.objects, part.aliases, part.own, everything)
+    return CapturedState(
+        part.tensors, part.objects, part.aliases, part.own, everything, is_split=role.split
+    )
 
 
 class _Part:

@@ -104,7 +104,10 @@ class Sink:
 
     def _stand_in(self, tensor: Tensor) -> int:
         """For an empty shard: all ranks must see the same ties, also those without elements."""
-        return id(tensor) if len(self.refs) in self.cuts else 0
+        if len(self.refs) not in self.cuts:
+            return 0
+        local = local_of(tensor)  # state_dict() makes new tensors, on the same storage
+        return hash((local.untyped_storage()._cdata, local.storage_offset()))
 
     def _twin(self, address: int, live: Tensor) -> int | None:
         """Index of the tensor with exactly these bytes, if one was added."""

@@ -153,7 +153,7 @@ def _matches(sink: Sink, declared: Iterable[str]) -> Iterator[tuple[int, list[st
     other_names = _other_names(sink)
     for index, ref in enumerate(sink.refs):
         names = [ref.key, *other_names.get((ref.stem, ref.key), ())]
-        matches = [d for d in declared if any(_covers(d, ref.stem, n) for n in names)]
+        matches = [d for d in declared if any(covers(d, ref.stem, n) for n in names)]
         if matches:
             yield index, matches
 
@@ -166,7 +166,8 @@ def _other_names(sink: Sink) -> dict[tuple[str, str], list[str]]:
     return names
 
 
-def _covers(declared: str, object_name: str, key: str) -> bool:
+def covers(declared: str, object_name: str, key: str) -> bool:
+    """Whether a declared name stands for the tensor: its name, or a prefix of it."""
     return f"{object_name}.{key}.".startswith(f"{declared}.")
 
 

@@ -529,3 +529,100 @@ def _refusal(chk: CFCheckpoint, role: Role) -> str:
     except StateError as error:
         return str(error)
     return ""
+
+
+class Rows(torch.optim.Optimizer):
+    """Keeps a number per row of each parameter, as Adafactor's and its like do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        """Sums of squares only."""
+        for parameter in self.param_groups[0]["params"]:
+            sums = parameter.detach().square().sum(-1, keepdim=True)
+            self.state[parameter] = {"row": sums, "step": torch.tensor(1.0)}
+
+
+class Scaled(nn.Module):
+    """A weight, a scalar, and extra state, all of them DTensors."""
+
+    def __init__(self, mesh: DeviceMesh, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.weight = nn.Parameter(distribute_tensor(torch.rand(5, 3), mesh, [Shard(0)]))
+        self.scale = nn.Parameter(distribute_tensor(torch.rand(()), mesh, [Replicate()]))
+        self.peak = distribute_tensor(torch.rand(8), mesh, [Shard(0)])
+
+    def get_extra_state(self) -> Any:
+        return {"peak": self.peak, "weight": self.weight.detach()}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.peak = state["peak"]
+
+
+def _scaled(role: Role, seed: int) -> tuple[CFCheckpoint, Any]:
+    mesh = init_device_mesh("cpu", (role.world,))
+    model = nn.ModuleDict({"inner": Scaled(mesh, seed)})
+    rows = Rows([p for p in model.parameters() if p.dim()])
+    sgd = torch.optim.Adam([model["inner"].scale], foreach=False)
+    model["inner"].scale.grad = torch.zeros_like(model["inner"].scale)
+    if seed == 1:
+        rows.step()
+        sgd.step()
+    chk = CFCheckpoint(rng=False, model=model, rows=rows, adam=sgd)
+
+    def state() -> Any:
+        found = {"rows": [*rows.state.values()], "adam": [*sgd.state.values()]}
+        inner = model["inner"]
+        for held in found.values():
+            for values in held:
+                types = {name: isinstance(value, DTensor) for name, value in values.items()}
+                assert types == {name: name != "step" for name in types}
+        assert isinstance(inner.peak, DTensor)
+        return bits(wholes({"model": dict(model.named_parameters()), "peak": inner.peak, **found}))
+
+    return chk, state
+
+
+def capture_scaled(role: Role) -> tuple[Part, Any]:
+    """A part after one update, and what is to come back."""
+    chk, state = _scaled(role, 1)
+    return part(chk, role), state()
+
+
+def restore_scaled(role: Role, manifest: Manifest) -> Any:
+    """All of it in fresh objects, from the files that they need."""
+    chk, state = _scaled(role, 2)
+    restored(chk, manifest, role.rank, needed_files(chk, manifest, role))
+    return state()
+
+
+def restore_rows_on_a_square(role: Role, manifest: Manifest) -> str:
+    """What is said where the mesh has two dimensions."""
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    weight = distribute_tensor(torch.rand(5, 3), square, [Replicate(), Shard(0)])
+    chk = CFCheckpoint(rng=False, rows=Rows([nn.Parameter(weight)]))
+    try:
+        restored(chk, manifest, role.rank, only="rows")
+    except MismatchError as error:
+        return str(error)
+    return ""
+
+
+class Tied(nn.Module):
+    """Two names of a weight with fewer rows than there are ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 1, bias=False)
+        self.b = nn.Linear(4, 1, bias=False)
+        self.b.weight = self.a.weight
+
+
+def digest_of_tied(role: Role) -> tuple[str, list[str]]:
+    """Where a hook makes ``state_dict()`` the way to read a model."""
+    model = fully_shard(Tied())
+    model.register_state_dict_post_hook(lambda *_: None)
+    captured = capture(CFCheckpoint(rng=False, m=model), barrier_on_device=False, role=role)
+    return structure_digest(captured), [ref.key for ref in captured.tensors]

@@ -135,6 +135,37 @@ def test_a_new_rank_is_told_what_it_keeps(caplog: pytest.LogCaptureFixture) -> N
         assert text in caplog.text
 
 
+def test_a_rank_of_which_only_positions_are_here_is_a_new_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    chk = run(1, per_rank=("run", "model.norm"))
+    places = {"train": {"at": 3}}
+    one = part(chk, Role(0, 2, (0,)), positions=places)
+    manifest = Manifest(one.objects, {0: one.own, 1: {"$positions": places}}, one.files)
+    other = run(2, per_rank=("run", "model.norm"))
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    plan = restored(other, manifest, 1)
+    assert plan.positions == places
+    assert torch.equal(torch.get_rng_state(), before)
+    assert other.tracked["run"] == {"best": 0.2}
+    for text in ("model.norm.weight: each rank", "run (each rank", "rng (each rank"):
+        assert text in caplog.text
+    with pytest.raises(ConfigError, match="nothing of rank 1"):
+        materialise(manifest.loaded(), path="p", rank=1)
+
+
+def test_ranks_without_generators_or_other_objects_of_their_own_are_not_new() -> None:
+    chk = run(1, rng=False)
+    manifest = Manifest.merged(
+        [part(chk, role, positions={"train": {"at": 3}}) for role in everyone(2)]
+    )
+    found = materialise(manifest.loaded(), path="p", rank=1)
+    assert bits(found["model"]["scale"]) == bits(chk.tracked["model"].scale)
+    with pytest.raises(MismatchError, match="rng"):
+        restored(run(2), manifest, 1)
+
+
 def test_a_second_rank_keeps_its_generators_where_one_rank_wrote() -> None:
     one = part(run(1), Role())
     manifest = Manifest(one.objects, {}, one.files)
@@ -260,6 +291,58 @@ def test_an_unknown_rank_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError, match=r"nothing of rank 2; expected one of 0, 1"):
         load(FOLDER, only=("model",), into={"model": norm}, strict=False, rank=2)
     assert bits(norm.state_dict()) == before
+
+
+class Named(torch.optim.SGD):
+    """Calls its state by the names of the parameters."""
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        momenta = {f"{i}.exp": state["exp"] for i, state in enumerate(self.state.values())}
+        return {"state": momenta, "names": [*momenta]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # type: ignore[override]
+        for held, value in zip(self.state.values(), state["state"].values(), strict=True):
+            held["exp"] = value
+
+
+def named(seed: float) -> CFCheckpoint:
+    weights = [nn.Parameter(torch.zeros(600)) for _ in range(3)]
+    optimizer = Named(weights)
+    for i, weight in enumerate(weights):
+        optimizer.state[weight] = {"exp": torch.full((600,), seed + i)}
+    return CFCheckpoint(rng=False, optimizer=optimizer)
+
+
+def test_state_that_an_optimizer_names_itself_is_needed_whole_and_missed_early() -> None:
+    saved, live = named(1.0), named(5.0)
+    manifest = parts_of(saved, everyone(2, split=True))
+    assert needed_files(live, manifest, Role(1, 2, (0, 1))) == {f.name for f in manifest.files}
+    before = state_bits(live)
+    with pytest.raises(StateError, match="this directory lacks"):
+        restored(live, manifest, 1, set())
+    assert state_bits(live) == before
+    restored(live, manifest, 1)
+    assert state_bits(live) == state_bits(saved)
+
+
+def test_what_decides_who_writes_a_tensor_is_part_of_the_structure() -> None:
+    def digest(*, split: bool, **options: Any) -> str:
+        role = Role(0, 2, (0, 1), split)
+        return structure_digest(capture(run(1, **options), barrier_on_device=False, role=role))
+
+    volatile = {"volatile": "model.wide"}
+    assert digest(split=True) == digest(split=True)
+    assert digest(split=True) != digest(split=True, **volatile)
+    assert digest(split=False) == digest(split=False, **volatile)
+
+
+def test_iterators_may_be_called_as_fields_of_objects_are() -> None:
+    chk = run(1)
+    places = {name: {"at": 3} for name in ("aliases", "shards", "kind")}
+    manifest = Manifest.merged([part(chk, role, positions=places) for role in everyone(2)])
+    for role in everyone(2):
+        needed = needed_files(chk, manifest, role)
+        assert restored(run(2), manifest, role.rank, needed).positions == places
 
 
 def test_one_rank_needs_nothing_of_torch_distributed() -> None:

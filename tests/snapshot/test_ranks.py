@@ -201,7 +201,7 @@ def test_buffers_that_are_not_broadcast_and_declared_objects_are_each_ranks_own(
         assert alls == {0: {"train": {"at": 0}}, 1: {"train": {"at": 1}}}
 
 
-def test_a_new_rank_keeps_what_is_its_own(
+def test_a_new_rank_keeps_what_is_its_own_and_takes_the_first_ranks_buffers(
     distributed: tuple[Manifest, list[Any]], tmp_path: Path
 ) -> None:
     manifest, expected = distributed
@@ -212,8 +212,7 @@ def test_a_new_rank_keeps_what_is_its_own(
     for name in ("meters", "rng"):
         assert after[name] == before[name]
     for name, value in after["model"].items():
-        own = "running" in name or "tracked" in name
-        assert value == (before if own else expected[0])["model"][name]
+        assert value == expected[0]["model"][name]
 
 
 def test_one_process_restores_the_first_ranks_own(
@@ -330,3 +329,32 @@ def test_own_buffers_are_found_whatever_hooks_call_them(tmp_path: Path) -> None:
     own = ["num_batches_tracked", "running_mean", "running_var"]
     assert sharded_ == [f"0.1.{name}" for name in own]
     assert data == [f"renamed.1.{name}" for name in own]
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Any]:
+    """DTensors in extra state, as a scalar, and as state of another shape than its parameter."""
+    results = run_ranks(tmp_path_factory.mktemp("scaled"), 2, sharded.capture_scaled)
+    return Manifest.merged([taken for taken, _ in results]), results[0][1]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_state_that_was_a_dtensor_is_one_again_and_a_step_never(
+    scaled: tuple[Manifest, Any], tmp_path: Path, world: int
+) -> None:
+    manifest, expected = scaled
+    for found in run_ranks(tmp_path, world, sharded.restore_scaled, manifest):
+        assert found == expected
+
+
+def test_state_cut_on_another_kind_of_mesh_is_a_mismatch(
+    scaled: tuple[Manifest, Any], tmp_path: Path
+) -> None:
+    for said in run_ranks(tmp_path, 4, sharded.restore_rows_on_a_square, scaled[0]):
+        assert re.search(r"rows\.state\.0\.row: checkpoint has it on a mesh of 1 dim.*step", said)
+
+
+def test_tied_shards_without_elements_are_tied_on_all_ranks(tmp_path: Path) -> None:
+    (one, keys), (other, nothing) = run_ranks(tmp_path, 2, sharded.digest_of_tied)
+    assert one == other
+    assert (keys, nothing) == (["a.weight"], [])

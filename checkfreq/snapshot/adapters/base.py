@@ -42,12 +42,12 @@ class LoadedFile:
 class RankFile:
     """What a rank added to an object: by ``boxes`` (key to shape and offsets) parts of tensors.
 
-    The rest of the file is its own, and counts if ``is_own``: if it is who asks.
+    The rest of the file is its own: ``is_own(key)`` says of what it counts for who asks.
     """
 
     file: LoadedFile
     boxes: Mapping[str, Json]
-    is_own: bool
+    is_own: Callable[[str], bool]
 
 
 class Saved:
@@ -73,13 +73,19 @@ class Saved:
         for key, described in self.field("sharded_tensors", {}).items():
             self._describe(key, described)
         for part in parts:
-            self._take(part.file, part.boxes, rest=part.is_own)
+            self._take(part.file, part.boxes, is_own=part.is_own)
 
-    def _take(self, file: LoadedFile, boxes: Mapping[str, Json], *, rest: bool = True) -> None:
+    def _take(
+        self,
+        file: LoadedFile,
+        boxes: Mapping[str, Json],
+        *,
+        is_own: Callable[[str], bool] = lambda key: True,
+    ) -> None:
         data = None if file.image is None else _as_tensor(file.image)
         for record in file.tensors:
             box = boxes.get(record.name)
-            if box is None and not rest:
+            if box is None and not is_own(record.name):
                 continue
             self._check_record(record, data)
             if box is None:

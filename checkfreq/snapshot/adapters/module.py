@@ -17,7 +17,8 @@ from checkfreq.snapshot.adapters.base import (
     Saved,
     type_name,
 )
-from checkfreq.snapshot.dtensors import is_dtensor, local_of
+from checkfreq.snapshot.adapters.generic import live_dtensors
+from checkfreq.snapshot.dtensors import is_dtensor, local_of, tensor_types
 from checkfreq.snapshot.names import EXTRA_STATE, ModuleIndex, Node, own_state
 from checkfreq.snapshot.pieces import held
 from checkfreq.snapshot.sharding import require_shards_that_are_known
@@ -121,8 +122,9 @@ class ModuleAdapter:
         """See Adapter."""
         self._refresh()
         trees: dict[str, Json] = saved.field("extra", {})
+        cut = self._cut_tensors() if trees else {}
         for tree in trees.values():
-            saved.check(tree)
+            saved.check(tree, live=cut)
         names = module_tensors(saved)
         live, there = self._live_tensors(), {*names}
         extras = self._live_extras()
@@ -145,11 +147,13 @@ class ModuleAdapter:
     def holdings(self) -> Holdings:
         """See Adapter."""
         self._refresh()
-        live = self._live_tensors()
+        live = {**self._live_tensors(), **self._cut_tensors()}
 
         def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
             if key in live and not isinstance(live[key], LAZY):
                 yield held(live[key])[1]
+            elif EXTRA_STATE in key:
+                yield Box.whole(shape)
 
         return of
 
@@ -177,6 +181,23 @@ class ModuleAdapter:
             for raw, value in state.items()
             if not isinstance(value, Tensor) or _is_extra(raw)
         }
+
+    def _cut_tensors(self) -> Mapping[str, Tensor]:
+        """By key, the DTensors that extra state may hold, as they are cut now."""
+        if len(tensor_types()) == 1:
+            return {}
+        extras = {
+            name: node.module.get_extra_state() if node is not None else self._extra_of(name)
+            for name, node in self._live_extras().items()
+        }
+        held_here = live_dtensors(self._name, lambda: extras)
+        live = self._live_tensors() if extras else {}
+        return {**{key: tensor for key, tensor in live.items() if is_dtensor(tensor)}, **held_here}
+
+    def _extra_of(self, name: str) -> Any:
+        state = self._module.state_dict()
+        raws = {canonical: raw for raw, canonical in self._index.canonical_names(state).items()}
+        return state[raws[name]]
 
     def _fits(self, name: str, live: Tensor, saved: Saved, findings: Findings) -> bool:
         record = saved.record(name)
@@ -221,12 +242,15 @@ class ModuleAdapter:
             Fallible(
                 f"{self._name}.{name}",
                 partial(_keep_extra_state, node.module),
-                partial(_set_extra_state, node.module, saved, trees[name]),
+                partial(self._set_extra_state, node.module, saved, trees[name]),
             )
             for name, node in extras.items()
             if node is not None
         ]
         return Changes(fallible=fallible, copies=[copy])
+
+    def _set_extra_state(self, module: nn.Module, saved: Saved, tree: Json) -> None:
+        module.set_extra_state(saved.decode(tree, live=self._cut_tensors()))
 
     def _by_load_state_dict(
         self,
@@ -240,7 +264,10 @@ class ModuleAdapter:
         def load() -> None:
             raw = {name: raw for raw, name in self._raw_names().items()}
             state = {raw.get(n, n): saved.owned_like(t, n) for n, t in fitting.items()}
-            state.update((raw.get(name, name), saved.decode(trees[name])) for name in extras)
+            cut = self._cut_tensors() if extras else {}
+            state.update(
+                (raw.get(name, name), saved.decode(trees[name], live=cut)) for name in extras
+            )
             self._module.load_state_dict(state, strict=strict)
 
         return Fallible(self._name, self._keep, load)
@@ -280,10 +307,6 @@ def _ignore(_: object) -> None:
 
 def _keep_extra_state(module: nn.Module) -> Callable[[], None]:
     return partial(module.set_extra_state, module.get_extra_state())
-
-
-def _set_extra_state(module: nn.Module, saved: Saved, tree: Json) -> None:
-    module.set_extra_state(saved.decode(tree))
 
 
 def module_tensors(saved: Saved) -> list[str]:

@@ -25,11 +25,12 @@ from checkfreq.snapshot.adapters.base import (
     Findings,
     Holdings,
     Saved,
+    all_of_it,
     type_name,
 )
 from checkfreq.snapshot.adapters.optimizer_load import OptimizerLoad, parameters_of
 from checkfreq.snapshot.adapters.optimizer_tree import optimizer_state_dict, optimizer_tree
-from checkfreq.snapshot.dtensors import is_dtensor, tensor_types
+from checkfreq.snapshot.dtensors import is_dtensor, split_dims, tensor_types
 from checkfreq.snapshot.pieces import held
 from checkfreq.snapshot.sharding import require_optimizer_that_is_known
 from checkfreq.snapshot.sink import Sink
@@ -69,8 +70,22 @@ class OptimizerAdapter:
         json["device_type"] = parameters[0].device.type if parameters else "cpu"
         if saves_its_own_way(self._optimizer):
             state = self._optimizer.state_dict()
-            return {**json, "state_dict": sink.encode(state, self._name)}
-        return {**json, **self._capture_state(parameters, sink), "groups": self._groups(sink)}
+            json["state_dict"] = sink.encode(state, self._name)
+        else:
+            json |= {**self._capture_state(parameters, sink), "groups": self._groups(sink)}
+        if split := self._split_dims(parameters, sink):
+            json["split_dims"] = split
+        return json
+
+    def _split_dims(self, parameters: list[Tensor], sink: Sink) -> dict[str, Json]:
+        """How DTensors are cut whose parameter does not show it: it has another shape."""
+        found: dict[str, Json] = {}
+        for (name, key), tensor in sink.dtensors.items():
+            if name == self._name and (match := _STATE_KEY.match(key)):
+                number = int(match[1])
+                if number < len(parameters) and tensor.shape != parameters[number].shape:
+                    found[key] = split_dims(tensor)
+        return found
 
     def _capture_state(self, parameters: list[Tensor], sink: Sink) -> dict[str, Json]:
         numbers = {id(parameter): i for i, parameter in enumerate(parameters)}
@@ -133,6 +148,8 @@ class OptimizerAdapter:
 
     def holdings(self) -> Holdings:
         """See Adapter."""
+        if saves_its_own_way(self._optimizer) or loads_its_own_way(self._optimizer):
+            return all_of_it  # what its keys stand for is its own affair
         parameters = parameters_of(self._optimizer)
 
         def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
@@ -154,6 +171,7 @@ class OptimizerAdapter:
         require_optimizer_that_is_known(self._name, self._optimizer, parameters)
         tree = optimizer_tree(saved)
         if tree is None:
+            saved.check(saved.field("state_dict"))
             return Changes(fallible=[self._by_load_state_dict(saved)])
         load = OptimizerLoad(self._name, self._optimizer, saved, tree)
         if not load.compare(findings, self._scheduled()):

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from checkfreq.snapshot.adapters.base import Findings, Saved, type_name
 from checkfreq.snapshot.adapters.optimizer_tree import OptimizerTree
 from checkfreq.snapshot.codec import decode_tree
-from checkfreq.snapshot.dtensors import is_dtensor
+from checkfreq.snapshot.dtensors import empty_split, is_dtensor
 from checkfreq.snapshot.tensors import DTYPES, copy_bits, decode_torch, require_memory
 from checkfreq.types import Json
 
@@ -38,6 +38,8 @@ class OptimizerLoad:
         self._optimizer = optimizer
         self._saved = saved
         self._tree = tree
+        self._split: dict[str, list[int | None]] = saved.field("split_dims", {})
+        self._made: dict[str, Tensor] = {}  # DTensors for what no live tensor shows the cut of
         self._placed: dict[str, Tensor] = {}
         self._written: set[int] = set()
 
@@ -54,6 +56,9 @@ class OptimizerLoad:
             return False
         self._compare_shapes(findings)
         self._require_memory()
+        self._compare_meshes(findings)
+        if len(findings.different) != before:
+            return False
         self._check_nodes()
         if len(findings.different) != before:
             return False
@@ -86,6 +91,21 @@ class OptimizerLoad:
                 if isinstance(value, Tensor):
                     require_memory(f"{self._name}.state.{i}.{name}", value)
 
+    def _compare_meshes(self, findings: Findings) -> None:
+        for number, parameter in enumerate(parameters_of(self._optimizer)):
+            if not is_dtensor(parameter) or not self._split:
+                continue
+            pairs = self._tree.state.get(number, [])
+            like = self._like(parameter, pairs)
+            for name, node in pairs:
+                key = node.get("$tensor") if isinstance(node, dict) else None
+                if key in self._split and key not in like:
+                    findings.different.append(
+                        f"{self._name}.{key}: checkpoint has it on a mesh of "
+                        f"{len(self._split[key])} dimensions, the parameter is on another; let the "
+                        f"optimizer make its {name!r} in a step before restore()"
+                    )
+
     def _check_nodes(self) -> None:
         tree = self._tree
         live = self.live_dtensors()
@@ -112,13 +132,28 @@ class OptimizerLoad:
         states = self._optimizer.state.get(parameter, {})
         for name, node in pairs:
             if isinstance(node, dict) and isinstance(name, str) and "$tensor" in node:
-                shape = self._saved.record(node["$tensor"]).shape
+                key = node["$tensor"]
+                shape = self._saved.record(key).shape
                 live = states.get(name) if isinstance(states, dict) else None
-                for tensor in (live, parameter):
+                for tensor in (live, None if name == "step" else parameter):
                     if is_dtensor(tensor) and tuple(tensor.shape) == shape:
-                        found[node["$tensor"]] = tensor
+                        found[key] = tensor
                         break
+                else:
+                    if self._is_split_alike(key, parameter):
+                        found[key] = self._made_for(key, parameter)
         return found
+
+    def _is_split_alike(self, key: str, parameter: Any) -> bool:
+        return bool(len(self._split.get(key, ())) == parameter.device_mesh.ndim)
+
+    def _made_for(self, key: str, parameter: Tensor) -> Tensor:
+        record = self._saved.record(key)
+        if record.name not in self._made:
+            self._made[record.name] = empty_split(
+                record.shape, self._split[key], parameter, DTYPES[record.dtype]
+            )
+        return self._made[record.name]
 
     def _compare_values(self, findings: Findings, scheduled: frozenset[str]) -> None:
         groups = zip(self._tree.groups, self._optimizer.param_groups, strict=True)
@@ -209,12 +244,15 @@ class OptimizerLoad:
             return placed
         target = live if isinstance(live, Tensor) else None
         if target is None or not self._is_writable(target, record.shape, DTYPES[record.dtype]):
+            target = self._made.get(record.name)
+        if target is None:
             on_host = self._on_host(node, name, group)
             target = _create(
                 tuple(record.shape),
                 DTYPES[record.dtype],
                 parameter,
                 torch.device("cpu") if on_host else parameter.device,
+                is_plain=on_host or name == "step",
             )
         self._saved.copy_to(target, record.name)
         self._written.add(id(target))
@@ -237,9 +275,14 @@ class OptimizerLoad:
 
 
 def _create(
-    shape: tuple[int, ...], dtype: torch.dtype, parameter: Tensor, device: torch.device
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    parameter: Tensor,
+    device: torch.device,
+    *,
+    is_plain: bool,
 ) -> Tensor:
-    if shape == tuple(parameter.shape):
+    if shape == tuple(parameter.shape) and not (is_plain and is_dtensor(parameter)):
         return torch.empty_like(parameter, dtype=dtype, device=device, requires_grad=False)
     return torch.empty(shape, dtype=dtype, device=device)
 
