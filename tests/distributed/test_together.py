@@ -241,3 +241,25 @@ def test_checkpoints_go_on_once_a_failure_is_over(tmp_path: Path) -> None:
     (failed,) = [event for event in events if event["kind"] == "failed"]
     assert "rank 1 wrote no part" in failed["error"]
     assert "Input/output error" in failed["error"]
+
+
+def save_twice(rank: Rank) -> None:
+    """The last checkpoint is tried again; the directories must hold the same attempt of it."""
+    with tiny.managed(rank, chk_freq=0) as (manager, job):
+        if manager.restore():
+            rank.send("restored", manager.global_step, job.bits())
+        job.update(manager)
+        manager.step()
+        rank.send("boundary", manager.global_step, job.bits())
+
+
+def test_a_step_that_one_directory_failed_is_taken_again_in_all_of_them(tmp_path: Path) -> None:
+    first = Life(
+        save_twice,
+        tmp_path,
+        settings={"local": True, "config": {"rank_timeout_s": 5.0}},
+        worker_faults={1: "commit.sync_payload:raise-EIO"},
+    )
+    ended = [one.last("boundary") for one in run_well(first)]
+    again = run_well(Life(save_twice, tmp_path, number=1, settings={"local": True}))
+    assert [one.last("restored") for one in again] == ended
