@@ -2,8 +2,8 @@
 
 Each rank says something, rank 0 decides, and all hear the decision; who does not come in time is
 named on every rank. No process group and no collective of the training's is used, so nothing
-can cross with its own communication; no meeting is held outside the training thread. Two round
-trips: about 0.1 ms with two ranks on one machine (2026-11).
+can cross with its own communication; no meeting is held outside the training thread. What one
+costs is measured by ``benchmarks/sharded.py --only meeting``.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Together:
         self._notice = notice
         meetings.is_hurried = lambda: notice.is_set
         self._config = config
-        self._last_step = 0
+        self._last_step: int | None = None
         self._last_s = time.perf_counter()
 
     def each(self, phase: str, action: Callable[[], T]) -> T:
@@ -121,16 +121,21 @@ class Together:
         if wish.why_late or self._pipeline.is_deferred or not iteration_s:
             return step + 1
         num_steps = steps_to_meeting(
-            self._config.meet_every_s, iteration_s, since_last=step - self._last_step
+            self._config.meet_every_s, iteration_s, since_last=self._since_last(step)
         )
         return min(self._profiler.next_due_step(step), step + num_steps)
 
     def _recent_iteration_s(self, step: int) -> float | None:
-        """T, or what iterations have taken since the last meeting, if that is longer."""
-        known_s, num_steps = self._profiler.iteration_s, step - self._last_step
-        if known_s is None or num_steps <= 0:
+        """T, or what iterations have taken since the last meeting, if that is longer or all that
+        is known."""
+        known_s, num_steps = self._profiler.iteration_s, self._since_last(step)
+        if num_steps == 0:
             return known_s
-        return max(known_s, (time.perf_counter() - self._last_s) / num_steps)
+        return max(known_s or 0.0, (time.perf_counter() - self._last_s) / num_steps)
+
+    def _since_last(self, step: int) -> int:
+        """Boundaries since the last meeting; 0 before the first of this process."""
+        return 0 if self._last_step is None else step - self._last_step
 
     def _durable(self) -> Durable | None:
         return list(self._persistence.book.durable) if self._role.leads else None
