@@ -35,7 +35,7 @@ from checkfreq.policy.tuner import Due
 from checkfreq.positions import Positions, PositionSource, by_name
 from checkfreq.profile_cache import ProfileCache
 from checkfreq.profiler import Profiler
-from checkfreq.ranks import Alone, Decision, Ranks, Wish
+from checkfreq.ranks import NO_WISH, Alone, Decision, Ranks, Wish
 from checkfreq.restore import Found, Restorer, plan_restore
 from checkfreq.snapshot.apply import RestorePlan
 from checkfreq.snapshot.gate import UpdateGate
@@ -280,7 +280,7 @@ class CFManager:
         )
         if due or (self._pipeline.is_deferred and self._cadence.interval_steps == 0):
             return Wish("epoch" if epoch_boundary else "periodic")
-        return Wish()
+        return NO_WISH
 
     def _wish_by_costs(self) -> Wish:
         match self._profiler.due(step=self._global_step):
@@ -288,7 +288,7 @@ class CFManager:
                 return Wish("periodic", place=self._profiler.place.value)
             case Due.LATE:
                 return Wish(why_late=Due.LATE.value)
-        return Wish()
+        return NO_WISH
 
     def _carry_out(self, decision: Decision) -> None:
         if decision.defer:

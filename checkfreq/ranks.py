@@ -60,6 +60,11 @@ class Decision:
     compares: bool = False
 
 
+#: What most boundaries come to: shared, since they come often.
+NO_WISH = Wish()
+NOTHING = Decision()
+
+
 class Ranks(Protocol):
     """What differs between a run of one rank and one of many."""
 
@@ -131,6 +136,8 @@ class Alone:
     def decide(self, step: int, wish: Callable[[], Wish], *, must_meet: bool) -> Decision:
         """See Ranks."""
         own = wish()
+        if own is NO_WISH and self._notice.received is None:
+            return NOTHING
         return Decision(own.reason, own.must, own.place, own.why_late, self._notice.received)
 
     def take(self, step: int, decision: Decision, marks: Marks) -> Attempt | None:

@@ -20,13 +20,12 @@ from checkfreq.interrupt import StopNotice
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.pipeline import Pipeline
 from checkfreq.profiler import Profiler
-from checkfreq.ranks import Decision, Wish
+from checkfreq.ranks import NO_WISH, NOTHING, Decision, Wish
 from checkfreq.restore import Found, Restorer
 from checkfreq.types import Role, SnapshotPlace
 
 T = TypeVar("T")
 
-_NOTHING = Decision()
 #: Most boundaries from one meeting to the next.
 _FARTHEST_STEPS = 100
 
@@ -87,8 +86,8 @@ class Together:
     def decide(self, step: int, wish: Callable[[], Wish], *, must_meet: bool) -> Decision:
         """See Ranks."""
         if not must_meet and not self._collective.meets_at(step):
-            return _NOTHING
-        own = wish if self._role.rank == 0 else Wish  # rank 0's counts
+            return NOTHING
+        own = wish if self._role.rank == 0 else lambda: NO_WISH  # rank 0's counts
         return self._agree("step()", step, own)
 
     def _agree(self, phase: str, step: int, wish: Callable[[], Wish]) -> Decision:
