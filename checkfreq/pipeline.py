@@ -39,6 +39,9 @@ from checkfreq.types import Role, SnapshotPlace
 
 logger = logging.getLogger(__name__)
 
+#: Slots are prepared in this process: no reply of the worker tells that they are.
+_LOOK_FOR_SLOTS_S = 0.02
+
 
 def first_device(captured: CapturedState) -> torch.device:
     """Of the devices that hold state, of which this rank may write nothing."""
@@ -134,7 +137,9 @@ class Pipeline:
 
     def wait_for_room(self, timeout_s: float) -> bool:
         """Wait for a free slot at most so long; whether there is one."""
-        return self.persistence.wait_until(self._arena.may_have_room, timeout_s=timeout_s)
+        return self.persistence.wait_until(
+            self._arena.may_have_room, timeout_s=timeout_s, look_every_s=_LOOK_FOR_SLOTS_S
+        )
 
     @property
     def is_ready(self) -> bool:
@@ -362,7 +367,9 @@ class Pipeline:
         if must and not self._arena.may_have_room():
             with self.waiting():
                 self._wait_until(
-                    lambda: self._arena.wait_ready(timeout_s=0.0), "the slots to be prepared"
+                    lambda: self._arena.wait_ready(timeout_s=0.0),
+                    "the slots to be prepared",
+                    look_every_s=_LOOK_FOR_SLOTS_S,
                 )
                 self._wait_until(self._arena.has_free_slot, "a free snapshot slot")
         return self._arena.acquire() if self._arena.wait_ready(timeout_s=0.0) else None
@@ -414,9 +421,11 @@ class Pipeline:
         """Wait until no attempt is in flight."""
         self._wait_until(lambda: not self.persistence.book.active, "checkpoints in flight")
 
-    def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
+    def _wait_until(
+        self, condition: Callable[[], bool], what: str, *, look_every_s: float = 1.0
+    ) -> None:
         limit_s = self.patience_s()
-        if not self.persistence.wait_until(condition, timeout_s=limit_s):
+        if not self.persistence.wait_until(condition, timeout_s=limit_s, look_every_s=look_every_s):
             raise PersistError(
                 f"waited {limit_s:.0f} s for {what} in vain (CFConfig.close_timeout_s, or the "
                 "timeout_s given to close)",

@@ -146,14 +146,19 @@ class Persistence:
             self._worker_died(error)
         self._check_deadlines()  # after the replies: one of them may have been waiting for us
 
-    def wait_until(self, condition: Callable[[], bool], *, timeout_s: float) -> bool:
-        """Reap until ``condition()`` holds; False at the deadline."""
+    def wait_until(
+        self, condition: Callable[[], bool], *, timeout_s: float, look_every_s: float = 1.0
+    ) -> bool:
+        """Reap until ``condition()`` holds; False at the deadline.
+
+        ``look_every_s``: how often to look where no reply tells that it holds.
+        """
         deadline_s = time.monotonic() + timeout_s
         while not condition():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return False
-            self.reap(timeout_s=min(left_s, 0.05 if self._is_copying() else 1.0))
+            self.reap(timeout_s=min(left_s, 0.05 if self._is_copying() else look_every_s))
         return True
 
     def _is_copying(self) -> bool:

@@ -303,3 +303,26 @@ def test_a_removal_that_is_not_answered_yet_is_not_asked_for_again(
     gate.touch()
     rank.wait_for_steps(3)
     assert not rank.persistence._prunes
+
+
+class Looking(Persistence):
+    """Notes for how long each look at the worker's replies would wait."""
+
+    waited_s: list[float]
+
+    def reap(self, *, timeout_s: float = 0.0) -> None:
+        self.waited_s.append(timeout_s)
+
+
+def test_what_no_reply_tells_of_is_looked_for_as_often_as_was_asked(tmp_path: Path) -> None:
+    looking = Looking(
+        tmp_path,
+        config=CFConfig(),
+        retention=KeepLast(1),
+        tolerate_failures=0,
+        release=lambda slot: None,
+    )
+    looking.waited_s = []
+    looks = iter([False, False, True])
+    assert looking.wait_until(lambda: next(looks), timeout_s=60.0, look_every_s=0.02)
+    assert looking.waited_s == [0.02, 0.02]
