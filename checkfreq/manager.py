@@ -22,7 +22,8 @@ from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.checks import cadence, check_arguments, numbers, usable
 from checkfreq.config import CFConfig
 from checkfreq.distributed.meetings import ranks_together
-from checkfreq.distributed.roles import MAKING, agree_on_role, agree_on_settings
+from checkfreq.distributed.rendezvous import MAKING
+from checkfreq.distributed.roles import agree_on_role, agree_on_settings
 from checkfreq.distributed.together import Together
 from checkfreq.errors import CheckFreqError, ConfigError, StateError
 from checkfreq.events import Event

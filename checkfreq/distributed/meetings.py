@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from checkfreq import faults
-from checkfreq.distributed.rendezvous import agree_on_token
+from checkfreq.distributed.rendezvous import MAKING, agree_on_token, names_of
 from checkfreq.errors import CheckFreqError, ConfigError, RankError, StateError
 from checkfreq.types import Json
 
@@ -107,8 +107,8 @@ class Meetings:
         try:
             token = agree_on_token(store, rank=rank, world=world, timeout_s=timeout_s)
         except RuntimeError as error:  # the store's: its keeper is gone
-            text = f"making the CFManager: the store that rank 0 keeps is gone: {error}"
-            raise RankError(text, ranks=[0], phase="making the CFManager") from error
+            text = f"{MAKING}: the store that rank 0 keeps is gone: {error}"
+            raise RankError(text, ranks=[0], phase=MAKING) from error
         store = distributed.PrefixStore(token, store)
         return cls(store, rank=rank, world=world, timeout_s=timeout_s)
 
@@ -179,7 +179,7 @@ class Meetings:
             waiting = [rank for rank, is_one_done in enumerate(done) if not is_one_done]
             if waiting and time.monotonic() >= end_s:
                 raise RankError(
-                    f"{phase}: {_ranks(waiting)} waited {timeout_s:.0f} s for {what} in vain",
+                    f"{phase}: {names_of(waiting)} waited {timeout_s:.0f} s for {what} in vain",
                     ranks=waiting,
                     phase=phase,
                 )
@@ -272,7 +272,7 @@ class Meetings:
 
     def _lost(self, ranks: Sequence[int], phase: str, why: str) -> RankError:
         where = f"rank {self.rank} waited in {phase}"
-        return RankError(f"{where}: {_ranks(ranks)} {why}", ranks=ranks, phase=phase)
+        return RankError(f"{where}: {names_of(ranks)} {why}", ranks=ranks, phase=phase)
 
     # ---- leaving
 
@@ -333,7 +333,3 @@ def _raised(reply: Json) -> CheckFreqError:
     if kind is not None:
         return kind(reply["text"])
     return RankError(reply["text"], ranks=reply["ranks"], phase=reply["phase"])
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

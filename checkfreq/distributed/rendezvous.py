@@ -15,7 +15,8 @@ from typing import Any
 
 from checkfreq.errors import RankError
 
-_PHASE = "making the CFManager"
+#: The phase in which managers are made.
+MAKING = "making the CFManager"
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.001, 0.05
 
 
@@ -92,13 +93,17 @@ def _answers(store: Any, token: str, world: int) -> dict[str, str]:
     return found
 
 
+def names_of(ranks: Sequence[int]) -> str:
+    """Ranks in a sentence."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
 def _missing(ranks: Sequence[int], rank: int, timeout_s: float) -> RankError:
     missing = list(ranks) or [0]
-    names = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
     return RankError(
-        f"rank {rank} waited in {_PHASE}: {names} did not come within {timeout_s:g} s "
+        f"rank {rank} waited in {MAKING}: {names_of(missing)} did not come within {timeout_s:g} s "
         "(CFConfig.rank_timeout_s): lost, or doing something else. Every rank makes a CFManager, "
         "in the same order",
         ranks=missing,
-        phase=_PHASE,
+        phase=MAKING,
     )

@@ -16,10 +16,9 @@ from pathlib import Path
 
 from checkfreq.config import CFConfig
 from checkfreq.distributed.meetings import Meetings
+from checkfreq.distributed.rendezvous import MAKING
 from checkfreq.errors import ConfigError
 from checkfreq.types import Directory, Json, Role
-
-MAKING = "making the CFManager"
 
 
 def agree_on_settings(meetings: Meetings, settings: Mapping[str, object]) -> None:

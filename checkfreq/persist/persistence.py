@@ -80,25 +80,24 @@ class Persistence:
 
     def open(self) -> None:
         """Wait until the worker holds the directory, and look at what is there; idempotent."""
-        if self._known is None:
-            try:
-                self.persister.wait_opened()
-            except WorkerDiedError as error:
-                self._worker_died(error)
-                self.persister.wait_opened()
-            self._known = self._look_around()
+        self._open(self.persister.wait_opened)
 
     def try_open(self, timeout_s: float) -> bool:
         """``open`` that waits for at most ``timeout_s``; whether the directory is open."""
-        if self._known is None:
-            try:
-                is_open = self.persister.opens(timeout_s=timeout_s)
-            except WorkerDiedError as error:
-                self._worker_died(error)
-                is_open = self.persister.opens(timeout_s=timeout_s)
-            if is_open:
-                self._known = self._look_around()
+        self._open(lambda: self.persister.opens(timeout_s=timeout_s))
         return self._known is not None
+
+    def _open(self, wait: Callable[[], bool]) -> None:
+        """``wait()``, once more if the worker died meanwhile; False: it is not open yet."""
+        if self._known is not None:
+            return
+        try:
+            is_open = wait()
+        except WorkerDiedError as error:
+            self._worker_died(error)
+            is_open = wait()
+        if is_open:
+            self._known = self._look_around()
 
     def _look_around(self) -> dict[int, CheckpointInfo]:
         """The checkpoints that are there; one that cannot be read is left alone by retention."""

@@ -87,14 +87,15 @@ class Persister:
         """How long opening may take: a predecessor's worker, and the start of this one."""
         return self._takeover_s + _START_GRACE_S
 
-    def wait_opened(self) -> None:
-        """Return once the worker holds the directory's lock.
+    def wait_opened(self) -> bool:
+        """Return True once the worker holds the directory's lock.
 
         Raises ConfigError when another run keeps it for ``takeover_s``, or when the directory
         cannot be used; WorkerDiedError when the worker ends instead.
         """
         if not self.opens(timeout_s=self.open_timeout_s):
             raise self._death("open")
+        return True
 
     def opens(self, *, timeout_s: float) -> bool:
         """``wait_opened`` for at most ``timeout_s``; whether the directory is held now."""

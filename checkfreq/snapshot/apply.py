@@ -29,9 +29,8 @@ from checkfreq.snapshot.adapters.optimizer_tree import optimizer_state_dict
 from checkfreq.snapshot.adapters.rng import prepare_rng, rng_state
 from checkfreq.snapshot.adapters.scaler import scaler_state_dict
 from checkfreq.snapshot.codec import decode_tree
-from checkfreq.snapshot.layout import file_name
-from checkfreq.snapshot.parts import stem_of
 from checkfreq.snapshot.state import POSITIONS, RNG, covers
+from checkfreq.store.parts import file_name, stem_of
 from checkfreq.types import Json
 
 logger = logging.getLogger(__name__)

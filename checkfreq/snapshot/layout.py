@@ -20,6 +20,7 @@ from torch import Tensor
 from checkfreq.snapshot.captured import CapturedState
 from checkfreq.snapshot.sink import TensorRef
 from checkfreq.snapshot.tensors import DTYPE_NAMES
+from checkfreq.store.parts import file_name
 from checkfreq.types import FileSpec, Json, TensorSpec, round_up_to_page
 
 #: dtype -> its name in a safetensors header. Others are kept as bytes: U8, last dimension
@@ -30,11 +31,6 @@ _SAFETENSORS = {
     "bfloat16": "BF16", "float32": "F32", "float64": "F64", "complex64": "C64",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
-
-
-def file_name(stem: str) -> str:
-    """Name of the file that holds the tensors of ``TensorRef.stem``."""
-    return f"{stem}.safetensors"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,9 @@ from typing import Protocol
 
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.snapshot.captured import POSITIONS
-from checkfreq.snapshot.layout import file_name
-from checkfreq.snapshot.parts import stem_of
 from checkfreq.snapshot.pieces import TensorRecord
 from checkfreq.store.boxes import Box
+from checkfreq.store.parts import file_name, stem_of
 from checkfreq.types import Json, Role
 
 

@@ -15,12 +15,8 @@ from checkfreq.snapshot.division import Item, divide
 from checkfreq.snapshot.dtensors import Cut
 from checkfreq.snapshot.sink import TensorRef, make_ref
 from checkfreq.snapshot.tensors import DTYPE_NAMES
+from checkfreq.store.parts import stem_of
 from checkfreq.types import Json, Role
-
-
-def stem_of(name: str, rank: int) -> str:
-    """Stem of the file with what one rank adds to an object."""
-    return f"{name}.rank-{rank:05d}"
 
 
 def alone(everything: Everything) -> CapturedState:

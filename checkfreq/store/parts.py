@@ -24,7 +24,6 @@ from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.types import Json
 
 _PART = re.compile(r"part-([0-9]{5,9})\.json")
-_SUFFIX = ".safetensors"
 
 
 def part_name(rank: int) -> str:
@@ -45,9 +44,19 @@ def failure_name(rank: int) -> str:
     return f"failed-{rank:05d}.txt"
 
 
+def file_name(stem: str) -> str:
+    """Name of the file that holds tensors; the stem is an object's name, or ``stem_of`` one."""
+    return f"{stem}.safetensors"
+
+
+def stem_of(name: str, rank: int) -> str:
+    """Stem of the file with a rank's own tensors, and boxes of larger ones, of an object."""
+    return f"{name}.rank-{rank:05d}"
+
+
 def file_of(name: str, rank: int) -> str:
-    """The file with a rank's own tensors, and boxes of larger ones, of an object."""
-    return f"{name}{_ending(rank)}"
+    """That file."""
+    return file_name(stem_of(name, rank))
 
 
 def decode_part(data: bytes, *, path: object, of: Manifest, rank: int) -> Manifest:
@@ -146,7 +155,7 @@ def _by_tensor(manifest: Manifest) -> dict[tuple[str, str], list[_Shard]]:
                 f"tensor {key!r:.80} of {name!r:.80}: rank {rank} says that it has a shard; "
                 f"expected it in {file_of(name, rank)}, found no such tensor",
             )
-        whole_file = key in tensors.get(f"{name}{_SUFFIX}", {})
+        whole_file = key in tensors.get(file_name(name), {})
         shard = _Shard(Placed(rank, Box(offsets, entry.shape)), shape, entry.dtype, whole_file)
         found.setdefault((name, key), []).append(shard)
     return found
@@ -198,15 +207,12 @@ def _same(
 
 def _files_of(part: Manifest, rank: int) -> Iterable[FileEntry]:
     """A rank's files carry its number, so that no two ranks ever write the same one."""
+    ending = file_of("", rank)
     for file in part.files:
-        if not file.name.endswith(_ending(rank)):
-            expected = f"expected a name ending in {_ending(rank)}"
+        if not file.name.endswith(ending):
+            expected = f"expected a name ending in {ending}"
             _refuse(part, f"rank {rank} wrote a file that is not its own: {expected}: {file.name}")
     return part.files
-
-
-def _ending(rank: int) -> str:
-    return f".rank-{rank:05d}{_SUFFIX}"
 
 
 def _refuse(manifest: Manifest, fault: str) -> NoReturn:

@@ -320,16 +320,21 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def save_some(rank: Rank) -> None:
-    """Train some steps, save, and report the whole state."""
-    job = JOBS[rank.settings["job"]](rank)
-    with CFManager(
+def managed(rank: Rank, job: Job) -> CFManager:
+    """A manager that checkpoints when it is asked to."""
+    return CFManager(
         rank.chk_dir,
         CFCheckpoint(**job.tracked()),
         mode=CFMode.MANUAL,
         chk_freq=0,
         config=config(rank),
-    ) as manager:
+    )
+
+
+def save_some(rank: Rank) -> None:
+    """Train some steps, save, and report the whole state."""
+    job = JOBS[rank.settings["job"]](rank)
+    with managed(rank, job) as manager:
         generator = torch.Generator().manual_seed(rank.rank)
         for _ in range(3):
             loss = job.model(torch.rand(4, 3, 6, 6, generator=generator)).square().mean()
@@ -344,13 +349,7 @@ def save_some(rank: Rank) -> None:
 def restore_whole(rank: Rank) -> None:
     """Restore at this world, and report the whole state; then one update must be possible."""
     job = JOBS[rank.settings["job"]](rank)
-    with CFManager(
-        rank.chk_dir,
-        CFCheckpoint(**job.tracked()),
-        mode=CFMode.MANUAL,
-        chk_freq=0,
-        config=config(rank),
-    ) as manager:
+    with managed(rank, job) as manager:
         assert manager.restore()
         rank.send("whole", whole_state(job.tracked()))
         job.model(torch.rand(4, 3, 6, 6)).square().mean().backward()

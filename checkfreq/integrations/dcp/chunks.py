@@ -15,10 +15,10 @@ from torch import Tensor
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError
 from checkfreq.integrations.dcp.reads import Place
-from checkfreq.snapshot.parts import stem_of
 from checkfreq.snapshot.tensors import DTYPES
 from checkfreq.store.boxes import Box
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry
+from checkfreq.store.parts import stem_of
 from checkfreq.types import Json
 
 

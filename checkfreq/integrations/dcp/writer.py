@@ -33,11 +33,11 @@ from checkfreq.persist.writer import RateLimiter, SnapshotWriter
 from checkfreq.snapshot.captured import CapturedState
 from checkfreq.snapshot.codec import encode_tree
 from checkfreq.snapshot.layout import StateLayout
-from checkfreq.snapshot.parts import stem_of
 from checkfreq.snapshot.sink import TensorRef
 from checkfreq.snapshot.tensors import detached
 from checkfreq.store.images import new_buffer
 from checkfreq.store.manifest import FileEntry, Manifest
+from checkfreq.store.parts import stem_of
 from checkfreq.store.store import CheckpointStore, Pending
 from checkfreq.types import Json
 
