@@ -89,13 +89,13 @@ class Peer:
     """How to make a saver: ``make(folder, training)``, the folder being its own.
 
     ``packages``: what must be installed, by the names they are installed under. ``synced``: what
-    it calls saved survives a power cut. ``note``: what a reader must know. ``restores_as``: the
-    peer that reads the same files in the same way, if that is another one.
+    it calls saved survives a power cut. ``restores_as``: the peer that reads the same files in the
+    same way, if that is another one. ``note``: what a reader must know.
     """
 
     name: str
     make: Callable[[Path, Training], Saver]
     packages: tuple[str, ...]
     synced: bool
-    note: str = ""
     restores_as: str = ""
+    note: str = ""
