@@ -12,7 +12,15 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from benchmarks.tables import interference, iterators, machinery, overhead, sharded, simulate
+from benchmarks.tables import (
+    compare,
+    interference,
+    iterators,
+    machinery,
+    overhead,
+    sharded,
+    simulate,
+)
 from benchmarks.tables.common import Line, Table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,9 +28,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
 
 TABLES = {
-    "persist": Table("persist", machinery.throughput),
-    "restore": Table("restore", machinery.throughput),
-    "stall": Table("stall", machinery.stall),
+    "compare": Table("compare", compare.compare),
     "memory": Table("memory", machinery.memory),
     "startup": Table("startup", machinery.startup),
     "sharded": Table("sharded", sharded.saves),
