@@ -12,7 +12,15 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from benchmarks.tables import interference, iterators, machinery, overhead, sharded, simulate
+from benchmarks.tables import (
+    interference,
+    iterators,
+    limits,
+    machinery,
+    overhead,
+    sharded,
+    simulate,
+)
 from benchmarks.tables.common import Line, Table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +31,7 @@ TABLES = {
     "persist": Table("persist", machinery.throughput),
     "restore": Table("restore", machinery.throughput),
     "stall": Table("stall", machinery.stall),
+    "limits": Table("limits", limits.limits),
     "memory": Table("memory", machinery.memory),
     "startup": Table("startup", machinery.startup),
     "sharded": Table("sharded", sharded.saves),
