@@ -7,6 +7,7 @@ import mmap
 import os
 import statistics
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ class RawWriter:
 
     def once(self) -> float:
         """Seconds until the data is in a new file and synced."""
-        return _write_once(
+        return write_once(
             self._path,
             self._source,
             direct=self.direct,
@@ -105,9 +106,19 @@ def _accepts_direct(path: Path, source: mmap.mmap) -> bool:
     return True
 
 
-def _write_once(
-    path: Path, source: mmap.mmap, *, direct: bool, threads: int, chunk_bytes: int
+def write_once(
+    path: Path,
+    source: mmap.mmap,
+    *,
+    direct: bool,
+    threads: int,
+    chunk_bytes: int,
+    fill: Callable[[int, int], None] = lambda start, end: None,
 ) -> float:
+    """Seconds to write ``source`` to a new file and sync it.
+
+    ``fill`` is called by the threads for each stretch of ``source`` before it is written.
+    """
     path.unlink(missing_ok=True)
     began_s = time.perf_counter()
     descriptor = _open(path, direct=direct)
@@ -115,6 +126,7 @@ def _write_once(
         with memoryview(source) as view, ThreadPoolExecutor(threads) as pool:
 
             def write(offset: int) -> None:
+                fill(offset, min(offset + chunk_bytes, len(view)))
                 _write_all(descriptor, view[offset : offset + chunk_bytes], offset)
 
             list(pool.map(write, range(0, len(view), chunk_bytes)))

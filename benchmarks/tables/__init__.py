@@ -16,6 +16,7 @@ from benchmarks.tables import (
     compare,
     interference,
     iterators,
+    limits,
     machinery,
     overhead,
     sharded,
@@ -29,6 +30,7 @@ PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
 
 TABLES = {
     "compare": Table("compare", compare.compare),
+    "limits": Table("limits", limits.limits),
     "memory": Table("memory", machinery.memory),
     "startup": Table("startup", machinery.startup),
     "sharded": Table("sharded", sharded.saves),
