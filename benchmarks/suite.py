@@ -36,7 +36,6 @@ class Call:
 
 #: ``make bench``: on 2 cores without a GPU, under 20 minutes in all.
 ON_CPU = (
-    Call("compare", "", 180),
     Call("simulate", "", 20),
     Call("startup", "", 10),
     Call("iterators", "", 200),
@@ -48,7 +47,7 @@ ON_CPU = (
 )
 
 #: ``make bench-gpu``: what a GPU is needed for.
-ON_GPU = (Call("compare", "", 120),)
+ON_GPU: tuple[Call, ...] = ()
 
 
 def summary(name: str) -> str:
