@@ -1,4 +1,4 @@
-"""What the disk gives without checkfreq: the same bytes, written directly and synced."""
+"""What the disk gives without checkfreq: as many bytes, written directly and synced, or read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from checkfreq.store.images import new_buffer
 
 PAGE = 4096
 
@@ -59,6 +61,18 @@ class RawWriter:
             threads=self._threads,
             chunk_bytes=self._chunk_bytes,
         )
+
+    def read_back(self, *, fresh: bool = False) -> float:
+        """Seconds until the file is read over the data it was made of, or into new memory."""
+        memory = new_buffer(len(self._source)) if fresh else memoryview(self._source)
+        with memory:
+            return _read_once(
+                self._path,
+                memory,
+                direct=self.direct,
+                threads=self._threads,
+                chunk_bytes=self._chunk_bytes,
+            )
 
     def __enter__(self) -> RawWriter:
         return self
@@ -120,6 +134,33 @@ def write_once(
     finally:
         os.close(descriptor)
     return time.perf_counter() - began_s
+
+
+def _read_once(
+    path: Path, view: memoryview, *, direct: bool, threads: int, chunk_bytes: int
+) -> float:
+    began_s = time.perf_counter()
+    flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
+    descriptor = os.open(path, flags)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+
+            def read(offset: int) -> None:
+                with view[offset : offset + chunk_bytes] as chunk:
+                    _read_all(descriptor, chunk, offset)
+
+            list(pool.map(read, range(0, len(view), chunk_bytes)))
+    finally:
+        os.close(descriptor)
+    return time.perf_counter() - began_s
+
+
+def _read_all(descriptor: int, view: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(view):
+        if not (count := os.preadv(descriptor, [view[done:]], offset + done)):
+            raise EOFError(f"the file ends at {offset + done}, {len(view) - done} bytes early")
+        done += count
 
 
 def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
