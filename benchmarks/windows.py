@@ -1,9 +1,10 @@
 """Windows of training with and without checkpoints in one process, and who else used the CPU.
 
-A window with checkpoints begins with nothing in flight, passes whole intervals, and then goes on
-training, without boundaries, until its last persist has ended: no cost escapes into the next
-window, and none is counted twice. The iterations of that tail are compared like the others, but
-the checkpoints were not for them: overhead is cost over the time of the whole intervals.
+A window with checkpoints begins with nothing in flight, passes whole intervals (or the beginning of
+one), and then goes on training, without boundaries, until its last persist has ended: no cost
+escapes into the next window, and none is counted twice. The iterations of that tail are compared
+like the others, but the checkpoints were not for them: overhead is cost over the time of whole
+intervals.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def clean_window(loop: Loop, iterations: int) -> Window:
     start_s = time.perf_counter()
     for _ in range(iterations):
         loop.iterate()
+    loop.synchronize()
     return Window(time.perf_counter() - start_s, iterations, iterations)
 
 
@@ -79,6 +81,7 @@ def clean_for(loop: Loop, seconds: float) -> Window:
     while not count or not is_over():
         loop.iterate()
         count += 1
+    loop.synchronize()
     return Window(time.perf_counter() - start_s, count, count)
 
 
@@ -125,44 +128,69 @@ class Arm(Protocol):
 
 
 class FrozenArm:
-    """A manager with a fixed interval, and its windows of about ``length`` iterations."""
+    """A manager with a fixed interval, and its windows of about ``length`` iterations.
+
+    With a ``length`` below the interval, a window is cut: a checkpoint at its beginning, and no
+    more iterations than these. That measures as much where all is over long before the next one.
+    """
 
     def __init__(self, loop: Loop, folder: Path, *, interval: int, length: int) -> None:
         self.interval = interval
-        self.iterations = interval * max(1, round(length / interval))
+        self._is_cut = length < interval
+        self._covered = interval if self._is_cut else interval * round(length / interval)
+        self.iterations = length if self._is_cut else self._covered
         self._loop = loop
-        self._manager = loop.manager(folder, interval=interval)
+        self.manager = loop.manager(folder, interval=0 if self._is_cut else interval)
         self._hooks = Hooks(loop.optimizer)
         self._committed_before = 0
         self._num_due = 0
+        #: When each was passed, on the clock of the manager's events.
+        self.boundaries_s: dict[int, float] = {}
 
     def warm_up(self) -> None:
-        """Take a few checkpoints, and stop right before the boundary of the next one."""
+        """Take a checkpoint into each slot, and stop right before the next boundary that is due."""
         with self._hooks.attached():
-            for _ in range(3):
-                loop_until = -(-(self._manager.global_step + 2) // self.interval) * self.interval
-                while self._manager.global_step < loop_until:
-                    self._pass_one()
-                self._manager.wait()
-            while (self._manager.global_step + 1) % self.interval:
+            for _ in range(2):
                 self._pass_one()
-            self._manager.wait()
+                self.manager.save()
+                self._pass_one()
+                self.manager.wait()
+            while not self._is_cut and (self.manager.global_step + 1) % self.interval:
+                self._pass_one()
+            self.manager.wait()
         self._committed_before = self._num_committed()
 
-    def _pass_one(self) -> None:
-        self._manager.step()
+    def _pass_one(self, *, save: bool = False) -> None:
+        self.boundaries_s[self.manager.global_step + 1] = time.monotonic()
+        self.manager.step()
+        if save:
+            self.manager.save()
         self._loop.iterate()
 
     def window(self) -> Window:
         """See Arm. It begins at the boundary of a checkpoint."""
         with self._hooks.attached():
             start_s = time.perf_counter()
-            for _ in range(self.iterations):
-                self._pass_one()
-            tail = drain(self._loop, self._manager)
+            for iteration in range(self.iterations):
+                self._pass_one(save=self._is_cut and iteration == 0)
+            tail = drain(self._loop, self.manager)
+            self._loop.synchronize()
             seconds = time.perf_counter() - start_s
-        self._num_due += self.iterations // self.interval
-        return Window(seconds, self.iterations + tail, self.iterations)
+        self._num_due += self._covered // self.interval
+        return Window(seconds, self.iterations + tail, self._covered)
+
+    def stand_still(self) -> float:
+        """Seconds for which a checkpoint holds training that waits until it is durable."""
+        with self._hooks.attached():
+            self._pass_one()
+            self.manager.wait()
+            self._loop.synchronize()
+            start_s = time.perf_counter()
+            self.manager.step()
+            self.manager.save(wait=True)
+            seconds = time.perf_counter() - start_s
+            self._loop.iterate()
+        return seconds
 
     @property
     def taken(self) -> float:
@@ -170,17 +198,17 @@ class FrozenArm:
         return (self._num_committed() - self._committed_before) / max(1, self._num_due)
 
     def _num_committed(self) -> int:
-        return int(self._manager.stats()["num_committed"])
+        return int(self.manager.stats()["num_committed"])
 
     @property
     def worker_pid(self) -> int:
         """See Arm."""
-        return worker_pid(self._manager)
+        return worker_pid(self.manager)
 
     def close(self) -> None:
         """See Arm."""
-        self._manager.step()
-        self._manager.close()
+        self.manager.step()
+        self.manager.close()
 
 
 class LiveManager:
@@ -208,6 +236,7 @@ class LiveManager:
                     after()
             self.manager.end_epoch()
             tail = drain(self._loop, self.manager)
+            self._loop.synchronize()
         return Window(time.perf_counter() - start_s, count + tail, count)
 
     def close(self) -> None:

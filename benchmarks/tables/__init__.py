@@ -19,6 +19,7 @@ from benchmarks.tables import (
     limits,
     machinery,
     overhead,
+    paper,
     sharded,
     simulate,
 )
@@ -38,6 +39,8 @@ TABLES = {
     "simulate": Table("simulate", simulate.policy),
     "goodput": Table("simulate", simulate.goodput),
     "overhead": Table("overhead", overhead.overhead),
+    "paper": Table("paper", paper.arms),
+    "paper_stalls": Table("paper", paper.stalls),
     "decision": Table("decision", overhead.decision),
     "first": Table("first", overhead.first),
     "interference": Table("interference", interference.interference),
