@@ -29,7 +29,9 @@ class Run:
     ``deadline_s`` (of the monotonic clock) `wait` ends this process. ``starts_unix_s``: when.
     """
 
-    def __init__(self, folder: Path, flags: Sequence[str], *, deadline_s: float) -> None:
+    def __init__(
+        self, folder: Path, flags: Sequence[str], *, deadline_s: float = float("inf")
+    ) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self.chk_dir = folder / "chk"

@@ -12,7 +12,15 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from benchmarks.tables import interference, iterators, machinery, overhead, sharded, simulate
+from benchmarks.tables import (
+    interference,
+    interruptions,
+    iterators,
+    machinery,
+    overhead,
+    sharded,
+    simulate,
+)
 from benchmarks.tables.common import Line, Table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +41,7 @@ TABLES = {
     "decision": Table("decision", overhead.decision),
     "first": Table("first", overhead.first),
     "interference": Table("interference", interference.interference),
+    "interruptions": Table("interruptions", interruptions.interruptions),
     "resume": Table("iterators", iterators.resume),
     "loading": Table("iterators", iterators.loading),
     "data_costs": Table("iterators", iterators.data_costs),
