@@ -25,12 +25,17 @@ ROOT = Path(__file__).resolve().parents[1]
 class Run:
     """One training in a folder of its own: started, watched and, perhaps, killed.
 
-    ``flags`` are those of `benchmarks.imagenet`, without the ones for its output. Past
-    ``deadline_s`` (of the monotonic clock) `wait` ends this process. ``starts_unix_s``: when.
+    ``flags`` are those of ``module``, which has at least `benchmarks.imagenet`'s for its output.
+    Past ``deadline_s`` (of the monotonic clock) `wait` ends this process. ``starts_unix_s``: when.
     """
 
     def __init__(
-        self, folder: Path, flags: Sequence[str], *, deadline_s: float = float("inf")
+        self,
+        folder: Path,
+        flags: Sequence[str],
+        *,
+        deadline_s: float = float("inf"),
+        module: str = "benchmarks.imagenet",
     ) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -40,7 +45,7 @@ class Run:
         self._log = folder / "log.txt"
         self._limit_s, self._deadline_s = deadline_s - time.monotonic(), deadline_s
         self._command = [
-            *(sys.executable, "-m", "benchmarks.imagenet", *flags),
+            *(sys.executable, "-m", module, *flags),
             *("--chk-prefix", str(self.chk_dir.resolve())),
             *("--history", str(self._history.resolve()), "--report", str(self._report.resolve())),
         ]

@@ -84,24 +84,27 @@ def test_every_update_is_compared_with_the_reference(
 def test_a_thinned_curve_keeps_its_ends() -> None:
     made = updates(*range(1, 1001))
     curve = thinned(made, start_unix_s=99.0, most=5)
-    assert [step for _, step, _ in curve] == [1, 251, 500, 750, 1000]
+    assert [step for _, step, _ in curve] == [1, 251, 501, 750, 1000]
     assert curve[0] == [1.0, 1, 1.0]
     assert thinned(made[:3], start_unix_s=99.0) == [[n, n, 1 / n] for n in (1, 2, 3)]
     assert thinned([], start_unix_s=0.0) == []
 
 
-def test_a_trainer_that_never_ends_is_killed_on_schedule_and_given_up(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", ["--help"])
-    run._command[2:] = ["threading"]  # a module of nothing but definitions: ends at once
+def test_a_trainer_that_never_ends_is_killed_on_schedule_and_then_given_up(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", [], module="tests.benchmarks.endless")
+    ended = survive(run, [0.0, 0.01, 0.02], limit_s=0.03)
+    assert (ended.kills, ended.finished, len(run.starts_unix_s)) == (3, False, 4)
+    assert ended.seconds >= 0.03
+
+
+def test_a_trainer_that_ends_is_not_killed(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", [], module="threading")  # it only defines
     ended = survive(run, schedule(1e6, 1e6), limit_s=math.inf)
     assert (ended.kills, ended.finished, len(run.starts_unix_s)) == (0, True, 1)
-    ended = survive(run, schedule(0.0, 0.0), limit_s=0.0)
-    assert (ended.kills, ended.finished, len(run.starts_unix_s)) == (0, False, 2)
 
 
 def test_a_trainer_that_fails_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", [])
-    run._command[2:] = ["benchmarks.no_such_training"]
+    run = Run(tmp_path / "run", [], module="benchmarks.no_such_training")
     with pytest.raises(SystemExit, match=r"(?s)ended with status 1; .*No module named"):
         survive(run, (), limit_s=math.inf)
 
