@@ -31,7 +31,7 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,8 @@ from benchmarks.make_images import ImageSet, make
 from benchmarks.record import emit, run
 from benchmarks.restarts import Restart, differing, median, redone, restarts, schedule, thinned
 from benchmarks.runs import Run, Survival, survive
+from benchmarks.tables.interruptions import BASE
 
-BASE = "uninterrupted, no checkpoints"
 SYNCHRONOUS = "synchronous"
 CHECKFREQ = ("--checkfreq",)
 
@@ -67,7 +67,7 @@ def main() -> None:
         if args.warm_up:
             Run(folder / "warm-up", [*flags, "--steps-to-run", "1"]).finish()
         bench = Bench(folder, flags, args)
-        bench.base()
+        bench.report(BASE, bench.base)
         for name in args.arms:
             bench.arm(name)
 
@@ -126,111 +126,119 @@ def _flags(args: argparse.Namespace, data: Path) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
-    """What the arms are compared with."""
+class Trained:
+    """What an arm left, and how it ended."""
 
-    seconds: float
-    updates: list[dict[str, Any]]
-    report: dict[str, Any]
+    run: Run
+    survival: Survival
+
+    @classmethod
+    def to_the_end(
+        cls, folder: Path, flags: Sequence[str], kills_s: Iterable[float], *, limit_s: float
+    ) -> Trained:
+        """Train in ``folder``, killed at each of ``kills_s``, or until ``limit_s``."""
+        trainer = Run(folder, flags)
+        return cls(trainer, survive(trainer, kills_s, limit_s=limit_s))
+
+    @property
+    def k(self) -> int | None:
+        """The last interval that AUTO chose, if it did."""
+        plans = self.run.events("plan")
+        return plans[-1]["interval_steps"] if plans else None
+
+    def equals(self, other: Trained) -> bool:
+        """Whether every update and the final state are the other's, bit for bit."""
+        mine, theirs = self.run.report(), other.run.report()
+        is_same = all(mine[part] == theirs[part] for part in ("weights", "optimizer"))
+        return is_same and not differing(self.run.updates(), other.run.updates())
 
 
 class Bench:
-    """The arms of one training, and what the earlier ones tell the later."""
+    """The arms of one training, and what the earlier ones tell the later. Trains the base."""
 
     def __init__(self, folder: Path, flags: Sequence[str], args: argparse.Namespace) -> None:
         self._folder, self._flags, self._args = folder, flags, args
-        self._k: int | None = args.interval
-        self._base: Base | None = None
-        self._every_s = self._first_s = math.nan
-
-    def base(self) -> None:
-        """Train without checkpoints; the schedule of the interruptions follows from it."""
-        trained = Run(self._folder / "base", self._flags)
-        survival = survive(trained, (), limit_s=math.inf)
-        self._base = Base(survival.seconds, trained.updates(), trained.report())
-        args = self._args
-        self._every_s = args.every or args.every_of_base * survival.seconds
+        self.base = Trained.to_the_end(folder / "base", flags, (), limit_s=math.inf)
+        self._needed = len(self.base.run.steps())
+        self._base_s = self.base.survival.seconds
+        self._every_s = args.every or args.every_of_base * self._base_s
         drawn_s = random.Random(args.seed).uniform(0, self._every_s)
         self._first_s = drawn_s if args.first is None else args.first
-        self._report(BASE, trained, survival)
+        self._k: int | None = args.interval
 
     def arm(self, name: str) -> None:
         """Train one arm to its end, or until it is given up."""
-        assert self._base is not None
         flags, is_interrupted = ARMS[name]
         if name == SYNCHRONOUS:
             if self._k is None:
                 print("synchronous: left out, AUTO has chosen no interval", file=sys.stderr)
                 return
             flags = (*flags, "--chk-freq", str(self._k))
-        trained = Run(self._folder / name.replace(", ", "-"), [*self._flags, *flags])
-        kills_s: Iterator[float] | tuple[()] = ()
-        if is_interrupted:
-            kills_s = schedule(self._first_s, self._every_s)
-        survival = survive(trained, kills_s, limit_s=self._args.patience * self._base.seconds)
-        self._report(name, trained, survival)
-        plans = trained.events("plan")
-        if self._k is None and plans:
-            self._k = plans[-1]["interval_steps"]
-        shutil.rmtree(trained.chk_dir, ignore_errors=True)
+        trained = Trained.to_the_end(
+            self._folder / name.replace(", ", "-"),
+            [*self._flags, *flags],
+            schedule(self._first_s, self._every_s) if is_interrupted else (),
+            limit_s=self._args.patience * self._base_s,
+        )
+        self.report(name, trained)
+        self._k = self._k or trained.k
+        shutil.rmtree(trained.run.chk_dir, ignore_errors=True)
 
-    def _report(self, name: str, trained: Run, survival: Survival) -> None:
-        assert self._base is not None
-        args, updates = self._args, trained.updates()
+    def report(self, name: str, trained: Trained) -> None:
+        """Emit the line of an arm."""
+        survival, updates = trained.survival, trained.run.updates()
         print(f"{name}: {survival.seconds:.0f} s, {survival.kills} kills", file=sys.stderr)
         emit(
             "interruptions",
-            folder=args.folder,
+            folder=self._args.folder,
             packages=("torchvision",),
             arm=name,
-            model=args.arch,
-            batch=args.batch_size,
-            image_size=args.image_size,
-            epochs=args.epochs,
-            workers=args.workers,
-            deterministic=args.deterministic,
-            data="generated" if args.data is None else "given",
-            every_s=round(self._every_s, 3),
-            every_of_base=args.every_of_base if args.every is None else None,
-            first_s=round(self._first_s, 3),
-            seed=args.seed,
-            patience=args.patience,
+            **self._setting(),
             seconds=round(survival.seconds, 2),
-            ratio=round(survival.seconds / self._base.seconds, 4),
+            ratio=round(survival.seconds / self._base_s, 4),
             finished=survival.finished,
             kills=survival.kills,
-            **iterations(trained, survival, needed=len(self._base.updates)),
-            **resumes(trained),
-            **self._checkpoints(name, trained),
-            equal=self._is_equal(trained) if survival.finished else None,
+            **iterations(trained, needed=self._needed),
+            **resumes(trained.run),
+            checkpoints=len(trained.run.events("committed")),
+            k=self._k if name == SYNCHRONOUS else trained.k,
+            equal=self._is_equal(trained),
             compared=len(updates),
-            curve=thinned(updates, start_unix_s=trained.starts_unix_s[0]),
+            curve=thinned(updates, start_unix_s=trained.run.starts_unix_s[0]),
         )
 
-    def _checkpoints(self, name: str, trained: Run) -> dict[str, Any]:
-        plans = trained.events("plan")
-        k = plans[-1]["interval_steps"] if plans else None
+    def _is_equal(self, trained: Trained) -> bool | None:
+        """None where there is nothing to compare: the base itself, and what was given up."""
+        can = trained is not self.base and trained.survival.finished
+        return trained.equals(self.base) if can else None
+
+    def _setting(self) -> dict[str, Any]:
+        args = self._args
         return {
-            "checkpoints": len(trained.events("committed")),
-            "k": self._k if name == SYNCHRONOUS else k,
+            "model": args.arch,
+            "batch": args.batch_size,
+            "image_size": args.image_size,
+            "epochs": args.epochs,
+            "workers": args.workers,
+            "deterministic": args.deterministic,
+            "data": "generated" if args.data is None else "given",
+            "every_s": round(self._every_s, 3),
+            "every_of_base": args.every_of_base if args.every is None else None,
+            "first_s": round(self._first_s, 3),
+            "seed": args.seed,
+            "patience": args.patience,
         }
 
-    def _is_equal(self, trained: Run) -> bool:
-        assert self._base is not None
-        report, base = trained.report(), self._base.report
-        is_same = all(report[part] == base[part] for part in ("weights", "optimizer"))
-        return is_same and not differing(trained.updates(), self._base.updates)
 
-
-def iterations(trained: Run, survival: Survival, *, needed: int) -> dict[str, Any]:
+def iterations(trained: Trained, *, needed: int) -> dict[str, Any]:
     """Made, needed, made again, and how much of the training is there to stay."""
-    steps = trained.steps()
-    durable = max((event["step"] for event in trained.events("committed")), default=0)
+    steps = trained.run.steps()
+    durable = max((event["step"] for event in trained.run.events("committed")), default=0)
     return {
         "iterations": len(steps),
         "needed": needed,
         "redone": redone(steps),
-        "reached": 1.0 if survival.finished else round(durable / needed, 4),
+        "reached": 1.0 if trained.survival.finished else round(durable / needed, 4),
     }
 
 

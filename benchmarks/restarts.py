@@ -86,8 +86,8 @@ def differing(updates: Sequence[Update], reference: Sequence[Update]) -> int:
     """
     losses = {update["step"]: update["loss"] for update in reference}
     missing = losses.keys() - {update["step"] for update in updates}
-    others = sum(losses.get(update["step"]) != update["loss"] for update in updates)
-    return others + len(missing)
+    others = [update for update in updates if losses.get(update["step"]) != update["loss"]]
+    return len(others) + len(missing)
 
 
 def thinned(

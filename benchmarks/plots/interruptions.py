@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.plots.common import COLOURS, panels
 from benchmarks.tables.common import Line, newest
+from benchmarks.tables.interruptions import BASE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BASE = "uninterrupted, no checkpoints"
 _COLOUR_OF = {
     "auto": COLOURS[0],
     "epoch boundary": COLOURS[1],

@@ -6,6 +6,9 @@ from statistics import median
 
 from benchmarks.tables.common import Line, newest, row, seconds, span, table
 
+#: The arm that the others are compared with.
+BASE = "uninterrupted, no checkpoints"
+
 _SETTING = (
     *("model", "batch", "image_size", "epochs", "workers", "data", "deterministic"),
     *("every_of_base", "patience"),
