@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.plots import interference, interruptions
 from benchmarks.plots.common import Plot, save
 from benchmarks.tables import RESULTS, lines_of
 
 #: By the name of the file. A plot is of the lines of one benchmark.
-PLOTS: dict[str, Plot] = {}
+PLOTS: dict[str, Plot] = {
+    "interference": Plot("interference", interference.draw),
+    "interruptions": Plot("interruptions", interruptions.draw),
+}
 
 
 def draw_all(*, results: Path = RESULTS, out: Path = RESULTS) -> list[Path]:

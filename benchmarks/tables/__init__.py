@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks.tables import (
     compare,
     interference,
+    interruptions,
     iterators,
     limits,
     machinery,
@@ -44,6 +45,7 @@ TABLES = {
     "decision": Table("decision", overhead.decision),
     "first": Table("first", overhead.first),
     "interference": Table("interference", interference.interference),
+    "interruptions": Table("interruptions", interruptions.interruptions),
     "resume": Table("iterators", iterators.resume),
     "loading": Table("iterators", iterators.loading),
     "data_costs": Table("iterators", iterators.data_costs),
