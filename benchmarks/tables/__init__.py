@@ -12,7 +12,15 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from benchmarks.tables import interference, iterators, machinery, overhead, sharded, simulate
+from benchmarks.tables import (
+    goodput,
+    interference,
+    iterators,
+    machinery,
+    overhead,
+    sharded,
+    simulate,
+)
 from benchmarks.tables.common import Line, Table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +36,7 @@ TABLES = {
     "sharded": Table("sharded", sharded.saves),
     "meeting": Table("sharded", sharded.meetings),
     "simulate": Table("simulate", simulate.policy),
-    "goodput": Table("simulate", simulate.goodput),
+    "goodput": Table("goodput", goodput.goodput),
     "overhead": Table("overhead", overhead.overhead),
     "decision": Table("decision", overhead.decision),
     "first": Table("first", overhead.first),

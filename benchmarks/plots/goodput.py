@@ -1,0 +1,49 @@
+"""Goodput against the number of GPUs, one curve per way to choose the interval."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.plots.common import COLOURS, panels
+from benchmarks.tables.common import Line, newest
+from benchmarks.tables.goodput import ARMS, short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_OURS = tuple(arm for arm in ARMS if arm.startswith("auto"))
+_STYLES = {"auto": "--", "auto mtbf_s": "-", "auto goodput": ":"}
+
+
+def draw(lines: list[Line]) -> Figure | None:
+    """A panel per setting."""
+    settings = newest(lines, "setting", "model")
+    if not settings:
+        return None
+    figure, axes = panels(1, len(settings), size=(6.5 * len(settings), 4.5), squeeze=False)
+    for panel, setting in zip(axes[0], settings, strict=True):
+        same = [
+            x for x in lines if (x["setting"], x["model"]) == (setting["setting"], setting["model"])
+        ]
+        _panel(panel, sorted(newest(same, "gpus"), key=lambda x: x["gpus"]))
+    axes[0][0].set_ylabel("goodput (%)")
+    return figure
+
+
+def _panel(panel: Any, lines: list[Line]) -> None:
+    others = iter(COLOURS[1:])
+    for arm, words in ARMS.items():
+        found = [(x["gpus"], 100 * x["goodput"][arm]) for x in lines if arm in x["goodput"]]
+        if found:
+            colour = COLOURS[0] if arm in _OURS else next(others)
+            gpus, percents = zip(*found, strict=True)
+            panel.plot(gpus, percents, _STYLES.get(arm, "-"), color=colour, label=words, marker=".")
+    panel.set_xscale("log")
+    panel.set_xlabel("GPUs")
+    panel.set_title(_title(lines[-1]), fontsize="medium")
+    panel.legend(loc="lower left")
+
+
+def _title(line: Line) -> str:
+    costs = f"checkpoint {short(line['cost_s'])}, iteration {short(line['iteration_s'])}"
+    return f"{line['model'] or line['setting']}: {costs}, restart {short(line['restart_s'])}"
