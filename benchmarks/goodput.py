@@ -24,8 +24,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 
+from benchmarks.estimate import quartiles
 from benchmarks.measured import Figure, Missing, Source, measured
 from benchmarks.record import emit, run
 from benchmarks.tables import RESULTS
@@ -189,14 +190,6 @@ def summary(runs: list[list[Arm]]) -> Line:
         "interval_steps": {name: each[0].interval_steps for name, each in by_name.items()},
         "limited": [name for name, each in by_name.items() if each[0].is_limited],
     }
-
-
-def quartiles(values: list[float]) -> tuple[float, float]:
-    """The lower and the upper one; of a single value itself."""
-    if len(values) == 1:
-        return values[0], values[0]
-    low, _, high = quantiles(values, n=4, method="inclusive")
-    return low, high
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the disk gives without checkfreq: the same bytes, written directly and synced."""
+"""What the disk gives without checkfreq: the same bytes written directly and synced, or read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import mmap
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,15 +39,27 @@ def raw_write(
 
 
 class RawWriter:
-    """The data is made once, so that several processes can begin to write at one instant."""
+    """The data is made once, so that several processes can begin to write at one instant.
+
+    With ``source_bytes`` no more of it is made than that, and written again and again.
+    """
 
     def __init__(
-        self, path: Path, num_bytes: int, *, threads: int = 4, chunk_bytes: int = 8 << 20
+        self,
+        path: Path,
+        num_bytes: int,
+        *,
+        threads: int = 4,
+        chunk_bytes: int = 8 << 20,
+        source_bytes: int | None = None,
     ) -> None:
         self._path, self._threads, self._chunk_bytes = path, threads, chunk_bytes
-        padded = -(-num_bytes // PAGE) * PAGE
-        self._source = mmap.mmap(-1, padded)
-        self._source.write(os.urandom(padded))
+        self._num_bytes = -(-num_bytes // PAGE) * PAGE
+        made = self._num_bytes
+        if source_bytes is not None:
+            made = min(made, -(-source_bytes // chunk_bytes) * chunk_bytes)
+        self._source = mmap.mmap(-1, made)
+        self._source.write(os.urandom(made))
         self.direct = _accepts_direct(path, self._source)
 
     def once(self) -> float:
@@ -54,6 +67,7 @@ class RawWriter:
         return _write_once(
             self._path,
             self._source,
+            self._num_bytes,
             direct=self.direct,
             threads=self._threads,
             chunk_bytes=self._chunk_bytes,
@@ -92,7 +106,13 @@ def _accepts_direct(path: Path, source: mmap.mmap) -> bool:
 
 
 def _write_once(
-    path: Path, source: mmap.mmap, *, direct: bool, threads: int, chunk_bytes: int
+    path: Path,
+    source: mmap.mmap,
+    num_bytes: int,
+    *,
+    direct: bool,
+    threads: int,
+    chunk_bytes: int,
 ) -> float:
     path.unlink(missing_ok=True)
     began_s = time.perf_counter()
@@ -101,9 +121,10 @@ def _write_once(
         with memoryview(source) as view, ThreadPoolExecutor(threads) as pool:
 
             def write(offset: int) -> None:
-                _write_all(descriptor, view[offset : offset + chunk_bytes], offset)
+                begin, length = offset % len(view), min(chunk_bytes, num_bytes - offset)
+                _write_all(descriptor, view[begin : begin + length], offset)
 
-            list(pool.map(write, range(0, len(view), chunk_bytes)))
+            list(pool.map(write, range(0, num_bytes, chunk_bytes)))
         os.fdatasync(descriptor)
     finally:
         os.close(descriptor)
@@ -115,3 +136,52 @@ def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
         done = 0
         while done < len(view):
             done += os.pwrite(descriptor, view[done:], offset + done)
+
+
+def read_files(paths: Sequence[Path], memory: memoryview, *, threads: int = 4) -> float:
+    """Seconds to read the files past the page cache into ``memory``, one behind the other.
+
+    ``memory`` is page-aligned, of whole pages and at least a chunk (8 MiB) or all files; where it
+    is less than all files, it is read into again. A file's end that fills no page is left out.
+    """
+    began_s, position = time.perf_counter(), 0
+    with ThreadPoolExecutor(threads) as pool:
+        for path in paths:
+            position += _read_file(path, memory, position, pool)
+    return time.perf_counter() - began_s
+
+
+_READ_BYTES = 8 << 20
+
+
+def _read_file(path: Path, memory: memoryview, position: int, pool: ThreadPoolExecutor) -> int:
+    descriptor = _open_for_reading(path)
+    try:
+        size = os.fstat(descriptor).st_size // PAGE * PAGE
+
+        def read(offset: int) -> None:
+            length = min(_READ_BYTES, size - offset)
+            begin = (position + offset) % (len(memory) - length + PAGE)
+            _read_all(descriptor, memory[begin : begin + length], offset)
+
+        list(pool.map(read, range(0, size, _READ_BYTES)))
+        return size
+    finally:
+        os.close(descriptor)
+
+
+def _open_for_reading(path: Path) -> int:
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags)
+
+
+def _read_all(descriptor: int, view: memoryview, offset: int) -> None:
+    with view:
+        done = 0
+        while done < len(view):
+            done += os.preadv(descriptor, [view[done:]], offset + done)
