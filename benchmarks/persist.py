@@ -107,4 +107,4 @@ def _join_alone() -> None:
 
 
 if __name__ == "__main__":
-    report("persist", __doc__.splitlines()[0], measure, baselines=["raw"])
+    report("persist", __doc__.splitlines()[0], measure, baselines={"raw": "raw"})

@@ -7,7 +7,7 @@ import mmap
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,13 +64,13 @@ class RawWriter:
 
     def once(self) -> float:
         """Seconds until the data is in a new file and synced."""
-        return _write_once(
+        return write_once(
             self._path,
             self._source,
-            self._num_bytes,
             direct=self.direct,
             threads=self._threads,
             chunk_bytes=self._chunk_bytes,
+            num_bytes=self._num_bytes,
         )
 
     def __enter__(self) -> RawWriter:
@@ -105,26 +105,36 @@ def _accepts_direct(path: Path, source: mmap.mmap) -> bool:
     return True
 
 
-def _write_once(
+def write_once(
     path: Path,
     source: mmap.mmap,
-    num_bytes: int,
     *,
     direct: bool,
     threads: int,
     chunk_bytes: int,
+    num_bytes: int | None = None,
+    fill: Callable[[int, int], None] = lambda start, end: None,
 ) -> float:
+    """Seconds to write ``source`` to a new file and sync it.
+
+    With ``num_bytes``, over and over until it is that long (``source`` being whole chunks then).
+    ``fill`` is called by the threads for each stretch of ``source`` before it is written.
+    """
     path.unlink(missing_ok=True)
     began_s = time.perf_counter()
     descriptor = _open(path, direct=direct)
     try:
         with memoryview(source) as view, ThreadPoolExecutor(threads) as pool:
 
-            def write(offset: int) -> None:
-                begin, length = offset % len(view), min(chunk_bytes, num_bytes - offset)
-                _write_all(descriptor, view[begin : begin + length], offset)
+            total = len(view) if num_bytes is None else num_bytes
 
-            list(pool.map(write, range(0, num_bytes, chunk_bytes)))
+            def write(offset: int) -> None:
+                start = offset % len(view)
+                end = start + min(chunk_bytes, total - offset)
+                fill(start, end)
+                _write_all(descriptor, view[start:end], offset)
+
+            list(pool.map(write, range(0, total, chunk_bytes)))
         os.fdatasync(descriptor)
     finally:
         os.close(descriptor)
@@ -136,6 +146,13 @@ def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
         done = 0
         while done < len(view):
             done += os.pwrite(descriptor, view[done:], offset + done)
+
+
+def touched(num_bytes: int) -> memoryview:
+    """Page-aligned memory that is there already."""
+    pages = max(1, -(-num_bytes // mmap.PAGESIZE))
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+    return memoryview(mmap.mmap(-1, pages * mmap.PAGESIZE, flags=flags))
 
 
 def read_files(paths: Sequence[Path], memory: memoryview, *, threads: int = 4) -> float:

@@ -117,4 +117,9 @@ def _torch_load(block: Block, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    report("restore", __doc__.splitlines()[0], measure, baselines=["raw", "raw_fresh"])
+    report(
+        "restore",
+        __doc__.splitlines()[0],
+        measure,
+        baselines={"raw": "raw", "raw_fresh": "raw_fresh"},
+    )
