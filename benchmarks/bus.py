@@ -32,7 +32,6 @@ class Bus:
         self._synchronize()
         return time.perf_counter() - began_s
 
-
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

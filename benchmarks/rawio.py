@@ -125,7 +125,6 @@ def write_once(
     descriptor = _open(path, direct=direct)
     try:
         with memoryview(source) as view, ThreadPoolExecutor(threads) as pool:
-
             total = len(view) if num_bytes is None else num_bytes
 
             def write(offset: int) -> None:

@@ -38,15 +38,16 @@ from typing import Any
 
 import torch
 
+from benchmarks.bus import Bus
 from benchmarks.estimate import quartiles
-from benchmarks.limits import Bus, room_for, touched
 from benchmarks.memory import Usage, worker_pid
 from benchmarks.peak import Peak
 from benchmarks.peers import Training
 from benchmarks.peers.ours import CheckFreq
-from benchmarks.rawio import RawWriter, read_files
+from benchmarks.rawio import RawWriter, read_files, touched
 from benchmarks.record import emit, median_ratio, run
-from benchmarks.saving import Products, sample
+from benchmarks.room import room_for
+from benchmarks.saving import Work, sample
 from benchmarks.states import NUM_TENSORS, Block
 from benchmarks.throughput import Arm, Seconds, interleaved
 from checkfreq import CFCheckpoint, CFManager
@@ -57,6 +58,7 @@ GIB, MIB = 2**30, 2**20
 _SECONDS_PER_GIB, _LEAST_SECONDS = 0.3, 0.03
 _REGION_BYTES = 256 * MIB
 _SLOTS_WITHIN_S = 600.0
+_CLEAN_ITERATIONS = 2
 _BATCHES = 5
 #: A ratio by its name: the limit's time over ours.
 _AGAINST = {
@@ -144,7 +146,7 @@ def _saves(
     block: Block, training: Training, folder: Path, rounds: int, device: torch.device
 ) -> tuple[Seconds, dict[str, float]]:
     num_bytes = block.state_bytes()
-    work = Products(max(_LEAST_SECONDS, _SECONDS_PER_GIB * num_bytes / GIB), device)
+    work = Work(max(_LEAST_SECONDS, _SECONDS_PER_GIB * num_bytes / GIB), device=device)
     bus = Bus(min(num_bytes, _REGION_BYTES), device)
     with RawWriter(folder / "raw", num_bytes, source_bytes=_REGION_BYTES) as writer:
         memory = Memory()
@@ -152,8 +154,12 @@ def _saves(
         saver.boundary(save=False)
         _wait_for_slots(saver._manager)
 
+        def change() -> None:
+            block.change()
+            memory.note(saver)
+
         def save() -> dict[str, float]:
-            figures = sample(saver, work, block.change, after_each=lambda: memory.note(saver))
+            figures = sample(saver, change, work, clean_iterations=_CLEAN_ITERATIONS)
             return {**figures, "copy_s": _copy_s(folder / "chk")}
 
         def raw() -> dict[str, float]:
