@@ -5,10 +5,12 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 # Enough to run the tests marked gpu without this environment (a machine with no network).
 GPU_NEEDS := torch, numpy, xxhash, pytest, hypothesis
+ONLY ?=
+MINUTES ?= 9
 FULLY_COVERED := checkfreq/store/*,checkfreq/policy/*,iterators/order.py
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench test-gpu system clean
+.PHONY: help demo test lint bench bench-gpu test-gpu system clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -27,16 +29,13 @@ lint: $(VENV)/.dev ## ruff and mypy
 	$(PY) -m ruff check .
 	$(PY) -m mypy --strict checkfreq iterators
 
-bench: $(VENV)/.peers ## every benchmark; appends to benchmarks/results and rewrites README's tables
-	@mkdir -p benchmarks/results
-	@set -e; run() { echo "$$@" >&2; $(PY) -W ignore -m benchmarks.$$@ > .bench-out; \
-	  cat .bench-out; cat .bench-out >> benchmarks/results/$$1.jsonl; rm .bench-out; }; \
-	run simulate; run startup; run iterators; run memory --mib 16; run stall --gib 1; \
-	for gib in 1 4; do run persist --gib $$gib; run restore --gib $$gib; done; \
-	run sharded --rounds 4; run decision; run first --mib 1024; run interference --settle 20 --phase 25; \
-	for model in resnet18 transformer; do run overhead --model $$model \
-	  --warm-up-seconds 15 --auto-seconds 5 --max-seconds 90; done
-	$(PY) -m benchmarks.tables
+bench: $(VENV)/.peers ## the suite on the CPU (under 20 minutes); appends to benchmarks/results, rewrites the pages
+	$(PY) -m benchmarks run $(ONLY)
+
+bench-gpu: ## what a GPU is needed for, in at most MINUTES; ONLY="..." chooses; uses PYTHON as test-gpu does
+	@py=$(PYTHON); if ! $$py -c 'import $(GPU_NEEDS)' 2>/dev/null; then \
+	  $(MAKE) $(VENV)/.peers; py=$(PY); fi; set -ex; \
+	PYTHONPATH=. $$py -m benchmarks run --gpu --minutes $(MINUTES) $(ONLY)
 
 test-gpu: ## tests marked gpu and the stall benchmark; uses PYTHON as it is where that has PyTorch
 	@py=$(PYTHON); if ! $$py -c 'import $(GPU_NEEDS)' 2>/dev/null; then \

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.memory import Usage
-from benchmarks.record import emit
+from benchmarks.record import emit, run
 from benchmarks.windows import Hooks
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 
@@ -136,4 +136,4 @@ def growth(manager: CFManager, iterations: int, *, warm_up: int) -> tuple[int, i
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.record import emit
+from benchmarks.record import emit, run
 from benchmarks.stall import Loop
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 
@@ -125,4 +125,4 @@ def _iterate(loop: Loop, manager: CFManager, times_s: list[float]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

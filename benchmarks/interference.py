@@ -28,7 +28,7 @@ import torch
 
 from benchmarks.estimate import Sample, Stretch, estimate, sample, sliding
 from benchmarks.load import Load
-from benchmarks.record import emit
+from benchmarks.record import emit, run
 from benchmarks.training import Loop, add_loop_options
 from benchmarks.windows import LiveManager, clean_for, clean_window, passed
 from checkfreq import CFManager
@@ -217,4 +217,4 @@ def _ms(seconds: float | None) -> float | None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

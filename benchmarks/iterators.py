@@ -25,7 +25,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from benchmarks.loading import measure_throughput
-from benchmarks.record import emit
+from benchmarks.record import emit, run
 from benchmarks.resuming import BATCH, Numbers, measure_resume
 from iterators import CFIterator, EpochOrder, Ledger, ResumableDataLoader
 from iterators.tickets import Share, TicketSampler
@@ -148,4 +148,4 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path], None]] = {
 }
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.record import emit
+from benchmarks.record import emit, run
 from benchmarks.states import Block, manual_manager
 from checkfreq import CFManager
 
@@ -140,4 +140,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

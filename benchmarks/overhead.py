@@ -43,7 +43,7 @@ from benchmarks.estimate import (
     smallest_that_meets,
     undisturbed,
 )
-from benchmarks.record import emit
+from benchmarks.record import emit, run
 from benchmarks.training import Loop, add_loop_options
 from benchmarks.windows import (
     Arm,
@@ -73,12 +73,12 @@ def main() -> None:
     """Print lines per run and bound; with ``--sweep`` also per interval tried."""
     args = _arguments()
     torch.set_num_threads(args.threads)
-    for run in range(args.runs):
-        seed = args.seed + run
+    for index in range(args.runs):
+        seed = args.seed + index
         loop = Loop(args.model, batch=args.batch, image_size=args.image_size, seed=seed)
         clean_window(loop, 10)
         with tempfile.TemporaryDirectory(dir=args.folder, prefix="overhead-") as scratch:
-            Run(loop, Path(scratch), args, number=run + 1).measure()
+            Run(loop, Path(scratch), args, number=index + 1).measure()
 
 
 def _arguments() -> argparse.Namespace:
@@ -362,4 +362,4 @@ def _rounded(limit: float) -> float | None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,4 +1,8 @@
-"""Result lines: one JSON object per line, with what is needed to repeat it."""
+"""Result lines: one JSON object per line on standard output, with what is needed to repeat it.
+
+A benchmark ends with ``record.run(main)``: behind its lines the tables that they make are printed
+to standard error.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +12,43 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from checkfreq.surroundings import cpu_model
+from benchmarks.tables import tables_of
+from benchmarks.tables.common import Line
+from checkfreq.surroundings import UNKNOWN, cpu_model, storage_of
 
 _ROOT = Path(__file__).resolve().parents[1]
+_emitted: list[Line] = []
 
 
-def emit(benchmark: str, **fields: Any) -> None:
-    """Print one result line to standard output."""
-    print(json.dumps({"benchmark": benchmark, **fields, **surroundings()}), flush=True)
+def emit(
+    benchmark: str, *, folder: Path | None = None, packages: Sequence[str] = (), **fields: Any
+) -> None:
+    """Print one result line to standard output.
+
+    ``folder`` is on the disk that was written to, ``packages`` are distributions that took part.
+    """
+    line = {"benchmark": benchmark, **fields, **surroundings(folder, packages)}
+    _emitted.append(line)
+    print(json.dumps(line), flush=True)
 
 
-def surroundings() -> dict[str, Any]:
-    """Commit, command, machine and versions of this run."""
+def run(main: Callable[[], object]) -> None:
+    """Measure, then show the tables of the lines that were printed."""
+    main()
+    for table in tables_of(_emitted):
+        print(f"\n{table}", file=sys.stderr)
+
+
+def surroundings(folder: Path | None = None, packages: Sequence[str] = ()) -> dict[str, Any]:
+    """Commit, command, machine, versions and storage of this run."""
+    storage = {} if folder is None else {"storage": _storage(folder)}
     return {
         "command": " ".join(["python", "-m", _module_name(), *sys.argv[1:]]),
         "commit": _commit(),
@@ -35,8 +58,26 @@ def surroundings() -> dict[str, Any]:
             "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "kernel": platform.release(),
         },
-        "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            **{name: _version(name) for name in packages},
+        },
+        **storage,
     }
+
+
+def _storage(folder: Path) -> str:
+    """The file system's type, and its device's name where that is a local one."""
+    kind, source, *_ = [*storage_of(folder).split(), UNKNOWN, UNKNOWN]
+    return f"{kind} on {Path(source).name}" if source.startswith("/dev/") else kind
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return UNKNOWN
 
 
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

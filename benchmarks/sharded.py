@@ -39,7 +39,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from benchmarks.rawio import RawWriter
-from benchmarks.record import emit, median_ratio
+from benchmarks.record import emit, median_ratio, run
 from benchmarks.sharded_savers import (
     CheckFreq,
     Dcp,
@@ -344,4 +344,4 @@ def slowest(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

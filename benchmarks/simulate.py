@@ -11,7 +11,7 @@ import argparse
 from itertools import product
 from statistics import fmean
 
-from benchmarks.record import emit
+from benchmarks.record import emit, run
 from checkfreq.policy.waste import goodput
 from checkfreq.simulation import (
     Cluster,
@@ -145,4 +145,4 @@ def _scale(num_gpus: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -27,7 +27,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from benchmarks.record import emit
+from benchmarks.record import emit, run
 from checkfreq import CFCheckpoint, CFManager, CFMode, KeepLast
 
 _WIDTH = 4096
@@ -200,4 +200,4 @@ def _dcp_async_save(state: dict[str, object], target: Path) -> Callable[[], None
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.record import emit
+from benchmarks.record import emit, run
 from checkfreq.config import CFConfig
 from checkfreq.persist.persister import Persister
 
@@ -62,4 +62,4 @@ def _worker() -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

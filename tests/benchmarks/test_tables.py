@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
-from benchmarks.tables import RESULTS, ROOT, with_tables
+import pytest
+
+from benchmarks.plots import draw_all
+from benchmarks.tables import PAGES, RESULTS, TABLES, with_tables
 
 HOW = {
     "command": "python -m benchmarks.overhead",
@@ -16,17 +18,26 @@ HOW = {
 }
 
 
-def test_every_table_of_the_readme_is_what_the_result_lines_say() -> None:
-    text = (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_every_table_of_a_page_is_what_the_result_lines_say(page: Path) -> None:
+    assert with_tables(page.read_text()) == page.read_text()
 
-    assert with_tables(text) == text
-    for name in (
-        *("persist", "restore", "stall", "memory", "startup"),
-        *("overhead", "interference", "decision", "first", "simulate", "goodput"),
-    ):
+
+def test_every_table_has_rows_and_a_place() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    for name in TABLES:
         start = text.index(f"<!-- table {name} -->")
         rows = text[start : text.index("<!-- end -->", start)].count("\n| ")
         assert rows > 1, f"the table {name} is empty"
+
+
+def test_every_plot_is_what_the_result_lines_say(tmp_path: Path) -> None:
+    drawn = draw_all(out=tmp_path)
+    text = "".join(page.read_text() for page in PAGES)
+    for path in drawn:
+        assert path.read_text() == (RESULTS / path.name).read_text(), path.name
+        assert f"results/{path.name})" in text, f"no page shows {path.name}"
+    assert {path.name for path in RESULTS.glob("*.svg")} == {path.name for path in drawn}
 
 
 def test_no_result_line_was_measured_on_uncommitted_code() -> None:
@@ -37,9 +48,7 @@ def test_no_result_line_was_measured_on_uncommitted_code() -> None:
 
 
 def test_nothing_is_shown_in_the_place_of_a_table_without_a_result_line(tmp_path: Path) -> None:
-    names = re.findall(r"<!-- table (\w+) -->", (ROOT / "README.md").read_text())
-    assert {"overhead", "sharded", "meeting"} <= set(names)
-    for name in names:
+    for name in TABLES:
         text = with_tables(f"<!-- table {name} -->\nold\n<!-- end -->", results=tmp_path)
         assert text == f"<!-- table {name} -->\n<!-- end -->"
 

@@ -1,0 +1,94 @@
+"""The benchmark suite.
+
+python -m benchmarks                          what there is
+python -m benchmarks run                      all of it, on the CPU
+python -m benchmarks run compare frequency    these
+python -m benchmarks run --gpu --minutes 9    what a GPU is needed for, in so much time
+
+``run`` appends result lines and writes tables and plots of the pages anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import suite
+from benchmarks.suite import Call, Outcome
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """List or run; 1 if a benchmark failed."""
+    args = _arguments(argv)
+    if args.action == "list":
+        print(listing(suite.ON_CPU, "make bench", "on the CPU"))
+        print(listing(suite.ON_GPU, "make bench-gpu", "on a GPU"))
+        return 0
+    budget_s = None if args.minutes is None else 60 * args.minutes
+    outcomes = suite.run_all(args.calls, results=args.results, budget_s=budget_s)
+    if args.results == suite.RESULTS:
+        _write_pages()
+    print(ended(outcomes), file=sys.stderr)
+    return int(any(outcome.status for outcome in outcomes))
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(action="list")
+    run = parser.add_subparsers().add_parser("run", help="run benchmarks")
+    run.set_defaults(action="run")
+    names = sorted({call.name for call in (*suite.ON_CPU, *suite.ON_GPU)})
+    run.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")
+    run.add_argument("--gpu", action="store_true", help="what a GPU is needed for")
+    run.add_argument("--minutes", type=float, help="leave out what would not end by then")
+    run.add_argument(
+        "--results",
+        type=Path,
+        default=suite.RESULTS,
+        help="where the lines go; elsewhere than to benchmarks/results the pages stay as they are",
+    )
+    args = parser.parse_args(argv)
+    if args.action == "run":
+        try:
+            args.calls = suite.chosen(suite.ON_GPU if args.gpu else suite.ON_CPU, args.names)
+        except ValueError as error:
+            run.error(str(error))
+    return args
+
+
+def listing(calls: Sequence[Call], target: str, where: str) -> str:
+    """What each call measures, how long it takes, and its command."""
+    minutes = sum(call.seconds for call in calls) / 60
+    lines = [f"{target}, {where}: about {minutes:.0f} minutes in all"]
+    for call in calls:
+        lines += [f"  {suite.summary(call.name)}", f"    {call.command}  (~{call.seconds:.0f} s)"]
+    return "\n".join([*lines, ""])
+
+
+def ended(outcomes: Sequence[Outcome]) -> str:
+    """A line per call."""
+    return "\n".join(f"{_ended(outcome):>12}  {outcome.call.command}" for outcome in outcomes)
+
+
+def _ended(outcome: Outcome) -> str:
+    if outcome.seconds is None:
+        return "left out"
+    return f"status {outcome.status}" if outcome.status else f"{outcome.seconds:.0f} s"
+
+
+def _write_pages() -> None:
+    from benchmarks.plots import draw_all
+    from benchmarks.tables import write_pages
+
+    write_pages()
+    draw_all()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""The plots of the pages, drawn from benchmarks/results/*.jsonl into benchmarks/results/*.svg.
+
+The same lines give the same file, so that a test can draw it again and compare.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.plots.common import Plot, save
+from benchmarks.tables import RESULTS, lines_of
+
+#: By the name of the file. A plot is of the lines of one benchmark.
+PLOTS: dict[str, Plot] = {}
+
+
+def draw_all(*, results: Path = RESULTS, out: Path = RESULTS) -> list[Path]:
+    """Draw every plot that has lines in ``results``; those without lines have no file."""
+    drawn = []
+    for name, plot in PLOTS.items():
+        path = out / f"{name}.svg"
+        figure = plot.draw(lines_of(plot.benchmark, results))
+        if figure is None:
+            path.unlink(missing_ok=True)
+        else:
+            save(figure, path)
+            drawn.append(path)
+    return drawn
