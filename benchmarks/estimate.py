@@ -84,6 +84,49 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the median, whatever the distribution: two of the values, by rank.
+
+    Infinite for fewer than six.
+    """
+    ordered, tail, rank = sorted(values), 0.0, 0
+    while rank < len(ordered) // 2:
+        tail += math.comb(len(ordered), rank) / 2 ** len(ordered)
+        if tail > 0.025:
+            break
+        rank += 1
+    if rank == 0:
+        return -math.inf, math.inf
+    return ordered[rank - 1], ordered[-rank]
+
+
+@dataclass(frozen=True, slots=True)
+class Smallest:
+    """The smallest interval that keeps a bound: by what a checkpoint costs, and by storage."""
+
+    by_cost: int
+    by_storage: int
+
+    @classmethod
+    def of(cls, *, cost_s: float, busy_s: float, iteration_s: float, bound: float) -> Smallest:
+        """``busy_s``: for how long after a checkpoint there is no room for the next one."""
+        steps = [
+            max(1, math.ceil(seconds / iteration_s * (1 - 1e-9)))
+            for seconds in (cost_s / bound, busy_s)
+        ]
+        return cls(*steps)
+
+    @property
+    def k(self) -> int:
+        """It keeps both."""
+        return max(self.by_cost, self.by_storage)
+
+
+def work_lost_s(k: int, *, iteration_s: float, durable_s: float) -> float:
+    """Of a kill, on average: half an interval, and what is newer than the last durable one."""
+    return k / 2 * iteration_s + durable_s
+
+
 def undisturbed(foreign: Sequence[float], *, margin: float = 0.1) -> list[bool]:
     """Which rounds had at most ``margin`` more foreign CPU time (a share) than the usual one.
 

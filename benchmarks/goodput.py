@@ -13,7 +13,8 @@ machines are there, which one machine cannot measure.
 
 Arms: ``bound``, always the smallest interval within 3.5 %; ``fixed``, every 30 minutes; ``young``
 and ``daly``, the closed forms; ``auto``, checkfreq without a failure rate, ``auto mtbf_s`` with
-it, ``auto goodput`` for the least waste. Medians over ``--seeds`` runs of a thousand failures,
+it, ``auto goodput`` for the least waste; ``paper, formula`` and ``paper, budget``, the paper's
+policy (paper_policy.py). Medians over ``--seeds`` runs of a thousand failures,
 which all arms share; ``low`` and ``high`` are the quartiles.
 """
 
@@ -27,28 +28,36 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.estimate import quartiles
-from benchmarks.measured import Figure, Missing, Source, measured
+from benchmarks.measured import Figure, Missing, Source, in_seconds, measured
+from benchmarks.paper_policy import Rule, paper_decider
 from benchmarks.record import emit, run
 from benchmarks.tables import RESULTS
 from benchmarks.tables.common import Line
-from checkfreq.simulation import Cluster, Costs, Rate
+from checkfreq.simulation import Cluster, Costs, Exponential, Rate, simulate, steady
 from checkfreq.simulation.comparison import Arm, compare
 
 SIZES = (8, 64, 512, 1_024, 4_096, 16_384, 100_000)
 FIGURES = ("iteration_s", "cost_s", "durable_s", "restart_s")
+BOUND = 0.035
 EXAMPLE = {"iteration_s": 1.0, "cost_s": 1.0, "durable_s": 11.0, "restart_s": 120.0}
 
 #: A training's costs, all on one line: figures of different trainings do not go together.
 COSTS = (
     Source(
+        "paper",
+        "python -m benchmarks.paper",
+        lambda line: line["arm"] == "auto",
+        {
+            "iteration_s": in_seconds("iteration_ms"),
+            "cost_s": in_seconds("cost_ms"),
+            "durable_s": in_seconds("durable_s"),
+        },
+    ),
+    Source(
         "overhead",
         "python -m benchmarks.overhead",
-        lambda line: line["arm"] in ("auto", "live") and line.get("bound") in (None, 0.035),
-        {
-            "iteration_s": lambda line: line.get("iteration_s"),
-            "cost_s": lambda line: line.get("cost_s"),
-            "durable_s": lambda line: line.get("durable_s"),
-        },
+        lambda line: line["arm"] in ("auto", "live") and line["bound"] == BOUND,
+        {name: in_seconds(name) for name in ("iteration_s", "cost_s", "durable_s")},
     ),
 )
 RESTARTS = (
@@ -56,7 +65,7 @@ RESTARTS = (
         "interruptions",
         "python -m benchmarks.interruptions",
         lambda line: line["arm"] == "auto",
-        {"restart_s": lambda line: line.get("restart_s")},
+        {"restart_s": in_seconds("resume_s")},
     ),
 )
 
@@ -172,9 +181,21 @@ def arms(
         mtbf_s=mtbf_s,
         restart_s=restart_s,
         interval_s=args.interval_s,
+        max_overhead=BOUND,
         days=args.days,
         seed=seed,
     )
+    for rule in Rule:
+        outcome = simulate(
+            steady(costs),
+            paper_decider(rule, max_overhead=BOUND, known=costs.profile()),
+            wall_s=1000 * mtbf_s if args.days is None else args.days * 86_400,
+            failures=Exponential(mtbf_s),
+            restart_s=restart_s,
+            seed=seed,
+            max_overhead=BOUND,
+        )
+        yield Arm(rule.value, outcome)
 
 
 def summary(runs: list[list[Arm]]) -> Line:

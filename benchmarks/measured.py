@@ -49,6 +49,17 @@ class Source:
         return {name: Figure(value, origin) for name, value in values.items() if value is not None}
 
 
+def in_seconds(field: str) -> Callable[[Line], float | None]:
+    """Reads ``..._s`` or ``..._ms``. A difference of noisy times may be below 0: that is none."""
+    unit = 1e-3 if field.endswith("_ms") else 1.0
+
+    def read(line: Line) -> float | None:
+        value = line.get(field)
+        return None if value is None or value <= 0 else unit * value
+
+    return read
+
+
 class Missing(Exception):
     """No committed line has these figures; says which benchmarks measure them."""
 

@@ -80,6 +80,9 @@ class Loop:
         self._criterion(output.flatten(end_dim=-2), target).backward()
         self.optimizer.step()
 
+    def synchronize(self) -> None:
+        """Wait for the device; to be called before a clock is read."""
+
     def manager(
         self,
         folder: Path,

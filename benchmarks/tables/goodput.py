@@ -10,7 +10,8 @@ from benchmarks.tables.common import Line, introduced, newest, percent, row, tab
 ARMS = {
     "bound": "always 3.5 %",
     "fixed": "every 30 min",
-    "paper": "the paper's policy",
+    "paper, formula": "the paper, as released",
+    "paper, budget": "the paper, as written",
     "young": "Young",
     "daly": "Daly",
     "auto": "ours",
