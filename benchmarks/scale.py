@@ -100,7 +100,8 @@ def _size(gib: float, device: torch.device, args: argparse.Namespace) -> None:
     num_bytes = int(gib * GIB)
     why_not = room_for(num_bytes, device, Path(args.folder))
     if why_not is not None:
-        emit("scale", what="size", device=device.type, gib=gib, why_not=why_not)
+        folder = Path(args.folder)
+        emit("scale", folder=folder, what="size", device=device.type, gib=gib, why_not=why_not)
         return
     rounds = max(2, round(args.rounds / max(1.0, gib))) if args.rounds > 1 else 1
     seconds, memory = measured(num_bytes, NUM_TENSORS, rounds, device, args)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.plots import goodput
+from benchmarks.plots import goodput, scale
 from benchmarks.plots.common import Plot, save
 from benchmarks.tables import RESULTS, lines_of
 
 #: By the name of the file. A plot is of the lines of one benchmark.
 PLOTS: dict[str, Plot] = {
     "goodput": Plot("goodput", goodput.draw),
+    "scale": Plot("scale", scale.draw),
 }
 
 

@@ -33,15 +33,21 @@ def draw(lines: list[Line]) -> Figure | None:
 def _panel(panel: Any, lines: list[Line]) -> None:
     others = iter(COLOURS[1:])
     for arm, words in ARMS.items():
-        found = [(x["gpus"], 100 * x["goodput"][arm]) for x in lines if arm in x["goodput"]]
-        if found:
-            colour = COLOURS[0] if arm in _OURS else next(others)
-            gpus, percents = zip(*found, strict=True)
-            panel.plot(gpus, percents, _STYLES.get(arm, "-"), color=colour, label=words, marker=".")
+        found = [(x["gpus"], 100 * (1 - x["goodput"][arm])) for x in lines if arm in x["goodput"]]
+        if not found:
+            continue
+        gpus, lost = zip(*found, strict=True)
+        if arm in _OURS:
+            panel.plot(gpus, lost, _STYLES[arm], color=COLOURS[0], label=words, marker=".")
+        else:  # wide and pale: several are the same as ours
+            panel.plot(gpus, lost, color=next(others), label=words, linewidth=4, alpha=0.5)
     panel.set_xscale("log")
     panel.set_xlabel("GPUs")
+    panel.set_yscale("log")  # of what is lost, or all would be one line at the top
+    panel.invert_yaxis()
+    panel.yaxis.set_major_formatter(lambda lost, _: f"{100 - lost:g}")
     panel.set_title(_title(lines[-1]), fontsize="medium")
-    panel.legend(loc="lower left")
+    panel.legend(loc="lower left", fontsize="small")
 
 
 def _title(line: Line) -> str:

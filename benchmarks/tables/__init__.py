@@ -19,6 +19,7 @@ from benchmarks.tables import (
     limits,
     machinery,
     overhead,
+    scale,
     sharded,
     simulate,
 )
@@ -35,6 +36,8 @@ TABLES = {
     "limits": Table("limits", limits.limits),
     "memory": Table("memory", machinery.memory),
     "startup": Table("startup", machinery.startup),
+    "scale": Table("scale", scale.sizes),
+    "tensors": Table("scale", scale.tensors),
     "sharded": Table("sharded", sharded.saves),
     "meeting": Table("sharded", sharded.meetings),
     "simulate": Table("simulate", simulate.policy),
