@@ -1,6 +1,6 @@
 """The most memory that this process had resident since an instant, by the kernel's own count.
 
-Where the kernel's mark cannot be set back (some sandboxes), what was seen at each `note` counts.
+The count is off by a few hundred KiB at times. Where the kernel's mark cannot be set back (some sandboxes), what was seen at each `note` counts.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ _FORGET_THE_PEAK = "5"
 class Peak:
     """Of anonymous, shared and file pages together, in bytes."""
 
-    def __init__(self) -> None:
-        self._is_exact = _forget()
+    def __init__(self, *, clear: Path = _CLEAR) -> None:
+        self._is_exact = _forget(clear)
         self._before = self._most = _resident("VmRSS")
 
     def note(self) -> None:
@@ -28,9 +28,9 @@ class Peak:
         return self._most - self._before
 
 
-def _forget() -> bool:
+def _forget(clear: Path) -> bool:
     try:
-        _CLEAR.write_text(_FORGET_THE_PEAK)
+        clear.write_text(_FORGET_THE_PEAK)
     except OSError:
         return False
     return True

@@ -167,7 +167,7 @@ def read_files(paths: Sequence[Path], memory: memoryview, *, threads: int = 4) -
     return time.perf_counter() - began_s
 
 
-_READ_BYTES = 8 << 20
+READ_BYTES = 8 << 20
 
 
 def _read_file(path: Path, memory: memoryview, position: int, pool: ThreadPoolExecutor) -> int:
@@ -176,11 +176,11 @@ def _read_file(path: Path, memory: memoryview, position: int, pool: ThreadPoolEx
         size = os.fstat(descriptor).st_size // PAGE * PAGE
 
         def read(offset: int) -> None:
-            length = min(_READ_BYTES, size - offset)
+            length = min(READ_BYTES, size - offset)
             begin = (position + offset) % (len(memory) - length + PAGE)
             _read_all(descriptor, memory[begin : begin + length], offset)
 
-        list(pool.map(read, range(0, size, _READ_BYTES)))
+        list(pool.map(read, range(0, size, READ_BYTES)))
         return size
     finally:
         os.close(descriptor)

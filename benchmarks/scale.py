@@ -103,9 +103,14 @@ def _size(gib: float, device: torch.device, args: argparse.Namespace) -> None:
         folder = Path(args.folder)
         emit("scale", folder=folder, what="size", device=device.type, gib=gib, why_not=why_not)
         return
-    rounds = max(2, round(args.rounds / max(1.0, gib))) if args.rounds > 1 else 1
+    rounds = num_rounds(args.rounds, gib)
     seconds, memory = measured(num_bytes, NUM_TENSORS, rounds, device, args)
     _report("size", seconds, memory, device, args, rounds=rounds, gib=gib, tensors=NUM_TENSORS)
+
+
+def num_rounds(asked: int, gib: float) -> int:
+    """Above 1 GiB fewer in proportion, but two if not one is asked for."""
+    return min(asked, max(2, round(asked / max(1.0, gib))))
 
 
 def _tensors(num_tensors: int, device: torch.device, args: argparse.Namespace) -> None:

@@ -27,6 +27,7 @@ def draw(lines: list[Line]) -> Figure | None:
         ]
         _panel(panel, sorted(newest(same, "gpus"), key=lambda x: x["gpus"]))
     axes[0][0].set_ylabel("goodput (%)")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     return figure
 
 
@@ -47,7 +48,6 @@ def _panel(panel: Any, lines: list[Line]) -> None:
     panel.invert_yaxis()
     panel.yaxis.set_major_formatter(lambda lost, _: f"{100 - lost:g}")
     panel.set_title(_title(lines[-1]), fontsize="medium")
-    panel.legend(loc="lower left", fontsize="small")
 
 
 def _title(line: Line) -> str:
