@@ -1,6 +1,7 @@
 """The most memory that this process had resident since an instant, by the kernel's own count.
 
-The count is off by a few hundred KiB at times. Where the kernel's mark cannot be set back (some sandboxes), what was seen at each `note` counts.
+The count is off by a few hundred KiB at times. Where the kernel's mark cannot be set back (some
+sandboxes), what was seen at each `note` counts.
 """
 
 from __future__ import annotations
