@@ -1,4 +1,4 @@
-"""What the disk gives without checkfreq: the same bytes written directly and synced, or read."""
+"""What the disk gives without checkfreq: as many bytes, written directly and synced, or read."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import mmap
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from checkfreq.store.images import new_buffer
 
 PAGE = 4096
 
@@ -72,6 +74,19 @@ class RawWriter:
             chunk_bytes=self._chunk_bytes,
             num_bytes=self._num_bytes,
         )
+
+    def read_back(self, *, fresh: bool = False) -> float:
+        """Seconds until the file is read over the data it was made of, or into new memory."""
+        memory = new_buffer(self._num_bytes) if fresh else memoryview(self._source)
+        with memory:
+            return _read_once(
+                self._path,
+                memory,
+                self._num_bytes,
+                direct=self.direct,
+                threads=self._threads,
+                chunk_bytes=self._chunk_bytes,
+            )
 
     def __enter__(self) -> RawWriter:
         return self
@@ -140,64 +155,42 @@ def write_once(
     return time.perf_counter() - began_s
 
 
+def _read_once(
+    path: Path,
+    view: memoryview,
+    num_bytes: int,
+    *,
+    direct: bool,
+    threads: int,
+    chunk_bytes: int,
+) -> float:
+    began_s = time.perf_counter()
+    flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
+    descriptor = os.open(path, flags)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+
+            def read(offset: int) -> None:
+                start = offset % len(view)
+                with view[start : start + min(chunk_bytes, num_bytes - offset)] as chunk:
+                    _read_all(descriptor, chunk, offset)
+
+            list(pool.map(read, range(0, num_bytes, chunk_bytes)))
+    finally:
+        os.close(descriptor)
+    return time.perf_counter() - began_s
+
+
+def _read_all(descriptor: int, view: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(view):
+        if not (count := os.preadv(descriptor, [view[done:]], offset + done)):
+            raise EOFError(f"the file ends at {offset + done}, {len(view) - done} bytes early")
+        done += count
+
+
 def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
     with view:
         done = 0
         while done < len(view):
             done += os.pwrite(descriptor, view[done:], offset + done)
-
-
-def touched(num_bytes: int) -> memoryview:
-    """Page-aligned memory that is there already."""
-    pages = max(1, -(-num_bytes // mmap.PAGESIZE))
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-    return memoryview(mmap.mmap(-1, pages * mmap.PAGESIZE, flags=flags))
-
-
-def read_files(paths: Sequence[Path], memory: memoryview, *, threads: int = 4) -> float:
-    """Seconds to read the files past the page cache into ``memory``, one behind the other.
-
-    ``memory`` is page-aligned, of whole pages and at least a chunk (8 MiB) or all files; where it
-    is less than all files, it is read into again. A file's end that fills no page is left out.
-    """
-    began_s, position = time.perf_counter(), 0
-    with ThreadPoolExecutor(threads) as pool:
-        for path in paths:
-            position += _read_file(path, memory, position, pool)
-    return time.perf_counter() - began_s
-
-
-READ_BYTES = 8 << 20
-
-
-def _read_file(path: Path, memory: memoryview, position: int, pool: ThreadPoolExecutor) -> int:
-    descriptor = _open_for_reading(path)
-    try:
-        size = os.fstat(descriptor).st_size // PAGE * PAGE
-
-        def read(offset: int) -> None:
-            length = min(READ_BYTES, size - offset)
-            begin = (position + offset) % (len(memory) - length + PAGE)
-            _read_all(descriptor, memory[begin : begin + length], offset)
-
-        list(pool.map(read, range(0, size, READ_BYTES)))
-        return size
-    finally:
-        os.close(descriptor)
-
-
-def _open_for_reading(path: Path) -> int:
-    flags = os.O_RDONLY | os.O_CLOEXEC
-    try:
-        return os.open(path, flags | os.O_DIRECT)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return os.open(path, flags)
-
-
-def _read_all(descriptor: int, view: memoryview, offset: int) -> None:
-    with view:
-        done = 0
-        while done < len(view):
-            done += os.preadv(descriptor, [view[done:]], offset + done)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,15 @@ class Work:
             torch.cuda.current_stream(self._device).synchronize()
 
 
+def seconds_of(call: Callable[[], object], work: Work) -> float:
+    """Until it has returned and what it left on the training's stream is done."""
+    work.synchronize()
+    began_s = time.perf_counter()
+    call()
+    work.synchronize()
+    return time.perf_counter() - began_s
+
+
 @dataclass(frozen=True, slots=True)
 class Iteration:
     """Seconds of one iteration, and of where the library may hold the training thread."""
@@ -83,25 +93,31 @@ def iterate(
 
 
 def sample(
-    saver: Saver, change: Callable[[], None], work: Work, *, clean_iterations: int = 3
+    saver: Saver,
+    change: Callable[[], None],
+    work: Work,
+    *,
+    clean_iterations: int = 3,
+    recent_s: deque[float] | None = None,
 ) -> dict[str, float]:
     """Save once and train on until that is durable, and one iteration more.
 
     ``held_s``, ``save_s`` (a part of it), ``added_s``, ``durable_s`` and, where it is known,
-    ``persist_s``; of several ranks the slowest counts.
+    ``persist_s``; of several ranks the slowest counts. ``added_s`` is against clean iterations
+    before the save, and those of ``recent_s``, which they are added to.
     """
     meet()
-    clean = [iterate(saver, change, work) for _ in range(clean_iterations)]
+    clean_s = deque[float]() if recent_s is None else recent_s
+    clean_s.extend(iterate(saver, change, work).total_s for _ in range(clean_iterations))
     touched = [iterate(saver, change, work, save=True)]
     while not everywhere(saver.is_durable()):
         touched.append(iterate(saver, change, work))
     touched.append(iterate(saver, change, work))
-    clean_s = statistics.median(one.total_s for one in clean)
     saved = saver.finish()
     figures = {
         "held_s": sum(one.held_s for one in touched),
         "save_s": touched[0].boundary_s,
-        "added_s": sum(one.total_s for one in touched) - len(touched) * clean_s,
+        "added_s": sum(one.total_s for one in touched) - len(touched) * statistics.median(clean_s),
         "durable_s": saved.durable_s,
     }
     if saved.persist_s is not None:

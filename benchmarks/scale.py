@@ -5,7 +5,7 @@
 ``size``: float32 state of each ``--gib`` in 64 tensors; training (matrix products of about 0.3 s
 per GiB, and a write to every parameter) goes on. In each round one save, one raw direct write of
 as many bytes and one copy over the bus come in random order, then likewise a restore and raw
-direct reads of its files. ``held_ms``: the training thread stands still, in the call (alone:
+direct reads of as many bytes. ``held_ms``: the training thread stands still, in the call (alone:
 ``save_ms``) and at updates; ``added_ms``: what all iterations until durable took longer;
 ``copy_s``: from the boundary to the complete snapshot; ``durable_s``: from the call to the commit,
 of which ``persist_s`` is behind the snapshot; ``restore_s``: verified, into live tensors, past
@@ -44,15 +44,13 @@ from benchmarks.memory import Usage, worker_pid
 from benchmarks.peak import Peak
 from benchmarks.peers import Training
 from benchmarks.peers.ours import CheckFreq
-from benchmarks.rawio import RawWriter, read_files, touched
+from benchmarks.rawio import RawWriter
 from benchmarks.record import emit, median_ratio, run
 from benchmarks.room import room_for
 from benchmarks.saving import Work, sample
 from benchmarks.states import NUM_TENSORS, Block
 from benchmarks.throughput import Arm, Seconds, interleaved
 from checkfreq import CFCheckpoint, CFManager
-from checkfreq.store.images import new_buffer
-from checkfreq.types import round_up_to_page
 
 GIB, MIB = 2**30, 2**20
 _SECONDS_PER_GIB, _LEAST_SECONDS = 0.3, 0.03
@@ -143,40 +141,46 @@ def measured(
     training = Training(block, torch.optim.SGD(block.parameters(), lr=0.1))
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="scale-") as scratch:
         folder = Path(scratch)
-        seconds, memory = _saves(block, training, folder, rounds, device)
-        restores, peak_bytes = _restores(training, folder, rounds)
+        raw = RawWriter(folder / "raw", block.state_bytes(), source_bytes=_REGION_BYTES)
+        with raw as writer:
+            seconds, memory = _saves(block, training, folder, writer, rounds, device)
+            restores, peak_bytes = _restores(training, folder, writer, rounds)
     return {**seconds, **restores}, {**memory, "restore_peak": peak_bytes}
 
 
 def _saves(
-    block: Block, training: Training, folder: Path, rounds: int, device: torch.device
+    block: Block,
+    training: Training,
+    folder: Path,
+    writer: RawWriter,
+    rounds: int,
+    device: torch.device,
 ) -> tuple[Seconds, dict[str, float]]:
     num_bytes = block.state_bytes()
     work = Work(max(_LEAST_SECONDS, _SECONDS_PER_GIB * num_bytes / GIB), device=device)
     bus = Bus(min(num_bytes, _REGION_BYTES), device)
-    with RawWriter(folder / "raw", num_bytes, source_bytes=_REGION_BYTES) as writer:
-        memory = Memory()
-        saver = CheckFreq(folder / "chk", training)
-        saver.boundary(save=False)
-        _wait_for_slots(saver._manager)
+    memory = Memory()
+    saver = CheckFreq(folder / "chk", training)
+    saver.boundary(save=False)
+    _wait_for_slots(saver._manager)
 
-        def change() -> None:
-            block.change()
-            memory.note(saver)
+    def change() -> None:
+        block.change()
+        memory.note(saver)
 
-        def save() -> dict[str, float]:
-            figures = sample(saver, change, work, clean_iterations=_CLEAN_ITERATIONS)
-            return {**figures, "copy_s": _copy_s(folder / "chk")}
+    def save() -> dict[str, float]:
+        figures = sample(saver, change, work, clean_iterations=_CLEAN_ITERATIONS)
+        return {**figures, "copy_s": _copy_s(folder / "chk")}
 
-        def raw() -> dict[str, float]:
-            raw_write_s = writer.once()
-            (folder / "raw").unlink()
-            return {"raw_write_s": raw_write_s}
+    def raw() -> dict[str, float]:
+        raw_write_s = writer.once()
+        (folder / "raw").unlink()  # two checkpoints need its place
+        return {"raw_write_s": raw_write_s}
 
-        arms: list[Arm] = [save, raw, lambda: bus.seconds(num_bytes)]
-        seconds = interleaved(arms, rounds=rounds + 1)
-        used = memory.used(saver, num_bytes)
-        saver.close()
+    arms: list[Arm] = [save, raw, lambda: bus.seconds(num_bytes)]
+    seconds = interleaved(arms, rounds=rounds + 1)
+    used = memory.used(saver, num_bytes)
+    saver.close()
     return seconds, used
 
 
@@ -191,11 +195,10 @@ def _copy_s(folder: Path) -> float:
     return float(commits[-1]["copy_s"])
 
 
-def _restores(training: Training, folder: Path, rounds: int) -> tuple[Seconds, float]:
+def _restores(
+    training: Training, folder: Path, writer: RawWriter, rounds: int
+) -> tuple[Seconds, float]:
     peaks: list[float] = []
-    files = sorted((folder / "chk").glob("step-*/*.safetensors"))
-    num_bytes = sum(round_up_to_page(file.stat().st_size) for file in files)
-    memory = touched(min(num_bytes, _REGION_BYTES))
 
     def restore() -> dict[str, float]:
         saver, peak = CheckFreq(folder / "chk", training), Peak()
@@ -208,9 +211,10 @@ def _restores(training: Training, folder: Path, rounds: int) -> tuple[Seconds, f
 
     arms: list[Arm] = [
         restore,
-        lambda: {"raw_read_s": read_files(files, memory)},
-        lambda: {"raw_fresh_s": read_files(files, new_buffer(num_bytes))},
+        lambda: {"raw_read_s": writer.read_back()},
+        lambda: {"raw_fresh_s": writer.read_back(fresh=True)},
     ]
+    writer.once()  # a file of as many bytes, to be read
     return interleaved(arms, rounds=rounds), statistics.median(peaks)
 
 

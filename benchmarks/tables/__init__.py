@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.tables import (
+    compare,
     goodput,
     interference,
     iterators,
@@ -30,9 +31,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
 
 TABLES = {
-    "persist": Table("persist", machinery.throughput),
-    "restore": Table("restore", machinery.throughput),
-    "stall": Table("stall", machinery.stall),
+    "compare": Table("compare", compare.compare),
     "limits": Table("limits", limits.limits),
     "memory": Table("memory", machinery.memory),
     "startup": Table("startup", machinery.startup),

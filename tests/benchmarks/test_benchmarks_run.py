@@ -23,8 +23,6 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("name", "arguments", "arms"),
     [
-        ("persist", ["--gib", "0.01", "--rounds", "1"], {"raw", "checkfreq", "torch.save"}),
-        ("restore", ["--gib", "0.01", "--rounds", "1"], {"raw", "raw_fresh", "checkfreq"}),
         ("memory", ["--mib", "1", "--saves", "20"], {None}),
         ("decision", ["--iterations", "300", "--repeats", "1", "--long", "300"], {"auto"}),
         ("first", ["--mib", "1", "--batch", "1"], {"auto"}),

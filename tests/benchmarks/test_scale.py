@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import mmap
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import rawio
 from benchmarks.bus import Bus
 from benchmarks.peak import Peak
 from benchmarks.plots import draw_all
-from benchmarks.rawio import RawWriter, read_files, touched
+from benchmarks.rawio import RawWriter
 from benchmarks.room import room_for
 from benchmarks.scale import figures, num_rounds, shown
 from benchmarks.tables import lines_of, tables_of
@@ -37,6 +37,12 @@ SECONDS = {
     "raw_read_s": [1.0, 1.0, 1.0],
     "raw_fresh_s": [2.0, 2.0, 2.0],
 }
+
+
+def touched(num_bytes: int) -> memoryview:
+    """Memory that is there, gone with its last view."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+    return memoryview(mmap.mmap(-1, num_bytes, flags=flags))
 
 
 # Arithmetic
@@ -101,25 +107,22 @@ def test_a_raw_write_without_a_limit_repeats_nothing(tmp_path: Path) -> None:
     assert data[:MIB] != data[MIB:]
 
 
-def test_files_are_read_one_behind_the_other(tmp_path: Path) -> None:
-    page = mmap.PAGESIZE
-    first, second = tmp_path / "1", tmp_path / "2"
-    first.write_bytes(b"a" * (2 * page + 5))  # the end that fills no page is left out
-    second.write_bytes(b"b" * page)
-    memory = touched(4 * page)
-    assert read_files([first, second], memory) > 0
-    assert bytes(memory) == b"a" * 2 * page + b"b" * page + bytes(page)
+def test_what_was_written_over_and_over_is_read_over_what_it_was_made_of(tmp_path: Path) -> None:
+    path, num_bytes = tmp_path / "raw", 3 * MIB + 4096
+    with RawWriter(path, num_bytes, threads=1, chunk_bytes=MIB, source_bytes=MIB) as writer:
+        writer.once()
+        path.write_bytes(b"a" * 3 * MIB + b"b" * 4096)
+        assert writer.read_back() > 0
+        source = bytes(writer._source)
+    assert source == b"b" * 4096 + b"a" * (MIB - 4096)
 
 
-def test_less_memory_than_files_is_read_into_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = mmap.PAGESIZE
-    monkeypatch.setattr(rawio, "READ_BYTES", page)
-    (tmp_path / "1").write_bytes(b"a" * page + b"b" * page + b"c" * page)
-    memory = touched(2 * page)
-    read_files([tmp_path / "1"], memory, threads=1)
-    assert bytes(memory) == b"c" * page + b"b" * page
+def test_a_file_that_is_shorter_than_was_written_is_not_read_in_silence(tmp_path: Path) -> None:
+    with RawWriter(tmp_path / "raw", 2 * MIB, source_bytes=MIB, chunk_bytes=MIB) as writer:
+        writer.once()
+        os.truncate(tmp_path / "raw", MIB)
+        with pytest.raises(EOFError):
+            writer.read_back(fresh=True)
 
 
 def test_the_bus_copies_everything_in_pieces_of_its_region() -> None:
