@@ -10,7 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from statistics import median
 
-from benchmarks.estimate import Estimate, Smallest, median_interval, work_lost_s
+from benchmarks.estimate import Estimate, Smallest, median_interval
+from benchmarks.figures import recovery_s
 
 Setting = tuple[str, int]
 
@@ -30,8 +31,10 @@ class Cost:
     num_saves: int
 
     def lost_s(self, k: int) -> float:
-        """By a kill, on average."""
-        return work_lost_s(k, iteration_s=self.iteration_s, durable_s=self.durable_s)
+        """Of training, by a kill, on average."""
+        return recovery_s(
+            restore_s=0.0, steps=k, iteration_s=self.iteration_s, durable_s=self.durable_s
+        )
 
 
 @dataclass(frozen=True, slots=True)

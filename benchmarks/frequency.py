@@ -37,9 +37,8 @@ import torch
 
 from benchmarks import record
 from benchmarks.decided import DecidedManager
-from benchmarks.estimate import undisturbed
 from benchmarks.findings import Findings, Setting, cost_of
-from benchmarks.overhead import Measured
+from benchmarks.overhead import Measured, undisturbed_rounds
 from benchmarks.paper_policy import PaperTuner, Rule
 from benchmarks.peers import OURS, Peer, installed
 from benchmarks.saver_arm import Attached, SaverArm
@@ -68,7 +67,7 @@ def main() -> None:
     args = _arguments()
     torch.set_num_threads(args.threads)
     peers = {name: peer for name, peer in installed().items() if name in args.arms}
-    loop = Loop(args.model, batch=args.batch, image_size=args.image_size, seed=args.seed)
+    loop = Loop.of(args, seed=args.seed)
     clean_window(loop, 10)
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="frequency-") as scratch:
         Run(loop, Path(scratch), args, peers).measure()
@@ -163,7 +162,7 @@ class Run:
         arms = {name: self._arm(name, self._args.window) for name in self._savers}
         for saver in self._savers.values():
             saver.saved.clear()
-        done = _undisturbed(self._rounds(arms, until=until))
+        done = undisturbed_rounds(self._rounds(arms, until=until))
         iteration_s = statistics.median(each.iteration_s for each in done)
         for name, saver in self._savers.items():
             self._found.costs[name] = cost_of(
@@ -305,7 +304,8 @@ class Run:
             what=what,
             model=args.model,
             batch=args.batch,
-            device=str(next(self._loop.model.parameters()).device.type),
+            device=self._loop.device.type,
+            amp=args.amp,
             threads=args.threads,
             bound=args.bound,
             state_mib=round(_state_bytes(self._loop) / 2**20, 1),
@@ -318,11 +318,6 @@ def _decided(plan: Callable[[], object], seconds: float) -> Callable[[], bool]:
     """Whether so many seconds have passed, and there is a plan, or will be none."""
     is_over, is_too_late = passed(seconds), passed(seconds + _PATIENCE_S)
     return lambda: is_over() and (plan() is not None or is_too_late())
-
-
-def _undisturbed(done: list[Round]) -> list[Round]:
-    keep = undisturbed([each.foreign for each in done])
-    return [each for each, is_kept in zip(done, keep, strict=True) if is_kept]
 
 
 def _key(setting: Setting) -> str:
