@@ -28,22 +28,21 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import record
-from benchmarks.decided import DecidedManager
+from benchmarks.decided import Choice, auto_choice, paper_choice
 from benchmarks.findings import Findings, Setting, cost_of
 from benchmarks.overhead import Measured, undisturbed_rounds
 from benchmarks.paper_policy import PaperTuner, Rule
-from benchmarks.peers import OURS, Peer, installed
+from benchmarks.peers import OURS, PEERS, Peer, installed
 from benchmarks.saver_arm import Attached, SaverArm
 from benchmarks.training import Loop, add_loop_options
-from benchmarks.windows import LiveManager, Round, clean_window, passed, rounds
+from benchmarks.windows import Round, clean_window, rounds
 
 AUTO = "AUTO"
 POLICIES = (AUTO, *(rule.value for rule in Rule))
@@ -56,10 +55,8 @@ _WARM_UP_SAVES = 2
 _COSTS_UNTIL, _EQUAL_UNTIL, _POLICIES_UNTIL = 0.25, 0.58, 0.7
 #: A window of an interval that is tried lasts at most so much of ``--seconds``.
 _LONGEST = 0.06
-#: Least iterations of such a window.
-_TRIED_ITERATIONS = 24
-#: A policy that has no interval after its time is given so long.
-_PATIENCE_S = 60.0
+#: And at least so many times ``--window``, whatever that takes.
+_TRIED_WINDOWS = 4
 
 
 def main() -> None:
@@ -77,7 +74,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     add_loop_options(parser)
     parser.set_defaults(batch=2)
-    parser.add_argument("--arms", nargs="+", default=_DEFAULT_ARMS, help="of benchmarks.peers")
+    parser.add_argument("--arms", nargs="+", default=_DEFAULT_ARMS, choices=list(PEERS))
     parser.add_argument("--k", type=int, nargs="+", default=[4, 16], help="the same for all arms")
     parser.add_argument("--bound", type=float, default=0.035)
     parser.add_argument("--policies", nargs="*", choices=POLICIES, default=POLICIES)
@@ -93,14 +90,6 @@ def _arguments() -> argparse.Namespace:
     if OURS not in args.arms:
         parser.error(f"--arms: {OURS} is what the others are compared with")
     return args
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The interval that a policy came to; ``first``: its first one."""
-
-    k: int
-    first: int | None = None
 
 
 class Run:
@@ -127,14 +116,15 @@ class Run:
                 stack.callback(saver.saver.close)
                 self._savers[name] = saver
             self._warm_up()
-            self._measure_costs(until=_COSTS_UNTIL)
-            self._measure_equal(until=_EQUAL_UNTIL)
+            self._measure_costs()
+            self._measure_equal()
             policies = dict(self._choices())
             self._try_smallest(policies)
         self._print(policies)
 
-    def _left_s(self, until: float = 1.0) -> float:
-        return self._began_s + until * self._args.seconds - time.monotonic()
+    def _at_s(self, part: float) -> float:
+        """When so much of the time is over."""
+        return self._began_s + part * float(self._args.seconds)
 
     def _warm_up(self) -> None:
         _say("warming up")
@@ -146,23 +136,24 @@ class Run:
     def _arm(self, name: str, k: int, *, length: int = 1) -> SaverArm:
         return SaverArm(self._loop, self._savers[name], interval=k, length=length)
 
-    def _rounds(self, arms: Mapping[str, SaverArm], *, until: float) -> list[Round]:
+    def _rounds(self, arms: Mapping[str, SaverArm], *, until_s: float) -> list[Round]:
         """As many as fit, and one."""
         began_s, done = time.monotonic(), list[Round]()
         for each in rounds(self._loop, arms, self._rng):
             done.append(each)
-            if self._left_s(until) < (time.monotonic() - began_s) / len(done):
+            now_s = time.monotonic()
+            if now_s + (now_s - began_s) / len(done) > until_s:
                 break
         return done
 
     # ---- one checkpoint alone
 
-    def _measure_costs(self, *, until: float) -> None:
+    def _measure_costs(self) -> None:
         _say("one checkpoint alone")
         arms = {name: self._arm(name, self._args.window) for name in self._savers}
         for saver in self._savers.values():
             saver.saved.clear()
-        done = undisturbed_rounds(self._rounds(arms, until=until))
+        done = undisturbed_rounds(self._rounds(arms, until_s=self._at_s(_COSTS_UNTIL)))
         iteration_s = statistics.median(each.iteration_s for each in done)
         for name, saver in self._savers.items():
             self._found.costs[name] = cost_of(
@@ -175,15 +166,16 @@ class Run:
 
     # ---- at intervals
 
-    def _measure_equal(self, *, until: float) -> None:
+    def _measure_equal(self) -> None:
         settings = [(name, k) for name in self._savers for k in self._args.k]
-        self._measure(settings, length=max(self._args.window, min(self._args.k)), until=until)
+        self._measure(settings, length=self._args.window, until_s=self._at_s(_EQUAL_UNTIL))
 
-    def _measure(self, settings: Iterable[Setting], *, length: int, until: float) -> None:
+    def _measure(self, settings: Iterable[Setting], *, length: int, until_s: float) -> None:
         """Overhead of each, all in the same rounds."""
         settings = list(dict.fromkeys(settings))
         _say("at intervals: " + "; ".join(map(_key, settings)))
-        done = self._rounds({_key(x): self._arm(*x, length=length) for x in settings}, until=until)
+        arms = {_key(x): self._arm(*x, length=length) for x in settings}
+        done = self._rounds(arms, until_s=until_s)
         for setting in settings:
             measured = Measured.of(_key(setting), done, seconds=0.0, taken=None)
             self._measured[setting] = measured
@@ -193,49 +185,40 @@ class Run:
         """The policies' k, and the smallest of ours and a few peers, and around it if time is."""
         costs, names = self._found.costs, (OURS, *self._found.closest(self._args.verify))
         due = [(name, costs[name].smallest.k) for name in names]
-        wanted = [*due, *((OURS, choice.k) for choice in policies.values())]
+        wanted = [*due, *((OURS, choice.k) for choice in policies.values() if choice.k)]
         while settings := [x for x in wanted if x not in self._measured and self._is_short(x)]:
-            began_s, until = time.monotonic(), 1 - self._left_s() / self._args.seconds / 2
-            self._measure(settings, length=_TRIED_ITERATIONS, until=min(1.0, until))
-            if self._left_s() < time.monotonic() - began_s:
+            began_s = time.monotonic()
+            until_s = began_s + (self._at_s(1) - began_s) / 2
+            self._measure(settings, length=_TRIED_WINDOWS * self._args.window, until_s=until_s)
+            now_s = time.monotonic()
+            if now_s + (now_s - began_s) > self._at_s(1):
                 break
             due = [(name, self._found.next_to_try((name, k))) for name, k in due]
             wanted = due
 
     def _is_short(self, setting: Setting) -> bool:
         _, k = setting
-        return k * self._found.costs[OURS].iteration_s <= _LONGEST * self._args.seconds
+        window_s = k * self._found.costs[OURS].iteration_s
+        return k <= _TRIED_WINDOWS * self._args.window or window_s <= _LONGEST * self._args.seconds
 
     # ---- policies
 
     def _choices(self) -> Iterator[tuple[str, Choice]]:
         """What each policy comes to, alone with the loop."""
-        policies = list(self._args.policies)
-        share_s = self._left_s(_POLICIES_UNTIL) / max(1, len(policies))
-        for index, name in enumerate(policies):
+        names = list(self._args.policies)
+        share_s = (self._at_s(_POLICIES_UNTIL) - time.monotonic()) / max(1, len(names))
+        for index, name in enumerate(names):
             _say(f"{name} decides")
-            folder = self._scratch / f"policy-{index}"
-            choice = (
-                self._auto(folder, share_s) if name == AUTO else self._paper(name, folder, share_s)
-            )
-            if choice is not None:
-                yield name, choice
+            yield name, self._choice(name, self._scratch / f"policy-{index}", share_s)
 
-    def _auto(self, folder: Path, seconds: float) -> Choice | None:
-        manager = self._loop.manager(folder, max_overhead=self._args.bound)
-        with contextlib.closing(LiveManager(self._loop, manager)) as live:
-            live.stretch(_decided(lambda: manager.stats()["interval_steps"], seconds))
-            k = manager.stats()["interval_steps"]
-        return None if k is None else Choice(int(k))
-
-    def _paper(self, name: str, folder: Path, seconds: float) -> Choice | None:
-        profile_iterations = self._args.profile_iterations
+    def _choice(self, name: str, folder: Path, seconds: float) -> Choice:
         bound = self._args.bound
-        tuner = PaperTuner(Rule(name), max_overhead=bound, profile_iterations=profile_iterations)
-        decided = DecidedManager(self._loop, folder, tuner)
-        with contextlib.closing(decided.live) as live:
-            live.stretch(_decided(lambda: tuner.plan, seconds), after=decided.boundary)
-        return None if tuner.plan is None else Choice(tuner.plan.interval_steps, tuner.first_steps)
+        if name == AUTO:
+            return auto_choice(self._loop, folder, bound=bound, seconds=seconds)
+        tuner = PaperTuner(
+            Rule(name), max_overhead=bound, profile_iterations=self._args.profile_iterations
+        )
+        return paper_choice(self._loop, folder, tuner, seconds=seconds)
 
     # ---- lines
 
@@ -246,14 +229,7 @@ class Run:
             for k in self._args.k:
                 self._emit("equal", arm=name, k=k, **_overhead(self._measured[name, k]))
         for name, choice in policies.items():
-            self._emit(
-                "policy",
-                arm=name,
-                k=choice.k,
-                k_first=choice.first,
-                lost_s=round(self._found.costs[OURS].lost_s(choice.k), 3),
-                **_overhead(self._measured.get((OURS, choice.k))),
-            )
+            self._print_policy(name, choice)
         if self._found.rivals:
             self._print_target()
 
@@ -274,6 +250,17 @@ class Run:
             k=k,
             **_overhead(None if k is None else self._measured[name, k]),
             lost_s=round(cost.lost_s(k or cost.smallest.k), 3),
+        )
+
+    def _print_policy(self, name: str, choice: Choice) -> None:
+        k = choice.k
+        self._emit(
+            "policy",
+            arm=name,
+            k=k,
+            k_first=choice.first,
+            lost_s=None if k is None else round(self._found.costs[OURS].lost_s(k), 3),
+            **_overhead(None if k is None else self._measured.get((OURS, k))),
         )
 
     def _print_target(self) -> None:
@@ -312,12 +299,6 @@ class Run:
             iteration_ms=round(self._found.costs[OURS].iteration_s * 1e3, 2),
             **fields,
         )
-
-
-def _decided(plan: Callable[[], object], seconds: float) -> Callable[[], bool]:
-    """Whether so many seconds have passed, and there is a plan, or will be none."""
-    is_over, is_too_late = passed(seconds), passed(seconds + _PATIENCE_S)
-    return lambda: is_over() and (plan() is not None or is_too_late())
 
 
 def _key(setting: Setting) -> str:

@@ -12,7 +12,16 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from benchmarks.tables import interference, iterators, machinery, overhead, paper, sharded, simulate
+from benchmarks.tables import (
+    frequency,
+    interference,
+    iterators,
+    machinery,
+    overhead,
+    paper,
+    sharded,
+    simulate,
+)
 from benchmarks.tables.common import Line, Table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +39,8 @@ TABLES = {
     "simulate": Table("simulate", simulate.policy),
     "goodput": Table("simulate", simulate.goodput),
     "overhead": Table("overhead", overhead.overhead),
+    "frequency": Table("frequency", frequency.arms),
+    "policies": Table("frequency", frequency.policies),
     "paper": Table("paper", paper.arms),
     "paper_stalls": Table("paper", paper.stalls),
     "decision": Table("decision", overhead.decision),
