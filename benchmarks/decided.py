@@ -1,16 +1,56 @@
-"""Our engine, with a decider of the simulator's (the paper's, say) in the place of AUTO."""
+"""The interval that a policy comes to, alone with a loop: AUTO, or a decider in its place.
+
+A decider is one of the simulator's (the paper's, say); our engine takes the checkpoints.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.paper_policy import PaperTuner
 from benchmarks.training import Loop
-from benchmarks.windows import LiveManager
+from benchmarks.windows import LiveManager, passed
 from checkfreq.policy.tuner import Due, Iteration, Measured
 from checkfreq.simulation.deciders import Decider
+
+#: A policy that has no interval after its time is given so long.
+_PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The interval after a while; None: none yet. ``first``: the one before any tuning."""
+
+    k: int | None
+    first: int | None = None
+
+
+def auto_choice(loop: Loop, folder: Path, *, bound: float, seconds: float) -> Choice:
+    """What our AUTO comes to."""
+    manager = loop.manager(folder, max_overhead=bound)
+    with contextlib.closing(LiveManager(loop, manager)) as live:
+        live.stretch(_decided(lambda: manager.stats()["interval_steps"], seconds))
+        return Choice(manager.stats()["interval_steps"])
+
+
+def paper_choice(loop: Loop, folder: Path, tuner: PaperTuner, *, seconds: float) -> Choice:
+    """What the paper's policy comes to."""
+    decided = DecidedManager(loop, folder, tuner)
+    with contextlib.closing(decided.live) as live:
+        live.stretch(_decided(lambda: tuner.plan, seconds), after=decided.boundary)
+    return Choice(None if tuner.plan is None else tuner.plan.interval_steps, tuner.first_steps)
+
+
+def _decided(plan: Callable[[], object], seconds: float) -> Callable[[], bool]:
+    """Whether so many seconds have passed, and there is a plan, or will be none."""
+    is_over, is_too_late = passed(seconds), passed(seconds + _PATIENCE_S)
+    return lambda: is_over() and (plan() is not None or is_too_late())
 
 
 class DecidedManager:
@@ -21,10 +61,9 @@ class DecidedManager:
     """
 
     def __init__(self, loop: Loop, folder: Path, decider: Decider) -> None:
-        manager = loop.manager(folder, interval=0)
-        self.live = LiveManager(loop, manager)
-        self._loop, self._manager, self._decider = loop, manager, decider
-        self._folder = folder
+        self._loop, self._folder, self._decider = loop, folder, decider
+        self._manager = loop.manager(folder, interval=0)
+        self.live = LiveManager(loop, self._manager)
         self._pending: tuple[int, float] | None = None
         self._last_s: float | None = None
 

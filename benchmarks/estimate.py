@@ -122,11 +122,6 @@ class Smallest:
         return max(self.by_cost, self.by_storage)
 
 
-def work_lost_s(k: int, *, iteration_s: float, durable_s: float) -> float:
-    """Of a kill, on average: half an interval, and what is newer than the last durable one."""
-    return k / 2 * iteration_s + durable_s
-
-
 def undisturbed(foreign: Sequence[float], *, margin: float = 0.1) -> list[bool]:
     """Which rounds had at most ``margin`` more foreign CPU time (a share) than the usual one.
 

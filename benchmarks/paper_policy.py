@@ -1,8 +1,8 @@
 """The CheckFreq paper's ways to choose the interval, for our own engine and for the simulator.
 
 Two rules, each with its tuning; see `Rule`. ``PaperTuner`` is a ``Decider`` (checkfreq.simulation):
-it profiles as the paper does, T from the first iterations and then one test checkpoint, and takes
-T as it was then for ever. A checkpoint is not started before the one before is durable. Where the
+it profiles as the paper does, T from the first iterations and then test checkpoints, and takes T as
+it was then for ever. A checkpoint is not started before the one before is durable. Where the
 released code is worse than its rule (a literal bandwidth, saves dropped while one is active, the
 dearest iterations left out of the first window), this is not: it stands for the policy alone. Pure.
 """
@@ -22,6 +22,8 @@ from checkfreq.simulation.deciders import NewDecider
 #: Iterations at the start that tell nothing, and the last that tells T, in the released code.
 _FIRST_PROFILED = 5
 _PROFILE_ITERATIONS = 100
+#: The last one counts: the first also pays for what is set up once.
+_TEST_CHECKPOINTS = 2
 
 
 class Rule(Enum):
@@ -68,7 +70,7 @@ class PaperTuner:
 
     ``dynamic``: go on tuning after a window within the bound (None: BUDGET does, RELEASED does
     not, as published). ``profile_iterations``: training goes on for so long before the test
-    checkpoint.
+    checkpoint. ``first_steps``: the interval before any tuning.
     """
 
     def __init__(
@@ -91,16 +93,13 @@ class PaperTuner:
         self._last_step = 0
         self._active: str | None = None
         self._measured: Measured | None = None
+        self._num_tests = 0
         self._is_tuning = True
         self._profile = cached
         self.plan: _Every | None = None
+        self.first_steps: int | None = None
         if cached is not None:
             self._begin(cached)
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the interval will not change any more."""
-        return not self._is_tuning
 
     def profile(self) -> Profile | None:
         """What was measured before the first plan, and what is still held to be so."""
@@ -113,7 +112,7 @@ class PaperTuner:
         if self._profile is not None:
             return
         if self._measured is not None:
-            self._begin(self._new_profile(self._measured))
+            self._learn(self._measured)
         elif self._active is None and self._num_skipped:
             self._num_skipped -= 1
         elif self._active is None:
@@ -131,7 +130,7 @@ class PaperTuner:
         """See RateTuner. A failed test checkpoint is taken again."""
         if attempt == self._active:
             self._active = None
-            self._measured = measured
+            self._measured = None if self._profile is not None else measured
 
     def continue_from(self, step: int) -> None:
         """See RateTuner."""
@@ -148,6 +147,13 @@ class PaperTuner:
         return Due.TAKE
 
     # ---- the interval
+
+    def _learn(self, measured: Measured) -> None:
+        """From a test checkpoint, whose last iteration has just ended."""
+        self._measured = None
+        self._num_tests += 1
+        if self._num_tests == _TEST_CHECKPOINTS:
+            self._begin(self._new_profile(measured))
 
     def _new_profile(self, measured: Measured) -> Profile:
         """What the test checkpoint was seen to cost, its iterations against T."""
@@ -168,7 +174,8 @@ class PaperTuner:
 
     def _begin(self, profile: Profile) -> None:
         self._profile = profile
-        self.plan = _Every(self._first_interval(profile))
+        self.first_steps = self._first_interval(profile)
+        self.plan = _Every(self.first_steps)
         self._window_s = None  # the test checkpoint's iterations are no window
 
     def _first_interval(self, profile: Profile) -> int:

@@ -73,6 +73,7 @@ def clean_window(loop: Loop, iterations: int) -> Window:
     start_s = time.perf_counter()
     for _ in range(iterations):
         loop.iterate()
+    loop.synchronize()
     return Window(time.perf_counter() - start_s, iterations, iterations)
 
 
@@ -83,6 +84,7 @@ def clean_for(loop: Loop, seconds: float) -> Window:
     while not count or not is_over():
         loop.iterate()
         count += 1
+    loop.synchronize()
     return Window(time.perf_counter() - start_s, count, count)
 
 
@@ -130,26 +132,26 @@ class FrozenArm:
         self.interval = interval
         self.iterations = interval * max(1, round(length / interval))
         self._loop = loop
-        self._manager = loop.manager(folder, interval=interval)
+        self.manager = loop.manager(folder, interval=interval)
         self._hooks = Hooks(loop.optimizer)
         self._committed_before = 0
         self._num_due = 0
 
     def warm_up(self) -> None:
-        """Take a few checkpoints, and stop right before the boundary of the next one."""
+        """Take a checkpoint into each slot, and stop right before the next boundary that is due."""
         with self._hooks.attached():
-            for _ in range(3):
-                loop_until = -(-(self._manager.global_step + 2) // self.interval) * self.interval
-                while self._manager.global_step < loop_until:
-                    self._pass_one()
-                self._manager.wait()
-            while (self._manager.global_step + 1) % self.interval:
+            for _ in range(2):
                 self._pass_one()
-            self._manager.wait()
+                self.manager.save()
+                self._pass_one()
+                self.manager.wait()
+            while (self.manager.global_step + 1) % self.interval:
+                self._pass_one()
+            self.manager.wait()
         self._committed_before = self._num_committed()
 
     def _pass_one(self) -> None:
-        self._manager.step()
+        self.manager.step()
         self._loop.iterate()
 
     def window(self) -> Window:
@@ -158,10 +160,24 @@ class FrozenArm:
             start_s = time.perf_counter()
             for _ in range(self.iterations):
                 self._pass_one()
-            tail = drain(self._loop, self._manager)
+            tail = drain(self._loop, self.manager)
+            self._loop.synchronize()
             seconds = time.perf_counter() - start_s
         self._num_due += self.iterations // self.interval
         return Window(seconds, self.iterations + tail, self.iterations)
+
+    def stand_still(self) -> float:
+        """Seconds for which a checkpoint holds training that waits until it is durable."""
+        with self._hooks.attached():
+            self._pass_one()
+            self.manager.wait()
+            self._loop.synchronize()
+            start_s = time.perf_counter()
+            self.manager.step()
+            self.manager.save(wait=True)
+            seconds = time.perf_counter() - start_s
+            self._loop.iterate()
+        return seconds
 
     @property
     def taken(self) -> float:
@@ -169,12 +185,12 @@ class FrozenArm:
         return (self._num_committed() - self._committed_before) / max(1, self._num_due)
 
     def _num_committed(self) -> int:
-        return int(self._manager.stats()["num_committed"])
+        return int(self.manager.stats()["num_committed"])
 
     def close(self) -> None:
         """See Arm."""
-        self._manager.step()
-        self._manager.close()
+        self.manager.step()
+        self.manager.close()
 
 
 class LiveManager:
@@ -202,6 +218,7 @@ class LiveManager:
                     after()
             self.manager.end_epoch()
             tail = drain(self._loop, self.manager)
+            self._loop.synchronize()
         return Window(time.perf_counter() - start_s, count + tail, count)
 
     def close(self) -> None:
