@@ -54,6 +54,16 @@ COSTS = (
         },
     ),
     Source(
+        "frequency",
+        "python -m benchmarks.frequency",
+        lambda line: line["what"] == "arm" and line["arm"] == "checkfreq",
+        {
+            "iteration_s": in_seconds("iteration_ms"),
+            "cost_s": in_seconds("cost_ms"),
+            "durable_s": in_seconds("durable_ms"),
+        },
+    ),
+    Source(
         "overhead",
         "python -m benchmarks.overhead",
         lambda line: line["arm"] in ("auto", "live") and line["bound"] == BOUND,

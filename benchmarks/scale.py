@@ -2,10 +2,10 @@
 
     python -m benchmarks.scale --gib 0.1 0.5 1 2 --folder /mnt/disk/scratch
 
-``size``: float32 state of each ``--gib`` in 64 tensors; training (matrix products of about 0.3 s
-per GiB, and a write to every parameter) goes on. In each round one save, one raw direct write of
-as many bytes and one copy over the bus come in random order, then likewise a restore and raw
-direct reads of as many bytes. ``held_ms``: the training thread stands still, in the call (alone:
+``size``: float32 state of each ``--gib`` in 64 tensors; training goes on (matrix products of about
+0.3 s per GiB, on a GPU 0.05 s, and a write to every parameter). In each round one save, one raw
+direct write of as many bytes and one copy over the bus come in random order, then likewise a
+restore and raw direct reads. ``held_ms``: the training thread stands still, in the call (alone:
 ``save_ms``) and at updates; ``added_ms``: what all iterations until durable took longer;
 ``copy_s``: from the boundary to the complete snapshot; ``durable_s``: from the call to the commit,
 of which ``persist_s`` is behind the snapshot; ``restore_s``: verified, into live tensors, past
@@ -13,9 +13,9 @@ the page cache. ``raw_write_s``, ``raw_read_s`` (into memory that is there) and 
 (into new memory, as a restore must) are the disk's limits; ``bus_s`` (a copy in memory; from a GPU
 to pinned memory) and ``bus_back_s`` the bus's. ``..._against_...``: that limit's time over ours,
 within a round; 1 is as fast. The first save, with slots and files made for it, is told apart.
-
-``memory``: the trainer's peak growth since before the manager, and the worker's most, slots
-included, against slots × state; ``restore_peak_gib``: what a restore needs beside the state.
+``memory_gib``: ``trainer_gib``, its peak growth since before the manager, and ``worker_gib``, the
+most of that, shared slots counted once; ``slots_gib``: slots × state. ``restore_peak_gib``: what
+a restore needs besides the state.
 
 ``tensors``: a state of ``--mib`` in each number of ``--tensors``: ``boundary_us``, a boundary and
 an update of an AUTO manager with nothing due, and the figures above.
@@ -53,7 +53,8 @@ from benchmarks.throughput import Arm, Seconds, interleaved
 from checkfreq import CFCheckpoint, CFManager
 
 GIB, MIB = 2**30, 2**20
-_SECONDS_PER_GIB, _LEAST_SECONDS = 0.3, 0.03
+_LEAST_SECONDS = 0.03
+_SECONDS_PER_GIB = {"cpu": 0.3, "cuda": 0.05}
 _REGION_BYTES = 256 * MIB
 _SLOTS_WITHIN_S = 600.0
 _CLEAN_ITERATIONS = 2
@@ -157,7 +158,8 @@ def _saves(
     device: torch.device,
 ) -> tuple[Seconds, dict[str, float]]:
     num_bytes = block.state_bytes()
-    work = Work(max(_LEAST_SECONDS, _SECONDS_PER_GIB * num_bytes / GIB), device=device)
+    seconds = _SECONDS_PER_GIB[device.type] * num_bytes / GIB
+    work = Work(max(_LEAST_SECONDS, seconds), device=device)
     bus = Bus(min(num_bytes, _REGION_BYTES), device)
     memory = Memory()
     saver = CheckFreq(folder / "chk", training)
@@ -178,10 +180,10 @@ def _saves(
         return {"raw_write_s": raw_write_s}
 
     arms: list[Arm] = [save, raw, lambda: bus.seconds(num_bytes)]
-    seconds = interleaved(arms, rounds=rounds + 1)
+    measured = interleaved(arms, rounds=rounds + 1)
     used = memory.used(saver, num_bytes)
     saver.close()
-    return seconds, used
+    return measured, used
 
 
 def _wait_for_slots(manager: CFManager) -> None:
