@@ -14,6 +14,8 @@ from pathlib import Path
 
 from benchmarks.tables import (
     compare,
+    frequency,
+    goodput,
     interference,
     interruptions,
     iterators,
@@ -21,6 +23,7 @@ from benchmarks.tables import (
     machinery,
     overhead,
     paper,
+    scale,
     sharded,
     simulate,
 )
@@ -35,11 +38,15 @@ TABLES = {
     "limits": Table("limits", limits.limits),
     "memory": Table("memory", machinery.memory),
     "startup": Table("startup", machinery.startup),
+    "scale": Table("scale", scale.sizes),
+    "tensors": Table("scale", scale.tensors),
     "sharded": Table("sharded", sharded.saves),
     "meeting": Table("sharded", sharded.meetings),
     "simulate": Table("simulate", simulate.policy),
-    "goodput": Table("simulate", simulate.goodput),
+    "goodput": Table("goodput", goodput.goodput),
     "overhead": Table("overhead", overhead.overhead),
+    "frequency": Table("frequency", frequency.arms),
+    "policies": Table("frequency", frequency.policies),
     "paper": Table("paper", paper.arms),
     "paper_stalls": Table("paper", paper.stalls),
     "decision": Table("decision", overhead.decision),
