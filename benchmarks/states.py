@@ -16,10 +16,17 @@ _ADAMW = ("exp_avg", "exp_avg_sq", "step")
 class Block(nn.Module):
     """``NUM_TENSORS`` float32 parameters of ``num_bytes`` in all."""
 
-    def __init__(self, num_bytes: int, *, num_tensors: int = NUM_TENSORS) -> None:
+    def __init__(
+        self,
+        num_bytes: int,
+        *,
+        num_tensors: int = NUM_TENSORS,
+        device: torch.device | str = "cpu",
+    ) -> None:
         super().__init__()
         count = num_bytes // num_tensors // 4
-        self.parts = nn.ParameterList(torch.randn(count) for _ in range(num_tensors))
+        parts = (torch.rand(count, device=device) for _ in range(num_tensors))
+        self.parts = nn.ParameterList(parts)
 
     def state_bytes(self) -> int:
         """Bytes of all parameters."""
