@@ -13,6 +13,7 @@ from benchmarks.arms import auto_arm, held_arm, judged
 from benchmarks.estimate import Estimate
 from benchmarks.figures import Stall, allowed_interval, recovery_s
 from benchmarks.language import IGNORED, Language
+from benchmarks.make_images import ImageSet, make
 from benchmarks.options import is_installed
 from benchmarks.overhead import Measured
 from benchmarks.paper import arguments, chosen
@@ -42,9 +43,7 @@ class TestWhatFollowsFromTheCosts:
     def test_a_slowdown_below_zero_is_not_hidden(self) -> None:
         assert Stall.of(cost_s=0.5, held_s=0.75, wait_s=0.0).rest_s == -0.25
 
-    @pytest.mark.parametrize(
-        ("limit", "allowed"), [(0.3, 1), (1.5, 2), (20.0, 22.0), (20.5, 22.55)]
-    )
+    @pytest.mark.parametrize(("limit", "allowed"), [(0.3, 1), (1.5, 2), (20.0, 22.0)])
     def test_an_interval_may_exceed_the_storage_limit_by_a_tenth(
         self, limit: float, allowed: float
     ) -> None:
@@ -91,7 +90,10 @@ def judge(
     return judged(workload, steps, found, bound=0.035, limit=20.0, stall_of_iteration=stall)
 
 
-def measurements(found: Estimate = Estimate(0.025, 0.005, 0.015, 0.035)) -> Measurements:
+FOUND = Estimate(0.025, 0.005, 0.015, 0.035)
+
+
+def measurements(found: Estimate = FOUND) -> Measurements:
     """T is 0.5 s; a checkpoint is durable after 3 s, and its restore takes 2 s."""
     overhead = Measured(
         estimate=found,
@@ -236,14 +238,14 @@ def test_bert_predicts_what_is_masked_and_gpt_what_comes_next() -> None:
 @needs_torchvision
 def test_images_of_a_folder_come_again_after_the_last(tmp_path: Path) -> None:
     from benchmarks.images import Stream
-    from benchmarks.make_images import make_images
 
-    make_images(tmp_path, classes=2, per_class=5, side=40)
+    images = ImageSet(classes=2, train=5, val=1, smallest=40, largest=48)
+    make(tmp_path, images=images)
     stream = Stream.of(tmp_path, image_size=32, batch=4, workers=0, seed=0)
     loop = Loop("resnet18", batch=4, source=stream.batches, num_classes=stream.num_classes)
     clean_window(loop, stream.batches_per_epoch + 1)
-    images, target = next(stream.batches)
-    assert (images.shape, target.shape) == ((4, 3, 32, 32), (4,))
+    inputs, target = next(stream.batches)
+    assert (inputs.shape, target.shape) == ((4, 3, 32, 32), (4,))
 
 
 @needs_torchvision
