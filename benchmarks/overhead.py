@@ -116,7 +116,7 @@ class Target:
 
     def is_reached(self, done: list[Round]) -> bool:
         """Whether every arm's interval is narrow enough, without the disturbed rounds."""
-        kept = _kept(done)
+        kept = undisturbed_rounds(done)
         return len(kept) >= self.min_rounds and all(
             _estimate(name, kept).half_width <= self.half_width for name in done[0].samples
         )
@@ -138,7 +138,7 @@ class Measured:
     @classmethod
     def of(cls, name: str, done: list[Round], *, seconds: float, taken: float | None) -> Measured:
         """What the rounds say of one arm."""
-        kept = _kept(done)
+        kept = undisturbed_rounds(done)
         return cls(
             estimate=_estimate(name, kept),
             estimate_all=_estimate(name, done),
@@ -155,7 +155,8 @@ def _estimate(name: str, done: list[Round]) -> Estimate:
     return estimate([each.samples[name] for each in done])
 
 
-def _kept(done: list[Round]) -> list[Round]:
+def undisturbed_rounds(done: list[Round]) -> list[Round]:
+    """Those in which others used no more of the CPU than usual."""
     keep = undisturbed([each.foreign for each in done])
     return [each for each, is_kept in zip(done, keep, strict=True) if is_kept]
 

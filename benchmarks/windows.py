@@ -14,7 +14,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +22,6 @@ from typing import Protocol
 import torch
 
 from benchmarks.estimate import Sample, sample
-from benchmarks.memory import worker_pid
 from benchmarks.training import Loop
 from checkfreq import CFManager
 
@@ -44,25 +43,30 @@ class Window:
 
 
 class Hooks:
-    """A manager's hooks on the optimizer, taken off except while ``attached``."""
+    """The hooks that are on the optimizer now, taken off except while ``attached``."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._live = optimizer._optimizer_step_pre_hooks
-        self._own = dict(self._live)
-        self._live.clear()
+        live = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+        self._hooks = [(hooks, dict(hooks)) for hooks in live]
+        self._take_off()
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
         """The optimizer as the manager made it."""
-        self._live.update(self._own)
+        self.put_back()
         try:
             yield
         finally:
-            self._live.clear()
+            self._take_off()
 
     def put_back(self) -> None:
         """Leave them on."""
-        self._live.update(self._own)
+        for live, own in self._hooks:
+            live.update(own)
+
+    def _take_off(self) -> None:
+        for live, _ in self._hooks:
+            live.clear()
 
 
 def clean_window(loop: Loop, iterations: int) -> Window:
@@ -115,11 +119,6 @@ class Arm(Protocol):
     @property
     def taken(self) -> float | None:
         """Of the checkpoints due in windows so far, the part that was taken, if that is known."""
-        ...
-
-    @property
-    def worker_pid(self) -> int:
-        """The process that writes for this arm."""
         ...
 
     def close(self) -> None:
@@ -200,11 +199,6 @@ class FrozenArm:
     def _num_committed(self) -> int:
         return int(self.manager.stats()["num_committed"])
 
-    @property
-    def worker_pid(self) -> int:
-        """See Arm."""
-        return worker_pid(self.manager)
-
     def close(self) -> None:
         """See Arm."""
         self.manager.step()
@@ -259,21 +253,18 @@ class LiveArm:
         left = iter(range(self.iterations - 1, -1, -1))
         return self._live.stretch(lambda: next(left) == 0)
 
-    @property
-    def worker_pid(self) -> int:
-        """See Arm."""
-        return worker_pid(self._live.manager)
-
     def close(self) -> None:
         """See Arm."""
         self._live.close()
 
 
 class ForeignCpu:
-    """The share of one core that processes other than ours used, and the hypervisor took."""
+    """The share of one core that processes other than ours used, and the hypervisor took.
 
-    def __init__(self, pids: Sequence[int]) -> None:
-        self._pids = pids
+    Ours are this one and all that it or its children started.
+    """
+
+    def __init__(self) -> None:
         self._at_s, self._foreign_s = self._read()
 
     def share(self) -> float:
@@ -287,13 +278,34 @@ class ForeignCpu:
         ticks = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
         user, nice, system, _, _, irq, softirq, steal = ticks[:8]
         all_s = (user + nice + system + irq + softirq + steal) * _TICK_S
-        ours_s = time.process_time() + sum(_cpu_s(pid) for pid in self._pids)
-        return time.perf_counter(), all_s - ours_s
+        return time.perf_counter(), all_s - _own_cpu_s()
 
 
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * _TICK_S
+def _own_cpu_s() -> float:
+    """Used by this process and by all that came of it, also those that have ended."""
+    own = os.times()
+    started_s = sum(_descendants_cpu_s(os.getpid(), _processes()))
+    return own.user + own.system + own.children_user + own.children_system + started_s
+
+
+def _descendants_cpu_s(pid: int, processes: Mapping[int, tuple[int, float]]) -> Iterator[float]:
+    for child, (parent, cpu_s) in processes.items():
+        if parent == pid:
+            yield cpu_s
+            yield from _descendants_cpu_s(child, processes)
+
+
+def _processes() -> dict[int, tuple[int, float]]:
+    """Of every process its parent, and the CPU time of it and of its ended children."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        cpu_s = sum(int(ticks) for ticks in fields[11:15]) * _TICK_S
+        found[int(path.parent.name)] = (int(fields[1]), cpu_s)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +320,7 @@ class Round:
 def rounds(loop: Loop, arms: Mapping[str, Arm], rng: random.Random) -> Iterator[Round]:
     """Endless rounds: a window of every arm in random order, a clean one before and after each."""
     clean_iterations = math.ceil(sum(arm.iterations for arm in arms.values()) / len(arms))
-    cpu = ForeignCpu([arm.worker_pid for arm in arms.values()])
+    cpu = ForeignCpu()
     before = clean_window(loop, clean_iterations)
     while True:
         samples, clean_s = {}, []
