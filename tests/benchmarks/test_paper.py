@@ -22,6 +22,7 @@ from benchmarks.training import Loop
 from benchmarks.trial import Chosen, Measurements, Windows, fingerprint
 from benchmarks.windows import FrozenArm, clean_window
 from benchmarks.workloads import Workload, on_cpu, on_gpu
+from checkfreq.types import SnapshotPlace
 from tests.benchmarks.test_benchmarks_run import lines_of
 
 needs_torchvision = pytest.mark.skipif(
@@ -58,6 +59,9 @@ class TestWhatFollowsFromTheCosts:
         assert arm["recovery_s"] == 2.0 + 5 * 0.5 + 3.0
         assert arm["met"]
 
+    def test_an_interval_that_deferrals_made_longer_meets_nothing(self) -> None:
+        assert not auto_arm(measurements(taken=0.9), on_cpu()["resnet18"], bound=0.035)["met"]
+
     def test_an_interval_that_is_not_known_is_none_in_the_line(self) -> None:
         unknown = Estimate(0.025, math.inf, -math.inf, math.inf)
         arm = auto_arm(measurements(unknown), on_cpu()["resnet18"], bound=0.035)
@@ -90,10 +94,11 @@ def judge(
     return judged(workload, steps, found, bound=0.035, limit=20.0, stall_of_iteration=stall)
 
 
+HOST = SnapshotPlace.HOST
 FOUND = Estimate(0.025, 0.005, 0.015, 0.035)
 
 
-def measurements(found: Estimate = FOUND) -> Measurements:
+def measurements(found: Estimate = FOUND, *, taken: float = 1.0) -> Measurements:
     """T is 0.5 s; a checkpoint is durable after 3 s, and its restore takes 2 s."""
     overhead = Measured(
         estimate=found,
@@ -102,7 +107,7 @@ def measurements(found: Estimate = FOUND) -> Measurements:
         num_left_out=0,
         iteration_s=0.5,
         foreign=0.0,
-        taken=1.0,
+        taken=taken,
         seconds=20.0,
     )
     windows = Windows(
@@ -115,7 +120,9 @@ def measurements(found: Estimate = FOUND) -> Measurements:
         still_s=[4.0, 4.0, 4.0],
     )
     return Measurements(
-        chosen=Chosen(steps=10, reason="budget", predicted_overhead=0.03, durable_s=3.0),
+        chosen=Chosen(
+            steps=10, reason="budget", predicted_overhead=0.03, durable_s=3.0, place=HOST
+        ),
         windows=windows,
         restore_s=[1.0, 2.0, 5.0],
         raw_write_s=2.0,
@@ -137,7 +144,9 @@ class TestWindows:
     def test_a_window_is_whole_intervals_or_twice_the_time_to_durable(
         self, steps: int, durable_s: float, iterations: int
     ) -> None:
-        plan = Chosen(steps=steps, reason="", predicted_overhead=0.0, durable_s=durable_s)
+        plan = Chosen(
+            steps=steps, reason="", predicted_overhead=0.0, durable_s=durable_s, place=HOST
+        )
         assert plan.window(iteration_s=0.5) == iterations
 
     def test_a_cut_window_has_one_checkpoint_that_is_for_the_whole_interval(
