@@ -31,7 +31,6 @@ Needs about 12 times the state in memory with all arms; fewer (``--arms``) need 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import statistics
 import sys
@@ -46,7 +45,7 @@ from typing import Any
 import torch
 
 from benchmarks.peers import OURS, PEERS, Peer, Saver, Training, installed
-from benchmarks.rawio import RawWriter
+from benchmarks.rawio import RawWriter, drop_from_cache
 from benchmarks.record import emit, run
 from benchmarks.saving import Work, sample, seconds_of
 from benchmarks.states import adamw_training, num_steps, write_to_all
@@ -196,15 +195,6 @@ def one_round(calls: Calls, title: str, *, order: random.Random) -> Round:
         shown = ", ".join(f"{figure[:-2]} {value:.3f} s" for figure, value in figures.items())
         print(f"{title}, {name}: {shown}", file=sys.stderr)
     return measured
-
-
-def drop_from_cache(paths: Sequence[Path]) -> None:
-    """The next read of these files is one of the disk."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
 
 
 def slug(name: str) -> str:

@@ -104,7 +104,7 @@ def record(
     arm: str, folder: Path, args: argparse.Namespace, *, settled: int | None = None
 ) -> Trace:
     """One run of the schedule; ``settling`` trains alone, and leaves its profile to the others."""
-    loop = Loop(args.model, batch=args.batch, image_size=args.image_size)
+    loop = Loop.of(args, seed=0)
     clean_window(loop, 5)
     chk_dir = folder / arm
     chk_dir.mkdir()

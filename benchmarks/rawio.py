@@ -7,7 +7,7 @@ import mmap
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +94,15 @@ class RawWriter:
     def __exit__(self, *_: object) -> None:
         self._path.unlink(missing_ok=True)
         self._source.close()
+
+
+def drop_from_cache(paths: Iterable[Path]) -> None:
+    """The next read of these files is one of the disk."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
 
 
 def _open(path: Path, *, direct: bool) -> int:

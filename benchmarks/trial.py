@@ -7,7 +7,6 @@ import contextlib
 import gc
 import json
 import math
-import os
 import random
 import shutil
 import statistics
@@ -21,11 +20,12 @@ import torch
 
 from benchmarks.estimate import undisturbed
 from benchmarks.overhead import Measured
-from benchmarks.rawio import RawWriter
+from benchmarks.rawio import RawWriter, drop_from_cache
 from benchmarks.settling import settled
 from benchmarks.training import Loop
 from benchmarks.windows import FrozenArm, Round, clean_window, rounds
 from benchmarks.workloads import Workload
+from checkfreq.types import SnapshotPlace
 
 if TYPE_CHECKING:
     from benchmarks.images import Stream
@@ -39,8 +39,8 @@ _WINDOW_S = 0.5
 _MIN_ROUNDS, _PATIENCE = 3, 1.6
 #: Checkpoints that are waited for; restores, and raw writes.
 _STILL, _REPEATS = 5, 3
-#: A raw write is of files of at most so many bytes.
-_RAW_BYTES = 512 << 20
+#: Bytes of all raw writes together, unless one is more; and how many of them are made.
+_RAW_BYTES, _SOURCE_BYTES = 4 << 30, 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,7 @@ class Chosen:
     reason: str
     predicted_overhead: float
     durable_s: float
+    place: SnapshotPlace
 
     def window(self, *, iteration_s: float) -> int:
         """Iterations of a window."""
@@ -145,6 +146,7 @@ class Trial:
             reason=str(stats["reason"]),
             predicted_overhead=stats["predicted_overhead"],
             durable_s=stats["durable_s"],
+            place=SnapshotPlace(stats["place"]),
         )
 
     # ---- windows
@@ -153,7 +155,7 @@ class Trial:
         """Of that interval, and the bytes of a checkpoint; the last one is of the end."""
         length = chosen.window(iteration_s=clean_window(loop, 3).iteration_s)
         folder = self._scratch / "frozen"
-        arm = FrozenArm(loop, folder, interval=chosen.steps, length=length)
+        arm = FrozenArm(loop, folder, interval=chosen.steps, length=length, place=chosen.place)
         with contextlib.closing(arm):
             arm.warm_up()
             before, waited_s = arm.manager.stats(), _waited_s(arm)
@@ -194,7 +196,7 @@ class Trial:
         loop = self._loop(seed=self._args.seed + 1)
         seconds = []
         for _ in range(_REPEATS):
-            _drop_from_cache(self._scratch)
+            drop_from_cache(x for x in self._scratch.rglob("*") if x.is_file())
             loop.synchronize()
             start_s = time.perf_counter()
             with contextlib.closing(loop.manager(self._scratch / "frozen", interval=0)) as manager:
@@ -223,30 +225,21 @@ def _durable_s(event: dict[str, Any], arm: FrozenArm) -> float:
 
 
 def fingerprint(loop: Loop) -> list[int]:
-    """Sums of the bytes of each tensor of model and optimizer."""
+    """Sums of the bits of each tensor of model and optimizer, 64 at a time."""
     states = loop.optimizer.state.values()
     tensors = [*loop.model.state_dict().values(), *(x for state in states for x in state.values())]
-    return [int(_bytes(x).sum(dtype=torch.int64)) for x in tensors if isinstance(x, torch.Tensor)]
+    return [_sum(x) for x in tensors if isinstance(x, torch.Tensor)]
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _drop_from_cache(folder: Path) -> None:
-    """Have the next read of every file come from the disk."""
-    for file in folder.rglob("*"):
-        if file.is_file():
-            fd = os.open(file, os.O_RDONLY)
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
+def _sum(tensor: torch.Tensor) -> int:
+    in_bytes = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    whole = len(in_bytes) // 8 * 8
+    return int(in_bytes[:whole].view(torch.int64).sum()) + int(in_bytes[whole:].sum())
 
 
 def raw_write_s(folder: Path, num_bytes: int) -> float:
     """Seconds of writing so many bytes, directly and synced: P, as the disk alone would have it."""
-    part = min(num_bytes, _RAW_BYTES)
-    with RawWriter(folder / ".raw-write", part) as writer:
-        writer.once()
-        seconds = [writer.once() for _ in range(max(_REPEATS, num_bytes // part))]
-    return num_bytes / part * statistics.median(seconds)
+    repeats = min(_REPEATS, max(1, _RAW_BYTES // num_bytes))
+    path = folder / ".raw-write"
+    with RawWriter(path, num_bytes, source_bytes=_SOURCE_BYTES) as writer:
+        return statistics.median(writer.once() for _ in range(repeats))

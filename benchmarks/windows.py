@@ -24,6 +24,7 @@ import torch
 from benchmarks.estimate import Sample, sample
 from benchmarks.training import Loop
 from checkfreq import CFManager
+from checkfreq.types import SnapshotPlace
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -133,13 +134,22 @@ class FrozenArm:
     more iterations than these. That measures as much where all is over long before the next one.
     """
 
-    def __init__(self, loop: Loop, folder: Path, *, interval: int, length: int) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        folder: Path,
+        *,
+        interval: int,
+        length: int,
+        place: SnapshotPlace | None = None,
+    ) -> None:
         self.interval = interval
         self._is_cut = length < interval
         self._covered = interval if self._is_cut else interval * round(length / interval)
         self.iterations = length if self._is_cut else self._covered
         self._loop = loop
-        self.manager = loop.manager(folder, interval=0 if self._is_cut else interval)
+        steps = 0 if self._is_cut else interval
+        self.manager = loop.manager(folder, interval=steps, place=place)
         self._hooks = Hooks(loop.optimizer)
         self._committed_before = 0
         self._num_due = 0

@@ -13,6 +13,7 @@ from benchmarks.arms import auto_arm, held_arm, judged
 from benchmarks.estimate import Estimate
 from benchmarks.figures import Stall, allowed_interval, recovery_s
 from benchmarks.language import IGNORED, Language
+from benchmarks.make_images import ImageSet, make
 from benchmarks.options import is_installed
 from benchmarks.overhead import Measured
 from benchmarks.paper import arguments, chosen
@@ -21,6 +22,7 @@ from benchmarks.training import Loop
 from benchmarks.trial import Chosen, Measurements, Windows, fingerprint
 from benchmarks.windows import FrozenArm, clean_window
 from benchmarks.workloads import Workload, on_cpu, on_gpu
+from checkfreq.types import SnapshotPlace
 from tests.benchmarks.test_benchmarks_run import lines_of
 
 needs_torchvision = pytest.mark.skipif(
@@ -42,9 +44,7 @@ class TestWhatFollowsFromTheCosts:
     def test_a_slowdown_below_zero_is_not_hidden(self) -> None:
         assert Stall.of(cost_s=0.5, held_s=0.75, wait_s=0.0).rest_s == -0.25
 
-    @pytest.mark.parametrize(
-        ("limit", "allowed"), [(0.3, 1), (1.5, 2), (20.0, 22.0), (20.5, 22.55)]
-    )
+    @pytest.mark.parametrize(("limit", "allowed"), [(0.3, 1), (1.5, 2), (20.0, 22.0)])
     def test_an_interval_may_exceed_the_storage_limit_by_a_tenth(
         self, limit: float, allowed: float
     ) -> None:
@@ -58,6 +58,9 @@ class TestWhatFollowsFromTheCosts:
         assert (arm["storage_limit"], arm["k_against_limit"]) == (4.0, 2.5)
         assert arm["recovery_s"] == 2.0 + 5 * 0.5 + 3.0
         assert arm["met"]
+
+    def test_an_interval_that_deferrals_made_longer_meets_nothing(self) -> None:
+        assert not auto_arm(measurements(taken=0.9), on_cpu()["resnet18"], bound=0.035)["met"]
 
     def test_an_interval_that_is_not_known_is_none_in_the_line(self) -> None:
         unknown = Estimate(0.025, math.inf, -math.inf, math.inf)
@@ -91,7 +94,11 @@ def judge(
     return judged(workload, steps, found, bound=0.035, limit=20.0, stall_of_iteration=stall)
 
 
-def measurements(found: Estimate = Estimate(0.025, 0.005, 0.015, 0.035)) -> Measurements:
+HOST = SnapshotPlace.HOST
+FOUND = Estimate(0.025, 0.005, 0.015, 0.035)
+
+
+def measurements(found: Estimate = FOUND, *, taken: float = 1.0) -> Measurements:
     """T is 0.5 s; a checkpoint is durable after 3 s, and its restore takes 2 s."""
     overhead = Measured(
         estimate=found,
@@ -100,7 +107,7 @@ def measurements(found: Estimate = Estimate(0.025, 0.005, 0.015, 0.035)) -> Meas
         num_left_out=0,
         iteration_s=0.5,
         foreign=0.0,
-        taken=1.0,
+        taken=taken,
         seconds=20.0,
     )
     windows = Windows(
@@ -113,7 +120,9 @@ def measurements(found: Estimate = Estimate(0.025, 0.005, 0.015, 0.035)) -> Meas
         still_s=[4.0, 4.0, 4.0],
     )
     return Measurements(
-        chosen=Chosen(steps=10, reason="budget", predicted_overhead=0.03, durable_s=3.0),
+        chosen=Chosen(
+            steps=10, reason="budget", predicted_overhead=0.03, durable_s=3.0, place=HOST
+        ),
         windows=windows,
         restore_s=[1.0, 2.0, 5.0],
         raw_write_s=2.0,
@@ -135,7 +144,9 @@ class TestWindows:
     def test_a_window_is_whole_intervals_or_twice_the_time_to_durable(
         self, steps: int, durable_s: float, iterations: int
     ) -> None:
-        plan = Chosen(steps=steps, reason="", predicted_overhead=0.0, durable_s=durable_s)
+        plan = Chosen(
+            steps=steps, reason="", predicted_overhead=0.0, durable_s=durable_s, place=HOST
+        )
         assert plan.window(iteration_s=0.5) == iterations
 
     def test_a_cut_window_has_one_checkpoint_that_is_for_the_whole_interval(
@@ -236,14 +247,14 @@ def test_bert_predicts_what_is_masked_and_gpt_what_comes_next() -> None:
 @needs_torchvision
 def test_images_of_a_folder_come_again_after_the_last(tmp_path: Path) -> None:
     from benchmarks.images import Stream
-    from benchmarks.make_images import make_images
 
-    make_images(tmp_path, classes=2, per_class=5, side=40)
+    images = ImageSet(classes=2, train=5, val=1, smallest=40, largest=48)
+    make(tmp_path, images=images)
     stream = Stream.of(tmp_path, image_size=32, batch=4, workers=0, seed=0)
     loop = Loop("resnet18", batch=4, source=stream.batches, num_classes=stream.num_classes)
     clean_window(loop, stream.batches_per_epoch + 1)
-    images, target = next(stream.batches)
-    assert (images.shape, target.shape) == ((4, 3, 32, 32), (4,))
+    inputs, target = next(stream.batches)
+    assert (inputs.shape, target.shape) == ((4, 3, 32, 32), (4,))
 
 
 @needs_torchvision
