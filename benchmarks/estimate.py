@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, mean, median
+from statistics import NormalDist, mean, median, quantiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,52 @@ def t_quantile(probability: float, freedom: int) -> float:
         + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
         + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
     )
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """The lower and the upper one; of a single value itself."""
+    if len(values) == 1:
+        return values[0], values[0]
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the median, whatever the distribution: two of the values, by rank.
+
+    Infinite for fewer than six.
+    """
+    ordered, tail, rank = sorted(values), 0.0, 0
+    while rank < len(ordered) // 2:
+        tail += math.comb(len(ordered), rank) / 2 ** len(ordered)
+        if tail > 0.025:
+            break
+        rank += 1
+    if rank == 0:
+        return -math.inf, math.inf
+    return ordered[rank - 1], ordered[-rank]
+
+
+@dataclass(frozen=True, slots=True)
+class Smallest:
+    """The smallest interval that keeps a bound: by what a checkpoint costs, and by storage."""
+
+    by_cost: int
+    by_storage: int
+
+    @classmethod
+    def of(cls, *, cost_s: float, busy_s: float, iteration_s: float, bound: float) -> Smallest:
+        """``busy_s``: for how long after a checkpoint there is no room for the next one."""
+        steps = [
+            max(1, math.ceil(seconds / iteration_s * (1 - 1e-9)))
+            for seconds in (cost_s / bound, busy_s)
+        ]
+        return cls(*steps)
+
+    @property
+    def k(self) -> int:
+        """It keeps both."""
+        return max(self.by_cost, self.by_storage)
 
 
 def undisturbed(foreign: Sequence[float], *, margin: float = 0.1) -> list[bool]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 from benchmarks.models import import_torchvision
 from benchmarks.ranks import Ranks
+from iterators import CFIterator
 
 import_torchvision()
 from torchvision import datasets, transforms  # noqa: E402  # needs import_torchvision() first
@@ -107,6 +109,31 @@ def eval_transform(image_size: int) -> transforms.Compose:
             transforms.Normalize(MEAN, STD),
         ]
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Batches of training images without an end, in a resumable order."""
+
+    batches: Iterator[Any]
+    num_classes: int
+    batches_per_epoch: int
+
+    @classmethod
+    def of(cls, data: Path, *, image_size: int, batch: int, workers: int, seed: int) -> Stream:
+        """Read by ``workers`` processes; an epoch's incomplete last batch is left out."""
+        images, _, num_classes = open_images(data, image_size=image_size)
+        loader = DataLoader(
+            images,
+            batch_size=batch,
+            shuffle=True,
+            drop_last=True,
+            num_workers=workers,
+            pin_memory=torch.cuda.is_available(),
+        )
+        iterator = CFIterator(loader, seed=seed)
+        batches = map(images_and_target, iterator.steps(sys.maxsize))
+        return cls(batches, num_classes, len(loader))
 
 
 def open_images(data: Path, *, image_size: int) -> tuple[Images, Images, int]:

@@ -50,15 +50,16 @@ def _declare_operators() -> None:
     _declared.append(library)  # the declarations live as long as this object
 
 
-def build(arch: str, *, num_classes: int) -> nn.Module:
+def build(arch: str, *, num_classes: int, aux: bool = True) -> nn.Module:
     """A model with fresh weights drawn from torch's default generator.
 
+    ``aux``: with Inception's auxiliary head, which only trains from about 299 pixels on.
     Raises ValueError for a name that is not in `MODELS`.
     """
     if arch not in MODELS:
         raise ValueError(f"unknown model {arch!r}; known: {', '.join(MODELS)}")
     models = import_torchvision().models
-    extra = {"aux_logits": True, "init_weights": True} if arch == "inception_v3" else {}
+    extra = {"aux_logits": aux, "init_weights": True} if arch == "inception_v3" else {}
     model: nn.Module = getattr(models, MODELS[arch])(num_classes=num_classes, **extra)
     return model
 

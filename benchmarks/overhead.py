@@ -28,7 +28,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from benchmarks.estimate import (
     undisturbed,
 )
 from benchmarks.record import emit, run
+from benchmarks.settling import settled
 from benchmarks.training import Loop, add_loop_options
 from benchmarks.windows import (
     Arm,
@@ -57,10 +58,7 @@ from benchmarks.windows import (
     passed,
     rounds,
 )
-from checkfreq import CFManager
 
-_SETTLED_CHECKPOINTS = 6
-_PATIENCE_S = 120.0
 #: Of an interval's checkpoints, taken when due; with fewer it is really a longer interval.
 _MOSTLY = 0.95
 _OWN_FIGURES = (
@@ -75,7 +73,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     for index in range(args.runs):
         seed = args.seed + index
-        loop = Loop(args.model, batch=args.batch, image_size=args.image_size, seed=seed)
+        loop = Loop.of(args, seed=seed)
         clean_window(loop, 10)
         with tempfile.TemporaryDirectory(dir=args.folder, prefix="overhead-") as scratch:
             Run(loop, Path(scratch), args, number=index + 1).measure()
@@ -118,7 +116,7 @@ class Target:
 
     def is_reached(self, done: list[Round]) -> bool:
         """Whether every arm's interval is narrow enough, without the disturbed rounds."""
-        kept = _kept(done)
+        kept = undisturbed_rounds(done)
         return len(kept) >= self.min_rounds and all(
             _estimate(name, kept).half_width <= self.half_width for name in done[0].samples
         )
@@ -140,7 +138,7 @@ class Measured:
     @classmethod
     def of(cls, name: str, done: list[Round], *, seconds: float, taken: float | None) -> Measured:
         """What the rounds say of one arm."""
-        kept = _kept(done)
+        kept = undisturbed_rounds(done)
         return cls(
             estimate=_estimate(name, kept),
             estimate_all=_estimate(name, done),
@@ -157,7 +155,8 @@ def _estimate(name: str, done: list[Round]) -> Estimate:
     return estimate([each.samples[name] for each in done])
 
 
-def _kept(done: list[Round]) -> list[Round]:
+def undisturbed_rounds(done: list[Round]) -> list[Round]:
+    """Those in which others used no more of the CPU than usual."""
     keep = undisturbed([each.foreign for each in done])
     return [each for each, is_kept in zip(done, keep, strict=True) if is_kept]
 
@@ -207,24 +206,8 @@ class Run:
         return int(stats["interval_steps"]), str(stats["reason"])
 
     def _settled(self, bound: float) -> LiveManager:
-        """An AUTO manager that has taken a few checkpoints."""
-        live = LiveManager(self._loop, self._loop.manager(self._folder(), max_overhead=bound))
-        live.stretch(self._is_settled(live.manager))
-        return live
-
-    def _is_settled(self, manager: CFManager) -> Callable[[], bool]:
-        is_late = passed(self._args.warm_up_seconds)
-        is_too_late = passed(self._args.warm_up_seconds + _PATIENCE_S)
-
-        def settled() -> bool:
-            stats = manager.stats()
-            if stats["interval_steps"] is None:
-                if is_too_late():
-                    raise SystemExit(f"overhead: AUTO made no plan in {_PATIENCE_S:.0f} s")
-                return False
-            return stats["num_committed"] >= _SETTLED_CHECKPOINTS or is_late()
-
-        return settled
+        manager = self._loop.manager(self._folder(), max_overhead=bound)
+        return settled(self._loop, manager, at_most_s=self._args.warm_up_seconds)
 
     def _emit_auto(
         self,

@@ -36,6 +36,7 @@ class Call:
 
 #: ``make bench``: on 2 cores without a GPU, under 20 minutes in all.
 ON_CPU = (
+    Call("compare", "", 180),
     Call("simulate", "", 20),
     Call("startup", "", 10),
     Call("iterators", "", 200),
@@ -47,7 +48,7 @@ ON_CPU = (
 )
 
 #: ``make bench-gpu``: what a GPU is needed for.
-ON_GPU: tuple[Call, ...] = ()
+ON_GPU = (Call("compare", "", 120),)
 
 
 def summary(name: str) -> str:

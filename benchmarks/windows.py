@@ -1,9 +1,10 @@
 """Windows of training with and without checkpoints in one process, and who else used the CPU.
 
-A window with checkpoints begins with nothing in flight, passes whole intervals, and then goes on
-training, without boundaries, until its last persist has ended: no cost escapes into the next
-window, and none is counted twice. The iterations of that tail are compared like the others, but
-the checkpoints were not for them: overhead is cost over the time of the whole intervals.
+A window with checkpoints begins with nothing in flight, passes whole intervals (or the beginning of
+one), and then goes on training, without boundaries, until its last persist has ended: no cost
+escapes into the next window, and none is counted twice. The iterations of that tail are compared
+like the others, but the checkpoints were not for them: overhead is cost over the time of whole
+intervals.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +22,6 @@ from typing import Protocol
 import torch
 
 from benchmarks.estimate import Sample, sample
-from benchmarks.memory import worker_pid
 from benchmarks.training import Loop
 from checkfreq import CFManager
 
@@ -43,25 +43,30 @@ class Window:
 
 
 class Hooks:
-    """A manager's hooks on the optimizer, taken off except while ``attached``."""
+    """The hooks that are on the optimizer now, taken off except while ``attached``."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._live = optimizer._optimizer_step_pre_hooks
-        self._own = dict(self._live)
-        self._live.clear()
+        live = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+        self._hooks = [(hooks, dict(hooks)) for hooks in live]
+        self._take_off()
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
         """The optimizer as the manager made it."""
-        self._live.update(self._own)
+        self.put_back()
         try:
             yield
         finally:
-            self._live.clear()
+            self._take_off()
 
     def put_back(self) -> None:
         """Leave them on."""
-        self._live.update(self._own)
+        for live, own in self._hooks:
+            live.update(own)
+
+    def _take_off(self) -> None:
+        for live, _ in self._hooks:
+            live.clear()
 
 
 def clean_window(loop: Loop, iterations: int) -> Window:
@@ -69,6 +74,7 @@ def clean_window(loop: Loop, iterations: int) -> Window:
     start_s = time.perf_counter()
     for _ in range(iterations):
         loop.iterate()
+    loop.synchronize()
     return Window(time.perf_counter() - start_s, iterations, iterations)
 
 
@@ -79,6 +85,7 @@ def clean_for(loop: Loop, seconds: float) -> Window:
     while not count or not is_over():
         loop.iterate()
         count += 1
+    loop.synchronize()
     return Window(time.perf_counter() - start_s, count, count)
 
 
@@ -114,55 +121,75 @@ class Arm(Protocol):
         """Of the checkpoints due in windows so far, the part that was taken, if that is known."""
         ...
 
-    @property
-    def worker_pid(self) -> int:
-        """The process that writes for this arm."""
-        ...
-
     def close(self) -> None:
         """End the manager, at a boundary."""
         ...
 
 
 class FrozenArm:
-    """A manager with a fixed interval, and its windows of about ``length`` iterations."""
+    """A manager with a fixed interval, and its windows of about ``length`` iterations.
+
+    With a ``length`` below the interval, a window is cut: a checkpoint at its beginning, and no
+    more iterations than these. That measures as much where all is over long before the next one.
+    """
 
     def __init__(self, loop: Loop, folder: Path, *, interval: int, length: int) -> None:
         self.interval = interval
-        self.iterations = interval * max(1, round(length / interval))
+        self._is_cut = length < interval
+        self._covered = interval if self._is_cut else interval * round(length / interval)
+        self.iterations = length if self._is_cut else self._covered
         self._loop = loop
-        self._manager = loop.manager(folder, interval=interval)
+        self.manager = loop.manager(folder, interval=0 if self._is_cut else interval)
         self._hooks = Hooks(loop.optimizer)
         self._committed_before = 0
         self._num_due = 0
+        #: When each was passed, on the clock of the manager's events.
+        self.boundaries_s: dict[int, float] = {}
 
     def warm_up(self) -> None:
-        """Take a few checkpoints, and stop right before the boundary of the next one."""
+        """Take a checkpoint into each slot, and stop right before the next boundary that is due."""
         with self._hooks.attached():
-            for _ in range(3):
-                loop_until = -(-(self._manager.global_step + 2) // self.interval) * self.interval
-                while self._manager.global_step < loop_until:
-                    self._pass_one()
-                self._manager.wait()
-            while (self._manager.global_step + 1) % self.interval:
+            for _ in range(2):
                 self._pass_one()
-            self._manager.wait()
+                self.manager.save()
+                self._pass_one()
+                self.manager.wait()
+            while not self._is_cut and (self.manager.global_step + 1) % self.interval:
+                self._pass_one()
+            self.manager.wait()
         self._committed_before = self._num_committed()
 
-    def _pass_one(self) -> None:
-        self._manager.step()
+    def _pass_one(self, *, save: bool = False) -> None:
+        self.boundaries_s[self.manager.global_step + 1] = time.monotonic()
+        self.manager.step()
+        if save:
+            self.manager.save()
         self._loop.iterate()
 
     def window(self) -> Window:
         """See Arm. It begins at the boundary of a checkpoint."""
         with self._hooks.attached():
             start_s = time.perf_counter()
-            for _ in range(self.iterations):
-                self._pass_one()
-            tail = drain(self._loop, self._manager)
+            for iteration in range(self.iterations):
+                self._pass_one(save=self._is_cut and iteration == 0)
+            tail = drain(self._loop, self.manager)
+            self._loop.synchronize()
             seconds = time.perf_counter() - start_s
-        self._num_due += self.iterations // self.interval
-        return Window(seconds, self.iterations + tail, self.iterations)
+        self._num_due += self._covered // self.interval
+        return Window(seconds, self.iterations + tail, self._covered)
+
+    def stand_still(self) -> float:
+        """Seconds for which a checkpoint holds training that waits until it is durable."""
+        with self._hooks.attached():
+            self._pass_one()
+            self.manager.wait()
+            self._loop.synchronize()
+            start_s = time.perf_counter()
+            self.manager.step()
+            self.manager.save(wait=True)
+            seconds = time.perf_counter() - start_s
+            self._loop.iterate()
+        return seconds
 
     @property
     def taken(self) -> float:
@@ -170,17 +197,12 @@ class FrozenArm:
         return (self._num_committed() - self._committed_before) / max(1, self._num_due)
 
     def _num_committed(self) -> int:
-        return int(self._manager.stats()["num_committed"])
-
-    @property
-    def worker_pid(self) -> int:
-        """See Arm."""
-        return worker_pid(self._manager)
+        return int(self.manager.stats()["num_committed"])
 
     def close(self) -> None:
         """See Arm."""
-        self._manager.step()
-        self._manager.close()
+        self.manager.step()
+        self.manager.close()
 
 
 class LiveManager:
@@ -208,6 +230,7 @@ class LiveManager:
                     after()
             self.manager.end_epoch()
             tail = drain(self._loop, self.manager)
+            self._loop.synchronize()
         return Window(time.perf_counter() - start_s, count + tail, count)
 
     def close(self) -> None:
@@ -230,21 +253,18 @@ class LiveArm:
         left = iter(range(self.iterations - 1, -1, -1))
         return self._live.stretch(lambda: next(left) == 0)
 
-    @property
-    def worker_pid(self) -> int:
-        """See Arm."""
-        return worker_pid(self._live.manager)
-
     def close(self) -> None:
         """See Arm."""
         self._live.close()
 
 
 class ForeignCpu:
-    """The share of one core that processes other than ours used, and the hypervisor took."""
+    """The share of one core that processes other than ours used, and the hypervisor took.
 
-    def __init__(self, pids: Sequence[int]) -> None:
-        self._pids = pids
+    Ours are this one and all that it or its children started.
+    """
+
+    def __init__(self) -> None:
         self._at_s, self._foreign_s = self._read()
 
     def share(self) -> float:
@@ -258,13 +278,34 @@ class ForeignCpu:
         ticks = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
         user, nice, system, _, _, irq, softirq, steal = ticks[:8]
         all_s = (user + nice + system + irq + softirq + steal) * _TICK_S
-        ours_s = time.process_time() + sum(_cpu_s(pid) for pid in self._pids)
-        return time.perf_counter(), all_s - ours_s
+        return time.perf_counter(), all_s - _own_cpu_s()
 
 
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * _TICK_S
+def _own_cpu_s() -> float:
+    """Used by this process and by all that came of it, also those that have ended."""
+    own = os.times()
+    started_s = sum(_descendants_cpu_s(os.getpid(), _processes()))
+    return own.user + own.system + own.children_user + own.children_system + started_s
+
+
+def _descendants_cpu_s(pid: int, processes: Mapping[int, tuple[int, float]]) -> Iterator[float]:
+    for child, (parent, cpu_s) in processes.items():
+        if parent == pid:
+            yield cpu_s
+            yield from _descendants_cpu_s(child, processes)
+
+
+def _processes() -> dict[int, tuple[int, float]]:
+    """Of every process its parent, and the CPU time of it and of its ended children."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        cpu_s = sum(int(ticks) for ticks in fields[11:15]) * _TICK_S
+        found[int(path.parent.name)] = (int(fields[1]), cpu_s)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +320,7 @@ class Round:
 def rounds(loop: Loop, arms: Mapping[str, Arm], rng: random.Random) -> Iterator[Round]:
     """Endless rounds: a window of every arm in random order, a clean one before and after each."""
     clean_iterations = math.ceil(sum(arm.iterations for arm in arms.values()) / len(arms))
-    cpu = ForeignCpu([arm.worker_pid for arm in arms.values()])
+    cpu = ForeignCpu()
     before = clean_window(loop, clean_iterations)
     while True:
         samples, clean_s = {}, []

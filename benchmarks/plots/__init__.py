@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.plots import interference, interruptions
+from benchmarks.plots import goodput, interference, interruptions, scale
 from benchmarks.plots.common import Plot, save
 from benchmarks.tables import RESULTS, lines_of
 
@@ -15,6 +15,8 @@ from benchmarks.tables import RESULTS, lines_of
 PLOTS: dict[str, Plot] = {
     "interference": Plot("interference", interference.draw),
     "interruptions": Plot("interruptions", interruptions.draw),
+    "goodput": Plot("goodput", goodput.draw),
+    "scale": Plot("scale", scale.draw),
 }
 
 

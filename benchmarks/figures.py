@@ -1,0 +1,42 @@
+"""What follows by arithmetic from measured costs. Pure; times in seconds.
+
+A failure comes at any time of an interval with the same probability, so it loses half an interval
+of training on average, and what was trained until the newest checkpoint was durable.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+def recovery_s(*, restore_s: float, steps: int, iteration_s: float, durable_s: float) -> float:
+    """From a failure until training is where it was: restore, and train again what was lost.
+
+    ``steps`` between checkpoints; ``durable_s`` from a boundary until its checkpoint is durable.
+    """
+    return restore_s + steps / 2 * iteration_s + durable_s
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """One checkpoint's cost in three parts that add up to it.
+
+    At the boundary (state is captured), at the weight update (which waits for the copy), and what
+    the rest of training was slower for while copy and write ran beside it. That part is a
+    difference of noisy figures, and can come out below zero.
+    """
+
+    boundary_s: float
+    wait_s: float
+    rest_s: float
+
+    @classmethod
+    def of(cls, *, cost_s: float, held_s: float, wait_s: float) -> Stall:
+        """``held_s``: boundary and update together."""
+        return cls(held_s - wait_s, wait_s, cost_s - held_s)
+
+
+def allowed_interval(limit: float) -> float:
+    """The longest interval within 1.1 of the storage ``limit``, in whole iterations."""
+    return max(math.ceil(limit), 1.1 * limit)

@@ -1,0 +1,341 @@
+"""Overhead against no checkpointing at chosen intervals, ours beside others', and the smallest k.
+
+    python -m benchmarks.frequency --k 4 16
+    python -m benchmarks.frequency --model resnet50 --batch 256 --amp --k 2 10
+
+One loop, and windows of every arm in random order, each between two in which nothing is attached
+to it (windows.py, saver_arm.py). A save of a peer is waited for before its next. Lines:
+
+``arm``    cost_ms: what one checkpoint adds to training, alone; the median and its 95 % interval.
+           durable_ms: from its call until it is on disk. k_min: the smallest interval that keeps
+           ``--bound`` by cost and whose saves do not wait for each other (ours has two slots).
+           k: the smallest of those tried in windows that kept it (one below k_min: beyond chance);
+           tried are ours, the policies', and the best peers'. overhead, low, high: of k.
+           lost_s: half an interval of k (k_min where none was tried) plus durable_ms.
+``equal``  overhead at the same k for all, with its 95 % interval; waits included.
+``policy`` the interval that AUTO, or the CheckFreq paper's policy (paper_policy.py) in its place in
+           our engine, came to in this loop, and its overhead, fixed, in windows.
+``target`` ours against the best peer whose checkpoints survive a power cut, too: k, and overhead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import record
+from benchmarks.decided import Choice, auto_choice, paper_choice
+from benchmarks.findings import Findings, Setting, cost_of
+from benchmarks.overhead import Measured, undisturbed_rounds
+from benchmarks.paper_policy import PaperTuner, Rule
+from benchmarks.peers import OURS, PEERS, Peer, installed
+from benchmarks.saver_arm import Attached, SaverArm
+from benchmarks.training import Loop, add_loop_options
+from benchmarks.windows import Round, clean_window, rounds
+
+AUTO = "AUTO"
+POLICIES = (AUTO, *(rule.value for rule in Rule))
+_DEFAULT_ARMS = (
+    *(OURS, "torch.save, synced", "safetensors, synced", "torchsnapshot, async, synced"),
+    *("dcp.async_save, thread, aside", "dcp.async_save, process, aside"),
+)
+_WARM_UP_SAVES = 2
+#: When each part is over, of ``--seconds``.
+_COSTS_UNTIL, _EQUAL_UNTIL, _POLICIES_UNTIL = 0.25, 0.58, 0.7
+#: A window of an interval that is tried lasts at most so much of ``--seconds``.
+_LONGEST = 0.06
+#: And at least so many times ``--window``, whatever that takes.
+_TRIED_WINDOWS = 4
+
+
+def main() -> None:
+    """Print the lines."""
+    args = _arguments()
+    torch.set_num_threads(args.threads)
+    peers = {name: peer for name, peer in installed().items() if name in args.arms}
+    loop = Loop.of(args, seed=args.seed)
+    clean_window(loop, 10)
+    with tempfile.TemporaryDirectory(dir=args.folder, prefix="frequency-") as scratch:
+        Run(loop, Path(scratch), args, peers).measure()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    add_loop_options(parser)
+    parser.set_defaults(batch=2)
+    parser.add_argument("--arms", nargs="+", default=_DEFAULT_ARMS, choices=list(PEERS))
+    parser.add_argument("--k", type=int, nargs="+", default=[4, 16], help="the same for all arms")
+    parser.add_argument("--bound", type=float, default=0.035)
+    parser.add_argument("--policies", nargs="*", choices=POLICIES, default=POLICIES)
+    parser.add_argument("--verify", type=int, default=2, help="so many peers' smallest k are tried")
+    parser.add_argument(
+        "--window", type=int, default=6, help="iterations with one checkpoint alone"
+    )
+    parser.add_argument("--profile-iterations", type=int, default=30, help="of the paper's policy")
+    parser.add_argument("--seconds", type=float, default=165.0, help="for all of it, about")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", default=".", help="a folder on the disk to write to")
+    args = parser.parse_args()
+    if OURS not in args.arms:
+        parser.error(f"--arms: {OURS} is what the others are compared with")
+    return args
+
+
+class Run:
+    """One loop, from the costs of a checkpoint to what the intervals come to."""
+
+    def __init__(
+        self, loop: Loop, scratch: Path, args: argparse.Namespace, peers: Mapping[str, Peer]
+    ) -> None:
+        self._loop, self._scratch, self._args, self._peers = loop, scratch, args, peers
+        self._rng = random.Random(args.seed)
+        self._began_s = time.monotonic()
+        self._savers: dict[str, Attached] = {}
+        self._measured: dict[Setting, Measured] = {}
+        rivals = [name for name, peer in peers.items() if peer.synced and name != OURS]
+        self._found = Findings(OURS, rivals, bound=args.bound)
+
+    def measure(self) -> None:
+        """All parts, then the lines."""
+        with contextlib.ExitStack() as stack:
+            for index, (name, peer) in enumerate(self._peers.items()):
+                folder = self._scratch / f"arm-{index}"
+                folder.mkdir()
+                saver = Attached(self._loop, peer, folder, queues=name == OURS)
+                stack.callback(saver.saver.close)
+                self._savers[name] = saver
+            self._warm_up()
+            self._measure_costs()
+            self._measure_equal()
+            policies = dict(self._choices())
+            self._try_smallest(policies)
+        self._print(policies)
+
+    def _at_s(self, part: float) -> float:
+        """When so much of the time is over."""
+        return self._began_s + part * float(self._args.seconds)
+
+    def _warm_up(self) -> None:
+        _say("warming up")
+        for name in self._savers:
+            arm = self._arm(name, self._args.window)
+            for _ in range(_WARM_UP_SAVES):
+                arm.window()
+
+    def _arm(self, name: str, k: int, *, length: int = 1) -> SaverArm:
+        return SaverArm(self._loop, self._savers[name], interval=k, length=length)
+
+    def _rounds(self, arms: Mapping[str, SaverArm], *, until_s: float) -> list[Round]:
+        """As many as fit, and one."""
+        began_s, done = time.monotonic(), list[Round]()
+        for each in rounds(self._loop, arms, self._rng):
+            done.append(each)
+            now_s = time.monotonic()
+            if now_s + (now_s - began_s) / len(done) > until_s:
+                break
+        return done
+
+    # ---- one checkpoint alone
+
+    def _measure_costs(self) -> None:
+        _say("one checkpoint alone")
+        arms = {name: self._arm(name, self._args.window) for name in self._savers}
+        for saver in self._savers.values():
+            saver.saved.clear()
+        done = undisturbed_rounds(self._rounds(arms, until_s=self._at_s(_COSTS_UNTIL)))
+        iteration_s = statistics.median(each.iteration_s for each in done)
+        for name, saver in self._savers.items():
+            self._found.costs[name] = cost_of(
+                [each.samples[name].cost_s for each in done],
+                [each.durable_s for each in saver.saved],
+                [each.persist_s for each in saver.saved],
+                iteration_s=iteration_s,
+                bound=self._args.bound,
+            )
+
+    # ---- at intervals
+
+    def _measure_equal(self) -> None:
+        settings = [(name, k) for name in self._savers for k in self._args.k]
+        self._measure(settings, length=self._args.window, until_s=self._at_s(_EQUAL_UNTIL))
+
+    def _measure(self, settings: Iterable[Setting], *, length: int, until_s: float) -> None:
+        """Overhead of each, all in the same rounds."""
+        settings = list(dict.fromkeys(settings))
+        _say("at intervals: " + "; ".join(map(_key, settings)))
+        arms = {_key(x): self._arm(*x, length=length) for x in settings}
+        done = self._rounds(arms, until_s=until_s)
+        for setting in settings:
+            measured = Measured.of(_key(setting), done, seconds=0.0, taken=None)
+            self._measured[setting] = measured
+            self._found.tried[setting] = measured.estimate
+
+    def _try_smallest(self, policies: Mapping[str, Choice]) -> None:
+        """The policies' k, and the smallest of ours and a few peers, and around it if time is."""
+        costs, names = self._found.costs, (OURS, *self._found.closest(self._args.verify))
+        due = [(name, costs[name].smallest.k) for name in names]
+        wanted = [*due, *((OURS, choice.k) for choice in policies.values() if choice.k)]
+        while settings := [x for x in wanted if x not in self._measured and self._is_short(x)]:
+            began_s = time.monotonic()
+            until_s = began_s + (self._at_s(1) - began_s) / 2
+            self._measure(settings, length=_TRIED_WINDOWS * self._args.window, until_s=until_s)
+            now_s = time.monotonic()
+            if now_s + (now_s - began_s) > self._at_s(1):
+                break
+            due = [(name, self._found.next_to_try((name, k))) for name, k in due]
+            wanted = due
+
+    def _is_short(self, setting: Setting) -> bool:
+        _, k = setting
+        window_s = k * self._found.costs[OURS].iteration_s
+        return k <= _TRIED_WINDOWS * self._args.window or window_s <= _LONGEST * self._args.seconds
+
+    # ---- policies
+
+    def _choices(self) -> Iterator[tuple[str, Choice]]:
+        """What each policy comes to, alone with the loop."""
+        names = list(self._args.policies)
+        share_s = (self._at_s(_POLICIES_UNTIL) - time.monotonic()) / max(1, len(names))
+        for index, name in enumerate(names):
+            _say(f"{name} decides")
+            yield name, self._choice(name, self._scratch / f"policy-{index}", share_s)
+
+    def _choice(self, name: str, folder: Path, seconds: float) -> Choice:
+        bound = self._args.bound
+        if name == AUTO:
+            return auto_choice(self._loop, folder, bound=bound, seconds=seconds)
+        tuner = PaperTuner(
+            Rule(name), max_overhead=bound, profile_iterations=self._args.profile_iterations
+        )
+        return paper_choice(self._loop, folder, tuner, seconds=seconds)
+
+    # ---- lines
+
+    def _print(self, policies: Mapping[str, Choice]) -> None:
+        for name in self._savers:
+            self._print_arm(name)
+        for name in self._savers:
+            for k in self._args.k:
+                self._emit("equal", arm=name, k=k, **_overhead(self._measured[name, k]))
+        for name, choice in policies.items():
+            self._print_policy(name, choice)
+        if self._found.rivals:
+            self._print_target()
+
+    def _print_arm(self, name: str) -> None:
+        cost, peer, k = self._found.costs[name], self._peers[name], self._found.smallest_kept(name)
+        self._emit(
+            "arm",
+            arm=name,
+            synced=peer.synced,
+            note=peer.note,
+            packages=peer.packages,
+            saves=cost.num_saves,
+            **_milliseconds("cost", cost.cost_s, cost.cost_interval_s),
+            **_milliseconds("durable", cost.durable_s, cost.durable_interval_s),
+            k_cost=cost.smallest.by_cost,
+            k_storage=cost.smallest.by_storage,
+            k_min=cost.smallest.k,
+            k=k,
+            **_overhead(None if k is None else self._measured[name, k]),
+            lost_s=round(cost.lost_s(k or cost.smallest.k), 3),
+        )
+
+    def _print_policy(self, name: str, choice: Choice) -> None:
+        k = choice.k
+        self._emit(
+            "policy",
+            arm=name,
+            k=k,
+            k_first=choice.first,
+            lost_s=None if k is None else round(self._found.costs[OURS].lost_s(k), 3),
+            **_overhead(None if k is None else self._measured.get((OURS, k))),
+        )
+
+    def _print_target(self) -> None:
+        verdict = self._found.verdict()
+        equal = [self._found.equal(k) for k in self._args.k]
+        self._emit(
+            "target",
+            arm=OURS,
+            rival=verdict.rival,
+            k=verdict.k,
+            k_rival=verdict.k_rival,
+            ratio=round(verdict.ratio, 4),
+            allowed=verdict.allowed,
+            met=verdict.met,
+            equal=[
+                {"k": each.k, "rival": each.rival, "met": each.met, "apart": each.is_apart}
+                for each in equal
+            ],
+            equal_met=all(each.met for each in equal),
+        )
+
+    def _emit(self, what: str, *, packages: tuple[str, ...] = (), **fields: Any) -> None:
+        args = self._args
+        record.emit(
+            "frequency",
+            folder=self._scratch.parent,
+            packages=packages,
+            what=what,
+            model=args.model,
+            batch=args.batch,
+            device=self._loop.device.type,
+            amp=args.amp,
+            threads=args.threads,
+            bound=args.bound,
+            state_mib=round(_state_bytes(self._loop) / 2**20, 1),
+            iteration_ms=round(self._found.costs[OURS].iteration_s * 1e3, 2),
+            **fields,
+        )
+
+
+def _key(setting: Setting) -> str:
+    name, k = setting
+    return f"{name} every {k}"
+
+
+def _overhead(measured: Measured | None) -> dict[str, Any]:
+    if measured is None:
+        return {"overhead": None, "low": None, "high": None, "rounds": 0}
+    found = measured.estimate
+    return {
+        "overhead": _rounded(found.mean),
+        "low": _rounded(found.low),
+        "high": _rounded(found.high),
+        "rounds": measured.num_rounds - measured.num_left_out,
+    }
+
+
+def _milliseconds(name: str, seconds: float, interval_s: tuple[float, float]) -> dict[str, Any]:
+    low, high = (None if math.isinf(limit) else round(limit * 1e3, 2) for limit in interval_s)
+    return {f"{name}_ms": round(seconds * 1e3, 2), f"{name}_low_ms": low, f"{name}_high_ms": high}
+
+
+def _rounded(value: float) -> float | None:
+    return round(value, 5) if math.isfinite(value) else None
+
+
+def _state_bytes(loop: Loop) -> int:
+    optimizer = [x for entries in loop.optimizer.state.values() for x in entries.values()]
+    tensors = [*loop.model.state_dict().values(), *optimizer]
+    return sum(x.numel() * x.element_size() for x in tensors if isinstance(x, torch.Tensor))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    record.run(main)

@@ -1,0 +1,92 @@
+"""Ways to checkpoint a training, ours and others', as benchmarks compare them.
+
+`PEERS` has all of them by name; `installed` those whose packages are there. Where a peer does not
+sync what it writes, there are two of it: as it is, and with its files and folders synced behind its
+own write, in the background where that is there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.peers.dcp import KINDS, Dcp
+from benchmarks.peers.folders import InFolders, Library
+from benchmarks.peers.ours import CheckFreq
+from benchmarks.peers.saver import Peer, Saved, Saver, Training
+from benchmarks.peers.torch_files import Safetensors, TorchSave
+from benchmarks.peers.torch_snapshot import TorchSnapshot
+from benchmarks.peers.trainers import Accelerate, Lightning, Trainer
+
+__all__ = ["OURS", "PEERS", "Peer", "Saved", "Saver", "Training", "installed"]
+
+OURS = "checkfreq"
+
+
+def _both(
+    name: str, library: Callable[[Training], Library], packages: tuple[str, ...], like: str = ""
+) -> tuple[Peer, Peer]:
+    """As it is, and synced; both restore as ``like`` does, if not as the synced one."""
+
+    def make(folder: Path, training: Training, *, sync: bool) -> Saver:
+        return InFolders(folder, library(training), sync=sync)
+
+    synced = f"{name}, synced"
+    return (
+        Peer(name, partial(make, sync=False), packages, False, restores_as=like or synced),
+        Peer(synced, partial(make, sync=True), packages, True, restores_as=like),
+    )
+
+
+def _dcp(name: str) -> Peer:
+    """It syncs its files itself."""
+
+    def make(folder: Path, training: Training) -> Saver:
+        return InFolders(folder, Dcp(training, name=name), sync=False)
+
+    return Peer(
+        name,
+        make,
+        (),
+        synced=True,
+        restores_as="" if name == _DCP else _DCP,
+        note="stages in a thread" if KINDS[name][1] else "",
+    )
+
+
+_DCP, _READS, _SNAPSHOT = "dcp.save", "torchsnapshot, synced", ("torchsnapshot",)
+
+
+_ALL: tuple[Peer, ...] = (
+    Peer(OURS, CheckFreq, (), synced=True),
+    *_both("torch.save", TorchSave, ()),
+    *_both("safetensors", Safetensors, ("safetensors",)),
+    *(_dcp(name) for name in KINDS),
+    *_both("torchsnapshot", partial(TorchSnapshot, aside=False), _SNAPSHOT),
+    *_both("torchsnapshot, async", partial(TorchSnapshot, aside=True), _SNAPSHOT, like=_READS),
+    *_both("lightning, async", Lightning, ("lightning",)),
+    *_both("transformers Trainer", Trainer, ("transformers", "accelerate")),
+    *_both("accelerate", Accelerate, ("accelerate", "safetensors")),
+)
+
+PEERS: dict[str, Peer] = {peer.name: peer for peer in _ALL}
+
+
+def installed(
+    names: Iterable[str] | None = None, *, among: Mapping[str, Peer] = PEERS
+) -> dict[str, Peer]:
+    """Those of ``names`` (or all) and ours whose packages are there, in the order of ``among``.
+
+    Of the others a sentence goes to standard error.
+    """
+    wanted = set(among if names is None else names) | {OURS}
+    peers = {name: peer for name, peer in among.items() if name in wanted}
+    needed = {package for peer in peers.values() for package in peer.packages}
+    missing = {package for package in needed if find_spec(package) is None}
+    for package in sorted(missing):
+        without = [repr(name) for name, peer in peers.items() if package in peer.packages]
+        print(f"{package} is not installed: without {', '.join(without)}", file=sys.stderr)
+    return {name: peer for name, peer in peers.items() if missing.isdisjoint(peer.packages)}

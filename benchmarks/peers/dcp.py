@@ -1,0 +1,87 @@
+"""``torch.distributed.checkpoint``: files synced, plans cached, staging memory kept.
+
+Each rank writes with as many threads as ours. A process that is no rank becomes the only one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from benchmarks.peers.folders import Pending
+from benchmarks.peers.saver import Training
+from checkfreq import CFConfig
+
+#: By the part of the peer's name: what saves in the background, and whether it stages there too.
+KINDS: dict[str, tuple[AsyncCheckpointerType | None, bool]] = {
+    "dcp.save": (None, False),
+    "dcp.async_save, thread": (AsyncCheckpointerType.THREAD, False),
+    "dcp.async_save, process": (AsyncCheckpointerType.PROCESS, False),
+    "dcp.async_save, thread, aside": (AsyncCheckpointerType.THREAD, True),
+    "dcp.async_save, process, aside": (AsyncCheckpointerType.PROCESS, True),
+}
+
+
+class Dcp:
+    """One of `KINDS`. Staged aside, the next weight update waits for the staging."""
+
+    def __init__(self, training: Training, *, name: str) -> None:
+        self._training = training
+        self._kind, aside = KINDS[name]
+        _join_alone()
+        self._planner = DefaultSavePlanner(enable_plan_caching=True)
+        self._group = dist.new_group(backend="gloo")  # its thread must not disturb training's
+        self._stager = None if self._kind is None else _stager(self._kind, aside=aside)
+
+    def save(self, folder: Path) -> Pending | None:
+        """The live tensors are what it stages, or writes."""
+        common: dict[str, Any] = {
+            "storage_writer": FileSystemWriter(
+                folder, sync_files=True, thread_count=CFConfig().writer_threads
+            ),
+            "planner": self._planner,
+            "process_group": self._group,
+        }
+        if self._kind is None:
+            dcp.save(self._training.state(), **common)
+            return None
+        response: Any = dcp.async_save(
+            self._training.state(),
+            async_checkpointer_type=self._kind,
+            async_stager=self._stager,
+            **common,
+        )
+        staging = getattr(response, "staging_completion", None)
+        upload = getattr(response, "upload_completion", response)
+        return Pending(upload.result, None if staging is None else staging.result)
+
+    def load(self, folder: Path) -> None:
+        """It reads into the live tensors; the rest of the optimizer's state comes after them."""
+        state = self._training.state()
+        dcp.load(state, checkpoint_id=folder, process_group=self._group)
+        self._training.optimizer.load_state_dict(state["optimizer"])
+
+    def close(self) -> None:
+        """End the stager's thread and give back its memory."""
+        if self._stager is not None:
+            self._stager.close()
+
+
+def _stager(kind: AsyncCheckpointerType, *, aside: bool) -> DefaultStager:
+    """Pinned and overlapping where there is CUDA; shared with the process, if one writes."""
+    has_device = torch.cuda.is_available()
+    in_process = kind is AsyncCheckpointerType.PROCESS
+    return DefaultStager(StagingOptions(has_device, in_process, aside, has_device))
+
+
+def _join_alone() -> None:
+    """It wants a process group: one of one."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -1,0 +1,137 @@
+"""A saver out of a library that writes a checkpoint into a folder and reads it again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch.distributed as dist
+
+from benchmarks.peers.saver import Saved
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Waits for the background: until all is written; until the state may change, if not yet."""
+
+    written: Callable[[], object]
+    copied: Callable[[], object] | None = None
+
+
+class Library(Protocol):
+    """How a library writes the training's state, and reads it into the live training."""
+
+    def save(self, folder: Path) -> Pending | None:
+        """Write into the empty folder; what goes on behind the call, if anything does."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Bring back what was written there."""
+        ...
+
+    def close(self) -> None:
+        """Let go of threads, processes and memory."""
+        ...
+
+
+class InFolders:
+    """A folder per checkpoint: ``step-1``, ``step-2``, ...
+
+    ``sync``: files and folders are synced behind the library's own write, in the training thread
+    if that writes there, else in the background.
+    """
+
+    def __init__(self, folder: Path, library: Library, *, sync: bool) -> None:
+        self._folder, self._library, self._sync = folder, library, sync
+        self._count, self._began_s, self._durable_s = 0, 0.0, 0.0
+        self._thread = ThreadPoolExecutor(1)
+        self._completing: Future[None] | None = None
+        self._copied: Callable[[], object] | None = None
+
+    def boundary(self, *, save: bool) -> None:
+        """The library's own call, and the sync if that write is not in the background."""
+        if not save:
+            return
+        self._count += 1
+        self._began_s = time.perf_counter()
+        self._newest.mkdir(parents=True, exist_ok=True)  # the ranks of a run share it
+        pending = self._library.save(self._newest)
+        self._completing = self._copied = None
+        if pending is None:
+            self._complete()
+            return
+        self._copied = pending.copied
+        self._completing = self._thread.submit(self._complete, pending.written)
+
+    def _complete(self, written: Callable[[], object] | None = None) -> None:
+        if written is not None:
+            written()
+        if self._sync:
+            sync_all(self._newest)
+        self._durable_s = time.perf_counter() - self._began_s
+
+    @property
+    def _newest(self) -> Path:
+        return self._folder / f"step-{self._count}"
+
+    def updating(self) -> AbstractContextManager[None]:
+        """Waits for the copy, where the library makes that aside."""
+        return self._after_copy()
+
+    @contextlib.contextmanager
+    def _after_copy(self) -> Iterator[None]:
+        if self._copied is not None:
+            self._copied()
+            self._copied = None
+        yield
+
+    def is_durable(self) -> bool:
+        """Whether the background is done with it."""
+        return self._completing is None or self._completing.done()
+
+    def finish(self) -> Saved:
+        """An unsynced save is synced here, unmeasured: its write-back must not fall on others."""
+        if self._completing is not None:
+            self._completing.result()
+        if dist.is_initialized():
+            dist.barrier()
+        if not self._sync:
+            sync_all(self._newest)
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            shutil.rmtree(self._folder / f"step-{self._count - 1}", ignore_errors=True)
+        return Saved(self._durable_s)
+
+    def prepare_restore(self) -> None:
+        """A library is ready to read."""
+
+    def restore(self) -> None:
+        """The library's own."""
+        self._library.load(self._newest)
+
+    def files(self) -> list[Path]:
+        """All in the newest folder."""
+        return sorted(path for path in self._newest.rglob("*") if path.is_file())
+
+    def close(self) -> None:
+        """The library's own, behind the last save."""
+        self._thread.shutdown()
+        self._library.close()
+
+
+def sync_all(folder: Path) -> None:
+    """Sync every file in the folder, every folder in it, itself, and its entry in its parent."""
+    paths = sorted(folder.rglob("*"), reverse=True)  # what is inside before the folder it is in
+    for path in [*paths, folder, folder.parent]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,106 @@
+"""Tables of `benchmarks.frequency`: all arms at equal intervals, and policies in our engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from benchmarks.tables.common import Line, milliseconds, percent, row, seconds, table
+
+_SETTING = ("device", "model", "batch", "amp", "bound")
+
+
+def arms(lines: list[Line]) -> str:
+    """A table per setting, and under it whether the targets are met."""
+    return "\n".join(_of_each_setting(lines, _arms))
+
+
+def policies(lines: list[Line]) -> str:
+    """What AUTO and the paper's policy come to, per setting."""
+    return "\n".join(_of_each_setting(lines, _policies))
+
+
+def _of_each_setting(lines: list[Line], made: Callable[[list[Line]], str]) -> Iterator[str]:
+    """Of each setting the last run alone: its intervals may be others than before."""
+    groups: dict[tuple[object, ...], list[Line]] = {}
+    for line in lines:
+        groups.setdefault(tuple(line[name] for name in _SETTING), []).append(line)
+    for group in groups.values():
+        last = _run(group[-1])
+        if text := made([line for line in group if _run(line) == last]):
+            yield f"\n{_heading(group[-1])}\n\n{text}"
+
+
+def _run(line: Line) -> tuple[str, str]:
+    return line["command"], line["commit"]
+
+
+def _heading(line: Line) -> str:
+    amp = ", AMP" if line["amp"] else ""
+    return (
+        f"{line['model']}, batch {line['batch']}{amp}, on {line['device']}: {line['state_mib']:g} MiB "
+        f"of state, {line['iteration_ms']:.1f} ms per iteration, bound {percent(line['bound'])}:"
+    )
+
+
+def _arms(lines: list[Line]) -> str:
+    equal = {(x["arm"], x["k"]): x for x in lines if x["what"] == "equal"}
+    intervals = sorted({k for _, k in equal})
+    at_each = "".join(f" | overhead at k = {k}" for k in intervals)
+    columns = (
+        f"arm | one checkpoint costs | durable after{at_each} | smallest k by cost | tried "
+        "| overhead there | lost by a kill"
+    )
+    rows = []
+    for x in sorted(_of("arm", lines), key=lambda x: x["k"] or x["k_min"]):
+        cells = [_overhead(equal.get((x["arm"], k))) for k in intervals]
+        rows.append(
+            row(
+                x["arm"] if x["synced"] else f"{x['arm']} (not synced)",
+                _limits(milliseconds, *(x[f"cost{part}_ms"] for part in ("", "_low", "_high"))),
+                f"{x['durable_ms']:.0f} ms",
+                *cells,
+                x["k_min"],
+                x["k"] or "-",
+                _overhead(x),
+                seconds(x["lost_s"]),
+            )
+        )
+    return table(columns, [*rows, "", *map(_target, _of("target", lines))], lines)
+
+
+def _target(line: Line) -> str:
+    lower = ", ".join(
+        f"at k = {each['k']} {'yes' if each['met'] else 'no'}"
+        f"{'' if each['apart'] else ' (not beyond chance)'}"
+        for each in line["equal"]
+    )
+    return (
+        f"Smallest k, ours over the best of equal durability ({line['rival']}): {line['k']} / "
+        f"{line['k_rival']} = {line['ratio']:.2f}; at most {line['allowed']:g} is the target: "
+        f"{'met' if line['met'] else 'missed'}. Overhead lower than every such peer's: {lower}.  "
+    )
+
+
+def _policies(lines: list[Line]) -> str:
+    found = _of("policy", lines)
+    rows = [
+        row(x["arm"], x["k_first"] or "-", x["k"] or "none", _overhead(x), seconds(x["lost_s"]))
+        for x in found
+    ]
+    return table("policy | first k | k in the end | overhead | lost by a kill", rows, found)
+
+
+def _of(what: str, lines: Sequence[Line]) -> list[Line]:
+    return [line for line in lines if line["what"] == what]
+
+
+def _overhead(line: Line | None) -> str:
+    if line is None or line["overhead"] is None:
+        return "-"
+    return _limits(percent, line["overhead"], line["low"], line["high"])
+
+
+def _limits(
+    shown: Callable[[float | None], str], value: float, low: float | None, high: float | None
+) -> str:
+    return shown(value) if low is None else f"{shown(value)} ({shown(low)} to {shown(high)})"

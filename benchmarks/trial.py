@@ -1,0 +1,252 @@
+"""One model of `benchmarks.paper`, from AUTO's choice to a restore: everything that is measured."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import math
+import os
+import random
+import shutil
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from benchmarks.estimate import undisturbed
+from benchmarks.overhead import Measured
+from benchmarks.rawio import RawWriter
+from benchmarks.settling import settled
+from benchmarks.training import Loop
+from benchmarks.windows import FrozenArm, Round, clean_window, rounds
+from benchmarks.workloads import Workload
+
+if TYPE_CHECKING:
+    from benchmarks.images import Stream
+
+#: Of a model's time: until AUTO has settled, and until the windows are over.
+_SETTLE, _WINDOWS = 0.35, 0.8
+#: A window is whole intervals, and at least so long. Where a checkpoint is durable within half an
+#: interval, it is cut after twice that time.
+_WINDOW_S = 0.5
+#: Fewer undisturbed rounds give no interval; they are waited for, but not for ever.
+_MIN_ROUNDS, _PATIENCE = 3, 1.6
+#: Checkpoints that are waited for; restores, and raw writes.
+_STILL, _REPEATS = 5, 3
+#: A raw write is of files of at most so many bytes.
+_RAW_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """AUTO's interval, why, and what it knew."""
+
+    steps: int
+    reason: str
+    predicted_overhead: float
+    durable_s: float
+
+    def window(self, *, iteration_s: float) -> int:
+        """Iterations of a window."""
+        whole = max(self.steps, math.ceil(_WINDOW_S / iteration_s))
+        cut = math.ceil(max(2 * self.durable_s, _WINDOW_S) / iteration_s)
+        return cut if cut < self.steps else whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """That interval in windows. Seconds; ``held_s`` and ``wait_s`` per checkpoint."""
+
+    overhead: Measured
+    checkpoints: int
+    persist_s: float
+    durable_s: float
+    held_s: float
+    wait_s: float
+    still_s: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """One model. Seconds and bytes, all measured."""
+
+    chosen: Chosen
+    windows: Windows
+    restore_s: list[float]
+    raw_write_s: float
+    num_parameters: int
+    state_bytes: int
+    epoch_iterations: int | None
+
+    @property
+    def iteration_s(self) -> float:
+        """T, of the windows without a manager."""
+        return self.windows.overhead.iteration_s
+
+
+class Trial:
+    """Measures one workload in about ``args.seconds``."""
+
+    def __init__(self, workload: Workload, scratch: Path, args: argparse.Namespace) -> None:
+        self._workload, self._scratch, self._args = workload, scratch, args
+        self._began_s = time.perf_counter()
+        self._stream = None if args.data is None else self._images()
+
+    def _images(self) -> Stream:
+        from benchmarks.images import Stream  # torchvision is optional
+
+        return Stream.of(
+            self._args.data,
+            image_size=self._workload.image_size,
+            batch=self._workload.batch,
+            workers=self._args.workers,
+            seed=self._args.seed,
+        )
+
+    def measure(self) -> Measurements:
+        """Choose, train in windows, restore, write raw."""
+        loop = self._loop(seed=self._args.seed)
+        clean_window(loop, 5)
+        chosen = self._choose(loop)
+        windows, state_bytes = self._windows(loop, chosen)
+        expected, num_parameters = fingerprint(loop), loop.num_parameters
+        del loop
+        gc.collect()  # its memory is for the new one
+        return Measurements(
+            chosen=chosen,
+            windows=windows,
+            restore_s=self._restore(expected),
+            raw_write_s=raw_write_s(self._scratch, state_bytes),
+            num_parameters=num_parameters,
+            state_bytes=state_bytes,
+            epoch_iterations=self._stream and self._stream.batches_per_epoch,
+        )
+
+    def _loop(self, *, seed: int) -> Loop:
+        if self._stream is None:
+            return self._workload.loop(seed=seed)
+        batches, num_classes = self._stream.batches, self._stream.num_classes
+        return self._workload.loop(seed=seed, source=batches, num_classes=num_classes)
+
+    def _choose(self, loop: Loop) -> Chosen:
+        folder = self._scratch / "auto"
+        manager = loop.manager(folder, max_overhead=self._args.bound)
+        with contextlib.closing(settled(loop, manager, at_most_s=_SETTLE * self._args.seconds)):
+            stats = manager.stats()
+        shutil.rmtree(folder)
+        return Chosen(
+            steps=stats["interval_steps"],
+            reason=str(stats["reason"]),
+            predicted_overhead=stats["predicted_overhead"],
+            durable_s=stats["durable_s"],
+        )
+
+    # ---- windows
+
+    def _windows(self, loop: Loop, chosen: Chosen) -> tuple[Windows, int]:
+        """Of that interval, and the bytes of a checkpoint; the last one is of the end."""
+        length = chosen.window(iteration_s=clean_window(loop, 3).iteration_s)
+        folder = self._scratch / "frozen"
+        arm = FrozenArm(loop, folder, interval=chosen.steps, length=length)
+        with contextlib.closing(arm):
+            arm.warm_up()
+            before, waited_s = arm.manager.stats(), _waited_s(arm)
+            measured = self._rounds(loop, arm)
+            stats, waited_s = arm.manager.stats(), _waited_s(arm) - waited_s
+            committed = _committed(folder, after_step=before["global_step"])
+            still_s = [arm.stand_still() for _ in range(_STILL)]
+        taken = stats["num_committed"] - before["num_committed"]
+        windows = Windows(
+            overhead=measured,
+            checkpoints=taken,
+            persist_s=statistics.median(each["persist_s"] for each in committed),
+            durable_s=statistics.median(_durable_s(each, arm) for each in committed),
+            held_s=(stats["stall_s"] - before["stall_s"]) / taken,
+            wait_s=waited_s / taken,
+            still_s=still_s,
+        )
+        return windows, stats["state_bytes"]
+
+    def _rounds(self, loop: Loop, arm: FrozenArm) -> Measured:
+        start_s, done = time.perf_counter(), list[Round]()
+        for each in rounds(loop, {"auto": arm}, random.Random(self._args.seed)):
+            done.append(each)
+            if self._are_enough(done):
+                break
+        seconds = time.perf_counter() - start_s
+        return Measured.of("auto", done, seconds=seconds, taken=arm.taken)
+
+    def _are_enough(self, done: Sequence[Round]) -> bool:
+        used = (time.perf_counter() - self._began_s) / self._args.seconds
+        num_kept = sum(undisturbed([each.foreign for each in done]))
+        return used > _WINDOWS and (num_kept >= _MIN_ROUNDS or used > _PATIENCE)
+
+    # ---- restore
+
+    def _restore(self, expected: list[int]) -> list[float]:
+        """Seconds of restores into a model with other weights, each by a new manager."""
+        loop = self._loop(seed=self._args.seed + 1)
+        seconds = []
+        for _ in range(_REPEATS):
+            _drop_from_cache(self._scratch)
+            loop.synchronize()
+            start_s = time.perf_counter()
+            with contextlib.closing(loop.manager(self._scratch / "frozen", interval=0)) as manager:
+                manager.restore()
+                loop.synchronize()
+                seconds.append(time.perf_counter() - start_s)
+            if fingerprint(loop) != expected:
+                raise SystemExit(f"{self._workload.model}: what was restored is not what was saved")
+        return seconds
+
+
+def _waited_s(arm: FrozenArm) -> float:
+    """How long weight updates have waited for copies so far."""
+    return arm.manager._pipeline.barrier_s
+
+
+def _committed(folder: Path, *, after_step: int) -> list[dict[str, Any]]:
+    """The events of the checkpoints that became durable."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [x for x in events if x["kind"] == "committed" and x["step"] > after_step]
+
+
+def _durable_s(event: dict[str, Any], arm: FrozenArm) -> float:
+    """From its boundary until it was durable."""
+    return float(event["durable_monotonic_s"] - arm.boundaries_s[event["step"]])
+
+
+def fingerprint(loop: Loop) -> list[int]:
+    """Sums of the bytes of each tensor of model and optimizer."""
+    states = loop.optimizer.state.values()
+    tensors = [*loop.model.state_dict().values(), *(x for state in states for x in state.values())]
+    return [int(_bytes(x).sum(dtype=torch.int64)) for x in tensors if isinstance(x, torch.Tensor)]
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _drop_from_cache(folder: Path) -> None:
+    """Have the next read of every file come from the disk."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            fd = os.open(file, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def raw_write_s(folder: Path, num_bytes: int) -> float:
+    """Seconds of writing so many bytes, directly and synced: P, as the disk alone would have it."""
+    part = min(num_bytes, _RAW_BYTES)
+    with RawWriter(folder / ".raw-write", part) as writer:
+        writer.once()
+        seconds = [writer.once() for _ in range(max(_REPEATS, num_bytes // part))]
+    return num_bytes / part * statistics.median(seconds)
