@@ -5,29 +5,35 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import json
 import math
 import os
 import random
 import shutil
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from benchmarks.estimate import undisturbed
-from benchmarks.images import Stream
 from benchmarks.overhead import Measured
 from benchmarks.rawio import RawWriter
 from benchmarks.settling import settled
 from benchmarks.training import Loop
-from benchmarks.windows import FrozenArm, clean_window, rounds
+from benchmarks.windows import FrozenArm, Round, clean_window, rounds
 from benchmarks.workloads import Workload
+
+if TYPE_CHECKING:
+    from benchmarks.images import Stream
 
 #: Of a model's time: until AUTO has settled, and until the windows are over.
 _SETTLE, _WINDOWS = 0.35, 0.8
-#: A window is whole intervals, and at least so long.
+#: A window is whole intervals, and at least so long. Where a checkpoint is durable within half an
+#: interval, it is cut after twice that time.
 _WINDOW_S = 0.5
 #: Fewer undisturbed rounds give no interval; they are waited for, but not for ever.
 _MIN_ROUNDS, _PATIENCE = 3, 1.6
@@ -39,11 +45,18 @@ _RAW_BYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """AUTO's interval, why, and what it expected."""
+    """AUTO's interval, why, and what it knew."""
 
     steps: int
     reason: str
-    predicted_overhead: float | None
+    predicted_overhead: float
+    durable_s: float
+
+    def window(self, *, iteration_s: float) -> int:
+        """Iterations of a window."""
+        whole = max(self.steps, math.ceil(_WINDOW_S / iteration_s))
+        cut = math.ceil(max(2 * self.durable_s, _WINDOW_S) / iteration_s)
+        return cut if cut < self.steps else whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +65,7 @@ class Windows:
 
     overhead: Measured
     checkpoints: int
-    persist_s: float | None
+    persist_s: float
     durable_s: float
     held_s: float
     wait_s: float
@@ -83,22 +96,25 @@ class Trial:
     def __init__(self, workload: Workload, scratch: Path, args: argparse.Namespace) -> None:
         self._workload, self._scratch, self._args = workload, scratch, args
         self._began_s = time.perf_counter()
-        self._stream = None
-        if args.data is not None:
-            self._stream = Stream.of(
-                args.data,
-                image_size=workload.image_size,
-                batch=workload.batch,
-                workers=args.workers,
-                seed=args.seed,
-            )
+        self._stream = None if args.data is None else self._images()
+
+    def _images(self) -> Stream:
+        from benchmarks.images import Stream  # torchvision is optional
+
+        return Stream.of(
+            self._args.data,
+            image_size=self._workload.image_size,
+            batch=self._workload.batch,
+            workers=self._args.workers,
+            seed=self._args.seed,
+        )
 
     def measure(self) -> Measurements:
         """Choose, train in windows, restore, write raw."""
         loop = self._loop(seed=self._args.seed)
         clean_window(loop, 5)
         chosen = self._choose(loop)
-        windows, state_bytes = self._windows(loop, chosen.steps)
+        windows, state_bytes = self._windows(loop, chosen)
         expected, num_parameters = fingerprint(loop), loop.num_parameters
         del loop
         gc.collect()  # its memory is for the new one
@@ -128,27 +144,29 @@ class Trial:
             steps=stats["interval_steps"],
             reason=str(stats["reason"]),
             predicted_overhead=stats["predicted_overhead"],
+            durable_s=stats["durable_s"],
         )
 
     # ---- windows
 
-    def _windows(self, loop: Loop, steps: int) -> tuple[Windows, int]:
-        """Of the interval ``steps``, and the bytes of a checkpoint; the last one is of the end."""
-        length = math.ceil(_WINDOW_S / clean_window(loop, 3).iteration_s)
+    def _windows(self, loop: Loop, chosen: Chosen) -> tuple[Windows, int]:
+        """Of that interval, and the bytes of a checkpoint; the last one is of the end."""
+        length = chosen.window(iteration_s=clean_window(loop, 3).iteration_s)
         folder = self._scratch / "frozen"
-        arm = FrozenArm(loop, folder, interval=steps, length=max(steps, length))
+        arm = FrozenArm(loop, folder, interval=chosen.steps, length=length)
         with contextlib.closing(arm):
             arm.warm_up()
             before, waited_s = arm.manager.stats(), _waited_s(arm)
             measured = self._rounds(loop, arm)
             stats, waited_s = arm.manager.stats(), _waited_s(arm) - waited_s
+            committed = _committed(folder, after_step=before["global_step"])
             still_s = [arm.stand_still() for _ in range(_STILL)]
         taken = stats["num_committed"] - before["num_committed"]
         windows = Windows(
             overhead=measured,
             checkpoints=taken,
-            persist_s=stats["persist_s"],
-            durable_s=stats["durable_s"],
+            persist_s=statistics.median(each["persist_s"] for each in committed),
+            durable_s=statistics.median(_durable_s(each, arm) for each in committed),
             held_s=(stats["stall_s"] - before["stall_s"]) / taken,
             wait_s=waited_s / taken,
             still_s=still_s,
@@ -191,6 +209,17 @@ class Trial:
 def _waited_s(arm: FrozenArm) -> float:
     """How long weight updates have waited for copies so far."""
     return arm.manager._pipeline.barrier_s
+
+
+def _committed(folder: Path, *, after_step: int) -> list[dict[str, Any]]:
+    """The events of the checkpoints that became durable."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [x for x in events if x["kind"] == "committed" and x["step"] > after_step]
+
+
+def _durable_s(event: dict[str, Any], arm: FrozenArm) -> float:
+    """From its boundary until it was durable."""
+    return float(event["durable_monotonic_s"] - arm.boundaries_s[event["step"]])
 
 
 def fingerprint(loop: Loop) -> list[int]:

@@ -8,7 +8,7 @@ own write, in the background where that is there.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,13 +75,15 @@ _ALL: tuple[Peer, ...] = (
 PEERS: dict[str, Peer] = {peer.name: peer for peer in _ALL}
 
 
-def installed(names: Iterable[str] | None = None) -> dict[str, Peer]:
-    """Those of ``names`` (or all) and ours whose packages are there, in the order of `PEERS`.
+def installed(
+    names: Iterable[str] | None = None, *, among: Mapping[str, Peer] = PEERS
+) -> dict[str, Peer]:
+    """Those of ``names`` (or all) and ours whose packages are there, in the order of ``among``.
 
     Of the others a sentence goes to standard error.
     """
-    wanted = set(PEERS if names is None else names) | {OURS}
-    peers = {name: peer for name, peer in PEERS.items() if name in wanted}
+    wanted = set(among if names is None else names) | {OURS}
+    peers = {name: peer for name, peer in among.items() if name in wanted}
     needed = {package for peer in peers.values() for package in peer.packages}
     missing = {package for package in needed if find_spec(package) is None}
     for package in sorted(missing):

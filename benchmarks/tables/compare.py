@@ -44,7 +44,16 @@ def _arms(lines: list[Line]) -> str:
         )
         for x in found
     ]
-    return table(columns, rows, found)
+    return table(columns, [*rows, "", *_versions(found)], found)
+
+
+def _versions(lines: list[Line]) -> list[str]:
+    versions = {name: x["versions"][name] for x in lines for name in sorted(x["versions"])}
+    said = (f"{name} {version}" for name, version in versions.items() if name not in _TOLD)
+    return [f"With {', '.join(said)}.  "] if versions.keys() - _TOLD else []
+
+
+_TOLD = {"python", "torch"}
 
 
 def _targets(lines: list[Line]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -123,22 +122,3 @@ def test_overhead_measures_auto_itself_too(tmp_path: Path) -> None:
     short = ("--max-seconds", "0", "--warm-up-seconds", "0", "--window", "2", "--bounds", "0.5")
     lines = lines_of("overhead", *TINY_WINDOWS, *short, "--live", folder=tmp_path)
     assert [(line["arm"], line["bound"], line["rounds"]) for line in lines] == [("live", 0.5, 1)]
-
-
-def test_interference_prints_a_line_per_arm_and_phase_and_draws(tmp_path: Path) -> None:
-    picture = tmp_path / "pictures" / "i.png"
-    draws = importlib.util.find_spec("matplotlib") is not None
-    lines = lines_of(
-        "interference",
-        *(*TINY_WINDOWS, "--interval", "2", "--settle", "0", "--phase", "0.1"),
-        *("--stretch", "0.1", "--clean", "0.1", "--png", str(picture) if draws else ""),
-        folder=tmp_path,
-    )
-    phases = ["alone", "second load", "alone again"]
-    assert [(line["arm"], line["phase"]) for line in lines] == [
-        (arm, phase) for arm in ("static", "adaptive") for phase in phases
-    ]
-    assert all(line["k_start"] == line["k_end"] == 2 for line in lines)
-    assert picture.exists() == draws
-    if draws:
-        assert picture.read_bytes().startswith(b"\x89PNG")
