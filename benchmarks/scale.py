@@ -99,6 +99,8 @@ def _arguments() -> argparse.Namespace:
 def _size(gib: float, device: torch.device, args: argparse.Namespace) -> None:
     num_bytes = int(gib * GIB)
     gc.collect()  # the state before is in cycles: it needs no room any more
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     why_not = room_for(num_bytes, device, args.folder)
     if why_not is not None:
         setting = {"what": "size", "device": device.type, "gib": gib}
