@@ -15,8 +15,9 @@ disk; ``persist_s`` (ours): that part behind the complete snapshot. An arm that 
 (``synced`` false) calls durable what it has written: compare it with such arms only. Where a peer
 has a background its files are synced there. ``restore_s``: into the live training, its files
 dropped from the page cache; ``warm_restore_s``: straight after the last save, in the cache or not,
-as the write left them. Ours verifies every digest; no other does. What a process makes once before
-it restores (manager, trainer, process group) is made before.
+as the write left them. Ours verifies every digest, the others verify nothing. What a process makes
+once before it restores (manager, trainer, process group) is made before; ours still waits in its
+restore for the worker that the manager has started.
 
 ``raw`` writes, and reads into memory that is there, as many bytes directly with four threads;
 ``fresh_restore_s`` reads into new memory, as most restores must. Ratios are taken within a round:

@@ -3,12 +3,11 @@
 An AUTO run settles, alone; then two runs of the same schedule: alone, beside CPU hogs and a
 process that writes and syncs, alone again. ``static`` keeps the interval that was settled on
 (``--static first``: the first plan of ``dynamic=False`` instead); ``adaptive`` begins with the
-profile that was measured, and tunes. Every few
-seconds the run stops checkpointing, lets what is in flight end, and trains a moment with no
-manager attached: the clean iteration time of that moment, under that load. Overhead is what the
-stretches between cost above the clean times right before and after them, so a slowdown by the
-load itself is not charged to checkpoints, and no cost escapes. To the manager each such pause
-is an epoch's end.
+profile that was measured, and tunes. Every few seconds the run stops checkpointing, lets what is
+in flight end, and trains a moment with no manager attached: the clean iteration time of that
+moment, under that load. Overhead is what the stretches between cost above the clean times right
+before and after them, so a slowdown by the load itself is not charged to checkpoints, and no cost
+escapes. To the manager each such pause is an epoch's end.
 
 A line per arm and phase: ``iteration_ms`` clean, ``k_start`` and ``k_end``, ``checkpoints`` taken
 and ``deferred``, ``overhead`` of all of it and of its second half (``_late``), when tuning had its

@@ -27,6 +27,7 @@ for which memory or disk do not suffice has a line that says ``why_not``.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import sys
@@ -91,16 +92,19 @@ def _arguments() -> argparse.Namespace:
     add("--rounds", type=int, default=4, help="behind the first save")
     add("--iterations", type=int, default=2_000, help="with nothing due")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--folder", type=Path, default=".", help="a folder on the disk to measure")
+    add("--folder", type=Path, default=Path(), help="a folder on the disk to measure")
     return parser.parse_args()
 
 
 def _size(gib: float, device: torch.device, args: argparse.Namespace) -> None:
     num_bytes = int(gib * GIB)
-    why_not = room_for(num_bytes, device, Path(args.folder))
+    gc.collect()  # the state before is in cycles: it needs no room any more
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    why_not = room_for(num_bytes, device, args.folder)
     if why_not is not None:
-        folder = Path(args.folder)
-        emit("scale", folder=folder, what="size", device=device.type, gib=gib, why_not=why_not)
+        setting = {"what": "size", "device": device.type, "gib": gib}
+        emit("scale", folder=args.folder, **setting, why_not=why_not)
         return
     rounds = num_rounds(args.rounds, gib)
     seconds, memory = measured(num_bytes, NUM_TENSORS, rounds, device, args)
@@ -288,7 +292,7 @@ def _report(
 ) -> None:
     emit(
         "scale",
-        folder=Path(args.folder),
+        folder=args.folder,
         what=what,
         device=device.type,
         **setting,

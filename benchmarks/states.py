@@ -10,6 +10,7 @@ from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 
 NUM_TENSORS = 64
 _WIDTH = 4096
+_ADAMW = ("exp_avg", "exp_avg_sq", "step")
 
 
 class Block(nn.Module):
@@ -67,12 +68,11 @@ def adamw_training(num_bytes: int, *, num_tensors: int, device: torch.device) ->
 
 def write_to_all(training: Training) -> None:
     """Write to every parameter and every moment, and count the step, as a weight update does."""
-    entries = [training.optimizer.state[part] for part in training.model.parameters()]
-    names = ("exp_avg", "exp_avg_sq", "step")
-    moments = [entry[name] for name in names for entry in entries]
+    parts = list(training.model.parameters())
+    entries = [training.optimizer.state[part] for part in parts]
     with torch.no_grad():
-        torch._foreach_add_([*training.model.parameters()], 1.0)
-        torch._foreach_add_(moments, 1.0)
+        for tensors in (parts, *([one[name] for one in entries] for name in _ADAMW)):
+            torch._foreach_add_(tensors, 1.0)
 
 
 def num_steps(training: Training) -> int:

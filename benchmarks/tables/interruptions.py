@@ -40,7 +40,7 @@ def _row(runs: list[Line]) -> str:
         first["arm"],
         f"{median(x['seconds'] for x in runs):.0f} s",
         _ratio(runs),
-        span([x["kills"] for x in runs]),
+        _interruptions(runs),
         f"{span([x['redone'] for x in runs])} of {first['needed']}",
         seconds(_median(runs, "resume_s")),
         seconds(_median(runs, "restore_s")),
@@ -58,6 +58,13 @@ def _ratio(runs: list[Line]) -> str:
         return f"given up at {max(ratios):.1f}, {100 * max(given_up):.0f} % done"
     spread = "" if len(runs) == 1 else f" ({min(ratios):.2f} to {max(ratios):.2f})"
     return f"{median(ratios):.2f}{spread}"
+
+
+def _interruptions(runs: list[Line]) -> str:
+    if runs[0]["arm"].startswith("uninterrupted"):
+        return "-"
+    every_s = median(x["every_s"] for x in runs)
+    return f"{span([x['kills'] for x in runs])}, every {every_s:.0f} s"
 
 
 def _median(runs: list[Line], figure: str) -> float | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.estimate import quartiles
-from benchmarks.goodput import COSTS, RESTARTS, Setting, setting_of, summary
+from benchmarks.goodput import COSTS, RESTARTS, Setting, main, setting_of, summary
 from benchmarks.measured import Figure, Missing, in_seconds, measured
 from benchmarks.plots import draw_all
 from benchmarks.tables import lines_of, tables_of
@@ -158,6 +159,17 @@ def test_the_summary_has_the_median_and_quartiles_of_the_runs() -> None:
 
 
 # The whole of it
+
+
+def test_without_a_measured_figure_it_ends_and_prints_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, OVERHEAD)
+    monkeypatch.setattr(sys, "argv", ["goodput", "--gpus", "8", "--results", str(tmp_path)])
+    with pytest.raises(SystemExit, match="goodput: restart_s: not measured yet"):
+        main()
+    assert capsys.readouterr().out == ""
+
 
 SMALL = ("--gpus", "16384", "100000", "--seeds", "1", "--days", "0.2")
 
