@@ -264,6 +264,13 @@ def test_inception_has_its_auxiliary_head_where_it_fits() -> None:
 
 
 @needs_transformers
+@pytest.mark.parametrize(("model", "millions"), [("bert", 335), ("gpt2", 124), ("gpt2-xl", 1558)])
+def test_language_models_have_their_published_size_on_a_gpu(model: str, millions: int) -> None:
+    loop = replace(on_gpu()[model], device="meta", batch=1, tokens=8).loop(seed=0)
+    assert loop.num_parameters // 1_000_000 == millions
+
+
+@needs_transformers
 def test_bert_predicts_what_is_masked_and_gpt_what_comes_next() -> None:
     torch.manual_seed(0)
     inputs, target = Language("bert", small=True).batch(4, 64)
