@@ -264,7 +264,7 @@ def test_inception_has_its_auxiliary_head_where_it_fits() -> None:
 
 
 @needs_transformers
-@pytest.mark.parametrize(("model", "millions"), [("bert", 335), ("gpt2", 124), ("gpt2-xl", 1558)])
+@pytest.mark.parametrize(("model", "millions"), [("bert", 335), ("gpt2", 124), ("gpt2-xl", 1557)])
 def test_language_models_have_their_published_size_on_a_gpu(model: str, millions: int) -> None:
     loop = replace(on_gpu()[model], device="meta", batch=1, tokens=8).loop(seed=0)
     assert loop.num_parameters // 1_000_000 == millions
