@@ -36,7 +36,9 @@ def _run(line: Line) -> tuple[str, str]:
 
 def _heading(line: Line) -> str:
     where = f"{', AMP' if line['amp'] else ''}, on {line['device']}"
-    return f"{line['model']}, batch {line['batch']}{where}: {line['state_mib']:g} MiB of state, {line['iteration_ms']:.1f} ms per iteration, bound {percent(line['bound'])}:"
+    state = f"{line['state_mib']:g} MiB of state, {line['iteration_ms']:.1f} ms per iteration"
+    bound = f"bound {percent(line['bound'])}"
+    return f"{line['model']}, batch {line['batch']}{where}: {state}, {bound}:"
 
 
 def _arms(lines: list[Line]) -> str:
