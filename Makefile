@@ -37,10 +37,10 @@ bench-gpu: ## what a GPU is needed for, in at most MINUTES; ONLY="..." chooses; 
 	  $(MAKE) $(VENV)/.peers; py=$(PY); fi; set -ex; \
 	PYTHONPATH=. $$py -m benchmarks run --gpu --minutes $(MINUTES) $(ONLY)
 
-test-gpu: ## tests marked gpu and the stall benchmark; uses PYTHON as it is where that has PyTorch
+test-gpu: ## tests marked gpu and a comparison with peers; uses PYTHON as it is where that has PyTorch
 	@py=$(PYTHON); if ! $$py -c 'import $(GPU_NEEDS)' 2>/dev/null; then \
 	  $(MAKE) $(VENV)/.dev; py=$(PY); fi; set -ex; \
-	PYTHONPATH=. $$py -m pytest -m gpu tests/gpu tests/contract/test_state.py; PYTHONPATH=. $$py -m benchmarks.stall --batch 8192
+	PYTHONPATH=. $$py -m pytest -m gpu tests/gpu tests/contract/test_state.py; PYTHONPATH=. $$py -m benchmarks.compare --rounds 2
 
 # Tests that mount file systems or inject system-call errors skip, with a reason, without these.
 system:

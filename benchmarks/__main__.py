@@ -4,6 +4,7 @@ python -m benchmarks                          what there is
 python -m benchmarks run                      all of it, on the CPU
 python -m benchmarks run compare frequency    these
 python -m benchmarks run --gpu --minutes 9    what a GPU is needed for, in so much time
+python -m benchmarks run --longer             what is not in the others
 
 ``run`` appends result lines and writes tables and plots of the pages anew.
 """
@@ -23,8 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """List or run; 1 if a benchmark failed."""
     args = _arguments(argv)
     if args.action == "list":
-        print(listing(suite.ON_CPU, "make bench", "on the CPU"))
-        print(listing(suite.ON_GPU, "make bench-gpu", "on a GPU"))
+        print(listing(suite.ON_CPU, "make bench, on a CPU"))
+        print(listing(suite.ON_GPU, "make bench-gpu"))
+        print(listing(suite.LONGER, "python -m benchmarks run --longer, on a CPU"))
         return 0
     budget_s = None if args.minutes is None else 60 * args.minutes
     outcomes = suite.run_all(args.calls, results=args.results, budget_s=budget_s)
@@ -42,10 +44,26 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.set_defaults(action="list")
     run = parser.add_subparsers().add_parser("run", help="run benchmarks")
+    _add_run_options(run)
+    args = parser.parse_args(argv)
+    if args.action == "run":
+        try:
+            args.calls = suite.chosen(args.suite, args.names)
+        except ValueError as error:
+            run.error(str(error))
+    return args
+
+
+def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.set_defaults(action="run")
-    names = sorted({call.name for call in (*suite.ON_CPU, *suite.ON_GPU)})
-    run.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")
-    run.add_argument("--gpu", action="store_true", help="what a GPU is needed for")
+    run.add_argument("names", nargs="*", metavar="NAME", help="only these benchmarks of the suite")
+    which = run.add_mutually_exclusive_group()
+    for option, calls, what in (
+        ("--gpu", suite.ON_GPU, "what a GPU is needed for"),
+        ("--longer", suite.LONGER, "what is not in the others"),
+    ):
+        which.add_argument(option, dest="suite", action="store_const", const=calls, help=what)
+    run.set_defaults(suite=suite.ON_CPU)
     run.add_argument("--minutes", type=float, help="leave out what would not end by then")
     run.add_argument(
         "--results",
@@ -53,19 +71,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default=suite.RESULTS,
         help="where the lines go; elsewhere than to benchmarks/results the pages stay as they are",
     )
-    args = parser.parse_args(argv)
-    if args.action == "run":
-        try:
-            args.calls = suite.chosen(suite.ON_GPU if args.gpu else suite.ON_CPU, args.names)
-        except ValueError as error:
-            run.error(str(error))
-    return args
 
 
-def listing(calls: Sequence[Call], target: str, where: str) -> str:
+def listing(calls: Sequence[Call], title: str) -> str:
     """What each call measures, how long it takes, and its command."""
     minutes = sum(call.seconds for call in calls) / 60
-    lines = [f"{target}, {where}: about {minutes:.0f} minutes in all"]
+    lines = [f"{title}: about {minutes:.0f} minutes in all"]
     for call in calls:
         lines += [f"  {suite.summary(call.name)}", f"    {call.command}  (~{call.seconds:.0f} s)"]
     return "\n".join([*lines, ""])

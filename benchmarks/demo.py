@@ -8,25 +8,18 @@ figure in the table is measured in this run; the exit status is 1 if a claim doe
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import os
 import random
-import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.make_images import ImageSet, make
 from benchmarks.rawio import raw_write
+from benchmarks.runs import Run
 
-ROOT = Path(__file__).resolve().parents[1]
 EPOCHS, BATCH, INTERVAL = 3, 16, 10
 IMAGES = ImageSet(classes=8, train=100, val=20)
 STEPS_PER_EPOCH = -(-IMAGES.classes * IMAGES.train // BATCH)
@@ -52,115 +45,15 @@ def main(argv: list[str] | None = None) -> int:
         f"resnet18 on {IMAGES.classes * IMAGES.train} JPEG files, {EPOCHS} epochs of "
         f"{STEPS_PER_EPOCH} iterations, a checkpoint every {INTERVAL} (kill seed {seed})"
     )
-    calm = Run(args.out / "calm", images=args.out / "images", deadline_s=deadline_s)
-    hunted = Run(args.out / "hunted", images=args.out / "images", deadline_s=deadline_s)
+    flags = ("--data", str((args.out / "images").resolve()), *FLAGS)
+    calm, hunted = (
+        Run(args.out / name, flags, deadline_s=deadline_s) for name in ("calm", "hunted")
+    )
     train_calmly(calm)
     kills = train_hunted(hunted, rng=random.Random(seed))
     claims = [*compare(calm, hunted), *(kill.claim() for kill in kills)]
     print_table(claims, figures(calm))
     return 0 if all(claim.holds for claim in claims) else 1
-
-
-class Run:
-    """One training run in a folder of its own: started, watched and, perhaps, killed."""
-
-    def __init__(self, folder: Path, *, images: Path, deadline_s: float) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        self.chk_dir = folder / "chk"
-        self._history, self._report = folder / "history.jsonl", folder / "report.json"
-        self._log = folder / "log.txt"
-        self._deadline_s = deadline_s
-        self._command = [
-            *(sys.executable, "-m", "benchmarks.imagenet", "--data", str(images.resolve()), *FLAGS),
-            *("--chk-prefix", str(self.chk_dir.resolve())),
-            *("--history", str(self._history.resolve()), "--report", str(self._report.resolve())),
-        ]
-
-    @contextlib.contextmanager
-    def started(self) -> Iterator[subprocess.Popen[bytes]]:
-        """The trainer, in a process that is gone when the block ends."""
-        search = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        environment = {**os.environ, "PYTHONPATH": search}
-        with self._log.open("ab") as log:
-            trainer = subprocess.Popen(
-                self._command, stdout=log, stderr=log, cwd=ROOT, env=environment
-            )
-            try:
-                yield trainer
-            finally:
-                trainer.kill()
-                trainer.wait()
-
-    def finish(self) -> float:
-        """Train to the end; returns the seconds it took."""
-        began_s = time.monotonic()
-        with self.started() as trainer:
-            self.wait(lambda: trainer.poll() is not None, trainer, poll_s=0.1)
-            if trainer.returncode != 0:
-                self._fail(f"the trainer ended with status {trainer.returncode}")
-        return time.monotonic() - began_s
-
-    def wait(
-        self,
-        condition: Callable[[], bool],
-        trainer: subprocess.Popen[bytes],
-        *,
-        poll_s: float = 0.0005,
-    ) -> None:
-        """Poll until ``condition`` holds; ends the demo when the trainer or the time ends first."""
-        while not condition():
-            if trainer.poll() is not None and not condition():
-                self._fail(f"the trainer ended early, with status {trainer.returncode}")
-            if time.monotonic() > self._deadline_s:
-                self._fail(f"the demo did not end within {TIME_LIMIT_S:.0f} s")
-            time.sleep(poll_s)
-
-    def _fail(self, why: str) -> None:
-        tail = self._log.read_text(errors="replace").splitlines()[-20:]
-        raise SystemExit("\n".join([f"demo: {why}; the end of {self._log}:", *tail]))
-
-    def steps(self) -> list[int]:
-        """Iterations in the order in which they were made, redone ones included."""
-        return [line["step"] for line in _lines(self._history) if "batch" in line]
-
-    def last_step(self) -> int:
-        """The newest iteration; 0 before the first."""
-        lines = _lines(self._history, last_bytes=4096)
-        return next((line["step"] for line in reversed(lines) if "step" in line), 0)
-
-    def epoch_ends(self) -> list[dict[str, Any]]:
-        """What the data ledger said whenever an epoch was over."""
-        return [line for line in _lines(self._history) if "exactly_once" in line]
-
-    def report(self) -> dict[str, Any]:
-        """What the run ended with."""
-        report: dict[str, Any] = json.loads(self._report.read_text())
-        return report
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        """What checkfreq wrote of itself."""
-        return [line for line in _lines(self.chk_dir / "events.jsonl") if line["kind"] == kind]
-
-    def being_written(self) -> int | None:
-        """The step of a checkpoint that is being written at this instant."""
-        with contextlib.suppress(FileNotFoundError):
-            for name in os.listdir(self.chk_dir):
-                if name.startswith(".tmp-"):
-                    return int(name.split("-")[1])
-        return None
-
-
-def _lines(path: Path, *, last_bytes: int | None = None) -> list[dict[str, Any]]:
-    """Objects of a JSON-lines file, or of its end; a line that is cut off is left out."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    whole = data[: data.rfind(b"\n") + 1]
-    if last_bytes is not None and len(whole) > last_bytes:
-        whole = whole[-last_bytes:].partition(b"\n")[2]
-    return [json.loads(line) for line in whole.splitlines()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

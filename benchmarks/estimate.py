@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, mean, median
+from statistics import NormalDist, mean, median, quantiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,14 @@ def t_quantile(probability: float, freedom: int) -> float:
         + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
         + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
     )
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """The lower and the upper one; of a single value itself."""
+    if len(values) == 1:
+        return values[0], values[0]
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return low, high
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:

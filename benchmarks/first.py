@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.record import emit, run
-from benchmarks.stall import Loop
+from benchmarks.states import Perceptron
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 
 ARENA_S_PER_GIB = 3.0
@@ -65,7 +65,7 @@ class ReadyWatch:
 def measure(scratch: Path, args: argparse.Namespace) -> None:
     """Train until a checkpoint is durable and T is known; print a line."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    loop = Loop(int(args.mib * 2**20), batch=args.batch, device=device)
+    loop = Perceptron(int(args.mib * 2**20), batch=args.batch, device=device)
     times_s: list[float] = []
     with CFManager(
         scratch,
@@ -106,7 +106,7 @@ def measure(scratch: Path, args: argparse.Namespace) -> None:
     )
 
 
-def _until_durable(loop: Loop, manager: CFManager, times_s: list[float]) -> float:
+def _until_durable(loop: Perceptron, manager: CFManager, times_s: list[float]) -> float:
     give_up_s = time.perf_counter() + _PATIENCE_S
     while not manager.stats()["num_committed"]:
         if time.perf_counter() > give_up_s:
@@ -115,7 +115,7 @@ def _until_durable(loop: Loop, manager: CFManager, times_s: list[float]) -> floa
     return time.perf_counter()
 
 
-def _iterate(loop: Loop, manager: CFManager, times_s: list[float]) -> None:
+def _iterate(loop: Perceptron, manager: CFManager, times_s: list[float]) -> None:
     start_s = time.perf_counter()
     loop.backward()
     manager.weight_update()

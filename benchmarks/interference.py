@@ -1,16 +1,18 @@
 """A second load comes and goes: what the interval and the overhead do, static and adaptive.
 
-    python -m benchmarks.interference --png benchmarks/results/interference.png
-
 An AUTO run settles, alone; then two runs of the same schedule: alone, beside CPU hogs and a
 process that writes and syncs, alone again. ``static`` keeps the interval that was settled on
 (``--static first``: the first plan of ``dynamic=False`` instead); ``adaptive`` begins with the
-profile that was measured, and tunes. Every few
-seconds the run stops checkpointing, lets what is in flight end, and trains a moment with no
-manager attached: the clean iteration time of that moment, under that load. Overhead is what the
-stretches between cost above the clean times right before and after them, so a slowdown by the
-load itself is not charged to checkpoints, and no cost escapes. To the manager each such pause
-is an epoch's end. Prints a line per arm and phase, and draws both arms against time.
+profile that was measured, and tunes. Every few seconds the run stops checkpointing, lets what is
+in flight end, and trains a moment with no manager attached: the clean iteration time of that
+moment, under that load. Overhead is what the stretches between cost above the clean times right
+before and after them, so a slowdown by the load itself is not charged to checkpoints, and no cost
+escapes. To the manager each such pause is an epoch's end.
+
+A line per arm and phase: ``iteration_ms`` clean, ``k_start`` and ``k_end``, ``checkpoints`` taken
+and ``deferred``, ``overhead`` of all of it and of its second half (``_late``), when tuning had its
+time. A line per arm of its ``trace``, on the run's time axis: ``phases`` [name, start, end],
+``intervals`` [second, k] at each change, ``overheads`` [second, overhead of the last ``width_s``].
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ PHASES = ("alone", "second load", "alone again")
 
 
 def main() -> None:
-    """Run both arms, print, draw."""
+    """Run both arms and print."""
     args = _arguments()
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="interference-") as scratch:
@@ -46,10 +48,7 @@ def main() -> None:
         traces = [record(arm, folder, args, settled=settled) for arm in ("static", "adaptive")]
     for trace in traces:
         report(trace, args)
-    if args.png:
-        from benchmarks.plot import draw
-
-        draw(traces, Path(args.png), bound=args.bound, width_s=args.width)
+        report_trace(trace, args)
 
 
 def _arguments() -> argparse.Namespace:
@@ -65,8 +64,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=float, default=15.0, help="seconds of a sliding window")
     parser.add_argument("--hogs", type=int, default=1, help="processes that compute")
     parser.add_argument("--write-mib", type=int, default=256, help="written and synced at a time")
-    parser.add_argument("--png", default="benchmarks/results/interference.png", help="'': no plot")
-    parser.add_argument("--folder", default=".", help="a folder on the disk to write to")
+    parser.add_argument("--folder", type=Path, default=Path(), help="on the disk to write to")
     return parser.parse_args()
 
 
@@ -96,8 +94,8 @@ class Trace:
     stretches: list[Stretch] = field(default_factory=list)
     intervals: list[tuple[float, int]] = field(default_factory=list)
 
-    def overhead(self, *, width_s: float) -> list[tuple[float, float]]:
-        """Overhead against time."""
+    def overhead(self, width_s: float) -> list[tuple[float, float]]:
+        """Overhead against time, of the ``width_s`` before."""
         return sliding(self.stretches, width_s=width_s)
 
 
@@ -105,7 +103,7 @@ def record(
     arm: str, folder: Path, args: argparse.Namespace, *, settled: int | None = None
 ) -> Trace:
     """One run of the schedule; ``settling`` trains alone, and leaves its profile to the others."""
-    loop = Loop(args.model, batch=args.batch, image_size=args.image_size)
+    loop = Loop.of(args, seed=0)
     clean_window(loop, 5)
     chk_dir = folder / arm
     chk_dir.mkdir()
@@ -194,6 +192,7 @@ def report(trace: Trace, args: argparse.Namespace) -> None:
         late = estimate(settled)
         emit(
             "interference",
+            folder=args.folder,
             arm=trace.arm,
             phase=phase.name,
             model=args.model,
@@ -210,6 +209,22 @@ def report(trace: Trace, args: argparse.Namespace) -> None:
             overhead_late=round(late.mean, 5),
             half_width_late=None if len(settled) < 3 else round(late.half_width, 5),
         )
+
+
+def report_trace(trace: Trace, args: argparse.Namespace) -> None:
+    """What is drawn: interval and overhead against time."""
+    emit(
+        "interference",
+        folder=args.folder,
+        arm=trace.arm,
+        trace=True,
+        model=args.model,
+        bound=args.bound,
+        width_s=args.width,
+        phases=[[p.name, round(p.start_s, 3), round(p.end_s, 3)] for p in trace.phases],
+        intervals=[[round(at_s, 3), k] for at_s, k in trace.intervals],
+        overheads=[[round(at_s, 3), round(o, 5)] for at_s, o in trace.overhead(args.width)],
+    )
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -5,9 +5,10 @@
     python -m benchmarks.paper --preset gpu --model gpt2-xl --seconds 150
 
 Per model: an AUTO manager trains until its interval k has settled. A manager with that k is then
-measured in windows of whole intervals, each between two windows with no manager attached (see
-overhead.py). Then some checkpoints are waited for, training standing still. At last the newest one
-is restored into a new model by a new manager, its files dropped from the page cache, and compared.
+measured in windows, each between two with no manager attached (see overhead.py): whole intervals,
+cut where a checkpoint is durable long before the next one is due. Then some checkpoints are
+waited for, training standing still. At last the newest one is restored into a new model by a new
+manager, its files dropped from the page cache, and compared.
 
 Arm ``auto``: ``overhead`` is of the windows, with its 95 % interval; ``cost_ms`` is that per
 checkpoint, in three parts: at the boundary (state is captured), waiting at the weight update for
@@ -25,7 +26,7 @@ import argparse
 import gc
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,17 +46,18 @@ _SECONDS = {"cpu": 25.0, "gpu": 40.0}
 
 def main() -> None:
     """Print three lines per model."""
-    args = _arguments()
+    args = arguments()
     torch.set_num_threads(args.threads)
     torch.backends.cudnn.benchmark = True
-    for workload in _chosen(args):
+    for workload in chosen(args):
         print(f"{workload.model}: about {args.seconds:.0f} s", file=sys.stderr)
         with tempfile.TemporaryDirectory(dir=args.folder, prefix="paper-") as scratch:
             Report(workload, args).emit(Trial(workload, Path(scratch), args).measure())
         gc.collect()  # the model is in cycles
 
 
-def _arguments() -> argparse.Namespace:
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line's."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     preset = "gpu" if torch.cuda.is_available() else "cpu"
     add = parser.add_argument
@@ -74,16 +76,18 @@ def _arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--folder", default=".", help="a folder on the disk to write to")
     add_device_option(parser)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     args.seconds = args.seconds or _SECONDS[args.preset]
     return args
 
 
-def _chosen(args: argparse.Namespace) -> Iterator[Workload]:
+def chosen(
+    args: argparse.Namespace, *, is_there: Callable[[str], bool] = is_installed
+) -> Iterator[Workload]:
     """The preset's, as the options change them. What is not installed is left out."""
     preset = on_gpu() if args.preset == "gpu" else on_cpu()
-    changed = {name: getattr(args, name) for name in ("batch", "image_size", "tokens", "amp")}
-    changed = {name: value for name, value in changed.items() if value is not None}
+    given = {name: getattr(args, name) for name in ("batch", "image_size", "tokens", "amp")}
+    changed = {name: value for name, value in given.items() if value is not None}
     if args.epoch_iterations is not None:
         changed |= {"epoch_iterations": args.epoch_iterations, "epoch": "as given"}
     for name in args.model or [each for each in preset if each not in _ON_REQUEST]:
@@ -91,7 +95,7 @@ def _chosen(args: argparse.Namespace) -> Iterator[Workload]:
             print(f"{name}: left out, it is not for a CPU", file=sys.stderr)
             continue
         workload = replace(preset[name], device=args.device, **changed)
-        missing = [each for each in workload.packages if not is_installed(each)]
+        missing = [each for each in workload.packages if not is_there(each)]
         if missing:
             print(f"{name}: left out, {missing[0]} is not installed", file=sys.stderr)
         elif args.data is not None and workload.is_language:

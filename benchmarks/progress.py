@@ -19,7 +19,10 @@ from iterators.cursor import EpochReport
 
 
 class History:
-    """Appends JSON lines to ``--history FILE``, each in one unbuffered write; None: nowhere."""
+    """Appends JSON lines to ``--history FILE``, each in one unbuffered write; None: nowhere.
+
+    The first line of a process says when it had its data and its model.
+    """
 
     def __init__(self, path: Path | None, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -27,6 +30,7 @@ class History:
         self._written: EpochReport | None = None
 
     def __enter__(self) -> History:
+        self.write(ready_unix_s=time.time())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,7 +117,10 @@ class Progress:
             figures = {"loss": total / self._ranks.world, "accuracy": correct / max(images, 1)}
             self._show(**figures)
         step = self._epoch * self._steps_per_epoch + self._batch
-        self._history.write(epoch=self._epoch, batch=self._batch, step=step, **figures)
+        now = time.time()
+        self._history.write(
+            epoch=self._epoch, batch=self._batch, step=step, time_unix_s=now, **figures
+        )
         self._bar.update()
 
     def _show(self, *, loss: float, accuracy: float) -> None:

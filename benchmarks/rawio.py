@@ -1,4 +1,4 @@
-"""What the disk gives without checkfreq: the same bytes, written directly and synced."""
+"""What the disk gives without checkfreq: as many bytes, written directly and synced, or read."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import mmap
 import os
 import statistics
 import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from checkfreq.store.images import new_buffer
 
 PAGE = 4096
 
@@ -38,26 +41,52 @@ def raw_write(
 
 
 class RawWriter:
-    """The data is made once, so that several processes can begin to write at one instant."""
+    """The data is made once, so that several processes can begin to write at one instant.
+
+    With ``source_bytes`` no more of it is made than that, and written again and again.
+    """
 
     def __init__(
-        self, path: Path, num_bytes: int, *, threads: int = 4, chunk_bytes: int = 8 << 20
+        self,
+        path: Path,
+        num_bytes: int,
+        *,
+        threads: int = 4,
+        chunk_bytes: int = 8 << 20,
+        source_bytes: int | None = None,
     ) -> None:
         self._path, self._threads, self._chunk_bytes = path, threads, chunk_bytes
-        padded = -(-num_bytes // PAGE) * PAGE
-        self._source = mmap.mmap(-1, padded)
-        self._source.write(os.urandom(padded))
+        self._num_bytes = -(-num_bytes // PAGE) * PAGE
+        made = self._num_bytes
+        if source_bytes is not None:
+            made = min(made, -(-source_bytes // chunk_bytes) * chunk_bytes)
+        self._source = mmap.mmap(-1, made)
+        self._source.write(os.urandom(made))
         self.direct = _accepts_direct(path, self._source)
 
     def once(self) -> float:
         """Seconds until the data is in a new file and synced."""
-        return _write_once(
+        return write_once(
             self._path,
             self._source,
             direct=self.direct,
             threads=self._threads,
             chunk_bytes=self._chunk_bytes,
+            num_bytes=self._num_bytes,
         )
+
+    def read_back(self, *, fresh: bool = False) -> float:
+        """Seconds until the file is read over the data it was made of, or into new memory."""
+        memory = new_buffer(self._num_bytes) if fresh else memoryview(self._source)
+        with memory:
+            return _read_once(
+                self._path,
+                memory,
+                self._num_bytes,
+                direct=self.direct,
+                threads=self._threads,
+                chunk_bytes=self._chunk_bytes,
+            )
 
     def __enter__(self) -> RawWriter:
         return self
@@ -65,6 +94,15 @@ class RawWriter:
     def __exit__(self, *_: object) -> None:
         self._path.unlink(missing_ok=True)
         self._source.close()
+
+
+def drop_from_cache(paths: Iterable[Path]) -> None:
+    """The next read of these files is one of the disk."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
 
 
 def _open(path: Path, *, direct: bool) -> int:
@@ -91,23 +129,73 @@ def _accepts_direct(path: Path, source: mmap.mmap) -> bool:
     return True
 
 
-def _write_once(
-    path: Path, source: mmap.mmap, *, direct: bool, threads: int, chunk_bytes: int
+def write_once(
+    path: Path,
+    source: mmap.mmap,
+    *,
+    direct: bool,
+    threads: int,
+    chunk_bytes: int,
+    num_bytes: int | None = None,
+    fill: Callable[[int, int], None] = lambda start, end: None,
 ) -> float:
+    """Seconds to write ``source`` to a new file and sync it.
+
+    With ``num_bytes``, over and over until it is that long (``source`` being whole chunks then).
+    ``fill`` is called by the threads for each stretch of ``source`` before it is written.
+    """
     path.unlink(missing_ok=True)
     began_s = time.perf_counter()
     descriptor = _open(path, direct=direct)
     try:
         with memoryview(source) as view, ThreadPoolExecutor(threads) as pool:
+            total = len(view) if num_bytes is None else num_bytes
 
             def write(offset: int) -> None:
-                _write_all(descriptor, view[offset : offset + chunk_bytes], offset)
+                start = offset % len(view)
+                end = start + min(chunk_bytes, total - offset)
+                fill(start, end)
+                _write_all(descriptor, view[start:end], offset)
 
-            list(pool.map(write, range(0, len(view), chunk_bytes)))
+            list(pool.map(write, range(0, total, chunk_bytes)))
         os.fdatasync(descriptor)
     finally:
         os.close(descriptor)
     return time.perf_counter() - began_s
+
+
+def _read_once(
+    path: Path,
+    view: memoryview,
+    num_bytes: int,
+    *,
+    direct: bool,
+    threads: int,
+    chunk_bytes: int,
+) -> float:
+    began_s = time.perf_counter()
+    flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
+    descriptor = os.open(path, flags)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+
+            def read(offset: int) -> None:
+                start = offset % len(view)
+                with view[start : start + min(chunk_bytes, num_bytes - offset)] as chunk:
+                    _read_all(descriptor, chunk, offset)
+
+            list(pool.map(read, range(0, num_bytes, chunk_bytes)))
+    finally:
+        os.close(descriptor)
+    return time.perf_counter() - began_s
+
+
+def _read_all(descriptor: int, view: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(view):
+        if not (count := os.preadv(descriptor, [view[done:]], offset + done)):
+            raise EOFError(f"the file ends at {offset + done}, {len(view) - done} bytes early")
+        done += count
 
 
 def _write_all(descriptor: int, view: memoryview, offset: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -50,7 +51,7 @@ def surroundings(folder: Path | None = None, packages: Sequence[str] = ()) -> di
     """Commit, command, machine, versions and storage of this run."""
     storage = {} if folder is None else {"storage": _storage(folder)}
     return {
-        "command": " ".join(["python", "-m", _module_name(), *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", _module_name(), *sys.argv[1:]]),
         "commit": _commit(),
         "machine": {
             "cpu": cpu_model(),

@@ -30,39 +30,22 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
+from benchmarks.peers import PEERS, Saver
+from benchmarks.peers.dcp import KINDS
+from benchmarks.peers.ours import CheckFreq
 from benchmarks.rawio import RawWriter
 from benchmarks.record import emit, median_ratio, run
-from benchmarks.sharded_savers import (
-    CheckFreq,
-    Dcp,
-    ReplicatedState,
-    Saver,
-    ShardedState,
-    State,
-)
+from benchmarks.saving import Work, sample, slowest
+from benchmarks.sharded_states import ReplicatedState, ShardedState, State, training_of
 from benchmarks.throughput import Arm, Seconds, interleaved
 from checkfreq.distributed.meetings import Meetings, said_by_each
 
-_CLEAN_ITERATIONS = 3
 _MEETING = "meeting"
 _MEETINGS, _WARM_UP_MEETINGS = 500, 50
-
-#: torch.distributed.checkpoint: what saves in the background, and whether it stages there too.
-PEERS: dict[str, tuple[AsyncCheckpointerType | None, bool]] = {
-    "dcp.save": (None, False),
-    "dcp.async_save, thread": (AsyncCheckpointerType.THREAD, False),
-    "dcp.async_save, process": (AsyncCheckpointerType.PROCESS, False),
-    "dcp.async_save, thread, aside": (AsyncCheckpointerType.THREAD, True),
-    "dcp.async_save, process, aside": (AsyncCheckpointerType.PROCESS, True),
-}
 
 
 def main() -> None:
@@ -89,7 +72,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="behind the first one")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--only", nargs="+", choices=_WHAT, default=_WHAT)
-    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--peers", nargs="*", choices=KINDS, default=list(KINDS))
     parser.add_argument("--iteration-s", type=float, default=0.3, help="of computing, about")
     parser.add_argument("--folder", default=".", help="a folder on the disk to measure")
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)  # in a rank
@@ -200,11 +183,11 @@ def saving(what: str, args: argparse.Namespace) -> Seconds:
 def sharded(args: argparse.Namespace, num_bytes: int, work: Work) -> Iterator[list[Arm]]:
     """Ours on DTensors, beside torch.distributed.checkpoint."""
     folder, state = Path(args.folder), ShardedState(num_bytes, num_tensors=args.tensors)
-    savers: dict[str, Saver] = {"checkfreq": CheckFreq(folder / "chk", state)}
-    for name in args.peers:
-        kind, aside = PEERS[name]
-        target = folder / name.replace(", ", "-")
-        savers[name] = Dcp(target, state, kind=kind, staged_aside=aside)
+    training = training_of(state)
+    savers = {
+        name: PEERS[name].make(folder / name.replace(", ", "-"), training)
+        for name in ("checkfreq", *args.peers)
+    }
     with measured(savers, state, args, num_bytes, work) as arms:
         yield arms
 
@@ -214,9 +197,10 @@ def replicated(args: argparse.Namespace, num_bytes: int, work: Work) -> Iterator
     """Ours on what all ranks have: each writes a part, or the first one everything."""
     folder = Path(args.folder)
     state = ReplicatedState(num_bytes, num_tensors=args.tensors)
+    training = training_of(state)
     savers: dict[str, Saver] = {
-        "checkfreq, split": CheckFreq(folder / "split", state, split=True),
-        "checkfreq, one writer": CheckFreq(folder / "one", state),
+        "checkfreq, split": CheckFreq(folder / "split", training, split=True),
+        "checkfreq, one writer": CheckFreq(folder / "one", training),
     }
     with measured(savers, state, args, num_bytes, work) as arms:
         yield arms
@@ -243,7 +227,7 @@ def measured(
         yield [
             lambda: _raw(writer),
             *(
-                lambda name=name, saver=saver: sample(name, saver, state, work)  # type: ignore[misc]
+                lambda name=name, saver=saver: _named(name, sample(saver, state.change, work))  # type: ignore[misc]
                 for name, saver in savers.items()
             ),
         ]
@@ -251,96 +235,13 @@ def measured(
         saver.close()
 
 
+def _named(arm: str, figures: Mapping[str, float]) -> dict[str, float]:
+    return {f"{arm}/{figure}": value for figure, value in figures.items()}
+
+
 def _raw(writer: RawWriter) -> dict[str, float]:
     dist.barrier()
-    return slowest({"raw/durable_s": writer.once()})
-
-
-class Work:
-    """Forward and backward of an iteration: matrix products, then the ranks meet."""
-
-    def __init__(self, seconds: float) -> None:
-        self._matrix = torch.randn(512, 512)
-        self._count = 1
-        self.compute()
-        self._count = 20
-        dist.barrier()
-        began_s = time.perf_counter()
-        self.compute()
-        each_s = slowest({"": time.perf_counter() - began_s})[""] / self._count
-        self._count = max(1, round(seconds / each_s))
-
-    def compute(self) -> None:
-        """The same work every time: what disturbs it makes it last longer."""
-        for _ in range(self._count):
-            self._matrix @ self._matrix
-        meet()
-
-
-def meet() -> None:
-    """As the ranks do for their gradients."""
-    dist.all_reduce(torch.zeros(1))
-
-
-@dataclass(frozen=True, slots=True)
-class Iteration:
-    """Seconds of one iteration, and of where the library may hold the training thread."""
-
-    total_s: float
-    boundary_s: float
-    entering_s: float
-
-    @property
-    def held_s(self) -> float:
-        """Seconds in which it did."""
-        return self.boundary_s + self.entering_s
-
-
-def iterate(saver: Saver, state: State, work: Work, *, save: bool = False) -> Iteration:
-    """A boundary, forward and backward, the weight update."""
-    meet()  # or the wait for a rank that is late would be the library's
-    began_s = time.perf_counter()
-    saver.boundary(save=save)
-    boundary_s = time.perf_counter() - began_s
-    work.compute()
-    asked_s = time.perf_counter()
-    with saver.updating():
-        entering_s = time.perf_counter() - asked_s
-        state.change()
-    return Iteration(time.perf_counter() - began_s, boundary_s, entering_s)
-
-
-def sample(name: str, saver: Saver, state: State, work: Work) -> dict[str, float]:
-    """Save once and train on until that is durable, and one iteration more."""
-    dist.barrier()
-    clean = [iterate(saver, state, work) for _ in range(_CLEAN_ITERATIONS)]
-    touched = [iterate(saver, state, work, save=True)]
-    while not everywhere(saver.is_durable()):
-        touched.append(iterate(saver, state, work))
-    touched.append(iterate(saver, state, work))
-    clean_s = statistics.median(one.total_s for one in clean)
-    figures = {
-        "held_s": sum(one.held_s for one in touched),
-        "save_s": touched[0].boundary_s,
-        "added_s": sum(one.total_s for one in touched) - len(touched) * clean_s,
-        **saver.finish(),
-    }
-    return {f"{name}/{figure}": value for figure, value in slowest(figures).items()}
-
-
-def everywhere(value: bool) -> bool:
-    """Whether it holds on every rank."""
-    flag = torch.tensor([int(value)])
-    dist.all_reduce(flag, dist.ReduceOp.MIN)
-    return bool(flag)
-
-
-def slowest(figures: Mapping[str, float]) -> dict[str, float]:
-    """Each figure's largest value over the ranks, on the first one at least; some lack some."""
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, dict(figures))
-    names = {name for one in gathered for name in one}
-    return {name: max(one[name] for one in gathered if name in one) for name in sorted(names)}
+    return _named("raw", slowest({"durable_s": writer.once()}))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The simulator against the closed form, the tuner against an oracle, and goodput by size.
+"""The simulator against the closed form and published figures, the tuner against an oracle.
 
     python -m benchmarks.simulate --seeds 10
 
-Nothing is measured here but the tuner's decisions: all times are simulated.
+Nothing is measured here but the tuner's decisions: all times are simulated. Goodput by size is
+`benchmarks.goodput`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from statistics import fmean
 from benchmarks.record import emit, run
 from checkfreq.policy.waste import goodput
 from checkfreq.simulation import (
-    Cluster,
     Costs,
     Exponential,
     FixedInterval,
@@ -22,13 +22,11 @@ from checkfreq.simulation import (
     simulate,
     steady,
 )
-from checkfreq.simulation.comparison import compare
 from checkfreq.simulation.failures import Failures
 from checkfreq.simulation.scenarios import Scenario, scenarios, settlings
 
 _WORK_S, _COST_S = (30.0, 120.0, 600.0), (0.5, 5.0, 60.0)
 _MTBF_S, _RESTART_S = (300.0, 1_800.0, 20_000.0), (0.0, 30.0, 300.0)
-_SIZES = (8, 64, 512, 1_024, 4_096, 16_384, 100_000)
 
 
 def main() -> None:
@@ -36,15 +34,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10, help="runs of each scenario")
     parser.add_argument("--failures", type=int, default=20_000, help="at each point of the grid")
-    parser.add_argument("--sizes", type=int, nargs="+", default=_SIZES, help="in GPUs")
     args = parser.parse_args()
     _closed_form(args.failures)
     for stall_min, published in ((10, 0.44), (3, 0.80)):
         _anchor(stall_min, published, args.failures)
     for scenario in scenarios():
         _scenario(scenario, args.seeds)
-    for num_gpus in args.sizes:
-        _scale(num_gpus)
 
 
 def _closed_form(num_failures: int) -> None:
@@ -126,22 +121,6 @@ def _scenario(scenario: Scenario, num_seeds: int) -> None:
 def _latest(counts: list[int | None]) -> int | None:
     known = [count for count in counts if count is not None]
     return max(known) if len(known) == len(counts) else None
-
-
-def _scale(num_gpus: int) -> None:
-    costs = Costs(iteration_s=1.0, stall_s=1.0, copy_s=1.0, persist_s=10.0)
-    mtbf_s = Cluster(num_gpus).mtbf_s
-    arms = compare(costs, mtbf_s=mtbf_s, restart_s=120.0)
-    emit(
-        "simulate",
-        arm=f"{num_gpus} GPUs",
-        mtbf_s=round(mtbf_s, 1),
-        iteration_s=1.0,
-        cost_s=1.0,
-        persist_s=10.0,
-        restart_s=120.0,
-        goodput={arm.name: round(arm.outcome.goodput, 4) for arm in arms},
-    )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ time budget those are left out that would not end within it.
 from __future__ import annotations
 
 import ast
+import math
 import shlex
 import subprocess
 import sys
@@ -34,20 +35,38 @@ class Call:
         return f"python -m benchmarks.{self.name} {self.options}".rstrip()
 
 
-#: ``make bench``: on 2 cores without a GPU, under 20 minutes in all.
+#: ``make bench``: on 2 cores without a GPU, under 20 minutes in all. What tells most comes first.
 ON_CPU = (
-    Call("simulate", "", 20),
-    Call("startup", "", 10),
-    Call("iterators", "", 200),
+    Call("compare", "", 200),
+    Call("frequency", "--seconds 150", 160),
+    Call("paper", "--seconds 16", 150),
+    Call("interruptions", "", 150),
+    Call("goodput", "", 30),
+    Call("scale", "", 120),
+    Call("limits", "--rounds 3", 40),
+    Call("interference", "--settle 12 --phase 15", 110),
+    Call("sharded", "--rounds 2", 90),
     Call("memory", "--mib 16", 20),
-    Call("sharded", "--rounds 4", 150),
-    Call("decision", "", 30),
     Call("first", "--mib 1024", 30),
-    Call("interference", "--settle 20 --phase 25", 190),
+    Call("decision", "", 30),
+    Call("startup", "", 10),
+    Call("simulate", "", 20),
 )
 
-#: ``make bench-gpu``: what a GPU is needed for.
-ON_GPU: tuple[Call, ...] = ()
+#: Not in ``make bench``: they take longer, or are of the data alone.
+LONGER = (
+    Call("overhead", "--model resnet18 --live --max-seconds 300", 420),
+    Call("iterators", "", 300),
+)
+
+#: ``make bench-gpu``: what a GPU is needed for, in two calls of under 10 minutes (``--minutes 9``).
+ON_GPU = (
+    Call("compare", "--gib 4 --rounds 2", 150),
+    Call("paper", "--model resnet50 gpt2-xl --seconds 60", 180),
+    Call("scale", "--gib 1 8 40", 180),
+    Call("frequency", "--model resnet50 --batch 256 --amp --k 2 10", 180),
+    Call("paper", "--seconds 35", 360),
+)
 
 
 def summary(name: str) -> str:
@@ -82,20 +101,26 @@ def run_all(
     run: Callable[[Call], subprocess.CompletedProcess[str]] | None = None,
 ) -> list[Outcome]:
     """Run one after the other; what fails is told at the end and leaves no line."""
-    until_s = None if budget_s is None else time.monotonic() + budget_s
+    until_s = math.inf if budget_s is None else time.monotonic() + budget_s
     outcomes = []
     for call in calls:
-        if until_s is not None and time.monotonic() + call.seconds > until_s:
+        if time.monotonic() + call.seconds > until_s:
             print(f"{call.command}: no time left (about {call.seconds:.0f} s)", file=sys.stderr)
             outcomes.append(Outcome(call, None))
-            continue
-        print(f"{call.command}", file=sys.stderr)
-        began_s = time.monotonic()
-        done = (run or _in_a_process)(call)
-        outcomes.append(Outcome(call, time.monotonic() - began_s, done.returncode))
-        if done.returncode == 0:
-            _append(results / f"{call.name}.jsonl", done.stdout)
+        else:
+            outcomes.append(_run_one(call, results, run or _in_a_process))
     return outcomes
+
+
+def _run_one(
+    call: Call, results: Path, run: Callable[[Call], subprocess.CompletedProcess[str]]
+) -> Outcome:
+    print(call.command, file=sys.stderr)
+    began_s = time.monotonic()
+    done = run(call)
+    if done.returncode == 0:
+        _append(results / f"{call.name}.jsonl", done.stdout)
+    return Outcome(call, time.monotonic() - began_s, done.returncode)
 
 
 def _in_a_process(call: Call) -> subprocess.CompletedProcess[str]:

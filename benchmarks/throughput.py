@@ -6,7 +6,7 @@ import argparse
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.record import emit, median_ratio
@@ -42,20 +42,21 @@ def report(
     description: str,
     measure: Callable[[Path, int, int], Seconds],
     *,
-    baselines: Sequence[str],
+    baselines: Mapping[str, str],
 ) -> None:
-    """Measure in a scratch folder, and print a line per arm with its ratio to each baseline."""
+    """Measure in a scratch folder; a line per arm with its ratio to each baseline, an arm."""
     args = arguments(description)
     with tempfile.TemporaryDirectory(dir=args.folder, prefix=f"{benchmark}-") as scratch:
         seconds = measure(Path(scratch), int(args.gib * 2**30), args.rounds)
     for name, times in seconds.items():
         median_s = statistics.median(times)
         ratios = {
-            f"throughput_against_{base}": round(median_ratio(seconds[base], times), 3)
-            for base in baselines
+            f"throughput_against_{base}": round(median_ratio(seconds[arm], times), 3)
+            for base, arm in baselines.items()
         }
         emit(
             benchmark,
+            folder=Path(args.folder),
             arm=name,
             gib=args.gib,
             rounds=args.rounds,

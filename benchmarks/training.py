@@ -19,6 +19,7 @@ from benchmarks.language import LANGUAGE_MODELS, Language
 from benchmarks.models import MODELS as IMAGE_MODELS
 from benchmarks.models import build, loss_of
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
+from checkfreq.types import SnapshotPlace
 
 MODELS = (*IMAGE_MODELS, "transformer", *LANGUAGE_MODELS)
 
@@ -162,8 +163,12 @@ class Loop:
         interval: int | None = None,
         max_overhead: float = 0.035,
         dynamic: bool = True,
+        place: SnapshotPlace | None = None,
     ) -> CFManager:
-        """A manager of this loop: AUTO, or MANUAL with an ``interval``. It catches no signals."""
+        """A manager of this loop: AUTO, or MANUAL with an ``interval``. It catches no signals.
+
+        ``place`` of the snapshots; None: what the costs say in AUTO, the host in MANUAL.
+        """
         return CFManager(
             folder,
             CFCheckpoint(model=self.model, optimizer=self.optimizer),
@@ -172,7 +177,7 @@ class Loop:
             max_overhead=max_overhead,
             dynamic=dynamic,
             retention=KeepLast(1),
-            config=CFConfig(stop_signals=()),
+            config=CFConfig(stop_signals=(), snapshot_place=place),
         )
 
 

@@ -5,45 +5,59 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import json
 import math
-import os
 import random
 import shutil
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from benchmarks.estimate import undisturbed
-from benchmarks.images import Stream
 from benchmarks.overhead import Measured
-from benchmarks.rawio import RawWriter
+from benchmarks.rawio import RawWriter, drop_from_cache
 from benchmarks.settling import settled
 from benchmarks.training import Loop
-from benchmarks.windows import FrozenArm, clean_window, rounds
+from benchmarks.windows import FrozenArm, Round, clean_window, rounds
 from benchmarks.workloads import Workload
+from checkfreq.types import SnapshotPlace
+
+if TYPE_CHECKING:
+    from benchmarks.images import Stream
 
 #: Of a model's time: until AUTO has settled, and until the windows are over.
 _SETTLE, _WINDOWS = 0.35, 0.8
-#: A window is whole intervals, and at least so long.
+#: A window is whole intervals, and at least so long. Where a checkpoint is durable within half an
+#: interval, it is cut after twice that time.
 _WINDOW_S = 0.5
 #: Fewer undisturbed rounds give no interval; they are waited for, but not for ever.
 _MIN_ROUNDS, _PATIENCE = 3, 1.6
 #: Checkpoints that are waited for; restores, and raw writes.
 _STILL, _REPEATS = 5, 3
-#: A raw write is of files of at most so many bytes.
-_RAW_BYTES = 512 << 20
+#: Bytes of all raw writes together, unless one is more; and how many of them are made.
+_RAW_BYTES, _SOURCE_BYTES = 4 << 30, 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """AUTO's interval, why, and what it expected."""
+    """AUTO's interval, why, and what it knew."""
 
     steps: int
     reason: str
-    predicted_overhead: float | None
+    predicted_overhead: float
+    durable_s: float
+    place: SnapshotPlace
+
+    def window(self, *, iteration_s: float) -> int:
+        """Iterations of a window."""
+        whole = max(self.steps, math.ceil(_WINDOW_S / iteration_s))
+        cut = math.ceil(max(2 * self.durable_s, _WINDOW_S) / iteration_s)
+        return cut if cut < self.steps else whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +66,7 @@ class Windows:
 
     overhead: Measured
     checkpoints: int
-    persist_s: float | None
+    persist_s: float
     durable_s: float
     held_s: float
     wait_s: float
@@ -83,22 +97,25 @@ class Trial:
     def __init__(self, workload: Workload, scratch: Path, args: argparse.Namespace) -> None:
         self._workload, self._scratch, self._args = workload, scratch, args
         self._began_s = time.perf_counter()
-        self._stream = None
-        if args.data is not None:
-            self._stream = Stream.of(
-                args.data,
-                image_size=workload.image_size,
-                batch=workload.batch,
-                workers=args.workers,
-                seed=args.seed,
-            )
+        self._stream = None if args.data is None else self._images()
+
+    def _images(self) -> Stream:
+        from benchmarks.images import Stream  # torchvision is optional
+
+        return Stream.of(
+            self._args.data,
+            image_size=self._workload.image_size,
+            batch=self._workload.batch,
+            workers=self._args.workers,
+            seed=self._args.seed,
+        )
 
     def measure(self) -> Measurements:
         """Choose, train in windows, restore, write raw."""
         loop = self._loop(seed=self._args.seed)
         clean_window(loop, 5)
         chosen = self._choose(loop)
-        windows, state_bytes = self._windows(loop, chosen.steps)
+        windows, state_bytes = self._windows(loop, chosen)
         expected, num_parameters = fingerprint(loop), loop.num_parameters
         del loop
         gc.collect()  # its memory is for the new one
@@ -128,27 +145,30 @@ class Trial:
             steps=stats["interval_steps"],
             reason=str(stats["reason"]),
             predicted_overhead=stats["predicted_overhead"],
+            durable_s=stats["durable_s"],
+            place=SnapshotPlace(stats["place"]),
         )
 
     # ---- windows
 
-    def _windows(self, loop: Loop, steps: int) -> tuple[Windows, int]:
-        """Of the interval ``steps``, and the bytes of a checkpoint; the last one is of the end."""
-        length = math.ceil(_WINDOW_S / clean_window(loop, 3).iteration_s)
+    def _windows(self, loop: Loop, chosen: Chosen) -> tuple[Windows, int]:
+        """Of that interval, and the bytes of a checkpoint; the last one is of the end."""
+        length = chosen.window(iteration_s=clean_window(loop, 3).iteration_s)
         folder = self._scratch / "frozen"
-        arm = FrozenArm(loop, folder, interval=steps, length=max(steps, length))
+        arm = FrozenArm(loop, folder, interval=chosen.steps, length=length, place=chosen.place)
         with contextlib.closing(arm):
             arm.warm_up()
             before, waited_s = arm.manager.stats(), _waited_s(arm)
             measured = self._rounds(loop, arm)
             stats, waited_s = arm.manager.stats(), _waited_s(arm) - waited_s
+            committed = _committed(folder, after_step=before["global_step"])
             still_s = [arm.stand_still() for _ in range(_STILL)]
         taken = stats["num_committed"] - before["num_committed"]
         windows = Windows(
             overhead=measured,
             checkpoints=taken,
-            persist_s=stats["persist_s"],
-            durable_s=stats["durable_s"],
+            persist_s=statistics.median(each["persist_s"] for each in committed),
+            durable_s=statistics.median(_durable_s(each, arm) for each in committed),
             held_s=(stats["stall_s"] - before["stall_s"]) / taken,
             wait_s=waited_s / taken,
             still_s=still_s,
@@ -176,7 +196,7 @@ class Trial:
         loop = self._loop(seed=self._args.seed + 1)
         seconds = []
         for _ in range(_REPEATS):
-            _drop_from_cache(self._scratch)
+            drop_from_cache(x for x in self._scratch.rglob("*") if x.is_file())
             loop.synchronize()
             start_s = time.perf_counter()
             with contextlib.closing(loop.manager(self._scratch / "frozen", interval=0)) as manager:
@@ -193,31 +213,33 @@ def _waited_s(arm: FrozenArm) -> float:
     return arm.manager._pipeline.barrier_s
 
 
+def _committed(folder: Path, *, after_step: int) -> list[dict[str, Any]]:
+    """The events of the checkpoints that became durable."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [x for x in events if x["kind"] == "committed" and x["step"] > after_step]
+
+
+def _durable_s(event: dict[str, Any], arm: FrozenArm) -> float:
+    """From its boundary until it was durable."""
+    return float(event["durable_monotonic_s"] - arm.boundaries_s[event["step"]])
+
+
 def fingerprint(loop: Loop) -> list[int]:
-    """Sums of the bytes of each tensor of model and optimizer."""
+    """Sums of the bits of each tensor of model and optimizer, 64 at a time."""
     states = loop.optimizer.state.values()
     tensors = [*loop.model.state_dict().values(), *(x for state in states for x in state.values())]
-    return [int(_bytes(x).sum(dtype=torch.int64)) for x in tensors if isinstance(x, torch.Tensor)]
+    return [_sum(x) for x in tensors if isinstance(x, torch.Tensor)]
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _drop_from_cache(folder: Path) -> None:
-    """Have the next read of every file come from the disk."""
-    for file in folder.rglob("*"):
-        if file.is_file():
-            fd = os.open(file, os.O_RDONLY)
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
+def _sum(tensor: torch.Tensor) -> int:
+    in_bytes = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    whole = len(in_bytes) // 8 * 8
+    return int(in_bytes[:whole].view(torch.int64).sum()) + int(in_bytes[whole:].sum())
 
 
 def raw_write_s(folder: Path, num_bytes: int) -> float:
     """Seconds of writing so many bytes, directly and synced: P, as the disk alone would have it."""
-    part = min(num_bytes, _RAW_BYTES)
-    with RawWriter(folder / ".raw-write", part) as writer:
-        writer.once()
-        seconds = [writer.once() for _ in range(max(_REPEATS, num_bytes // part))]
-    return num_bytes / part * statistics.median(seconds)
+    repeats = min(_REPEATS, max(1, _RAW_BYTES // num_bytes))
+    path = folder / ".raw-write"
+    with RawWriter(path, num_bytes, source_bytes=_SOURCE_BYTES) as writer:
+        return statistics.median(writer.once() for _ in range(repeats))

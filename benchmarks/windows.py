@@ -1,9 +1,10 @@
 """Windows of training with and without checkpoints in one process, and who else used the CPU.
 
-A window with checkpoints begins with nothing in flight, passes whole intervals, and then goes on
-training, without boundaries, until its last persist has ended: no cost escapes into the next
-window, and none is counted twice. The iterations of that tail are compared like the others, but
-the checkpoints were not for them: overhead is cost over the time of the whole intervals.
+A window with checkpoints begins with nothing in flight, passes whole intervals (or the beginning of
+one), and then goes on training, without boundaries, until its last persist has ended: no cost
+escapes into the next window, and none is counted twice. The iterations of that tail are compared
+like the others, but the checkpoints were not for them: overhead is cost over the time of whole
+intervals.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from benchmarks.estimate import Sample, sample
 from benchmarks.training import Loop
 from checkfreq import CFManager
+from checkfreq.types import SnapshotPlace
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -126,16 +128,33 @@ class Arm(Protocol):
 
 
 class FrozenArm:
-    """A manager with a fixed interval, and its windows of about ``length`` iterations."""
+    """A manager with a fixed interval, and its windows of about ``length`` iterations.
 
-    def __init__(self, loop: Loop, folder: Path, *, interval: int, length: int) -> None:
+    With a ``length`` below the interval, a window is cut: a checkpoint at its beginning, and no
+    more iterations than these. That measures as much where all is over long before the next one.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        folder: Path,
+        *,
+        interval: int,
+        length: int,
+        place: SnapshotPlace | None = None,
+    ) -> None:
         self.interval = interval
-        self.iterations = interval * max(1, round(length / interval))
+        self._is_cut = length < interval
+        self._covered = interval if self._is_cut else interval * round(length / interval)
+        self.iterations = length if self._is_cut else self._covered
         self._loop = loop
-        self.manager = loop.manager(folder, interval=interval)
+        steps = 0 if self._is_cut else interval
+        self.manager = loop.manager(folder, interval=steps, place=place)
         self._hooks = Hooks(loop.optimizer)
         self._committed_before = 0
         self._num_due = 0
+        #: When each was passed, on the clock of the manager's events.
+        self.boundaries_s: dict[int, float] = {}
 
     def warm_up(self) -> None:
         """Take a checkpoint into each slot, and stop right before the next boundary that is due."""
@@ -145,26 +164,29 @@ class FrozenArm:
                 self.manager.save()
                 self._pass_one()
                 self.manager.wait()
-            while (self.manager.global_step + 1) % self.interval:
+            while not self._is_cut and (self.manager.global_step + 1) % self.interval:
                 self._pass_one()
             self.manager.wait()
         self._committed_before = self._num_committed()
 
-    def _pass_one(self) -> None:
+    def _pass_one(self, *, save: bool = False) -> None:
+        self.boundaries_s[self.manager.global_step + 1] = time.monotonic()
         self.manager.step()
+        if save:
+            self.manager.save()
         self._loop.iterate()
 
     def window(self) -> Window:
         """See Arm. It begins at the boundary of a checkpoint."""
         with self._hooks.attached():
             start_s = time.perf_counter()
-            for _ in range(self.iterations):
-                self._pass_one()
+            for iteration in range(self.iterations):
+                self._pass_one(save=self._is_cut and iteration == 0)
             tail = drain(self._loop, self.manager)
             self._loop.synchronize()
             seconds = time.perf_counter() - start_s
-        self._num_due += self.iterations // self.interval
-        return Window(seconds, self.iterations + tail, self.iterations)
+        self._num_due += self._covered // self.interval
+        return Window(seconds, self.iterations + tail, self._covered)
 
     def stand_still(self) -> float:
         """Seconds for which a checkpoint holds training that waits until it is durable."""

@@ -6,6 +6,7 @@ Every import counts, also one inside a function, except under ``if TYPE_CHECKING
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,13 +71,14 @@ def is_package(name: str) -> bool:
     return (ROOT / Path(*name.split("."))).is_dir()
 
 
-def imported(name: str) -> set[str]:
+@functools.cache
+def imported(name: str) -> frozenset[str]:
     """Dotted names that module ``name`` imports; for our own packages the module itself."""
-    return {
+    return frozenset(
         ours(target) or target
         for node in runtime_nodes(MODULES[name])
         for target in targets(node, importer=name)
-    }
+    )
 
 
 def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:

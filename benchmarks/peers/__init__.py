@@ -8,7 +8,7 @@ own write, in the background where that is there.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +21,7 @@ from benchmarks.peers.torch_files import Safetensors, TorchSave
 from benchmarks.peers.torch_snapshot import TorchSnapshot
 from benchmarks.peers.trainers import Accelerate, Lightning, Trainer
 
-__all__ = ["PEERS", "Peer", "Saved", "Saver", "Training", "installed"]
+__all__ = ["OURS", "PEERS", "Peer", "Saved", "Saver", "Training", "installed"]
 
 OURS = "checkfreq"
 
@@ -47,7 +47,14 @@ def _dcp(name: str) -> Peer:
     def make(folder: Path, training: Training) -> Saver:
         return InFolders(folder, Dcp(training, name=name), sync=False)
 
-    return Peer(name, make, (), synced=True, restores_as="" if name == _DCP else _DCP)
+    return Peer(
+        name,
+        make,
+        (),
+        synced=True,
+        restores_as="" if name == _DCP else _DCP,
+        note="stages in a thread" if KINDS[name][1] else "",
+    )
 
 
 _DCP, _READS, _SNAPSHOT = "dcp.save", "torchsnapshot, synced", ("torchsnapshot",)
@@ -68,10 +75,18 @@ _ALL: tuple[Peer, ...] = (
 PEERS: dict[str, Peer] = {peer.name: peer for peer in _ALL}
 
 
-def installed() -> dict[str, Peer]:
-    """Those whose packages are there; of the others a sentence goes to standard error."""
-    missing = {package for peer in _ALL for package in peer.packages if find_spec(package) is None}
+def installed(
+    names: Iterable[str] | None = None, *, among: Mapping[str, Peer] = PEERS
+) -> dict[str, Peer]:
+    """Those of ``names`` (or all) and ours whose packages are there, in the order of ``among``.
+
+    Of the others a sentence goes to standard error.
+    """
+    wanted = set(among if names is None else names) | {OURS}
+    peers = {name: peer for name, peer in among.items() if name in wanted}
+    needed = {package for peer in peers.values() for package in peer.packages}
+    missing = {package for package in needed if find_spec(package) is None}
     for package in sorted(missing):
-        names = ", ".join(repr(peer.name) for peer in _ALL if package in peer.packages)
-        print(f"{package} is not installed: without {names}", file=sys.stderr)
-    return {name: peer for name, peer in PEERS.items() if missing.isdisjoint(peer.packages)}
+        without = [repr(name) for name, peer in peers.items() if package in peer.packages]
+        print(f"{package} is not installed: without {', '.join(without)}", file=sys.stderr)
+    return {name: peer for name, peer in peers.items() if missing.isdisjoint(peer.packages)}

@@ -1,4 +1,4 @@
-"""``torch.distributed.checkpoint``: files synced, plans cached, staging memory kept.
+"""``torch.distributed.checkpoint``: files (not folders) synced, plans cached, staging memory kept.
 
 Each rank writes with as many threads as ours. A process that is no rank becomes the only one.
 """

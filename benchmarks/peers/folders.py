@@ -101,10 +101,10 @@ class InFolders:
         """An unsynced save is synced here, unmeasured: its write-back must not fall on others."""
         if self._completing is not None:
             self._completing.result()
-        if not self._sync:
-            sync_all(self._newest)
         if dist.is_initialized():
             dist.barrier()
+        if not self._sync:
+            sync_all(self._newest)
         if not dist.is_initialized() or dist.get_rank() == 0:
             shutil.rmtree(self._folder / f"step-{self._count - 1}", ignore_errors=True)
         return Saved(self._durable_s)

@@ -48,7 +48,8 @@ class Safetensors:
         from safetensors import safe_open
 
         live = self._tensors()
-        with safe_open(folder / "state.safetensors", framework="pt") as file, torch.no_grad():
+        path, device = folder / "state.safetensors", str(next(iter(live.values())).device)
+        with safe_open(path, framework="pt", device=device) as file, torch.no_grad():
             for name in file.keys():  # noqa: SIM118  # the file is no mapping
                 live[name].copy_(file.get_tensor(name))
             groups: list[dict[str, Any]] = json.loads(file.metadata()["param_groups"])

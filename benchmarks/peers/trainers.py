@@ -52,7 +52,10 @@ class Trainer:
         import transformers
 
         arguments = transformers.TrainingArguments(
-            report_to=[], disable_tqdm=True, use_cpu=not _is_on_cuda(training)
+            output_dir=".",  # each save has its own
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=not _is_on_cuda(training),
         )
         self._trainer = transformers.Trainer(
             training.model,

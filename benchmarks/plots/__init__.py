@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.plots import goodput, interference, interruptions, scale
 from benchmarks.plots.common import Plot, save
 from benchmarks.tables import RESULTS, lines_of
 
 #: By the name of the file. A plot is of the lines of one benchmark.
-PLOTS: dict[str, Plot] = {}
+PLOTS: dict[str, Plot] = {
+    "interference": Plot("interference", interference.draw),
+    "interruptions": Plot("interruptions", interruptions.draw),
+    "goodput": Plot("goodput", goodput.draw),
+    "scale": Plot("scale", scale.draw),
+}
 
 
 def draw_all(*, results: Path = RESULTS, out: Path = RESULTS) -> list[Path]:

@@ -13,12 +13,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.tables import (
+    compare,
     frequency,
+    goodput,
     interference,
+    interruptions,
     iterators,
+    limits,
     machinery,
     overhead,
     paper,
+    scale,
     sharded,
     simulate,
 )
@@ -29,15 +34,16 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
 
 TABLES = {
-    "persist": Table("persist", machinery.throughput),
-    "restore": Table("restore", machinery.throughput),
-    "stall": Table("stall", machinery.stall),
+    "compare": Table("compare", compare.compare),
+    "limits": Table("limits", limits.limits),
     "memory": Table("memory", machinery.memory),
     "startup": Table("startup", machinery.startup),
+    "scale": Table("scale", scale.sizes),
+    "tensors": Table("scale", scale.tensors),
     "sharded": Table("sharded", sharded.saves),
     "meeting": Table("sharded", sharded.meetings),
     "simulate": Table("simulate", simulate.policy),
-    "goodput": Table("simulate", simulate.goodput),
+    "goodput": Table("goodput", goodput.goodput),
     "overhead": Table("overhead", overhead.overhead),
     "frequency": Table("frequency", frequency.arms),
     "policies": Table("frequency", frequency.policies),
@@ -46,6 +52,7 @@ TABLES = {
     "decision": Table("decision", overhead.decision),
     "first": Table("first", overhead.first),
     "interference": Table("interference", interference.interference),
+    "interruptions": Table("interruptions", interruptions.interruptions),
     "resume": Table("iterators", iterators.resume),
     "loading": Table("iterators", iterators.loading),
     "data_costs": Table("iterators", iterators.data_costs),

@@ -1,35 +1,8 @@
-"""Tables of `benchmarks.persist`, `restore`, `stall`, `memory` and `startup`."""
+"""Tables of `benchmarks.memory` and `benchmarks.startup`."""
 
 from __future__ import annotations
 
 from benchmarks.tables.common import Line, newest, table
-
-
-def throughput(lines: list[Line]) -> str:
-    """A row per size and arm, the fastest first."""
-    columns = "state | what | GB/s | against the raw disk"
-    lines = sorted(
-        newest(lines, "gib", "arm"), key=lambda x: (x["gib"], -x["throughput_against_raw"])
-    )
-    rows = [
-        f"| {x['gib']:g} GiB | {x['arm']} | {x['gb_per_s']:.2f} "
-        f"| {x['throughput_against_raw']:.2f} |"
-        for x in lines
-    ]
-    return table(columns, rows, lines)
-
-
-def stall(lines: list[Line]) -> str:
-    """How long one checkpoint holds training."""
-    columns = "device | state | what | held per checkpoint | of an iteration"
-    found = newest(lines, "device", "gib", "arm")
-    lines = sorted(found, key=lambda x: (x["device"], x["gib"], x["held_ms"]))
-    rows = [
-        f"| {x['device']} | {x['gib']:g} GiB | {x['arm']} | {x['held_ms']:.1f} ms "
-        f"| {100 * x['held_against_iteration']:.2f} % |"
-        for x in lines
-    ]
-    return table(columns, rows, lines)
 
 
 def memory(lines: list[Line]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -23,8 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("name", "arguments", "arms"),
     [
-        ("persist", ["--gib", "0.01", "--rounds", "1"], {"raw", "checkfreq", "torch.save"}),
-        ("restore", ["--gib", "0.01", "--rounds", "1"], {"raw", "raw_fresh", "checkfreq"}),
         ("memory", ["--mib", "1", "--saves", "20"], {None}),
         ("decision", ["--iterations", "300", "--repeats", "1", "--long", "300"], {"auto"}),
         ("first", ["--mib", "1", "--batch", "1"], {"auto"}),
@@ -73,11 +70,11 @@ def test_the_ranks_print_a_line_per_arm_of_each_state(tmp_path: Path) -> None:
     assert all("persist_s" in line for line in lines if "checkfreq" in str(line["arm"]))
 
 
-def test_the_simulations_print_a_line_for_each_scenario_and_size(tmp_path: Path) -> None:
-    small = ("--seeds", "1", "--failures", "20", "--sizes", "8")
+def test_the_simulations_print_a_line_for_each_scenario(tmp_path: Path) -> None:
+    small = ("--seeds", "1", "--failures", "20")
     lines = run_forked("simulate", *small, output=tmp_path / "stdout")
     arms = {line["arm"] for line in lines}
-    assert {"closed form", "3-minute stall every 18 minutes", "bursty", "8 GPUs"} <= arms
+    assert {"closed form", "3-minute stall every 18 minutes", "bursty"} <= arms
 
 
 TINY_WINDOWS = ("--model", "transformer", "--batch", "1")
@@ -125,22 +122,3 @@ def test_overhead_measures_auto_itself_too(tmp_path: Path) -> None:
     short = ("--max-seconds", "0", "--warm-up-seconds", "0", "--window", "2", "--bounds", "0.5")
     lines = lines_of("overhead", *TINY_WINDOWS, *short, "--live", folder=tmp_path)
     assert [(line["arm"], line["bound"], line["rounds"]) for line in lines] == [("live", 0.5, 1)]
-
-
-def test_interference_prints_a_line_per_arm_and_phase_and_draws(tmp_path: Path) -> None:
-    picture = tmp_path / "pictures" / "i.png"
-    draws = importlib.util.find_spec("matplotlib") is not None
-    lines = lines_of(
-        "interference",
-        *(*TINY_WINDOWS, "--interval", "2", "--settle", "0", "--phase", "0.1"),
-        *("--stretch", "0.1", "--clean", "0.1", "--png", str(picture) if draws else ""),
-        folder=tmp_path,
-    )
-    phases = ["alone", "second load", "alone again"]
-    assert [(line["arm"], line["phase"]) for line in lines] == [
-        (arm, phase) for arm in ("static", "adaptive") for phase in phases
-    ]
-    assert all(line["k_start"] == line["k_end"] == 2 for line in lines)
-    assert picture.exists() == draws
-    if draws:
-        assert picture.read_bytes().startswith(b"\x89PNG")

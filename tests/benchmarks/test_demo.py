@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks.demo import BATCH, EPOCHS, IMAGES, INTERVAL, Kill, Run, compare
+from benchmarks.demo import BATCH, EPOCHS, IMAGES, INTERVAL, Kill, compare
 from benchmarks.rawio import raw_write
+from benchmarks.runs import Run
 
 ALL = IMAGES.classes * IMAGES.train
 
 
 def run_that_left(folder: Path, *, weights: str = "aa", **epoch: Any) -> Run:
-    run = Run(folder, images=folder, deadline_s=time.monotonic() + 60)
+    run = Run(folder, [], deadline_s=time.monotonic() + 60)
     report = {"weights": weights, "optimizer": "bb"}
     (folder / "report.json").write_text(json.dumps(report))
     lines = [
@@ -80,7 +81,7 @@ def test_a_kill_may_lose_two_intervals_but_no_checkpoint_being_written(
 
 
 def test_a_checkpoint_being_written_is_seen_by_its_temporary_name(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", images=tmp_path, deadline_s=time.monotonic() + 60)
+    run = Run(tmp_path / "run", [], deadline_s=time.monotonic() + 60)
     assert run.being_written() is None
     (run.chk_dir / ".tmp-40-0f0f").mkdir(parents=True)
     assert run.being_written() == 40

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks.suite import ON_CPU, ON_GPU, ROOT, Call, chosen, run_all, summary
+from benchmarks.suite import LONGER, ON_CPU, ON_GPU, ROOT, Call, chosen, run_all, summary
 
-ALL = (*ON_CPU, *ON_GPU)
+ALL = (*ON_CPU, *ON_GPU, *LONGER)
 
 
 def ended(call: Call, *, status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -67,7 +67,7 @@ def test_names_choose_and_a_wrong_name_is_told(capsys: pytest.CaptureFixture[str
     assert chosen(calls, []) == calls
     with pytest.raises(SystemExit):
         command.main(["run", "nothing"])
-    assert "no benchmark nothing here; there are decision, " in capsys.readouterr().err
+    assert "no benchmark nothing here; there are compare, " in capsys.readouterr().err
 
 
 def test_a_call_runs_as_a_reader_would_type_it(tmp_path: Path) -> None:

@@ -1,0 +1,137 @@
+"""What this disk and this memory allow any checkpointing: the limits that the targets run into.
+
+    python -m benchmarks.limits --gib 1 --rounds 5
+
+Arms run interleaved in random order, ``--gib`` of incompressible data each; ``against_raw`` is the
+median over rounds of an arm's throughput against ``write, direct, 4 threads`` (what `raw` is in
+the other benchmarks). Writing: a new file, synced at its end, with direct I/O by several threads
+or through the page cache. ``copy, then write`` first copies all of it, as a snapshot does;
+``copy and write`` writes each chunk as soon as it is copied: the best that an engine could do
+that overlaps the two. Reading: with direct I/O into memory that was in use before (``touched``)
+and into new memory (``fresh``), and through the page cache, dropped before, into ``touched``.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.rawio import write_once
+from benchmarks.record import run
+from benchmarks.throughput import Arm, Seconds, interleaved, report
+from checkfreq.store.images import new_buffer
+
+_MIB = 1 << 20
+_THREADS = 4
+_CHUNK_BYTES = 8 * _MIB
+_BASELINE = f"write, direct, {_THREADS} threads"
+
+
+class Limits:
+    """One state in memory, room for a copy of it, and one file."""
+
+    def __init__(self, path: Path, num_bytes: int) -> None:
+        self._path = path
+        self._state = self._memory(num_bytes)
+        self._copy = self._memory(num_bytes)
+
+    @staticmethod
+    def _memory(num_bytes: int) -> mmap.mmap:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.write(os.urandom(num_bytes))
+        return memory
+
+    def arms(self) -> dict[str, Callable[[], float]]:
+        """Seconds of each way, by its name."""
+        write = {
+            _BASELINE: self._written,
+            **{
+                f"write, direct, {threads} threads": partial(self._written, threads=threads)
+                for threads in (1, 2, 8, 16)
+            },
+            **{
+                f"write, direct, chunks of {mib} MiB": partial(self._written, chunk_mib=mib)
+                for mib in (1, 32)
+            },
+            "write, page cache": partial(self._written, direct=False),
+            "copy": self._copied,
+            "copy, then write": lambda: self._copied() + self._written(),
+            "copy and write": partial(self._written, fill=self._fill),
+        }
+        read = {
+            "read, direct, touched": lambda: self._read(memoryview(self._copy)),
+            "read, direct, fresh": lambda: self._read(new_buffer(len(self._copy))),
+            "read, page cache": lambda: self._read(memoryview(self._copy), direct=False),
+        }
+        return write | read
+
+    def _written(
+        self,
+        *,
+        direct: bool = True,
+        threads: int = _THREADS,
+        chunk_mib: int = _CHUNK_BYTES // _MIB,
+        fill: Callable[[int, int], None] = lambda start, end: None,
+    ) -> float:
+        return write_once(
+            self._path,
+            self._copy,
+            direct=direct,
+            threads=threads,
+            chunk_bytes=chunk_mib * _MIB,
+            fill=fill,
+        )
+
+    def _copied(self) -> float:
+        began_s = time.perf_counter()
+        with ThreadPoolExecutor(_THREADS) as pool:
+            starts = range(0, len(self._copy), _CHUNK_BYTES)
+            list(pool.map(lambda at: self._fill(at, at + _CHUNK_BYTES), starts))
+        return time.perf_counter() - began_s
+
+    def _fill(self, start: int, end: int) -> None:
+        target, source = (np.frombuffer(each, np.uint8) for each in (self._copy, self._state))
+        np.copyto(target[start:end], source[start:end])
+
+    def _read(self, memory: memoryview, *, direct: bool = True) -> float:
+        fd = os.open(self._path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        began_s = time.perf_counter()
+        with ThreadPoolExecutor(_THREADS) as pool:
+
+            def read(at: int) -> None:
+                os.preadv(fd, [memory[at : at + _CHUNK_BYTES]], at)
+
+            list(pool.map(read, range(0, len(memory), _CHUNK_BYTES)))
+        os.close(fd)
+        return time.perf_counter() - began_s
+
+
+def measure(scratch: Path, num_bytes: int, rounds: int) -> Seconds:
+    """Seconds of every arm, a value per round."""
+    limits = Limits(scratch / "file", num_bytes // _MIB * _MIB)
+    arms = limits.arms()
+    arms[_BASELINE]()  # there is a file to read, and memory is in use
+    named: list[Arm] = [partial(_named, name, arm) for name, arm in arms.items()]
+    return interleaved(named, rounds=rounds)
+
+
+def _named(name: str, arm: Callable[[], float]) -> dict[str, float]:
+    return {name: arm()}
+
+
+def main() -> None:
+    """Print a line per arm."""
+    report("limits", (__doc__ or "").splitlines()[0], measure, baselines={"raw": _BASELINE})
+
+
+if __name__ == "__main__":
+    run(main)

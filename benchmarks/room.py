@@ -1,0 +1,38 @@
+"""Whether a state can be checkpointed on this machine: memory of host and GPU, and disk."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from checkfreq.snapshot.memory import available_host_bytes
+
+_GIB = 2**30
+_SPARE_BYTES = _GIB
+_SLOTS = 2.1  # two, each with slack for state that grows
+_ON_DISK = 2.1  # the checkpoint before is there until the next is committed
+
+
+def room_for(num_bytes: int, device: torch.device, folder: Path) -> str | None:
+    """Why a state of ``num_bytes`` cannot be measured here; None if it can."""
+    on_host = _SLOTS if device.type == "cuda" else 1 + _SLOTS
+    host_bytes = available_host_bytes()
+    if host_bytes is not None and host_bytes < on_host * num_bytes + _SPARE_BYTES:
+        return _too_little("memory", on_host * num_bytes, host_bytes)
+    if device.type == "cuda":
+        device_bytes = torch.cuda.mem_get_info(device)[0]
+        if device_bytes < num_bytes + _SPARE_BYTES:
+            return _too_little("memory of the GPU", num_bytes, device_bytes)
+    disk_bytes = shutil.disk_usage(folder).free
+    if disk_bytes < _ON_DISK * num_bytes + _SPARE_BYTES:
+        return _too_little("disk", _ON_DISK * num_bytes, disk_bytes)
+    return None
+
+
+def _too_little(what: str, needed: float, free: int) -> str:
+    return (
+        f"needs {(needed + _SPARE_BYTES) / _GIB:.1f} GiB of {what}, "
+        f"and {free / _GIB:.1f} GiB are free"
+    )

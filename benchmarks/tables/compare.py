@@ -1,0 +1,85 @@
+"""Table of `benchmarks.compare`: ours beside every peer, and the targets."""
+
+from __future__ import annotations
+
+from benchmarks.tables.common import Line, introduced, newest, row, table
+
+_INTRODUCTION = """\
+One checkpoint of each, saved while training goes on and restored into the live training. `held`:
+the training thread stands still in the library's calls. `synced`: what it calls durable survives a
+power cut; a peer that does not sync is here as it is and with its files synced behind its write,
+in its background if it has one. DCP's `aside` arms stage in a thread, which is not their default.
+`ours` is our figure divided by the row's, in the same round; only ours verifies what it restores.
+`raw` writes and reads as many bytes directly:
+"""
+
+_STATE = ("device", "gib", "tensors")
+
+
+def compare(lines: list[Line]) -> str:
+    """A row per state and arm, the soonest durable first; then a row per state and target."""
+    targets = newest([x for x in lines if "target" in x], *_STATE, "target", "among")
+    tables = "\n".join(part for part in (_arms(lines), _targets(targets)) if part)
+    return introduced(_INTRODUCTION, tables)
+
+
+def _arms(lines: list[Line]) -> str:
+    columns = (
+        "state | what | synced | held per save | added in all | durable after | "
+        "restored from disk | straight after the save | ours: held | durable | restored"
+    )
+    found = newest([x for x in lines if "arm" in x], *_STATE, "arm")
+    found = sorted(found, key=lambda x: (*_setting(x), not x["synced"], x["durable_s"]))
+    rows = [
+        row(
+            _state(x),
+            x["arm"],
+            "yes" if x["synced"] else "no",
+            _value(x, "held_ms", "{:.1f} ms"),
+            _value(x, "added_ms", "{:.0f} ms"),
+            _value(x, "durable_s", "{:.2f} s"),
+            _value(x, "restore_s", "{:.2f} s"),
+            _value(x, "warm_restore_s", "{:.2f} s"),
+            *(_value(x, f"ours_{what}", "{:.2f}") for what in ("held", "durable", "restore")),
+        )
+        for x in found
+    ]
+    return table(columns, [*rows, "", *_versions(found)], found)
+
+
+def _versions(lines: list[Line]) -> list[str]:
+    versions = {name: x["versions"][name] for x in lines for name in sorted(x["versions"])}
+    said = (f"{name} {version}" for name, version in versions.items() if name not in _TOLD)
+    return [f"With {', '.join(said)}.  "] if versions.keys() - _TOLD else []
+
+
+_TOLD = {"python", "torch"}
+
+
+def _targets(lines: list[Line]) -> str:
+    columns = "state | target | the best synced peer | ours / its | quartiles | allowed | met"
+    rows = [
+        row(
+            _state(x),
+            f"{x['target']}, {x['among']}",
+            x["best"],
+            f"{x['ratio']:.3f}",
+            "{:.3f} to {:.3f}".format(*x["ratio_quartiles"]),
+            f"{x['allowed']:g}",
+            "yes" if x["met"] else "no",
+        )
+        for x in sorted(lines, key=_setting)
+    ]
+    return table(columns, rows, lines)
+
+
+def _setting(line: Line) -> tuple[str, float, int]:
+    return line["device"], line["gib"], line["tensors"]
+
+
+def _state(line: Line) -> str:
+    return f"{line['gib']:g} GiB, {line['tensors']} parameters, {line['device']}"
+
+
+def _value(line: Line, figure: str, form: str) -> str:
+    return form.format(line[figure]) if figure in line else "-"

@@ -1,0 +1,223 @@
+"""Goodput: where its figures come from, and what is made of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.estimate import quartiles
+from benchmarks.goodput import COSTS, RESTARTS, Setting, main, setting_of, summary
+from benchmarks.measured import Figure, Missing, in_seconds, measured
+from benchmarks.plots import draw_all
+from benchmarks.tables import lines_of, tables_of
+from benchmarks.tables.goodput import age, short
+from checkfreq.simulation.comparison import compare
+from tests.benchmarks.test_benchmarks_run import run_forked
+
+HOW = {
+    "commit": "abc1234",
+    "machine": {"cores": 2, "accelerator": None},
+    "versions": {"torch": "2.13.0"},
+    "command": "python -m benchmarks.x",
+}
+OVERHEAD = {"benchmark": "overhead", "arm": "live", "model": "m", "bound": 0.035, **HOW}
+OVERHEAD |= {"iteration_s": 0.5, "cost_s": 0.01, "durable_s": 2.0}
+RESUMED = {"benchmark": "interruptions", "arm": "auto", "model": "r", "resume_s": 7.0, **HOW}
+
+
+def write(results: Path, *lines: dict[str, Any]) -> Path:
+    for line in lines:
+        with (results / f"{line['benchmark']}.jsonl").open("a") as file:
+            file.write(f"{json.dumps(line)}\n")
+    return results
+
+
+class Options:
+    """What the command line gives by default."""
+
+    def __init__(self, results: Path, **given: Any) -> None:
+        defaults = dict.fromkeys(("iteration_s", "cost_s", "durable_s", "restart_s", "model"))
+        self.__dict__.update(defaults, setting="measured", results=results)
+        self.__dict__.update(given)
+
+
+def values(setting: Setting) -> dict[str, float]:
+    return {name: figure.value for name, figure in setting.figures.items()}
+
+
+# Where figures come from
+
+
+def test_the_newest_line_with_all_figures_counts_and_is_named(tmp_path: Path) -> None:
+    newer = {**OVERHEAD, "cost_s": 0.02, "commit": "def5678"}
+    without = {**OVERHEAD, "cost_s": None, "commit": "0000000"}
+    other_bound = {**OVERHEAD, "cost_s": 0.5, "bound": 0.1}
+    write(tmp_path, OVERHEAD, newer, without, other_bound)
+    found, line = measured(COSTS, tmp_path)
+    assert found["cost_s"] == Figure(0.02, "overhead, m, commit def5678, 2 cores")
+    assert line["commit"] == "def5678"
+
+
+def test_the_first_source_that_has_a_line_counts(tmp_path: Path) -> None:
+    paper = {"benchmark": "paper", "arm": "auto", "model": "p", **HOW}
+    paper |= {"iteration_ms": 200.0, "cost_ms": 4.0, "durable_s": 0.25}
+    write(tmp_path, paper, {**paper, "arm": "synchronous", "cost_ms": 90.0}, OVERHEAD)
+    found, _ = measured(COSTS, tmp_path)
+    assert {name: round(figure.value, 9) for name, figure in found.items()} == {
+        "iteration_s": 0.2,
+        "cost_s": 0.004,
+        "durable_s": 0.25,
+    }
+
+
+def test_a_model_can_be_asked_for(tmp_path: Path) -> None:
+    write(tmp_path, OVERHEAD, {**OVERHEAD, "model": "n", "cost_s": 0.3})
+    found, _ = measured(COSTS, tmp_path, model="m")
+    assert found["cost_s"].value == 0.01
+    with pytest.raises(Missing, match="cost_s, durable_s of other: not measured yet"):
+        measured(COSTS, tmp_path, model="other")
+
+
+def test_what_is_not_measured_is_said_with_how_to_measure_it(tmp_path: Path) -> None:
+    with pytest.raises(Missing) as missing:
+        measured(RESTARTS, tmp_path)
+    assert str(missing.value) == (
+        "restart_s: not measured yet, no result line has it. Measure it with `python -m "
+        "benchmarks.interruptions >> benchmarks/results/interruptions.jsonl`, or give --restart-s"
+    )
+
+
+@pytest.mark.parametrize(("value", "read"), [(None, None), (-3.0, None), (0.0, None), (4.0, 0.004)])
+def test_a_difference_of_noisy_times_below_nothing_is_no_figure(
+    value: float | None, read: float | None
+) -> None:
+    assert in_seconds("cost_ms")({"cost_ms": value}) == read
+
+
+# What is simulated
+
+
+def test_costs_and_restart_come_from_their_own_lines(tmp_path: Path) -> None:
+    setting = setting_of(Options(write(tmp_path, OVERHEAD, RESUMED)))  # type: ignore[arg-type]
+    assert values(setting) == {
+        "iteration_s": 0.5,
+        "cost_s": 0.01,
+        "durable_s": 2.0,
+        "restart_s": 7.0,
+    }
+    assert setting.model == "m"
+    assert setting.figures["restart_s"].origin == "interruptions, r, commit abc1234, 2 cores"
+
+
+def test_a_given_figure_takes_the_place_of_a_measured_one(tmp_path: Path) -> None:
+    options = Options(write(tmp_path, OVERHEAD), cost_s=0.25, restart_s=9.0)
+    setting = setting_of(options)  # type: ignore[arg-type]
+    assert values(setting)["cost_s"] == 0.25
+    assert setting.figures["cost_s"].origin == setting.figures["restart_s"].origin == "given"
+    assert values(setting)["iteration_s"] == 0.5
+
+
+def test_the_example_is_only_taken_when_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(Missing, match="iteration_s"):
+        setting_of(Options(tmp_path))  # type: ignore[arg-type]
+    example = setting_of(Options(tmp_path, setting="example", restart_s=5.0))  # type: ignore[arg-type]
+    assert values(example) == {
+        "iteration_s": 1.0,
+        "cost_s": 1.0,
+        "durable_s": 11.0,
+        "restart_s": 5.0,
+    }
+    assert example.figures["cost_s"].origin == "example"
+
+
+def test_all_of_the_cost_holds_training_and_the_rest_until_durable_is_beside_it() -> None:
+    figures = {"iteration_s": 0.5, "cost_s": 0.25, "durable_s": 2.0, "restart_s": 1.0}
+    setting = Setting("given", {name: Figure(value, "") for name, value in figures.items()})
+    costs = setting.costs()
+    assert (costs.cost_s, costs.durable_s, costs.persist_s) == (0.25, 2.0, 1.75)
+
+
+def test_the_summary_has_the_median_and_quartiles_of_the_runs() -> None:
+    figures = {"iteration_s": 1.0, "cost_s": 1.0, "durable_s": 11.0, "restart_s": 120.0}
+    costs = Setting("", {name: Figure(value, "") for name, value in figures.items()}).costs()
+    runs = [
+        list(compare(costs, mtbf_s=1063.0, restart_s=120.0, days=0.5, seed=seed))
+        for seed in range(3)
+    ]
+    found = summary(runs)
+    goodputs = sorted(arm.outcome.goodput for each in runs for arm in each if arm.name == "bound")
+    assert found["goodput"]["bound"] == round(goodputs[1], 5)
+    low, high = quartiles(goodputs)
+    assert (found["low"]["bound"], found["high"]["bound"]) == (round(low, 5), round(high, 5))
+    assert found["interval_steps"]["bound"] == 29  # 1 s / (3.5 % of 1 s), rounded up
+    assert low < high
+
+
+# The whole of it
+
+
+def test_without_a_measured_figure_it_ends_and_prints_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, OVERHEAD)
+    monkeypatch.setattr(sys, "argv", ["goodput", "--gpus", "8", "--results", str(tmp_path)])
+    with pytest.raises(SystemExit, match="goodput: restart_s: not measured yet"):
+        main()
+    assert capsys.readouterr().out == ""
+
+
+SMALL = ("--gpus", "16384", "100000", "--seeds", "1", "--days", "0.2")
+
+
+def test_it_prints_a_line_per_size_from_what_was_measured(tmp_path: Path) -> None:
+    results = write(tmp_path, OVERHEAD, RESUMED)
+    lines = run_forked("goodput", *SMALL, "--results", str(results), output=tmp_path / "stdout")
+    assert [line["gpus"] for line in lines] == [16384, 100000]
+    assert {line["mtbf_s"] for line in lines} == {6490.4, 1063.4}
+    assert lines[0]["figures"] == {
+        **dict.fromkeys(
+            ("iteration_s", "cost_s", "durable_s"), "overhead, m, commit abc1234, 2 cores"
+        ),
+        "restart_s": "interruptions, r, commit abc1234, 2 cores",
+    }
+    assert {"bound", "fixed", "young", "auto goodput", "paper, formula"} <= set(
+        lines[0]["goodput"]  # type: ignore[call-overload]
+    )
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
+)
+def test_table_and_plot_follow_from_the_lines_and_are_the_same_every_time(tmp_path: Path) -> None:
+    example = (*SMALL, "--setting", "example")
+    lines = run_forked("goodput", *example, output=tmp_path / "stdout")
+    write(tmp_path, *lines)
+    (table,) = tables_of(lines_of("goodput", tmp_path))
+    assert "An iteration takes 1 s, a checkpoint costs 1 s, durable after 11 s" in table
+    assert "(example); failures as published (research):" in table
+    assert "| 16,384 | 1.8 h | " in table
+    pictures = []
+    for name in ("first", "second"):
+        (path,) = draw_all(results=tmp_path, out=tmp_path / name)
+        pictures.append(path.read_text())
+    assert pictures[0] == pictures[1]
+    assert "every 30 min" in pictures[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.0661, "66.1 ms"), (1.5, "1.5 s"), (120.0, "120 s")]
+)
+def test_short_times_are_in_milliseconds(seconds: float, said: str) -> None:
+    assert short(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(1063.4, "18 min"), (11_160.0, "3.1 h"), (1_036_800.0, "12.0 d")]
+)
+def test_long_times_are_in_the_largest_unit(seconds: float, said: str) -> None:
+    assert age(seconds) == said

@@ -1,0 +1,286 @@
+"""The paper's models: what follows from their costs is exact, and each of them trains."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.arms import auto_arm, held_arm, judged
+from benchmarks.estimate import Estimate
+from benchmarks.figures import Stall, allowed_interval, recovery_s
+from benchmarks.language import IGNORED, Language
+from benchmarks.make_images import ImageSet, make
+from benchmarks.options import is_installed
+from benchmarks.overhead import Measured
+from benchmarks.paper import arguments, chosen
+from benchmarks.tables import paper as tables
+from benchmarks.training import Loop
+from benchmarks.trial import Chosen, Measurements, Windows, fingerprint
+from benchmarks.windows import FrozenArm, clean_window
+from benchmarks.workloads import Workload, on_cpu, on_gpu
+from checkfreq.types import SnapshotPlace
+from tests.benchmarks.test_benchmarks_run import lines_of
+
+needs_torchvision = pytest.mark.skipif(
+    not is_installed("torchvision"), reason="torchvision is not installed"
+)
+needs_transformers = pytest.mark.skipif(
+    not is_installed("transformers"), reason="transformers is not installed"
+)
+
+
+class TestWhatFollowsFromTheCosts:
+    def test_recovery_is_the_restore_half_an_interval_and_the_time_to_durable(self) -> None:
+        assert recovery_s(restore_s=3.0, steps=10, iteration_s=0.5, durable_s=1.25) == 6.75
+
+    def test_the_three_parts_of_a_stall_add_up_to_the_cost(self) -> None:
+        stall = Stall.of(cost_s=1.0, held_s=0.75, wait_s=0.5)
+        assert (stall.boundary_s, stall.wait_s, stall.rest_s) == (0.25, 0.5, 0.25)
+
+    def test_a_slowdown_below_zero_is_not_hidden(self) -> None:
+        assert Stall.of(cost_s=0.5, held_s=0.75, wait_s=0.0).rest_s == -0.25
+
+    @pytest.mark.parametrize(("limit", "allowed"), [(0.3, 1), (1.5, 2), (20.0, 22.0)])
+    def test_an_interval_may_exceed_the_storage_limit_by_a_tenth(
+        self, limit: float, allowed: float
+    ) -> None:
+        assert allowed_interval(limit) == pytest.approx(allowed)
+
+    def test_an_automatic_arm_has_its_parts_and_its_storage_limit(self) -> None:
+        arm = auto_arm(measurements(), on_cpu()["resnet18"], bound=0.035)
+        assert (arm["k"], arm["overhead"], arm["low"], arm["high"]) == (10, 0.025, 0.015, 0.035)
+        assert (arm["cost_ms"], arm["cost_low_ms"], arm["cost_high_ms"]) == (125.0, 75.0, 175.0)
+        assert (arm["boundary_ms"], arm["wait_ms"], arm["rest_ms"]) == (10.0, 20.0, 95.0)
+        assert (arm["storage_limit"], arm["k_against_limit"]) == (4.0, 2.5)
+        assert arm["recovery_s"] == 2.0 + 5 * 0.5 + 3.0
+        assert arm["met"]
+
+    def test_an_interval_that_deferrals_made_longer_meets_nothing(self) -> None:
+        assert not auto_arm(measurements(taken=0.9), on_cpu()["resnet18"], bound=0.035)["met"]
+
+    def test_an_interval_that_is_not_known_is_none_in_the_line(self) -> None:
+        unknown = Estimate(0.025, math.inf, -math.inf, math.inf)
+        arm = auto_arm(measurements(unknown), on_cpu()["resnet18"], bound=0.035)
+        assert (arm["low"], arm["high"], arm["cost_high_ms"]) == (None, None, None)
+        assert not arm["met"]
+
+    def test_standing_still_costs_what_it_takes(self) -> None:
+        arm = held_arm(measurements(), steps=10)
+        assert (arm["overhead"], arm["held_ms"]) == (0.8, 4000.0)
+        assert (arm["low"], arm["high"]) == (0.8, 0.8)
+        assert arm["recovery_s"] == 2.0 + 5 * 0.5 + 4.0
+
+    def test_a_longer_interval_costs_less_and_loses_more(self) -> None:
+        arm = held_arm(measurements(), steps=1000)
+        assert (arm["overhead"], arm["recovery_s"]) == (0.008, 2.0 + 500 * 0.5 + 4.0)
+
+    def test_the_targets_of_the_gpu_are_judged_on_their_own(self) -> None:
+        kept, gpu = Estimate(0.03, 0.0, 0.03, 0.03), on_gpu()
+        assert judge(gpu["resnet50"], 2, kept)[1]
+        assert not judge(gpu["resnet50"], 3, kept)[1]
+        assert judge(gpu["resnet18"], 3, kept)[1]
+        assert judge(gpu["gpt2-xl"], 22, kept)[1]
+        assert not judge(gpu["gpt2-xl"], 23, kept)[1]
+        assert not judge(gpu["gpt2-xl"], 22, kept, stall=0.01)[1]
+
+
+def judge(
+    workload: Workload, steps: int, found: Estimate, *, stall: float = 0.009
+) -> tuple[str, bool]:
+    return judged(workload, steps, found, bound=0.035, limit=20.0, stall_of_iteration=stall)
+
+
+HOST = SnapshotPlace.HOST
+FOUND = Estimate(0.025, 0.005, 0.015, 0.035)
+
+
+def measurements(found: Estimate = FOUND, *, taken: float = 1.0) -> Measurements:
+    """T is 0.5 s; a checkpoint is durable after 3 s, and its restore takes 2 s."""
+    overhead = Measured(
+        estimate=found,
+        estimate_all=found,
+        num_rounds=4,
+        num_left_out=0,
+        iteration_s=0.5,
+        foreign=0.0,
+        taken=taken,
+        seconds=20.0,
+    )
+    windows = Windows(
+        overhead=overhead,
+        checkpoints=4,
+        persist_s=2.5,
+        durable_s=3.0,
+        held_s=0.03,
+        wait_s=0.02,
+        still_s=[4.0, 4.0, 4.0],
+    )
+    return Measurements(
+        chosen=Chosen(
+            steps=10, reason="budget", predicted_overhead=0.03, durable_s=3.0, place=HOST
+        ),
+        windows=windows,
+        restore_s=[1.0, 2.0, 5.0],
+        raw_write_s=2.0,
+        num_parameters=7,
+        state_bytes=84,
+        epoch_iterations=None,
+    )
+
+
+class TestWindows:
+    @pytest.mark.parametrize(
+        ("steps", "durable_s", "iterations"),
+        [
+            (10, 3.0, 10),  # durable after 6 iterations: whole intervals
+            (100, 3.0, 12),  # over long before the next one
+            (1, 0.1, 1),  # at least half a second: one iteration is that
+        ],
+    )
+    def test_a_window_is_whole_intervals_or_twice_the_time_to_durable(
+        self, steps: int, durable_s: float, iterations: int
+    ) -> None:
+        plan = Chosen(
+            steps=steps, reason="", predicted_overhead=0.0, durable_s=durable_s, place=HOST
+        )
+        assert plan.window(iteration_s=0.5) == iterations
+
+    def test_a_cut_window_has_one_checkpoint_that_is_for_the_whole_interval(
+        self, tmp_path: Path
+    ) -> None:
+        arm = FrozenArm(Loop("transformer", batch=1), tmp_path, interval=50, length=3)
+        arm.warm_up()
+        window = arm.window()
+        assert (arm.iterations, window.covered, arm.taken) == (3, 50, 1.0)
+        assert window.iterations >= 3
+        arm.close()
+
+    def test_standing_still_ends_when_the_boundary_is_durable(self, tmp_path: Path) -> None:
+        arm = FrozenArm(Loop("transformer", batch=1), tmp_path, interval=2, length=4)
+        arm.warm_up()
+        assert arm.stand_still() > 0
+        assert arm.manager.latest_step() == arm.manager.global_step
+        arm.close()
+
+
+class TestWorkloads:
+    def test_the_papers_batches_and_epochs(self) -> None:
+        sizes = {x.model: (x.batch, x.image_size, x.epoch_iterations) for x in on_gpu().values()}
+        assert sizes["resnet50"] == sizes["vgg16"] == (256, 224, 5005)
+        assert sizes["resnext101"] == sizes["densenet121"] == (128, 224, 10010)
+        assert sizes["inception_v3"] == (256, 299, 5005)
+        assert all(x.amp for x in on_gpu().values())
+
+    def test_options_change_the_preset(self) -> None:
+        args = arguments(["--preset", "gpu", "--device", "cuda:1", "--model", "vgg16", "--no-amp"])
+        (workload,) = chosen(args, is_there=lambda _: True)
+        assert workload == replace(on_gpu()["vgg16"], device="cuda:1", amp=False)
+
+    def test_the_largest_is_trained_when_named_only(self) -> None:
+        args = arguments(["--preset", "gpu"])
+        names = [x.model for x in chosen(args, is_there=lambda _: True)]
+        assert len(names) == 8
+        assert "gpt2-xl" not in names
+
+    def test_what_is_not_installed_is_left_out_with_a_sentence(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        args = arguments(["--preset", "cpu", "--model", "bert", "resnet18"])
+        (workload,) = chosen(args, is_there=lambda name: name != "transformers")
+        assert workload.model == "resnet18"
+        assert capsys.readouterr().err == "bert: left out, transformers is not installed\n"
+
+    def test_images_are_for_the_models_of_images(self, capsys: pytest.CaptureFixture[str]) -> None:
+        args = arguments(["--preset", "cpu", "--data", "d", "--model", "gpt2", "gpt2-xl"])
+        assert list(chosen(args, is_there=lambda _: True)) == []
+        said = capsys.readouterr().err
+        assert (
+            said == "gpt2: left out, --data holds images\ngpt2-xl: left out, it is not for a CPU\n"
+        )
+
+
+@needs_torchvision
+@needs_transformers
+@pytest.mark.parametrize("model", on_cpu())
+def test_every_model_trains_all_of_its_parameters(model: str) -> None:
+    loop = replace(on_cpu()[model], batch=2).loop(seed=0)
+    before = fingerprint(loop)
+    loop.iterate()
+    assert fingerprint(loop) != before
+    assert all(each.grad is not None for each in loop.model.parameters())
+
+
+@needs_torchvision
+def test_mixed_precision_computes_in_bfloat16_and_keeps_the_weights_in_float32() -> None:
+    loop = Loop("resnet18", batch=2, amp=True, device="cpu")
+    seen: list[torch.dtype] = []
+    loop.model.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
+    loop.iterate()
+    loop.synchronize()
+    assert seen == [torch.bfloat16]
+    assert {each.dtype for each in loop.model.parameters()} == {torch.float32}
+
+
+@needs_torchvision
+def test_inception_has_its_auxiliary_head_where_it_fits() -> None:
+    with torch.device("meta"):
+        assert Loop("inception_v3", batch=2, image_size=299, device="meta").model.AuxLogits
+        assert not Loop("inception_v3", batch=2, image_size=75, device="meta").model.AuxLogits
+
+
+@needs_transformers
+def test_bert_predicts_what_is_masked_and_gpt_what_comes_next() -> None:
+    torch.manual_seed(0)
+    inputs, target = Language("bert", small=True).batch(4, 64)
+    is_masked = inputs.flatten() == 0
+    assert 0 < is_masked.sum() < 0.3 * len(target)
+    assert torch.equal(target == IGNORED, ~is_masked)
+    inputs, target = Language("gpt2", small=True).batch(4, 64)
+    assert inputs.shape == (4, 64)
+    assert torch.equal(target.view(4, 64)[:, :-1], inputs[:, 1:])
+
+
+@needs_torchvision
+def test_images_of_a_folder_come_again_after_the_last(tmp_path: Path) -> None:
+    from benchmarks.images import Stream
+
+    images = ImageSet(classes=2, train=5, val=1, smallest=40, largest=48)
+    make(tmp_path, images=images)
+    stream = Stream.of(tmp_path, image_size=32, batch=4, workers=0, seed=0)
+    loop = Loop("resnet18", batch=4, source=stream.batches, num_classes=stream.num_classes)
+    clean_window(loop, stream.batches_per_epoch + 1)
+    inputs, target = next(stream.batches)
+    assert (inputs.shape, target.shape) == ((4, 3, 32, 32), (4,))
+
+
+@needs_torchvision
+@needs_transformers
+def test_a_model_of_each_kind_prints_its_three_arms(tmp_path: Path) -> None:
+    small = ("--preset", "cpu", "--device", "cpu", "--batch", "2", "--seconds", "1")
+    lines = lines_of(
+        "paper",
+        *(*small, "--model", "resnet18", "gpt2", "--tokens", "4", "--epoch-iterations", "400"),
+        folder=tmp_path,
+    )
+    assert [(x["model"], x["arm"]) for x in lines] == [
+        (model, arm)
+        for model in ("resnet18", "gpt2")
+        for arm in ("auto", "synchronous", "epoch boundary")
+    ]
+    for x in lines:
+        iteration_s = x["iteration_ms"] / 1e3
+        wanted = x["restore_s"] + x["k"] / 2 * iteration_s + x["durable_s"]
+        assert x["recovery_s"] == pytest.approx(wanted, rel=0.01)
+        assert x["state_mib"] > x["parameters"] * 8 / 2**20
+    auto, still, epoch = lines[:3]
+    assert auto["k"] == still["k"]
+    assert auto["taken"] is not None
+    assert (epoch["k"], epoch["epoch"], epoch["held_ms"]) == (400, "as given", still["held_ms"])
+    ((_, gain),) = tables.gains(lines[:3]).items()
+    assert gain == epoch["recovery_s"] / auto["recovery_s"]
+    assert "| resnet18, cpu, 2 × 32 px |" in tables.arms(lines)
+    assert "| gpt2, cpu, 2 × 4 tokens |" in tables.stalls(lines)

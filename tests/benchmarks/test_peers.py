@@ -1,0 +1,235 @@
+"""Every peer restores the bits that it saved; a synced one has synced what it calls durable."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.peers import OURS, PEERS, Peer, Saver, Training, installed
+from benchmarks.peers.folders import InFolders, Pending
+from tests.fork_server import FORK_SERVER
+
+LIMIT_S = 120.0
+#: What syncs in a process of its own.
+ELSEWHERE = {OURS, "dcp.async_save, process", "dcp.async_save, process, aside"}
+
+
+def tiny() -> Training:
+    """Parameters, buffers of several types, AdamW with two groups."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.5}]
+    return Training(model, torch.optim.AdamW(groups, lr=0.1))
+
+
+def train(training: Training, saver: Saver) -> None:
+    """An iteration behind a boundary."""
+    training.model(torch.randn(5, 8)).square().sum().backward()
+    with saver.updating():
+        training.optimizer.step()
+    training.optimizer.zero_grad()
+
+
+def copied(value: Any) -> Any:
+    """As it is now."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: copied(each) for key, each in value.items()}
+    return [copied(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def same(one: Any, other: Any) -> bool:
+    """Bit for bit; a list is as good as a tuple."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def tried(peer: Peer, folder: Path, synced: set[int]) -> dict[str, Any]:
+    """Save twice and restore; ``synced`` collects the inodes that this process syncs."""
+    training = tiny()
+    saver = peer.make(folder, training)
+    for _ in range(2):
+        saver.boundary(save=False)
+        train(training, saver)
+        synced.clear()
+        saver.boundary(save=True)
+        want = copied(training.state())
+        train(training, saver)
+        while not saver.is_durable():
+            saver.boundary(save=False)
+            train(training, saver)
+        before = set(synced)
+        saved = saver.finish()
+    inodes = [path.stat().st_ino for path in saver.files()]
+    changed = not same(want["model"], training.state()["model"])
+    saver.prepare_restore()
+    saver.restore()
+    got = copied(training.state())
+    saver.boundary(save=False)
+    train(training, saver)
+    saver.close()
+    return {
+        "changed": changed,
+        "model": same(want["model"], got["model"]),
+        "optimizer": same(want["optimizer"], got["optimizer"]),
+        "durable_s": saved.durable_s,
+        "files": len(inodes),
+        "synced": sum(inode in before for inode in inodes),
+    }
+
+
+def try_all(names: list[str], folder: Path, results: Path) -> None:
+    """Entry point of a process: what became of each, as JSON."""
+    multiprocessing.set_start_method("fork", force=True)  # as without us
+    warnings.simplefilter("ignore")
+    logging.disable()
+    synced: set[int] = set()
+    os.fsync = noting(os.fsync, synced)
+    outcomes = {}
+    for index, name in enumerate(names):
+        try:
+            outcomes[name] = tried(PEERS[name], folder / str(index), synced)
+        except Exception as error:
+            outcomes[name] = {"error": repr(error)}
+    results.write_text(json.dumps(outcomes))
+
+
+def noting(fsync: Callable[[int], None], synced: set[int]) -> Callable[[int], None]:
+    """A sync that is noted once it is done."""
+
+    def wrapped(descriptor: Any) -> None:
+        fsync(descriptor)
+        synced.add(os.stat(descriptor).st_ino)
+
+    return wrapped
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """All installed peers, one after the other in one process."""
+    folder = tmp_path_factory.mktemp("peers")
+    results = folder / "results.json"
+    process = FORK_SERVER.Process(target=try_all, args=(list(installed()), folder, results))
+    process.start()
+    process.join(LIMIT_S)
+    assert process.exitcode == 0
+    found: dict[str, dict[str, Any]] = json.loads(results.read_text())
+    return found
+
+
+@pytest.fixture
+def outcome(outcomes: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    """Of one peer."""
+    if name not in outcomes:
+        pytest.skip(f"a package of {name!r} is not installed")
+    assert "error" not in outcomes[name], outcomes[name]["error"]
+    return outcomes[name]
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_it_restores_what_it_saved_bit_for_bit(outcome: dict[str, Any]) -> None:
+    assert outcome["changed"]
+    assert outcome["model"]
+    assert outcome["optimizer"]
+    assert outcome["durable_s"] > 0
+
+
+@pytest.mark.parametrize("name", [name for name in PEERS if name not in ELSEWHERE])
+def test_when_it_is_durable_all_its_files_are_synced_or_none(
+    outcome: dict[str, Any], name: str
+) -> None:
+    assert outcome["files"] > 0
+    assert outcome["synced"] == (outcome["files"] if PEERS[name].synced else 0)
+
+
+class Fails:
+    """A library whose write fails in the background."""
+
+    def save(self, folder: Path) -> Pending:
+        (folder / "part").write_bytes(b"half")
+
+        def written() -> None:
+            raise OSError("no space left")
+
+        return Pending(written)
+
+    def load(self, folder: Path) -> None:
+        raise AssertionError("nothing was saved")
+
+    def close(self) -> None: ...
+
+
+def test_a_save_that_fails_in_the_background_ends_the_wait_and_is_raised(tmp_path: Path) -> None:
+    saver = InFolders(tmp_path, Fails(), sync=True)
+    saver.boundary(save=True)
+    with pytest.raises(OSError, match="no space left"):
+        saver.finish()
+    assert saver.is_durable()
+    saver.close()
+
+
+class Waits:
+    """A library that copies aside."""
+
+    def __init__(self) -> None:
+        self.copies = 0
+
+    def save(self, folder: Path) -> Pending:
+        (folder / "all").write_bytes(b"all")
+        return Pending(lambda: None, self._copied)
+
+    def _copied(self) -> None:
+        self.copies += 1
+
+    def load(self, folder: Path) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_the_first_update_after_a_save_waits_for_the_copy(tmp_path: Path) -> None:
+    library = Waits()
+    saver = InFolders(tmp_path, library, sync=False)
+    counts = []
+    for save in (False, True, False):
+        saver.boundary(save=save)
+        with saver.updating():
+            counts.append(library.copies)
+    saver.finish()
+    saver.close()
+    assert counts == [0, 1, 1]
+
+
+def test_only_the_newest_checkpoint_stays(tmp_path: Path) -> None:
+    saver = InFolders(tmp_path, Waits(), sync=True)
+    for _ in range(3):
+        saver.boundary(save=True)
+        saver.finish()
+    saver.close()
+    assert saver.files() == [tmp_path / "step-3" / "all"]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
+
+
+def test_what_is_not_installed_is_left_out_with_a_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make = PEERS["torch.save"].make
+    strange = Peer("strange", make, ("no_such_package",), synced=True)
+    among = {**PEERS, "strange": strange}
+    assert list(installed(["strange", "torch.save"], among=among)) == [OURS, "torch.save"]
+    assert capsys.readouterr().err == "no_such_package is not installed: without 'strange'\n"
