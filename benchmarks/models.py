@@ -23,8 +23,9 @@ MODELS = {
     "inception_v3": "inception_v3",
 }
 
-#: Smallest square image, in pixels, that a model accepts, where that is above 32.
-SMALLEST_IMAGE = {"inception_v3": 75}
+#: Smallest square image, in pixels, that a model trains on, where that is above 32: Inception's
+#: auxiliary head sets it (without that head, 75).
+SMALLEST_IMAGE = {"inception_v3": 299}
 
 _NMS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 _declared: list[torch.library.Library] = []
@@ -53,7 +54,7 @@ def _declare_operators() -> None:
 def build(arch: str, *, num_classes: int, aux: bool = True) -> nn.Module:
     """A model with fresh weights drawn from torch's default generator.
 
-    ``aux``: with Inception's auxiliary head, which only trains from about 299 pixels on.
+    ``aux``: with Inception's auxiliary head.
     Raises ValueError for a name that is not in `MODELS`.
     """
     if arch not in MODELS:

@@ -17,7 +17,7 @@ from torch import nn
 
 from benchmarks.language import LANGUAGE_MODELS, Language
 from benchmarks.models import MODELS as IMAGE_MODELS
-from benchmarks.models import build, loss_of
+from benchmarks.models import SMALLEST_IMAGE, build, loss_of
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 from checkfreq.types import SnapshotPlace
 
@@ -27,7 +27,6 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 _CLASSES = 10
 _BATCHES = 16  # made once; training takes them in turn
-_AUX_PIXELS = 299  # from here on Inception's auxiliary head fits
 
 
 def add_loop_options(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +98,9 @@ class Loop:
             self._format = torch.channels_last
         with self.device:
             if name in IMAGE_MODELS:
-                made = build(name, num_classes=num_classes, aux=image_size >= _AUX_PIXELS)
+                made = build(
+                    name, num_classes=num_classes, aux=image_size >= SMALLEST_IMAGE.get(name, 0)
+                )
                 shape = (batch, 3, image_size, image_size)
                 drawn = (_images(shape, num_classes) for _ in range(_BATCHES))
             elif name == "transformer":

@@ -35,10 +35,10 @@ _SETTLE, _WINDOWS = 0.35, 0.8
 #: A window is whole intervals, and at least so long. Where a checkpoint is durable within half an
 #: interval, it is cut after twice that time.
 _WINDOW_S = 0.5
-#: Fewer undisturbed rounds give no interval; they are waited for, but not for ever.
+#: Fewer rounds give no interval; undisturbed ones are waited for, but not for ever.
 _MIN_ROUNDS, _PATIENCE = 3, 1.6
 #: Checkpoints that are waited for; restores, and raw writes.
-_STILL, _REPEATS = 5, 3
+_STILL, _REPEATS = 4, 3
 #: Bytes of all raw writes together, unless one is more; and how many of them are made.
 _RAW_BYTES, _SOURCE_BYTES = 4 << 30, 256 << 20
 
@@ -187,7 +187,8 @@ class Trial:
     def _are_enough(self, done: Sequence[Round]) -> bool:
         used = (time.perf_counter() - self._began_s) / self._args.seconds
         num_kept = sum(undisturbed([each.foreign for each in done]))
-        return used > _WINDOWS and (num_kept >= _MIN_ROUNDS or used > _PATIENCE)
+        is_patient = num_kept < _MIN_ROUNDS and used < _PATIENCE
+        return used > _WINDOWS and len(done) >= _MIN_ROUNDS and not is_patient
 
     # ---- restore
 

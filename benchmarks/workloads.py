@@ -66,7 +66,7 @@ class Workload:
 
 def on_cpu() -> dict[str, Workload]:
     """By name, in the order in which the paper lists them."""
-    batches = {"resnet18": 8, "resnet50": 8, "resnext101": 4, "densenet121": 8, "vgg16": 4}
+    batches = {"resnet18": 8, "resnet50": 8, "resnext101": 2, "densenet121": 8, "vgg16": 2}
     images = [Workload(model=name, batch=batch) for name, batch in batches.items()]
     inception = Workload(model="inception_v3", batch=4, image_size=75)
     texts = [Workload(model=name, batch=8) for name in ("bert", "gpt2")]

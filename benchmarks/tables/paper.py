@@ -82,9 +82,13 @@ def _gained(lines: list[Line]) -> list[str]:
         return []
     return [
         "",
-        f"Recovery is {min(ratios):.0f} to {max(ratios):.0f} times as fast as with a checkpoint "
-        f"per epoch (median {median(ratios):.0f}).",
+        f"Recovery is {_times(min(ratios))} to {_times(max(ratios))} times as fast as with a "
+        f"checkpoint per epoch (median {_times(median(ratios))}).",
     ]
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}"
 
 
 def _model(line: Line) -> str:

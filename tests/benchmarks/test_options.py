@@ -55,7 +55,7 @@ def test_flags_of_the_original_script_are_taken(tmp_path: Path) -> None:
         ((*RESUMABLE, "--chk-freq", "-1"), "--chk-freq must be 0"),
         (("-b", "0"), "--batch-size must be at least 1"),
         (("--image-size", "16"), "--image-size must be at least 32"),
-        (("-a", "inception_v3", "--image-size", "64"), "at least 75 for inception_v3"),
+        (("-a", "inception_v3", "--image-size", "64"), "at least 299 for inception_v3"),
         (("-a", "alexnet"), "invalid choice: 'alexnet'"),
         (("--data", "no/such/folder"), "--data no/such/folder is not a folder"),
     ],
