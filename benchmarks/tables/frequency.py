@@ -73,44 +73,6 @@ def _target(line: Line) -> str:
         f"{'' if each['apart'] else ' (not beyond chance)'}"
         for each in line["equal"]
     )
-    state = f"{line['state_mib']:g} MiB of state, {line['iteration_ms']:.1f} ms per iteration"
-    return (
-        f"{line['model']}, batch {line['batch']}{where}: {state}, bound {percent(line['bound'])}:"
-    )
-
-
-def _arms(lines: list[Line]) -> str:
-    equal = {(x["arm"], x["k"]): x for x in lines if x["what"] == "equal"}
-    intervals = sorted({k for _, k in equal})
-    at_each = "".join(f" | overhead at k = {k}" for k in intervals)
-    columns = (
-        f"arm | one checkpoint costs | durable after{at_each} | smallest k by cost | tried "
-        "| overhead there | lost by a kill"
-    )
-    rows = []
-    for x in sorted(_of("arm", lines), key=lambda x: x["k"] or x["k_min"]):
-        cells = [_overhead(equal.get((x["arm"], k))) for k in intervals]
-        rows.append(
-            row(
-                x["arm"] if x["synced"] else f"{x['arm']} (not synced)",
-                _limits(milliseconds, *(x[f"cost{part}_ms"] for part in ("", "_low", "_high"))),
-                f"{x['durable_ms']:.0f} ms",
-                *cells,
-                x["k_min"],
-                x["k"] or "-",
-                _overhead(x),
-                seconds(x["lost_s"]),
-            )
-        )
-    return table(columns, [*rows, "", *map(_target, _of("target", lines))], lines)
-
-
-def _target(line: Line) -> str:
-    lower = ", ".join(
-        f"at k = {each['k']} {'yes' if each['met'] else 'no'}"
-        f"{'' if each['apart'] else ' (not beyond chance)'}"
-        for each in line["equal"]
-    )
     return (
         f"Smallest k, ours over the best of equal durability ({line['rival']}): {line['k']} / "
         f"{line['k_rival']} = {line['ratio']:.2f}; at most {line['allowed']:g} is the target: "
