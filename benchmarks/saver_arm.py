@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,18 @@ class Attached:
     itself. ``saved``: what became of the saves that were waited for.
     """
 
-    def __init__(self, loop: Loop, peer: Peer, folder: Path, *, queues: bool) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        peer: Peer,
+        folder: Path,
+        *,
+        queues: bool,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.saver = peer.make(folder, Training(loop.model, loop.optimizer))
         self.queues, self.synced = queues, peer.synced
+        self.clock = clock
         self.saved: list[Saved] = []
         self._update = contextlib.ExitStack()
         loop.optimizer.register_step_pre_hook(self._begin_update)
@@ -46,9 +56,9 @@ class Attached:
             return 0.0
         while not self.saver.is_durable():
             time.sleep(1e-3)
-        start_s = time.perf_counter()
+        start_s = self.clock()
         self.saved.append(self.saver.finish())
-        return time.perf_counter() - start_s
+        return self.clock() - start_s
 
 
 class SaverArm:
@@ -71,14 +81,14 @@ class SaverArm:
         """See Arm. It begins at the boundary of a checkpoint."""
         attached, self._uncounted_s = self._attached, 0.0
         with attached.hooks.attached():
-            start_s = time.perf_counter()
+            start_s = attached.clock()
             for index in range(self.iterations):
                 self._pass_one(index)
             tail = self._drain()
             if not attached.queues:
                 self._uncounted_s += attached.finish()
             self._loop.synchronize()
-            seconds = time.perf_counter() - start_s - self._uncounted_s
+            seconds = attached.clock() - start_s - self._uncounted_s
         if attached.queues:
             attached.finish()
         return Window(seconds, self.iterations + tail, self.iterations)

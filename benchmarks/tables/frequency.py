@@ -35,11 +35,10 @@ def _run(line: Line) -> tuple[str, str]:
 
 
 def _heading(line: Line) -> str:
-    amp = ", AMP" if line["amp"] else ""
-    return (
-        f"{line['model']}, batch {line['batch']}{amp}, on {line['device']}: {line['state_mib']:g} MiB "
-        f"of state, {line['iteration_ms']:.1f} ms per iteration, bound {percent(line['bound'])}:"
-    )
+    where = f"{', AMP' if line['amp'] else ''}, on {line['device']}"
+    state = f"{line['state_mib']:g} MiB of state, {line['iteration_ms']:.1f} ms per iteration"
+    bound = f"bound {percent(line['bound'])}"
+    return f"{line['model']}, batch {line['batch']}{where}: {state}, {bound}:"
 
 
 def _arms(lines: list[Line]) -> str:

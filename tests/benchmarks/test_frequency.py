@@ -1,0 +1,209 @@
+"""Windows of any saver, event by event; and the benchmark itself, at toy size."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks.peers import OURS, Peer, Saved, Training
+from benchmarks.saver_arm import Attached, SaverArm
+from benchmarks.tables import frequency
+from tests.benchmarks.test_benchmarks_run import TINY_WINDOWS, lines_of
+
+PEER = "torch.save, synced"
+
+
+class FakeSaver:
+    """Durable so many boundaries after a save; notes what happens to it."""
+
+    def __init__(self, events: list[str], *, boundaries: int) -> None:
+        self._events, self._boundaries, self._left = events, boundaries, 0
+
+    def boundary(self, *, save: bool) -> None:
+        self._left = self._boundaries if save else max(0, self._left - 1)
+        self._events.append("save" if save else "boundary")
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        self._events.append("enter")
+        yield
+        self._events.append("leave")
+
+    def is_durable(self) -> bool:
+        return self._left == 0
+
+    def finish(self) -> Saved:
+        self._left = 0
+        self._events.append("finish")
+        return Saved(0.1)
+
+
+class FakeClock:
+    """Stands still, but where it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class FakeLoop:
+    """An update is all that there is to an iteration."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.model = torch.nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self._events = events
+
+    def iterate(self) -> None:
+        self.optimizer.step()
+        self._events.append("iterate")
+
+    def synchronize(self) -> None:
+        pass
+
+
+def window(
+    *, queues: bool, boundaries: int, interval: int, length: int
+) -> tuple[list[str], object]:
+    events: list[str] = []
+    loop = FakeLoop(events)
+
+    def make(folder: Path, training: Training) -> FakeSaver:
+        return FakeSaver(events, boundaries=boundaries)
+
+    attached = Attached(loop, Peer("fake", make, (), synced=True), Path(), queues=queues)
+    found = SaverArm(loop, attached, interval=interval, length=length).window()
+    loop.iterate()
+    assert events.pop() == "iterate"  # and nothing is attached to the update any more
+    return [event for event in events if event not in ("enter", "leave")], found
+
+
+def test_a_peers_save_is_waited_for_before_its_next_and_at_the_end_of_a_window() -> None:
+    events, found = window(queues=False, boundaries=3, interval=2, length=3)
+    passed = ["save", "iterate", "boundary", "iterate"]
+    assert events == [*passed, "finish", *passed, *["boundary", "iterate"] * 2, "finish"]
+    assert (found.covered, found.iterations) == (4, 6)
+
+
+def test_who_queues_saves_while_the_last_is_on_its_way() -> None:
+    events, found = window(queues=True, boundaries=2, interval=1, length=2)
+    tail = ["boundary", "iterate"] * 2
+    assert events == ["save", "iterate", "save", "iterate", *tail, "finish"]
+    assert (found.covered, found.iterations) == (2, 4)
+
+
+def test_every_update_of_a_window_is_entered_through_the_saver() -> None:
+    events: list[str] = []
+    loop = FakeLoop(events)
+    peer = Peer("fake", lambda folder, training: FakeSaver(events, boundaries=0), (), synced=True)
+    SaverArm(loop, Attached(loop, peer, Path(), queues=True), interval=2).window()
+    update = ["enter", "leave", "iterate"]
+    assert events == ["save", *update, "boundary", *update, "finish"]
+
+
+def test_a_save_that_its_peer_does_not_sync_is_synced_with_the_clock_stopped() -> None:
+    class Slow(FakeSaver):
+        def finish(self) -> Saved:
+            clock.now_s += 100.0
+            return super().finish()
+
+    clock = FakeClock()
+    events: list[str] = []
+    loop = FakeLoop(events)
+    seconds = {}
+    for synced in (True, False):
+        peer = Peer("fake", lambda folder, training: Slow(events, boundaries=0), (), synced=synced)
+        attached = Attached(loop, peer, Path(), queues=False, clock=clock)
+        seconds[synced] = SaverArm(loop, attached, interval=1, length=2).window().seconds
+    assert seconds == {True: 200.0, False: 0.0}
+
+
+def test_it_prints_costs_equal_intervals_policies_and_the_target(tmp_path: Path) -> None:
+    lines = lines_of(
+        "frequency",
+        *(*TINY_WINDOWS, "--seconds", "0", "--k", "2", "--window", "1", "--bound", "0.9"),
+        *("--profile-iterations", "2", "--verify", "1", "--arms", OURS, PEER),
+        *("--policies", "AUTO", "paper, formula"),
+        folder=tmp_path,
+    )
+    arms = [(line["what"], line["arm"]) for line in lines]
+    assert arms[:4] == [("arm", OURS), ("arm", PEER), ("equal", OURS), ("equal", PEER)]
+    assert arms[4:] == [("policy", "AUTO"), ("policy", "paper, formula"), ("target", OURS)]
+    assert all(line["k"] >= 1 and line["lost_s"] > 0 for line in lines if line["what"] == "policy")
+    assert all(line["k_min"] >= 1 and line["cost_low_ms"] is None for line in lines[:2])
+    assert all(line["overhead"] is not None and line["rounds"] == 1 for line in lines[2:4])
+    assert (lines[-1]["rival"], [each["k"] for each in lines[-1]["equal"]]) == (PEER, [2])
+
+
+COMMON = {
+    **{"model": "m", "batch": 2, "amp": False, "device": "cpu", "threads": 1, "bound": 0.035},
+    **{"state_mib": 85.3, "iteration_ms": 40.0, "command": "python -m c", "commit": "abc1234"},
+    **{"machine": {"cores": 2, "accelerator": None}, "versions": {"torch": "2.13.0"}},
+}
+
+
+def line(what: str, arm: str, **fields: object) -> dict[str, object]:
+    return {"benchmark": "frequency", "what": what, "arm": arm, **COMMON, **fields}
+
+
+def arm_line(name: str, **fields: object) -> dict[str, object]:
+    limits = {"cost_low_ms": 5.0, "cost_high_ms": 9.0, "durable_low_ms": None}
+    found = {"overhead": None, "low": None, "high": None, "rounds": 0, "k": None}
+    return line("arm", name, synced=True, **limits, **{**found, **fields})
+
+
+LINES = [
+    arm_line("theirs", cost_ms=120.0, durable_ms=130.4, k_min=86, lost_s=1.85),
+    arm_line(
+        "ours",
+        **{"cost_ms": 7.0, "durable_ms": 70.0, "k_min": 5, "k": 6, "lost_s": 0.19},
+        **{"overhead": 0.03, "low": 0.01, "high": 0.05},
+    ),
+    line("equal", "ours", k=4, overhead=0.04, low=0.02, high=0.06),
+    line("equal", "theirs", k=4, overhead=0.8, low=None, high=None),
+    line(
+        "policy", "paper, formula", k=4, k_first=2, lost_s=0.15, overhead=0.04, low=None, high=None
+    ),
+    line(
+        "target",
+        "ours",
+        **{"rival": "theirs", "k": 6, "k_rival": 86, "ratio": 0.0698, "allowed": 0.5, "met": True},
+        equal=[{"k": 4, "rival": "theirs", "met": True, "apart": False}],
+    ),
+]
+
+
+def test_the_table_has_a_row_per_arm_shortest_interval_first_and_the_targets() -> None:
+    text = frequency.arms(json.loads(json.dumps(LINES)))
+    ours, theirs = (row for row in text.splitlines() if row.startswith(("| ours", "| theirs")))
+    assert ours == (
+        "| ours | 7.0 ms (5.0 ms to 9.0 ms) | 70 ms | 4.00 % (2.00 % to 6.00 %) | 5 | 6 "
+        "| 3.00 % (1.00 % to 5.00 %) | 0.19 s |"
+    )
+    assert theirs == (
+        "| theirs | 120.0 ms (5.0 ms to 9.0 ms) | 130 ms | 80.00 % | 86 | - | - | 1.85 s |"
+    )
+    assert "(theirs): 6 / 86 = 0.07; at most 0.5 is the target: met." in text
+    assert "at k = 4 yes (not beyond chance)." in text
+    assert "`python -m c`, commit abc1234" in text
+
+
+def test_the_policies_have_a_table_of_their_own() -> None:
+    text = frequency.policies(LINES)
+    assert "| paper, formula | 2 | 4 | 4.00 % | 0.15 s |" in text
+    assert "ours" not in text
+
+
+def test_only_the_last_run_of_a_setting_is_shown() -> None:
+    old = {**line("equal", "ours", k=99, overhead=0.5, low=None), "commit": "0000000"}
+    other = {**arm_line("else", cost_ms=1, durable_ms=1, k_min=1, lost_s=1), "model": "n"}
+    text = frequency.arms([old, other, *LINES])
+    assert "k = 99" not in text
+    assert "| else |" in text
+    assert frequency.arms([]) == frequency.policies([]) == ""
