@@ -86,7 +86,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="behind the first one")
     parser.add_argument("--restores", type=int, default=3, help="rounds of restores")
     parser.add_argument("--arms", nargs="+", choices=PEERS, help="default: all installed ones")
-    parser.add_argument("--iteration-s", type=float, default=0.05, help="of computing, about")
+    parser.add_argument("--iteration-s", type=float, default=0.25, help="of computing, about")
     parser.add_argument("--device", default=device)
     parser.add_argument("--folder", default=".", help="a folder on the disk to measure")
     return parser.parse_args()
