@@ -41,7 +41,7 @@ ON_CPU = (
     Call("frequency", "--seconds 150", 160),
     Call("paper", "--seconds 16", 150),
     Call("interruptions", "", 150),
-    Call("goodput", "", 30),
+    Call("goodput", "--model resnet50", 30),
     Call("scale", "", 120),
     Call("limits", "--rounds 3", 40),
     Call("interference", "--settle 12 --phase 15", 110),

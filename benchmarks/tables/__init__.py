@@ -34,7 +34,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
 
 TABLES = {
-    "compare": Table("compare", compare.compare),
+    "compare": Table("compare", compare.arms),
+    "targets": Table("compare", compare.targets),
     "limits": Table("limits", limits.limits),
     "memory": Table("memory", machinery.memory),
     "startup": Table("startup", machinery.startup),

@@ -16,14 +16,8 @@ in its background if it has one. DCP's `aside` arms stage in a thread, which is 
 _STATE = ("device", "gib", "tensors")
 
 
-def compare(lines: list[Line]) -> str:
-    """A row per state and arm, the soonest durable first; then a row per state and target."""
-    targets = newest([x for x in lines if "target" in x], *_STATE, "target", "among")
-    tables = "\n".join(part for part in (_arms(lines), _targets(targets)) if part)
-    return introduced(_INTRODUCTION, tables)
-
-
-def _arms(lines: list[Line]) -> str:
+def arms(lines: list[Line]) -> str:
+    """A row per state and arm, the soonest durable first."""
     columns = (
         "state | what | synced | held per save | added in all | durable after | "
         "restored from disk | straight after the save | ours: held | durable | restored"
@@ -44,7 +38,7 @@ def _arms(lines: list[Line]) -> str:
         )
         for x in found
     ]
-    return table(columns, [*rows, "", *_versions(found)], found)
+    return introduced(_INTRODUCTION, table(columns, [*rows, "", *_versions(found)], found))
 
 
 def _versions(lines: list[Line]) -> list[str]:
@@ -56,7 +50,9 @@ def _versions(lines: list[Line]) -> list[str]:
 _TOLD = {"python", "torch"}
 
 
-def _targets(lines: list[Line]) -> str:
+def targets(lines: list[Line]) -> str:
+    """A row per state, target and group of peers."""
+    lines = newest([x for x in lines if "target" in x], *_STATE, "target", "among")
     columns = "state | target | the best synced peer | ours / its | quartiles | allowed | met"
     rows = [
         row(

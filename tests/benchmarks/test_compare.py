@@ -9,7 +9,7 @@ import pytest
 from benchmarks.compare import RAW, Round, arm_lines, quartiles, target_lines
 from benchmarks.peers import OURS, PEERS, Peer
 from benchmarks.rawio import RawWriter
-from benchmarks.tables.compare import compare
+from benchmarks.tables.compare import arms, targets
 from tests.benchmarks.test_benchmarks_run import lines_of
 
 HOW = {
@@ -88,7 +88,7 @@ def test_the_table_shows_the_newest_line_of_each_arm_and_target() -> None:
         {**STATE, **HOW, **x}
         for x in (arm | {"held_ms": 7.0}, arm | {"ours_held": 0.1}, raw, target)
     ]
-    text = compare(lines)
+    text = arms(lines) + targets(lines)
     state = "1 GiB, 64 parameters, cpu"
     assert (
         f"| {state} | {SYNCED} | yes | 2000.0 ms | 1 ms | 2.00 s | - | - | 0.10 | - | - |" in text
