@@ -15,7 +15,8 @@ import torch.distributed as dist
 from benchmarks.peers import Saver
 
 _CPU = torch.device("cpu")
-_CALIBRATION = 20
+#: Matrix products at a time, and how often: the fastest says how long one takes.
+_CALIBRATION, _CALIBRATIONS = 20, 15
 
 
 class Work:
@@ -28,13 +29,12 @@ class Work:
         self._count = 1
         self.compute()
         self._count = _CALIBRATION
+        found_s = min(self._timed() for _ in range(_CALIBRATIONS))
+        self._count = max(1, round(seconds * _CALIBRATION / slowest({"": found_s})[""]))
+
+    def _timed(self) -> float:
         meet()
-        self.synchronize()
-        began_s = time.perf_counter()
-        self.compute()
-        self.synchronize()
-        each_s = slowest({"": time.perf_counter() - began_s})[""] / self._count
-        self._count = max(1, round(seconds / each_s))
+        return seconds_of(self.compute, self)
 
     def compute(self) -> None:
         """The same work every time: what disturbs it makes it last longer."""
