@@ -7,6 +7,7 @@ PIP := $(PY) -m pip install -qq --disable-pip-version-check --constraint constra
 GPU_NEEDS := torch, numpy, xxhash, pytest, hypothesis
 ONLY ?=
 MINUTES ?= 9
+PART ?= 1
 FULLY_COVERED := checkfreq/store/*,checkfreq/policy/*,iterators/order.py
 
 .DELETE_ON_ERROR:
@@ -30,12 +31,12 @@ lint: $(VENV)/.dev ## ruff and mypy
 	$(PY) -m mypy --strict checkfreq iterators
 
 bench: $(VENV)/.peers ## the suite on the CPU (under 20 minutes); appends to benchmarks/results, rewrites the pages
-	$(PY) -m benchmarks run $(ONLY)
+	$(PY) -m benchmarks run --minutes 25 $(ONLY)
 
-bench-gpu: ## what a GPU is needed for, in at most MINUTES; ONLY="..." chooses; uses PYTHON as test-gpu does
+bench-gpu: ## what a GPU is needed for: PART=1 or 2, in at most MINUTES (9); uses PYTHON as test-gpu does
 	@py=$(PYTHON); if ! $$py -c 'import $(GPU_NEEDS)' 2>/dev/null; then \
 	  $(MAKE) $(VENV)/.peers; py=$(PY); fi; set -ex; \
-	PYTHONPATH=. $$py -m benchmarks run --gpu --minutes $(MINUTES) $(ONLY)
+	PYTHONPATH=. $$py -m benchmarks run --gpu $(PART) --minutes $(MINUTES) $(ONLY)
 
 test-gpu: ## tests marked gpu and a comparison with peers; uses PYTHON as it is where that has PyTorch
 	@py=$(PYTHON); if ! $$py -c 'import $(GPU_NEEDS)' 2>/dev/null; then \

@@ -3,7 +3,7 @@
 python -m benchmarks                          what there is
 python -m benchmarks run                      all of it, on the CPU
 python -m benchmarks run compare frequency    these
-python -m benchmarks run --gpu --minutes 9    what a GPU is needed for, in so much time
+python -m benchmarks run --gpu 1 --minutes 9  what a GPU is needed for, part 1 of 2, in so much time
 python -m benchmarks run --longer             what is not in the others
 
 ``run`` appends result lines and writes tables and plots of the pages anew.
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import suite
+from benchmarks.options import is_installed
 from benchmarks.suite import Call, Outcome
 
 
@@ -25,13 +26,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     if args.action == "list":
         print(listing(suite.ON_CPU, "make bench, on a CPU"))
-        print(listing(suite.ON_GPU, "make bench-gpu"))
+        for part, calls in enumerate(suite.ON_GPU, 1):
+            print(listing(calls, f"make bench-gpu PART={part}"))
         print(listing(suite.LONGER, "python -m benchmarks run --longer, on a CPU"))
         return 0
     budget_s = None if args.minutes is None else 60 * args.minutes
-    outcomes = suite.run_all(args.calls, results=args.results, budget_s=budget_s)
-    if args.results == suite.RESULTS:
-        _write_pages()
+    try:
+        outcomes = suite.run_all(args.calls, results=args.results, budget_s=budget_s)
+    finally:
+        if args.results.resolve() == suite.RESULTS:
+            _write_pages()
     print(ended(outcomes), file=sys.stderr)
     return int(any(outcome.status for outcome in outcomes))
 
@@ -48,7 +52,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.action == "run":
         try:
-            args.calls = suite.chosen(args.suite, args.names)
+            args.calls = suite.chosen(_suite(args), args.names)
         except ValueError as error:
             run.error(str(error))
     return args
@@ -58,12 +62,9 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.set_defaults(action="run")
     run.add_argument("names", nargs="*", metavar="NAME", help="only these benchmarks of the suite")
     which = run.add_mutually_exclusive_group()
-    for option, calls, what in (
-        ("--gpu", suite.ON_GPU, "what a GPU is needed for"),
-        ("--longer", suite.LONGER, "what is not in the others"),
-    ):
-        which.add_argument(option, dest="suite", action="store_const", const=calls, help=what)
-    run.set_defaults(suite=suite.ON_CPU)
+    parts = range(1, len(suite.ON_GPU) + 1)
+    which.add_argument("--gpu", type=int, choices=parts, help="what a GPU is needed for: a part")
+    which.add_argument("--longer", action="store_true", help="what is not in the others")
     run.add_argument("--minutes", type=float, help="leave out what would not end by then")
     run.add_argument(
         "--results",
@@ -71,6 +72,12 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
         default=suite.RESULTS,
         help="where the lines go; elsewhere than to benchmarks/results the pages stay as they are",
     )
+
+
+def _suite(args: argparse.Namespace) -> Sequence[Call]:
+    if args.gpu is not None:
+        return suite.ON_GPU[args.gpu - 1]
+    return suite.LONGER if args.longer else suite.ON_CPU
 
 
 def listing(calls: Sequence[Call], title: str) -> str:
@@ -90,6 +97,8 @@ def ended(outcomes: Sequence[Outcome]) -> str:
 def _ended(outcome: Outcome) -> str:
     if outcome.seconds is None:
         return "left out"
+    if outcome.status == suite.OVERRAN:
+        return "overran"
     return f"status {outcome.status}" if outcome.status else f"{outcome.seconds:.0f} s"
 
 
@@ -98,7 +107,10 @@ def _write_pages() -> None:
     from benchmarks.tables import write_pages
 
     write_pages()
-    draw_all()
+    if is_installed("matplotlib"):
+        draw_all()
+    else:
+        print("plots are not drawn anew: matplotlib is not installed", file=sys.stderr)
 
 
 if __name__ == "__main__":

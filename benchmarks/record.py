@@ -51,13 +51,13 @@ def surroundings(folder: Path | None = None, packages: Sequence[str] = ()) -> di
     """Commit, command, machine, versions and storage of this run."""
     storage = {} if folder is None else {"storage": _storage(folder)}
     return {
-        "command": shlex.join(["python", "-m", _module_name(), *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", _module_name(), *_without_paths(sys.argv[1:])]),
         "commit": _commit(),
         "machine": {
             "cpu": cpu_model(),
             "cores": os.cpu_count(),
             "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "kernel": platform.release(),
+            "kernel": platform.release().partition("-")[0],
         },
         "versions": {
             "python": platform.python_version(),
@@ -68,10 +68,16 @@ def surroundings(folder: Path | None = None, packages: Sequence[str] = ()) -> di
     }
 
 
+def _without_paths(options: Sequence[str]) -> list[str]:
+    """Where something lay on this machine is nobody's business: ``--folder DIR`` stands for it."""
+    return ["DIR" if os.sep in each or each == ".." else each for each in options]
+
+
 def _storage(folder: Path) -> str:
-    """The file system's type, and its device's name where that is a local one."""
+    """The file system's type, and its device's name where that is a plain local one."""
     kind, source, *_ = [*storage_of(folder).split(), UNKNOWN, UNKNOWN]
-    return f"{kind} on {Path(source).name}" if source.startswith("/dev/") else kind
+    is_plain = source.startswith("/dev/") and source.count("/") == 2
+    return f"{kind} on {Path(source).name}" if is_plain else kind
 
 
 def _version(package: str) -> str:
@@ -97,7 +103,8 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        code = (".", ":!benchmarks/results", ":!README.md")  # what a benchmark writes is not code
+        written = ("benchmarks/results", "README.md", "benchmarks/README.md")  # by benchmarks
+        code = (".", *(f":!{path}" for path in written))
         dirty = "+" if git("status", "--porcelain", "--untracked-files=no", "--", *code) else ""
         return git("rev-parse", "--short", "HEAD") + dirty
     except (OSError, subprocess.CalledProcessError):

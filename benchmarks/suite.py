@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ast
 import math
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -59,13 +61,18 @@ LONGER = (
     Call("iterators", "", 300),
 )
 
-#: ``make bench-gpu``: what a GPU is needed for, in two calls of under 10 minutes (``--minutes 9``).
+#: ``make bench-gpu PART=1`` and ``PART=2``: what a GPU is needed for, each in under 10 minutes.
 ON_GPU = (
-    Call("compare", "--gib 4 --rounds 2", 150),
-    Call("paper", "--model resnet50 gpt2-xl --seconds 60", 180),
-    Call("scale", "--gib 1 8 40", 180),
-    Call("frequency", "--model resnet50 --batch 256 --amp --k 2 10", 180),
-    Call("paper", "--seconds 35", 360),
+    (
+        Call("compare", "--gib 2 --rounds 2", 150),
+        Call("paper", "--model resnet50 --seconds 60", 90),
+        Call("paper", "--model gpt2-xl --seconds 120", 200),
+        Call("scale", "--gib 1 8 24 --rounds 2", 90),
+    ),
+    (
+        Call("paper", "--seconds 35", 360),
+        Call("frequency", "--model resnet50 --batch 256 --amp --k 2 10 --seconds 120", 150),
+    ),
 )
 
 
@@ -84,6 +91,13 @@ def chosen(calls: Sequence[Call], names: Iterable[str]) -> list[Call]:
     return [call for call in calls if not wanted or call.name in wanted]
 
 
+#: The status of what was stopped, as of timeout(1).
+OVERRAN = 124
+_CLEAN_UP_S = 30.0
+#: Runs a call in so many seconds at most: its status, and what it printed.
+Run = Callable[[Call, float], tuple[int, str]]
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a call: ``seconds`` None if there was no time for it."""
@@ -98,36 +112,62 @@ def run_all(
     *,
     results: Path = RESULTS,
     budget_s: float | None = None,
-    run: Callable[[Call], subprocess.CompletedProcess[str]] | None = None,
+    run: Run | None = None,
 ) -> list[Outcome]:
-    """Run one after the other; what fails is told at the end and leaves no line."""
+    """Run one after the other; what fails, or does not end in time, is told at the end.
+
+    Only what ended well leaves its lines.
+    """
     until_s = math.inf if budget_s is None else time.monotonic() + budget_s
     outcomes = []
     for call in calls:
-        if time.monotonic() + call.seconds > until_s:
+        left_s = until_s - time.monotonic()
+        if call.seconds > left_s:
             print(f"{call.command}: no time left (about {call.seconds:.0f} s)", file=sys.stderr)
             outcomes.append(Outcome(call, None))
         else:
-            outcomes.append(_run_one(call, results, run or _in_a_process))
+            outcomes.append(_run_one(call, results, left_s, run or in_a_process))
     return outcomes
 
 
-def _run_one(
-    call: Call, results: Path, run: Callable[[Call], subprocess.CompletedProcess[str]]
-) -> Outcome:
+def _run_one(call: Call, results: Path, left_s: float, run: Run) -> Outcome:
     print(call.command, file=sys.stderr)
     began_s = time.monotonic()
-    done = run(call)
-    if done.returncode == 0:
-        _append(results / f"{call.name}.jsonl", done.stdout)
-    return Outcome(call, time.monotonic() - began_s, done.returncode)
+    status, lines = run(call, left_s)
+    if status == 0:
+        _append(results / f"{call.name}.jsonl", lines)
+    return Outcome(call, time.monotonic() - began_s, status)
 
 
-def _in_a_process(call: Call) -> subprocess.CompletedProcess[str]:
+def in_a_process(call: Call, limit_s: float) -> tuple[int, str]:
+    """Its status and what it printed; OVERRAN if it was stopped when its time was over."""
     command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{call.name}"]
-    return subprocess.run(
-        [*command, *shlex.split(call.options)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    process = subprocess.Popen(
+        [*command, *shlex.split(call.options)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,  # an interrupt is passed on once, below
     )
+    try:
+        lines, _ = process.communicate(timeout=None if math.isinf(limit_s) else limit_s)
+    except subprocess.TimeoutExpired:
+        _stop(process)
+        return OVERRAN, ""
+    except BaseException:
+        _stop(process)
+        raise
+    return process.returncode, lines
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """Let it clean up behind itself, for a while."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=_CLEAN_UP_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def _append(path: Path, lines: str) -> None:

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import subprocess
+import math
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks.suite import LONGER, ON_CPU, ON_GPU, ROOT, Call, chosen, run_all, summary
+from benchmarks.suite import (
+    LONGER,
+    ON_CPU,
+    ON_GPU,
+    OVERRAN,
+    ROOT,
+    Call,
+    chosen,
+    in_a_process,
+    run_all,
+    summary,
+)
 
-ALL = (*ON_CPU, *ON_GPU, *LONGER)
+ALL = (*ON_CPU, *chain(*ON_GPU), *LONGER)
 
 
-def ended(call: Call, *, status: int = 0) -> subprocess.CompletedProcess[str]:
-    line = json.dumps({"benchmark": call.name, "options": call.options})
-    return subprocess.CompletedProcess([], status, stdout=f"{line}\n")
+def ended(call: Call, limit_s: float = 0.0, *, status: int = 0) -> tuple[int, str]:
+    return status, json.dumps({"benchmark": call.name, "options": call.options}) + "\n"
 
 
 @pytest.mark.parametrize("call", ALL, ids=lambda call: call.command)
@@ -32,8 +44,23 @@ def test_the_list_has_the_command_of_every_call(capsys: pytest.CaptureFixture[st
         assert f"    {call.command}  (~{call.seconds:.0f} s)\n" in listed
 
 
-def test_the_suite_on_the_cpu_takes_less_than_20_minutes() -> None:
-    assert sum(call.seconds for call in ON_CPU) < 20 * 60
+@pytest.mark.parametrize("calls", [ON_CPU, *ON_GPU])
+def test_each_part_of_the_suite_is_meant_to_fit_its_time(calls: tuple[Call, ...]) -> None:
+    assert sum(call.seconds for call in calls) < (20 if calls is ON_CPU else 9) * 60
+
+
+@pytest.mark.parametrize("call", ALL, ids=lambda call: call.command)
+def test_every_call_has_options_that_its_benchmark_takes(
+    call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "throughput" if call.name == "limits" else call.name  # which does that for it
+    module = importlib.import_module(f"benchmarks.{name}")
+    parsers = [x for x in ("_arguments", "arguments") if x in vars(module)]
+    monkeypatch.setattr("sys.argv", [call.name, *call.options.split()])
+    for parse in parsers:
+        given = ("",) if call.name == "limits" else ()
+        getattr(module, parse)(*given)
+    assert parsers or not call.options
 
 
 def test_lines_are_appended_to_the_result_file_of_each_benchmark(tmp_path: Path) -> None:
@@ -44,7 +71,7 @@ def test_lines_are_appended_to_the_result_file_of_each_benchmark(tmp_path: Path)
 
 
 def test_what_fails_leaves_no_line_and_does_not_stop_the_rest(tmp_path: Path) -> None:
-    def run(call: Call) -> subprocess.CompletedProcess[str]:
+    def run(call: Call, limit_s: float) -> tuple[int, str]:
         return ended(call, status=3 if call.name == "a" else 0)
 
     outcomes = run_all([Call("a", "", 1), Call("b", "", 1)], results=tmp_path, run=run)
@@ -75,3 +102,14 @@ def test_a_call_runs_as_a_reader_would_type_it(tmp_path: Path) -> None:
     assert outcome.status == 0
     lines = [json.loads(line) for line in (tmp_path / "memory.jsonl").read_text().splitlines()]
     assert {line["command"] for line in lines} == {"python -m benchmarks.memory --mib 1 --saves 10"}
+
+
+def test_what_overruns_its_time_is_stopped_and_may_clean_up(tmp_path: Path) -> None:
+    status, lines = in_a_process(Call("memory", f"--mib 1 --folder {tmp_path}", 1), limit_s=2.0)
+    assert (status, lines) == (OVERRAN, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_fails_has_its_own_status() -> None:
+    status, lines = in_a_process(Call("memory", "--no-such-option", 1), limit_s=math.inf)
+    assert (status, lines) == (2, "")
