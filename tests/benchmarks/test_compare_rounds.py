@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import compare
 from benchmarks.compare import measure
@@ -15,6 +16,7 @@ from benchmarks.compared import RAW
 from benchmarks.peers import OURS, PEERS, Peer, Saver, Training
 from benchmarks.peers.folders import InFolders
 from benchmarks.peers.torch_files import TorchSave
+from benchmarks.room import room_for
 
 
 def options(folder: Path, **others: object) -> argparse.Namespace:
@@ -166,9 +168,18 @@ def test_too_large_a_state_is_refused_with_what_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["compare", "--gib", "1e9", "--folder", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"needs \d+\.1 GiB of memory, .* fewer --arms"):
+    with pytest.raises(SystemExit, match=r"needs \d+\.\d GiB of memory, .* fewer --arms"):
         compare.main()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_room_is_asked_for_as_many_copies_as_are_made(tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    assert room_for(2**20, cpu, tmp_path) is None
+    for what, copies in (("memory", {"copies": 2.0**40}), ("disk", {"on_disk": 2.0**40})):
+        why_not = room_for(2**20, cpu, tmp_path, **copies)
+        assert why_not is not None
+        assert f"GiB of {what}, " in why_not
 
 
 def test_what_all_peers_together_need_is_what_the_docstring_says() -> None:
