@@ -18,7 +18,8 @@ from torch import nn
 from benchmarks.peers import OURS, PEERS, Peer, Saver, Training, installed
 from benchmarks.peers.folders import InFolders, Pending
 from benchmarks.peers.ours import CheckFreq
-from checkfreq import CFManager, StateError
+from checkfreq import CFManager
+from checkfreq.errors import StateError
 from tests.fork_server import FORK_SERVER
 
 LIMIT_S = 120.0
