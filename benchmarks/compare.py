@@ -5,8 +5,9 @@
 The state is ``--gib`` of parameters and AdamW's moments in ``--tensors`` parameters. In each
 round every arm saves once, in random order, while training goes on (matrix products of
 ``--iteration-s``, then a write to all of the state) until that save is durable. Then the arms that
-read in different ways restore what they saved last, in ``--restores`` rounds. The first save, which
-pays for start-up, is told apart and left out; all else are medians and quartiles.
+read in different ways save once more, unmeasured, and restore straight after it; then they restore
+in ``--restores`` rounds. The first save, which pays for start-up, is told apart and left out; all
+else are medians and quartiles.
 
 ``held_ms``: the training thread stands still in calls of the library: the save (alone:
 ``save_ms``), boundaries, entering the weight update. ``added_ms``: what the iterations until the
@@ -14,67 +15,75 @@ save was durable took longer in all. ``durable_s``: from the call's entry until 
 disk; ``persist_s`` (ours): that part behind the complete snapshot. An arm that does not sync
 (``synced`` false) calls durable what it has written: compare it with such arms only. Where a peer
 has a background its files are synced there. ``restore_s``: into the live training, its files
-dropped from the page cache; ``warm_restore_s``: straight after the last save, in the cache or not,
-as the write left them. Ours verifies every digest, the others verify nothing. What a process makes
-once before it restores (manager, trainer, process group) is made before; ours still waits in its
-restore for the worker that the manager has started.
+dropped from the page cache; ``warm_restore_s``: straight after a save, in the cache or not, as the
+write left them. Ours verifies every digest, the others verify nothing. What a process makes once
+before it restores (manager, trainer, process group) is made before: ours, that restores once, for
+each restore anew, which still waits for the worker that the manager has started. What came back is
+compared with what was saved: steps, and the bits of one parameter and its moments.
 
 ``raw`` writes, and reads into memory that is there, as many bytes directly with four threads;
 ``fresh_restore_s`` reads into new memory, as most restores must. Ratios are taken within a round:
 ``ours_*`` is ours divided by the arm's, ``against_raw_*`` the raw disk's divided by the arm's.
-A line per target says how ours stands against the best synced peer: ``among`` ``all`` of them, or
-those ``as documented``, without DCP's staging aside.
+A line per target says how ours stands against the best synced one of ``peers``: ``among`` ``all``
+that are installed, or those ``as documented``, without DCP's staging aside; with ``--arms`` they
+are called ``chosen``. ``met`` is null where the median is within the allowed and the upper quartile
+is not. A peer that fails is out, with ``failed`` instead of figures; ours may not fail.
 
-Needs about 12 times the state in memory with all arms; fewer (``--arms``) need less.
+With all arms it needs about 11 times the state in memory and 10 times on disk, and a GiB of each;
+fewer ``--arms`` need less.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
+import shutil
 import statistics
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from benchmarks.compared import RAW, Round, arm_lines, target_lines
 from benchmarks.peers import OURS, PEERS, Peer, Saver, Training, installed
 from benchmarks.rawio import RawWriter, drop_from_cache
 from benchmarks.record import emit, run
-from benchmarks.saving import Work, sample, seconds_of
-from benchmarks.states import adamw_training, num_steps, write_to_all
+from benchmarks.room import room_for
+from benchmarks.saving import Work, iterate, sample, seconds_of
+from benchmarks.states import adamw_training, fingerprint, write_to_all
 
-RAW = "raw"
 _RECENT = 9  # clean iterations, over arms, that say how long one takes now
+_RAW_COPIES, _PASSING_COPIES = 1, 3  # what the raw disk writes; what a peer makes and lets go
+_RAW_FILE, _REPLACING = 1, 1  # on disk: the raw one, and ours beside the one that it replaces
+_ON_DEVICE = 2  # some clone there
 
-#: Ours may take at most so much of the best peer's figure.
-TARGETS = {"held_s": 0.1, "durable_s": 0.5, "restore_s": 1.0}
-
-#: Seconds by figure by arm, of one round.
-Round = dict[str, dict[str, float]]
-Calls = dict[str, Callable[[], dict[str, float]]]
+Figures = dict[str, float]
+Calls = dict[str, Callable[[], Figures]]
 
 
 def main() -> None:
     """Print a line per arm and a line per target."""
     args = _arguments()
     peers = list(installed(args.arms).values())
-    rounds = measure(peers, args)
+    _require_room(peers, args)
+    rounds, failed = measure(peers, args)
     about = {
         "device": args.device,
         "gib": args.gib,
         "tensors": args.tensors,
+        "threads": torch.get_num_threads(),
         "rounds": args.rounds,
         "restores": args.restores,
     }
     packages = sorted({package for peer in peers for package in peer.packages})
-    for fields in [*arm_lines(peers, rounds), *target_lines(peers, rounds[1:])]:
+    targets = target_lines(peers, rounds[1:], chosen=args.arms is not None)
+    for fields in [*arm_lines(peers, rounds, failed), *targets]:
         emit("compare", folder=Path(args.folder), packages=packages, **about, **fields)
 
 
@@ -92,6 +101,21 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _require_room(peers: Sequence[Peer], args: argparse.Namespace) -> None:
+    why_not = room_for(
+        int(args.gib * 2**30),
+        torch.device(args.device),
+        Path(args.folder),
+        copies=_RAW_COPIES + sum(peer.keeps for peer in peers) + _PASSING_COPIES,
+        on_device=_ON_DEVICE,
+        on_disk=_RAW_FILE + sum(not peer.restores_as for peer in peers) + _REPLACING,
+    )
+    if why_not is not None:
+        raise SystemExit(
+            f"{args.gib:g} GiB with {len(peers)} arms {why_not}: take a smaller --gib, fewer --arms"
+        )
+
+
 # Measuring
 
 
@@ -104,23 +128,30 @@ class Arm:
     training: Training
     work: Work
     recent_s: deque[float]
-    saved_steps: int = 0
+    folder: Path
+    saved: tuple[int, ...] = ()
 
-    @property
-    def restores(self) -> bool:
-        """Whether no other arm reads the same files in the same way."""
-        return not self.peer.restores_as
-
-    def save(self, *, restores: bool) -> dict[str, float]:
-        """One save, and how it is restored straight after."""
-        self.saved_steps = num_steps(self.training) + 1  # one clean iteration
+    def save(self) -> Figures:
+        """One save; its checkpoint stays."""
+        self.recent_s.append(iterate(self.saver, self._change, self.work).total_s)
+        self.saved = fingerprint(self.training)
         figures = sample(
-            self.saver, self._change, self.work, clean_iterations=1, recent_s=self.recent_s
+            self.saver, self._change, self.work, clean_iterations=0, recent_s=self.recent_s
         )
-        figures["iteration_s"] = statistics.median(self.recent_s)
-        return figures | ({"warm_restore_s": self._restored()} if restores else {})
+        return figures | {"iteration_s": statistics.median(self.recent_s)}
 
-    def restore(self) -> dict[str, float]:
+    def save_only(self) -> Figures:
+        """One save that nobody restores."""
+        figures = self.save()
+        self.saver.discard()
+        return figures
+
+    def save_and_restore(self) -> Figures:
+        """What a save takes to come back straight after it; restores before it spoil the save."""
+        self.save()
+        return {"warm_restore_s": self._restored()}
+
+    def restore(self) -> Figures:
         """What the last save takes to come back from the disk."""
         drop_from_cache(self.saver.files())
         return {"restore_s": self._restored()}
@@ -129,186 +160,128 @@ class Arm:
         self._change()
         self.saver.prepare_restore()
         seconds = seconds_of(self.saver.restore, self.work)
-        assert num_steps(self.training) == self.saved_steps, "another state came back"
+        self.saver.rest()
+        if fingerprint(self.training) != self.saved:
+            raise ValueError("another state came back than was saved")
         return seconds
+
+    def close(self) -> None:
+        """What it wrote goes too."""
+        try:
+            self.saver.close()
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _change(self) -> None:
         write_to_all(self.training)
 
 
-def measure(peers: Sequence[Peer], args: argparse.Namespace) -> list[Round]:
-    """All rounds, the first one included, those of restores behind those of saves."""
+class Arms:
+    """Those that take part. One that fails is closed and out for the rest; ours may not fail."""
+
+    def __init__(self) -> None:
+        self.present: dict[str, Arm] = {}
+        self.failed: dict[str, str] = {}
+
+    def make(self, peer: Peer, make: Callable[[], Arm]) -> None:
+        """One more."""
+        with self._noting(peer.name):
+            self.present[peer.name] = make()
+
+    def one_round(self, title: str, calls: Calls, *, seed: int) -> Round:
+        """Every call once, in random order; progress goes to standard error."""
+        measured = {}
+        for name in random.Random(seed).sample(list(calls), len(calls)):
+            with self._noting(name):
+                figures = measured[name] = calls[name]()
+                shown = ", ".join(f"{figure[:-2]} {s:.3f} s" for figure, s in figures.items())
+                print(f"{title}, {name}: {shown}", file=sys.stderr)
+        return measured
+
+    @contextlib.contextmanager
+    def _noting(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if name in (RAW, OURS):
+                raise
+            first_line = (str(error).splitlines() or [""])[0]
+            self.failed.setdefault(name, f"{type(error).__name__}: {first_line}")
+            print(f"{name} failed: {self.failed[name]}", file=sys.stderr)
+            self.close(name)
+
+    def close(self, name: str) -> None:
+        """It is out."""
+        arm = self.present.pop(name, None)
+        if arm is not None:
+            with self._noting(name):
+                arm.close()
+
+    def close_all(self) -> None:
+        """Whatever becomes of each."""
+        with contextlib.ExitStack() as stack:
+            for name in list(self.present):
+                stack.callback(self.close, name)
+
+
+def measure(
+    peers: Sequence[Peer], args: argparse.Namespace
+) -> tuple[list[Round], Mapping[str, str]]:
+    """All rounds, the first one included, those of restores last; and who failed of what."""
     device, num_bytes = torch.device(args.device), int(args.gib * 2**30)
     training = adamw_training(num_bytes, num_tensors=args.tensors, device=device)
-    work = Work(args.iteration_s, device=device)
-    with tempfile.TemporaryDirectory(dir=args.folder, prefix="compare-") as scratch:
-        recent_s: deque[float] = deque(maxlen=_RECENT)
-        arms = [
-            Arm(
-                peer, peer.make(Path(scratch) / slug(peer.name), training), training, work, recent_s
-            )
-            for peer in peers
-        ]
-        with RawWriter(Path(scratch) / RAW, num_bytes) as writer:
-            rounds = saving(arms, writer, rounds=args.rounds)
-            for arm in arms:
-                if not arm.restores:
-                    arm.saver.close()
-            arms = [arm for arm in arms if arm.restores]
-            rounds += restoring(arms, writer, rounds=args.restores)
-        for arm in arms:
-            arm.saver.close()
-    return rounds
+    work, arms = Work(args.iteration_s, device=device), Arms()
+    recent_s: deque[float] = deque(maxlen=_RECENT)
+    with contextlib.ExitStack() as stack:
+        scratch = tempfile.TemporaryDirectory(dir=args.folder, prefix="compare-")
+        folder = Path(stack.enter_context(scratch))
+        stack.callback(arms.close_all)  # before the folder goes: a worker could make it again
+        for peer in peers:
+            place = folder / slug(peer.name)
+            arms.make(peer, partial(_arm, peer, place, training, work, recent_s))
+        writer = stack.enter_context(RawWriter(folder / RAW, num_bytes))
+        rounds = [*saving(arms, writer, args.rounds), *restoring(arms, writer, args.restores)]
+    return [_without(arms.failed, each) for each in rounds], arms.failed
 
 
-def saving(arms: Sequence[Arm], writer: RawWriter, *, rounds: int) -> list[Round]:
-    """The first round and ``rounds`` more; restores straight after saves are in the last."""
-    measured = []
+def _arm(peer: Peer, folder: Path, training: Training, work: Work, recent_s: deque[float]) -> Arm:
+    return Arm(peer, peer.make(folder, training), training, work, recent_s, folder)
+
+
+def saving(arms: Arms, writer: RawWriter, rounds: int) -> Iterator[Round]:
+    """The first round and ``rounds`` more."""
     for index in range(rounds + 1):
         calls: Calls = {RAW: lambda: {"durable_s": writer.once()}}
-        for arm in arms:
+        for name, arm in arms.present.items():
             if index or arm.peer.synced:  # what starts up is the same in both of a peer
-                restores = arm.restores and index == rounds
-                calls[arm.peer.name] = partial(arm.save, restores=restores)
-        measured.append(one_round(calls, f"save {index}", order=random.Random(index)))
-    return measured
+                calls[name] = arm.save_only
+        yield arms.one_round(f"save {index}", calls, seed=index)
 
 
-def restoring(arms: Sequence[Arm], writer: RawWriter, *, rounds: int) -> list[Round]:
-    """Each of them, and the raw disk."""
-    calls: Calls = {RAW: lambda: _read_back(writer)}
-    calls |= {arm.peer.name: arm.restore for arm in arms}
-    return [
-        one_round(calls, f"restore {index}", order=random.Random(index)) for index in range(rounds)
-    ]
+def restoring(arms: Arms, writer: RawWriter, rounds: int) -> Iterator[Round]:
+    """Those that read in different ways, straight after a save, then from the disk."""
+    for name, arm in list(arms.present.items()):
+        if arm.peer.restores_as:
+            arms.close(name)
+    straight: Calls = {name: arm.save_and_restore for name, arm in arms.present.items()}
+    yield arms.one_round("warm restore", straight, seed=0)
+    for index in range(rounds):
+        calls: Calls = {RAW: lambda: _read_back(writer)}
+        calls |= {name: arm.restore for name, arm in arms.present.items()}
+        yield arms.one_round(f"restore {index}", calls, seed=index)
 
 
-def _read_back(writer: RawWriter) -> dict[str, float]:
+def _read_back(writer: RawWriter) -> Figures:
     return {"restore_s": writer.read_back(), "fresh_restore_s": writer.read_back(fresh=True)}
 
 
-def one_round(calls: Calls, title: str, *, order: random.Random) -> Round:
-    """Every arm once, in random order; progress goes to standard error."""
-    measured = {}
-    for name in order.sample(list(calls), len(calls)):
-        figures = measured[name] = calls[name]()
-        shown = ", ".join(f"{figure[:-2]} {value:.3f} s" for figure, value in figures.items())
-        print(f"{title}, {name}: {shown}", file=sys.stderr)
-    return measured
+def _without(failed: Mapping[str, str], measured: Round) -> Round:
+    return {name: figures for name, figures in measured.items() if name not in failed}
 
 
 def slug(name: str) -> str:
     """A folder's name."""
     return name.replace(", ", "-").replace(" ", "-")
-
-
-# Reporting
-
-
-def arm_lines(peers: Sequence[Peer], rounds: Sequence[Round]) -> list[dict[str, Any]]:
-    """What is told of each arm; ``rounds`` begin with the one that is left out."""
-    first, *rest = rounds
-    about = {peer.name: {"synced": peer.synced, "note": peer.note} for peer in peers}
-    return [
-        {
-            "arm": name,
-            **about.get(name, {"synced": True, "note": ""}),
-            **_shown({f"first_{figure}": [value] for figure, value in first.get(name, {}).items()}),
-            **_shown(figures_of(rest, name)),
-            **_ratios("ours", rest, OURS, name),
-            **_ratios("against_raw", rest, RAW, name),
-        }
-        for name in (RAW, *about)
-    ]
-
-
-def figures_of(rounds: Sequence[Round], arm: str) -> dict[str, list[float]]:
-    """Every figure of an arm in the rounds that have it."""
-    figures: dict[str, list[float]] = {}
-    for each in rounds:
-        for figure, value in each.get(arm, {}).items():
-            figures.setdefault(figure, []).append(value)
-    return figures
-
-
-def ratios_of(rounds: Sequence[Round], above: str, below: str, figure: str) -> list[float]:
-    """One arm's figure divided by another's, in the rounds in which both have it."""
-    both = ((each.get(above, {}), each.get(below, {})) for each in rounds)
-    return [one[figure] / other[figure] for one, other in both if figure in one and figure in other]
-
-
-def _ratios(prefix: str, rounds: Sequence[Round], above: str, below: str) -> dict[str, float]:
-    found = {figure: ratios_of(rounds, above, below, figure) for figure in TARGETS}
-    return {
-        f"{prefix}_{figure.removesuffix('_s')}": round(statistics.median(ratios), 4)
-        for figure, ratios in found.items()
-        if ratios
-    }
-
-
-#: What holds training is told in milliseconds.
-_HOLDS = ("held_s", "save_s", "added_s", "iteration_s")
-
-
-def _shown(figures: dict[str, list[float]]) -> dict[str, Any]:
-    """Medians and, of more than one value, quartiles."""
-    shown: dict[str, Any] = {}
-    for figure, values in figures.items():
-        name, scale, digits = figure, 1.0, 4
-        if figure.endswith(_HOLDS):
-            name, scale, digits = f"{figure.removesuffix('_s')}_ms", 1e3, 2
-        shown[name] = round(statistics.median(values) * scale, digits)
-        if len(values) > 1:
-            low, high = quartiles(values)
-            shown[f"{name}_quartiles"] = [round(low * scale, digits), round(high * scale, digits)]
-    return shown
-
-
-def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """The first and the third; of one value that itself."""
-    if len(values) == 1:
-        return values[0], values[0]
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, high
-
-
-def target_lines(peers: Sequence[Peer], rounds: Sequence[Round]) -> list[dict[str, Any]]:
-    """Ours against the best synced peer, for each target in each group."""
-    synced = [peer for peer in peers if peer.synced and peer.name != OURS]
-    groups = {
-        "all": [peer.name for peer in synced],
-        "as documented": [peer.name for peer in synced if not peer.note],
-    }
-    found = (
-        _target(figure, among, names, rounds)
-        for figure in TARGETS
-        for among, names in groups.items()
-    )
-    return [line for line in found if line is not None]
-
-
-def _target(
-    figure: str, among: str, names: Sequence[str], rounds: Sequence[Round]
-) -> dict[str, Any] | None:
-    medians = {
-        name: statistics.median(values)
-        for name in names
-        if (values := figures_of(rounds, name).get(figure))
-    }
-    if not medians:
-        return None
-    best = min(medians, key=lambda name: medians[name])
-    ratios = ratios_of(rounds, OURS, best, figure)
-    ratio, allowed = statistics.median(ratios), TARGETS[figure]
-    return {
-        "target": figure.removesuffix("_s"),
-        "among": among,
-        "best": best,
-        "ratio": round(ratio, 4),
-        "ratio_quartiles": [round(one, 4) for one in quartiles(ratios)],
-        "allowed": allowed,
-        "met": ratio <= allowed if allowed < 1 else ratio < allowed,
-    }
 
 
 if __name__ == "__main__":

@@ -11,23 +11,36 @@ from checkfreq.snapshot.memory import available_host_bytes
 
 _GIB = 2**30
 _SPARE_BYTES = _GIB
-_SLOTS = 2.1  # two, each with slack for state that grows
+#: Two slots, each with slack for state that grows.
+SLOTS = 2.1
 _ON_DISK = 2.1  # the checkpoint before is there until the next is committed
 
 
-def room_for(num_bytes: int, device: torch.device, folder: Path) -> str | None:
-    """Why a state of ``num_bytes`` cannot be measured here; None if it can."""
-    on_host = _SLOTS if device.type == "cuda" else 1 + _SLOTS
+def room_for(
+    num_bytes: int,
+    device: torch.device,
+    folder: Path,
+    *,
+    copies: float = SLOTS,
+    on_device: float = 1.0,
+    on_disk: float = _ON_DISK,
+) -> str | None:
+    """Why a state of ``num_bytes`` cannot be measured here; None if it can.
+
+    There is to be room for ``copies`` of it in host memory beside the training's own, for
+    ``on_device`` in the GPU's, the training's included, and for ``on_disk``.
+    """
+    on_host = copies if device.type == "cuda" else 1 + copies
     host_bytes = available_host_bytes()
     if host_bytes is not None and host_bytes < on_host * num_bytes + _SPARE_BYTES:
         return _too_little("memory", on_host * num_bytes, host_bytes)
     if device.type == "cuda":
         device_bytes = torch.cuda.mem_get_info(device)[0]
-        if device_bytes < num_bytes + _SPARE_BYTES:
-            return _too_little("memory of the GPU", num_bytes, device_bytes)
+        if device_bytes < on_device * num_bytes + _SPARE_BYTES:
+            return _too_little("memory of the GPU", on_device * num_bytes, device_bytes)
     disk_bytes = shutil.disk_usage(folder).free
-    if disk_bytes < _ON_DISK * num_bytes + _SPARE_BYTES:
-        return _too_little("disk", _ON_DISK * num_bytes, disk_bytes)
+    if disk_bytes < on_disk * num_bytes + _SPARE_BYTES:
+        return _too_little("disk", on_disk * num_bytes, disk_bytes)
     return None
 
 

@@ -80,6 +80,15 @@ def num_steps(training: Training) -> int:
     return int(training.optimizer.state[next(training.model.parameters())]["step"])
 
 
+def fingerprint(training: Training) -> tuple[int, ...]:
+    """The steps, and the bits of the last parameter and its moments, added up as integers."""
+    *_, last = training.model.parameters()
+    moments = training.optimizer.state[last]
+    tensors = (last.detach(), moments["exp_avg"], moments["exp_avg_sq"])
+    sums = (int(tensor.view(torch.int32).sum(dtype=torch.int64)) for tensor in tensors)
+    return num_steps(training), *sums
+
+
 class Perceptron:
     """A training without a loader, the same batch every time; parameters and momentum."""
 

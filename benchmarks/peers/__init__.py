@@ -20,6 +20,7 @@ from benchmarks.peers.saver import Peer, Saved, Saver, Training
 from benchmarks.peers.torch_files import Safetensors, TorchSave
 from benchmarks.peers.torch_snapshot import TorchSnapshot
 from benchmarks.peers.trainers import Accelerate, Lightning, Trainer
+from benchmarks.room import SLOTS
 
 __all__ = ["OURS", "PEERS", "Peer", "Saved", "Saver", "Training", "installed"]
 
@@ -54,6 +55,7 @@ def _dcp(name: str) -> Peer:
         synced=True,
         restores_as="" if name == _DCP else _DCP,
         note="stages in a thread" if KINDS[name][1] else "",
+        keeps=0.0 if KINDS[name][0] is None else 1.0,
     )
 
 
@@ -61,7 +63,7 @@ _DCP, _READS, _SNAPSHOT = "dcp.save", "torchsnapshot, synced", ("torchsnapshot",
 
 
 _ALL: tuple[Peer, ...] = (
-    Peer(OURS, CheckFreq, (), synced=True),
+    Peer(OURS, CheckFreq, (), synced=True, keeps=SLOTS),
     *_both("torch.save", TorchSave, ()),
     *_both("safetensors", Safetensors, ("safetensors",)),
     *(_dcp(name) for name in KINDS),

@@ -116,9 +116,16 @@ class InFolders:
         """The library's own."""
         self._library.load(self._newest)
 
+    def rest(self) -> None:
+        """A library's restore leaves nothing behind it."""
+
     def files(self) -> list[Path]:
         """All in the newest folder."""
         return sorted(path for path in self._newest.rglob("*") if path.is_file())
+
+    def discard(self) -> None:
+        """The newest folder, with all that is in it."""
+        shutil.rmtree(self._newest)
 
     def close(self) -> None:
         """The library's own, behind the last save."""

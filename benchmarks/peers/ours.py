@@ -23,8 +23,7 @@ class CheckFreq:
     def __init__(self, folder: Path, training: Training, *, split: bool = False) -> None:
         self._folder, self._training, self._split = folder, training, split
         self._step, self._began_s = 0, 0.0
-        self._has_begun = False
-        self._manager = self._new_manager()
+        self._manager, self._is_fresh = self._new_manager(), True
 
     def _new_manager(self) -> CFManager:
         return CFManager(
@@ -38,7 +37,7 @@ class CheckFreq:
 
     def boundary(self, *, save: bool) -> None:
         """One of the manager's."""
-        self._has_begun = True
+        self._is_fresh = False
         if save:
             self._began_s = time.perf_counter()
         self._manager.step()
@@ -86,15 +85,22 @@ class CheckFreq:
             time.sleep(0.01)
 
     def prepare_restore(self) -> None:
-        """A manager restores before training begins: a new one takes over."""
-        if self._has_begun:
-            self._leave()
-            self._manager = self._new_manager()
+        """A manager restores once, before training begins: a new one takes over."""
+        self._leave()
+        self._manager, self._is_fresh = self._new_manager(), True
 
     def restore(self) -> None:
-        """The manager's."""
-        self.prepare_restore()
+        """The manager's, which does nothing before it."""
+        assert self._is_fresh, "prepare_restore comes first"
+        self._is_fresh = False
         assert self._manager.restore()
+
+    def rest(self) -> None:
+        """Behind its restore a manager makes its slots ready: this one is over."""
+        self._leave()
+
+    def discard(self) -> None:
+        """A manager has a checkpoint at all times."""
 
     def files(self) -> list[Path]:
         """What the newest checkpoint consists of."""
@@ -108,7 +114,6 @@ class CheckFreq:
         """As a failing loop does: what is in flight is finished, nothing more is saved."""
         error = InterruptedError("the measurement is over")
         self._manager.__exit__(type(error), error, None)
-        self._has_begun = False
 
 
 def _is_led() -> bool:

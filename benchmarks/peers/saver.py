@@ -75,8 +75,19 @@ class Saver(Protocol):
         """Bring the newest checkpoint, which is finished, back into the live training."""
         ...
 
+    def rest(self) -> None:
+        """Behind a restore: end what goes on in the background. Not part of the restore's time.
+
+        The next is `prepare_restore` or `close`.
+        """
+        ...
+
     def files(self) -> list[Path]:
         """The files of the newest checkpoint."""
+        ...
+
+    def discard(self) -> None:
+        """Remove the newest checkpoint, which is finished, unless one must be there to go on."""
         ...
 
     def close(self) -> None:
@@ -90,7 +101,8 @@ class Peer:
 
     ``packages``: what must be installed, by the names they are installed under. ``synced``: what
     it calls saved survives a power cut. ``restores_as``: the peer that reads the same files in the
-    same way, if that is another one. ``note``: what a reader must know.
+    same way, if that is another one. ``note``: what a reader must know. ``keeps``: how many copies
+    of the state it has in host memory between two saves.
     """
 
     name: str
@@ -99,3 +111,4 @@ class Peer:
     synced: bool
     restores_as: str = ""
     note: str = ""
+    keeps: float = 0.0

@@ -1,8 +1,14 @@
-"""Table of `benchmarks.compare`: ours beside every peer, and the targets."""
+"""Table of `benchmarks.compare`: ours beside every peer, and the targets.
+
+Lines of several runs do not mix: of each state the last run is shown. A run begins with ``raw``.
+"""
 
 from __future__ import annotations
 
-from benchmarks.tables.common import Line, introduced, newest, row, table
+import itertools
+import math
+
+from benchmarks.tables.common import Line, introduced, row, table
 
 _INTRODUCTION = """\
 One checkpoint of each, saved while training goes on and restored into the live training. `held`:
@@ -14,6 +20,7 @@ in its background if it has one. DCP's `aside` arms stage in a thread, which is 
 """
 
 _STATE = ("device", "gib", "tensors")
+_RAW = "raw"
 
 
 def arms(lines: list[Line]) -> str:
@@ -22,12 +29,12 @@ def arms(lines: list[Line]) -> str:
         "state | what | synced | held per save | added in all | durable after | "
         "restored from disk | straight after the save | ours: held | durable | restored"
     )
-    found = newest([x for x in lines if "arm" in x], *_STATE, "arm")
-    found = sorted(found, key=lambda x: (*_setting(x), not x["synced"], x["durable_s"]))
+    found = _of_last_runs(lines, "arm", *_STATE)
+    found = sorted(found, key=lambda x: (*_setting(x), not x["synced"], _durable_s(x)))
     rows = [
         row(
             _state(x),
-            x["arm"],
+            _what(x),
             "yes" if x["synced"] else "no",
             _value(x, "held_ms", "{:.1f} ms"),
             _value(x, "added_ms", "{:.0f} ms"),
@@ -41,6 +48,28 @@ def arms(lines: list[Line]) -> str:
     return introduced(_INTRODUCTION, table(columns, [*rows, "", *_versions(found)], found))
 
 
+def _of_last_runs(lines: list[Line], kind: str, *settings: str) -> list[Line]:
+    """The lines with ``kind``, for each setting those of the last run that has any."""
+    runs = itertools.accumulate(x.get("arm") == _RAW for x in lines)
+    found = [
+        (run, tuple(x[name] for name in settings), x)
+        for run, x in zip(runs, lines, strict=True)
+        if kind in x
+    ]
+    last = {setting: run for run, setting, _ in found}
+    return [x for run, setting, x in found if last[setting] == run]
+
+
+def _durable_s(line: Line) -> float:
+    return float(line.get("durable_s", math.inf))
+
+
+def _what(line: Line) -> str:
+    """The arm; one that failed has no figures."""
+    why = str(line.get("failed", "")).replace("|", "/")
+    return f"{line['arm']} (failed: {why})" if why else str(line["arm"])
+
+
 def _versions(lines: list[Line]) -> list[str]:
     versions = {name: x["versions"][name] for x in lines for name in sorted(x["versions"])}
     said = (f"{name} {version}" for name, version in versions.items() if name not in _TOLD)
@@ -52,21 +81,25 @@ _TOLD = {"python", "torch"}
 
 def targets(lines: list[Line]) -> str:
     """A row per state, target and group of peers."""
-    lines = newest([x for x in lines if "target" in x], *_STATE, "target", "among")
+    lines = _of_last_runs(lines, "target", *_STATE, "among")
     columns = "state | target | the best synced peer | ours / its | quartiles | allowed | met"
     rows = [
         row(
             _state(x),
             f"{x['target']}, {x['among']}",
-            x["best"],
+            f"{x['best']}, best of {len(x['peers'])}",
             f"{x['ratio']:.3f}",
             "{:.3f} to {:.3f}".format(*x["ratio_quartiles"]),
             f"{x['allowed']:g}",
-            "yes" if x["met"] else "no",
+            _MET[x["met"]],
         )
         for x in sorted(lines, key=_setting)
     ]
     return table(columns, rows, lines)
+
+
+#: None: the median is within what is allowed, the upper quartile is not.
+_MET = {True: "yes", False: "no", None: "unsure"}
 
 
 def _setting(line: Line) -> tuple[str, float, int]:

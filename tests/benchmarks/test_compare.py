@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.compare import RAW, Round, arm_lines, quartiles, target_lines
+from benchmarks.compared import RAW, Round, arm_lines, target_lines
 from benchmarks.peers import OURS, PEERS, Peer
 from benchmarks.rawio import RawWriter
 from benchmarks.tables.compare import arms, targets
@@ -39,7 +40,7 @@ ROUNDS = [
 
 
 def test_an_arm_has_medians_quartiles_and_ratios_within_rounds() -> None:
-    lines = {line["arm"]: line for line in arm_lines(FOUR, ROUNDS)}
+    lines = {line["arm"]: line for line in arm_lines(FOUR, ROUNDS, {})}
     assert list(lines) == [RAW, OURS, LAZY, SYNCED, ASIDE]
     synced = lines[SYNCED]
     assert (synced["held_ms"], synced["held_ms_quartiles"]) == (2000.0, [1500.0, 3000.0])
@@ -51,17 +52,46 @@ def test_an_arm_has_medians_quartiles_and_ratios_within_rounds() -> None:
     assert [lines[name]["synced"] for name in (RAW, LAZY, SYNCED)] == [True, False, True]
 
 
+def test_of_the_first_save_only_what_one_save_can_tell_is_told() -> None:
+    first = {OURS: {"held_s": 1.0, "added_s": 2.0, "iteration_s": 3.0}}
+    _, line = arm_lines(FOUR[:1], [first, first], {})
+    assert {name for name in line if name.startswith("first_")} == {"first_held_ms"}
+    assert {"added_ms", "iteration_ms"} <= line.keys()
+
+
+def test_an_arm_that_failed_says_why_and_nothing_else() -> None:
+    *_, line = arm_lines([PEERS[SYNCED]], ROUNDS, {SYNCED: "OSError: full"})
+    assert line == {"arm": SYNCED, "synced": True, "note": "", "failed": "OSError: full"}
+
+
 def test_a_target_is_against_the_best_synced_peer_of_each_group() -> None:
-    held_all, held_documented, *_ = target_lines(FOUR, ROUNDS[1:])
+    held_all, held_documented, *_ = target_lines(FOUR, ROUNDS[1:], chosen=False)
     assert (held_all["among"], held_all["best"], held_all["ratio"]) == ("all", ASIDE, 0.6)
-    assert not held_all["met"]
+    assert held_all["met"] is False
+    assert (held_all["peers"], held_documented["peers"]) == ([SYNCED, ASIDE], [SYNCED])
     assert (held_documented["best"], held_documented["ratio"]) == (SYNCED, 0.1)
     assert held_documented["ratio_quartiles"] == [0.075, 0.125]
-    assert held_documented["met"]
+    assert held_documented["met"] is None  # the median is within, the upper quartile is not
+
+
+def test_a_target_is_met_if_the_upper_quartile_is_within_too() -> None:
+    rounds = [saves(held, 1.0, 1.0, 1.0) for held in (0.05, 0.1, 0.1)]
+    assert [x["met"] for x in target_lines(FOUR, rounds, chosen=False)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_targets_among_chosen_peers_are_called_so() -> None:
+    lines = target_lines(FOUR, ROUNDS[1:], chosen=True)
+    assert {line["among"] for line in lines} == {"chosen", "chosen, as documented"}
 
 
 def test_as_fast_as_the_best_is_not_faster() -> None:
-    restores = [line for line in target_lines(FOUR, ROUNDS[1:]) if line["target"] == "restore"]
+    lines = target_lines(FOUR, ROUNDS[1:], chosen=False)
+    restores = [line for line in lines if line["target"] == "restore"]
     assert [(line["best"], line["ratio"], line["met"]) for line in restores] == [
         (SYNCED, 1.0, False),
         (SYNCED, 1.0, False),
@@ -69,34 +99,56 @@ def test_as_fast_as_the_best_is_not_faster() -> None:
 
 
 def test_there_is_no_target_without_a_synced_peer() -> None:
-    assert target_lines(FOUR[:2], ROUNDS[1:]) == []
+    assert target_lines(FOUR[:2], ROUNDS[1:], chosen=False) == []
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"), [([3.0], (3.0, 3.0)), ([1.0, 2.0, 3.0, 4.0, 5.0], (2.0, 4.0))]
-)
-def test_quartiles(values: list[float], expected: tuple[float, float]) -> None:
-    assert quartiles(values) == expected
+def printed(*parts: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**STATE, **HOW, **part} for part in parts]
 
 
-def test_the_table_shows_the_newest_line_of_each_arm_and_target() -> None:
-    arm = {"arm": SYNCED, "synced": True, "held_ms": 2000.0, "added_ms": 1.0, "durable_s": 2.0}
-    raw = {"arm": RAW, "synced": True, "durable_s": 1.0}
-    target = {"target": "held", "among": "all", "best": SYNCED, "ratio": 0.123, "allowed": 0.1}
-    target |= {"ratio_quartiles": [0.1, 0.2], "met": False}
-    lines = [
-        {**STATE, **HOW, **x}
-        for x in (arm | {"held_ms": 7.0}, arm | {"ours_held": 0.1}, raw, target)
-    ]
+ARM = {"arm": SYNCED, "synced": True, "held_ms": 2000.0, "added_ms": 1.0, "durable_s": 2.0}
+RAW_LINE = {"arm": RAW, "synced": True, "durable_s": 1.0}
+TARGET = {
+    **{"target": "held", "among": "all", "best": SYNCED, "peers": [SYNCED, ASIDE], "ratio": 0.09},
+    **{"allowed": 0.1, "ratio_quartiles": [0.08, 0.2], "met": None},
+}
+
+
+def test_the_table_shows_every_arm_and_target() -> None:
+    lines = printed(RAW_LINE, ARM | {"ours_held": 0.1}, TARGET)
     text = arms(lines) + targets(lines)
     state = "1 GiB, 64 parameters, cpu"
-    assert (
-        f"| {state} | {SYNCED} | yes | 2000.0 ms | 1 ms | 2.00 s | - | - | 0.10 | - | - |" in text
-    )
-    assert f"| {state} | held, all | {SYNCED} | 0.123 | 0.100 to 0.200 | 0.1 | no |" in text
-    assert text.count(f"| {SYNCED} | yes") == 1
+    row = f"| {state} | {SYNCED} | yes | 2000.0 ms | 1 ms | 2.00 s | - | - | 0.10 | - | - |"
+    assert row in text
+    best = f"{SYNCED}, best of 2"
+    assert f"| {state} | held, all | {best} | 0.090 | 0.080 to 0.200 | 0.1 | unsure |" in text
     assert text.index(f"| {RAW} |") < text.index(f"| {SYNCED} | yes")  # sooner durable
     assert "With safetensors 0.8.0." in text
+
+
+def test_runs_do_not_mix_in_the_table() -> None:
+    before = printed(RAW_LINE, ARM, ARM | {"arm": ASIDE}, TARGET | {"target": "durable"}, TARGET)
+    elsewhere = [line | {"gib": 8.0} for line in printed(RAW_LINE, ARM | {"arm": LAZY})]
+    after = printed(RAW_LINE, ARM | {"held_ms": 7.0}, TARGET | {"met": True})
+    lines = [*before, *elsewhere, *after]
+    text = arms(lines)
+    assert (text.count(f"| {SYNCED} |"), text.count("7.0 ms")) == (1, 1)
+    assert f"| {ASIDE} |" not in text
+    assert f"| 8 GiB, 64 parameters, cpu | {LAZY} |" in text
+    assert targets(lines).count("best of 2") == 1
+
+
+def test_a_run_of_chosen_arms_leaves_the_verdict_on_all_where_it_is() -> None:
+    chosen = printed(RAW_LINE, ARM, TARGET | {"among": "chosen", "met": True})
+    text = targets([*printed(RAW_LINE, ARM, TARGET), *chosen])
+    assert [row.count("| unsure |") for row in text.splitlines() if "held" in row] == [1, 0]
+
+
+def test_the_table_shows_what_failed_behind_the_others() -> None:
+    failed = {"arm": LAZY, "synced": True, "failed": "OSError: a|b"}
+    text = arms(printed(RAW_LINE, failed, ARM))
+    assert f"| {LAZY} (failed: OSError: a/b) | yes | - |" in text
+    assert text.index(LAZY + " (failed") > text.index(f"| {SYNCED} | yes")
 
 
 def test_the_raw_disk_is_read_into_the_memory_that_is_written(tmp_path: Path) -> None:
@@ -141,5 +193,7 @@ def test_it_prints_a_line_per_arm_and_per_target(tmp_path: Path) -> None:
     assert {arm for arm, line in by_arm.items() if "warm_restore_s" in line} == restored - {RAW}
     assert "persist_s" in by_arm[OURS]
     targets = {(line["target"], line["among"]) for line in lines if "target" in line}
-    assert len(targets) == 6
+    among = ("chosen", "chosen, as documented")
+    assert targets == {(what, who) for what in ("held", "durable", "restore") for who in among}
+    assert all(line["threads"] > 0 for line in lines)
     assert {path.name for path in tmp_path.iterdir()} == {"stdout"}

@@ -17,6 +17,9 @@ from torch import nn
 
 from benchmarks.peers import OURS, PEERS, Peer, Saver, Training, installed
 from benchmarks.peers.folders import InFolders, Pending
+from benchmarks.peers.ours import CheckFreq
+from checkfreq import CFManager
+from checkfreq.errors import StateError
 from tests.fork_server import FORK_SERVER
 
 LIMIT_S = 120.0
@@ -223,6 +226,51 @@ def test_only_the_newest_checkpoint_stays(tmp_path: Path) -> None:
     saver.close()
     assert saver.files() == [tmp_path / "step-3" / "all"]
     assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
+
+
+def test_a_checkpoint_that_is_discarded_leaves_no_file(tmp_path: Path) -> None:
+    saver = InFolders(tmp_path, Waits(), sync=True)
+    for _ in range(2):
+        saver.boundary(save=True)
+        saver.finish()
+        saver.discard()
+        assert list(tmp_path.iterdir()) == []
+    saver.close()
+
+
+class Counting(CheckFreq):
+    """Notes its managers."""
+
+    def __init__(self, folder: Path, training: Training) -> None:
+        self.managers: list[CFManager] = []
+        super().__init__(folder, training)
+
+    def _new_manager(self) -> CFManager:
+        self.managers.append(super()._new_manager())
+        return self.managers[-1]
+
+
+def test_every_restore_of_ours_is_by_a_manager_of_its_own_that_ends_behind_it(
+    tmp_path: Path,
+) -> None:
+    training = tiny()
+    saver = Counting(tmp_path, training)
+    for save in (False, True):
+        saver.boundary(save=save)
+        train(training, saver)
+    saver.finish()
+    restored = []
+    for _ in range(2):
+        saver.prepare_restore()
+        restored.append(len(saver.managers))
+        saver.restore()
+        saver.rest()
+        with pytest.raises(StateError):
+            saver.managers[-1].step()
+    with pytest.raises(AssertionError, match="prepare_restore comes first"):
+        saver.restore()
+    saver.close()
+    assert restored == [2, 3]
 
 
 def test_what_is_not_installed_is_left_out_with_a_sentence(

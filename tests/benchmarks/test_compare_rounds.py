@@ -1,0 +1,188 @@
+"""How arms are measured one beside the other: in which order, on which files, and if one fails."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import compare
+from benchmarks.compare import measure
+from benchmarks.compared import RAW
+from benchmarks.peers import OURS, PEERS, Peer, Saver, Training
+from benchmarks.peers.folders import InFolders
+from benchmarks.peers.torch_files import TorchSave
+from benchmarks.room import room_for
+
+
+def options(folder: Path, **others: object) -> argparse.Namespace:
+    small = {"gib": 1e-5, "tensors": 2, "rounds": 1, "restores": 2, "iteration_s": 1e-4}
+    return argparse.Namespace(**small, device="cpu", folder=str(folder), **others)
+
+
+class Noted(InFolders):
+    """``torch.save`` that notes what is asked of it, and what is there behind each."""
+
+    def __init__(self, folder: Path, training: Training, *, said: list[str]) -> None:
+        super().__init__(folder, TorchSave(training), sync=False)
+        self._where, self._said = folder, said
+
+    def boundary(self, *, save: bool) -> None:
+        super().boundary(save=save)
+        if save:
+            self._say("save")
+
+    def discard(self) -> None:
+        super().discard()
+        self._say("discard")
+
+    def prepare_restore(self) -> None:
+        self._say("prepare")
+
+    def restore(self) -> None:
+        super().restore()
+        self._say("restore")
+
+    def rest(self) -> None:
+        self._say("rest")
+
+    def close(self) -> None:
+        super().close()
+        self._say("close")
+
+    def _say(self, what: str) -> None:
+        self._said.append(f"{what} {len(list(self._where.glob('*/*')))}")
+
+
+def peer(name: str, make: Callable[[Path, Training], Saver], *, like: str = "") -> Peer:
+    return Peer(name, make, (), synced=True, restores_as=like)
+
+
+def noted(name: str, said: list[str], *, like: str = "") -> Peer:
+    return peer(name, partial(Noted, said=said), like=like)
+
+
+def test_restores_are_behind_all_measured_saves_and_checkpoints_stay_only_for_them(
+    tmp_path: Path,
+) -> None:
+    said: list[str] = []
+    rounds, failed = measure([noted("one", said)], options(tmp_path))
+    saved, restored = ["save 1", "discard 0"], ["prepare 1", "restore 1", "rest 1"]
+    assert said == [*saved * 2, "save 1", *restored * 3, "close 1"]
+    assert not failed
+    assert all("held_s" in each["one"] for each in rounds[:2])
+    assert [list(each["one"]) for each in rounds[2:]] == [
+        ["warm_restore_s"],
+        ["restore_s"],
+        ["restore_s"],
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_restores_as_another_is_closed_before_and_leaves_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    measure([noted("one", said, like="other")], options(tmp_path))
+    assert said == ["save 1", "discard 0"] * 2 + ["close 0"]
+
+
+class Breaks(Noted):
+    """Fails at what it is told to."""
+
+    def __init__(self, folder: Path, training: Training, *, said: list[str], at: str) -> None:
+        self._at = at
+        self._may("make")
+        super().__init__(folder, training, said=said)
+
+    def _may(self, what: str) -> None:
+        if what == self._at:
+            raise OSError("it is broken\nsomehow")
+
+    def boundary(self, *, save: bool) -> None:
+        super().boundary(save=save)
+        if save:
+            self._may("save")
+
+    def restore(self) -> None:
+        self._may("restore")
+        super().restore()
+
+
+@pytest.mark.parametrize("at", ["make", "save", "restore"])
+def test_a_peer_that_fails_is_closed_and_out_and_the_others_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], at: str
+) -> None:
+    said: list[str] = []
+    broken = peer("broken", partial(Breaks, said=said, at=at))
+    rounds, failed = measure([broken, noted("one", [])], options(tmp_path))
+    assert failed == {"broken": "OSError: it is broken"}
+    assert "broken failed: OSError: it is broken\n" in capsys.readouterr().err
+    assert all("broken" not in each for each in rounds)
+    assert all("one" in each for each in rounds)
+    assert len(rounds) == 5
+    assert said[-1:] == ([] if at == "make" else ["close 1"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_if_ours_fails_the_run_does_and_all_is_closed(tmp_path: Path) -> None:
+    said: list[str] = []
+    ours = peer(OURS, partial(Breaks, said=[], at="save"))
+    with pytest.raises(OSError, match="it is broken"):
+        measure([noted("one", said), ours], options(tmp_path))
+    assert said[-1].startswith("close")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Forgets(TorchSave):
+    """Brings everything back but a moment of the last parameter."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__(training)
+        self._live = training
+
+    def load(self, folder: Path) -> None:
+        super().load(folder)
+        *_, last = self._live.model.parameters()
+        self._live.optimizer.state[last]["exp_avg_sq"][-1] += 1.0
+
+
+def test_who_brings_another_state_back_has_failed(tmp_path: Path) -> None:
+    def make(folder: Path, training: Training) -> Saver:
+        return InFolders(folder, Forgets(training), sync=False)
+
+    _, failed = measure([peer("one", make)], options(tmp_path))
+    assert failed == {"one": "ValueError: another state came back than was saved"}
+
+
+def test_ours_and_the_raw_disk_are_measured_in_every_round(tmp_path: Path) -> None:
+    rounds, _ = measure([PEERS[OURS]], options(tmp_path))
+    assert [RAW in each for each in rounds] == [True, True, False, True, True]
+    assert all(OURS in each for each in rounds)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_large_a_state_is_refused_with_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["compare", "--gib", "1e9", "--folder", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"needs \d+\.\d GiB of memory, .* fewer --arms"):
+        compare.main()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_room_is_asked_for_as_many_copies_as_are_made(tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    assert room_for(2**20, cpu, tmp_path) is None
+    for what, copies in (("memory", {"copies": 2.0**40}), ("disk", {"on_disk": 2.0**40})):
+        why_not = room_for(2**20, cpu, tmp_path, **copies)
+        assert why_not is not None
+        assert f"GiB of {what}, " in why_not
+
+
+def test_what_all_peers_together_need_is_what_the_docstring_says() -> None:
+    restoring = [each for each in PEERS.values() if not each.restores_as]
+    assert len(restoring) + 2 == 10  # of the disk
+    assert 1 + 1 + sum(each.keeps for each in PEERS.values()) + 3 == pytest.approx(11.1)
