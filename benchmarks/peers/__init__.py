@@ -54,7 +54,9 @@ def _dcp(name: str) -> Peer:
         (),
         synced=True,
         restores_as="" if name == _DCP else _DCP,
-        note="stages in a thread" if KINDS[name][1] else "",
+        note="stages in a thread: buffers that a forward pass changes are torn"
+        if KINDS[name][1]
+        else "",
         keeps=0.0 if KINDS[name][0] is None else 1.0,
     )
 

@@ -14,7 +14,8 @@ _INTRODUCTION = """\
 One checkpoint of each, saved while training goes on and restored into the live training. `held`:
 the training thread stands still in the library's calls. `synced`: what it calls durable survives a
 power cut; a peer that does not sync is here as it is and with its files synced behind its write,
-in its background if it has one. DCP's `aside` arms stage in a thread, which is not their default.
+in its background if it has one. DCP's `aside` arms stage in a thread, which is not their default:
+buffers that the next forward pass changes (batch norm's) are torn in such a checkpoint.
 `ours` is our figure divided by the row's, in the same round; only ours verifies what it restores.
 `raw` writes and reads as many bytes directly:
 """
