@@ -263,7 +263,7 @@ def test_every_restore_of_ours_is_by_a_manager_of_its_own_that_ends_behind_it(
     saver = Counting(tmp_path, training)
     for save in (False, True):
         saver.boundary(save=save)
-        train(training, saver, waits=waits)
+        train(training, saver, waits=False)
     saver.finish()
     restored = []
     for _ in range(2):
