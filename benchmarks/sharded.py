@@ -13,7 +13,8 @@ took longer in all. ``durable_s``: from the call's entry until everything is syn
 ``persist_s`` (ours): that part behind the complete snapshot. ``raw``: as many bytes, written
 directly and synced by as many processes: the disk's own limit. torch.distributed.checkpoint has
 as many threads, syncs, caches plans; ``aside``: it stages in a thread. The first save is told
-apart; ``low`` and ``high`` are quartiles. ``meeting``: what it costs that the ranks of a manager meet, with nothing to be done.
+apart; ``low`` and ``high`` are quartiles. ``meeting``: what it costs that the ranks of a manager
+meet, with nothing to be done.
 """
 
 from __future__ import annotations

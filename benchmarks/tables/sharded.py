@@ -9,8 +9,8 @@ Several ranks: one save of a state that is sharded as FSDP2 does it, or replicat
 (`split`: each rank writes a part), beside `torch.distributed.checkpoint` with as many writer
 threads, synced files and cached plans (`aside`: staging in a thread) and a raw direct write of the
 same bytes by the same processes. Training goes on meanwhile; of several ranks the slowest counts,
-from its call until all is committed (median, with the quartiles). `held` is what the library's calls take, `added` what all
-iterations until then took longer; the first save is told apart:
+from its call until all is committed (median, with the quartiles). `held` is what the library's
+calls take, `added` what all iterations until then took longer; the first save is told apart:
 """
 
 
