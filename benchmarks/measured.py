@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from benchmarks.tables import lines_of
@@ -38,17 +39,12 @@ class Source:
 
         What is newer and lacks one is told on standard error.
         """
-        skipped: list[Line] = []
-        found = None
-        for line in reversed(lines_of(self.benchmark, results)):
-            if self._is_meant(line, model):
-                if not self._missing(line):
-                    found = line
-                    break
-                skipped.append(line)
+        lines = reversed(lines_of(self.benchmark, results))
+        meant = [line for line in lines if self._is_meant(line, model)]
+        skipped = list(takewhile(self._missing, meant))
         if skipped:
             print(self._said_of(skipped), file=sys.stderr)
-        return found
+        return next(iter(meant[len(skipped) :]), None)
 
     def _is_meant(self, line: Line, model: str | None) -> bool:
         return (model is None or line.get("model") == model) and self.where(line)
