@@ -44,10 +44,11 @@ def _panel(panel: Any, lines: list[Line]) -> None:
     panel.set_yscale("log")  # of what is lost, or all would be one line at the top
     panel.invert_yaxis()
     panel.yaxis.set_major_formatter(lambda lost, _: f"{100 - lost:g}")
-    panel.set_title(_title(lines[-1]), fontsize="medium")
+    panel.set_title(title(lines[-1]), fontsize="medium")
 
 
-def _title(line: Line) -> str:
+def title(line: Line) -> str:
+    """The figures that went in."""
     costs = f"checkpoint {short(line['cost_s'])}, iteration {short(line['iteration_s'])}"
     notice = f" + {short(line['notice_s'])} notice" if line["notice_s"] else ""
     what = f"{line['model'] or line['setting']}, failures as in {line['rate']}"

@@ -83,7 +83,7 @@ def _how(lines: Sequence[Line]) -> list[str]:
 def _machine(line: Line) -> str:
     place = _place(line)
     torch = f"torch {line['versions']['torch']}"
-    parts = (place["CPU model"], place["cores"], place["accelerator"], torch, place["storage"])
+    parts = (place["cores"], place["accelerator"], torch, place["storage"])
     return ", ".join(part for part in parts if part)
 
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from argparse import Namespace
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
+
+from benchmarks import sharded
 from benchmarks.peers import Saved
+from benchmarks.peers.ours import CheckFreq
 from benchmarks.saving import Work, sample, shown, spread
 
 
@@ -75,3 +81,21 @@ def test_quartiles_are_shown_like_the_medians() -> None:
         "low": {"held_ms": 150.0, "durable_s": 3.0},
         "high": {"held_ms": 350.0, "durable_s": 3.0},
     }
+
+
+def test_savers_of_ranks_are_closed_when_measuring_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[CheckFreq] = []
+    close = CheckFreq.close
+
+    def noted(saver: CheckFreq) -> None:
+        closed.append(saver)
+        close(saver)
+
+    monkeypatch.setattr(CheckFreq, "close", noted)
+    args = Namespace(folder=tmp_path, tensors=4)
+    failing = pytest.raises(ValueError, match="process group has not been initialized")
+    with failing, sharded.replicated(args, 2**20, Work(1e-4)):
+        pass
+    assert len(closed) == 2
