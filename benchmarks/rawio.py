@@ -98,7 +98,7 @@ class RawWriter:
 
 
 def incompressible(num_bytes: int) -> mmap.mmap:
-    """Random data in private huge pages, as a snapshot has them or better."""
+    """Random data in private huge pages: the quickest to write from and to read into."""
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -1,6 +1,6 @@
 """Cost of checkpoints against the size of the state and the number of tensors, beside the limits.
 
-    python -m benchmarks.scale --gib 0.1 0.5 1 2 --folder /mnt/disk/scratch
+    python -m benchmarks.scale --gib 0.1 1 4 8 --folder /mnt/disk/scratch
 
 ``size``: float32 state of each ``--gib`` in 64 tensors; training goes on (matrix products of about
 0.3 s per GiB, on a GPU 0.05 s, and a write to every parameter). In each round one save, one raw
@@ -12,9 +12,8 @@ of which ``persist_s`` is behind the snapshot; ``restore_s``: verified, into liv
 the page cache. ``raw_write_s``, ``raw_read_s`` (into memory that is there) and ``raw_fresh_s``
 (into new memory, as a restore must) are the disk's limits; ``bus_s`` (a copy in memory; from a GPU
 to pinned memory) and ``bus_back_s`` the bus's. ``..._against_...``: that limit's time over ours,
-within a round; 1 is as fast. The first save, into slots that are there but to a disk on which
-nothing was made yet, is told apart.
-``memory_gib``: ``trainer_gib``, its peak growth since before the manager, and ``worker_gib``, the
+within a round; 1 is as fast. The first save, into slots that were waited for but with all else
+done for the first time, is told apart. ``memory_gib``: ``trainer_gib``, its peak growth since before the manager, and ``worker_gib``, the
 most of that, shared slots counted once; ``slots_gib``: slots × state. ``restore_peak_gib``: what
 a restore needs besides the state.
 
