@@ -4,10 +4,10 @@
 
 Arms run interleaved in random order, ``--gib`` of incompressible data each; ``against_raw`` is the
 median over rounds of an arm's throughput against ``write, direct, 4 threads`` (what `raw` is in
-the other benchmarks); ``low`` and ``high`` are quartiles. Writing: a new file, synced at its end, with direct I/O by several threads
-or through the page cache. ``copy, then write`` first copies all of it, as a snapshot does;
-``copy and write`` writes each chunk as soon as it is copied: the best that an engine could do
-that overlaps the two. Reading: with direct I/O into memory that was in use before (``touched``)
+the other benchmarks); ``low`` and ``high`` are quartiles. Writing: a new file, synced at its end,
+with direct I/O by several threads or through the page cache. ``copy, then write`` first copies all
+of it, as a snapshot does; ``copy and write`` writes each chunk as soon as it is copied: the best
+that an engine could do that overlaps the two. Reading: with direct I/O into memory that was in use before (``touched``)
 and into new memory (``fresh``), and through the page cache, dropped before, into ``touched``.
 """
 

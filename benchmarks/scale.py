@@ -13,9 +13,9 @@ the page cache. ``raw_write_s``, ``raw_read_s`` (into memory that is there) and 
 (into new memory, as a restore must) are the disk's limits; ``bus_s`` (a copy in memory; from a GPU
 to pinned memory) and ``bus_back_s`` the bus's. ``..._against_...``: that limit's time over ours,
 within a round; 1 is as fast. The first save, into slots that were waited for but with all else
-done for the first time, is told apart. ``memory_gib``: ``trainer_gib``, its peak growth since before the manager, and ``worker_gib``, the
-most of that, shared slots counted once; ``slots_gib``: slots × state. ``restore_peak_gib``: what
-a restore needs besides the state.
+done for the first time, is told apart. ``memory_gib``: ``trainer_gib``, its peak growth since
+before the manager, and ``worker_gib``, the most of that, shared slots counted once;
+``slots_gib``: slots × state. ``restore_peak_gib``: what a restore needs besides the state.
 
 ``tensors``: a state of ``--mib`` in each number of ``--tensors``: ``boundary_us``, a boundary and
 an update of an AUTO manager with nothing due (behind its first checkpoint, and of batches without
