@@ -7,8 +7,9 @@ median over rounds of an arm's throughput against ``write, direct, 4 threads`` (
 the other benchmarks); ``low`` and ``high`` are quartiles. Writing: a new file, synced at its end,
 with direct I/O by several threads or through the page cache. ``copy, then write`` first copies all
 of it, as a snapshot does; ``copy and write`` writes each chunk as soon as it is copied: the best
-that an engine could do that overlaps the two. Reading: with direct I/O into memory that was in use before (``touched``)
-and into new memory (``fresh``), and through the page cache, dropped before, into ``touched``.
+that an engine could do that overlaps the two. Reading: with direct I/O into memory that was in
+use before (``touched``) and into new memory (``fresh``), and through the page cache, dropped
+before, into ``touched``.
 """
 
 from __future__ import annotations
