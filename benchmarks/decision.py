@@ -56,6 +56,7 @@ def main() -> None:
     added_us = [a - b for a, b in zip(managed_us, plain_us, strict=True)]
     emit(
         "decision",
+        folder=Path(args.folder),
         arm="manual" if args.interval else "auto",
         iterations=args.iterations,
         repeats=args.repeats,

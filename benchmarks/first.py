@@ -91,6 +91,7 @@ def measure(scratch: Path, args: argparse.Namespace) -> None:
     gib = stats["state_bytes"] / 2**30
     emit(
         "first",
+        folder=Path(args.folder),
         arm="manual" if args.interval else "auto",
         device=device.type,
         mib=args.mib,

@@ -4,17 +4,16 @@
 
 Arms run interleaved in random order, ``--gib`` of incompressible data each; ``against_raw`` is the
 median over rounds of an arm's throughput against ``write, direct, 4 threads`` (what `raw` is in
-the other benchmarks). Writing: a new file, synced at its end, with direct I/O by several threads
-or through the page cache. ``copy, then write`` first copies all of it, as a snapshot does;
-``copy and write`` writes each chunk as soon as it is copied: the best that an engine could do
-that overlaps the two. Reading: with direct I/O into memory that was in use before (``touched``)
-and into new memory (``fresh``), and through the page cache, dropped before, into ``touched``.
+the other benchmarks); ``low`` and ``high`` are quartiles. Writing: a new file, synced at its end,
+with direct I/O by several threads or through the page cache. ``copy, then write`` first copies all
+of it, as a snapshot does; ``copy and write`` writes each chunk as soon as it is copied: the best
+that an engine could do that overlaps the two. Reading: with direct I/O into memory that was in
+use before (``touched``) and into new memory (``fresh``), and through the page cache, dropped
+before, into ``touched``.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.rawio import write_once
+from benchmarks.rawio import drop_from_cache, incompressible, read_once, write_once
 from benchmarks.record import run
 from benchmarks.throughput import Arm, Seconds, interleaved, report
 from checkfreq.store.images import new_buffer
@@ -39,15 +38,8 @@ class Limits:
 
     def __init__(self, path: Path, num_bytes: int) -> None:
         self._path = path
-        self._state = self._memory(num_bytes)
-        self._copy = self._memory(num_bytes)
-
-    @staticmethod
-    def _memory(num_bytes: int) -> mmap.mmap:
-        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        memory.write(os.urandom(num_bytes))
-        return memory
+        self._state = incompressible(num_bytes)
+        self._copy = incompressible(num_bytes)
 
     def arms(self) -> dict[str, Callable[[], float]]:
         """Seconds of each way, by its name."""
@@ -102,17 +94,16 @@ class Limits:
         np.copyto(target[start:end], source[start:end])
 
     def _read(self, memory: memoryview, *, direct: bool = True) -> float:
-        fd = os.open(self._path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        began_s = time.perf_counter()
-        with ThreadPoolExecutor(_THREADS) as pool:
-
-            def read(at: int) -> None:
-                os.preadv(fd, [memory[at : at + _CHUNK_BYTES]], at)
-
-            list(pool.map(read, range(0, len(memory), _CHUNK_BYTES)))
-        os.close(fd)
-        return time.perf_counter() - began_s
+        drop_from_cache([self._path])
+        with memory:
+            return read_once(
+                self._path,
+                memory,
+                len(memory),
+                direct=direct,
+                threads=_THREADS,
+                chunk_bytes=_CHUNK_BYTES,
+            )
 
 
 def measure(scratch: Path, num_bytes: int, rounds: int) -> Seconds:

@@ -7,8 +7,10 @@ without a line is missing, and `Missing` says how to measure it; nothing is made
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from benchmarks.tables import lines_of
@@ -33,14 +35,31 @@ class Source:
     figures: Mapping[str, Callable[[Line], float | None]]
 
     def newest(self, results: Path, *, model: str | None = None) -> Line | None:
-        """The last line that has all figures; of ``model``, if given."""
-        lines = lines_of(self.benchmark, results)
-        return next((x for x in reversed(lines) if self._has_all(x, model)), None)
+        """The last line that has all figures; of ``model``, if given.
 
-    def _has_all(self, line: Line, model: str | None) -> bool:
-        if model is not None and line.get("model") != model:
-            return False
-        return self.where(line) and all(read(line) is not None for read in self.figures.values())
+        What is newer and lacks one is told on standard error.
+        """
+        lines = reversed(lines_of(self.benchmark, results))
+        meant = [line for line in lines if self._is_meant(line, model)]
+        skipped = list(takewhile(self._missing, meant))
+        if skipped:
+            print(self._said_of(skipped), file=sys.stderr)
+        return next(iter(meant[len(skipped) :]), None)
+
+    def _is_meant(self, line: Line, model: str | None) -> bool:
+        return (model is None or line.get("model") == model) and self.where(line)
+
+    def _missing(self, line: Line) -> list[str]:
+        return [name for name, read in self.figures.items() if read(line) is None]
+
+    def _said_of(self, skipped: Sequence[Line]) -> str:
+        """The newest of them, and how many more."""
+        newest = skipped[0]
+        more = f", and {len(skipped) - 1} before it" if len(skipped) > 1 else ""
+        return (
+            f"{origin_of(newest)}: this newer line is left out{more}, "
+            f"without {', '.join(self._missing(newest))} above 0"
+        )
 
     def read(self, line: Line) -> dict[str, Figure]:
         """The figures of a line that has all of them."""

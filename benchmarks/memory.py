@@ -6,6 +6,7 @@ Changes a state of ``--mib`` and checkpoints it ``--saves`` times. One line: the
 since before the manager was made (anonymous and shared pages, so the snapshot slots count), what
 the worker has resident besides the slots, both against slots x state + 64 MiB, and how all of it
 and the number of descriptors and threads grew from the first tenth of the saves to the end.
+``low`` and ``high`` are the quartiles of what was seen at the end of each tenth but the first.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from benchmarks.estimate import quartiles
 from benchmarks.record import emit, run
 from benchmarks.states import Block, manual_manager
 from checkfreq import CFManager
 
 _MIB = 2**20
 _ALLOWANCE_BYTES = 64 * _MIB
+_PARTS = 10
 
 
 @dataclass(frozen=True)
@@ -84,17 +88,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="memory-") as scratch:
         before = Usage.of(os.getpid())
         with manual_manager(scratch, block) as manager:
-            for _ in range(max(2, args.saves // 10)):
-                save_once(manager, block)
-            early = _usages(manager)
-            for _ in range(args.saves - args.saves // 10):
-                save_once(manager, block)
-            late = _usages(manager)
+            seen = [_usages(manager, block, count) for count in tenths(args.saves)]
             num_slots = len(manager._pipeline._arena.slots)
-    _report(args, block, num_slots, before, early, late)
+    _report(args, block, num_slots, before, seen)
 
 
-def _usages(manager: CFManager) -> tuple[Usage, Usage]:
+def tenths(saves: int) -> list[int]:
+    """How many saves each tenth has; the first has two at least."""
+    first = max(2, saves // _PARTS)
+    rest, parts = max(1, saves - first), _PARTS - 1
+    sizes = [(index + 1) * rest // parts - index * rest // parts for index in range(parts)]
+    return [first, *(size for size in sizes if size)]
+
+
+def _usages(manager: CFManager, block: Block, saves: int) -> tuple[Usage, Usage]:
+    """Of the trainer and of the worker, after so many saves more."""
+    for _ in range(saves):
+        save_once(manager, block)
     return Usage.of(os.getpid()), Usage.of(worker_pid(manager))
 
 
@@ -103,14 +113,15 @@ def _report(
     block: Block,
     num_slots: int,
     before: Usage,
-    early: tuple[Usage, Usage],
-    late: tuple[Usage, Usage],
+    seen: Sequence[tuple[Usage, Usage]],
 ) -> None:
-    trainer, worker = late
-    trainer_bytes = trainer.anonymous + trainer.shared - before.anonymous - before.shared
+    early, *later = seen
+    trainer, worker = later[-1]
+    trainer_bytes = _growth(before, trainer)
     allowed_bytes = num_slots * block.state_bytes() + _ALLOWANCE_BYTES
     emit(
         "memory",
+        folder=Path(args.folder),
         mib=args.mib,
         saves=args.saves,
         num_slots=num_slots,
@@ -124,10 +135,27 @@ def _report(
         worker_grew_mib=_mib(worker.anonymous - early[1].anonymous),
         fds_grew=trainer.num_fds + worker.num_fds - early[0].num_fds - early[1].num_fds,
         threads_grew=trainer.num_threads - early[0].num_threads,
+        **_spread(before, later),
     )
 
 
-def _mib(num_bytes: int) -> float:
+def _growth(before: Usage, trainer: Usage) -> int:
+    return trainer.anonymous + trainer.shared - before.anonymous - before.shared
+
+
+def _spread(before: Usage, later: Sequence[tuple[Usage, Usage]]) -> dict[str, dict[str, float]]:
+    values = {
+        "total_mib": [_growth(before, trainer) + worker.private for trainer, worker in later],
+        "worker_private_mib": [worker.private for _, worker in later],
+    }
+    limits = {name: quartiles(each) for name, each in values.items()}
+    return {
+        "low": {name: _mib(low) for name, (low, _) in limits.items()},
+        "high": {name: _mib(high) for name, (_, high) in limits.items()},
+    }
+
+
+def _mib(num_bytes: float) -> float:
     return round(num_bytes / _MIB, 2)
 
 
@@ -135,7 +163,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--mib", type=float, default=256.0, help="size of the state")
     parser.add_argument("--saves", type=int, default=500, help="number of checkpoints")
-    parser.add_argument("--folder", default=None, help="where to write (default: the system's)")
+    parser.add_argument("--folder", default=".", help="a folder on the disk to write to")
     return parser.parse_args()
 
 

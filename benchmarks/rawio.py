@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 from checkfreq.store.images import new_buffer
 
 PAGE = 4096
+_MADE_AT_ONCE = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,7 @@ class RawWriter:
         made = self._num_bytes
         if source_bytes is not None:
             made = min(made, -(-source_bytes // chunk_bytes) * chunk_bytes)
-        self._source = mmap.mmap(-1, made)
-        self._source.write(os.urandom(made))
+        self._source = incompressible(made)
         self.direct = _accepts_direct(path, self._source)
 
     def once(self) -> float:
@@ -79,7 +80,7 @@ class RawWriter:
         """Seconds until the file is read over the data it was made of, or into new memory."""
         memory = new_buffer(self._num_bytes) if fresh else memoryview(self._source)
         with memory:
-            return _read_once(
+            return read_once(
                 self._path,
                 memory,
                 self._num_bytes,
@@ -94,6 +95,16 @@ class RawWriter:
     def __exit__(self, *_: object) -> None:
         self._path.unlink(missing_ok=True)
         self._source.close()
+
+
+def incompressible(num_bytes: int) -> mmap.mmap:
+    """Random data in private huge pages: the quickest to write from and to read into."""
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    for start in range(0, num_bytes, _MADE_AT_ONCE):
+        memory.write(os.urandom(min(_MADE_AT_ONCE, num_bytes - start)))
+    return memory
 
 
 def drop_from_cache(paths: Iterable[Path]) -> None:
@@ -164,7 +175,7 @@ def write_once(
     return time.perf_counter() - began_s
 
 
-def _read_once(
+def read_once(
     path: Path,
     view: memoryview,
     num_bytes: int,
@@ -173,6 +184,10 @@ def _read_once(
     threads: int,
     chunk_bytes: int,
 ) -> float:
+    """Seconds to read a file of ``num_bytes`` into ``view``, over and over if that is shorter.
+
+    Raises EOFError if the file is shorter.
+    """
     began_s = time.perf_counter()
     flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
     descriptor = os.open(path, flags)

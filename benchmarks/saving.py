@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from benchmarks.estimate import quartiles
 from benchmarks.peers import Saver
 
 _CPU = torch.device("cpu")
@@ -123,6 +124,33 @@ def sample(
     if saved.persist_s is not None:
         figures["persist_s"] = saved.persist_s
     return slowest(figures)
+
+
+#: Where training stands still, or is slower for it.
+_HOLDS = ("held_s", "save_s", "added_s")
+
+
+def shown(seconds: Mapping[str, float]) -> dict[str, float]:
+    """As result lines have it: what holds training in milliseconds, what lasts in seconds."""
+    return {
+        f"{name.removesuffix('_s')}_ms" if _holds(name) else name: (
+            round(value * 1e3, 3) if _holds(name) else round(value, 5)
+        )
+        for name, value in seconds.items()
+    }
+
+
+def spread(seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
+    """The quartiles, as ``low`` and ``high`` of a result line."""
+    limits = {name: quartiles(values) for name, values in seconds.items()}
+    return {
+        "low": shown({name: low for name, (low, _) in limits.items()}),
+        "high": shown({name: high for name, (_, high) in limits.items()}),
+    }
+
+
+def _holds(name: str) -> bool:
+    return name.removeprefix("first_") in _HOLDS
 
 
 def _are_many() -> bool:

@@ -1,6 +1,6 @@
 """Cost of checkpoints against the size of the state and the number of tensors, beside the limits.
 
-    python -m benchmarks.scale --gib 0.1 0.5 1 2 --folder /mnt/disk/scratch
+    python -m benchmarks.scale --gib 0.1 1 4 8 --folder /mnt/disk/scratch
 
 ``size``: float32 state of each ``--gib`` in 64 tensors; training goes on (matrix products of about
 0.3 s per GiB, on a GPU 0.05 s, and a write to every parameter). In each round one save, one raw
@@ -12,13 +12,14 @@ of which ``persist_s`` is behind the snapshot; ``restore_s``: verified, into liv
 the page cache. ``raw_write_s``, ``raw_read_s`` (into memory that is there) and ``raw_fresh_s``
 (into new memory, as a restore must) are the disk's limits; ``bus_s`` (a copy in memory; from a GPU
 to pinned memory) and ``bus_back_s`` the bus's. ``..._against_...``: that limit's time over ours,
-within a round; 1 is as fast. The first save, with slots and files made for it, is told apart.
-``memory_gib``: ``trainer_gib``, its peak growth since before the manager, and ``worker_gib``, the
-most of that, shared slots counted once; ``slots_gib``: slots × state. ``restore_peak_gib``: what
-a restore needs besides the state.
+within a round; 1 is as fast. The first save, into slots that were waited for but with all else
+done for the first time, is told apart. ``memory_gib``: ``trainer_gib``, its peak growth since
+before the manager, and ``worker_gib``, the most of that, shared slots counted once;
+``slots_gib``: slots × state. ``restore_peak_gib``: what a restore needs besides the state.
 
 ``tensors``: a state of ``--mib`` in each number of ``--tensors``: ``boundary_us``, a boundary and
-an update of an AUTO manager with nothing due, and the figures above.
+an update of an AUTO manager with nothing due (behind its first checkpoint, and of batches without
+one: the median, the least and the most of them), and the figures above.
 
 Medians of ``--rounds`` rounds (above 1 GiB fewer, in proportion, but two), with quartiles. A size
 for which memory or disk do not suffice has a line that says ``why_not``.
@@ -27,20 +28,20 @@ for which memory or disk do not suffice has a line that says ``why_not``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.bus import Bus
-from benchmarks.estimate import quartiles
 from benchmarks.memory import Usage, worker_pid
 from benchmarks.peak import Peak
 from benchmarks.peers import Training
@@ -48,18 +49,21 @@ from benchmarks.peers.ours import CheckFreq
 from benchmarks.rawio import RawWriter
 from benchmarks.record import emit, median_ratio, run
 from benchmarks.room import room_for
-from benchmarks.saving import Work, sample
+from benchmarks.saving import Work, sample, seconds_of, shown, spread
 from benchmarks.states import NUM_TENSORS, Block
 from benchmarks.throughput import Arm, Seconds, interleaved
 from checkfreq import CFCheckpoint, CFManager
 
 GIB, MIB = 2**30, 2**20
+_SIZES_GIB = [0.1, 0.5, 1.0, 2.0, 4.0, 8.0]
 _LEAST_SECONDS = 0.03
 _SECONDS_PER_GIB = {"cpu": 0.3, "cuda": 0.05}
 _REGION_BYTES = 256 * MIB
 _SLOTS_WITHIN_S = 600.0
+_FIRST_WITHIN_S = 30.0
 _CLEAN_ITERATIONS = 2
-_BATCHES = 5
+_AT_RESTORE = ("restore_s", "raw_read_s", "raw_fresh_s")
+_BATCHES, _MOST_BATCHES = 5, 40
 #: A ratio by its name: the limit's time over ours.
 _AGAINST = {
     "persist_against_raw": ("raw_write_s", "persist_s"),
@@ -68,7 +72,6 @@ _AGAINST = {
     "restore_against_raw": ("raw_read_s", "restore_s"),
     "restore_against_fresh": ("raw_fresh_s", "restore_s"),
 }
-_HOLDS = ("held_s", "save_s", "added_s")
 
 
 def main() -> None:
@@ -86,7 +89,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     add = parser.add_argument
-    add("--gib", type=float, nargs="*", default=[0.1, 0.5, 1.0, 2.0], help="sizes of state")
+    add("--gib", type=float, nargs="*", default=_SIZES_GIB, help="sizes of state")
     add("--tensors", type=int, nargs="*", default=[10, 100, 1_000, 10_000], help="numbers of them")
     add("--mib", type=float, default=16.0, help="size of the state of --tensors")
     add("--rounds", type=int, default=4, help="behind the first save")
@@ -129,10 +132,16 @@ def _tensors(num_tensors: int, device: torch.device, args: argparse.Namespace) -
         rounds=args.rounds,
         mib=args.mib,
         tensors=num_tensors,
-        boundary_us=round(statistics.median(boundary_us), 2),
-        boundary_us_low=round(min(boundary_us), 2),
-        boundary_us_high=round(max(boundary_us), 2),
+        **_boundary(boundary_us),
     )
+
+
+def _boundary(batches_us: list[float]) -> dict[str, float]:
+    """Nothing if there was a checkpoint in every batch."""
+    if not batches_us:
+        return {}
+    figures = {"": statistics.median(batches_us), "_low": min(batches_us), "_high": max(batches_us)}
+    return {f"boundary_us{end}": round(value, 2) for end, value in figures.items()}
 
 
 # Measuring
@@ -144,13 +153,19 @@ def measured(
     """Seconds of everything, a value per round; memory in bytes. Leaves nothing on the disk."""
     block = Block(num_bytes, num_tensors=num_tensors, device=device)
     training = Training(block, torch.optim.SGD(block.parameters(), lr=0.1))
+    work = _work(block.state_bytes(), device)
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="scale-") as scratch:
         folder = Path(scratch)
         raw = RawWriter(folder / "raw", block.state_bytes(), source_bytes=_REGION_BYTES)
         with raw as writer:
-            seconds, memory = _saves(block, training, folder, writer, rounds, device)
-            restores, peak_bytes = _restores(training, folder, writer, rounds)
+            seconds, memory = _saves(block, training, folder, writer, rounds, work, device)
+            restores, peak_bytes = _restores(training, folder, writer, rounds, work)
     return {**seconds, **restores}, {**memory, "restore_peak": peak_bytes}
+
+
+def _work(num_bytes: int, device: torch.device) -> Work:
+    seconds = _SECONDS_PER_GIB[device.type] * num_bytes / GIB
+    return Work(max(_LEAST_SECONDS, seconds), device=device)
 
 
 def _saves(
@@ -159,16 +174,12 @@ def _saves(
     folder: Path,
     writer: RawWriter,
     rounds: int,
+    work: Work,
     device: torch.device,
 ) -> tuple[Seconds, dict[str, float]]:
     num_bytes = block.state_bytes()
-    seconds = _SECONDS_PER_GIB[device.type] * num_bytes / GIB
-    work = Work(max(_LEAST_SECONDS, seconds), device=device)
     bus = Bus(min(num_bytes, _REGION_BYTES), device)
     memory = Memory()
-    saver = CheckFreq(folder / "chk", training)
-    saver.boundary(save=False)
-    _wait_for_slots(saver._manager)
 
     def change() -> None:
         block.change()
@@ -184,10 +195,10 @@ def _saves(
         return {"raw_write_s": raw_write_s}
 
     arms: list[Arm] = [save, raw, lambda: bus.seconds(num_bytes)]
-    measured = interleaved(arms, rounds=rounds + 1)
-    used = memory.used(saver, num_bytes)
-    saver.close()
-    return measured, used
+    with contextlib.closing(CheckFreq(folder / "chk", training)) as saver:
+        saver.boundary(save=False)
+        _wait_for_slots(saver._manager)
+        return interleaved(arms, rounds=rounds + 1), memory.used(saver, num_bytes)
 
 
 def _wait_for_slots(manager: CFManager) -> None:
@@ -202,17 +213,16 @@ def _copy_s(folder: Path) -> float:
 
 
 def _restores(
-    training: Training, folder: Path, writer: RawWriter, rounds: int
+    training: Training, folder: Path, writer: RawWriter, rounds: int, work: Work
 ) -> tuple[Seconds, float]:
     peaks: list[float] = []
 
     def restore() -> dict[str, float]:
-        saver, peak = CheckFreq(folder / "chk", training), Peak()
-        began_s = time.perf_counter()
-        saver.restore()
-        restore_s = time.perf_counter() - began_s
-        peaks.append(peak.growth())
-        saver.close()
+        # closed before the next arm: its slots are made in the background from now on
+        with contextlib.closing(CheckFreq(folder / "chk", training)) as saver:
+            peak = Peak()
+            restore_s = seconds_of(saver.restore, work)
+            peaks.append(peak.growth())
         return {"restore_s": restore_s}
 
     arms: list[Arm] = [
@@ -228,6 +238,7 @@ def _boundaries(
     num_bytes: int, num_tensors: int, device: torch.device, args: argparse.Namespace
 ) -> list[float]:
     """Microseconds of a boundary and an update with nothing due: a median per batch of them."""
+    count = args.iterations // _BATCHES
     block = Block(num_bytes, num_tensors=num_tensors, device=device)
     optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
     chk = CFCheckpoint(model=block, optimizer=optimizer)
@@ -235,12 +246,42 @@ def _boundaries(
         tempfile.TemporaryDirectory(dir=args.folder, prefix="scale-") as scratch,
         CFManager(scratch, chk) as manager,
     ):
-        _iterations_us(manager, args.iterations // _BATCHES)
+        _iterations_us(manager, count)
         _wait_for_slots(manager)
-        return [
-            statistics.median(_iterations_us(manager, args.iterations // _BATCHES))
-            for _ in range(_BATCHES)
-        ]
+        _until_first_checkpoint(manager, count)
+        return quiet_batches(
+            lambda: statistics.median(_iterations_us(manager, count)),
+            lambda: _num_begun(manager),
+        )
+
+
+def _until_first_checkpoint(manager: CFManager, count: int) -> None:
+    until_s = time.perf_counter() + _FIRST_WITHIN_S
+    while not _num_begun(manager) and time.perf_counter() < until_s:
+        _iterations_us(manager, count)
+
+
+def _num_begun(manager: CFManager) -> int:
+    stats = manager.stats()
+    return sum(stats[f"num_{what}"] for what in ("committed", "failed", "in_flight"))
+
+
+def quiet_batches(
+    batch: Callable[[], float],
+    num_begun: Callable[[], int],
+    *,
+    wanted: int = _BATCHES,
+    most: int = _MOST_BATCHES,
+) -> list[float]:
+    """What ``batch`` gave, as often as wanted, where no checkpoint was begun meanwhile."""
+    quiet: list[float] = []
+    for _ in range(most):
+        before, value = num_begun(), batch()
+        if num_begun() == before:
+            quiet.append(value)
+        if len(quiet) == wanted:
+            break
+    return quiet
 
 
 def _iterations_us(manager: CFManager, count: int) -> list[float]:
@@ -308,7 +349,6 @@ def figures(seconds: Seconds) -> dict[str, Any]:
     behind = {name: values[1:] for name, values in saves.items()}
     behind |= {name: seconds[name] for name in _AT_RESTORE if name in seconds}
     first = {f"first_{name}": saves[name][0] for name in ("held_s", "durable_s")}
-    limits = {name: quartiles(values) for name, values in behind.items()}
     return {
         **shown({name: statistics.median(values) for name, values in behind.items()}),
         **shown(first),
@@ -317,21 +357,7 @@ def figures(seconds: Seconds) -> dict[str, Any]:
             for name, (limit, ours) in _AGAINST.items()
             if limit in behind
         },
-        "low": shown({name: low for name, (low, _) in limits.items()}),
-        "high": shown({name: high for name, (_, high) in limits.items()}),
-    }
-
-
-_AT_RESTORE = ("restore_s", "raw_read_s", "raw_fresh_s")
-
-
-def shown(seconds: Mapping[str, float]) -> dict[str, float]:
-    """What holds training in milliseconds, what lasts in seconds."""
-    return {
-        (f"{name[:-2]}_ms" if name.removeprefix("first_") in _HOLDS else name): (
-            round(value * 1e3, 3) if name.removeprefix("first_") in _HOLDS else round(value, 5)
-        )
-        for name, value in seconds.items()
+        **spread(behind),
     }
 
 

@@ -13,7 +13,8 @@ took longer in all. ``durable_s``: from the call's entry until everything is syn
 ``persist_s`` (ours): that part behind the complete snapshot. ``raw``: as many bytes, written
 directly and synced by as many processes: the disk's own limit. torch.distributed.checkpoint has
 as many threads, syncs, caches plans; ``aside``: it stages in a thread. The first save is told
-apart. ``meeting``: what it costs that the ranks of a manager meet, with nothing to be done.
+apart; ``low`` and ``high`` are quartiles. ``meeting``: what it costs that the ranks of a manager
+meet, with nothing to be done.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -39,7 +41,7 @@ from benchmarks.peers.dcp import KINDS
 from benchmarks.peers.ours import CheckFreq
 from benchmarks.rawio import RawWriter
 from benchmarks.record import emit, median_ratio, run
-from benchmarks.saving import Work, sample, slowest
+from benchmarks.saving import Work, sample, shown, slowest, spread
 from benchmarks.sharded_states import ReplicatedState, ShardedState, State, training_of
 from benchmarks.throughput import Arm, Seconds, interleaved
 from checkfreq.distributed.meetings import Meetings, said_by_each
@@ -60,7 +62,7 @@ def main() -> None:
                 if what == "sharded" or world > 1:
                     seconds = launched(what, world, args, Path(scratch))
                     if what == _MEETING:
-                        report_meeting(world, seconds)
+                        report_meeting(world, args, seconds)
                     else:
                         report(what, world, args, seconds)
 
@@ -95,10 +97,16 @@ def launched(what: str, world: int, args: argparse.Namespace, scratch: Path) -> 
     return seconds
 
 
-def report_meeting(world: int, seconds: Seconds) -> None:
+def report_meeting(world: int, args: argparse.Namespace, seconds: Seconds) -> None:
     """One line."""
-    milliseconds = round(seconds[_MEETING][0] * 1e3, 3)
-    emit("sharded", what=_MEETING, world=world, meetings=_MEETINGS, median_ms=milliseconds)
+    emit(
+        "sharded",
+        folder=Path(args.folder),
+        what=_MEETING,
+        world=world,
+        meetings=_MEETINGS,
+        median_ms=round(seconds[_MEETING][0] * 1e3, 3),
+    )
 
 
 def report(what: str, world: int, args: argparse.Namespace, seconds: Seconds) -> None:
@@ -116,34 +124,24 @@ def report(what: str, world: int, args: argparse.Namespace, seconds: Seconds) ->
         }
         emit(
             "sharded",
+            folder=Path(args.folder),
             what=what,
             arm=arm,
             world=world,
             mib=args.mib,
             rounds=args.rounds,
             **_medians(figures),
-            **{f"first_{name}": value for name, value in _shown(_at(figures, 0)).items()},
+            **shown({f"first_{name}": values[0] for name, values in figures.items()}),
             gb_per_s=round(args.mib * 2**20 / statistics.median(figures["durable_s"][1:]) / 1e9, 3),
             **ratios,
         )
 
 
-def _medians(figures: Mapping[str, list[float]]) -> dict[str, float]:
-    return _shown({name: statistics.median(values[1:]) for name, values in figures.items()})
-
-
-def _at(figures: Mapping[str, list[float]], index: int) -> dict[str, float]:
-    return {name: values[index] for name, values in figures.items()}
-
-
-def _shown(seconds: Mapping[str, float]) -> dict[str, float]:
-    """What holds training in milliseconds, what lasts in seconds."""
-    lasts = {name: round(value, 4) for name, value in seconds.items() if name not in _HOLDS}
-    holds = {_HOLDS[name]: round(seconds[name] * 1e3, 2) for name in _HOLDS if name in seconds}
-    return {**lasts, **holds}
-
-
-_HOLDS = {"held_s": "held_ms", "save_s": "save_ms", "added_s": "added_ms"}
+def _medians(figures: Mapping[str, list[float]]) -> dict[str, Any]:
+    behind = {name: values[1:] for name, values in figures.items()}
+    medians = shown({name: statistics.median(values) for name, values in behind.items()})
+    several = {name: values for name, values in behind.items() if len(values) > 1}
+    return {**medians, **(spread(several) if several else {})}
 
 
 # In a rank
@@ -184,12 +182,12 @@ def sharded(args: argparse.Namespace, num_bytes: int, work: Work) -> Iterator[li
     """Ours on DTensors, beside torch.distributed.checkpoint."""
     folder, state = Path(args.folder), ShardedState(num_bytes, num_tensors=args.tensors)
     training = training_of(state)
-    savers = {
-        name: PEERS[name].make(folder / name.replace(", ", "-"), training)
-        for name in ("checkfreq", *args.peers)
-    }
-    with measured(savers, state, args, num_bytes, work) as arms:
-        yield arms
+    with contextlib.ExitStack() as stack:
+        savers = {
+            name: _closing(stack, PEERS[name].make(folder / name.replace(", ", "-"), training))
+            for name in ("checkfreq", *args.peers)
+        }
+        yield stack.enter_context(measured(savers, state, args, num_bytes, work))
 
 
 @contextlib.contextmanager
@@ -198,12 +196,17 @@ def replicated(args: argparse.Namespace, num_bytes: int, work: Work) -> Iterator
     folder = Path(args.folder)
     state = ReplicatedState(num_bytes, num_tensors=args.tensors)
     training = training_of(state)
-    savers: dict[str, Saver] = {
-        "checkfreq, split": CheckFreq(folder / "split", training, split=True),
-        "checkfreq, one writer": CheckFreq(folder / "one", training),
-    }
-    with measured(savers, state, args, num_bytes, work) as arms:
-        yield arms
+    with contextlib.ExitStack() as stack:
+        split = _closing(stack, CheckFreq(folder / "split", training, split=True))
+        one = _closing(stack, CheckFreq(folder / "one", training))
+        savers = {"checkfreq, split": split, "checkfreq, one writer": one}
+        yield stack.enter_context(measured(savers, state, args, num_bytes, work))
+
+
+def _closing(stack: contextlib.ExitStack, saver: Saver) -> Saver:
+    """Closed with the stack, after an error too."""
+    stack.callback(saver.close)
+    return saver
 
 
 PARTS: dict[str, Callable[..., AbstractContextManager[list[Arm]]]] = {
@@ -231,8 +234,6 @@ def measured(
                 for name, saver in savers.items()
             ),
         ]
-    for saver in savers.values():
-        saver.close()
 
 
 def _named(arm: str, figures: Mapping[str, float]) -> dict[str, float]:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.estimate import quartiles
 from benchmarks.record import emit, median_ratio
 
 #: Seconds by the name of what was timed.
@@ -61,6 +62,22 @@ def report(
             gib=args.gib,
             rounds=args.rounds,
             median_s=round(median_s, 4),
-            gb_per_s=round(args.gib * 2**30 / median_s / 1e9, 3),
+            gb_per_s=_gb_per_s(args.gib, median_s),
+            **_spread(args.gib, times),
             **ratios,
         )
+
+
+def _gb_per_s(gib: float, seconds: float) -> float:
+    return round(gib * 2**30 / seconds / 1e9, 3)
+
+
+def _spread(gib: float, times: Sequence[float]) -> dict[str, dict[str, float]]:
+    """The quartiles, where there are several values; the longest time is the lowest rate."""
+    if len(times) < 2:
+        return {}
+    short_s, long_s = quartiles(times)
+    return {
+        "low": {"median_s": round(short_s, 4), "gb_per_s": _gb_per_s(gib, long_s)},
+        "high": {"median_s": round(long_s, 4), "gb_per_s": _gb_per_s(gib, short_s)},
+    }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.plots.common import COLOURS, panels
-from benchmarks.tables.common import Line, newest
-from benchmarks.tables.goodput import ARMS, short
+from benchmarks.tables.common import Line
+from benchmarks.tables.goodput import ARMS, last_runs, short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,16 +16,13 @@ _STYLES = {"auto": "--", "auto mtbf_s": "-", "auto goodput": ":"}
 
 
 def draw(lines: list[Line]) -> Figure | None:
-    """A panel per setting."""
-    settings = newest(lines, "setting", "model")
-    if not settings:
+    """A panel per setting, model and failure rate."""
+    runs = last_runs(lines)
+    if not runs:
         return None
-    figure, axes = panels(1, len(settings), size=(6.5 * len(settings), 4.5), squeeze=False)
-    for panel, setting in zip(axes[0], settings, strict=True):
-        same = [
-            x for x in lines if (x["setting"], x["model"]) == (setting["setting"], setting["model"])
-        ]
-        _panel(panel, sorted(newest(same, "gpus"), key=lambda x: x["gpus"]))
+    figure, axes = panels(1, len(runs), size=(6.5 * len(runs), 4.5), squeeze=False)
+    for panel, run in zip(axes[0], runs, strict=True):
+        _panel(panel, run)
     axes[0][0].set_ylabel("goodput (%)")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     return figure
@@ -47,9 +44,12 @@ def _panel(panel: Any, lines: list[Line]) -> None:
     panel.set_yscale("log")  # of what is lost, or all would be one line at the top
     panel.invert_yaxis()
     panel.yaxis.set_major_formatter(lambda lost, _: f"{100 - lost:g}")
-    panel.set_title(_title(lines[-1]), fontsize="medium")
+    panel.set_title(title(lines[-1]), fontsize="medium")
 
 
-def _title(line: Line) -> str:
+def title(line: Line) -> str:
+    """The figures that went in."""
     costs = f"checkpoint {short(line['cost_s'])}, iteration {short(line['iteration_s'])}"
-    return f"{line['model'] or line['setting']}: {costs}, restart {short(line['restart_s'])}"
+    notice = f" + {short(line['notice_s'])} notice" if line["notice_s"] else ""
+    what = f"{line['model'] or line['setting']}, failures as in {line['rate']}"
+    return f"{what}:\n{costs}, restart {short(line['restart_s'])}{notice}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.plots.common import COLOURS, panels
-from benchmarks.tables.common import Line, newest
+from benchmarks.tables.common import Line, newest_of_each_place, told_apart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,22 +27,30 @@ _PANELS = {
 
 
 def draw(lines: list[Line]) -> Figure | None:
-    """A row of panels per device."""
-    lines = newest([x for x in lines if x["what"] == "size"], "device", "gib")
-    lines = sorted((x for x in lines if "why_not" not in x), key=lambda x: (x["device"], x["gib"]))
-    devices = sorted({x["device"] for x in lines})
-    if not devices:
+    """A row of panels per device, machine and disk."""
+    by_place = _by_place(lines)
+    if not by_place:
         return None
     figure, axes = panels(
-        len(devices), len(_PANELS), size=(10, 4.2 * len(devices)), squeeze=False, sharey="row"
+        len(by_place), len(_PANELS), size=(10, 4.2 * len(by_place)), squeeze=False, sharey="row"
     )
-    for row, device in zip(axes, devices, strict=True):
-        of_device = [x for x in lines if x["device"] == device]
+    for row, (where, of_place) in zip(axes, sorted(by_place.items()), strict=True):
         for panel, title in zip(row, _PANELS, strict=True):
-            _panel(panel, title, of_device)
-            panel.set_title(f"{title}, {device}", fontsize="medium")
+            _panel(panel, title, of_place)
+            panel.set_title(f"{title}, {where}", fontsize="medium")
         row[0].set_ylabel("seconds")
     return figure
+
+
+def _by_place(lines: list[Line]) -> dict[str, list[Line]]:
+    of_sizes = [x for x in lines if x["what"] == "size"]
+    of_sizes = newest_of_each_place(of_sizes, "device", "gib")
+    measured = sorted((x for x in of_sizes if "why_not" not in x), key=lambda x: x["gib"])
+    place = told_apart(measured)
+    by_place: dict[str, list[Line]] = {}
+    for line in measured:
+        by_place.setdefault(f"{line['device']}{place(line)}", []).append(line)
+    return by_place
 
 
 def _panel(panel: Any, title: str, lines: list[Line]) -> None:

@@ -23,6 +23,19 @@ def newest(lines: Sequence[Line], *settings: str) -> list[Line]:
     return list({tuple(x.get(name) for name in settings): x for x in lines}.values())
 
 
+def newest_of_each_place(lines: Sequence[Line], *settings: str) -> list[Line]:
+    """The last line of each setting on each machine and disk: another one replaces nothing."""
+    by_setting = {(*(x.get(name) for name in settings), *_place(x).values()): x for x in lines}
+    return list(by_setting.values())
+
+
+def told_apart(lines: Sequence[Line]) -> Callable[[Line], str]:
+    """Says, for a row's label, what of a line's place is not the same for all: mostly nothing."""
+    places = [_place(x) for x in lines]
+    names = [name for name in _PLACE if len({place[name] for place in places}) > 1]
+    return lambda line: "".join(f", {_place(line)[name] or f'no {name}'}" for name in names)
+
+
 def table(columns: str, rows: Sequence[str], lines: Sequence[Line]) -> str:
     """``columns`` are names between bars; under the rows stands how ``lines`` were measured."""
     if not lines:
@@ -68,6 +81,18 @@ def _how(lines: Sequence[Line]) -> list[str]:
 
 
 def _machine(line: Line) -> str:
-    machine, versions = line["machine"], line["versions"]
-    device = f", {machine['accelerator']}" if machine["accelerator"] else ""
-    return f"{machine['cores']} cores{device}, torch {versions['torch']}"
+    place = _place(line)
+    torch = f"torch {line['versions']['torch']}"
+    parts = (place["cores"], place["accelerator"], torch, place["storage"])
+    return ", ".join(part for part in parts if part)
+
+
+def _place(line: Line) -> dict[str, str | None]:
+    """Machine and disk of a line, in words; None for what it does not say or have."""
+    machine = line["machine"]
+    cores = f"{machine['cores']} cores"
+    values = (machine.get("cpu"), cores, machine["accelerator"], line.get("storage"))
+    return dict(zip(_PLACE, values, strict=True))
+
+
+_PLACE = ("CPU model", "cores", "accelerator", "storage")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
+from typing import Any
 
 from benchmarks.tables.common import Line, introduced, newest, percent, row, table
 
@@ -24,19 +25,29 @@ _FIGURES = {
     "durable_s": "durable after",
     "restart_s": "a restart",
 }
+_SETTING = ("setting", "model", "rate")
+_RUN = (*_FIGURES, "notice_s", "figures", "commit", "command")
 
 
 def goodput(lines: list[Line]) -> str:
     """A table per setting: a row per number of GPUs, a column per arm."""
-    parts = []
-    for setting in newest(lines, "setting", "model"):
-        same = [x for x in lines if _setting(x) == _setting(setting)]
-        parts.append(_one(sorted(newest(same, "gpus", "rate"), key=lambda x: x["gpus"])))
-    return "".join(parts)
+    return "".join(_one(run) for run in last_runs(lines))
 
 
-def _setting(line: Line) -> tuple[str, str | None]:
-    return line["setting"], line["model"]
+def last_runs(lines: list[Line]) -> list[list[Line]]:
+    """Of each setting, model and failure rate the lines of its last run, by number of GPUs.
+
+    What was simulated with other figures, by another command or commit, is not of that run.
+    """
+    runs = []
+    for last in newest(lines, *_SETTING):
+        same = [x for x in lines if _values(x, *_SETTING, *_RUN) == _values(last, *_SETTING, *_RUN)]
+        runs.append(sorted(newest(same, "gpus"), key=lambda x: x["gpus"]))
+    return runs
+
+
+def _values(line: Line, *names: str) -> list[Any]:
+    return [line.get(name) for name in names]
 
 
 def _one(lines: list[Line]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.tables.common import Line, introduced, newest, row, table
+from benchmarks.tables.common import Line, introduced, newest_of_each_place, row, table, told_apart
 
 _SIZES = """\
 Checkpoints against the size of the state, in 64 tensors, beside what disk and bus gave in the same
@@ -22,20 +22,22 @@ the training thread for at the boundary, where the state is captured:
 
 def sizes(lines: list[Line]) -> str:
     """A row per size; a sentence for each that did not fit."""
-    lines = newest([x for x in lines if x["what"] == "size"], "device", "gib")
-    lines.sort(key=lambda x: (x["device"], x["gib"]))
+    of_sizes = [x for x in lines if x["what"] == "size"]
+    lines = newest_of_each_place(of_sizes, "device", "gib")
+    place = told_apart(lines)
+    lines.sort(key=lambda x: (x["device"], place(x), x["gib"]))
     columns = (
         "state | held | added | durable after | persist / raw write | copy / bus "
         "| restore | / raw read | / into new memory | memory | / slots | rounds"
     )
-    rows = [_size(x) for x in lines if "why_not" not in x]
-    reasons = [_why_not(x) for x in lines if "why_not" in x]
+    rows = [_size(x, place(x)) for x in lines if "why_not" not in x]
+    reasons = [_why_not(x, place(x)) for x in lines if "why_not" in x]
     return introduced(_SIZES, table(columns, [*rows, *([""] if reasons else []), *reasons], lines))
 
 
-def _size(x: Line) -> str:
+def _size(x: Line, place: str) -> str:
     return row(
-        f"{x['gib']:g} GiB, {x['device']}",
+        f"{x['gib']:g} GiB, {x['device']}{place}",
         between(x, "held_ms", "ms", 1),
         between(x, "added_ms", "ms", 0),
         between(x, "durable_s", "s", 2),
@@ -50,8 +52,8 @@ def _size(x: Line) -> str:
     )
 
 
-def _why_not(x: Line) -> str:
-    return f"{x['gib']:g} GiB, {x['device']}: not measured, it {x['why_not']}.  "
+def _why_not(x: Line, place: str) -> str:
+    return f"{x['gib']:g} GiB, {x['device']}{place}: not measured, it {x['why_not']}.  "
 
 
 def between(x: Line, name: str, unit: str, digits: int) -> str:
@@ -62,15 +64,17 @@ def between(x: Line, name: str, unit: str, digits: int) -> str:
 
 def tensors(lines: list[Line]) -> str:
     """A row per number of tensors."""
-    lines = newest([x for x in lines if x["what"] == "tensors"], "device", "mib", "tensors")
-    lines.sort(key=lambda x: (x["device"], x["mib"], x["tensors"]))
+    of_tensors = [x for x in lines if x["what"] == "tensors"]
+    lines = newest_of_each_place(of_tensors, "device", "mib", "tensors")
+    place = told_apart(lines)
+    lines.sort(key=lambda x: (x["device"], place(x), x["mib"], x["tensors"]))
     columns = (
         "tensors | iteration, nothing due | boundary with a checkpoint | per tensor "
         "| held in all | durable after | restore"
     )
     rows = [
         row(
-            f"{x['tensors']:,} in {x['mib']:g} MiB, {x['device']}",
+            f"{x['tensors']:,} in {x['mib']:g} MiB, {x['device']}{place(x)}",
             _boundary(x),
             between(x, "save_ms", "ms", 2),
             f"{1e3 * x['save_ms'] / x['tensors']:.1f} µs",
@@ -84,5 +88,7 @@ def tensors(lines: list[Line]) -> str:
 
 
 def _boundary(x: Line) -> str:
+    if "boundary_us" not in x:
+        return "-"
     low, median, high = (x[f"boundary_us{end}"] for end in ("_low", "", "_high"))
     return f"{median:.1f} µs ({low:.1f} to {high:.1f})"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from benchmarks.tables.common import Line, introduced, newest, table
+from benchmarks.tables.common import Line, introduced, newest_of_each_place, table, told_apart
 
 _SAVES = """\
 Several ranks: one save of a state that is sharded as FSDP2 does it, or replicated as DDP does
 (`split`: each rank writes a part), beside `torch.distributed.checkpoint` with as many writer
 threads, synced files and cached plans (`aside`: staging in a thread) and a raw direct write of the
 same bytes by the same processes. Training goes on meanwhile; of several ranks the slowest counts,
-from its call until all is committed. `held` is what the library's calls take, `added` what all
-iterations until then took longer; the first save is told apart:
+from its call until all is committed (median, with the quartiles). `held` is what the library's
+calls take, `added` what all iterations until then took longer; the first save is told apart:
 """
 
 
@@ -22,12 +22,14 @@ def saves(lines: list[Line]) -> str:
     )
     saved = [x for x in lines if x["what"] != "meeting"]
     lines = sorted(
-        newest(saved, "what", "mib", "world", "arm"),
+        newest_of_each_place(saved, "what", "mib", "world", "arm"),
         key=lambda x: (x["what"] != "sharded", x["world"], x["durable_s"]),
     )
+    place = told_apart(lines)
     rows = [
-        f"| {x['what']}, {x['mib']:g} MiB | {x['world']} | {x['arm']} | {_held(x, 'held_ms')} "
-        f"| {_held(x, 'first_held_ms')} | {_held(x, 'added_ms')} | {x['durable_s']:.2f} s "
+        f"| {x['what']}, {x['mib']:g} MiB{place(x)} | {x['world']} | {x['arm']} "
+        f"| {_held(x, 'held_ms')} | {_held(x, 'first_held_ms')} | {_held(x, 'added_ms')} "
+        f"| {_durable(x)} "
         f"| {x['first_durable_s']:.2f} s | {x['durable_against_raw']:.2f}{_persist_alone(x)} |"
         for x in lines
     ]
@@ -36,6 +38,14 @@ def saves(lines: list[Line]) -> str:
 
 def _held(line: Line, figure: str) -> str:
     return f"{line[figure]:.1f} ms" if figure in line else "-"
+
+
+def _durable(line: Line) -> str:
+    """With its quartiles, where there are some."""
+    if "durable_s" not in line.get("low", {}):
+        return f"{line['durable_s']:.2f} s"
+    low, median, high = (each["durable_s"] for each in (line["low"], line, line["high"]))
+    return f"{median:.2f} s ({low:.2f} to {high:.2f})"
 
 
 def _persist_alone(line: Line) -> str:
@@ -51,7 +61,10 @@ be done (median):
 
 def meetings(lines: list[Line]) -> str:
     """A row per number of ranks."""
-    met = newest([x for x in lines if x["what"] == "meeting"], "world")
+    met = newest_of_each_place([x for x in lines if x["what"] == "meeting"], "world")
     lines = sorted(met, key=lambda x: x["world"])
-    rows = [f"| {x['world']} | {x['median_ms']:.2f} ms | {x['meetings']} |" for x in lines]
+    place = told_apart(lines)
+    rows = [
+        f"| {x['world']}{place(x)} | {x['median_ms']:.2f} ms | {x['meetings']} |" for x in lines
+    ]
     return introduced(_MEETINGS, table("ranks | a meeting | measured", rows, lines))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.memory import tenths
 from benchmarks.options import is_installed
 from tests.fork_server import FORK_SERVER
 
@@ -33,6 +34,27 @@ def test_it_prints_a_result_line_per_arm(
     lines = lines_of(name, *arguments, folder=tmp_path)
     assert arms <= {line.get("arm") for line in lines}
     assert all(line["benchmark"] == name and line["commit"] and line["versions"] for line in lines)
+    assert all(line["storage"] for line in lines)
+
+
+def test_the_limits_have_quartiles_where_there_are_several_rounds(tmp_path: Path) -> None:
+    once = lines_of("limits", "--gib", "0.004", "--rounds", "1", folder=tmp_path)
+    (tmp_path / "stdout").unlink()
+    lines = lines_of("limits", "--gib", "0.004", "--rounds", "2", folder=tmp_path)
+    assert {line["arm"] for line in lines} >= {"write, page cache", "copy", "read, direct, fresh"}
+    assert not any("low" in line or "high" in line for line in once)
+    for line in lines:
+        low, high = line["low"], line["high"]
+        assert low["median_s"] <= line["median_s"] <= high["median_s"]
+        assert low["gb_per_s"] <= line["gb_per_s"] <= high["gb_per_s"]
+        assert line["storage"]
+
+
+def test_saves_come_in_tenths_of_which_the_first_has_two_at_least() -> None:
+    assert tenths(500) == [50] * 10
+    assert tenths(20) == [2] * 10
+    assert tenths(5) == [2, 1, 1, 1]
+    assert sum(tenths(507)) == 507
 
 
 @pytest.mark.skipif(not is_installed("torchvision"), reason="torchvision is not installed")
@@ -57,6 +79,8 @@ def test_the_ranks_print_a_line_per_arm_of_each_state(tmp_path: Path) -> None:
     *lines, meeting = lines
     assert (meeting["what"], meeting["world"]) == ("meeting", 2)
     assert "median_ms" in meeting
+    assert meeting["storage"]
+    assert all(line["storage"] and "low" not in line for line in lines)  # of one round
     assert [(line["what"], line["arm"]) for line in lines] == [
         ("sharded", "checkfreq"),
         ("sharded", "dcp.save"),

@@ -14,8 +14,9 @@ from benchmarks.estimate import quartiles
 from benchmarks.goodput import COSTS, RESTARTS, Setting, main, setting_of, summary
 from benchmarks.measured import Figure, Missing, in_seconds, measured
 from benchmarks.plots import draw_all
+from benchmarks.plots.goodput import draw, title
 from benchmarks.tables import lines_of, tables_of
-from benchmarks.tables.goodput import age, short
+from benchmarks.tables.goodput import age, last_runs, short
 from checkfreq.simulation.comparison import compare
 from tests.benchmarks.test_benchmarks_run import run_forked
 
@@ -90,6 +91,21 @@ def test_what_is_not_measured_is_said_with_how_to_measure_it(tmp_path: Path) -> 
         "restart_s: not measured yet, no result line has it. Measure it with `python -m "
         "benchmarks.interruptions >> benchmarks/results/interruptions.jsonl`, or give --restart-s"
     )
+
+
+def test_a_newer_line_without_a_cost_is_left_out_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noisy = [{**OVERHEAD, "cost_s": cost_s, "commit": f"{cost_s}"} for cost_s in (-0.2, -0.1)]
+    write(tmp_path, OVERHEAD, *noisy, {**OVERHEAD, "model": "n"})
+    found, _ = measured(COSTS, tmp_path, model="m")
+    assert found["cost_s"].value == 0.01
+    assert capsys.readouterr().err == (
+        "overhead, m, commit -0.1, 2 cores: this newer line is left out, and 1 before it, "
+        "without cost_s above 0\n"
+    )
+    measured(COSTS, tmp_path)  # the newest has all
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("value", "read"), [(None, None), (-3.0, None), (0.0, None), (4.0, 0.004)])
@@ -207,6 +223,52 @@ def test_table_and_plot_follow_from_the_lines_and_are_the_same_every_time(tmp_pa
         pictures.append(path.read_text())
     assert pictures[0] == pictures[1]
     assert "every 30 min" in pictures[0]
+
+
+def simulated(gpus: int, **changed: Any) -> dict[str, Any]:
+    """A line of a setting that is measured."""
+    line = {"benchmark": "goodput", "setting": "measured", "model": "m", "rate": "research", **HOW}
+    line |= {"iteration_s": 0.5, "cost_s": 0.01, "durable_s": 2.0, "restart_s": 7.0}
+    line |= {"gpus": gpus, "mtbf_s": 3600.0, "notice_s": 0.0, "goodput": {"bound": 0.5}}
+    line["figures"] = dict.fromkeys(("iteration_s", "cost_s", "durable_s", "restart_s"), "given")
+    return {**line, **changed}
+
+
+@pytest.mark.parametrize(
+    "changed", [{"cost_s": 0.3}, {"notice_s": 60.0}, {"commit": "0000000"}, {"command": "other"}]
+)
+def test_a_table_is_of_one_run(changed: dict[str, Any]) -> None:
+    old = [simulated(gpus, **changed) for gpus in (8, 64)]
+    new = [simulated(gpus) for gpus in (512, 8)]
+    assert last_runs([*old, *new]) == [[new[1], new[0]]]
+
+
+def test_every_rate_and_model_has_its_own_table(tmp_path: Path) -> None:
+    lines = [simulated(8), simulated(8, rate="cloud"), simulated(64), simulated(8, model="n")]
+    assert last_runs(lines) == [[lines[0], lines[2]], [lines[1]], [lines[3]]]
+    write(tmp_path, *lines)
+    (table,) = tables_of(lines_of("goodput", tmp_path))
+    assert table.count("failures as published (research)") == 2
+    assert table.count("failures as published (cloud)") == 1
+
+
+def test_a_panel_says_rate_and_notice() -> None:
+    assert title(simulated(8, notice_s=60.0)) == (
+        "m, failures as in research:\ncheckpoint 10 ms, iteration 500 ms, restart 7 s + 60 s notice"
+    )
+    assert "notice" not in title(simulated(8))
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
+)
+def test_the_plot_has_a_panel_per_rate_of_its_last_run_alone() -> None:
+    old, new = simulated(8, cost_s=0.3), [simulated(gpus) for gpus in (64, 512)]
+    figure = draw([old, simulated(8, rate="cloud"), *new])
+    assert figure is not None
+    first, second = figure.axes
+    assert list(first.lines[0].get_xdata()) == [64, 512]
+    assert "cloud" in second.get_title()
 
 
 @pytest.mark.parametrize(

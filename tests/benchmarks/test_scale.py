@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import importlib.util
 import mmap
 import os
+import zlib
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks import scale
 from benchmarks.bus import Bus
+from benchmarks.limits import Limits
 from benchmarks.peak import Peak
+from benchmarks.peers.ours import CheckFreq
 from benchmarks.plots import draw_all
-from benchmarks.rawio import RawWriter
+from benchmarks.rawio import RawWriter, incompressible
 from benchmarks.room import room_for
-from benchmarks.scale import figures, num_rounds, shown
+from benchmarks.scale import figures, num_rounds, quiet_batches
 from benchmarks.tables import lines_of, tables_of
 from tests.benchmarks.test_benchmarks_run import lines_of as printed_by
 from tests.benchmarks.test_goodput import HOW, write
@@ -71,12 +79,31 @@ def test_quartiles_are_in_the_units_of_the_medians() -> None:
     assert (found["low"]["restore_s"], found["high"]["restore_s"]) == (3.0, 5.0)
 
 
-def test_what_holds_training_is_in_milliseconds() -> None:
-    assert shown({"held_s": 0.5, "first_held_s": 0.25, "durable_s": 1.5}) == {
-        "held_ms": 500.0,
-        "first_held_ms": 250.0,
-        "durable_s": 1.5,
-    }
+class Counted:
+    """Batches of which some begin a checkpoint; each gives its number."""
+
+    def __init__(self, *begins: bool) -> None:
+        self._begins = iter(begins)
+        self.num_batches = self.num_begun = 0
+
+    def batch(self) -> float:
+        self.num_batches += 1
+        self.num_begun += next(self._begins)
+        return self.num_batches
+
+
+def quiet(*begins: bool, wanted: int, most: int) -> list[float]:
+    of = Counted(*begins)
+    return quiet_batches(of.batch, lambda: of.num_begun, wanted=wanted, most=most)
+
+
+def test_a_batch_in_which_a_checkpoint_began_does_not_count() -> None:
+    assert quiet(True, False, True, False, wanted=2, most=9) == [2, 4]
+
+
+def test_batches_are_not_waited_for_without_end() -> None:
+    assert quiet(True, True, False, True, wanted=2, most=4) == [3]
+    assert quiet(True, True, wanted=2, most=2) == []
 
 
 @pytest.mark.parametrize(
@@ -125,8 +152,71 @@ def test_a_file_that_is_shorter_than_was_written_is_not_read_in_silence(tmp_path
             writer.read_back(fresh=True)
 
 
-def test_the_bus_copies_everything_in_pieces_of_its_region() -> None:
-    assert Bus(MIB, CPU).seconds(2 * MIB + 1).keys() == {"bus_s"}
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="none here")
+def test_the_raw_disk_is_given_private_huge_pages(tmp_path: Path) -> None:
+    with RawWriter(tmp_path / "raw", 4 * MIB) as writer:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(writer._source))
+        gc.collect()  # that view
+        permissions, flags = mapping_at(address)
+    assert permissions.endswith("p")
+    assert "hg" in flags
+
+
+def mapping_at(address: int) -> tuple[str, list[str]]:
+    """What the kernel says of this process's memory there: permissions and flags."""
+    permissions = ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if "-" in first and not first.endswith(":"):
+            start, end = (int(bound, 16) for bound in first.split("-"))
+            permissions = rest[0] if start <= address < end else ""
+        elif first == "VmFlags:" and permissions:
+            return permissions, rest
+    raise LookupError(f"nothing is at {address:x}")
+
+
+def test_what_is_written_and_read_for_the_limits_is_incompressible() -> None:
+    memory = incompressible(9 * MIB)
+    data = bytes(memory)
+    assert len(data) == 9 * MIB
+    assert len(zlib.compress(data, 1)) > 9 * MIB
+
+
+@pytest.mark.parametrize("num_bytes", [2 * MIB + 4096, MIB, 100])
+def test_the_bus_copies_everything_in_pieces_of_its_region(num_bytes: int) -> None:
+    bus, copied = Bus(MIB, CPU), Copied()
+    bus._state = torch.randint(256, (MIB,), dtype=torch.uint8)
+    bus._host = torch.zeros(MIB, dtype=torch.uint8)
+    with copied:
+        assert bus.seconds(num_bytes).keys() == {"bus_s"}
+    assert sum(copied.sizes) == num_bytes
+    length = min(num_bytes, MIB)
+    assert torch.equal(bus._host[:length], bus._state[:length])
+    assert not bus._host[length:].any()
+
+
+class Copied(TorchDispatchMode):
+    """Bytes of each copy that torch makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if func is torch.ops.aten.copy_.default:
+            self.sizes.append(args[0].nbytes)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_limit_is_not_read_from_a_file_that_ends_early(tmp_path: Path) -> None:
+    arms = Limits(tmp_path / "file", 2 * MIB).arms()
+    arms["write, page cache"]()
+    assert arms["read, page cache"]() > 0
+    os.truncate(tmp_path / "file", MIB)
+    with pytest.raises(EOFError):
+        arms["read, page cache"]()
 
 
 def test_a_peak_is_seen_after_its_memory_is_gone() -> None:
@@ -207,3 +297,39 @@ def test_the_newest_line_of_a_size_counts(tmp_path: Path) -> None:
     (table,) = tables_of(lines_of("scale", tmp_path))
     assert "8 GiB, cpu: not measured, it is too large." in table
     assert "was" not in table.rpartition("8 GiB")[2]
+
+
+def test_another_disk_replaces_no_row_and_is_told_apart(tmp_path: Path) -> None:
+    line = {"benchmark": "scale", "what": "size", "device": "cpu", "gib": 8.0, **HOW}
+    here, there = ({**line, "storage": f"ext4 on {disk}"} for disk in ("vda", "nvme0n1"))
+    write(tmp_path, {**here, "why_not": "is too large"}, {**there, "why_not": "is huge"})
+    (table,) = tables_of(lines_of("scale", tmp_path))
+    assert "8 GiB, cpu, ext4 on vda: not measured, it is too large." in table
+    assert "8 GiB, cpu, ext4 on nvme0n1: not measured, it is huge." in table
+
+
+@pytest.mark.parametrize("part", ["first", "later"])
+def test_a_saver_is_closed_when_measuring_fails(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_savers: list[object] = []
+    make, close = CheckFreq.__init__, CheckFreq.close
+
+    def made(saver: CheckFreq, *given: Any) -> None:
+        open_savers.append(saver)
+        make(saver, *given)
+
+    def closed(saver: CheckFreq) -> None:
+        open_savers.remove(saver)
+        close(saver)
+
+    def fail(*_: object, **__: object) -> float:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(CheckFreq, "__init__", made)
+    monkeypatch.setattr(CheckFreq, "close", closed)
+    monkeypatch.setattr(scale, "sample" if part == "first" else "seconds_of", fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        scale.measured(MIB, 4, 1, CPU, Namespace(folder=tmp_path))
+    assert not open_savers
+    assert not list(tmp_path.iterdir())

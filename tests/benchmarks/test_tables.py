@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,55 @@ def test_saves_and_meetings_of_ranks_are_shown_apart_each_with_its_text(tmp_path
     meeting = with_tables("<!-- table meeting -->\n<!-- end -->", results=tmp_path)
     assert "A meeting of the ranks" in meeting
     assert "| 2 | 0.10 ms | 500 |\n| 4 | 0.30 ms | 500 |" in meeting
+
+
+LIMIT = {"arm": "copy", "gib": 1.0, "gb_per_s": 2.0, "throughput_against_raw": 1.0, **HOW}
+
+
+def limits_of(*lines: dict[str, Any], results: Path) -> str:
+    (results / "limits.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines))
+    return with_tables("<!-- table limits -->\n<!-- end -->", results=results)
+
+
+def test_a_rate_is_shown_with_its_quartiles(tmp_path: Path) -> None:
+    ends = {"low": {"gb_per_s": 1.5}, "high": {"gb_per_s": 2.25}}
+    text = limits_of(LIMIT, {**LIMIT, "arm": "write", **ends}, results=tmp_path)
+    assert "| 1 GiB | copy | 2.00 | 1.00 |" in text
+    assert "| 1 GiB | write | 2.00 (1.50 to 2.25) | 1.00 |" in text
+
+
+def test_under_a_table_stands_the_storage_where_it_is_known(tmp_path: Path) -> None:
+    text = limits_of({**LIMIT, "storage": "ext4 on vda"}, results=tmp_path)
+    assert "commit abc1234, 2 cores, torch 2.13.0, ext4 on vda  \n" in text
+    assert "| 1 GiB | copy |" in text  # one place needs no name
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"storage": "nfs"}, ("ext4 on vda", "nfs")),
+        ({"machine": {"cores": 8, "accelerator": None}}, ("2 cores", "8 cores")),
+        ({"machine": {"cores": 2, "accelerator": "H"}}, ("no accelerator", "H")),
+        ({"machine": {"cores": 2, "accelerator": None, "cpu": "X"}}, ("no CPU model", "X")),
+    ],
+)
+def test_another_machine_or_disk_replaces_no_row(
+    other: dict[str, Any], said: tuple[str, str], tmp_path: Path
+) -> None:
+    here = {**LIMIT, "storage": "ext4 on vda"}
+    text = limits_of(here, {**here, "gb_per_s": 3.0}, {**here, **other}, results=tmp_path)
+    first, second = said
+    assert f"| 1 GiB, {first} | copy | 3.00 | 1.00 |" in text
+    assert f"| 1 GiB, {second} | copy | 2.00 | 1.00 |" in text
+
+
+def test_a_save_of_ranks_is_shown_with_its_quartiles(tmp_path: Path) -> None:
+    save = {"what": "sharded", "arm": "raw", "mib": 8, "world": 2, **HOW}
+    save |= {"durable_s": 0.5, "first_durable_s": 0.75, "durable_against_raw": 1.0}
+    save |= {"low": {"durable_s": 0.25}, "high": {"durable_s": 0.625}}
+    (tmp_path / "sharded.jsonl").write_text(json.dumps(save))
+    text = with_tables("<!-- table sharded -->\n<!-- end -->", results=tmp_path)
+    assert "| 0.50 s (0.25 to 0.62) | 0.75 s | 1.00 |" in text
 
 
 def test_overhead_table_counts_the_newest_line_of_each_run(tmp_path: Path) -> None:
