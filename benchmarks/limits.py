@@ -9,7 +9,9 @@ with direct I/O by several threads or through the page cache. ``copy, then write
 of it, as a snapshot does; ``copy and write`` writes each chunk as soon as it is copied: the best
 that an engine could do that overlaps the two. Reading: with direct I/O into memory that was in
 use before (``touched``) and into new memory (``fresh``), and through the page cache, dropped
-before, into ``touched``.
+before, into ``touched``. Restoring: three ways to check every byte before the first one is copied
+to where it belongs: all of it in new memory (as ours does); reading it twice through a little
+memory; and the same through the page cache.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from xxhash import xxh3_64_digest
 
 from benchmarks.rawio import drop_from_cache, incompressible, read_once, write_once
 from benchmarks.record import run
@@ -63,7 +66,12 @@ class Limits:
             "read, direct, fresh": lambda: self._read(new_buffer(len(self._copy))),
             "read, page cache": lambda: self._read(memoryview(self._copy), direct=False),
         }
-        return write | read
+        restore = {
+            "restore, through new memory": self._restored_from_memory,
+            "restore, read twice": self._read_twice,
+            "restore, through the page cache": partial(self._read_twice, direct=False),
+        }
+        return write | read | restore
 
     def _written(
         self,
@@ -90,20 +98,57 @@ class Limits:
         return time.perf_counter() - began_s
 
     def _fill(self, start: int, end: int) -> None:
-        target, source = (np.frombuffer(each, np.uint8) for each in (self._copy, self._state))
-        np.copyto(target[start:end], source[start:end])
+        with memoryview(self._state)[start:end] as source:
+            self._take(source, start)
+
+    def _take(self, source: memoryview, start: int) -> None:
+        """Copy it to its place."""
+        target = np.frombuffer(self._copy, np.uint8)
+        np.copyto(target[start : start + len(source)], np.frombuffer(source, np.uint8))
 
     def _read(self, memory: memoryview, *, direct: bool = True) -> float:
         drop_from_cache([self._path])
         with memory:
-            return read_once(
-                self._path,
-                memory,
-                len(memory),
-                direct=direct,
-                threads=_THREADS,
-                chunk_bytes=_CHUNK_BYTES,
-            )
+            return self._pass(memory, direct=direct)
+
+    def _pass(
+        self,
+        memory: memoryview,
+        *,
+        direct: bool,
+        then: Callable[[memoryview, int], None] = lambda chunk, offset: None,
+    ) -> float:
+        """The whole file, once, chunk by chunk through ``memory``."""
+        return read_once(
+            self._path,
+            memory,
+            len(self._copy),
+            direct=direct,
+            threads=_THREADS,
+            chunk_bytes=_CHUNK_BYTES,
+            then=then,
+        )
+
+    def _restored_from_memory(self) -> float:
+        began_s = time.perf_counter()
+        with new_buffer(len(self._copy)) as memory:
+            self._pass(memory, direct=True, then=_check)
+            with ThreadPoolExecutor(_THREADS) as pool:
+                starts = range(0, len(memory), _CHUNK_BYTES)
+                list(pool.map(lambda at: self._take(memory[at : at + _CHUNK_BYTES], at), starts))
+        return time.perf_counter() - began_s
+
+    def _read_twice(self, *, direct: bool = True) -> float:
+        drop_from_cache([self._path])
+        began_s = time.perf_counter()
+        with memoryview(self._state)[: 4 * _THREADS * _CHUNK_BYTES] as memory:
+            self._pass(memory, direct=direct, then=_check)
+            self._pass(memory, direct=direct, then=self._take)
+        return time.perf_counter() - began_s
+
+
+def _check(chunk: memoryview, offset: int) -> None:
+    xxh3_64_digest(chunk)
 
 
 def measure(scratch: Path, num_bytes: int, rounds: int) -> Seconds:

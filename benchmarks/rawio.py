@@ -183,10 +183,12 @@ def read_once(
     direct: bool,
     threads: int,
     chunk_bytes: int,
+    then: Callable[[memoryview, int], None] = lambda chunk, offset: None,
 ) -> float:
     """Seconds to read a file of ``num_bytes`` into ``view``, over and over if that is shorter.
 
-    Raises EOFError if the file is shorter.
+    ``then`` is called by the threads with each chunk of the file and its place there. Raises
+    EOFError if the file is shorter.
     """
     began_s = time.perf_counter()
     flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
@@ -198,6 +200,7 @@ def read_once(
                 start = offset % len(view)
                 with view[start : start + min(chunk_bytes, num_bytes - offset)] as chunk:
                     _read_all(descriptor, chunk, offset)
+                    then(chunk, offset)
 
             list(pool.map(read, range(0, num_bytes, chunk_bytes)))
     finally:
