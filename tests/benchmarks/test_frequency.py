@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 
 from benchmarks.peers import OURS, Peer, Saved, Training
@@ -35,6 +36,9 @@ class FakeSaver:
 
     def is_durable(self) -> bool:
         return self._left == 0
+
+    def is_quiet(self) -> bool:
+        return self.is_durable()
 
     def finish(self) -> Saved:
         self._left = 0
@@ -107,21 +111,50 @@ def test_every_update_of_a_window_is_entered_through_the_saver() -> None:
     assert events == ["save", *update, "boundary", *update, "finish"]
 
 
-def test_a_save_that_its_peer_does_not_sync_is_synced_with_the_clock_stopped() -> None:
-    class Slow(FakeSaver):
-        def finish(self) -> Saved:
-            clock.now_s += 100.0
-            return super().finish()
+def test_who_queues_trains_on_until_the_checkpoint_before_is_removed() -> None:
+    class Pruning(FakeSaver):
+        def is_quiet(self) -> bool:
+            return self.is_durable() and events[-4:] == ["boundary", "iterate"] * 2
 
-    clock = FakeClock()
     events: list[str] = []
     loop = FakeLoop(events)
-    seconds = {}
-    for synced in (True, False):
-        peer = Peer("fake", lambda folder, training: Slow(events, boundaries=0), (), synced=synced)
-        attached = Attached(loop, peer, Path(), queues=False, clock=clock)
-        seconds[synced] = SaverArm(loop, attached, interval=1, length=2).window().seconds
-    assert seconds == {True: 200.0, False: 0.0}
+    peer = Peer("fake", lambda folder, training: Pruning(events, boundaries=0), (), synced=True)
+    attached = Attached(loop, peer, Path(), queues=True)
+    attached.hooks.put_back = lambda: None  # no updates are entered: only what is called counts
+    assert SaverArm(loop, attached, interval=1).window().iterations == 3
+    assert events == ["save", "iterate", *["boundary", "iterate"] * 2, "finish"]
+
+
+class Slow(FakeSaver):
+    """On a clock: a call of 3 s, an update that waits for 2 s, 100 s to finish, 30 for removal."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__([], boundaries=0)
+        self._clock = clock
+
+    def boundary(self, *, save: bool) -> None:
+        super().boundary(save=save)
+        self._clock.now_s += 3.0 if save else 0.0
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        self._clock.now_s += 2.0
+        yield
+
+    def finish(self) -> Saved:
+        self._clock.now_s += 100.0
+        return Saved(71.0, removal_s=30.0)
+
+
+@pytest.mark.parametrize(("synced", "seconds"), [(True, 2 * 75.0), (False, 2 * 5.0)])
+def test_a_peer_waits_for_its_save_but_its_removal_and_our_sync_are_not_its_cost(
+    synced: bool, seconds: float
+) -> None:
+    clock, loop = FakeClock(), FakeLoop([])
+    peer = Peer("fake", lambda folder, training: Slow(clock), (), synced=synced)
+    attached = Attached(loop, peer, Path(), queues=False, clock=clock)
+    assert SaverArm(loop, attached, interval=1, length=2).window().seconds == seconds
+    assert attached.saved == [(Saved(71.0, removal_s=30.0), 5.0)] * 2
 
 
 def test_it_prints_costs_equal_intervals_policies_and_the_target(tmp_path: Path) -> None:
