@@ -2,9 +2,9 @@
 
 A window with checkpoints begins with nothing in flight, passes whole intervals (or the beginning of
 one), and then goes on training, without boundaries, until its last persist has ended and what it
-replaces is removed: no cost escapes into the next window, and none is counted twice. The iterations of that tail are compared
-like the others, but the checkpoints were not for them: overhead is cost over the time of whole
-intervals.
+replaces is removed: no cost escapes into the next window, and none is counted twice. The iterations
+of that tail are compared like the others, but the checkpoints were not for them: overhead is cost
+over the time of whole intervals.
 """
 
 from __future__ import annotations
