@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import math
 import random
 import statistics
 import sys
@@ -36,7 +35,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -44,7 +42,7 @@ from benchmarks import record
 from benchmarks.decided import Choice, auto_choice, paper_choice
 from benchmarks.estimate import undisturbed
 from benchmarks.findings import Alone, Findings, Setting, cost_of
-from benchmarks.models import MODELS as IMAGE_MODELS
+from benchmarks.frequency_lines import Report
 from benchmarks.overhead import Measured, undisturbed_rounds
 from benchmarks.paper_policy import PaperTuner, Rule
 from benchmarks.peers import OURS, PEERS, Peer, installed
@@ -128,8 +126,12 @@ class Run:
             self._measure_costs()
             self._measure_equal()
             policies = dict(self._choices())
-            self._try_smallest(policies)
-        self._print(policies)
+            settings = {name: self._setting(choice) for name, choice in policies.items()}
+            self._try_smallest([x for x in settings.values() if x is not None])
+        report = Report(
+            self._loop, self._args, self._peers, found=self._found, measured=self._measured
+        )
+        report.emit(policies, settings)
 
     def _attach(self, name: str, peer: Peer) -> None:
         folder = self._scratch / f"arm-{len(self._savers)}"
@@ -207,11 +209,10 @@ class Run:
             self._measured[setting] = measured
             self._found.tried[setting] = measured.estimate
 
-    def _try_smallest(self, policies: Mapping[str, Choice]) -> None:
+    def _try_smallest(self, chosen: Iterable[Setting]) -> None:
         """The policies' k, and the smallest of ours and a few peers, and around it if time is."""
         costs, names = self._found.costs, (OURS, *self._found.closest(self._args.verify))
         due = [(name, costs[name].smallest.k) for name in names]
-        chosen = [setting for x in policies.values() if (setting := self._setting(x))]
         self._found.aside = set(chosen) - set(self._measured)
         wanted = [*due, *chosen]
         while settings := [x for x in wanted if x not in self._measured and self._is_short(x)]:
@@ -253,9 +254,11 @@ class Run:
     def _choices(self) -> Iterator[tuple[str, Choice]]:
         """What each policy comes to, alone with the loop."""
         names = list(self._args.policies)
+        least_s = (_POLICIES_UNTIL - _EQUAL_UNTIL) * float(self._args.seconds)
+        until_s = max(self._at_s(_POLICIES_UNTIL), time.monotonic() + least_s)
         for index, name in enumerate(names):
             _say(f"{name} decides")
-            share_s = (self._at_s(_POLICIES_UNTIL) - time.monotonic()) / (len(names) - index)
+            share_s = (until_s - time.monotonic()) / (len(names) - index)
             yield name, self._choice(name, self._scratch / f"policy-{index}", share_s)
 
     def _choice(self, name: str, folder: Path, seconds: float) -> Choice:
@@ -267,121 +270,10 @@ class Run:
         )
         return paper_choice(self._loop, folder, tuner, seconds=seconds)
 
-    # ---- lines
-
-    def _print(self, policies: Mapping[str, Choice]) -> None:
-        for name in self._peers:
-            self._print_arm(name)
-        for name in self._peers:
-            for k in self._args.k:
-                self._emit("equal", arm=name, k=k, **_overhead(self._measured[name, k]))
-        for name, choice in policies.items():
-            self._print_policy(name, choice)
-        if self._found.rivals:
-            self._print_target()
-
-    def _print_arm(self, name: str) -> None:
-        cost, peer, k = self._found.costs[name], self._peers[name], self._found.smallest_kept(name)
-        self._emit(
-            "arm",
-            arm=name,
-            synced=peer.synced,
-            note=peer.note,
-            packages=peer.packages,
-            saves=cost.num_saves,
-            **_milliseconds("cost", cost.cost_s, cost.cost_interval_s),
-            **_milliseconds("durable", cost.durable_s, cost.durable_interval_s),
-            k_cost=cost.smallest.by_cost,
-            k_storage=cost.smallest.by_storage,
-            k_min=cost.smallest.k,
-            k=k,
-            **_overhead(None if k is None else self._measured[name, k]),
-            lost_s=round(cost.lost_s(k or cost.smallest.k), 3),
-        )
-
-    def _print_policy(self, name: str, choice: Choice) -> None:
-        k, setting = choice.k, self._setting(choice)
-        self._emit(
-            "policy",
-            arm=name,
-            k=k,
-            k_first=choice.first,
-            windows=choice.windows,
-            place=choice.place.value,
-            lost_s=None if k is None else round(self._found.costs[OURS].lost_s(k), 3),
-            **_overhead(None if setting is None else self._measured.get(setting)),
-        )
-
-    def _print_target(self) -> None:
-        verdict = self._found.verdict()
-        equal = [self._found.equal(k) for k in self._args.k]
-        self._emit(
-            "target",
-            arm=OURS,
-            rival=verdict.rival,
-            k=verdict.k,
-            k_rival=verdict.k_rival,
-            ratio=round(verdict.ratio, 4),
-            allowed=verdict.allowed,
-            met=verdict.met,
-            equal=[
-                {"k": each.k, "rival": each.rival, "met": each.met, "apart": each.is_apart}
-                for each in equal
-            ],
-            equal_met=all(each.met for each in equal),
-        )
-
-    def _emit(self, what: str, *, packages: tuple[str, ...] = (), **fields: Any) -> None:
-        args = self._args
-        is_images = args.model in IMAGE_MODELS
-        record.emit(
-            "frequency",
-            folder=self._scratch.parent,
-            packages=packages,
-            what=what,
-            model=args.model,
-            batch=args.batch,
-            **({"image_size": args.image_size} if is_images else {"tokens": args.tokens}),
-            device=self._loop.device.type,
-            amp=args.amp,
-            threads=args.threads,
-            bound=args.bound,
-            state_mib=round(_state_bytes(self._loop) / 2**20, 1),
-            iteration_ms=round(self._found.costs[OURS].iteration_s * 1e3, 2),
-            **fields,
-        )
-
 
 def _key(setting: Setting) -> str:
     name, k = setting
     return f"{name} every {k}"
-
-
-def _overhead(measured: Measured | None) -> dict[str, Any]:
-    if measured is None:
-        return {"overhead": None, "low": None, "high": None, "rounds": 0}
-    found = measured.estimate
-    return {
-        "overhead": _rounded(found.mean),
-        "low": _rounded(found.low),
-        "high": _rounded(found.high),
-        "rounds": measured.num_rounds - measured.num_left_out,
-    }
-
-
-def _milliseconds(name: str, seconds: float, interval_s: tuple[float, float]) -> dict[str, Any]:
-    low, high = (None if math.isinf(limit) else round(limit * 1e3, 2) for limit in interval_s)
-    return {f"{name}_ms": round(seconds * 1e3, 2), f"{name}_low_ms": low, f"{name}_high_ms": high}
-
-
-def _rounded(value: float) -> float | None:
-    return round(value, 5) if math.isfinite(value) else None
-
-
-def _state_bytes(loop: Loop) -> int:
-    optimizer = [x for entries in loop.optimizer.state.values() for x in entries.values()]
-    tensors = [*loop.model.state_dict().values(), *optimizer]
-    return sum(x.numel() * x.element_size() for x in tensors if isinstance(x, torch.Tensor))
 
 
 def _say(text: str) -> None:

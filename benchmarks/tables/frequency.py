@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from benchmarks.tables.common import Line, milliseconds, percent, row, seconds, table
 
 _SETTING = ("device", "model", "batch", "image_size", "tokens", "amp", "threads", "bound")
+#: In the order in which a run prints them.
+_KINDS = ("arm", "equal", "policy", "target")
 
 
 def arms(lines: list[Line]) -> str:
@@ -30,16 +32,21 @@ def _of_each_setting(lines: list[Line], made: Callable[[list[Line]], str]) -> It
 
 
 def _last_run(lines: Sequence[Line]) -> list[Line]:
-    """A run prints all its lines together, each of its kind once: what repeats begins another."""
-    run: dict[tuple[object, ...], Line] = {}
-    before = ("", "")
+    """A run prints all its lines together, kind by kind: another begins where an earlier one is."""
+    run: list[Line] = []
     for line in lines:
-        key = (line["what"], line["arm"], line["k"] if line["what"] == "equal" else None)
-        how = (line["command"], line["commit"])
-        if key in run or how != before:
-            run = {}
-        run[key], before = line, how
-    return list(run.values())
+        if run and (_how(line) != _how(run[-1]) or _kind(line) < _kind(run[-1])):
+            run = []
+        run.append(line)
+    return run
+
+
+def _kind(line: Line) -> int:
+    return _KINDS.index(line["what"])
+
+
+def _how(line: Line) -> tuple[str, str]:
+    return line["command"], line["commit"]
 
 
 def _heading(line: Line) -> str:

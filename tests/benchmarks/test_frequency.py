@@ -174,11 +174,14 @@ def test_it_prints_costs_equal_intervals_policies_and_the_target(tmp_path: Path)
     assert all(line["k"] >= 1 and line["lost_s"] > 0 for line in lines if line["what"] == "policy")
     assert all(line["k_min"] >= 1 and line["cost_low_ms"] is None for line in lines[:2])
     assert all(line["overhead"] is not None and line["rounds"] == 1 for line in lines[2:4])
+    assert all(line["tokens"] == 32 and "image_size" not in line for line in lines)
+    assert [line["place"] for line in lines if line["what"] == "policy"] == ["host"] * 2
     assert (lines[-1]["rival"], [each["k"] for each in lines[-1]["equal"]]) == (PEER, [2])
 
 
 COMMON = {
     **{"model": "m", "batch": 2, "amp": False, "device": "cpu", "threads": 1, "bound": 0.035},
+    "image_size": 32,
     **{"state_mib": 85.3, "iteration_ms": 40.0, "command": "python -m c", "commit": "abc1234"},
     **{"machine": {"cores": 2, "accelerator": None}, "versions": {"torch": "2.13.0"}},
 }
@@ -202,9 +205,18 @@ LINES = [
         **{"overhead": 0.03, "low": 0.01, "high": 0.05},
     ),
     line("equal", "ours", k=4, overhead=0.04, low=0.02, high=0.06),
-    line("equal", "theirs", k=4, overhead=0.8, low=None, high=None),
+    line("equal", "theirs", k=4, overhead=0.8, low=None, high=None, rounds=1),
     line(
-        "policy", "paper, formula", k=4, k_first=2, lost_s=0.15, overhead=0.04, low=None, high=None
+        "policy",
+        "paper, formula",
+        **{"k": 4, "k_first": 2, "lost_s": 0.15, "windows": 0},
+        **{"overhead": 0.04, "low": None, "high": None, "rounds": 2},
+    ),
+    line(
+        "policy",
+        "AUTO",
+        **{"k": 5, "k_first": None, "lost_s": 0.15, "windows": 6},
+        **{"overhead": 0.03, "low": 0.02, "high": 0.04, "rounds": 8},
     ),
     line(
         "target",
@@ -223,16 +235,27 @@ def test_the_table_has_a_row_per_arm_shortest_interval_first_and_the_targets() -
         "| 3.00 % (1.00 % to 5.00 %) | 0.19 s |"
     )
     assert theirs == (
-        "| theirs | 120.0 ms (5.0 ms to 9.0 ms) | 130 ms | 80.00 % | 86 | - | - | 1.85 s |"
+        "| theirs | 120.0 ms (5.0 ms to 9.0 ms) | 130 ms "
+        "| 80.00 % (interval unknown: 1 round) | 86 | - | - | 1.85 s |"
     )
     assert "(theirs): 6 / 86 = 0.07; at most 0.5 is the target: met." in text
     assert "at k = 4 yes (not beyond chance)." in text
     assert "`python -m c`, commit abc1234" in text
+    heading = "m, batch 2, 32 x 32 pixels, on cpu: 1 of 2 cores trains, 85.3 MiB of state, 40.0 ms"
+    assert heading in text
+
+
+def test_a_cost_of_few_saves_says_that_its_interval_is_unknown() -> None:
+    unknown = {"cost_low_ms": None, "cost_high_ms": None, "saves": 3}
+    text = frequency.arms([{**LINES[0], **unknown}])
+    assert "| theirs | 120.0 ms (interval unknown: 3 saves) |" in text
 
 
 def test_the_policies_have_a_table_of_their_own() -> None:
     text = frequency.policies(LINES)
-    assert "| paper, formula | 2 | 4 | 4.00 % | 0.15 s |" in text
+    formula = "| paper, formula | 2 | 4 | untuned | 4.00 % (interval unknown: 2 rounds) | 0.15 s |"
+    assert formula in text
+    assert "| AUTO | - | 5 | 6 | 3.00 % (2.00 % to 4.00 %) | 0.15 s |" in text
     assert "ours" not in text
 
 
@@ -242,4 +265,27 @@ def test_only_the_last_run_of_a_setting_is_shown() -> None:
     text = frequency.arms([old, other, *LINES])
     assert "k = 99" not in text
     assert "| else |" in text
+
+
+def test_of_two_runs_at_one_commit_the_last_is_shown() -> None:
+    again = json.loads(json.dumps(LINES).replace("theirs", "others"))
+    again[1]["k"] = 7
+    text = frequency.arms([*LINES, *again])
+    rows = [row for row in text.splitlines() if row.startswith(("| ours", "| theirs", "| others"))]
+    assert [row.split(" | ")[0] for row in rows] == ["| ours", "| others"], text
+    assert text.count("is the target") == 1
+    assert frequency.arms([*LINES, *LINES]) == frequency.arms(LINES)
+    assert frequency.policies([*LINES, *LINES]) == frequency.policies(LINES)
+
+
+def test_what_is_trained_is_part_of_the_setting() -> None:
+    larger = [{**x, "image_size": 224} for x in LINES]
+    tokens = [{**{k: v for k, v in x.items() if k != "image_size"}, "tokens": 8} for x in LINES]
+    text = frequency.arms([*LINES, *larger, *tokens])
+    assert "32 x 32 pixels" in text
+    assert "224 x 224 pixels" in text
+    assert "batch 2, 8 tokens, on cpu" in text
+
+
+def test_nothing_is_shown_of_nothing() -> None:
     assert frequency.arms([]) == frequency.policies([]) == ""
