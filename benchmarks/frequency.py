@@ -213,12 +213,11 @@ class Run:
         """The policies' k, and the smallest of ours and a few peers, and around it if time is."""
         costs, names = self._found.costs, (OURS, *self._found.closest(self._args.verify))
         due = [(name, costs[name].smallest.k) for name in names]
-        self._found.aside = set(chosen) - set(self._measured)
+        self._found.aside = set(chosen) - set(due) - set(self._measured)
         wanted = [*due, *chosen]
         while settings := [x for x in wanted if x not in self._measured and self._is_short(x)]:
             began_s = time.monotonic()
             until_s = began_s + (self._at_s(1) - began_s) / 2
-            self._found.aside -= set(due)
             self._measure(
                 settings,
                 length=_TRIED_WINDOWS * self._args.window,
@@ -229,6 +228,7 @@ class Run:
             if now_s + (now_s - began_s) > self._at_s(1):
                 break
             due = [(name, self._found.next_to_try((name, k))) for name, k in due]
+            self._found.aside -= set(due)
             wanted = due
 
     def _is_short(self, setting: Setting) -> bool:

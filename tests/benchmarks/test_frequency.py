@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import benchmarks.frequency as benchmark
+from benchmarks.decided import Choice
+from benchmarks.frequency import Run
 from benchmarks.peers import OURS, Peer, Saved, Training
+from benchmarks.peers.ours import CheckFreq
 from benchmarks.saver_arm import Attached, SaverArm
 from benchmarks.tables import frequency
+from benchmarks.windows import Round
+from checkfreq.types import SnapshotPlace
 from tests.benchmarks.test_benchmarks_run import TINY_WINDOWS, lines_of
 
 PEER = "torch.save, synced"
@@ -40,6 +48,9 @@ class FakeSaver:
 
     def is_quiet(self) -> bool:
         return self.is_durable()
+
+    def close(self) -> None:
+        self._events.append("close")
 
     def finish(self) -> Saved:
         self._left = 0
@@ -158,6 +169,58 @@ def test_a_peer_waits_for_its_save_but_its_removal_and_our_sync_are_not_its_cost
     attached = Attached(loop, peer, Path(), queues=False, clock=clock)
     assert SaverArm(loop, attached, interval=1, length=2).window().seconds == seconds
     assert attached.saved == [(Saved(71.0, removal_s=30.0), 5.0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("until_s", "late_s", "count"),
+    [(45.0, 50.0, 4), (5.0, 100.0, 3), (5.0, 25.0, 2), (5.0, 5.0, 1)],
+)
+def test_three_rounds_are_waited_for_but_not_for_ever(
+    until_s: float, late_s: float, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+
+    def rounds_of_10_s(*_: object) -> Iterator[Round]:
+        while True:
+            clock.now_s += 10.0
+            yield Round({}, iteration_s=1.0, foreign=0.0)
+
+    monkeypatch.setattr(benchmark, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(benchmark, "rounds", rounds_of_10_s)
+    assert len(new_run(tmp_path)._rounds({}, until_s=until_s, late_s=late_s)) == count
+
+
+def new_run(folder: Path) -> Run:
+    args = argparse.Namespace(seed=0, bound=0.1, window=1, seconds=0.0)
+    return Run(FakeLoop([]), folder, args, {})
+
+
+def test_autos_interval_is_tried_with_its_snapshots_where_it_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = []
+
+    def fake(folder: Path, training: Training, *, place: SnapshotPlace) -> FakeSaver:
+        places.append(place)
+        return FakeSaver([], boundaries=0)
+
+    monkeypatch.setattr(benchmark, "CheckFreq", fake)
+    run = new_run(tmp_path)
+    assert run._setting(Choice(None, 0)) is None
+    assert run._setting(Choice(3, 6)) == (OURS, 3)
+    device = Choice(3, 6, place=SnapshotPlace.DEVICE)
+    name = f"{OURS}, snapshots on the device"
+    assert run._setting(device) == run._setting(device) == (name, 3)
+    assert places == [SnapshotPlace.DEVICE]
+    assert run._savers[name].queues
+
+
+def test_ours_takes_its_snapshots_where_it_is_told(tmp_path: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    saver = CheckFreq(tmp_path, training, place=SnapshotPlace.DEVICE)
+    assert saver._manager._pipeline._config.snapshot_place is SnapshotPlace.DEVICE
+    saver.close()
 
 
 def test_it_prints_costs_equal_intervals_policies_and_the_target(tmp_path: Path) -> None:
