@@ -4,8 +4,9 @@
     python -m benchmarks.frequency --model resnet50 --image-size 224 --batch 256 --amp --k 2 10
 
 One loop, and windows of every arm in random order, each between two in which nothing is attached
-to it (windows.py, saver_arm.py). A save of a peer is waited for before its next. An overhead has
-an interval from three rounds on; for that a part may take longer than its time, to a limit. Lines:
+to it (windows.py, saver_arm.py). A save of a peer is waited for before its next. To
+remove the checkpoint before costs ours time; that of peers is not counted. An overhead has an
+interval from three rounds on; for that a part may take longer than its time, to a limit. Lines:
 
 ``arm``    cost_ms: what one checkpoint adds to training, alone; the median and its 95 % interval.
            durable_ms: from its call until it is on disk. k_min: the smallest interval that keeps
