@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.estimate import Estimate, Sample, estimate
-from benchmarks.figures import Stall, allowed_interval, recovery_s
+from benchmarks.figures import Stall, allowed_by_storage, recovery_s
 from benchmarks.record import emit
 from benchmarks.trial import Measurements
 from benchmarks.workloads import Workload
 
-#: Of the checkpoints due, taken; with fewer it is really a longer interval.
-_MOSTLY = 0.95
 _RECOVERY = "restore_s + k / 2 * iteration + durable_s"
 _HELD_DERIVED = {
     "overhead": "held / (k * iteration)",
@@ -85,7 +83,6 @@ def auto_arm(measured: Measurements, workload: Workload, *, bound: float) -> dic
     target, is_met = judged(
         workload, steps, found, bound=bound, limit=limit, stall_of_iteration=stall_of_iteration
     )
-    is_kept = windows.overhead.taken is None or windows.overhead.taken >= _MOSTLY
     return {
         "k": steps,
         "reason": measured.chosen.reason,
@@ -112,7 +109,7 @@ def auto_arm(measured: Measurements, workload: Workload, *, bound: float) -> dic
         "recovery_s": _recovery(measured, steps=steps, durable_s=windows.durable_s),
         "derived": _AUTO_DERIVED,
         "target": target,
-        "met": is_met and is_kept,
+        "met": is_met and windows.overhead.is_taken,
     }
 
 
@@ -143,7 +140,7 @@ def judged(
 ) -> tuple[str, bool]:
     """The target for this workload, and whether it is met."""
     if workload.model == "gpt2-xl":
-        is_met = steps <= allowed_interval(limit) and stall_of_iteration < 0.01
+        is_met = steps <= allowed_by_storage(limit) and stall_of_iteration < 0.01
         return "k within 1.1 of the storage limit, stall below 1 % of an iteration", is_met
     is_kept = found.meets(bound)
     if (workload.model, workload.batch, workload.amp) == ("resnet50", 256, True):

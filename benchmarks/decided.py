@@ -14,50 +14,91 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.paper_policy import PaperTuner
+from benchmarks.settling import CHECKPOINTS
 from benchmarks.training import Loop
 from benchmarks.windows import LiveManager, passed
 from checkfreq.policy.tuner import Due, Iteration, Measured
 from checkfreq.simulation.deciders import Decider
+from checkfreq.types import SnapshotPlace
 
 #: A policy that has no interval after its time is given so long.
 _PATIENCE_S = 60.0
+#: Of an interval, from one checkpoint to the next; after so many a policy has had its say.
+_WINDOWS = 8
+#: Of the end of events.jsonl: the last commit is in there.
+_TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The interval after a while; None: none yet. ``first``: the one before any tuning."""
+    """The interval after a while; None: none yet. ``first``: the one before any tuning.
+
+    ``windows`` were there to tune it on. ``place`` of the snapshots.
+    """
 
     k: int | None
+    windows: int
     first: int | None = None
+    place: SnapshotPlace = SnapshotPlace.HOST
 
 
 def auto_choice(loop: Loop, folder: Path, *, bound: float, seconds: float) -> Choice:
-    """What our AUTO comes to."""
+    """What our AUTO comes to once it has settled, or after so many seconds."""
     manager = loop.manager(folder, max_overhead=bound)
+    planned_at: int | None = None
+
+    def num_windows() -> int | None:
+        nonlocal planned_at
+        stats = manager.stats()
+        if planned_at is None and stats["interval_steps"] is not None:
+            planned_at = stats["num_committed"]
+        return None if planned_at is None else int(stats["num_committed"]) - planned_at
+
     with contextlib.closing(LiveManager(loop, manager)) as live:
-        live.stretch(_decided(lambda: manager.stats()["interval_steps"], seconds))
-        return Choice(manager.stats()["interval_steps"])
+        live.stretch(is_decided(num_windows, at_most=CHECKPOINTS, seconds=seconds))
+        stats = manager.stats()
+        return Choice(
+            stats["interval_steps"], num_windows() or 0, place=SnapshotPlace(stats["place"])
+        )
 
 
 def paper_choice(loop: Loop, folder: Path, tuner: PaperTuner, *, seconds: float) -> Choice:
-    """What the paper's policy comes to."""
+    """What the paper's policy comes to when its tuning has ended, or after so many seconds."""
+
+    def num_windows() -> int | None:
+        if tuner.plan is None:
+            return None
+        return tuner.num_windows if tuner.is_tuning else _WINDOWS
+
     decided = DecidedManager(loop, folder, tuner)
     with contextlib.closing(decided.live) as live:
-        live.stretch(_decided(lambda: tuner.plan, seconds), after=decided.boundary)
-    return Choice(None if tuner.plan is None else tuner.plan.interval_steps, tuner.first_steps)
+        until = is_decided(num_windows, at_most=_WINDOWS, seconds=seconds)
+        live.stretch(until, after=decided.boundary)
+    k = None if tuner.plan is None else tuner.plan.interval_steps
+    return Choice(k, tuner.num_windows, first=tuner.first_steps)
 
 
-def _decided(plan: Callable[[], object], seconds: float) -> Callable[[], bool]:
-    """Whether so many seconds have passed, and there is a plan, or will be none."""
+def is_decided(
+    num_windows: Callable[[], int | None], *, at_most: int, seconds: float
+) -> Callable[[], bool]:
+    """Whether a policy has had ``at_most`` windows, or ``seconds``, or a minute without a plan.
+
+    ``num_windows``: None before there is a plan.
+    """
     is_over, is_too_late = passed(seconds), passed(seconds + _PATIENCE_S)
-    return lambda: is_over() and (plan() is not None or is_too_late())
+
+    def decided() -> bool:
+        num = num_windows()
+        return is_too_late() if num is None else num >= at_most or is_over()
+
+    return decided
 
 
 class DecidedManager:
     """A manager in MANUAL mode that checkpoints the loop when ``decider`` says so.
 
     The decider is told what `checkfreq.simulation` tells it: each iteration, boundary to boundary,
-    and each checkpoint's times once it is durable.
+    and each checkpoint's times once it is durable. Telling it is no part of an iteration.
     """
 
     def __init__(self, loop: Loop, folder: Path, decider: Decider) -> None:
@@ -70,11 +111,11 @@ class DecidedManager:
     def boundary(self) -> None:
         """For `LiveManager.stretch`, after each of the manager's boundaries."""
         self._loop.synchronize()
-        now_s = time.perf_counter()
+        ended_s = time.perf_counter()
         self._tell_ended()
         if self._last_s is not None:
-            self._decider.iteration(Iteration(self._last_s, now_s))
-        self._last_s = now_s
+            self._decider.iteration(Iteration(self._last_s, ended_s))
+        self._last_s = now_s = time.perf_counter()
         step = self._manager.global_step
         if self._decider.due(step=step, now_s=now_s) is Due.TAKE:
             self._decider.started(str(step), step=step, start_s=now_s, is_periodic=True)
@@ -100,7 +141,17 @@ class DecidedManager:
 
     def _committed(self) -> dict[str, Any]:
         """What the manager noted of the last checkpoint."""
-        lines = (self._folder / "events.jsonl").read_text().splitlines()
-        events = [event for event in map(json.loads, lines) if event["kind"] == "committed"]
-        last: dict[str, Any] = events[-1]
-        return last
+        for line in reversed(_tail(self._folder / "events.jsonl")):
+            event: dict[str, Any] = json.loads(line)
+            if event["kind"] == "committed":
+                return event
+        raise AssertionError("a durable checkpoint's commit is among the last events")
+
+
+def _tail(path: Path) -> list[bytes]:
+    """The last lines that are there as a whole."""
+    with path.open("rb") as file:
+        begin = max(0, file.seek(0, 2) - _TAIL_BYTES)
+        file.seek(begin)
+        lines = file.read().splitlines()
+    return lines[1:] if begin else lines

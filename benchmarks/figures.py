@@ -37,6 +37,6 @@ class Stall:
         return cls(held_s - wait_s, wait_s, cost_s - held_s)
 
 
-def allowed_interval(limit: float) -> float:
+def allowed_by_storage(limit: float) -> float:
     """The longest interval within 1.1 of the storage ``limit``, in whole iterations."""
     return max(math.ceil(limit), 1.1 * limit)

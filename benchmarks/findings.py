@@ -6,7 +6,7 @@ Pure. A `Setting` is an arm and an interval k, and ``tried`` has its overhead in
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -86,20 +86,25 @@ class Findings:
     bound: float
     costs: dict[str, Cost] = field(default_factory=dict)
     tried: dict[Setting, Estimate] = field(default_factory=dict)
+    #: Of these those that count for nobody's smallest interval: tried for another reason, they
+    #: would be more tries than the others have.
+    aside: set[Setting] = field(default_factory=set)
 
     def keeps(self, setting: Setting) -> bool:
         """Whether an interval that was tried keeps the bound, and its saves never wait.
 
-        One that is shorter than costs say must show it beyond chance.
+        Chance must be known; an interval that is shorter than costs say must keep it beyond that.
         """
         name, k = setting
         found, smallest = self.tried[setting], self.costs[name].smallest
-        is_shown = found.meets(self.bound) or (k >= smallest.k and found.mean <= self.bound)
-        return is_shown and k >= smallest.by_storage
+        is_shown = found.mean <= self.bound and math.isfinite(found.high)
+        is_certain = found.meets(self.bound, margin=0.0)
+        return is_shown and (k >= smallest.k or is_certain) and k >= smallest.by_storage
 
     def smallest_kept(self, name: str) -> int | None:
         """The smallest that was tried and kept the bound."""
-        return min((x[1] for x in self.tried if x[0] == name and self.keeps(x)), default=None)
+        counted = [x for x in self.tried if x[0] == name and x not in self.aside]
+        return min((k for name, k in counted if self.keeps((name, k))), default=None)
 
     def smallest(self, name: str) -> int:
         """By costs or as tried, whichever is smaller."""
@@ -136,22 +141,31 @@ class Findings:
         return Equal(k, rival, ours.mean, theirs.mean, is_apart=ours.high < theirs.low)
 
 
-def cost_of(
-    costs_s: list[float],
-    durable_s: list[float],
-    persist_s: list[float | None],
-    *,
-    iteration_s: float,
-    bound: float,
-) -> Cost:
-    """From one checkpoint after the other, each alone.
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """One checkpoint alone: what it added, how long it held training, and until it was durable.
 
     ``persist_s`` is known of who has two slots: one is copied to while the other is persisted.
     """
-    busy_s = [
-        whole_s if part_s is None else max(part_s, whole_s - part_s)
-        for whole_s, part_s in zip(durable_s, persist_s, strict=True)
-    ]
+
+    cost_s: float
+    held_s: float
+    durable_s: float
+    persist_s: float | None = None
+
+    @property
+    def busy_s(self) -> float:
+        """For how long training must go on before there is room for the next one."""
+        if self.persist_s is None:
+            return max(0.0, self.durable_s - self.held_s)
+        return max(self.persist_s, self.durable_s - self.persist_s)
+
+
+def cost_of(checkpoints: Sequence[Alone], *, iteration_s: float, bound: float) -> Cost:
+    """From one checkpoint after the other."""
+    costs_s = [each.cost_s for each in checkpoints]
+    durable_s = [each.durable_s for each in checkpoints]
+    busy_s = median(each.busy_s for each in checkpoints)
     cost_s = median(costs_s)
     return Cost(
         cost_s=cost_s,
@@ -159,8 +173,8 @@ def cost_of(
         durable_s=median(durable_s),
         durable_interval_s=median_interval(durable_s),
         smallest=Smallest.of(
-            cost_s=max(0.0, cost_s), busy_s=median(busy_s), iteration_s=iteration_s, bound=bound
+            cost_s=max(0.0, cost_s), busy_s=busy_s, iteration_s=iteration_s, bound=bound
         ),
         iteration_s=iteration_s,
-        num_saves=len(costs_s),
+        num_saves=len(checkpoints),
     )

@@ -1,20 +1,24 @@
 """Overhead against no checkpointing at chosen intervals, ours beside others', and the smallest k.
 
     python -m benchmarks.frequency --k 4 16
-    python -m benchmarks.frequency --model resnet50 --batch 256 --amp --k 2 10
+    python -m benchmarks.frequency --model resnet50 --image-size 224 --batch 256 --amp --k 2 10
 
 One loop, and windows of every arm in random order, each between two in which nothing is attached
-to it (windows.py, saver_arm.py). A save of a peer is waited for before its next. Lines:
+to it (windows.py, saver_arm.py). A save of a peer is waited for before its next. To
+remove the checkpoint before costs ours time; that of peers is not counted. An overhead has an
+interval from three rounds on; for that a part may take longer than its time, to a limit. Lines:
 
 ``arm``    cost_ms: what one checkpoint adds to training, alone; the median and its 95 % interval.
            durable_ms: from its call until it is on disk. k_min: the smallest interval that keeps
            ``--bound`` by cost and whose saves do not wait for each other (ours has two slots).
            k: the smallest of those tried in windows that kept it (one below k_min: beyond chance);
-           tried are ours, the policies', and the best peers'. overhead, low, high: of k.
+           tried are ours and the best peers'. overhead, low, high: of k.
            lost_s: half an interval of k (k_min where none was tried) plus durable_ms.
 ``equal``  overhead at the same k for all, with its 95 % interval; waits included.
 ``policy`` the interval that AUTO, or the CheckFreq paper's policy (paper_policy.py) in its place in
-           our engine, came to in this loop, and its overhead, fixed, in windows.
+           our engine, came to in this loop, and its overhead, fixed, in windows, snapshots at
+           ``place``. windows: from a checkpoint to the next, which it had for tuning its k; until
+           its tuning is over, or its time. Such an interval is not among those that count as k.
 ``target`` ours against the best peer whose checkpoints survive a power cut, too: k, and overhead.
 """
 
@@ -22,27 +26,32 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
+import itertools
 import random
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from benchmarks import record
 from benchmarks.decided import Choice, auto_choice, paper_choice
-from benchmarks.findings import Findings, Setting, cost_of
+from benchmarks.estimate import undisturbed
+from benchmarks.findings import Alone, Findings, Setting, cost_of
+from benchmarks.frequency_lines import Report
 from benchmarks.overhead import Measured, undisturbed_rounds
 from benchmarks.paper_policy import PaperTuner, Rule
 from benchmarks.peers import OURS, PEERS, Peer, installed
+from benchmarks.peers.ours import CheckFreq
 from benchmarks.saver_arm import Attached, SaverArm
 from benchmarks.training import Loop, add_loop_options
 from benchmarks.windows import Round, clean_window, rounds
+from checkfreq.types import SnapshotPlace
 
 AUTO = "AUTO"
 POLICIES = (AUTO, *(rule.value for rule in Rule))
@@ -52,7 +61,9 @@ _DEFAULT_ARMS = (
 )
 _WARM_UP_SAVES = 2
 #: When each part is over, of ``--seconds``.
-_COSTS_UNTIL, _EQUAL_UNTIL, _POLICIES_UNTIL = 0.25, 0.58, 0.7
+_COSTS_UNTIL, _EQUAL_UNTIL, _POLICIES_UNTIL = 0.22, 0.5, 0.7
+#: Fewer rounds give no interval; they are waited for until so many times the end of their part.
+_MIN_ROUNDS, _PATIENCE = 3, 1.25
 #: A window of an interval that is tried lasts at most so much of ``--seconds``.
 _LONGEST = 0.06
 #: And at least so many times ``--window``, whatever that takes.
@@ -101,6 +112,7 @@ class Run:
         self._loop, self._scratch, self._args, self._peers = loop, scratch, args, peers
         self._rng = random.Random(args.seed)
         self._began_s = time.monotonic()
+        self._stack = contextlib.ExitStack()
         self._savers: dict[str, Attached] = {}
         self._measured: dict[Setting, Measured] = {}
         rivals = [name for name, peer in peers.items() if peer.synced and name != OURS]
@@ -108,27 +120,34 @@ class Run:
 
     def measure(self) -> None:
         """All parts, then the lines."""
-        with contextlib.ExitStack() as stack:
-            for index, (name, peer) in enumerate(self._peers.items()):
-                folder = self._scratch / f"arm-{index}"
-                folder.mkdir()
-                saver = Attached(self._loop, peer, folder, queues=name == OURS)
-                stack.callback(saver.saver.close)
-                self._savers[name] = saver
-            self._warm_up()
+        with self._stack:
+            for name, peer in self._peers.items():
+                self._attach(name, peer)
+            self._warm_up(self._savers)
             self._measure_costs()
             self._measure_equal()
             policies = dict(self._choices())
-            self._try_smallest(policies)
-        self._print(policies)
+            settings = {name: self._setting(choice) for name, choice in policies.items()}
+            self._try_smallest([x for x in settings.values() if x is not None])
+        report = Report(
+            self._loop, self._args, self._peers, found=self._found, measured=self._measured
+        )
+        report.emit(policies, settings)
+
+    def _attach(self, name: str, peer: Peer) -> None:
+        folder = self._scratch / f"arm-{len(self._savers)}"
+        folder.mkdir()
+        saver = Attached(self._loop, peer, folder, queues=peer.name == OURS)
+        self._stack.callback(saver.saver.close)
+        self._savers[name] = saver
 
     def _at_s(self, part: float) -> float:
         """When so much of the time is over."""
         return self._began_s + part * float(self._args.seconds)
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, names: Iterable[str]) -> None:
         _say("warming up")
-        for name in self._savers:
+        for name in names:
             arm = self._arm(name, self._args.window)
             for _ in range(_WARM_UP_SAVES):
                 arm.window()
@@ -136,13 +155,16 @@ class Run:
     def _arm(self, name: str, k: int, *, length: int = 1) -> SaverArm:
         return SaverArm(self._loop, self._savers[name], interval=k, length=length)
 
-    def _rounds(self, arms: Mapping[str, SaverArm], *, until_s: float) -> list[Round]:
-        """As many as fit, and one."""
+    def _rounds(
+        self, arms: Mapping[str, SaverArm], *, until_s: float, late_s: float
+    ) -> list[Round]:
+        """As many as fit, and one; those without which there is no interval until ``late_s``."""
         began_s, done = time.monotonic(), list[Round]()
         for each in rounds(self._loop, arms, self._rng):
             done.append(each)
             now_s = time.monotonic()
-            if now_s + (now_s - began_s) / len(done) > until_s:
+            is_enough = len(undisturbed_rounds(done)) >= _MIN_ROUNDS
+            if now_s + (now_s - began_s) / len(done) > (until_s if is_enough else late_s):
                 break
         return done
 
@@ -153,13 +175,17 @@ class Run:
         arms = {name: self._arm(name, self._args.window) for name in self._savers}
         for saver in self._savers.values():
             saver.saved.clear()
-        done = undisturbed_rounds(self._rounds(arms, until_s=self._at_s(_COSTS_UNTIL)))
-        iteration_s = statistics.median(each.iteration_s for each in done)
+        until_s = self._at_s(_COSTS_UNTIL)
+        done = self._rounds(arms, until_s=until_s, late_s=until_s)
+        keep = undisturbed([each.foreign for each in done])
+        iteration_s = statistics.median(each.iteration_s for each in itertools.compress(done, keep))
         for name, saver in self._savers.items():
+            alone = [
+                Alone(each.samples[name].cost_s, held_s, saved.durable_s, saved.persist_s)
+                for each, (saved, held_s) in zip(done, saver.saved, strict=True)
+            ]
             self._found.costs[name] = cost_of(
-                [each.samples[name].cost_s for each in done],
-                [each.durable_s for each in saver.saved],
-                [each.persist_s for each in saver.saved],
+                list(itertools.compress(alone, keep)),
                 iteration_s=iteration_s,
                 bound=self._args.bound,
             )
@@ -168,32 +194,42 @@ class Run:
 
     def _measure_equal(self) -> None:
         settings = [(name, k) for name in self._savers for k in self._args.k]
-        self._measure(settings, length=self._args.window, until_s=self._at_s(_EQUAL_UNTIL))
+        until_s, late_s = self._at_s(_EQUAL_UNTIL), self._at_s(_PATIENCE * _EQUAL_UNTIL)
+        self._measure(settings, length=self._args.window, until_s=until_s, late_s=late_s)
 
-    def _measure(self, settings: Iterable[Setting], *, length: int, until_s: float) -> None:
+    def _measure(
+        self, settings: Iterable[Setting], *, length: int, until_s: float, late_s: float
+    ) -> None:
         """Overhead of each, all in the same rounds."""
         settings = list(dict.fromkeys(settings))
         _say("at intervals: " + "; ".join(map(_key, settings)))
         arms = {_key(x): self._arm(*x, length=length) for x in settings}
-        done = self._rounds(arms, until_s=until_s)
+        done = self._rounds(arms, until_s=until_s, late_s=late_s)
         for setting in settings:
             measured = Measured.of(_key(setting), done, seconds=0.0, taken=None)
             self._measured[setting] = measured
             self._found.tried[setting] = measured.estimate
 
-    def _try_smallest(self, policies: Mapping[str, Choice]) -> None:
+    def _try_smallest(self, chosen: Iterable[Setting]) -> None:
         """The policies' k, and the smallest of ours and a few peers, and around it if time is."""
         costs, names = self._found.costs, (OURS, *self._found.closest(self._args.verify))
         due = [(name, costs[name].smallest.k) for name in names]
-        wanted = [*due, *((OURS, choice.k) for choice in policies.values() if choice.k)]
+        self._found.aside = set(chosen) - set(due) - set(self._measured)
+        wanted = [*due, *chosen]
         while settings := [x for x in wanted if x not in self._measured and self._is_short(x)]:
             began_s = time.monotonic()
             until_s = began_s + (self._at_s(1) - began_s) / 2
-            self._measure(settings, length=_TRIED_WINDOWS * self._args.window, until_s=until_s)
+            self._measure(
+                settings,
+                length=_TRIED_WINDOWS * self._args.window,
+                until_s=until_s,
+                late_s=self._at_s(_PATIENCE),
+            )
             now_s = time.monotonic()
             if now_s + (now_s - began_s) > self._at_s(1):
                 break
             due = [(name, self._found.next_to_try((name, k))) for name, k in due]
+            self._found.aside -= set(due)
             wanted = due
 
     def _is_short(self, setting: Setting) -> bool:
@@ -203,12 +239,27 @@ class Run:
 
     # ---- policies
 
+    def _setting(self, choice: Choice) -> Setting | None:
+        """The arm that tries a policy's interval, its snapshots in the same place."""
+        if choice.k is None:
+            return None
+        if choice.place is SnapshotPlace.HOST:
+            return OURS, choice.k
+        name = f"{OURS}, snapshots on the {choice.place.value}"
+        if name not in self._savers:
+            make = partial(CheckFreq, place=choice.place)
+            self._attach(name, replace(PEERS[OURS], make=make))
+            self._warm_up([name])
+        return name, choice.k
+
     def _choices(self) -> Iterator[tuple[str, Choice]]:
         """What each policy comes to, alone with the loop."""
         names = list(self._args.policies)
-        share_s = (self._at_s(_POLICIES_UNTIL) - time.monotonic()) / max(1, len(names))
+        least_s = (_POLICIES_UNTIL - _EQUAL_UNTIL) * float(self._args.seconds)
+        until_s = max(self._at_s(_POLICIES_UNTIL), time.monotonic() + least_s)
         for index, name in enumerate(names):
             _say(f"{name} decides")
+            share_s = (until_s - time.monotonic()) / (len(names) - index)
             yield name, self._choice(name, self._scratch / f"policy-{index}", share_s)
 
     def _choice(self, name: str, folder: Path, seconds: float) -> Choice:
@@ -220,117 +271,10 @@ class Run:
         )
         return paper_choice(self._loop, folder, tuner, seconds=seconds)
 
-    # ---- lines
-
-    def _print(self, policies: Mapping[str, Choice]) -> None:
-        for name in self._savers:
-            self._print_arm(name)
-        for name in self._savers:
-            for k in self._args.k:
-                self._emit("equal", arm=name, k=k, **_overhead(self._measured[name, k]))
-        for name, choice in policies.items():
-            self._print_policy(name, choice)
-        if self._found.rivals:
-            self._print_target()
-
-    def _print_arm(self, name: str) -> None:
-        cost, peer, k = self._found.costs[name], self._peers[name], self._found.smallest_kept(name)
-        self._emit(
-            "arm",
-            arm=name,
-            synced=peer.synced,
-            note=peer.note,
-            packages=peer.packages,
-            saves=cost.num_saves,
-            **_milliseconds("cost", cost.cost_s, cost.cost_interval_s),
-            **_milliseconds("durable", cost.durable_s, cost.durable_interval_s),
-            k_cost=cost.smallest.by_cost,
-            k_storage=cost.smallest.by_storage,
-            k_min=cost.smallest.k,
-            k=k,
-            **_overhead(None if k is None else self._measured[name, k]),
-            lost_s=round(cost.lost_s(k or cost.smallest.k), 3),
-        )
-
-    def _print_policy(self, name: str, choice: Choice) -> None:
-        k = choice.k
-        self._emit(
-            "policy",
-            arm=name,
-            k=k,
-            k_first=choice.first,
-            lost_s=None if k is None else round(self._found.costs[OURS].lost_s(k), 3),
-            **_overhead(None if k is None else self._measured.get((OURS, k))),
-        )
-
-    def _print_target(self) -> None:
-        verdict = self._found.verdict()
-        equal = [self._found.equal(k) for k in self._args.k]
-        self._emit(
-            "target",
-            arm=OURS,
-            rival=verdict.rival,
-            k=verdict.k,
-            k_rival=verdict.k_rival,
-            ratio=round(verdict.ratio, 4),
-            allowed=verdict.allowed,
-            met=verdict.met,
-            equal=[
-                {"k": each.k, "rival": each.rival, "met": each.met, "apart": each.is_apart}
-                for each in equal
-            ],
-            equal_met=all(each.met for each in equal),
-        )
-
-    def _emit(self, what: str, *, packages: tuple[str, ...] = (), **fields: Any) -> None:
-        args = self._args
-        record.emit(
-            "frequency",
-            folder=self._scratch.parent,
-            packages=packages,
-            what=what,
-            model=args.model,
-            batch=args.batch,
-            device=self._loop.device.type,
-            amp=args.amp,
-            threads=args.threads,
-            bound=args.bound,
-            state_mib=round(_state_bytes(self._loop) / 2**20, 1),
-            iteration_ms=round(self._found.costs[OURS].iteration_s * 1e3, 2),
-            **fields,
-        )
-
 
 def _key(setting: Setting) -> str:
     name, k = setting
     return f"{name} every {k}"
-
-
-def _overhead(measured: Measured | None) -> dict[str, Any]:
-    if measured is None:
-        return {"overhead": None, "low": None, "high": None, "rounds": 0}
-    found = measured.estimate
-    return {
-        "overhead": _rounded(found.mean),
-        "low": _rounded(found.low),
-        "high": _rounded(found.high),
-        "rounds": measured.num_rounds - measured.num_left_out,
-    }
-
-
-def _milliseconds(name: str, seconds: float, interval_s: tuple[float, float]) -> dict[str, Any]:
-    low, high = (None if math.isinf(limit) else round(limit * 1e3, 2) for limit in interval_s)
-    return {f"{name}_ms": round(seconds * 1e3, 2), f"{name}_low_ms": low, f"{name}_high_ms": high}
-
-
-def _rounded(value: float) -> float | None:
-    return round(value, 5) if math.isfinite(value) else None
-
-
-def _state_bytes(loop: Loop) -> int:
-    optimizer = [x for entries in loop.optimizer.state.values() for x in entries.values()]
-    tensors = [*loop.model.state_dict().values(), *optimizer]
-    return sum(x.numel() * x.element_size() for x in tensors if isinstance(x, torch.Tensor))
 
 
 def _say(text: str) -> None:

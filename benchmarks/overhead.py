@@ -135,6 +135,11 @@ class Measured:
     taken: float | None
     seconds: float
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether (nearly) every checkpoint was taken when it was due, as far as that is known."""
+        return self.taken is None or self.taken >= _MOSTLY
+
     @classmethod
     def of(cls, name: str, done: list[Round], *, seconds: float, taken: float | None) -> Measured:
         """What the rounds say of one arm."""
@@ -303,8 +308,7 @@ class Run:
         def meets(k: int) -> bool:
             measured = self._frozen({"k": k})["k"]
             self._emit("sweep", bound, measured, k=k)
-            is_kept = measured.taken is None or measured.taken >= _MOSTLY
-            return measured.estimate.meets(bound) and is_kept
+            return measured.estimate.meets(bound) and measured.is_taken
 
         smallest = smallest_that_meets(1, 2 * chosen, meets)
         emit(

@@ -98,12 +98,19 @@ class PaperTuner:
         self._profile = cached
         self.plan: _Every | None = None
         self.first_steps: int | None = None
+        #: Windows that were judged so far.
+        self.num_windows = 0
         if cached is not None:
             self._begin(cached)
 
     def profile(self) -> Profile | None:
         """What was measured before the first plan, and what is still held to be so."""
         return self._profile
+
+    @property
+    def is_tuning(self) -> bool:
+        """Whether a window may still change the interval."""
+        return self._is_tuning
 
     def iteration(self, iteration: Iteration) -> None:
         """See RateTuner."""
@@ -197,6 +204,7 @@ class PaperTuner:
 
     def _tune(self, window_s: list[float], profile: Profile) -> None:
         assert self.plan is not None
+        self.num_windows += 1
         base_s = len(window_s) * profile.iteration_s
         added_s = math.fsum(window_s) - base_s
         old = self.plan.interval_steps

@@ -1,15 +1,16 @@
 """Windows (windows.py) of any `Saver` of benchmarks.peers, at an interval.
 
-Who saves into two places in turn, as we do, needs no more than `boundary`. Of the others each save
-is waited for before the next, and the checkpoint before is removed then, as its user would have to:
-that is their cost. What was not synced is synced there too, with the clock stopped.
+Who saves into two places in turn, as we do, needs no more than `boundary`; its window ends when it
+has removed the checkpoint before, too. Of the others each save is waited for before the next. Its
+user would have to remove the checkpoint before, then; that is done with the clock stopped, and so
+is a sync of what was not synced.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ class Attached:
     """A saver of a loop, whose hooks are on the optimizer in its own windows alone.
 
     ``queues``: it takes the next save while the last one is still on its way, and tidies up by
-    itself. ``saved``: what became of the saves that were waited for.
+    itself. ``saved``: what became of the saves that were waited for, and for how long each held
+    training: in its call, and at weight updates until it was over.
     """
 
     def __init__(
@@ -37,28 +39,42 @@ class Attached:
         self.saver = peer.make(folder, Training(loop.model, loop.optimizer))
         self.queues, self.synced = queues, peer.synced
         self.clock = clock
-        self.saved: list[Saved] = []
+        self.saved: list[tuple[Saved, float]] = []
+        self._held_s = 0.0
         self._update = contextlib.ExitStack()
         loop.optimizer.register_step_pre_hook(self._begin_update)
         loop.optimizer.register_step_post_hook(self._end_update)
         self.hooks = Hooks(loop.optimizer)
 
+    def boundary(self, *, save: bool) -> None:
+        """The saver's."""
+        if save:
+            self._held_s = 0.0
+        with self._holding():
+            self.saver.boundary(save=save)
+
+    @contextlib.contextmanager
+    def _holding(self) -> Iterator[None]:
+        start_s = self.clock()
+        yield
+        self._held_s += self.clock() - start_s
+
     def _begin_update(self, *_: Any) -> None:
-        self._update.enter_context(self.saver.updating())
+        with self._holding():
+            self._update.enter_context(self.saver.updating())
 
     def _end_update(self, *_: Any) -> None:
         self._update.close()
 
     def finish(self) -> float:
         """Have the last save over and done with; returns seconds that are nobody's cost."""
-        if self.synced:
-            self.saved.append(self.saver.finish())
-            return 0.0
-        while not self.saver.is_durable():
-            time.sleep(1e-3)
+        if not self.synced:
+            while not self.saver.is_durable():
+                time.sleep(1e-3)
         start_s = self.clock()
-        self.saved.append(self.saver.finish())
-        return self.clock() - start_s
+        saved = self.saver.finish()
+        self.saved.append((saved, self._held_s))
+        return saved.removal_s if self.synced else self.clock() - start_s
 
 
 class SaverArm:
@@ -97,14 +113,14 @@ class SaverArm:
         is_due = index % self.interval == 0
         if is_due and index and not self._attached.queues:
             self._uncounted_s += self._attached.finish()
-        self._attached.saver.boundary(save=is_due)
+        self._attached.boundary(save=is_due)
         self._loop.iterate()
 
     def _drain(self) -> int:
-        """Train until the last save is on disk; returns the iterations it took."""
-        saver, count = self._attached.saver, 0
-        while not saver.is_durable():
-            saver.boundary(save=False)
+        """Train until nothing goes on in the background; returns the iterations it took."""
+        attached, count = self._attached, 0
+        while not attached.saver.is_quiet():
+            attached.boundary(save=False)
             self._loop.iterate()
             count += 1
         return count

@@ -1,10 +1,10 @@
 """Windows of training with and without checkpoints in one process, and who else used the CPU.
 
 A window with checkpoints begins with nothing in flight, passes whole intervals (or the beginning of
-one), and then goes on training, without boundaries, until its last persist has ended: no cost
-escapes into the next window, and none is counted twice. The iterations of that tail are compared
-like the others, but the checkpoints were not for them: overhead is cost over the time of whole
-intervals.
+one), and then goes on training, without boundaries, until its last persist has ended and what it
+replaces is removed: no cost escapes into the next window, and none is counted twice. The iterations
+of that tail are compared like the others, but the checkpoints were not for them: overhead is cost
+over the time of whole intervals.
 """
 
 from __future__ import annotations
@@ -97,13 +97,16 @@ def passed(seconds: float) -> Callable[[], bool]:
 
 
 def drain(loop: Loop, manager: CFManager) -> int:
-    """Train without boundaries until nothing is in flight; returns the iterations it took."""
+    """Train without boundaries until nothing is left to do; returns the iterations it took.
+
+    What is left may be a persist, and then the removal of the checkpoint before.
+    """
     count = 0
-    persistence = manager._persistence
-    persistence.reap()
-    while persistence.book.active:
+    pipeline = manager._pipeline
+    pipeline.persistence.reap()
+    while not pipeline.is_quiet:
         loop.iterate()
-        persistence.reap()
+        pipeline.persistence.reap()
         count += 1
     return count
 
@@ -271,7 +274,10 @@ class LiveArm:
 class ForeignCpu:
     """The share of one core that processes other than ours used, and the hypervisor took.
 
-    Ours are this one and all that it or its children started.
+    Ours are this one and all that it or its children started. Of the others their time in user
+    mode counts, not what the kernel did, in their name, in its own threads or in interrupts: that
+    may be the writing of our own checkpoints, and rounds in which it costs much must not be left
+    out for it.
     """
 
     def __init__(self) -> None:
@@ -285,36 +291,40 @@ class ForeignCpu:
         return share
 
     def _read(self) -> tuple[float, float]:
-        ticks = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
-        user, nice, system, _, _, irq, softirq, steal = ticks[:8]
-        all_s = (user + nice + system + irq + softirq + steal) * _TICK_S
-        return time.perf_counter(), all_s - _own_cpu_s()
+        line = Path("/proc/stat").read_text().partition("\n")[0]
+        return time.perf_counter(), user_and_stolen_s(line) - _own_user_s()
 
 
-def _own_cpu_s() -> float:
-    """Used by this process and by all that came of it, also those that have ended."""
+def user_and_stolen_s(line: str) -> float:
+    """Seconds in user mode, and those that the hypervisor took, of the first of /proc/stat."""
+    user, nice, _system, _idle, _waiting, _irq, _softirq, steal = map(int, line.split()[1:9])
+    return (user + nice + steal) * _TICK_S
+
+
+def _own_user_s() -> float:
+    """In user mode, of this process and of all that came of it, also those that have ended."""
     own = os.times()
-    started_s = sum(_descendants_cpu_s(os.getpid(), _processes()))
-    return own.user + own.system + own.children_user + own.children_system + started_s
+    started_s = sum(_descendants_user_s(os.getpid(), _processes()))
+    return own.user + own.children_user + started_s
 
 
-def _descendants_cpu_s(pid: int, processes: Mapping[int, tuple[int, float]]) -> Iterator[float]:
-    for child, (parent, cpu_s) in processes.items():
+def _descendants_user_s(pid: int, processes: Mapping[int, tuple[int, float]]) -> Iterator[float]:
+    for child, (parent, user_s) in processes.items():
         if parent == pid:
-            yield cpu_s
-            yield from _descendants_cpu_s(child, processes)
+            yield user_s
+            yield from _descendants_user_s(child, processes)
 
 
 def _processes() -> dict[int, tuple[int, float]]:
-    """Of every process its parent, and the CPU time of it and of its ended children."""
+    """Of every process its parent, and the time in user mode, its ended children's included."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:  # it has just ended
             continue
-        cpu_s = sum(int(ticks) for ticks in fields[11:15]) * _TICK_S
-        found[int(path.parent.name)] = (int(fields[1]), cpu_s)
+        user_s = (int(fields[11]) + int(fields[13])) * _TICK_S
+        found[int(path.parent.name)] = (int(fields[1]), user_s)
     return found
 
 

@@ -97,6 +97,10 @@ class InFolders:
         """Whether the background is done with it."""
         return self._completing is None or self._completing.done()
 
+    def is_quiet(self) -> bool:
+        """The checkpoint before is removed by `finish`."""
+        return self.is_durable()
+
     def finish(self) -> Saved:
         """An unsynced save is synced here, unmeasured: its write-back must not fall on others."""
         if self._completing is not None:
@@ -105,9 +109,10 @@ class InFolders:
             dist.barrier()
         if not self._sync:
             sync_all(self._newest)
+        began_s = time.perf_counter()
         if not dist.is_initialized() or dist.get_rank() == 0:
             shutil.rmtree(self._folder / f"step-{self._count - 1}", ignore_errors=True)
-        return Saved(self._durable_s)
+        return Saved(self._durable_s, removal_s=time.perf_counter() - began_s)
 
     def prepare_restore(self) -> None:
         """A library is ready to read."""

@@ -13,15 +13,23 @@ import torch.distributed as dist
 
 from benchmarks.peers.saver import Saved, Training
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
+from checkfreq.types import SnapshotPlace
 
 _PRUNED_WITHIN_S = 60.0
 
 
 class CheckFreq:
-    """With ``split`` every rank writes a part of what all have."""
+    """With ``split`` every rank writes a part of what all have; ``place`` of the snapshots."""
 
-    def __init__(self, folder: Path, training: Training, *, split: bool = False) -> None:
-        self._folder, self._training, self._split = folder, training, split
+    def __init__(
+        self,
+        folder: Path,
+        training: Training,
+        *,
+        split: bool = False,
+        place: SnapshotPlace | None = None,
+    ) -> None:
+        self._folder, self._training, self._split, self._place = folder, training, split, place
         self._step, self._began_s = 0, 0.0
         self._manager, self._is_fresh = self._new_manager(), True
 
@@ -32,7 +40,7 @@ class CheckFreq:
             mode=CFMode.MANUAL,
             chk_freq=0,
             retention=KeepLast(1),
-            config=CFConfig(split_replicated=self._split),
+            config=CFConfig(split_replicated=self._split, snapshot_place=self._place),
         )
 
     def boundary(self, *, save: bool) -> None:
@@ -55,6 +63,10 @@ class CheckFreq:
         durable = stats["last_durable_step"]
         is_there = durable is not None and durable >= self._step
         return _is_led() or is_there or stats["num_failed"] > 0
+
+    def is_quiet(self) -> bool:
+        """The worker has answered everything; its answers are taken in at boundaries."""
+        return self.is_durable() and self._manager._pipeline.is_quiet
 
     def finish(self) -> Saved:
         """From the call to the worker's commit, by one clock; returns when the disk has rest."""

@@ -36,10 +36,14 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Seconds until a save was on disk: from its call; from the complete snapshot, if known."""
+    """Seconds until a save was on disk: from its call; from the complete snapshot, if known.
+
+    ``removal_s``: of `Saver.finish`, for the removal of the checkpoint before.
+    """
 
     durable_s: float
     persist_s: float | None = None
+    removal_s: float = 0.0
 
 
 class Saver(Protocol):
@@ -58,6 +62,10 @@ class Saver(Protocol):
 
         Where files are not synced: whether they were written.
         """
+        ...
+
+    def is_quiet(self) -> bool:
+        """Whether, besides, nothing goes on in the background, such as a removal."""
         ...
 
     def finish(self) -> Saved:

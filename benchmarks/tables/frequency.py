@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.tables.common import Line, milliseconds, percent, row, seconds, table
 
-_SETTING = ("device", "model", "batch", "amp", "bound")
+_SETTING = ("device", "model", "batch", "image_size", "tokens", "amp", "threads", "bound")
+#: In the order in which a run prints them.
+_KINDS = ("arm", "equal", "policy", "target")
 
 
 def arms(lines: list[Line]) -> str:
@@ -23,22 +25,38 @@ def _of_each_setting(lines: list[Line], made: Callable[[list[Line]], str]) -> It
     """Of each setting the last run alone: its intervals may be others than before."""
     groups: dict[tuple[object, ...], list[Line]] = {}
     for line in lines:
-        groups.setdefault(tuple(line[name] for name in _SETTING), []).append(line)
+        groups.setdefault(tuple(line.get(name) for name in _SETTING), []).append(line)
     for group in groups.values():
-        last = _run(group[-1])
-        if text := made([line for line in group if _run(line) == last]):
+        if text := made(_last_run(group)):
             yield f"\n{_heading(group[-1])}\n\n{text}"
 
 
-def _run(line: Line) -> tuple[str, str]:
+def _last_run(lines: Sequence[Line]) -> list[Line]:
+    """A run prints all its lines together, kind by kind: another begins where an earlier one is."""
+    run: list[Line] = []
+    for line in lines:
+        if run and (_how(line) != _how(run[-1]) or _kind(line) < _kind(run[-1])):
+            run = []
+        run.append(line)
+    return run
+
+
+def _kind(line: Line) -> int:
+    return _KINDS.index(line["what"])
+
+
+def _how(line: Line) -> tuple[str, str]:
     return line["command"], line["commit"]
 
 
 def _heading(line: Line) -> str:
+    size = line.get("image_size")
+    each = f"{line['tokens']} tokens" if size is None else f"{size} x {size} pixels"
     where = f"{', AMP' if line['amp'] else ''}, on {line['device']}"
+    cores = f"{line['threads']} of {line['machine']['cores']} cores trains"
     state = f"{line['state_mib']:g} MiB of state, {line['iteration_ms']:.1f} ms per iteration"
     bound = f"bound {percent(line['bound'])}"
-    return f"{line['model']}, batch {line['batch']}{where}: {state}, {bound}:"
+    return f"{line['model']}, batch {line['batch']}, {each}{where}: {cores}, {state}, {bound}:"
 
 
 def _arms(lines: list[Line]) -> str:
@@ -55,7 +73,7 @@ def _arms(lines: list[Line]) -> str:
         rows.append(
             row(
                 x["arm"] if x["synced"] else f"{x['arm']} (not synced)",
-                _limits(milliseconds, *(x[f"cost{part}_ms"] for part in ("", "_low", "_high"))),
+                _cost(x),
                 f"{x['durable_ms']:.0f} ms",
                 *cells,
                 x["k_min"],
@@ -83,10 +101,18 @@ def _target(line: Line) -> str:
 def _policies(lines: list[Line]) -> str:
     found = _of("policy", lines)
     rows = [
-        row(x["arm"], x["k_first"] or "-", x["k"] or "none", _overhead(x), seconds(x["lost_s"]))
+        row(
+            x["arm"],
+            x["k_first"] or "-",
+            x["k"] or "none",
+            x["windows"] or "untuned",
+            _overhead(x),
+            seconds(x["lost_s"]),
+        )
         for x in found
     ]
-    return table("policy | first k | k in the end | overhead | lost by a kill", rows, found)
+    columns = "policy | first k | k in the end | windows tuned on | overhead | lost by a kill"
+    return table(columns, rows, found)
 
 
 def _of(what: str, lines: Sequence[Line]) -> list[Line]:
@@ -96,10 +122,18 @@ def _of(what: str, lines: Sequence[Line]) -> list[Line]:
 def _overhead(line: Line | None) -> str:
     if line is None or line["overhead"] is None:
         return "-"
-    return _limits(percent, line["overhead"], line["low"], line["high"])
+    found = percent(line["overhead"])
+    if line["low"] is None:
+        return f"{found} (interval unknown: {_counted(line['rounds'], 'round')})"
+    return f"{found} ({percent(line['low'])} to {percent(line['high'])})"
 
 
-def _limits(
-    shown: Callable[[float | None], str], value: float, low: float | None, high: float | None
-) -> str:
-    return shown(value) if low is None else f"{shown(value)} ({shown(low)} to {shown(high)})"
+def _cost(line: Line) -> str:
+    found, low = milliseconds(line["cost_ms"]), line["cost_low_ms"]
+    if low is None:
+        return f"{found} (interval unknown: {_counted(line['saves'], 'save')})"
+    return f"{found} ({milliseconds(low)} to {milliseconds(line['cost_high_ms'])})"
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count} {name}{'' if count == 1 else 's'}"

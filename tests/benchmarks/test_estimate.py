@@ -17,7 +17,7 @@ from benchmarks.estimate import (
     sample,
     sliding,
     smallest_that_meets,
-    t_quantile,
+    t_975,
     undisturbed,
 )
 
@@ -87,9 +87,12 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     assert 0.92 <= covered / 400 <= 0.99
 
 
-@pytest.mark.parametrize(("freedom", "table"), [(3, 3.182), (5, 2.571), (10, 2.228), (60, 2.0003)])
+@pytest.mark.parametrize(
+    ("freedom", "table"),
+    [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (10, 2.228), (60, 2.0003)],
+)
 def test_quantiles_are_those_of_the_tables(freedom: int, table: float) -> None:
-    assert t_quantile(0.975, freedom) == pytest.approx(table, rel=0.01)
+    assert t_975(freedom) == pytest.approx(table, rel=0.002)
 
 
 @pytest.mark.parametrize(

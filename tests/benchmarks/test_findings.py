@@ -7,7 +7,7 @@ import math
 import pytest
 
 from benchmarks.estimate import Estimate, Smallest, median_interval
-from benchmarks.findings import Cost, Findings, cost_of
+from benchmarks.findings import Alone, Cost, Findings, cost_of
 
 
 @pytest.mark.parametrize(
@@ -39,23 +39,32 @@ def test_smallest_interval_keeps_the_bound_by_cost_and_by_storage(
 
 
 def test_who_has_one_slot_is_busy_until_a_save_is_durable() -> None:
-    found = cost_of([0.07] * 6, [0.5] * 6, [None] * 6, iteration_s=0.1, bound=0.07)
+    found = cost_of([Alone(0.07, 0.0, 0.5)] * 6, iteration_s=0.1, bound=0.07)
     assert found.smallest == Smallest(10, 5)
     assert (found.cost_s, found.cost_interval_s) == (0.07, (0.07, 0.07))
+    assert (found.durable_s, found.num_saves) == (0.5, 6)
+
+
+@pytest.mark.parametrize(("held_s", "by_storage"), [(0.5, 1), (0.499, 1), (0.2, 3), (0.6, 1)])
+def test_training_need_not_go_on_for_as_long_as_a_save_held_it(
+    held_s: float, by_storage: int
+) -> None:
+    found = cost_of([Alone(0.07, held_s, 0.5)], iteration_s=0.1, bound=0.07)
+    assert found.smallest == Smallest(10, by_storage)
 
 
 def test_who_has_two_slots_is_busy_for_the_longer_of_copy_and_persist() -> None:
-    found = cost_of([0.01], [0.5], [0.3], iteration_s=0.1, bound=0.035)
+    found = cost_of([Alone(0.01, 0.01, 0.5, 0.3)], iteration_s=0.1, bound=0.035)
     assert found.smallest == Smallest(3, 3)
 
 
 def test_a_cost_below_zero_is_none() -> None:
-    found = cost_of([-0.01], [0.1], [None], iteration_s=0.1, bound=0.035)
+    found = cost_of([Alone(-0.01, 0.0, 0.1)], iteration_s=0.1, bound=0.035)
     assert (found.smallest, found.cost_s) == (Smallest(1, 1), -0.01)
 
 
 def test_a_kill_loses_half_an_interval_and_what_is_not_durable() -> None:
-    found = cost_of([0.01], [0.5], [None], iteration_s=0.1, bound=0.035)
+    found = cost_of([Alone(0.01, 0.0, 0.5)], iteration_s=0.1, bound=0.035)
     assert found.lost_s(30) == pytest.approx(2.0)
 
 
@@ -100,8 +109,24 @@ def test_a_ratio_above_the_allowed_one_is_not_met() -> None:
 
 def test_an_interval_shorter_than_costs_allow_counts_only_if_it_is_beyond_chance() -> None:
     assert findings(ours_3=measured(0.03, 0.02)).smallest_kept("ours") is None
-    assert findings(ours_3=measured(0.03, 0.01)).smallest_kept("ours") == 3
+    assert findings(ours_3=measured(0.03, 0.0051)).smallest_kept("ours") is None
+    assert findings(ours_3=measured(0.03, 0.0049)).smallest_kept("ours") == 3
     assert findings(ours_5=measured(0.03, 0.02)).smallest_kept("ours") == 5
+
+
+def test_a_single_round_keeps_nothing() -> None:
+    unknown = Estimate(0.02, math.inf, -math.inf, math.inf)
+    found = findings(ours_5=unknown, ours_50=unknown)
+    assert not found.keeps(("ours", 5))
+    assert found.smallest_kept("ours") is None
+    assert not found.verdict().met
+
+
+def test_what_is_tried_for_another_reason_counts_for_nobodys_smallest() -> None:
+    found = findings(ours_3=measured(0.01), ours_5=measured(0.01))
+    found.aside = {("ours", 3)}
+    assert found.smallest_kept("ours") == 5
+    assert found.verdict().k == 5
 
 
 def test_an_interval_whose_saves_wait_is_not_kept() -> None:

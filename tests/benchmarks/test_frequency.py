@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 
+import benchmarks.frequency as benchmark
+from benchmarks.decided import Choice
+from benchmarks.frequency import Run
 from benchmarks.peers import OURS, Peer, Saved, Training
+from benchmarks.peers.ours import CheckFreq
 from benchmarks.saver_arm import Attached, SaverArm
 from benchmarks.tables import frequency
+from benchmarks.windows import Round
+from checkfreq.types import SnapshotPlace
 from tests.benchmarks.test_benchmarks_run import TINY_WINDOWS, lines_of
 
 PEER = "torch.save, synced"
@@ -35,6 +45,12 @@ class FakeSaver:
 
     def is_durable(self) -> bool:
         return self._left == 0
+
+    def is_quiet(self) -> bool:
+        return self.is_durable()
+
+    def close(self) -> None:
+        self._events.append("close")
 
     def finish(self) -> Saved:
         self._left = 0
@@ -107,21 +123,104 @@ def test_every_update_of_a_window_is_entered_through_the_saver() -> None:
     assert events == ["save", *update, "boundary", *update, "finish"]
 
 
-def test_a_save_that_its_peer_does_not_sync_is_synced_with_the_clock_stopped() -> None:
-    class Slow(FakeSaver):
-        def finish(self) -> Saved:
-            clock.now_s += 100.0
-            return super().finish()
+def test_who_queues_trains_on_until_the_checkpoint_before_is_removed() -> None:
+    class Pruning(FakeSaver):
+        def updating(self) -> AbstractContextManager[None]:
+            return contextlib.nullcontext()
 
-    clock = FakeClock()
+        def is_quiet(self) -> bool:
+            return self.is_durable() and events[-4:] == ["boundary", "iterate"] * 2
+
     events: list[str] = []
     loop = FakeLoop(events)
-    seconds = {}
-    for synced in (True, False):
-        peer = Peer("fake", lambda folder, training: Slow(events, boundaries=0), (), synced=synced)
-        attached = Attached(loop, peer, Path(), queues=False, clock=clock)
-        seconds[synced] = SaverArm(loop, attached, interval=1, length=2).window().seconds
-    assert seconds == {True: 200.0, False: 0.0}
+    peer = Peer("fake", lambda folder, training: Pruning(events, boundaries=0), (), synced=True)
+    attached = Attached(loop, peer, Path(), queues=True)
+    assert SaverArm(loop, attached, interval=1).window().iterations == 3
+    assert events == ["save", "iterate", *["boundary", "iterate"] * 2, "finish"]
+
+
+class Slow(FakeSaver):
+    """On a clock: a call of 3 s, an update that waits for 2 s, 100 s to finish, 30 for removal."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__([], boundaries=0)
+        self._clock = clock
+
+    def boundary(self, *, save: bool) -> None:
+        super().boundary(save=save)
+        self._clock.now_s += 3.0 if save else 0.0
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        self._clock.now_s += 2.0
+        yield
+
+    def finish(self) -> Saved:
+        self._clock.now_s += 100.0
+        return Saved(71.0, removal_s=30.0)
+
+
+@pytest.mark.parametrize(("synced", "seconds"), [(True, 2 * 75.0), (False, 2 * 5.0)])
+def test_a_peer_waits_for_its_save_but_its_removal_and_our_sync_are_not_its_cost(
+    synced: bool, seconds: float
+) -> None:
+    clock, loop = FakeClock(), FakeLoop([])
+    peer = Peer("fake", lambda folder, training: Slow(clock), (), synced=synced)
+    attached = Attached(loop, peer, Path(), queues=False, clock=clock)
+    assert SaverArm(loop, attached, interval=1, length=2).window().seconds == seconds
+    assert attached.saved == [(Saved(71.0, removal_s=30.0), 5.0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("until_s", "late_s", "count"),
+    [(45.0, 50.0, 4), (5.0, 100.0, 3), (5.0, 25.0, 2), (5.0, 5.0, 1)],
+)
+def test_three_rounds_are_waited_for_but_not_for_ever(
+    until_s: float, late_s: float, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+
+    def rounds_of_10_s(*_: object) -> Iterator[Round]:
+        while True:
+            clock.now_s += 10.0
+            yield Round({}, iteration_s=1.0, foreign=0.0)
+
+    monkeypatch.setattr(benchmark, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(benchmark, "rounds", rounds_of_10_s)
+    assert len(new_run(tmp_path)._rounds({}, until_s=until_s, late_s=late_s)) == count
+
+
+def new_run(folder: Path) -> Run:
+    args = argparse.Namespace(seed=0, bound=0.1, window=1, seconds=0.0)
+    return Run(FakeLoop([]), folder, args, {})
+
+
+def test_autos_interval_is_tried_with_its_snapshots_where_it_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = []
+
+    def fake(folder: Path, training: Training, *, place: SnapshotPlace) -> FakeSaver:
+        places.append(place)
+        return FakeSaver([], boundaries=0)
+
+    monkeypatch.setattr(benchmark, "CheckFreq", fake)
+    run = new_run(tmp_path)
+    assert run._setting(Choice(None, 0)) is None
+    assert run._setting(Choice(3, 6)) == (OURS, 3)
+    device = Choice(3, 6, place=SnapshotPlace.DEVICE)
+    name = f"{OURS}, snapshots on the device"
+    assert run._setting(device) == run._setting(device) == (name, 3)
+    assert places == [SnapshotPlace.DEVICE]
+    assert run._savers[name].queues
+
+
+def test_ours_takes_its_snapshots_where_it_is_told(tmp_path: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    saver = CheckFreq(tmp_path, training, place=SnapshotPlace.DEVICE)
+    assert saver._manager._pipeline._config.snapshot_place is SnapshotPlace.DEVICE
+    saver.close()
 
 
 def test_it_prints_costs_equal_intervals_policies_and_the_target(tmp_path: Path) -> None:
@@ -138,11 +237,14 @@ def test_it_prints_costs_equal_intervals_policies_and_the_target(tmp_path: Path)
     assert all(line["k"] >= 1 and line["lost_s"] > 0 for line in lines if line["what"] == "policy")
     assert all(line["k_min"] >= 1 and line["cost_low_ms"] is None for line in lines[:2])
     assert all(line["overhead"] is not None and line["rounds"] == 1 for line in lines[2:4])
+    assert all(line["tokens"] == 32 and "image_size" not in line for line in lines)
+    assert [line["place"] for line in lines if line["what"] == "policy"] == ["host"] * 2
     assert (lines[-1]["rival"], [each["k"] for each in lines[-1]["equal"]]) == (PEER, [2])
 
 
 COMMON = {
     **{"model": "m", "batch": 2, "amp": False, "device": "cpu", "threads": 1, "bound": 0.035},
+    "image_size": 32,
     **{"state_mib": 85.3, "iteration_ms": 40.0, "command": "python -m c", "commit": "abc1234"},
     **{"machine": {"cores": 2, "accelerator": None}, "versions": {"torch": "2.13.0"}},
 }
@@ -166,9 +268,18 @@ LINES = [
         **{"overhead": 0.03, "low": 0.01, "high": 0.05},
     ),
     line("equal", "ours", k=4, overhead=0.04, low=0.02, high=0.06),
-    line("equal", "theirs", k=4, overhead=0.8, low=None, high=None),
+    line("equal", "theirs", k=4, overhead=0.8, low=None, high=None, rounds=1),
     line(
-        "policy", "paper, formula", k=4, k_first=2, lost_s=0.15, overhead=0.04, low=None, high=None
+        "policy",
+        "paper, formula",
+        **{"k": 4, "k_first": 2, "lost_s": 0.15, "windows": 0},
+        **{"overhead": 0.04, "low": None, "high": None, "rounds": 2},
+    ),
+    line(
+        "policy",
+        "AUTO",
+        **{"k": 5, "k_first": None, "lost_s": 0.15, "windows": 6},
+        **{"overhead": 0.03, "low": 0.02, "high": 0.04, "rounds": 8},
     ),
     line(
         "target",
@@ -187,16 +298,27 @@ def test_the_table_has_a_row_per_arm_shortest_interval_first_and_the_targets() -
         "| 3.00 % (1.00 % to 5.00 %) | 0.19 s |"
     )
     assert theirs == (
-        "| theirs | 120.0 ms (5.0 ms to 9.0 ms) | 130 ms | 80.00 % | 86 | - | - | 1.85 s |"
+        "| theirs | 120.0 ms (5.0 ms to 9.0 ms) | 130 ms "
+        "| 80.00 % (interval unknown: 1 round) | 86 | - | - | 1.85 s |"
     )
     assert "(theirs): 6 / 86 = 0.07; at most 0.5 is the target: met." in text
     assert "at k = 4 yes (not beyond chance)." in text
     assert "`python -m c`, commit abc1234" in text
+    heading = "m, batch 2, 32 x 32 pixels, on cpu: 1 of 2 cores trains, 85.3 MiB of state, 40.0 ms"
+    assert heading in text
+
+
+def test_a_cost_of_few_saves_says_that_its_interval_is_unknown() -> None:
+    unknown = {"cost_low_ms": None, "cost_high_ms": None, "saves": 3}
+    text = frequency.arms([{**LINES[0], **unknown}])
+    assert "| theirs | 120.0 ms (interval unknown: 3 saves) |" in text
 
 
 def test_the_policies_have_a_table_of_their_own() -> None:
     text = frequency.policies(LINES)
-    assert "| paper, formula | 2 | 4 | 4.00 % | 0.15 s |" in text
+    formula = "| paper, formula | 2 | 4 | untuned | 4.00 % (interval unknown: 2 rounds) | 0.15 s |"
+    assert formula in text
+    assert "| AUTO | - | 5 | 6 | 3.00 % (2.00 % to 4.00 %) | 0.15 s |" in text
     assert "ours" not in text
 
 
@@ -206,4 +328,27 @@ def test_only_the_last_run_of_a_setting_is_shown() -> None:
     text = frequency.arms([old, other, *LINES])
     assert "k = 99" not in text
     assert "| else |" in text
+
+
+def test_of_two_runs_at_one_commit_the_last_is_shown() -> None:
+    again = json.loads(json.dumps(LINES).replace("theirs", "others"))
+    again[1]["k"] = 7
+    text = frequency.arms([*LINES, *again])
+    rows = [row for row in text.splitlines() if row.startswith(("| ours", "| theirs", "| others"))]
+    assert [row.split(" | ")[0] for row in rows] == ["| ours", "| others"], text
+    assert text.count("is the target") == 1
+    assert frequency.arms([*LINES, *LINES]) == frequency.arms(LINES)
+    assert frequency.policies([*LINES, *LINES]) == frequency.policies(LINES)
+
+
+def test_what_is_trained_is_part_of_the_setting() -> None:
+    larger = [{**x, "image_size": 224} for x in LINES]
+    tokens = [{**{k: v for k, v in x.items() if k != "image_size"}, "tokens": 8} for x in LINES]
+    text = frequency.arms([*LINES, *larger, *tokens])
+    assert "32 x 32 pixels" in text
+    assert "224 x 224 pixels" in text
+    assert "batch 2, 8 tokens, on cpu" in text
+
+
+def test_nothing_is_shown_of_nothing() -> None:
     assert frequency.arms([]) == frequency.policies([]) == ""

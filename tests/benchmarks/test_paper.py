@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.arms import auto_arm, held_arm, judged
 from benchmarks.estimate import Estimate
-from benchmarks.figures import Stall, allowed_interval, recovery_s
+from benchmarks.figures import Stall, allowed_by_storage, recovery_s
 from benchmarks.language import IGNORED, Language
 from benchmarks.make_images import ImageSet, make
 from benchmarks.options import is_installed
@@ -48,7 +48,7 @@ class TestWhatFollowsFromTheCosts:
     def test_an_interval_may_exceed_the_storage_limit_by_a_tenth(
         self, limit: float, allowed: float
     ) -> None:
-        assert allowed_interval(limit) == pytest.approx(allowed)
+        assert allowed_by_storage(limit) == pytest.approx(allowed)
 
     def test_an_automatic_arm_has_its_parts_and_its_storage_limit(self) -> None:
         arm = auto_arm(measurements(), on_cpu()["resnet18"], bound=0.035)

@@ -1,0 +1,81 @@
+"""A decider in our engine: what it is told, and when it has had its say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.decided import DecidedManager, is_decided
+from benchmarks.training import Loop
+from checkfreq.policy.tuner import Due, Iteration, Measured
+
+
+class Every:
+    """Takes a checkpoint every so many steps, unless one is on its way; notes what it is told."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._active: str | None = None
+        self.iterations: list[Iteration] = []
+        self.started_s: dict[str, float] = {}
+        self.ended_s: dict[str, float] = {}
+        self.measured: list[Measured | None] = []
+
+    def iteration(self, iteration: Iteration) -> None:
+        self.iterations.append(iteration)
+
+    def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
+        assert (attempt, is_periodic, self._active) == (str(step), True, None)
+        self._active = attempt
+        self.started_s[attempt] = start_s
+
+    def ended(self, attempt: str, *, end_s: float, measured: Measured | None) -> None:
+        assert attempt == self._active
+        self._active = None
+        self.ended_s[attempt] = end_s
+        self.measured.append(measured)
+
+    def due(self, *, step: int, now_s: float) -> Due:
+        return Due.TAKE if self._active is None and step % self._steps == 0 else Due.NOT_YET
+
+
+def test_a_decider_is_told_of_each_iteration_and_of_its_checkpoints(tmp_path: Path) -> None:
+    decider, loop = Every(2), Loop("transformer", batch=1, tokens=4)
+    decided = DecidedManager(loop, tmp_path, decider)
+    decided.live.stretch(lambda: len(decider.ended_s) == 2, after=decided.boundary)
+    decided.live.close()
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    committed = {str(x["step"]): x for x in events if x["kind"] == "committed"}
+    assert decider.ended_s == {
+        step: committed[step]["durable_monotonic_s"] for step in decider.ended_s
+    }
+    for (step, end_s), measured in zip(decider.ended_s.items(), decider.measured, strict=True):
+        assert measured is not None
+        assert measured.persist_s == committed[step]["persist_s"]
+        assert measured.durable_s == end_s - decider.started_s[step] > 0
+        assert measured.state_bytes == committed[step]["num_bytes"] > 0
+    pairs = zip(decider.iterations, decider.iterations[1:], strict=False)
+    assert all(before.end_s < after.start_s for before, after in pairs)  # what is told is in none
+    begins = {each.start_s for each in decider.iterations}
+    assert set(decider.started_s.values()) <= begins  # and a checkpoint's call is in the next
+
+
+def test_a_commit_is_found_at_the_end_of_many_events(tmp_path: Path) -> None:
+    decided = DecidedManager.__new__(DecidedManager)
+    decided._folder = tmp_path
+    lines = [{"kind": "committed", "step": step, "text": "x" * 1000} for step in range(100)]
+    text = "\n".join(map(json.dumps, [*lines, {"kind": "pruned", "step": 98}]))
+    (tmp_path / "events.jsonl").write_text(f"{text}\n")
+    assert decided._committed()["step"] == 99
+
+
+@pytest.mark.parametrize(
+    ("windows", "seconds", "decided"),
+    [(None, 0.0, False), (None, -61.0, True), (0, 0.0, True), (7, 99.0, False), (8, 99.0, True)],
+)
+def test_a_policy_has_its_windows_or_its_time_and_longer_without_a_plan(
+    windows: int | None, seconds: float, decided: bool
+) -> None:
+    assert is_decided(lambda: windows, at_most=8, seconds=seconds)() == decided
