@@ -13,14 +13,15 @@ manager, its files dropped from the page cache, and compared.
 Arm ``auto``: ``overhead`` is of the windows, with its 95 % interval, of the rounds that others did
 not disturb; ``overhead_all`` of all rounds. A window that is cut leaves out ``step()`` of the
 boundaries in the rest of its interval: ``added_us`` of benchmarks.decision, each. ``cost_ms`` is
-the overhead per checkpoint, in three parts: at the boundary (state is captured), waiting at the weight update for
-the copy, and by which the rest of training was slower (the difference). ``durable_s`` is from a
-boundary until its checkpoint is durable. ``storage_limit`` is a raw direct write of the same bytes,
-in iterations: no interval can be shorter. ``synchronous``: the same k, but training stands still
-for ``held_ms``. ``epoch boundary``: that once per epoch. ``restore_s`` is making the manager and
-``restore()``. ``derived`` names the figures that follow by arithmetic, with their formula; all
-others are measured. ``recovery_s`` is what a failure costs on average, without the start of the
-process (benchmarks.interruptions measures that). A model that fails has a line with ``failed``.
+the overhead per checkpoint, in three parts: at the boundary (state is captured), waiting at the
+weight update for the copy, and by which the rest of training was slower (the difference).
+``durable_s`` is from a boundary until its checkpoint is durable. ``storage_limit`` is a raw direct
+write of the same bytes, in iterations: no interval can be shorter. ``synchronous``: the same k, but
+training stands still for ``held_ms``. ``epoch boundary``: that once per epoch. ``restore_s`` is
+making the manager and ``restore()``. ``derived`` names the figures that follow by arithmetic, with
+their formula; all others are measured. ``recovery_s`` is what a failure costs on average, without
+the start of the process (benchmarks.interruptions measures that). A model that fails has a line
+with ``failed``.
 """
 
 from __future__ import annotations
