@@ -111,11 +111,17 @@ def _arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
     add("--folder", type=Path, default=Path(), help="a folder on the disk to write to")
     args, passed_on = parser.parse_known_args(argv)
     args.arms = [name for name in ARMS if name in args.arms]
+    if refusal := _refuse(args):
+        parser.error(refusal)
+    return args, passed_on
+
+
+def _refuse(args: argparse.Namespace) -> str | None:
     for name in ("every", "every_of_base", "patience", "repeats"):
         given = getattr(args, name)
         if given is not None and given <= 0:
-            parser.error(f"--{name.replace('_', '-')} must be more than 0")
-    return args, passed_on
+            return f"--{name.replace('_', '-')} must be more than 0"
+    return None
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:

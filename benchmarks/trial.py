@@ -198,16 +198,17 @@ class Trial:
 
     def _rounds(self, loop: Loop, arm: NotedArm) -> tuple[list[Round], float]:
         """Rounds, and how long they took."""
-        start_s, done = time.perf_counter(), list[Round]()
+        start_s, used, done = time.perf_counter(), self._used, list[Round]()
         for each in rounds(loop, {"auto": arm}, random.Random(self._args.seed)):
             done.append(each)
-            if self._are_enough(done):
+            if self._are_enough(done, one_more=(self._used - used) / len(done)):
                 break
         return done, time.perf_counter() - start_s
 
-    def _are_enough(self, done: Sequence[Round]) -> bool:
+    def _are_enough(self, done: Sequence[Round], *, one_more: float) -> bool:
+        """``one_more`` of them takes that part of the time."""
         num_kept = sum(undisturbed([each.foreign for each in done]))
-        is_patient = num_kept < _MIN_ROUNDS and self._used < _PATIENCE
+        is_patient = num_kept < _MIN_ROUNDS and self._used + one_more < _PATIENCE
         return self._used > _WINDOWS and len(done) >= _MIN_ROUNDS and not is_patient
 
     # ---- restore
