@@ -43,11 +43,27 @@ class Report:
         self._line(measured, "synchronous", held[0])
         self._line(measured, "epoch boundary", {**held[1], "epoch": self._epoch(measured)})
 
+    def failed(self, why: str) -> None:
+        """Instead of these: what went wrong."""
+        self._emit("failed", {"failed": why})
+
     def _epoch(self, measured: Measurements) -> str:
         return self._workload.epoch if measured.epoch_iterations is None else "of --data"
 
     def _line(self, measured: Measurements, arm: str, fields: Mapping[str, Any]) -> None:
-        work, restores = self._workload, measured.restore_s
+        restores = measured.restore_s
+        common = {
+            "parameters": measured.num_parameters,
+            "state_mib": round(measured.state_bytes / 2**20, 1),
+            "iteration_ms": _ms(measured.iteration_s),
+            "restore_s": round(statistics.median(restores), 4),
+            "restore_low_s": round(min(restores), 4),
+            "restore_high_s": round(max(restores), 4),
+        }
+        self._emit(arm, {**common, **fields})
+
+    def _emit(self, arm: str, fields: Mapping[str, Any]) -> None:
+        work = self._workload
         emit(
             "paper",
             folder=Path(self._args.folder),
@@ -55,62 +71,80 @@ class Report:
             model=work.model,
             arm=arm,
             preset=self._args.preset,
-            device=work.device.partition(":")[0],
+            device=work.kind,
             precision="bfloat16 autocast" if work.amp else "float32",
             batch=work.batch,
             **({"tokens": work.tokens} if work.is_language else {"image_size": work.image_size}),
             data="random" if self._args.data is None else "images",
             threads=self._args.threads,
             bound=self._args.bound,
-            parameters=measured.num_parameters,
-            state_mib=round(measured.state_bytes / 2**20, 1),
-            iteration_ms=_ms(measured.iteration_s),
-            restore_s=round(statistics.median(restores), 4),
-            restore_low_s=round(min(restores), 4),
-            restore_high_s=round(max(restores), 4),
             **fields,
         )
 
 
 def auto_arm(measured: Measurements, workload: Workload, *, bound: float) -> dict[str, Any]:
     """AUTO's interval in windows."""
-    windows, steps = measured.windows, measured.chosen.steps
-    found, interval_s = windows.overhead.estimate, steps * measured.iteration_s
-    cost_s = found.mean * interval_s
-    stall = Stall.of(cost_s=cost_s, held_s=windows.held_s, wait_s=windows.wait_s)
-    limit = measured.raw_write_s / measured.iteration_s
-    stall_of_iteration = windows.held_s / measured.iteration_s
-    target, is_met = judged(
-        workload, steps, found, bound=bound, limit=limit, stall_of_iteration=stall_of_iteration
-    )
+    steps, windows = measured.chosen.steps, measured.windows
     return {
         "k": steps,
         "reason": measured.chosen.reason,
         "place": measured.chosen.place.value,
         "predicted_overhead": measured.chosen.predicted_overhead,
-        **_of(found),
+        **_of(windows.overhead.estimate),
+        "overhead_all": round(windows.overhead.estimate_all.mean, 5),
         "rounds": windows.overhead.num_rounds,
         "left_out": windows.overhead.num_left_out,
         "taken": windows.overhead.taken,
         "checkpoints": windows.checkpoints,
         "seconds": round(windows.overhead.seconds, 1),
+        **_cost(measured),
+        **_storage(measured),
+        "recovery_s": _recovery(measured, steps=steps, durable_s=windows.durable_s),
+        "derived": _AUTO_DERIVED,
+        **_verdict(measured, workload, bound=bound),
+    }
+
+
+def _cost(measured: Measurements) -> dict[str, float | None]:
+    """Of a checkpoint, in its parts."""
+    windows, found = measured.windows, measured.windows.overhead.estimate
+    interval_s = measured.chosen.steps * measured.iteration_s
+    cost_s = found.mean * interval_s
+    stall = Stall.of(cost_s=cost_s, held_s=windows.held_s, wait_s=windows.wait_s)
+    return {
         "cost_ms": _ms(cost_s),
         "cost_low_ms": _finite_ms(found.low * interval_s),
         "cost_high_ms": _finite_ms(found.high * interval_s),
         "boundary_ms": _ms(stall.boundary_s),
         "wait_ms": _ms(stall.wait_s),
         "rest_ms": _ms(stall.rest_s),
-        "stall_of_iteration": round(stall_of_iteration, 4),
-        "persist_s": round(windows.persist_s, 4),
-        "durable_s": round(windows.durable_s, 4),
+        "stall_of_iteration": round(windows.held_s / measured.iteration_s, 4),
+    }
+
+
+def _storage(measured: Measurements) -> dict[str, float]:
+    """How long its bytes take, and what interval that allows."""
+    limit = measured.raw_write_s / measured.iteration_s
+    return {
+        "persist_s": round(measured.windows.persist_s, 4),
+        "durable_s": round(measured.windows.durable_s, 4),
         "raw_write_s": round(measured.raw_write_s, 4),
         "storage_limit": round(limit, 3),
-        "k_against_limit": round(steps / limit, 3),
-        "recovery_s": _recovery(measured, steps=steps, durable_s=windows.durable_s),
-        "derived": _AUTO_DERIVED,
-        "target": target,
-        "met": is_met and windows.overhead.is_taken,
+        "k_against_limit": round(measured.chosen.steps / limit, 3),
     }
+
+
+def _verdict(measured: Measurements, workload: Workload, *, bound: float) -> dict[str, Any]:
+    overhead = measured.windows.overhead
+    target, is_met = judged(
+        workload,
+        measured.chosen.steps,
+        overhead.estimate,
+        bound=bound,
+        limit=measured.raw_write_s / measured.iteration_s,
+        stall_of_iteration=measured.windows.held_s / measured.iteration_s,
+    )
+    return {"target": target, "met": is_met and overhead.is_taken}
 
 
 def held_arm(measured: Measurements, *, steps: int) -> dict[str, Any]:
@@ -143,7 +177,7 @@ def judged(
         is_met = steps <= allowed_by_storage(limit) and stall_of_iteration < 0.01
         return "k within 1.1 of the storage limit, stall below 1 % of an iteration", is_met
     is_kept = found.meets(bound)
-    if (workload.model, workload.batch, workload.amp) == ("resnet50", 256, True):
+    if workload.is_target:
         return f"k at most 2, overhead at most {100 * bound:g} %", is_kept and steps <= 2
     return f"overhead at most {100 * bound:g} %", is_kept
 

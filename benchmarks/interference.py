@@ -10,9 +10,10 @@ before and after them, so a slowdown by the load itself is not charged to checkp
 escapes. To the manager each such pause is an epoch's end.
 
 A line per arm and phase: ``iteration_ms`` clean, ``k_start`` and ``k_end``, ``checkpoints`` taken
-and ``deferred``, ``overhead`` of all of it and of its second half (``_late``), when tuning had its
-time. A line per arm of its ``trace``, on the run's time axis: ``phases`` [name, start, end],
-``intervals`` [second, k] at each change, ``overheads`` [second, overhead of the last ``width_s``].
+and ``deferred``, ``overhead`` of all of it and of its second half (``_late``, with half its 95 %
+interval), when tuning had its time. A line per arm of its ``trace``, on the run's time axis:
+``phases`` [name, start, end], ``intervals`` [second, k] at each change, ``overheads`` [second,
+overhead of the last ``width_s``].
 """
 
 from __future__ import annotations
@@ -142,22 +143,9 @@ class Recorder:
         is_over = passed(self._args.phase)
         start_s, before = self._now_s(), self._live.manager.stats()
         self.note_interval()
-        clean_s = [clean_for(self._loop, self._args.clean).iteration_s]
-        samples: list[Sample] = []
+        clean_s, samples = [self._clean_s()], list[Sample]()
         while not samples or not is_over():
-            began_s = self._now_s()
-            window = self._live.stretch(passed(self._args.stretch), self.note_interval)
-            ended_s = self._now_s()
-            clean_s.append(clean_for(self._loop, self._args.clean).iteration_s)
-            samples.append(
-                sample(
-                    seconds=window.seconds,
-                    iterations=window.iterations,
-                    covered=window.covered,
-                    clean_s=clean_s[-2:],
-                )
-            )
-            self.trace.stretches.append(Stretch(began_s, ended_s, samples[-1]))
+            samples.append(self._stretch(clean_s))
         after = self._live.manager.stats()
         self.trace.phases.append(
             Phase(
@@ -174,6 +162,25 @@ class Recorder:
                 own_cost_s=after.get("cost_s"),
             )
         )
+
+    def _stretch(self, clean_s: list[float]) -> Sample:
+        """With checkpoints, and behind it without, which is added to ``clean_s``."""
+        began_s = self._now_s()
+        window = self._live.stretch(passed(self._args.stretch), self.note_interval)
+        ended_s = self._now_s()
+        clean_s.append(self._clean_s())
+        found = sample(
+            seconds=window.seconds,
+            iterations=window.iterations,
+            covered=window.covered,
+            clean_s=clean_s[-2:],
+        )
+        self.trace.stretches.append(Stretch(began_s, ended_s, found))
+        return found
+
+    def _clean_s(self) -> float:
+        """Seconds per iteration."""
+        return clean_for(self._loop, self._args.clean).iteration_s
 
     def note_interval(self) -> None:
         """Note the interval, if it is another one."""
@@ -197,6 +204,7 @@ def report(trace: Trace, args: argparse.Namespace) -> None:
             phase=phase.name,
             model=args.model,
             bound=args.bound,
+            static=args.static,
             seconds=round(phase.end_s - phase.start_s, 1),
             iteration_ms=round(phase.iteration_s * 1e3, 2),
             own_iteration_ms=_ms(phase.own_iteration_s),
@@ -220,6 +228,7 @@ def report_trace(trace: Trace, args: argparse.Namespace) -> None:
         trace=True,
         model=args.model,
         bound=args.bound,
+        static=args.static,
         width_s=args.width,
         phases=[[p.name, round(p.start_s, 3), round(p.end_s, 3)] for p in trace.phases],
         intervals=[[round(at_s, 3), k] for at_s, k in trace.intervals],

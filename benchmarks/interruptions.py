@@ -9,11 +9,15 @@ the first time at a phase drawn from ``--seed``, at the same seconds since the s
 interrupted arm; the same command starts it again until it is done. Other options are passed on.
 
 Arms: ``uninterrupted, no checkpoints`` is the base; ``uninterrupted, auto``; and, interrupted,
-``auto``, ``epoch boundary`` (a checkpoint per epoch) and ``synchronous`` (at the last interval of
-AUTO; training stands still until each is durable). What cannot end, because an epoch does not fit
-between two interruptions, is given up after ``--patience`` times the base.
+``auto``, ``epoch boundary`` (a checkpoint per epoch) and ``synchronous`` (at the interval that
+``uninterrupted, auto`` had at its end, or without it ``auto``; training stands still until each is
+durable). What cannot end, because an epoch does not fit between two interruptions, is given up
+after ``--patience`` times the base. Before all of them one update is made and, with ``--data``,
+every file is read: the base does not pay for a cold page cache. With ``--repeats`` the two that
+are not interrupted take turns so many times.
 
-A line per arm. ``seconds``: wall clock, every restart included; ``ratio``: to the base.
+A line per arm and repeat. ``seconds``: wall clock, every restart included; ``ratio``: to the
+base (the median of its repeats).
 ``finished``; ``reached``: the part of the training that was done or, when given up, durable.
 ``kills``; ``iterations`` made in all, ``needed``, ``redone``. ``resume_s``: median from the start
 of a new process to its first update, and its parts ``startup_s`` (imports, data, model),
@@ -39,19 +43,28 @@ from typing import Any
 from benchmarks import options
 from benchmarks.make_images import ImageSet, make
 from benchmarks.record import emit, run
-from benchmarks.restarts import Restart, differing, median, redone, restarts, schedule, thinned
+from benchmarks.restarts import (
+    BASE,
+    UNINTERRUPTED,
+    Restart,
+    differing,
+    median,
+    redone,
+    restarts,
+    schedule,
+    thinned,
+)
 from benchmarks.runs import Run, Survival, survive
-from benchmarks.tables.interruptions import BASE
 
 SYNCHRONOUS = "synchronous"
 CHECKFREQ = ("--checkfreq",)
 
-#: Arms but the base, in the order in which they run: flags, and whether they are interrupted.
-ARMS: dict[str, tuple[tuple[str, ...], bool]] = {
-    "uninterrupted, auto": (CHECKFREQ, False),
-    "auto": (CHECKFREQ, True),
-    "epoch boundary": ((*CHECKFREQ, "--chk-freq", "0"), True),
-    SYNCHRONOUS: ((*CHECKFREQ, "--chk_mode_baseline"), True),
+#: The flags of the arms but the base, in the order in which they run.
+ARMS: dict[str, tuple[str, ...]] = {
+    UNINTERRUPTED: CHECKFREQ,
+    "auto": CHECKFREQ,
+    "epoch boundary": (*CHECKFREQ, "--chk-freq", "0"),
+    SYNCHRONOUS: (*CHECKFREQ, "--chk_mode_baseline"),
 }
 
 
@@ -62,17 +75,17 @@ def main() -> None:
         dir=args.folder, prefix="interruptions-", ignore_cleanup_errors=True
     ) as scratch:
         folder = Path(scratch)
-        flags = [*_flags(args, _images(args, folder)), *passed_on]
-        options.parse(flags)  # so that a wrong one is told at once
+        images = _images(args, folder)
+        flags = [*_flags(args, images), *passed_on]
+        args.amp = options.parse(flags).amp  # a wrong one is told at once
         if args.warm_up:
+            if args.data is not None:
+                read_all(images)
             Run(folder / "warm-up", [*flags, "--steps-to-run", "1"]).finish()
-        bench = Bench(folder, flags, args)
-        bench.report(BASE, bench.base)
-        for name in args.arms:
-            bench.arm(name)
+        Bench(folder, flags, args).train()
 
 
-def _arguments() -> tuple[argparse.Namespace, list[str]]:
+def _arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     """Our options, and those for the training script."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0] if __doc__ else "",
@@ -88,11 +101,27 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     add("--seed", type=int, default=0, help="of the first interruption")
     add("--patience", type=float, default=3.0, help="times the base, after which to give up")
     add("--interval", type=int, help="of the synchronous arm; default: AUTO's last")
-    add("--warm-up", action=argparse.BooleanOptionalAction, default=True, help="one update, first")
+    add("--repeats", type=int, default=1, help="of the arms that are not interrupted")
+    add(
+        "--warm-up",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="one update first, and every file of --data read",
+    )
     add("--folder", type=Path, default=Path(), help="a folder on the disk to write to")
-    args, passed_on = parser.parse_known_args()
+    args, passed_on = parser.parse_known_args(argv)
     args.arms = [name for name in ARMS if name in args.arms]
+    if refusal := _refuse(args):
+        parser.error(refusal)
     return args, passed_on
+
+
+def _refuse(args: argparse.Namespace) -> str | None:
+    for name in ("every", "every_of_base", "patience", "repeats"):
+        given = getattr(args, name)
+        if given is not None and given <= 0:
+            return f"--{name.replace('_', '-')} must be more than 0"
+    return None
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
@@ -112,6 +141,17 @@ def _images(args: argparse.Namespace, folder: Path) -> Path:
         return Path(args.data)
     make(folder / "images", images=ImageSet(train=args.images, val=max(1, args.images // 6)))
     return folder / "images"
+
+
+def read_all(folder: Path) -> int:
+    """Read every file, and so bring as many as fit into the page cache; how many bytes that is."""
+    buffer, num_bytes = bytearray(1 << 20), 0
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while count := file.readinto(buffer):
+                    num_bytes += count
+    return num_bytes
 
 
 def _flags(args: argparse.Namespace, data: Path) -> list[str]:
@@ -134,7 +174,7 @@ class Trained:
 
     @classmethod
     def to_the_end(
-        cls, folder: Path, flags: Sequence[str], kills_s: Iterable[float], *, limit_s: float
+        cls, folder: Path, flags: Sequence[str], kills_s: Iterable[float], limit_s: float
     ) -> Trained:
         """Train in ``folder``, killed at each of ``kills_s``, or until ``limit_s``."""
         trainer = Run(folder, flags)
@@ -154,38 +194,66 @@ class Trained:
 
 
 class Bench:
-    """The arms of one training, and what the earlier ones tell the later. Trains the base."""
+    """The arms of one training, and what the earlier ones tell the later."""
 
     def __init__(self, folder: Path, flags: Sequence[str], args: argparse.Namespace) -> None:
         self._folder, self._flags, self._args = folder, flags, args
-        self.base = Trained.to_the_end(folder / "base", flags, (), limit_s=math.inf)
-        self._needed = len(self.base.run.steps())
-        self._base_s = self.base.survival.seconds
-        self._every_s = args.every or args.every_of_base * self._base_s
-        drawn_s = random.Random(args.seed).uniform(0, self._every_s)
-        self._first_s = drawn_s if args.first is None else args.first
+        self._bases: list[Trained] = []
         self._k: int | None = args.interval
 
-    def arm(self, name: str) -> None:
+    def train(self) -> None:
+        """All of them; a line of each."""
+        calm: list[Trained] = []
+        for repeat in range(self._args.repeats):
+            base = f"base-{repeat}"
+            self._bases.append(Trained.to_the_end(self._folder / base, self._flags, (), math.inf))
+            if UNINTERRUPTED in self._args.arms:
+                calm.append(self._trained(UNINTERRUPTED, f"calm-{repeat}", CHECKFREQ, ()))
+        for name, runs in ((BASE, self._bases), (UNINTERRUPTED, calm)):
+            for repeat, trained in enumerate(runs, 1):
+                self._report(name, trained, repeat)
+        for name in self._args.arms:
+            if name != UNINTERRUPTED:
+                self._interrupted(name)
+
+    def _interrupted(self, name: str) -> None:
         """Train one arm to its end, or until it is given up."""
-        flags, is_interrupted = ARMS[name]
+        flags = ARMS[name]
         if name == SYNCHRONOUS:
             if self._k is None:
                 print("synchronous: left out, AUTO has chosen no interval", file=sys.stderr)
                 return
             flags = (*flags, "--chk-freq", str(self._k))
-        trained = Trained.to_the_end(
-            self._folder / name.replace(", ", "-"),
-            [*self._flags, *flags],
-            schedule(self._first_s, self._every_s) if is_interrupted else (),
-            limit_s=self._args.patience * self._base_s,
-        )
-        self.report(name, trained)
-        self._k = self._k or trained.k
-        shutil.rmtree(trained.run.chk_dir, ignore_errors=True)
+        kills_s = schedule(self._first_s, self._every_s)
+        self._report(name, self._trained(name, name.replace(" ", "-"), flags, kills_s))
 
-    def report(self, name: str, trained: Trained) -> None:
-        """Emit the line of an arm."""
+    def _trained(
+        self, name: str, folder: str, flags: Sequence[str], kills_s: Iterable[float]
+    ) -> Trained:
+        print(f"{name}: begins", file=sys.stderr)
+        limit_s = self._args.patience * self._base_s
+        trained = Trained.to_the_end(
+            self._folder / folder, [*self._flags, *flags], kills_s, limit_s
+        )
+        self._k = self._k or trained.k
+        return trained
+
+    @property
+    def _base_s(self) -> float:
+        return statistics.median(each.survival.seconds for each in self._bases)
+
+    @property
+    def _every_s(self) -> float:
+        every_s: float = self._args.every or self._args.every_of_base * self._base_s
+        return every_s
+
+    @property
+    def _first_s(self) -> float:
+        drawn_s = random.Random(self._args.seed).uniform(0, self._every_s)
+        return drawn_s if self._args.first is None else float(self._args.first)
+
+    def _report(self, name: str, trained: Trained, repeat: int = 1) -> None:
+        """Emit the line of an arm; its checkpoints are not needed any more."""
         survival, updates = trained.survival, trained.run.updates()
         print(f"{name}: {survival.seconds:.0f} s, {survival.kills} kills", file=sys.stderr)
         emit(
@@ -193,12 +261,13 @@ class Bench:
             folder=self._args.folder,
             packages=("torchvision",),
             arm=name,
+            repeat=repeat,
             **self._setting(),
             seconds=round(survival.seconds, 2),
             ratio=round(survival.seconds / self._base_s, 4),
             finished=survival.finished,
             kills=survival.kills,
-            **iterations(trained, needed=self._needed),
+            **iterations(trained, needed=len(self._bases[0].run.steps())),
             **resumes(trained.run),
             checkpoints=len(trained.run.events("committed")),
             k=self._k if name == SYNCHRONOUS else trained.k,
@@ -206,11 +275,12 @@ class Bench:
             compared=len(updates),
             curve=thinned(updates, start_unix_s=trained.run.starts_unix_s[0]),
         )
+        shutil.rmtree(trained.run.chk_dir, ignore_errors=True)
 
     def _is_equal(self, trained: Trained) -> bool | None:
-        """None where there is nothing to compare: the base itself, and what was given up."""
-        can = trained is not self.base and trained.survival.finished
-        return trained.equals(self.base) if can else None
+        """None where there is nothing to compare: the first base, and what was given up."""
+        can = trained is not self._bases[0] and trained.survival.finished
+        return trained.equals(self._bases[0]) if can else None
 
     def _setting(self) -> dict[str, Any]:
         args = self._args
@@ -221,7 +291,8 @@ class Bench:
             "epochs": args.epochs,
             "workers": args.workers,
             "deterministic": args.deterministic,
-            "data": "generated" if args.data is None else "given",
+            "amp": args.amp,
+            "data": "generated" if args.data is None else args.data.resolve().name,
             "every_s": round(self._every_s, 3),
             "every_of_base": args.every_of_base if args.every is None else None,
             "first_s": round(self._first_s, 3),

@@ -10,14 +10,18 @@ cut where a checkpoint is durable long before the next one is due. Then some che
 waited for, training standing still. At last the newest one is restored into a new model by a new
 manager, its files dropped from the page cache, and compared.
 
-Arm ``auto``: ``overhead`` is of the windows, with its 95 % interval; ``cost_ms`` is that per
-checkpoint, in three parts: at the boundary (state is captured), waiting at the weight update for
-the copy, and by which the rest of training was slower (the difference). ``durable_s`` is from a
-boundary until its checkpoint is durable. ``storage_limit`` is a raw direct write of the same bytes,
-in iterations: no interval can be shorter. ``synchronous``: the same k, but training stands still
-for ``held_ms``. ``epoch boundary``: that once per epoch. ``restore_s`` is making the manager and
-``restore()``. ``derived`` names the figures that follow by arithmetic, with their formula; all
-others are measured. ``recovery_s`` is what a failure costs on average.
+Arm ``auto``: ``overhead`` is of the windows, with its 95 % interval, of the rounds that others did
+not disturb; ``overhead_all`` of all rounds. A window that is cut leaves out ``step()`` of the
+boundaries in the rest of its interval: ``added_us`` of benchmarks.decision, each. ``cost_ms`` is
+the overhead per checkpoint, in three parts: at the boundary (state is captured), waiting at the
+weight update for the copy, and by which the rest of training was slower (the difference).
+``durable_s`` is from a boundary until its checkpoint is durable. ``storage_limit`` is a raw direct
+write of the same bytes, in iterations: no interval can be shorter. ``synchronous``: the same k, but
+training stands still for ``held_ms``. ``epoch boundary``: that once per epoch. ``restore_s`` is
+making the manager and ``restore()``. ``derived`` names the figures that follow by arithmetic, with
+their formula; all others are measured. ``recovery_s`` is what a failure costs on average, without
+the start of the process (benchmarks.interruptions measures that). A model that fails has a line
+with ``failed``.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import argparse
 import gc
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,15 +50,34 @@ _SECONDS = {"cpu": 22.0, "gpu": 40.0}
 
 
 def main() -> None:
-    """Print three lines per model."""
+    """Print three lines per model; of one that fails, one that says so. Fails if all of them do."""
     args = arguments()
     torch.set_num_threads(args.threads)
     torch.backends.cudnn.benchmark = True
-    for workload in chosen(args):
-        print(f"{workload.model}: about {args.seconds:.0f} s", file=sys.stderr)
-        with tempfile.TemporaryDirectory(dir=args.folder, prefix="paper-") as scratch:
-            Report(workload, args).emit(Trial(workload, Path(scratch), args).measure())
-        gc.collect()  # the model is in cycles
+    ended_well = [run_one(workload, args) for workload in chosen(args)]
+    if ended_well and not any(ended_well):
+        raise SystemExit("paper: no model could be measured")
+
+
+def run_one(workload: Workload, args: argparse.Namespace) -> bool:
+    """Measure one model and print its lines; whether that went well."""
+    print(f"{workload.model}: about {args.seconds:.0f} s", file=sys.stderr)
+    report, why = Report(workload, args), None
+    with tempfile.TemporaryDirectory(
+        dir=args.folder, prefix="paper-", ignore_cleanup_errors=True
+    ) as scratch:
+        try:
+            report.emit(Trial(workload, Path(scratch), args).measure())
+        except SystemExit as error:
+            why = str(error)
+        except Exception as error:
+            traceback.print_exc()
+            why = type(error).__name__  # what it says may name a place on this machine
+    gc.collect()  # the model is in cycles
+    if why is not None:
+        print(f"{workload.model}: failed, {why}", file=sys.stderr)
+        report.failed(why)
+    return why is None
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -89,7 +113,8 @@ def chosen(
     given = {name: getattr(args, name) for name in ("batch", "image_size", "tokens", "amp")}
     changed = {name: value for name, value in given.items() if value is not None}
     if args.epoch_iterations is not None:
-        changed |= {"epoch_iterations": args.epoch_iterations, "epoch": "as given"}
+        changed["epoch_iterations"] = args.epoch_iterations
+        changed["epoch"] = f"{args.epoch_iterations:,} iterations"
     for name in args.model or [each for each in preset if each not in _ON_REQUEST]:
         if name not in preset:
             print(f"{name}: left out, it is not for a CPU", file=sys.stderr)

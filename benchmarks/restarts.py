@@ -1,4 +1,4 @@
-"""When a training is interrupted, and what its restarts cost. Pure."""
+"""When a training is interrupted, what its restarts cost, and its arms' names. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+#: The arms that are never interrupted; the others are compared with the first.
+BASE, UNINTERRUPTED = "uninterrupted, no checkpoints", "uninterrupted, auto"
 
 #: What `benchmarks.imagenet --history` says of an update: ``step``, ``time_unix_s``, ``loss``.
 Update = Mapping[str, Any]

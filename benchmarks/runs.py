@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -162,7 +163,8 @@ class Survival:
 def survive(run: Run, kills_s: Iterable[float], *, limit_s: float) -> Survival:
     """Train to the end, killed at each of ``kills_s`` and started again; ``limit_s``: given up.
 
-    Both are seconds since the first start; ``kills_s`` rise, and may never end.
+    Both are seconds since the first start; ``kills_s`` rise, and may never end. A kill that comes
+    when the trainer has just ended by itself is none.
     """
     began_s, num_kills = time.monotonic(), 0
     rising = iter(kills_s)
@@ -170,8 +172,9 @@ def survive(run: Run, kills_s: Iterable[float], *, limit_s: float) -> Survival:
         kill_s = next(rising, float("inf"))
         with run.started() as trainer:
             is_done = _ends_within(trainer, began_s + min(kill_s, limit_s) - time.monotonic())
-            if is_done:
-                run.check(trainer)
+        if is_done or trainer.returncode != -signal.SIGKILL:
+            run.check(trainer)
+            is_done = True
         seconds = time.monotonic() - began_s
         if is_done or kill_s >= limit_s:
             return Survival(seconds=seconds, kills=num_kills, finished=is_done)

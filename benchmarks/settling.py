@@ -18,7 +18,11 @@ def settled(loop: Loop, manager: CFManager, *, at_most_s: float) -> LiveManager:
     Ends the process where there is no plan long after that.
     """
     live = LiveManager(loop, manager)
-    live.stretch(is_settled(manager, at_most_s=at_most_s))
+    try:
+        live.stretch(is_settled(manager, at_most_s=at_most_s))
+    except SystemExit:
+        live.close()
+        raise
     return live
 
 

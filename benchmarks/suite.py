@@ -39,15 +39,14 @@ class Call:
 
 #: ``make bench``: on 2 cores without a GPU, under 20 minutes in all. What tells most comes first.
 ON_CPU = (
-    Call("compare", "", 200),
-    Call("frequency", "--seconds 150", 160),
-    Call("paper", "--seconds 16", 150),
-    Call("interruptions", "", 150),
-    Call("goodput", "--model resnet50", 30),
-    Call("scale", "", 120),
-    Call("limits", "--rounds 3", 40),
-    Call("interference", "--settle 12 --phase 15", 110),
-    Call("sharded", "--rounds 2", 90),
+    Call("compare", "--rounds 2 --restores 2", 250),
+    Call("frequency", "--seconds 170 --k 8", 180),
+    Call("paper", "--seconds 14", 180),
+    Call("interruptions", "--images 36 --every-of-base 0.5", 130),
+    Call("goodput", "--model resnet50", 20),
+    Call("scale", "--gib 0.1 1 4 --rounds 2", 120),
+    Call("limits", "--rounds 3", 60),
+    Call("interference", "--settle 12 --phase 12", 110),
     Call("memory", "--mib 16", 20),
     Call("first", "--mib 1024", 30),
     Call("decision", "", 30),
@@ -55,23 +54,30 @@ ON_CPU = (
     Call("simulate", "", 20),
 )
 
-#: Not in ``make bench``: they take longer, or are of the data alone.
+#: Not in ``make bench``: the same for longer, ranks, and the data.
 LONGER = (
+    Call("compare", "--rounds 5", 480),
+    Call("frequency", "--seconds 600", 700),
     Call("overhead", "--model resnet18 --live --max-seconds 300", 420),
+    Call("sharded", "--rounds 4", 300),
     Call("iterators", "", 300),
 )
 
 #: ``make bench-gpu PART=1`` and ``PART=2``: what a GPU is needed for, each in under 10 minutes.
 ON_GPU = (
     (
-        Call("compare", "--gib 2 --rounds 2", 150),
-        Call("paper", "--model resnet50 --seconds 60", 90),
-        Call("paper", "--model gpt2-xl --seconds 120", 200),
-        Call("scale", "--gib 1 8 24 --rounds 2", 90),
+        Call("compare", "--gib 2 --rounds 2", 120),
+        Call("paper", "--model resnet50 --seconds 50", 80),
+        Call("paper", "--model gpt2-xl --seconds 120", 210),
+        Call("scale", "--gib 1 8 24 --rounds 2", 100),
     ),
     (
-        Call("paper", "--seconds 35", 360),
-        Call("frequency", "--model resnet50 --batch 256 --amp --k 2 10 --seconds 120", 150),
+        Call("paper", "--seconds 32", 340),
+        Call(
+            "frequency",
+            "--model resnet50 --batch 256 --image-size 224 --amp --k 2 10 --seconds 120",
+            160,
+        ),
     ),
 )
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -98,19 +99,12 @@ class Loop:
             self._format = torch.channels_last
         with self.device:
             if name in IMAGE_MODELS:
-                made = build(
-                    name, num_classes=num_classes, aux=image_size >= SMALLEST_IMAGE.get(name, 0)
-                )
-                shape = (batch, 3, image_size, image_size)
-                drawn = (_images(shape, num_classes) for _ in range(_BATCHES))
-            elif name == "transformer":
-                made = Decoder()
-                drawn = (_sequences(batch, tokens) for _ in range(_BATCHES))
+                made, draw = _image_model(name, batch, image_size, num_classes)
             else:
-                made = Language(name, small=small)
-                drawn = (made.batch(batch, tokens) for _ in range(_BATCHES))
-            self.model: nn.Module = made.to(memory_format=self._format)
+                made, draw = _language_model(name, batch, tokens, small=small)
+            self.model = made.to(memory_format=self._format)
             self.optimizer = _optimizer(name, self.model)
+            drawn = (draw() for _ in range(_BATCHES))
             self._batches = source or itertools.cycle([self._placed(each) for each in drawn])
         self._criterion = nn.CrossEntropyLoss()
 
@@ -180,6 +174,25 @@ class Loop:
             retention=KeepLast(1),
             config=CFConfig(stop_signals=(), snapshot_place=place),
         )
+
+
+def _image_model(
+    name: str, batch: int, image_size: int, num_classes: int
+) -> tuple[nn.Module, Callable[[], Batch]]:
+    """It, and what draws a batch for it."""
+    aux = image_size >= SMALLEST_IMAGE.get(name, 0)
+    shape = (batch, 3, image_size, image_size)
+    return build(name, num_classes=num_classes, aux=aux), partial(_images, shape, num_classes)
+
+
+def _language_model(
+    name: str, batch: int, tokens: int, *, small: bool
+) -> tuple[nn.Module, Callable[[], Batch]]:
+    """It, and what draws a batch for it."""
+    if name == "transformer":
+        return Decoder(), partial(_sequences, batch, tokens)
+    made = Language(name, small=small)
+    return made, partial(made.batch, batch, tokens)
 
 
 def _optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:

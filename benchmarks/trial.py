@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import math
 import random
 import shutil
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.estimate import undisturbed
+from benchmarks.noted import Note, Noted, NotedArm
 from benchmarks.overhead import Measured
 from benchmarks.rawio import RawWriter, drop_from_cache
 from benchmarks.settling import settled
@@ -37,7 +37,7 @@ _SETTLE, _WINDOWS = 0.35, 0.8
 _WINDOW_S = 0.5
 #: Fewer rounds give no interval; undisturbed ones are waited for, but not for ever.
 _MIN_ROUNDS, _PATIENCE = 3, 1.6
-#: Checkpoints that are waited for; restores, and raw writes.
+#: Checkpoints that are waited for; restores, and raw writes; fewer of a large state.
 _STILL, _REPEATS = 4, 3
 #: Bytes of all raw writes together, unless one is more; and how many of them are made.
 _RAW_BYTES, _SOURCE_BYTES = 4 << 30, 256 << 20
@@ -62,7 +62,10 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """That interval in windows. Seconds; ``held_s`` and ``wait_s`` per checkpoint."""
+    """That interval in windows. Seconds; ``held_s`` and ``wait_s`` per checkpoint.
+
+    All but ``still_s`` are of the rounds that others did not disturb.
+    """
 
     overhead: Measured
     checkpoints: int
@@ -122,8 +125,8 @@ class Trial:
         return Measurements(
             chosen=chosen,
             windows=windows,
-            restore_s=self._restore(expected),
-            raw_write_s=raw_write_s(self._scratch, state_bytes),
+            restore_s=self._restore(expected, self._repeats(_REPEATS, windows.durable_s, parts=2)),
+            raw_write_s=self._raw_write_s(state_bytes, windows.durable_s),
             num_parameters=num_parameters,
             state_bytes=state_bytes,
             epoch_iterations=self._stream and self._stream.batches_per_epoch,
@@ -149,6 +152,23 @@ class Trial:
             place=SnapshotPlace(stats["place"]),
         )
 
+    @property
+    def _used(self) -> float:
+        """Of the time for this model."""
+        return (time.perf_counter() - self._began_s) / self._args.seconds
+
+    def _repeats(self, most: int, each_s: float, *, parts: int) -> int:
+        """How often something can be done, with so many ``parts`` to share the time that is left.
+
+        At least once, whatever it takes.
+        """
+        share_s = (1 - self._used) * self._args.seconds / parts
+        return max(1, min(most, int(share_s / each_s)))
+
+    def _raw_write_s(self, num_bytes: int, each_s: float) -> float:
+        most = min(_REPEATS, max(1, _RAW_BYTES // num_bytes))
+        return raw_write_s(self._scratch, num_bytes, self._repeats(most, each_s, parts=1))
+
     # ---- windows
 
     def _windows(self, loop: Loop, chosen: Chosen) -> tuple[Windows, int]:
@@ -158,45 +178,46 @@ class Trial:
         arm = FrozenArm(loop, folder, interval=chosen.steps, length=length, place=chosen.place)
         with contextlib.closing(arm):
             arm.warm_up()
-            before, waited_s = arm.manager.stats(), _waited_s(arm)
-            measured = self._rounds(loop, arm)
-            stats, waited_s = arm.manager.stats(), _waited_s(arm) - waited_s
-            committed = _committed(folder, after_step=before["global_step"])
-            still_s = [arm.stand_still() for _ in range(_STILL)]
-        taken = stats["num_committed"] - before["num_committed"]
+            noted = NotedArm(arm)
+            done, seconds = self._rounds(loop, noted)
+            found = Noted.of(kept(noted.notes, done), folder)
+            taken, state_bytes = arm.taken, arm.manager.stats()["state_bytes"]
+            durable_s = statistics.median(_durable_s(each, arm) for each in found.events)
+            num_still = self._repeats(_STILL, durable_s, parts=3)
+            still_s = [arm.stand_still() for _ in range(num_still)]
         windows = Windows(
-            overhead=measured,
-            checkpoints=taken,
-            persist_s=statistics.median(each["persist_s"] for each in committed),
-            durable_s=statistics.median(_durable_s(each, arm) for each in committed),
-            held_s=(stats["stall_s"] - before["stall_s"]) / taken,
-            wait_s=waited_s / taken,
+            overhead=Measured.of("auto", done, seconds=seconds, taken=taken),
+            checkpoints=found.checkpoints,
+            persist_s=statistics.median(each["persist_s"] for each in found.events),
+            durable_s=durable_s,
+            held_s=found.held_s,
+            wait_s=found.wait_s,
             still_s=still_s,
         )
-        return windows, stats["state_bytes"]
+        return windows, state_bytes
 
-    def _rounds(self, loop: Loop, arm: FrozenArm) -> Measured:
-        start_s, done = time.perf_counter(), list[Round]()
+    def _rounds(self, loop: Loop, arm: NotedArm) -> tuple[list[Round], float]:
+        """Rounds, and how long they took."""
+        start_s, used, done = time.perf_counter(), self._used, list[Round]()
         for each in rounds(loop, {"auto": arm}, random.Random(self._args.seed)):
             done.append(each)
-            if self._are_enough(done):
+            if self._are_enough(done, one_more=(self._used - used) / len(done)):
                 break
-        seconds = time.perf_counter() - start_s
-        return Measured.of("auto", done, seconds=seconds, taken=arm.taken)
+        return done, time.perf_counter() - start_s
 
-    def _are_enough(self, done: Sequence[Round]) -> bool:
-        used = (time.perf_counter() - self._began_s) / self._args.seconds
+    def _are_enough(self, done: Sequence[Round], *, one_more: float) -> bool:
+        """``one_more`` of them takes that part of the time."""
         num_kept = sum(undisturbed([each.foreign for each in done]))
-        is_patient = num_kept < _MIN_ROUNDS and used < _PATIENCE
-        return used > _WINDOWS and len(done) >= _MIN_ROUNDS and not is_patient
+        is_patient = num_kept < _MIN_ROUNDS and self._used + one_more < _PATIENCE
+        return self._used > _WINDOWS and len(done) >= _MIN_ROUNDS and not is_patient
 
     # ---- restore
 
-    def _restore(self, expected: list[int]) -> list[float]:
+    def _restore(self, expected: list[int], repeats: int) -> list[float]:
         """Seconds of restores into a model with other weights, each by a new manager."""
         loop = self._loop(seed=self._args.seed + 1)
         seconds = []
-        for _ in range(_REPEATS):
+        for _ in range(repeats):
             drop_from_cache(x for x in self._scratch.rglob("*") if x.is_file())
             loop.synchronize()
             start_s = time.perf_counter()
@@ -209,15 +230,10 @@ class Trial:
         return seconds
 
 
-def _waited_s(arm: FrozenArm) -> float:
-    """How long weight updates have waited for copies so far."""
-    return arm.manager._pipeline.barrier_s
-
-
-def _committed(folder: Path, *, after_step: int) -> list[dict[str, Any]]:
-    """The events of the checkpoints that became durable."""
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return [x for x in events if x["kind"] == "committed" and x["step"] > after_step]
+def kept(notes: Sequence[Note], done: Sequence[Round]) -> list[Note]:
+    """The notes of the rounds that `Measured` counts: one of each."""
+    keep = undisturbed([each.foreign for each in done])
+    return [each for each, is_kept in zip(notes, keep, strict=True) if is_kept]
 
 
 def _durable_s(event: dict[str, Any], arm: FrozenArm) -> float:
@@ -238,9 +254,8 @@ def _sum(tensor: torch.Tensor) -> int:
     return int(in_bytes[:whole].view(torch.int64).sum()) + int(in_bytes[whole:].sum())
 
 
-def raw_write_s(folder: Path, num_bytes: int) -> float:
+def raw_write_s(folder: Path, num_bytes: int, repeats: int) -> float:
     """Seconds of writing so many bytes, directly and synced: P, as the disk alone would have it."""
-    repeats = min(_REPEATS, max(1, _RAW_BYTES // num_bytes))
     path = folder / ".raw-write"
     with RawWriter(path, num_bytes, source_bytes=_SOURCE_BYTES) as writer:
         return statistics.median(writer.once() for _ in range(repeats))

@@ -33,13 +33,24 @@ class Workload:
     device: str = "cpu"
     amp: bool = False
     small: bool = True
-    epoch: str = f"{SHORT_EPOCH} iterations"
+    epoch: str = f"{SHORT_EPOCH:,} iterations"
     epoch_iterations: int = SHORT_EPOCH
 
     @property
     def is_language(self) -> bool:
         """Whether it reads tokens."""
         return self.model in LANGUAGE_MODELS
+
+    @property
+    def kind(self) -> str:
+        """Of the device, without its number."""
+        return self.device.partition(":")[0]
+
+    @property
+    def is_target(self) -> bool:
+        """Whether it is what the target of the GPU is of: ResNet-50 as the paper trained it."""
+        sizes = self.model, self.batch, self.image_size
+        return sizes == ("resnet50", 256, 224) and self.kind == "cuda" and self.amp
 
     @property
     def packages(self) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.plots.common import COLOURS, panels
-from benchmarks.tables.common import Line, newest
+from benchmarks.tables.common import Line
+from benchmarks.tables.interference import last_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,8 +16,9 @@ _SHADE = "#f0e6d2"
 
 
 def draw(lines: list[Line]) -> Figure | None:
-    """The interval above, the overhead with its bound below, of the newest trace of each arm."""
-    traces = newest([line for line in lines if line.get("trace")], "arm")
+    """The interval above, the overhead with its bound below, of both arms of the newest run."""
+    runs = [[line for line in run if line.get("trace")] for run in last_runs(lines)]
+    traces = next((run for run in reversed(runs) if run), [])
     if not traces:
         return None
     figure, (above, below) = panels(2, 1, size=(9, 6), sharex=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.plots.common import COLOURS, panels
+from benchmarks.restarts import BASE, UNINTERRUPTED
 from benchmarks.tables.common import Line, newest
-from benchmarks.tables.interruptions import BASE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,14 +15,17 @@ _COLOUR_OF = {
     "auto": COLOURS[0],
     "epoch boundary": COLOURS[1],
     "synchronous": COLOURS[3],
-    "uninterrupted, auto": COLOURS[2],
+    UNINTERRUPTED: COLOURS[2],
     BASE: COLOURS[5],
 }
 
 
 def draw(lines: list[Line]) -> Figure | None:
-    """The arms of the newest training: iterations against time, and the loss at each of them."""
-    arms = {line["arm"]: line for line in newest(_latest(lines), "arm")}
+    """The arms of the newest training: iterations against time, and the loss at each of them.
+
+    An arm that came to no update is left out.
+    """
+    arms = {line["arm"]: line for line in newest(_latest(lines), "arm") if line["curve"]}
     if BASE not in arms:
         return None
     figure, (progress, loss) = panels(1, 2, size=(11, 4.5))
@@ -39,8 +42,12 @@ def draw(lines: list[Line]) -> Figure | None:
 
 
 def _latest(lines: list[Line]) -> list[Line]:
-    """Those from the last base on: one call of the benchmark."""
-    bases = [place for place, line in enumerate(lines) if line["arm"] == BASE]
+    """Those from the last first base on: one call of the benchmark."""
+    bases = [
+        place
+        for place, line in enumerate(lines)
+        if line["arm"] == BASE and line.get("repeat", 1) == 1
+    ]
     return lines[bases[-1] :] if bases else []
 
 

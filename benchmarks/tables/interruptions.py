@@ -4,39 +4,48 @@ from __future__ import annotations
 
 from statistics import median
 
-from benchmarks.tables.common import Line, newest, row, seconds, span, table
-
-#: The arm that the others are compared with.
-BASE = "uninterrupted, no checkpoints"
+from benchmarks.tables.common import Line, row, seconds, span, table
 
 _SETTING = (
-    *("model", "batch", "image_size", "epochs", "workers", "data", "deterministic"),
-    *("every_of_base", "patience"),
+    *("model", "batch", "image_size", "epochs", "workers", "deterministic", "amp"),
+    *("data", "needed", "every_of_base", "patience"),
 )
 
 
 def interruptions(lines: list[Line]) -> str:
-    """A row per training and arm; of several seeds medians, and the range of the ratio."""
+    """A row per training and arm; of several seeds or repeats medians, and the ratio's range."""
     columns = (
         "training | what | time | against the base | interruptions | iterations redone "
         "| back in training after | of it restoring | checkpoints | every | same bits as the base"
     )
-    lines = newest(lines, *_SETTING, "arm", "seed")
     groups: dict[tuple[object, ...], list[Line]] = {}
+    lines = _newest(lines)
     for line in lines:
-        key = (*(line[name] for name in (*_SETTING, "arm")), _accelerator(line))
-        groups.setdefault(key, []).append(line)
+        groups.setdefault(_key(line), []).append(line)
     return table(columns, [_row(runs) for runs in groups.values()], lines)
 
 
-def _accelerator(line: Line) -> object:
-    return line["machine"]["accelerator"]
+def _newest(lines: list[Line]) -> list[Line]:
+    """Of each training, arm and seed those of the last call: all of its repeats."""
+    found: dict[tuple[object, ...], list[Line]] = {}
+    for line in lines:
+        key = (*_key(line), line["seed"])
+        is_first = line.get("repeat", 1) == 1
+        found[key] = [line] if is_first else [*found.get(key, []), line]
+    return [line for runs in found.values() for line in runs]
+
+
+def _key(line: Line) -> tuple[object, ...]:
+    """Training and arm. A part of the base's time comes out different each time, seconds do not."""
+    every_s = line["every_s"] if line["every_of_base"] is None else None
+    setting = (line.get(name) for name in (*_SETTING, "arm"))
+    return *setting, every_s, line["machine"]["accelerator"]
 
 
 def _row(runs: list[Line]) -> str:
     first = runs[0]
     return row(
-        f"{first['model']}, batch {first['batch']}, {first['epochs']} epochs",
+        _training(first),
         first["arm"],
         f"{median(x['seconds'] for x in runs):.0f} s",
         _ratio(runs),
@@ -48,6 +57,13 @@ def _row(runs: list[Line]) -> str:
         _interval(runs),
         _equal(runs),
     )
+
+
+def _training(line: Line) -> str:
+    size = f"{line['batch']} × {line['image_size']} px"
+    parts = [line["model"], size, f"{line['epochs']} epochs", f"{line['data']} images"]
+    amp = "amp" if line.get("amp") else None
+    return ", ".join(x for x in (*parts, amp, line["machine"]["accelerator"]) if x)
 
 
 def _ratio(runs: list[Line]) -> str:

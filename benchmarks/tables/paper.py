@@ -6,14 +6,19 @@ from statistics import median
 
 from benchmarks.tables.common import Line, introduced, newest, percent, row, table
 
-_SETTING = ("model", "arm", "preset", "device", "precision", "batch", "image_size", "tokens")
-_BASE, _OURS = "epoch boundary", "auto"
+_TRAINED = (
+    *("model", "preset", "device", "precision", "batch", "image_size", "tokens", "data"),
+    "threads",
+)
+_SETTING = (*_TRAINED, "arm", "epoch")
+_BASE, _OURS, _FAILED = "epoch boundary", "auto", "failed"
 
 _ARMS = """\
 The paper's models in its three arms: CheckFreq at the interval it chose to keep its bound, the same
 interval with training standing still until each checkpoint is durable, and one such checkpoint per
 epoch (`k` is its length). Recovery is what a failure costs on average: the restore, half an
-interval, and the time to durable.
+interval, and the time to durable. The start of the process is not counted: it is the same in all
+arms, and `benchmarks.interruptions` measures it.
 """
 
 _STALLS = """\
@@ -25,23 +30,45 @@ raw write of the same bytes, in iterations.
 
 def arms(lines: list[Line]) -> str:
     """A row per model and arm; below them, how much faster recovery is."""
-    columns = "model | T | what | k | overhead | 95 % interval | restore | durable after | recovery"
-    lines = newest(lines, *_SETTING)
-    rows = [
-        row(
-            _model(x),
-            f"{x['iteration_ms']:.0f} ms",
-            x["arm"],
-            f"{x['k']:,}" + (f", {x['reason']}" if "reason" in x else ""),
-            percent(x["overhead"]),
-            f"{percent(x['low'])} to {percent(x['high'])}",
-            f"{x['restore_s']:.2f} s",
-            f"{x['durable_s']:.2f} s",
-            f"{x['recovery_s']:,.1f} s",
-        )
-        for x in lines
-    ]
+    columns = (
+        "model | T | what | k | overhead | 95 % interval | with disturbed rounds | restore "
+        "| durable after | recovery"
+    )
+    lines = _current(lines)
+    rows = [_failure(x) if x["arm"] == _FAILED else _arm(x) for x in lines]
     return introduced(_ARMS, table(columns, [*rows, *_gained(lines)], lines))
+
+
+def _arm(line: Line) -> str:
+    all_rounds = line.get("overhead_all")
+    return row(
+        _model(line),
+        f"{line['iteration_ms']:.0f} ms",
+        line["arm"] + (f", {line['epoch']}" if "epoch" in line else ""),
+        f"{line['k']:,}" + (f", {line['reason']}" if "reason" in line else ""),
+        percent(line["overhead"]),
+        f"{percent(line['low'])} to {percent(line['high'])}",
+        "-" if all_rounds is None else percent(all_rounds),
+        f"{line['restore_s']:.2f} s",
+        f"{line['durable_s']:.2f} s",
+        f"{line['recovery_s']:,.1f} s",
+    )
+
+
+def _failure(line: Line) -> str:
+    return row(_model(line), "-", f"failed: {line['failed']}", *("-" for _ in range(7)))
+
+
+def _current(lines: list[Line]) -> list[Line]:
+    """The newest of each setting; a failure only until that training has been measured."""
+    last = {_trained(x): x["arm"] for x in lines}
+    return [
+        x for x in newest(lines, *_SETTING) if x["arm"] != _FAILED or last[_trained(x)] == _FAILED
+    ]
+
+
+def _trained(line: Line) -> tuple[object, ...]:
+    return tuple(line.get(name) for name in _TRAINED)
 
 
 def stalls(lines: list[Line]) -> str:
@@ -65,26 +92,32 @@ def stalls(lines: list[Line]) -> str:
     return introduced(_STALLS, table(columns, rows, lines))
 
 
-def gains(lines: list[Line]) -> dict[tuple[object, ...], float]:
-    """Recovery per epoch / ours, by what was trained, where both were measured."""
-    found: dict[tuple[object, ...], dict[str, float]] = {}
+def gains(lines: list[Line]) -> dict[str, list[float]]:
+    """Recovery per epoch / ours, of every training that has both, by what its epoch is."""
+    ours = {_trained(x): x["recovery_s"] for x in lines if x["arm"] == _OURS}
+    found: dict[str, list[float]] = {}
     for x in newest(lines, *_SETTING):
-        setting = tuple(x.get(name) for name in _SETTING if name != "arm")
-        found.setdefault(setting, {})[x["arm"]] = x["recovery_s"]
-    both = {setting: arms for setting, arms in found.items() if arms.keys() >= {_BASE, _OURS}}
-    return {setting: arms[_BASE] / arms[_OURS] for setting, arms in both.items()}
+        if x["arm"] == _BASE and _trained(x) in ours:
+            found.setdefault(x["epoch"], []).append(x["recovery_s"] / ours[_trained(x)])
+    return found
 
 
 def _gained(lines: list[Line]) -> list[str]:
-    """Empty without a pair, else a sentence behind the rows."""
-    ratios = list(gains(lines).values())
-    if not ratios:
-        return []
-    return [
-        "",
-        f"Recovery is {_times(min(ratios))} to {_times(max(ratios))} times as fast as with a "
-        f"checkpoint per epoch (median {_times(median(ratios))}).",
+    """A sentence behind the rows for each kind of epoch that has a pair: ones set by us say so."""
+    found = gains(lines)
+    set_by_us = [epoch for epoch in found if epoch.endswith(" iterations")]
+    real = [ratio for epoch in found if epoch not in set_by_us for ratio in found[epoch]]
+    sentences = [_sentence("a checkpoint per epoch", real)] if real else []
+    sentences += [
+        _sentence(f"a checkpoint per epoch, an epoch of {epoch} being assumed", found[epoch])
+        for epoch in set_by_us
     ]
+    return ["", *sentences] if sentences else []
+
+
+def _sentence(base: str, ratios: list[float]) -> str:
+    low, high, middle = (_times(x) for x in (min(ratios), max(ratios), median(ratios)))
+    return f"Recovery is {low} to {high} times as fast as with {base} (median {middle})."
 
 
 def _times(ratio: float) -> str:
@@ -92,6 +125,11 @@ def _times(ratio: float) -> str:
 
 
 def _model(line: Line) -> str:
+    """What was trained; of a CPU, with how many threads of how many cores."""
     side = line.get("image_size")
     size = f"{line['tokens']} tokens" if side is None else f"{side} px"
-    return f"{line['model']}, {line['device']}, {line['batch']} × {size}"
+    threads, cores = line["threads"], line["machine"]["cores"]
+    of = f", {threads} thread{'s' * (threads != 1)} of {cores} cores"
+    data = ", images" if line["data"] == "images" else ""
+    at = of if line["device"] == "cpu" else ""
+    return f"{line['model']}, {line['device']}{at}, {line['batch']} × {size}{data}"

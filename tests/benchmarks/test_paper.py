@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from benchmarks import paper
 from benchmarks.arms import auto_arm, held_arm, judged
 from benchmarks.estimate import Estimate
 from benchmarks.figures import Stall, allowed_by_storage, recovery_s
 from benchmarks.language import IGNORED, Language
 from benchmarks.make_images import ImageSet, make
+from benchmarks.noted import Note, Noted, NotedArm
 from benchmarks.options import is_installed
 from benchmarks.overhead import Measured
 from benchmarks.paper import arguments, chosen
 from benchmarks.tables import paper as tables
 from benchmarks.training import Loop
-from benchmarks.trial import Chosen, Measurements, Windows, fingerprint
-from benchmarks.windows import FrozenArm, clean_window
+from benchmarks.trial import Chosen, Measurements, Trial, Windows, fingerprint, kept
+from benchmarks.windows import FrozenArm, Round, clean_window
 from benchmarks.workloads import Workload, on_cpu, on_gpu
 from checkfreq.types import SnapshotPlace
 from tests.benchmarks.test_benchmarks_run import lines_of
@@ -80,6 +86,10 @@ class TestWhatFollowsFromTheCosts:
 
     def test_the_targets_of_the_gpu_are_judged_on_their_own(self) -> None:
         kept, gpu = Estimate(0.03, 0.0, 0.03, 0.03), on_gpu()
+        other_size, elsewhere = {"image_size": 64}, {"device": "cpu"}
+        for changed in (other_size, elsewhere, {"batch": 8}, {"amp": False}):
+            assert judge(replace(gpu["resnet50"], **changed), 3, kept)[1]
+        assert not judge(replace(gpu["resnet50"], device="cuda:1"), 3, kept)[1]
         assert judge(gpu["resnet50"], 2, kept)[1]
         assert not judge(gpu["resnet50"], 3, kept)[1]
         assert judge(gpu["resnet18"], 3, kept)[1]
@@ -180,7 +190,40 @@ class TestTable:
         ]
         text = tables.arms([*lines, table_line("d", "auto", 1.0)])
         assert "is 4.5 to 2,500 times as fast as with a checkpoint per epoch (median 12)" in text
-        assert "| b, cpu, 8 × 32 px | 500 ms | auto | 1,200, budget | 2.50 % |" in text
+        model = "b, cpu, 1 thread of 2 cores, 8 × 32 px"
+        assert f"| {model} | 500 ms | auto | 1,200, budget | 2.50 % |" in text
+        assert (
+            f"| {model} | 500 ms | epoch boundary, ImageNet-1k | 1,200, budget | 2.50 % |" in text
+        )
+
+    def test_an_epoch_that_was_set_is_named_and_counted_apart(self) -> None:
+        short = {**table_line("a", "epoch boundary", 40.0), "epoch": "1,000 iterations"}
+        real = [table_line("b", "auto", 1.0), table_line("b", "epoch boundary", 5.0)]
+        text = tables.arms([table_line("a", "auto", 4.0), short, *real])
+        assert "10 to 10 times as fast as with a checkpoint per epoch, an epoch of 1,000 " in text
+        assert "5.0 to 5.0 times as fast as with a checkpoint per epoch (median 5.0)" in text
+        assert "| epoch boundary, 1,000 iterations |" in text
+
+    def test_overhead_of_all_rounds_stands_beside_that_of_the_undisturbed(self) -> None:
+        line = {**table_line("a", "auto", 4.0), "overhead_all": 0.027}
+        assert "| 2.50 % | 1.00 % to unknown | 2.70 % |" in tables.arms([line])
+
+    def test_threads_of_cores_are_of_a_cpu(self) -> None:
+        line = {**table_line("a", "auto", 4.0), "device": "cuda", "data": "images"}
+        assert "| a, cuda, 8 × 32 px, images |" in tables.arms([line])
+
+    def test_other_threads_are_another_training(self) -> None:
+        lines = [table_line("a", "auto", 4.0), {**table_line("a", "auto", 2.0), "threads": 2}]
+        assert tables.arms(lines).count("\n| a, cpu") == 2
+
+    def test_a_failure_is_shown_until_it_is_measured(self) -> None:
+        good = table_line("a", "auto", 4.0)
+        failed = {**table_line("a", "failed", 0.0), "failed": "OutOfMemoryError"}
+        del failed["iteration_ms"], failed["recovery_s"]
+        assert tables.arms([failed]).count("| failed: OutOfMemoryError |") == 1
+        assert tables.stalls([failed]) == ""
+        assert "failed" not in tables.arms([failed, good])
+        assert "failed" in tables.arms([good, failed])
 
     def test_there_is_no_such_sentence_without_a_pair(self) -> None:
         assert "times as fast" not in tables.arms([table_line("a", "auto", 4.0)])
@@ -193,6 +236,8 @@ def table_line(model: str, arm: str, recovery_s: float) -> dict[str, object]:
         **{"iteration_ms": 500.0, "k": 1200, "reason": "budget"},
         **{"overhead": 0.025, "low": 0.01, "high": None},
         **{"restore_s": 1.0, "durable_s": 1.0, "recovery_s": recovery_s},
+        **({"epoch": "ImageNet-1k"} if arm == "epoch boundary" else {}),
+        **{"data": "random", "threads": 1},
         **{"command": "c", "commit": "abc", "versions": {"torch": "2"}},
         "machine": {"cores": 2, "accelerator": None},
     }
@@ -317,8 +362,80 @@ def test_a_model_of_each_kind_prints_its_three_arms(tmp_path: Path) -> None:
     auto, still, epoch = lines[:3]
     assert auto["k"] == still["k"]
     assert auto["taken"] is not None
-    assert (epoch["k"], epoch["epoch"], epoch["held_ms"]) == (400, "as given", still["held_ms"])
-    ((_, gain),) = tables.gains(lines[:3]).items()
-    assert gain == epoch["recovery_s"] / auto["recovery_s"]
-    assert "| resnet18, cpu, 2 × 32 px |" in tables.arms(lines)
-    assert "| gpt2, cpu, 2 × 4 tokens |" in tables.stalls(lines)
+    assert (epoch["k"], epoch["held_ms"]) == (400, still["held_ms"])
+    assert tables.gains(lines[:3]) == {"400 iterations": [epoch["recovery_s"] / auto["recovery_s"]]}
+    cpu = f"cpu, 1 thread of {os.cpu_count()} cores"
+    assert f"| resnet18, {cpu}, 2 × 32 px |" in tables.arms(lines)
+    assert f"| gpt2, {cpu}, 2 × 4 tokens |" in tables.stalls(lines)
+
+
+class TestNotes:
+    def test_held_and_waited_are_of_the_rounds_that_overhead_is_of(self, tmp_path: Path) -> None:
+        notes = [Note(0.1, 0.0, range(1, 3), 2), Note(9.0, 8.0, range(3, 5), 2)]
+        notes += [Note(0.3, 0.2, range(5, 7), 2), Note(0.2, 0.1, range(7, 9), 2)]
+        done = [Round({}, 1.0, foreign) for foreign in (0.0, 0.9, 0.05, 0.0)]
+        events = [{"kind": "committed", "step": step} for step in (0, 2, 4, 5, 8, 9)]
+        text = "".join(f"{json.dumps(x)}\n" for x in [*events, {"kind": "plan"}])
+        (tmp_path / "events.jsonl").write_text(text)
+        found = Noted.of(kept(notes, done), tmp_path)
+        assert (found.checkpoints, found.held_s, found.wait_s) == (6, *approx(0.1, 0.05))
+        assert [each["step"] for each in found.events] == [2, 5, 8]
+
+    def test_a_note_is_of_one_window(self, tmp_path: Path) -> None:
+        arm = FrozenArm(Loop("transformer", batch=1), tmp_path, interval=1, length=2)
+        arm.warm_up()
+        first = arm.manager.global_step + 1
+        noted = NotedArm(arm)
+        noted.window()
+        noted.window()
+        assert [each.steps for each in noted.notes] == [
+            range(first, first + 2),
+            range(first + 2, first + 4),
+        ]
+        assert sum(each.checkpoints for each in noted.notes) == 4 * noted.taken
+        assert all(each.held_s > each.wait_s >= 0 for each in noted.notes)
+        noted.close()
+
+
+def approx(*values: float) -> list[Any]:
+    return [pytest.approx(each) for each in values]
+
+
+@pytest.mark.parametrize(
+    ("each_s", "parts", "count"),
+    [(0.1, 3, 4), (10.0, 3, 3), (10.0, 1, 4), (40.0, 2, 1), (1e9, 1, 1)],
+)
+def test_what_takes_long_is_repeated_as_often_as_there_is_time(
+    each_s: float, parts: int, count: int, tmp_path: Path
+) -> None:
+    args = arguments(["--preset", "cpu", "--seconds", "100"])
+    trial = Trial(on_cpu()["resnet18"], tmp_path, args)
+    assert trial._repeats(4, each_s, parts=parts) == count
+
+
+def test_a_model_that_fails_has_a_line_and_the_next_one_its_turn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = {"bert": ValueError("of /some/place"), "gpt2": SystemExit("no plan")}
+
+    def measure(trial: Trial) -> Measurements:
+        if error := broken.get(trial._workload.model):
+            raise error
+        return measurements()
+
+    monkeypatch.setattr(Trial, "measure", measure)
+    monkeypatch.setattr(sys, "argv", ["paper", "--preset", "cpu", "--device", "cpu"])
+    monkeypatch.setattr(paper.chosen, "__kwdefaults__", {"is_there": lambda _: True})
+    sys.argv += ["--model", "bert", "gpt2", "resnet18"]
+    paper.main()
+    out, err = capsys.readouterr()
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [(x["model"], x["arm"], x.get("failed")) for x in lines[:2]] == [
+        ("bert", "failed", "ValueError"),
+        ("gpt2", "failed", "no plan"),
+    ]
+    assert [x["arm"] for x in lines[2:]] == ["auto", "synchronous", "epoch boundary"]
+    assert "of /some/place" in err
+    del sys.argv[-1]
+    with pytest.raises(SystemExit, match="no model"):
+        paper.main()
