@@ -43,7 +43,7 @@ ON_CPU = (
     Call("frequency", "--seconds 170 --k 8", 180),
     Call("paper", "--seconds 14", 180),
     Call("interruptions", "--images 36 --every-of-base 0.5", 130),
-    Call("goodput", "--model resnet50", 20),
+    Call("goodput", "", 20),
     Call("scale", "--gib 0.1 1 4 --rounds 2", 120),
     Call("limits", "--rounds 3", 60),
     Call("interference", "--settle 12 --phase 12", 110),
