@@ -39,28 +39,29 @@ class Call:
 
 #: ``make bench``: on 2 cores without a GPU, under 20 minutes in all. What tells most comes first.
 ON_CPU = (
-    Call("compare", "--rounds 2 --restores 2", 250),
-    Call("frequency", "--seconds 170 --k 8", 180),
+    Call("compare", "--gib 0.5 --rounds 2 --restores 2", 180),
+    Call("frequency", "--seconds 170 --k 8", 215),
     Call("paper", "--seconds 14", 180),
-    Call("interruptions", "--images 36 --every-of-base 0.5", 130),
+    Call("interruptions", "--images 72 --every 13", 150),
     Call("goodput", "", 20),
-    Call("scale", "--gib 0.1 1 4 --rounds 2", 120),
+    Call("interference", "--settle 20 --phase 25", 190),
+    Call("scale", "--gib 0.1 1 4 --rounds 2", 145),
     Call("limits", "--rounds 3", 60),
-    Call("interference", "--settle 12 --phase 12", 110),
     Call("memory", "--mib 16", 20),
-    Call("first", "--mib 1024", 30),
-    Call("decision", "", 30),
-    Call("startup", "", 10),
-    Call("simulate", "", 20),
+    Call("first", "--mib 1024", 25),
+    Call("startup", "", 5),
 )
 
-#: Not in ``make bench``: the same for longer, ranks, and the data.
+#: Not in ``make bench``: some of that for longer, ranks, data, and the policy.
 LONGER = (
-    Call("compare", "--rounds 5", 480),
+    Call("compare", "--rounds 5", 600),
     Call("frequency", "--seconds 600", 700),
+    Call("paper", "--seconds 40", 420),
     Call("overhead", "--model resnet18 --live --max-seconds 300", 420),
     Call("sharded", "--rounds 4", 300),
     Call("iterators", "", 300),
+    Call("decision", "", 45),
+    Call("simulate", "", 40),
 )
 
 #: ``make bench-gpu PART=1`` and ``PART=2``: what a GPU is needed for, each in under 10 minutes.
