@@ -39,13 +39,13 @@ class Call:
 
 #: ``make bench``: on 2 cores without a GPU, under 20 minutes in all. What tells most comes first.
 ON_CPU = (
-    Call("compare", "--gib 0.5 --rounds 2 --restores 2", 180),
+    Call("compare", "--gib 0.5 --rounds 2 --restores 2", 220),
     Call("frequency", "--seconds 170 --k 8", 215),
-    Call("paper", "--seconds 14", 180),
+    Call("paper", "--seconds 13", 170),
     Call("interruptions", "--images 72 --every 13", 150),
     Call("goodput", "", 20),
-    Call("interference", "--settle 20 --phase 25", 190),
-    Call("scale", "--gib 0.1 1 4 --rounds 2", 145),
+    Call("interference", "--settle 15 --phase 20", 155),
+    Call("scale", "--gib 0.1 1 2 --rounds 2", 110),
     Call("limits", "--rounds 3", 60),
     Call("memory", "--mib 16", 20),
     Call("first", "--mib 1024", 25),
@@ -57,6 +57,9 @@ LONGER = (
     Call("compare", "--rounds 5", 600),
     Call("frequency", "--seconds 600", 700),
     Call("paper", "--seconds 40", 420),
+    Call("interruptions", "--images 200 --epochs 2 --every 30", 260),
+    Call("interference", "--settle 20 --phase 25", 190),
+    Call("scale", "--gib 4 8 --tensors --rounds 2", 200),
     Call("overhead", "--model resnet18 --live --max-seconds 300", 420),
     Call("sharded", "--rounds 4", 300),
     Call("iterators", "", 300),
