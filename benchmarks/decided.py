@@ -6,13 +6,13 @@ A decider is one of the simulator's (the paper's, say); our engine takes the che
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.events import events
 from benchmarks.paper_policy import PaperTuner
 from benchmarks.settling import CHECKPOINTS
 from benchmarks.training import Loop
@@ -141,17 +141,4 @@ class DecidedManager:
 
     def _committed(self) -> dict[str, Any]:
         """What the manager noted of the last checkpoint."""
-        for line in reversed(_tail(self._folder / "events.jsonl")):
-            event: dict[str, Any] = json.loads(line)
-            if event["kind"] == "committed":
-                return event
-        raise AssertionError("a durable checkpoint's commit is among the last events")
-
-
-def _tail(path: Path) -> list[bytes]:
-    """The last lines that are there as a whole."""
-    with path.open("rb") as file:
-        begin = max(0, file.seek(0, 2) - _TAIL_BYTES)
-        file.seek(begin)
-        lines = file.read().splitlines()
-    return lines[1:] if begin else lines
+        return events(self._folder, "committed", last_bytes=_TAIL_BYTES)[-1]

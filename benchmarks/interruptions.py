@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import options
+from benchmarks.estimate import quartiles
 from benchmarks.make_images import ImageSet, make
 from benchmarks.record import emit, run
 from benchmarks.restarts import (
@@ -328,16 +329,9 @@ def resumes(trained: Run) -> dict[str, Any]:
         "first_update_s": lambda each: each.first_update_s,
     }
     medians = {name: median([part(each) for each in found]) for name, part in parts.items()}
-    quartiles_s = [round(cut, 3) for cut in _quartiles([each.resume_s for each in found])]
+    resumes_s = [each.resume_s for each in found]
+    quartiles_s = [round(cut, 3) for cut in quartiles(resumes_s)] if len(found) > 1 else []
     return {**medians, "resume_quartiles_s": quartiles_s, "resumes": len(found)}
-
-
-def _quartiles(values: Sequence[float]) -> list[float]:
-    """The first and the third; none of fewer than two values."""
-    if len(values) < 2:
-        return []
-    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
-    return [first, third]
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.events import events
 from benchmarks.windows import FrozenArm, Window
 
 
@@ -75,11 +75,7 @@ class Noted:
             checkpoints=count,
             held_s=sum(each.held_s for each in notes) / count,
             wait_s=sum(each.wait_s for each in notes) / count,
-            events=[x for x in committed(folder) if any(x["step"] in y.steps for y in notes)],
+            events=[
+                x for x in events(folder, "committed") if any(x["step"] in y.steps for y in notes)
+            ],
         )
-
-
-def committed(folder: Path) -> list[dict[str, Any]]:
-    """The events of the checkpoints that became durable."""
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return [x for x in events if x["kind"] == "committed"]

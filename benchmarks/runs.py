@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.events import events, read_lines
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -128,7 +130,7 @@ class Run:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """What checkfreq wrote of itself."""
-        return [line for line in read_lines(self.chk_dir / "events.jsonl") if line["kind"] == kind]
+        return events(self.chk_dir, kind)
 
     def being_written(self) -> int | None:
         """The step of a checkpoint that is being written at this instant."""
@@ -137,18 +139,6 @@ class Run:
                 if name.startswith(".tmp-"):
                     return int(name.split("-")[1])
         return None
-
-
-def read_lines(path: Path, *, last_bytes: int | None = None) -> list[dict[str, Any]]:
-    """Objects of a JSON-lines file, or of its end; a line that is cut off is left out."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    whole = data[: data.rfind(b"\n") + 1]
-    if last_bytes is not None and len(whole) > last_bytes:
-        whole = whole[-last_bytes:].partition(b"\n")[2]
-    return [json.loads(line) for line in whole.splitlines()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import statistics
 import sys
 import tempfile
@@ -42,6 +41,7 @@ from typing import Any
 import torch
 
 from benchmarks.bus import Bus
+from benchmarks.events import events
 from benchmarks.memory import Usage, worker_pid
 from benchmarks.peak import Peak
 from benchmarks.peers import Training
@@ -207,9 +207,7 @@ def _wait_for_slots(manager: CFManager) -> None:
 
 
 def _copy_s(folder: Path) -> float:
-    lines = (folder / "events.jsonl").read_text().splitlines()
-    commits = [event for event in map(json.loads, lines) if event["kind"] == "committed"]
-    return float(commits[-1]["copy_s"])
+    return float(events(folder, "committed")[-1]["copy_s"])
 
 
 def _restores(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from benchmarks.events import events
 from benchmarks.peers.saver import Saved, Training
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 from checkfreq.types import SnapshotPlace
@@ -79,10 +79,9 @@ class CheckFreq:
     def _committed(self) -> Mapping[str, Any]:
         """The last save's event; only the leader, who prunes after it, writes events down."""
         if not _is_led():
-            lines = (self._folder / "events.jsonl").read_text().splitlines()
-            events = [event for event in map(json.loads, lines) if event["kind"] == "committed"]
-            assert events[-1]["step"] == self._step
-            return events[-1]
+            last = events(self._folder, "committed")[-1]
+            assert last["step"] == self._step
+            return last
         event = self._manager.last_event
         assert event is not None
         assert (event.kind, event.step) == ("committed", self._step)
