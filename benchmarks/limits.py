@@ -16,8 +16,11 @@ memory; and the same through the page cache.
 
 from __future__ import annotations
 
+import argparse
+import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,9 +28,10 @@ from pathlib import Path
 import numpy as np
 from xxhash import xxh3_64_digest
 
+from benchmarks.estimate import quartiles
 from benchmarks.rawio import drop_from_cache, incompressible, read_once, write_once
-from benchmarks.record import run
-from benchmarks.throughput import Arm, Seconds, interleaved, report
+from benchmarks.record import emit, median_ratio, run
+from benchmarks.rounds import Arm, Seconds, interleaved
 from checkfreq.store.images import new_buffer
 
 _MIB = 1 << 20
@@ -166,7 +170,45 @@ def _named(name: str, arm: Callable[[], float]) -> dict[str, float]:
 
 def main() -> None:
     """Print a line per arm."""
-    report("limits", (__doc__ or "").splitlines()[0], measure, baselines={"raw": _BASELINE})
+    args = _arguments()
+    with tempfile.TemporaryDirectory(dir=args.folder, prefix="limits-") as scratch:
+        seconds = measure(Path(scratch), int(args.gib * 2**30), args.rounds)
+    for name, times in seconds.items():
+        median_s = statistics.median(times)
+        emit(
+            "limits",
+            folder=Path(args.folder),
+            arm=name,
+            gib=args.gib,
+            rounds=args.rounds,
+            median_s=round(median_s, 4),
+            gb_per_s=_gb_per_s(args.gib, median_s),
+            **_spread(args.gib, times),
+            throughput_against_raw=round(median_ratio(seconds[_BASELINE], times), 3),
+        )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--gib", type=float, default=1.0, help="size of the state")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", default=".", help="a folder on the disk to measure")
+    return parser.parse_args()
+
+
+def _gb_per_s(gib: float, seconds: float) -> float:
+    return round(gib * 2**30 / seconds / 1e9, 3)
+
+
+def _spread(gib: float, times: Sequence[float]) -> dict[str, dict[str, float]]:
+    """The quartiles, where there are several values; the longest time is the lowest rate."""
+    if len(times) < 2:
+        return {}
+    short_s, long_s = quartiles(times)
+    return {
+        "low": {"median_s": round(short_s, 4), "gb_per_s": _gb_per_s(gib, long_s)},
+        "high": {"median_s": round(long_s, 4), "gb_per_s": _gb_per_s(gib, short_s)},
+    }
 
 
 if __name__ == "__main__":

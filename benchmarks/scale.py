@@ -49,9 +49,9 @@ from benchmarks.peers.ours import CheckFreq
 from benchmarks.rawio import RawWriter
 from benchmarks.record import emit, median_ratio, run
 from benchmarks.room import room_for
+from benchmarks.rounds import Arm, Seconds, interleaved
 from benchmarks.saving import Work, sample, seconds_of, shown, spread
 from benchmarks.states import NUM_TENSORS, Block
-from benchmarks.throughput import Arm, Seconds, interleaved
 from checkfreq import CFCheckpoint, CFManager
 
 GIB, MIB = 2**30, 2**20

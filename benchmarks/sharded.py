@@ -41,9 +41,9 @@ from benchmarks.peers.dcp import KINDS
 from benchmarks.peers.ours import CheckFreq
 from benchmarks.rawio import RawWriter
 from benchmarks.record import emit, median_ratio, run
+from benchmarks.rounds import Arm, Seconds, interleaved
 from benchmarks.saving import Work, sample, shown, slowest, spread
 from benchmarks.sharded_states import ReplicatedState, ShardedState, State, training_of
-from benchmarks.throughput import Arm, Seconds, interleaved
 from checkfreq.distributed.meetings import Meetings, said_by_each
 
 _MEETING = "meeting"

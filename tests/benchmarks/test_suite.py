@@ -53,13 +53,11 @@ def test_each_part_of_the_suite_is_meant_to_fit_its_time(calls: tuple[Call, ...]
 def test_every_call_has_options_that_its_benchmark_takes(
     call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = "throughput" if call.name == "limits" else call.name  # which does that for it
-    module = importlib.import_module(f"benchmarks.{name}")
+    module = importlib.import_module(f"benchmarks.{call.name}")
     parsers = [x for x in ("_arguments", "arguments") if x in vars(module)]
     monkeypatch.setattr("sys.argv", [call.name, *call.options.split()])
     for parse in parsers:
-        given = ("",) if call.name == "limits" else ()
-        getattr(module, parse)(*given)
+        getattr(module, parse)()
     assert parsers or not call.options
 
 
