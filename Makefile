@@ -30,7 +30,7 @@ lint: $(VENV)/.dev ## ruff and mypy
 	$(PY) -m ruff check .
 	$(PY) -m mypy --strict checkfreq iterators
 
-bench: $(VENV)/.peers ## the suite on the CPU (under 20 minutes); appends to benchmarks/results, rewrites the pages
+bench: $(VENV)/.peers ## the suite on the CPU (about 20 minutes); appends to benchmarks/results, rewrites the pages
 	$(PY) -m benchmarks run --minutes 25 $(ONLY)
 
 bench-gpu: ## what a GPU is needed for: PART=1 or 2, in at most MINUTES (9); uses PYTHON as test-gpu does

@@ -37,7 +37,7 @@ class Call:
         return f"python -m benchmarks.{self.name} {self.options}".rstrip()
 
 
-#: ``make bench``: on 2 cores without a GPU, under 20 minutes in all. What tells most comes first.
+#: ``make bench``: on 2 cores without a GPU, about 20 minutes in all. What tells most comes first.
 ON_CPU = (
     Call("compare", "--gib 0.5 --rounds 2 --restores 2", 220),
     Call("frequency", "--seconds 170 --k 8", 215),
