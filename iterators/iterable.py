@@ -46,6 +46,7 @@ from iterators.torch_common import (
     fetched,
     seeding_of,
     share_of,
+    workers_started,
 )
 from iterators.worker_batches import Item, Kind, Recipe, Standing, WorkerBatches, is_stateful
 
@@ -208,7 +209,7 @@ class ResumableIterableLoader(Adapter):
         self._batches.aim(epoch, standing)
         aim_generator(self._generator, self._seed, epoch)
         self._open = IterableDeliveries(
-            iter(self._make_engine()),
+            workers_started(self._make_engine()),
             standing,
             skipping=Skipping(standing.to_make_again),
             guard=None if self._workers else self._seeding,

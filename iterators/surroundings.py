@@ -62,13 +62,17 @@ def sample_order(dataset: Any, seed: int, epoch: int, *, shuffle: bool) -> Order
     return shuffled
 
 
+def in_process_group() -> bool:
+    """Whether this process is a rank of an initialized process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:
     """The given pair, checked, or the process group's; (0, 1) where there is none."""
     if (rank is None) != (world is None):
         raise ValueError(f"give both rank and world size or neither, got {rank} and {world}")
     if rank is None or world is None:
-        grouped = dist.is_available() and dist.is_initialized()
-        rank, world = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
+        rank, world = (dist.get_rank(), dist.get_world_size()) if in_process_group() else (0, 1)
     if not 0 <= rank < world:
         raise ValueError(f"rank must lie in [0, world), got {rank} of {world}")
     return rank, world

@@ -6,6 +6,10 @@ only runs workers. Its own state, if it has one, is never asked for. Training pr
 
 from __future__ import annotations
 
+import functools
+import logging
+import multiprocessing
+import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeAlias, TypeVar
 
@@ -15,8 +19,10 @@ from torch.utils.data import DataLoader, default_collate, default_convert
 
 from iterators.order import fold64
 from iterators.sampling import LoaderSettings
-from iterators.surroundings import rank_and_world
+from iterators.surroundings import in_process_group, rank_and_world
 from iterators.tickets import Seeding, Share
+
+logger = logging.getLogger(__name__)
 
 Engine: TypeAlias = type[DataLoader[Any]]
 Fetch = TypeVar("Fetch")
@@ -34,6 +40,35 @@ def collate_of(batch_size: int | None, settings: LoaderSettings) -> Callable[[An
 def aim_generator(generator: torch.Generator, seed: int, epoch: int) -> None:
     """Set a loader's private generator, from which the workers' base seeds come."""
     generator.manual_seed(fold64(seed, epoch) & ((1 << 63) - 1))
+
+
+def workers_started(engine: DataLoader[Any]) -> Iterator[Any]:
+    """``iter(engine)``, which starts its workers if it has any that are not running."""
+    if engine.num_workers and forks_workers(engine) and in_process_group():
+        warn_of_forks(sys.version_info[:3])
+    return iter(engine)
+
+
+def forks_workers(engine: DataLoader[Any]) -> bool:
+    """Whether its worker processes are forked from this one."""
+    context = engine.multiprocessing_context or multiprocessing
+    return bool(context.get_start_method() == "fork")
+
+
+@functools.cache
+def warn_of_forks(python: tuple[int, int, int]) -> None:
+    """Say once that a forked worker may hang, where the interpreter is one in which it may.
+
+    A process group's thread that lets go of a tensor while another thread forks can leave a lock
+    of the interpreter locked in the child (python/cpython#112275).
+    """
+    if python < (3, 11, 8):
+        logger.warning(
+            "loader workers are forked while a process group is alive: before Python 3.11.8 one "
+            "can hang as it starts, and training with it (python/cpython#112275). Found Python "
+            "%d.%d.%d: use a newer one, or multiprocessing_context='forkserver'",
+            *python,
+        )
 
 
 def fetched(items: Iterator[Fetch], guard: Seeding | None) -> Fetch:

@@ -31,6 +31,7 @@ from iterators.torch_common import (
     fetched,
     seeding_of,
     share_of,
+    workers_started,
 )
 
 #: The user's own order: ``(seed, epoch) -> ids``, the same for the same arguments, always.
@@ -179,7 +180,7 @@ class ResumableDataLoader(Adapter):
         guard = self._seeding if self._engine.num_workers == 0 else None
         span = (start, self._identity.n, self._share.global_batch)
         try:
-            batches = iter(engine)
+            batches = workers_started(engine)
         except BaseException:  # a persistent worker died while it waited
             self.close()
             raise

@@ -8,6 +8,7 @@ written by rank 0 at an iteration boundary: the model and the ranks' merged posi
 from __future__ import annotations
 
 import faulthandler
+import functools
 import json
 import multiprocessing
 import os
@@ -134,23 +135,31 @@ class Model:
 
 
 class Group:
-    """The collectives the program needs; a world of one needs no process group."""
+    """The collectives the program needs, over a store; a world of one needs none.
 
-    def __init__(self, rank: int = 0, world: int = 1) -> None:
+    Not over the process group: its threads let go of tensors, which needs the interpreter, while
+    the next epoch's workers are being forked. Before Python 3.11.8 such a worker can hang
+    (python/cpython#112275).
+    """
+
+    def __init__(self, rank: int = 0, world: int = 1, store: dist.Store | None = None) -> None:
         self.rank, self.world = rank, world
+        self._store = store
+        self._num_gathered = 0
 
     def reduced(self, values: torch.Tensor, *, xor: bool = False) -> torch.Tensor:
         """``values`` summed (or xored) over the ranks."""
-        if self.world > 1:
-            dist.all_reduce(values, dist.ReduceOp.BXOR if xor else dist.ReduceOp.SUM)
-        return values
+        parts = torch.tensor(self.gathered(values.tolist()))
+        return functools.reduce(torch.bitwise_xor, parts) if xor else parts.sum(0)
 
     def gathered(self, value: Any) -> list[Any]:
-        """Every rank's ``value``, in the order of the ranks, on every rank."""
-        values = [value] * self.world
-        if self.world > 1:
-            dist.all_gather_object(values, value)
-        return values
+        """Every rank's ``value`` (JSON-able), in the order of the ranks, on every rank."""
+        if self._store is None:
+            return [value]
+        self._num_gathered += 1
+        self._store.set(f"{self._num_gathered}/{self.rank}", json.dumps(value))
+        keys = (f"{self._num_gathered}/{rank}" for rank in range(self.world))
+        return [json.loads(self._store.get(key)) for key in keys]
 
 
 def train(
@@ -218,9 +227,8 @@ def run_rank(life: Life, rank: int, reports: Connection, aimed: Connection) -> N
     for seeded in (random.seed, np.random.seed, torch.manual_seed):
         seeded(life.number * 64 + rank)  # differs from life to life: nothing may depend on it
     reports.send("started")
-    if life.world > 1:
-        join_group(life, rank)
-    model, group = Model(life.data), Group(rank, life.world)
+    store = join_group(life, rank) if life.world > 1 else None
+    model, group = Model(life.data), Group(rank, life.world, store)
     loader = life.data.loader(batch=life.batch, workers=life.workers)
     restore(life, model, loader)
     reports.send("restored")
@@ -228,16 +236,33 @@ def run_rank(life: Life, rank: int, reports: Connection, aimed: Connection) -> N
     train(loader, model, life.data, group, boundaries.passed)
     loader.finish()
     if life.world > 1:
+        dist.barrier()  # rank 0 serves the store until all are done with it
         dist.destroy_process_group()
 
 
-def join_group(life: Life, rank: int) -> None:
-    """Form the process group of this life, over loopback, through a file of its own."""
+def join_group(life: Life, rank: int) -> dist.Store:
+    """Form the process group of this life, over loopback; returns a store that it leaves alone.
+
+    Rank 0 tells the store's port through a file of this life.
+    """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = dist.FileStore(str(Path(life.folder, f"store-{life.number}")), life.world)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=life.world, timeout=GROUP_LIMIT
+    told = dist.FileStore(str(Path(life.folder, f"store-{life.number}")), life.world)
+    serve = functools.partial(
+        dist.TCPStore, "127.0.0.1", timeout=GROUP_LIMIT, wait_for_workers=False
     )
+    if rank == 0:
+        store = serve(port=0, is_master=True)
+        told.set("port", str(store.port))
+    else:
+        store = serve(port=int(told.get("port")), is_master=False)
+    dist.init_process_group(
+        "gloo",
+        store=dist.PrefixStore("group", store),
+        rank=rank,
+        world_size=life.world,
+        timeout=GROUP_LIMIT,
+    )
+    return dist.PrefixStore("program", store)
 
 
 def restore(life: Life, model: Model, loader: CFIterator) -> None:
