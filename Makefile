@@ -5,6 +5,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 # Enough to run the tests marked gpu without this environment (a machine with no network).
 GPU_NEEDS := torch, numpy, xxhash, pytest, hypothesis
+JOBS ?= 2
 ONLY ?=
 MINUTES ?= 9
 PART ?= 1
@@ -21,7 +22,7 @@ demo: $(VENV)/.bench ## train, kill twice, resume, compare bit for bit (under 5 
 
 test: lint system ## what CI runs: format, lint, types, tests, coverage
 	rm -f .coverage
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu" --cov --cov-report=
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu" -n $(JOBS) --dist loadfile --cov --cov-report=
 	$(PY) -m coverage report --include='$(FULLY_COVERED)' --fail-under=100
 	$(PY) -m coverage report --skip-covered
 

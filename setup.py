@@ -37,6 +37,7 @@ DEV = [
     "pillow",
     "pytest",
     "pytest-cov",
+    "pytest-xdist",
     "ruff",
     "safetensors",
     "tensorboard",
