@@ -159,8 +159,11 @@ class JointStore(CheckpointStore):
         """
         if self._has_part(step, attempt, rank):
             return
-        pending = self._enter(step, attempt)
-        self.ops.write_file(pending.path / failure_name(rank), why.encode(errors="replace"))
+        path = self._enter(step, attempt).path / failure_name(rank)
+        try:
+            self.ops.replace_file(path, why.encode(errors="replace"))  # the leader may be looking
+        except OSError:
+            self.ops.write_file(path, b"")  # a full disk may have room for a name
 
     def leave(self, pending: Pending, *, rank: int) -> None:
         """Remove what a rank wrote of a part that it cannot finish; the rest is the leader's."""
@@ -205,7 +208,7 @@ class JointStore(CheckpointStore):
         if failed:
             texts = (self.ops.read_bytes(pending.path / failure_name(rank)) for rank in failed)
             why = "; ".join(
-                f"rank {rank} wrote no part: {text.decode(errors='replace')}"
+                f"rank {rank} wrote no part: {text.decode(errors='replace') or 'it cannot say why'}"
                 for rank, text in zip(failed, texts, strict=True)
             )
             raise PersistError(

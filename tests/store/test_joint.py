@@ -262,6 +262,48 @@ def test_a_member_that_fails_has_the_leader_give_up_at_once_and_say_why(
     assert not time.pauses
 
 
+class Watched(CrashingFileOps):
+    """A disk on which others look on while a file is being written."""
+
+    watch: Callable[[], None] | None = None
+
+    def write_file(self, path: Path, data: bytes) -> None:
+        super().write_file(path, b"")
+        if self.watch is not None:
+            self.watch()
+        super().write_file(path, data)
+
+
+def test_a_leader_that_looks_while_a_failure_is_being_told_does_not_hear_half_of_it() -> None:
+    disk = Watched()
+    store = JointStore(ROOT, ops=disk)
+    store.open()
+    pending = leader_begins(store, shares()[0])
+    heard: list[str] = []
+
+    def look() -> None:
+        with pytest.raises(PersistError) as caught:
+            store.wait_for_parts(pending, [1], timeout_s=0.0)
+        heard.append(str(caught.value))
+
+    disk.watch = look
+    store.tell_failure(5, attempt="a5", rank=1, why="killed twice")
+    disk.watch = None
+    look()
+    assert "wrote no part within 0 s" in heard[0]
+    assert heard[1].endswith("rank 1 wrote no part: killed twice")
+
+
+def test_a_member_on_a_full_disk_tells_that_it_failed(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    pending = leader_begins(store, shares()[0])
+    disk.fail_after(1, OSError(errno.ENOSPC, "no space left"))
+    store.tell_failure(5, attempt="a5", rank=1, why="disk full")
+    with pytest.raises(PersistError, match="rank 1 wrote no part: it cannot say why"):
+        store.wait_for_parts(pending, [1], timeout_s=10.0)
+
+
 def test_a_failure_told_before_the_leader_begins_is_heard_and_leaves_nothing_behind(
     store: JointStore, disk: CrashingFileOps
 ) -> None:
