@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.estimate import quartiles
 from benchmarks.peers import OURS, Peer
+from benchmarks.saving import shown, spread
 
 RAW = "raw"
 
@@ -79,22 +80,13 @@ def _ratios(prefix: str, rounds: Sequence[Round], above: str, below: str) -> dic
     }
 
 
-#: What holds training is told in milliseconds.
-_HOLDS = ("held_s", "save_s", "added_s", "iteration_s")
-
-
-def _shown(figures: dict[str, list[float]]) -> dict[str, Any]:
+def _shown(figures: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """Medians and, of more than one value, quartiles."""
-    shown: dict[str, Any] = {}
-    for figure, values in figures.items():
-        name, scale, digits = figure, 1.0, 4
-        if figure.endswith(_HOLDS):
-            name, scale, digits = f"{figure.removesuffix('_s')}_ms", 1e3, 2
-        shown[name] = round(statistics.median(values) * scale, digits)
-        if len(values) > 1:
-            low, high = quartiles(values)
-            shown[f"{name}_quartiles"] = [round(low * scale, digits), round(high * scale, digits)]
-    return shown
+    limits = spread({name: values for name, values in figures.items() if len(values) > 1})
+    return {
+        **shown({name: statistics.median(values) for name, values in figures.items()}),
+        **{f"{name}_quartiles": [low, limits["high"][name]] for name, low in limits["low"].items()},
+    }
 
 
 def target_lines(

@@ -19,7 +19,9 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,10 +33,30 @@ from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 ALLOWED_US = 20.0
 
 
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Microseconds per iteration, of each repeat, and what the memory grew by in bytes."""
+
+    managed_us: list[float]
+    plain_us: list[float]
+    python_grew_bytes: int
+    process_grew_bytes: int
+    stats: dict[str, Any]
+
+    @property
+    def added_us(self) -> list[float]:
+        """What the manager added, in each repeat."""
+        return [a - b for a, b in zip(self.managed_us, self.plain_us, strict=True)]
+
+
 def main() -> None:
     """Print one line."""
     args = _arguments()
     torch.set_num_threads(1)
+    _report(_measured(args), args)
+
+
+def _measured(args: argparse.Namespace) -> Cost:
     model = torch.nn.Linear(4, 4)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -52,23 +74,25 @@ def main() -> None:
     ):
         managed_us, plain_us = alternate(manager, optimizer, args)
         grown = growth(manager, args.long, warm_up=args.iterations)
-        stats = manager.stats()
-    added_us = [a - b for a, b in zip(managed_us, plain_us, strict=True)]
+        return Cost(managed_us, plain_us, *grown, manager.stats())
+
+
+def _report(cost: Cost, args: argparse.Namespace) -> None:
     emit(
         "decision",
         folder=Path(args.folder),
         arm="manual" if args.interval else "auto",
         iterations=args.iterations,
         repeats=args.repeats,
-        plain_us=round(statistics.median(plain_us), 2),
-        added_us=round(statistics.median(added_us), 2),
-        added_us_worst=round(max(added_us), 2),
+        plain_us=round(statistics.median(cost.plain_us), 2),
+        added_us=round(statistics.median(cost.added_us), 2),
+        added_us_worst=round(max(cost.added_us), 2),
         allowed_us=ALLOWED_US,
-        k=stats["interval_steps"],
-        checkpoints=stats["num_committed"],
+        k=cost.stats["interval_steps"],
+        checkpoints=cost.stats["num_committed"],
         long=args.long,
-        python_grew_bytes=grown[0],
-        process_grew_bytes=grown[1],
+        python_grew_bytes=cost.python_grew_bytes,
+        process_grew_bytes=cost.process_grew_bytes,
     )
 
 

@@ -15,6 +15,7 @@ import argparse
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -62,11 +63,33 @@ class ReadyWatch:
             self.at_s = time.perf_counter()
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a run began: ``arena_s`` since the first update, ``first_durable_s`` since then."""
+
+    arena_s: float
+    first_durable_s: float
+    arena_gib: float
+    state_gib: float
+    iteration_s: float
+    to_durable_s: float
+
+    @property
+    def allowed_s(self) -> float:
+        """What the first durable checkpoint may take from the arena on: 3 x (10 T + L)."""
+        return 3 * (10 * self.iteration_s + self.to_durable_s)
+
+    @property
+    def is_met(self) -> bool:
+        """Whether both came in time."""
+        arena_allowed_s = ARENA_S_PER_GIB * self.arena_gib
+        return self.arena_s <= arena_allowed_s and self.first_durable_s <= self.allowed_s
+
+
 def measure(scratch: Path, args: argparse.Namespace) -> None:
     """Train until a checkpoint is durable and T is known; print a line."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loop = Perceptron(int(args.mib * 2**20), batch=args.batch, device=device)
-    times_s: list[float] = []
     with CFManager(
         scratch,
         CFCheckpoint(model=loop.model, optimizer=loop.optimizer),
@@ -75,35 +98,49 @@ def measure(scratch: Path, args: argparse.Namespace) -> None:
         retention=KeepLast(2),
         config=CFConfig(stop_signals=()),
     ) as manager:
-        loop.backward()
-        manager.weight_update()
-        updated_s = time.perf_counter()
-        manager.step()
-        watch = ReadyWatch(manager)
-        durable_s = _until_durable(loop, manager, times_s)
-        arena_gib = sum(slot.num_bytes for slot in manager._pipeline._arena.slots) / 2**30
-        while manager.stats()["durable_s"] is None and len(times_s) < _MOST_ITERATIONS:
-            _iterate(loop, manager, times_s)
-        stats = manager.stats()
+        start = _started(loop, manager)
+    _report(start, device, args)
+
+
+def _started(loop: Perceptron, manager: CFManager) -> Start:
+    times_s: list[float] = []
+    loop.backward()
+    manager.weight_update()
+    updated_s = time.perf_counter()
+    manager.step()
+    watch = ReadyWatch(manager)
+    durable_s = _until_durable(loop, manager, times_s)
+    arena_bytes = sum(slot.num_bytes for slot in manager._pipeline._arena.slots)
+    while manager.stats()["durable_s"] is None and len(times_s) < _MOST_ITERATIONS:
+        _iterate(loop, manager, times_s)
     assert watch.at_s is not None  # or no checkpoint would have been taken
-    iteration_s, to_durable_s = stats["iteration_s"], stats["durable_s"]
-    arena_s, allowed_s = watch.at_s - updated_s, 3 * (10 * iteration_s + to_durable_s)
-    gib = stats["state_bytes"] / 2**30
+    stats = manager.stats()
+    return Start(
+        arena_s=watch.at_s - updated_s,
+        first_durable_s=durable_s - watch.at_s,
+        arena_gib=arena_bytes / 2**30,
+        state_gib=stats["state_bytes"] / 2**30,
+        iteration_s=stats["iteration_s"],
+        to_durable_s=stats["durable_s"],
+    )
+
+
+def _report(start: Start, device: torch.device, args: argparse.Namespace) -> None:
     emit(
         "first",
         folder=Path(args.folder),
         arm="manual" if args.interval else "auto",
         device=device.type,
         mib=args.mib,
-        arena_s=round(arena_s, 3),
-        arena_s_per_gib=round(arena_s / arena_gib, 3),
-        arena_s_per_gib_of_state=round(arena_s / gib, 3),
+        arena_s=round(start.arena_s, 3),
+        arena_s_per_gib=round(start.arena_s / start.arena_gib, 3),
+        arena_s_per_gib_of_state=round(start.arena_s / start.state_gib, 3),
         arena_allowed_s_per_gib=ARENA_S_PER_GIB,
-        first_durable_s=round(durable_s - watch.at_s, 3),
-        allowed_s=round(allowed_s, 3),
-        iteration_s=round(iteration_s, 4),
-        durable_s=round(to_durable_s, 4),
-        met=arena_s <= ARENA_S_PER_GIB * arena_gib and durable_s - watch.at_s <= allowed_s,
+        first_durable_s=round(start.first_durable_s, 3),
+        allowed_s=round(start.allowed_s, 3),
+        iteration_s=round(start.iteration_s, 4),
+        durable_s=round(start.to_durable_s, 4),
+        met=start.is_met,
     )
 
 

@@ -126,8 +126,8 @@ def sample(
     return slowest(figures)
 
 
-#: Where training stands still, or is slower for it.
-_HOLDS = ("held_s", "save_s", "added_s")
+#: Where training stands still, or is slower for it, and what it is compared with.
+_HOLDS = ("held_s", "save_s", "added_s", "iteration_s")
 
 
 def shown(seconds: Mapping[str, float]) -> dict[str, float]:

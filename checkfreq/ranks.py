@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeVar
 
 from checkfreq.checkpoint import CFCheckpoint
@@ -161,7 +162,8 @@ class Alone:
 
     def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
         """See Ranks."""
-        return restorer.find_while_opening(step, open_directory=self._persistence.open)
+        open_directory = partial(self._persistence.open, manifest=restorer.manifest)
+        return restorer.find_while_opening(step, open_directory=open_directory)
 
     def leave(self, why: str) -> None:
         """See Ranks."""

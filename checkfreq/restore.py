@@ -15,6 +15,7 @@ from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpoin
 from checkfreq.snapshot.apply import Loaded, LoadedFile, RestorePlan, prepare
 from checkfreq.store.images import Image, new_buffer, read_images, room_for
 from checkfreq.store.manifest import FileEntry, Manifest
+from checkfreq.store.records import Records
 from checkfreq.store.store import CheckpointStore, Rejected
 from checkfreq.types import Json
 
@@ -44,7 +45,7 @@ class Found:
 
 
 class Restorer:
-    """Reads checkpoints of one directory; never writes to it."""
+    """Reads checkpoints of one directory, for one restore; never writes to it."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Restorer:
         before_reading: Callable[[int], None] = lambda state_bytes: None,
     ) -> None:
         self._store = CheckpointStore(chk_dir)
+        self._records = Records(self._store)
         self._num_threads = num_threads
         self._before_reading = before_reading
 
@@ -61,6 +63,10 @@ class Restorer:
     def path(self) -> Path:
         """The directory."""
         return self._store.root
+
+    def manifest(self, step: int) -> Manifest:
+        """The step's commit record, parsed once; CorruptCheckpointError if it is damaged."""
+        return self._records.manifest(step)
 
     def find(self, step: int | None) -> Found | None:
         """Read and verify ``step``, or the newest that validates; None if there never was one.
@@ -101,9 +107,7 @@ class Restorer:
 
     def _is_still_there(self, found: Found | None) -> bool:
         """False if another attempt took the step's place: a supersession was under way."""
-        if found is None:
-            return True
-        return self._store.manifest(found.step).attempt == found.manifest.attempt
+        return found is None or self.manifest(found.step) is found.manifest
 
     def _require(self, step: int) -> None:
         steps = self._store.steps()
@@ -121,7 +125,7 @@ class Restorer:
             )
 
     def _read(self, step: int) -> tuple[Manifest, Mapping[str, Image]]:
-        manifest = self._store.manifest(step)
+        manifest = self.manifest(step)
         return manifest, self.read(manifest, manifest.files)
 
     def read(self, manifest: Manifest, files: Sequence[FileEntry]) -> Mapping[str, Image]:
@@ -138,10 +142,6 @@ class Restorer:
 
     # ---- many ranks
 
-    def manifest(self, step: int) -> Manifest:
-        """The step's commit record; CorruptCheckpointError if it is damaged."""
-        return self._store.manifest(step)
-
     def holdings(self) -> Json:
         """What the directory holds: the attempt of each step, or what is wrong with its record.
 
@@ -150,7 +150,7 @@ class Restorer:
         attempts, damaged = {}, {}
         for step in self._store.steps():
             try:
-                attempts[step] = self._store.manifest(step).attempt
+                attempts[step] = self.manifest(step).attempt
             except CorruptCheckpointError as error:
                 damaged[step] = str(error)
         if not attempts and not damaged:

@@ -22,6 +22,7 @@ from checkfreq.pipeline import Pipeline
 from checkfreq.profiler import Profiler
 from checkfreq.ranks import NO_WISH, NOTHING, Decision, Wish
 from checkfreq.restore import Found, Restorer
+from checkfreq.store.manifest import Manifest
 from checkfreq.types import Role, SnapshotPlace
 
 T = TypeVar("T")
@@ -71,9 +72,12 @@ class Together:
 
     def open(self) -> None:
         """See Ranks."""
+        self._open(self._persistence.store.manifest)
+
+    def _open(self, manifest: Callable[[int], Manifest]) -> None:
         self._meetings.until(
             "opening the directory",
-            self._persistence.try_open,
+            partial(self._persistence.try_open, manifest=manifest),
             timeout_s=self._persistence.open_timeout_s,
             what="its checkpoint directory",
         )
@@ -200,7 +204,7 @@ class Together:
 
     def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
         """See Ranks."""
-        self.open()
+        self._open(restorer.manifest)
         return JointRestorer(restorer, self._meetings, chk=chk, role=self._role).find(step)
 
     def leave(self, why: str) -> None:

@@ -13,8 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from xxhash import xxh3_64_hexdigest
@@ -29,15 +28,20 @@ _CLOSE_TIMEOUT_S = 60.0
 OnCopied = Callable[[BaseException | None], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """One tensor and its place: ``num_bytes`` at ``offset`` of the slot, row-major."""
+class Copy(NamedTuple):
+    """One tensor and its place: ``num_bytes`` at ``offset`` of the slot, row-major.
+
+    A NamedTuple as TensorRef is, and for the same reason.
+    """
 
     name: str
     source: torch.Tensor
     offset: int
     num_bytes: int
     settled: bool
+
+
+make_copy = tuple.__new__  # what Copy() calls, without the call in between
 
 
 class SnapshotEngine(Protocol):

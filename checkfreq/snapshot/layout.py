@@ -58,12 +58,13 @@ class StateLayout:
     """The images of all files in a slot of ``total_bytes`` (a multiple of the page).
 
     ``destinations[i]`` is (slot offset, bytes) of ``captured.tensors[i]``, for every capture
-    that fits.
+    that fits, and ``names[i]`` what messages call it.
     """
 
     files: tuple[FileSpec, ...]
     total_bytes: int
     destinations: tuple[tuple[int, int], ...]
+    names: tuple[str, ...]
     _shapes: tuple[_Shape, ...]
     _aliases: dict[str, dict[str, str]]
     _headers: tuple[bytes, ...]
@@ -89,7 +90,15 @@ class StateLayout:
             for r in captured.tensors
         )
         aliases_then = {name: dict(names) for name, names in captured.aliases.items()}
-        return cls(tuple(files), end, tuple(destinations), shapes, aliases_then, tuple(headers))
+        return cls(
+            tuple(files),
+            end,
+            tuple(destinations),
+            tuple(f"{ref.stem}.{ref.key}" for ref in captured.tensors),
+            shapes,
+            aliases_then,
+            tuple(headers),
+        )
 
     def fits(self, captured: CapturedState) -> bool:
         """Whether a capture has the same names, dtypes, shapes, classes and aliases."""

@@ -18,11 +18,13 @@ from xxhash import xxh3_64_hexdigest
 from checkfreq.config import CFConfig
 from checkfreq.errors import SnapshotError
 from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.collector import collector_paused
 from checkfreq.snapshot.engine import (
     Copy,
     OnCopied,
     SnapshotEngine,
     fingerprint,
+    make_copy,
     slot_fingerprint,
 )
 from checkfreq.snapshot.layout import StateLayout
@@ -145,7 +147,8 @@ class Snapshotter:
         layout = self._layout
         assert layout is not None
         self._prepare(slot, layout)
-        copies = tuple(_copies(captured, layout))
+        with collector_paused():
+            copies = _copies(captured, layout)
         snapshot = Snapshot(slot, copies, layout.total_bytes)
         if self._config.verify_settled:  # else nothing keeps the source tensors after the copy
             self._latest = snapshot
@@ -216,9 +219,12 @@ def _bytes_by_device(captured: CapturedState, layout: StateLayout) -> dict[torch
     return found
 
 
-def _copies(captured: CapturedState, layout: StateLayout) -> list[Copy]:
-    destinations = layout.destinations
-    return [
-        Copy(f"{ref.stem}.{ref.key}", ref.tensor, offset, num_bytes, ref.settled)
-        for ref, (offset, num_bytes) in zip(captured.tensors, destinations, strict=True)
-    ]
+def _copies(captured: CapturedState, layout: StateLayout) -> tuple[Copy, ...]:
+    """The capture's tensors at the places that the layout, which it fits, has for them."""
+    places = zip(layout.names, captured.tensors, layout.destinations, strict=True)
+    return tuple(
+        [
+            make_copy(Copy, (name, ref.tensor, offset, num_bytes, ref.settled))
+            for name, ref, (offset, num_bytes) in places
+        ]
+    )

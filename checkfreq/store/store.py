@@ -261,9 +261,20 @@ class CheckpointStore:
 
         Raises NoCheckpointError, CorruptCheckpointError, ConfigError (newer format), OSError.
         """
+        return self.parse(step, self.record(step))
+
+    def record(self, step: int) -> bytes:
+        """The bytes of the step's commit record, for `parse`, which checks them.
+
+        Raises NoCheckpointError, CorruptCheckpointError (there is none), OSError.
+        """
         path = self.path(step) / MANIFEST_NAME
-        data = self._of_committed(step, path, lambda: self.ops.read_bytes(path))
-        manifest = Manifest.decode(data, path=path)
+        return self._of_committed(step, path, partial(self.ops.read_bytes, path))
+
+    def parse(self, step: int, record: bytes) -> Manifest:
+        """What the step's commit record says; raises as `manifest` if it is no such record."""
+        path = self.path(step) / MANIFEST_NAME
+        manifest = Manifest.decode(record, path=path)
         if manifest.step != step:
             raise CorruptCheckpointError(str(path), check="step", expected=step, got=manifest.step)
         return manifest

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from checkfreq import CFMode
+from checkfreq.store.manifest import Manifest
 from iterators import CFIterator, ResumableDataLoader, TrainingStopped
 from tests.crash.processes import verify_all
 from tests.distributed import tiny
@@ -73,6 +74,27 @@ def train_and_tell(rank: Rank) -> None:
                 raise KeyError("a bug of rank 1's own")
         rank.send("stopped", manager.global_step, manager.should_stop)
     rank.send("durable", manager.stats()["last_durable_step"])
+
+
+def restore_counting(rank: Rank) -> None:
+    """Say which commit records the trainer parses in a restore."""
+    decode, steps = Manifest.decode, list[int]()
+
+    def spy(data: bytes, *, path: Path | str) -> Manifest:
+        manifest = decode(data, path=path)
+        steps.append(manifest.step)
+        return manifest
+
+    with tiny.managed(rank) as (manager, _):
+        Manifest.decode = staticmethod(spy)  # type: ignore[method-assign]
+        manager.restore()
+        rank.send("parsed", sorted(steps))
+
+
+def test_each_rank_parses_each_commit_record_once_in_a_restore(tmp_path: Path) -> None:
+    run_well(life(tiny.train, tmp_path, steps=3))
+    for one in run_well(Life(restore_counting, tmp_path, number=1)):
+        assert one.last("parsed") == [1, 2, 3]
 
 
 @pytest.mark.parametrize("notified", [0, 1])

@@ -1,0 +1,130 @@
+"""What a snapshot takes over from the one before it, and what it never does."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from checkfreq.checkpoint import CFCheckpoint
+from checkfreq.config import CFConfig
+from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.engine import HostEngine
+from checkfreq.snapshot.snapshotter import Snapshot, Snapshotter
+from checkfreq.snapshot.state import capture
+from checkfreq.types import FileSpec
+
+_WITHIN_S = 30.0
+
+
+class NoListener:
+    def forget_slots(self) -> None: ...
+    def share_slot(self, slot: int, *, fd: int, num_bytes: int) -> None: ...
+    def lay_out_slot(self, slot: int, files: tuple[FileSpec, ...]) -> None: ...
+
+
+class Shots:
+    """Snapshots of ``model``, one after another in the same slots."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._chk = CFCheckpoint(model=model, rng=False)
+        config = CFConfig(host_memory_limit=1 << 30)
+        self._arena = Arena(config=config)
+        self.snapshotter = Snapshotter(
+            choose_engine=HostEngine, arena=self._arena, listener=NoListener(), config=config
+        )
+
+    def take(self) -> Snapshot:
+        """One snapshot, complete; its slot is free again."""
+        captured = capture(self._chk, barrier_on_device=False)
+        assert self.snapshotter.make_room(captured)
+        assert self._arena.wait_ready(timeout_s=_WITHIN_S)
+        slot = self._arena.acquire()
+        assert slot is not None
+        snapshot = self.snapshotter.take(captured, slot, on_copied=_raise)
+        assert self.snapshotter.engine.wait_copied(timeout_s=_WITHIN_S)
+        self._arena.release(slot)
+        return snapshot
+
+    def close(self) -> None:
+        self.snapshotter.close()
+        self._arena.close()
+
+
+def _raise(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
+
+
+def held(snapshot: Snapshot, name: str) -> bytes:
+    """The bytes that the slot has for a tensor."""
+    (copy,) = (copy for copy in snapshot.copies if copy.name == name)
+    slot: Slot = snapshot.slot
+    return bytes(slot.memory[copy.offset : copy.offset + copy.num_bytes])
+
+
+@pytest.fixture
+def model() -> nn.Linear:
+    return nn.Linear(3, 2)
+
+
+@pytest.fixture
+def shots(model: nn.Linear) -> Iterator[Shots]:
+    made = Shots(model)
+    yield made
+    made.close()
+
+
+def test_names_and_places_are_made_once_for_a_structure(shots: Shots) -> None:
+    first, second = shots.take(), shots.take()
+    assert [copy.name for copy in first.copies] == ["model.weight", "model.bias"]
+    for one, other in zip(first.copies, second.copies, strict=True):
+        assert one.name is other.name
+        assert one[2:] == other[2:]
+    assert shots.snapshotter.num_layouts == 1
+
+
+def test_tensors_are_those_of_the_boundary_also_if_other_ones_took_their_place(
+    shots: Shots, model: nn.Linear
+) -> None:
+    shots.take()
+    model.weight = nn.Parameter(torch.full((2, 3), 5.0))
+    model.bias.data = torch.full((2,), 7.0)
+    snapshot = shots.take()
+    assert held(snapshot, "model.weight") == model.weight.detach().numpy().tobytes()
+    assert held(snapshot, "model.bias") == model.bias.detach().numpy().tobytes()
+    assert shots.snapshotter.num_layouts == 1
+
+
+def test_another_structure_has_names_and_places_of_its_own(shots: Shots, model: nn.Linear) -> None:
+    shots.take()
+    model.register_buffer("more", torch.arange(4.0))
+    model.register_parameter("bias", None)
+    snapshot = shots.take()
+    assert [copy.name for copy in snapshot.copies] == ["model.weight", "model.more"]
+    assert held(snapshot, "model.more") == torch.arange(4.0).numpy().tobytes()
+    assert shots.snapshotter.num_layouts == 2
+
+
+def test_what_is_made_per_tensor_sets_off_no_collection_after_another() -> None:
+    many = Shots(nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(2_000)]))
+    generations = list[int]()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            generations.append(info["generation"])
+
+    threshold = gc.get_threshold()
+    many.take()
+    try:
+        gc.set_threshold(100, *threshold[1:])
+        gc.callbacks.append(note)
+        many.take()
+    finally:
+        gc.callbacks.remove(note)
+        gc.set_threshold(*threshold)
+        many.close()
+    assert len(generations) < 10  # each 100 objects were enough for one

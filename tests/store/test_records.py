@@ -1,0 +1,68 @@
+"""Commit records are parsed once, and never believed to be what they no longer are."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
+from checkfreq.store.records import Records
+from checkfreq.store.store import CheckpointStore
+from checkfreq.testing import commit_bytes
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    made = CheckpointStore(tmp_path)
+    made.open()
+    for step in (1, 2):
+        commit_bytes(made, step, {"a.safetensors": b"%d" % step}, attempt=f"a{step}")
+    return made
+
+
+def test_a_record_that_stays_the_same_is_parsed_once(store: CheckpointStore) -> None:
+    records = Records(store)
+    first, second = records.manifest(1), records.manifest(2)
+    assert (first, second) == (store.manifest(1), store.manifest(2))
+    assert records.manifest(1) is first
+    assert records.manifest(2) is second
+
+
+def test_a_record_that_was_replaced_is_parsed_again(store: CheckpointStore) -> None:
+    records = Records(store)
+    records.manifest(1)
+    commit_bytes(store, 1, {"a.safetensors": b"1"}, attempt="another", supersede_after=0)
+    assert records.manifest(1).attempt == "another"
+
+
+def test_a_record_that_was_damaged_is_corrupt_until_it_is_whole_again(
+    store: CheckpointStore,
+) -> None:
+    records = Records(store)
+    whole = records.manifest(1)
+    path = store.path(1) / "manifest.json"
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'"world": 1', b'"world": 2'))
+    for _ in range(2):
+        with pytest.raises(CorruptCheckpointError, match="own digest"):
+            records.manifest(1)
+    path.write_bytes(data)
+    assert records.manifest(1) == whole
+
+
+def test_a_record_of_another_step_is_corrupt_though_it_was_parsed(store: CheckpointStore) -> None:
+    records = Records(store)
+    records.manifest(2)
+    shutil.copy(store.path(2) / "manifest.json", store.path(1) / "manifest.json")
+    with pytest.raises(CorruptCheckpointError, match="step: expected 1, got 2"):
+        records.manifest(1)
+
+
+def test_a_step_that_was_removed_is_no_checkpoint_any_more(store: CheckpointStore) -> None:
+    records = Records(store)
+    records.manifest(1)
+    store.prune([1])
+    with pytest.raises(NoCheckpointError, match="step 1"):
+        records.manifest(1)
