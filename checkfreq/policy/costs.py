@@ -97,7 +97,7 @@ class RunCosts:
 
     @property
     def is_measured(self) -> bool:
-        """Whether nothing of it is taken over from a cached profile."""
+        """Whether this run knows T and o of its own, if only from one checkpoint."""
         return self._num_clean >= PROFILE_ITERATIONS and self._last_cost is not None
 
     @property
@@ -208,14 +208,14 @@ class RunCosts:
 
     def _to_check(self) -> dict[str, Estimate]:
         """What is known of what was not compared yet, or not to an end."""
-        found: dict[str, float | None] = {}
-        if self._num_clean >= PROFILE_ITERATIONS:
-            found["iteration_s"] = self._time.value()
-        if len(self._cost) >= 2:
-            found["persist_s"] = self._persist.value()
-        exact = {name: Estimate(value, 0.0) for name, value in found.items() if value is not None}
+        found: dict[str, Estimate] = {}
+        time_s, persist_s = self._time.value(), self._persist.value()
+        if time_s is not None and self._num_clean >= PROFILE_ITERATIONS:
+            found["iteration_s"] = Estimate(time_s, 0.0)
         own, cached = self._own_cost(), self._cached_cost()
-        if len(self._cost) >= 2 and own is not None and cached is not None:
+        if own is not None and cached is not None and 2 <= self._num_costs <= _PRIOR_UNTIL:
             mean = max(own.mean, self._stalls.value() or 0.0)
-            exact["cost_s"] = replace(own, mean=mean).plus_error(cached.error)
-        return {name: value for name, value in exact.items() if name in self._unchecked}
+            found["cost_s"] = replace(own, mean=mean).plus_error(cached.error)
+            if persist_s is not None:
+                found["persist_s"] = Estimate(persist_s, 0.0)
+        return {name: value for name, value in found.items() if name in self._unchecked}
