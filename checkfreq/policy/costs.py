@@ -86,7 +86,9 @@ class RunCosts:
     def forget_costs(self) -> None:
         """Snapshots will be taken another way; the last estimate serves until there is one."""
         self._cost.clear()
+        self._num_costs = 0
         self._stalls = Recent(window=_STALLS)
+        self._touched = Recent(window=_STALLS)
 
     # ---- what is known
 

@@ -144,6 +144,25 @@ def test_two_costs_that_are_noise_do_not_condemn_a_cached_profile_but_more_do() 
     assert costs.check_cached() == "cost_s is 1.33 here and 0.5 in the cached profile"
 
 
+def test_a_cached_cost_that_counts_no_more_is_not_compared_any_more() -> None:
+    costs = measured(CACHED)
+    for found_s in (0.1, 1.7) * 4:  # between a half and twice 0.5, but not for sure
+        costs.add_cost(found_s, stall_s=0.0)
+        assert costs.check_cached() is None
+    for _ in range(20):
+        costs.add_cost(9.0, stall_s=0.0)
+    assert costs.check_cached() is None
+    assert cost_s(costs) == 9.0
+
+
+def test_a_cached_cost_counts_again_where_costs_of_another_place_were_forgotten() -> None:
+    costs = measured(replace(CACHED, place=SnapshotPlace.DEVICE), num_checkpoints=8, cost_s=0.9)
+    costs.forget_costs()
+    profile = costs.profile(SnapshotPlace.DEVICE)
+    assert profile is not None
+    assert profile.cost_s == CACHED.cost_s
+
+
 def test_the_error_of_the_iteration_time_is_in_all_costs_alike() -> None:
     errors = []
     for num_checkpoints in (1, 20):
