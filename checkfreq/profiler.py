@@ -305,6 +305,7 @@ _COSTS = (
     "persist_s",
     "durable_s",
     "cost_s",
+    "cost_error_s",
     "cost_upper_s",
     "boundary_s",
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import fields, replace
 from itertools import pairwise
 from random import Random
+from statistics import fmean, stdev
 
 import pytest
 
@@ -29,10 +31,21 @@ from checkfreq.simulation import (
     steady,
 )
 from checkfreq.simulation.comparison import compare
+from checkfreq.simulation.costs import CorrelatedSpread
 from checkfreq.simulation.deciders import NewDecider
 
 COSTS = Costs(iteration_s=0.5, stall_s=0.2, copy_s=0.5, persist_s=3.0, slowdown=0.1)
 POLICY = FrequencyPolicy(max_overhead=0.035)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.8])
+def test_noise_of_iterations_is_as_wide_and_as_correlated_as_asked_for(correlation: float) -> None:
+    factors = CorrelatedSpread(Random(1), 0.1, correlation)
+    found = [factors.next() for _ in range(50_000)]
+
+    assert fmean(found) == pytest.approx(1.0, abs=0.005)
+    assert stdev(found) == pytest.approx(0.1, rel=0.05)
+    assert statistics.correlation(found[1:], found[:-1]) == pytest.approx(correlation, abs=0.02)
 
 
 def every(steps: int) -> NewDecider:
@@ -354,6 +367,7 @@ def test_costs_that_make_no_sense_are_refused(name: str, value: float) -> None:
         (lambda: Costs(iteration_s=1.0, stall_s=0.0, slowdown=1.0), "slowdown"),
         (lambda: Noise(iterations=-0.1), "Noise.iterations"),
         (lambda: Noise(checkpoints=2.0), "Noise.checkpoints"),
+        (lambda: Noise(correlation=1.5), "Noise.correlation"),
         (lambda: Rhythm(iterations=(1.0, 0.0)), "Rhythm.iterations"),
         (lambda: Rhythm(slowdowns=(math.nan,)), "Rhythm.slowdowns"),
         (lambda: Exponential(0.0), "mtbf_s"),

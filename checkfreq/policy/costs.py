@@ -1,11 +1,14 @@
 """What the run costs as far as it was measured, with a cached profile behind it. Pure.
 
-A cached profile stands in for what is not known yet and is checked once against the first
+A cached profile stands in for what is not known yet and is checked against the first
 measurements: T after ``PROFILE_ITERATIONS`` clean iterations, the costs of a checkpoint after
-two.
+two, or as soon after as noise lets it be told. Until then and a while longer its cost counts
+beside those of this run, which are few.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from checkfreq.policy.charges import Norm
 from checkfreq.policy.estimates import OUTLIER, CheckpointCost, Estimate, IterationTime, Recent
@@ -17,6 +20,10 @@ from checkfreq.types import SnapshotPlace
 PROFILE_ITERATIONS = 10
 #: A cached profile that is off by more than this factor is discarded.
 _CACHE_OFF = {"iteration_s": 1.25, "cost_s": 2.0, "persist_s": 2.0}
+#: Checkpoints of this run after which a cached cost counts no more; until then it fades evenly.
+#: So many tell their mean to a third of their spread, and a cost that the check let pass though it
+#: is off is soon forgotten.
+_PRIOR_UNTIL = 8
 _STALLS = 8
 
 
@@ -25,7 +32,7 @@ class RunCosts:
 
     def __init__(self, cached: Profile | None) -> None:
         self._cached = cached
-        self._unchecked = dict(_CACHE_OFF)
+        self._unchecked = set(_CACHE_OFF)
         self._time = IterationTime()
         self._num_clean = 0
         self._overlap, self._copy, self._device_copy = Recent(), Recent(), Recent()
@@ -33,7 +40,9 @@ class RunCosts:
         self._boundary = Recent(window=16)
         self._cost = CheckpointCost()
         self._last_cost: Estimate | None = None
+        self._num_costs = 0
         self._stalls = Recent(window=_STALLS)
+        self._touched = Recent(window=_STALLS)
         self._state_bytes = cached.state_bytes if cached else 0
 
     # ---- measurements
@@ -63,16 +72,23 @@ class RunCosts:
             self._device_copy.add(measured.device_copy_s)
         self._state_bytes = measured.state_bytes
 
-    def add_cost(self, cost_s: float, *, stall_s: float) -> None:
-        """What a checkpoint added to the training time; of it, what training was held for."""
+    def add_cost(self, cost_s: float, *, stall_s: float, num_touched: float = 0.0) -> None:
+        """What a checkpoint added to the training time; of it, what training was held for.
+
+        ``num_touched`` iterations were compared with T for it: it is as wrong as so many T.
+        """
         self._cost.add(cost_s)
+        self._num_costs += 1
         self._stalls.add(stall_s)
+        self._touched.add(num_touched)
         self._last_cost = self._cost.value()
 
     def forget_costs(self) -> None:
         """Snapshots will be taken another way; the last estimate serves until there is one."""
         self._cost.clear()
+        self._num_costs = 0
         self._stalls = Recent(window=_STALLS)
+        self._touched = Recent(window=_STALLS)
 
     # ---- what is known
 
@@ -83,7 +99,7 @@ class RunCosts:
 
     @property
     def is_measured(self) -> bool:
-        """Whether nothing of it is taken over from a cached profile."""
+        """Whether this run knows T and o of its own, if only from one checkpoint."""
         return self._num_clean >= PROFILE_ITERATIONS and self._last_cost is not None
 
     @property
@@ -129,7 +145,7 @@ class RunCosts:
         """All of it, snapshots being taken at ``place``; None while T or o is unknown."""
         own_time_s = self._time.value() if self._num_clean >= PROFILE_ITERATIONS else None
         iteration_s = self._or_cached("iteration_s", own_time_s)
-        cost = self._last_cost or self._cached_cost()
+        cost = self._known_cost(place)
         if iteration_s is None or cost is None:
             return None
         cost_s = max(cost.mean, self._stalls.value() or 0.0)
@@ -141,6 +157,7 @@ class RunCosts:
             persist_s=self._or_cached("persist_s", self._persist.value()) or 0.0,
             durable_s=self._or_cached("durable_s", self._durable.value()) or 0.0,
             cost_s=cost_s,
+            cost_error_s=cost.error,
             cost_upper_s=max(cost_s, cost.upper()),
             state_bytes=self._state_bytes,
             boundary_s=self._or_cached("boundary_s", self._boundary.value()) or 0.0,
@@ -151,9 +168,26 @@ class RunCosts:
         cached: float | None = getattr(self._cached, name, None)
         return cached if own is None else own
 
+    def _known_cost(self, place: SnapshotPlace) -> Estimate | None:
+        """Of this run's own checkpoints, with the cached one as a prior that fades."""
+        own, prior = self._own_cost(), self._cached_cost()
+        if own is None or prior is None:
+            return own or prior
+        is_other = self._cached is not None and self._cached.place is not place
+        part = 1.0 if is_other else min(1.0, self._num_costs / _PRIOR_UNTIL)
+        return prior.mixed(own, part=part)
+
+    def _own_cost(self) -> Estimate | None:
+        """The error of T is in every cost alike: more checkpoints make it no smaller."""
+        if self._last_cost is None:
+            return None
+        return self._last_cost.plus_error((self._touched.value() or 0.0) * self._time.error())
+
     def _cached_cost(self) -> Estimate | None:
         known = self._cached
-        return Estimate.with_upper(known.cost_s, known.cost_upper_s) if known else None
+        if known is None:
+            return None
+        return Estimate.with_upper(known.cost_s, known.cost_upper_s, error=known.cost_error_s)
 
     # ---- the cached profile
 
@@ -165,20 +199,25 @@ class RunCosts:
         if self._cached is None:
             return None
         for name, found in self._to_check().items():
-            factor = self._unchecked.pop(name, None)
-            if factor is None or found is None:
-                continue
             expected = getattr(self._cached, name)
-            if not expected / factor <= found <= expected * factor:
+            factor = _CACHE_OFF[name]
+            if not found.may_be_in(expected / factor, expected * factor):
                 self._cached = None
-                return f"{name} is {found:.3g} here and {expected:.3g} in the cached profile"
+                return f"{name} is {found.mean:.3g} here and {expected:.3g} in the cached profile"
+            if found.is_in(expected / factor, expected * factor):
+                self._unchecked.discard(name)
         return None
 
-    def _to_check(self) -> dict[str, float | None]:
-        found: dict[str, float | None] = {}
-        if self._num_clean >= PROFILE_ITERATIONS:
-            found["iteration_s"] = self._time.value()
-        if self._last_cost is not None and len(self._cost) >= 2:
-            found["cost_s"] = max(self._last_cost.mean, self._stalls.value() or 0.0)
-            found["persist_s"] = self._persist.value()
-        return found
+    def _to_check(self) -> dict[str, Estimate]:
+        """What is known of what was not compared yet, or not to an end."""
+        found: dict[str, Estimate] = {}
+        time_s, persist_s = self._time.value(), self._persist.value()
+        if time_s is not None and self._num_clean >= PROFILE_ITERATIONS:
+            found["iteration_s"] = Estimate(time_s, 0.0)
+        own, cached = self._own_cost(), self._cached_cost()
+        if own is not None and cached is not None and 2 <= self._num_costs <= _PRIOR_UNTIL:
+            mean = max(own.mean, self._stalls.value() or 0.0)
+            found["cost_s"] = replace(own, mean=mean).plus_error(cached.error)
+            if persist_s is not None:
+                found["persist_s"] = Estimate(persist_s, 0.0)
+        return {name: value for name, value in found.items() if name in self._unchecked}

@@ -7,15 +7,18 @@ waiting until the window has turned over, and neither lets a single freak value 
 from __future__ import annotations
 
 import math
+import operator
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 #: An iteration counts for at most this many medians: a validation, a stall of the loader. So does
 #: one checkpoint's cost.
 OUTLIER = 4.0
 _ONE_SIDED_95 = 1.645
+#: What an autocorrelation counts for at most: of few values more may be found, by chance.
+_MOST_CORRELATED = 0.9
 
 
 class IterationTime:
@@ -35,6 +38,7 @@ class IterationTime:
         self._times: deque[float] = deque(maxlen=self._WINDOW)
         self._mean: float | None = None
         self._plain_mean: float | None = None
+        self._error = 0.0
         self._low: float | None = None
         self._limit = math.inf
         self._num_new = 0
@@ -59,6 +63,10 @@ class IterationTime:
         """Seconds with outliers in full, as of the last ``value``."""
         return self._plain_mean
 
+    def error(self) -> float:
+        """Standard error of ``value``, as of then; 0 before the first."""
+        return self._error
+
     def limit(self) -> float:
         """What is longer, in seconds, is an outlier; as of the last ``value``."""
         return self._limit
@@ -73,7 +81,9 @@ class IterationTime:
         self._follow_change()
         ascending = sorted(self._times)
         self._limit = OUTLIER * ascending[len(ascending) // 2]
-        self._mean = fmean(min(t, self._limit) for t in ascending)
+        capped = [min(t, self._limit) for t in self._times]
+        self._mean = fmean(capped)
+        self._error = _standard_error(capped)
         self._plain_mean = fmean(ascending)
         self._low = ascending[len(ascending) // 10]
 
@@ -105,19 +115,46 @@ class IterationTime:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean and its standard error."""
+    """A mean, its standard error, and the doubt that is left where values are too few to show it.
+
+    Only ``upper`` knows of the doubt.
+    """
 
     mean: float
     error: float
+    doubt: float = 0.0
 
     @classmethod
-    def with_upper(cls, mean: float, upper: float) -> Estimate:
-        """The estimate whose ``upper()`` is ``upper``."""
-        return cls(mean, (upper - mean) / _ONE_SIDED_95)
+    def with_upper(cls, mean: float, upper: float, *, error: float) -> Estimate:
+        """The estimate whose ``upper()`` is ``upper``; ``error`` has at most all of it."""
+        whole = (upper - mean) / _ONE_SIDED_95
+        error = min(error, whole)
+        return cls(mean, error, math.sqrt(whole * whole - error * error))
 
     def upper(self) -> float:
         """Upper limit of the one-sided 95 % confidence interval."""
-        return self.mean + _ONE_SIDED_95 * self.error
+        return self.mean + _ONE_SIDED_95 * math.hypot(self.error, self.doubt)
+
+    def plus_error(self, error: float) -> Estimate:
+        """With an independent source of error."""
+        return replace(self, error=math.hypot(self.error, error))
+
+    def mixed(self, other: Estimate, *, part: float) -> Estimate:
+        """The weighted mean with an independent estimate, which has the weight ``part``."""
+        rest = 1.0 - part
+        return Estimate(
+            rest * self.mean + part * other.mean,
+            math.hypot(rest * self.error, part * other.error),
+            math.hypot(rest * self.doubt, part * other.doubt),
+        )
+
+    def may_be_in(self, low: float, high: float) -> bool:
+        """Whether it is between the two, or not further off than its standard error."""
+        return low - self.error <= self.mean <= high + self.error
+
+    def is_in(self, low: float, high: float) -> bool:
+        """Whether it is between the two by more than its standard error."""
+        return low + self.error <= self.mean <= high - self.error
 
 
 class CheckpointCost:
@@ -154,9 +191,8 @@ class CheckpointCost:
         kept = _trimmed(sorted(capped), self._TRIM)
         mean = max(0.0, fmean(kept))
         spread = _deviation(kept)
-        # The second part: of a few values the spread says little (a single one has none).
-        error = math.hypot(spread / math.sqrt(len(kept)), 0.5 * mean / len(kept))
-        return Estimate(mean, error)
+        # The doubt: of a few values the spread says little (a single one has none).
+        return Estimate(mean, spread / math.sqrt(len(kept)), 0.5 * mean / len(kept))
 
     def _follow_change(self) -> None:
         costs = list(self._costs)
@@ -185,6 +221,20 @@ class Recent:
 def _trimmed(ascending: Sequence[float], part: float) -> Sequence[float]:
     cut = int(len(ascending) * part)
     return ascending[cut : len(ascending) - cut]
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    """Of the mean of values in the order they came in, taken for an AR(1) process."""
+    kept = min(max(0.0, _autocorrelation(values)), _MOST_CORRELATED)
+    return _deviation(values) * math.sqrt((1 + kept) / (1 - kept) / len(values))
+
+
+def _autocorrelation(values: Sequence[float]) -> float:
+    """At lag 1. What n values show is too low by about 1/n, which is put back."""
+    mean = fmean(values)
+    off = [value - mean for value in values]
+    whole = sum(map(operator.mul, off, off))
+    return sum(map(operator.mul, off, off[1:])) / whole + 1 / len(values) if whole else 0.0
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -2,7 +2,8 @@
 
 Four terms, of which the largest decides (T, D, P, o: policy/profile.py)::
 
-    budget     ceil(o / (p T - b))     the overhead bound p is kept; b: what each boundary costs
+    budget     ceil(o / (p T - b))     the overhead bound p is kept; b: what each boundary costs;
+                                       o: the upper quartile of its estimate
     storage    ceil(max(P, D) / T)     a snapshot never waits for the one before; ceil((D + P) / T)
                                        with one slot
     failures   round(tau / T)          Daly's optimum, where a mean time between failures is given
@@ -154,7 +155,9 @@ class FrequencyPolicy:
         if self._is_for_goodput:
             return 1
         earned_s = self.max_overhead * profile.iteration_s
-        return _steps(profile.cost_s, earned_s - boundary_share_s(profile.boundary_s, earned_s))
+        return _steps(
+            profile.planned_cost_s, earned_s - boundary_share_s(profile.boundary_s, earned_s)
+        )
 
     def _storage_steps(self, profile: Profile) -> int:
         busy_s = max(profile.persist_s, profile.host_copy_s)

@@ -359,7 +359,7 @@ class RateTuner:
         return False
 
     def _learn(self, charge: Charge) -> None:
-        self._costs.add_cost(charge.cost_s, stall_s=charge.stall_s)
+        self._costs.add_cost(charge.cost_s, stall_s=charge.stall_s, num_touched=charge.num_touched)
         self._check_cached()
         self._replan()
 
@@ -427,6 +427,7 @@ def _scaled(profile: Profile, factor: float) -> Profile:
     return replace(
         profile,
         cost_s=profile.cost_s * factor,
+        cost_error_s=profile.cost_error_s * factor,
         cost_upper_s=profile.cost_upper_s * factor,
         persist_s=profile.persist_s * factor,
         host_copy_s=profile.host_copy_s * factor,

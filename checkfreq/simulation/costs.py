@@ -143,13 +143,17 @@ def changing(changes: Sequence[tuple[float, Costs]], *, period_s: float | None =
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Spread of iterations and of checkpoints (all their parts): 0.3 is about 30 %; means stay."""
+    """Spread of iterations and of checkpoints (all their parts): 0.3 is about 30 %; means stay.
+
+    correlation: of an iteration with the one before it, as on a machine shared with others.
+    """
 
     iterations: float = 0.0
     checkpoints: float = 0.0
+    correlation: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "checkpoints"):
+        for name in ("iterations", "checkpoints", "correlation"):
             if not (is_amount(getattr(self, name)) and getattr(self, name) <= 1):
                 raise ConfigError(
                     f"Noise.{name}: expected a part from 0 to 1, got {getattr(self, name)!r}"
@@ -188,3 +192,25 @@ class Rhythm:
 def spread(random: Random, sigma: float) -> float:
     """A positive factor of mean 1."""
     return random.lognormvariate(-sigma * sigma / 2, sigma) if sigma else 1.0
+
+
+class CorrelatedSpread:
+    """Positive factors of mean 1, each correlated with the one before (AR(1) in the exponent)."""
+
+    def __init__(self, random: Random, sigma: float, correlation: float) -> None:
+        self._random = random
+        self._sigma = sigma
+        self._kept = correlation
+        self._fresh = math.sqrt(1 - correlation * correlation)
+        self._level: float | None = None
+
+    def next(self) -> float:
+        """The next of them."""
+        if not self._kept:
+            return spread(self._random, self._sigma)
+        drawn = self._random.normalvariate(0.0, 1.0)
+        if self._level is None:
+            self._level = drawn
+        else:
+            self._level = self._kept * self._level + self._fresh * drawn
+        return math.exp(self._sigma * (self._level - self._sigma / 2))

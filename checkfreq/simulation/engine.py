@@ -14,7 +14,14 @@ from random import Random
 from checkfreq.errors import ConfigError
 from checkfreq.policy.profile import Profile
 from checkfreq.policy.tuner import Due, Iteration, Measured
-from checkfreq.simulation.costs import Costs, Noise, Rhythm, Trace, spread
+from checkfreq.simulation.costs import (
+    CorrelatedSpread,
+    Costs,
+    Noise,
+    Rhythm,
+    Trace,
+    spread,
+)
 from checkfreq.simulation.deciders import Decider, NewDecider
 from checkfreq.simulation.failures import Failures
 from checkfreq.simulation.outcome import Outcome, Taken
@@ -63,6 +70,7 @@ class Run:
         self._bound = max_overhead
         self._keep_profile = keep_profile
         self._random = Random(f"costs {seed}")
+        self._spread = CorrelatedSpread(self._random, noise.iterations, noise.correlation)
         self.clock = FailureClock(failures, restart_s=restart_s, seed=seed)
         self.now_s = self.work_s = 0.0
         self.overhead_s = self.lost_s = self.down_s = 0.0
@@ -124,7 +132,7 @@ class Run:
         costs = self._trace.at(start_s)
         work_s = costs.iteration_s * self._rhythm.iteration(self.num_iterations)
         if self._noise.iterations:
-            work_s *= spread(self._random, self._noise.iterations)
+            work_s *= self._spread.next()
         end_s = _end_of(start_s + held_s, work_s, self._busy_until_s, self._slowdown(costs))
         if end_s > self.clock.next_s:
             return False

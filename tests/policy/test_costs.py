@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import stdev
 
 import pytest
 
@@ -106,10 +107,82 @@ def test_a_cached_profile_stands_in_for_all_that_is_unknown() -> None:
 
 
 def test_what_was_measured_takes_the_place_of_what_was_cached() -> None:
-    costs = measured(CACHED, num_clean=3, num_checkpoints=1, cost_s=0.25)
+    costs = measured(CACHED, num_clean=3, num_checkpoints=8, cost_s=0.25)
     profile = costs.profile(HOST)
     assert profile is not None
     assert (profile.cost_s, profile.state_bytes, profile.iteration_s) == (0.25, 2000, 1.0)
+
+
+@pytest.mark.parametrize(("num", "part"), [(1, 1 / 8), (2, 2 / 8), (7, 7 / 8), (8, 1), (20, 1)])
+def test_a_cached_cost_fades_evenly_until_there_are_eight(num: int, part: float) -> None:
+    costs = measured(CACHED, num_checkpoints=num, cost_s=0.9)
+    assert costs.check_cached() is None
+    assert cost_s(costs) == pytest.approx(part * 0.9 + (1 - part) * CACHED.cost_s)
+
+
+def test_a_cached_cost_that_is_wrong_fades_at_once() -> None:
+    costs = measured(CACHED, num_checkpoints=2, cost_s=1.1)
+    assert costs.check_cached() == "cost_s is 1.1 here and 0.5 in the cached profile"
+    assert cost_s(costs) == 1.1
+
+
+def test_a_cached_cost_of_another_place_says_nothing_once_there_is_one_of_this() -> None:
+    costs = measured(replace(CACHED, place=SnapshotPlace.DEVICE), num_checkpoints=1, cost_s=0.9)
+    assert cost_s(costs) == 0.9
+    profile = costs.profile(SnapshotPlace.DEVICE)
+    assert profile is not None
+    assert profile.cost_s < 0.6
+
+
+def test_two_costs_that_are_noise_do_not_condemn_a_cached_profile_but_more_do() -> None:
+    costs = measured(CACHED)
+    for found_s in (0.2, 2.2):  # 1.2 on average, but anything from 0.2 to 2.2
+        costs.add_cost(found_s, stall_s=0.0)
+    assert costs.check_cached() is None
+    for found_s in (1.4, 1.5, 1.3, 1.4):
+        costs.add_cost(found_s, stall_s=0.0)
+    assert costs.check_cached() == "cost_s is 1.33 here and 0.5 in the cached profile"
+
+
+def test_a_cached_cost_that_counts_no_more_is_not_compared_any_more() -> None:
+    costs = measured(CACHED)
+    for found_s in (0.1, 1.7) * 4:  # between a half and twice 0.5, but not for sure
+        costs.add_cost(found_s, stall_s=0.0)
+        assert costs.check_cached() is None
+    for _ in range(20):
+        costs.add_cost(9.0, stall_s=0.0)
+    assert costs.check_cached() is None
+    assert cost_s(costs) == 9.0
+
+
+def test_a_cached_cost_counts_again_where_costs_of_another_place_were_forgotten() -> None:
+    costs = measured(replace(CACHED, place=SnapshotPlace.DEVICE), num_checkpoints=8, cost_s=0.9)
+    costs.forget_costs()
+    profile = costs.profile(SnapshotPlace.DEVICE)
+    assert profile is not None
+    assert profile.cost_s == CACHED.cost_s
+
+
+def test_the_error_of_the_iteration_time_is_in_all_costs_alike() -> None:
+    errors = []
+    for num_checkpoints in (1, 20):
+        costs = measured(num_clean=0)
+        for end_s in (0.9, 1.1) * 8:
+            costs.add_clean(Iteration(0, end_s))
+        costs.update_time()
+        for _ in range(num_checkpoints):
+            costs.add_cost(0.5, stall_s=0.0, num_touched=4.0)
+        profile = costs.profile(HOST)
+        assert profile is not None
+        errors.append(profile.cost_error_s)
+    time_error_s = stdev([0.9, 1.1] * 8) / 4
+    assert errors == [pytest.approx(4 * time_error_s)] * 2
+
+
+def cost_s(costs: RunCosts) -> float:
+    profile = costs.profile(HOST)
+    assert profile is not None
+    return profile.cost_s
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -84,6 +85,36 @@ class TestIterationTime:
             values.add(estimate.value())
         assert 2 <= len(values) <= 8
 
+    def test_its_error_is_none_before_the_first_and_where_nothing_varies(self) -> None:
+        assert IterationTime().error() == 0.0
+        assert time_of(1.0).error() == 0.0
+        assert time_of(*[1.0] * 20).error() == 0.0
+
+    def test_its_error_by_hand(self) -> None:
+        # In turn: as far as can be told, not correlated with the one before but its opposite.
+        values = [1.0, 1.2] * 8
+        assert time_of(*values).error() == pytest.approx(statistics.stdev(values) / 4)
+        # In rows of four: of 15 neighbours 12 are alike and 3 are opposites; 1/16 is put back.
+        rows = [1.0, 1.0, 1.0, 1.0, 1.2, 1.2, 1.2, 1.2] * 2
+        kept = (12 - 3) / 16 + 1 / 16
+        inflated = math.sqrt((1 + kept) / (1 - kept))
+        assert time_of(*rows).error() == pytest.approx(statistics.stdev(rows) / 4 * inflated)
+
+    def test_an_outlier_is_part_of_its_error_up_to_the_limit(self) -> None:
+        assert time_of(*[1.0] * 9, 50.0).error() == time_of(*[1.0] * 9, 4.0).error()
+
+    @pytest.mark.parametrize("num", [10, 60])
+    def test_its_error_is_how_far_it_is_off(self, num: int) -> None:
+        off, said = [], []
+        for seed in range(200):
+            random = Random(seed)
+            estimate = time_of(*(random.gauss(1.0, 0.1) for _ in range(num)))
+            estimate.update()
+            off.append((estimate.value() or 0.0) - 1.0)
+            said.append(estimate.error())
+        true = math.sqrt(statistics.fmean(x * x for x in off))
+        assert statistics.fmean(said) == pytest.approx(true, rel=0.25)
+
     def test_the_window_slides(self) -> None:
         assert time_of(*[1.0] * 64, *[1.05] * 72).value() == pytest.approx(1.05)
 
@@ -93,13 +124,13 @@ class TestCheckpointCost:
         assert CheckpointCost().value() is None
 
     def test_a_single_one_is_known_to_half_of_it(self) -> None:
-        assert cost_of(2.0).value() == Estimate(2.0, 1.0)
+        assert cost_of(2.0).value() == Estimate(2.0, 0.0, doubt=1.0)
 
     def test_two_by_hand(self) -> None:
         estimate = cost_of(1.0, 3.0).value()
         assert estimate is not None
         # Deviation sqrt(2) over sqrt(2), and half of the mean over two.
-        assert estimate == Estimate(2.0, pytest.approx(math.hypot(1.0, 0.5)))
+        assert estimate == Estimate(2.0, pytest.approx(1.0), doubt=0.5)
         assert estimate.upper() == pytest.approx(2 + 1.645 * math.sqrt(1.25))
 
     def test_one_freak_in_ten_is_trimmed(self) -> None:
@@ -136,14 +167,45 @@ class TestCheckpointCost:
         n = len(costs)
         limit = 4 * statistics.median(costs) or math.inf
         capped = [min(cost, limit) for cost in costs]
-        error = math.hypot(statistics.stdev(capped) / math.sqrt(n), 0.5 * estimate.mean / n)
-        assert estimate.error == pytest.approx(error)
+        assert estimate.error == pytest.approx(statistics.stdev(capped) / math.sqrt(n))
+        assert estimate.doubt == pytest.approx(0.5 * estimate.mean / n)
         assert estimate.upper() >= estimate.mean
 
 
-@given(mean=st.floats(0, 1e6), more=st.floats(0, 1e6))
-def test_an_estimate_made_from_its_upper_limit_has_it(mean: float, more: float) -> None:
-    assert Estimate.with_upper(mean, mean + more).upper() == pytest.approx(mean + more)
+@given(mean=st.floats(0, 1e6), more=st.floats(0, 1e6), error=st.floats(0, 1e6))
+def test_an_estimate_made_from_its_upper_limit_has_it(
+    mean: float, more: float, error: float
+) -> None:
+    estimate = Estimate.with_upper(mean, mean + more, error=error)
+    assert estimate.upper() == pytest.approx(mean + more)
+    assert estimate.error <= error
+
+
+def test_independent_errors_add_up_as_squares_do() -> None:
+    assert Estimate(1.0, 3.0, doubt=2.0).plus_error(4.0) == Estimate(1.0, 5.0, doubt=2.0)
+    mixed = Estimate(1.0, 0.4, doubt=0.8).mixed(Estimate(5.0, 0.4, doubt=0.0), part=0.25)
+    assert mixed == Estimate(2.0, pytest.approx(math.hypot(0.3, 0.1)), doubt=pytest.approx(0.6))
+
+
+@pytest.mark.parametrize(
+    ("mean", "may_be", "is_surely"),
+    [
+        (1.4, False, False),
+        (1.5, True, False),
+        (2.4, True, False),
+        (2.5, True, True),
+        (4.5, True, True),
+        (4.6, True, False),
+        (5.5, True, False),
+        (5.6, False, False),
+    ],
+)
+def test_where_an_estimate_is_counts_by_its_error(
+    mean: float, may_be: bool, is_surely: bool
+) -> None:
+    estimate = Estimate(mean, 0.5, doubt=9.0)
+    assert estimate.may_be_in(2.0, 5.0) == may_be
+    assert estimate.is_in(2.0, 5.0) == is_surely
 
 
 def test_recent_is_the_median_of_the_last_few() -> None:

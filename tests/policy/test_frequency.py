@@ -54,6 +54,12 @@ def test_the_budget_term_is_the_papers(bound: float, cost_s: float, steps: int) 
     assert (plan.interval_steps, plan.reason) == (steps, Reason.BUDGET)
 
 
+def test_the_budget_term_counts_on_noise_but_the_prediction_is_the_mean() -> None:
+    plan = policy(0.05).plan(profile(cost_s=1.0, cost_error_s=0.5, cost_upper_s=2.0, persist_s=0.1))
+    assert plan.interval_steps == 27  # (1 + 0.674 / 2) / 0.05
+    assert plan.predicted_overhead == pytest.approx(1 / 27)
+
+
 @pytest.mark.parametrize(
     ("num_slots", "copy_s", "persist_s", "steps"),
     [(2, 2.0, 6.5, 7), (2, 8.0, 6.5, 8), (3, 2.0, 6.5, 7), (1, 2.0, 6.5, 9)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -87,6 +88,13 @@ def test_what_a_rank_knows_of_those_costs_can_be_said() -> None:
         "persist_s": 0.4,
         "durable_s": 0.45,
         "cost_s": 0.01,
+        "cost_error_s": 0.0,
         "cost_upper_s": 0.02,
     }
     assert PROFILE.raised_to(PROFILE.raisable()) is PROFILE
+
+
+def test_the_interval_is_planned_with_the_upper_quartile_of_the_cost() -> None:
+    assert PROFILE.planned_cost_s == PROFILE.cost_s
+    noisy = replace(PROFILE, cost_error_s=0.005)
+    assert noisy.planned_cost_s == pytest.approx(NormalDist(0.01, 0.005).inv_cdf(0.75), rel=1e-3)

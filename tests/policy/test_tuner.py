@@ -934,3 +934,19 @@ class TestManyRanks:
         played.tuner.raise_costs({name: 2 * cost for name, cost in costs.items()})
         played.play(100)
         assert interval(played) == raised
+
+
+def test_one_that_the_user_waited_for_tells_nothing_where_there_are_others() -> None:
+    played = run()
+    played.play(100)
+    told, now_s = played.tuner, played.now_s
+    before = told.profile()
+    told.started("asked for", step=played.step, start_s=now_s, is_periodic=False)
+    told.ended("asked for", end_s=now_s + 50, measured=Costs().measured)
+    told.iteration(Iteration(now_s, now_s + 60, stall_s=9.0, waited_s=50.0))
+    for after in range(60, 63):
+        told.iteration(Iteration(now_s + after, now_s + after + 1))
+    after_it = told.profile()
+    assert before is not None
+    assert after_it is not None
+    assert after_it.cost_s == before.cost_s
