@@ -1,9 +1,13 @@
-"""What every tier shares: tests of a device skip, with the reason, where there is none."""
+"""What every tier shares: no test is timed, and those of a device skip where there is none."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -69,7 +69,7 @@ def test_every_sample_has_exactly_one_place(n: int) -> None:
 
 
 @given(n=sizes, seed=seeds, epoch=epochs, data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_positions_is_the_inverse_of_ids(
     n: int, seed: int, epoch: int, data: st.DataObject
 ) -> None:
@@ -83,7 +83,7 @@ def test_positions_is_the_inverse_of_ids(
 
 
 @given(n=st.integers(1, 2_000), seed=seeds, epoch=epochs)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_one_place_at_a_time_gives_the_same_order_as_all_at_once(
     n: int, seed: int, epoch: int
 ) -> None:

@@ -81,7 +81,7 @@ def through_kills(make: MakeRanks, plan: list[tuple[int, int, int]]) -> list[Any
 
 
 @given(sizes, lives, st.booleans(), st.integers(0, 2**64 - 1))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_every_sample_is_used_once_through_kills_and_changes_of_the_world(
     n: int, plan: list[tuple[int, int, int]], shuffle: bool, seed: int
 ) -> None:
@@ -90,7 +90,7 @@ def test_every_sample_is_used_once_through_kills_and_changes_of_the_world(
 
 
 @given(st.integers(6, 60), lives)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_drop_last_leaves_out_less_than_one_round_of_the_largest_world(
     n: int, plan: list[tuple[int, int, int]]
 ) -> None:
@@ -99,7 +99,7 @@ def test_drop_last_leaves_out_less_than_one_round_of_the_largest_world(
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 7), lives)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_grouped_batches_use_every_sample_once_through_kills_and_changes_of_the_world(
     groups: list[int], batch: int, plan: list[tuple[int, int, int]]
 ) -> None:

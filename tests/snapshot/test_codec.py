@@ -201,7 +201,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(trees)
 def test_any_tree_of_plain_values_round_trips(tree: Any) -> None:
     assert repr(through_json_unsorted(tree)) == repr(tree)
