@@ -162,7 +162,7 @@ class Alone:
 
     def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
         """See Ranks."""
-        open_directory = partial(self._persistence.open, manifest=restorer.manifest)
+        open_directory = partial(self._persistence.open, check=restorer.attempt)
         return restorer.find_while_opening(step, open_directory=open_directory)
 
     def leave(self, why: str) -> None:

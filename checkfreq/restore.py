@@ -65,8 +65,12 @@ class Restorer:
         return self._store.root
 
     def manifest(self, step: int) -> Manifest:
-        """The step's commit record, parsed once; CorruptCheckpointError if it is damaged."""
+        """The step's commit record; CorruptCheckpointError if it is damaged."""
         return self._records.manifest(step)
+
+    def attempt(self, step: int) -> str:
+        """The attempt that it is of; raises the same."""
+        return self._records.attempt(step)
 
     def find(self, step: int | None) -> Found | None:
         """Read and verify ``step``, or the newest that validates; None if there never was one.
@@ -107,7 +111,7 @@ class Restorer:
 
     def _is_still_there(self, found: Found | None) -> bool:
         """False if another attempt took the step's place: a supersession was under way."""
-        return found is None or self.manifest(found.step) is found.manifest
+        return found is None or self.attempt(found.step) == found.manifest.attempt
 
     def _require(self, step: int) -> None:
         steps = self._store.steps()
@@ -150,7 +154,7 @@ class Restorer:
         attempts, damaged = {}, {}
         for step in self._store.steps():
             try:
-                attempts[step] = self.manifest(step).attempt
+                attempts[step] = self.attempt(step)
             except CorruptCheckpointError as error:
                 damaged[step] = str(error)
         if not attempts and not damaged:

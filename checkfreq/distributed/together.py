@@ -22,7 +22,6 @@ from checkfreq.pipeline import Pipeline
 from checkfreq.profiler import Profiler
 from checkfreq.ranks import NO_WISH, NOTHING, Decision, Wish
 from checkfreq.restore import Found, Restorer
-from checkfreq.store.manifest import Manifest
 from checkfreq.types import Role, SnapshotPlace
 
 T = TypeVar("T")
@@ -70,14 +69,11 @@ class Together:
         self._meetings.act(phase, lambda: results.append(action()))
         return results[0]
 
-    def open(self) -> None:
-        """See Ranks."""
-        self._open(self._persistence.store.manifest)
-
-    def _open(self, manifest: Callable[[int], Manifest]) -> None:
+    def open(self, *, check: Callable[[int], object] | None = None) -> None:
+        """See Ranks and Persistence."""
         self._meetings.until(
             "opening the directory",
-            partial(self._persistence.try_open, manifest=manifest),
+            partial(self._persistence.try_open, check=check),
             timeout_s=self._persistence.open_timeout_s,
             what="its checkpoint directory",
         )
@@ -204,7 +200,7 @@ class Together:
 
     def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
         """See Ranks."""
-        self._open(restorer.manifest)
+        self.open(check=restorer.attempt)
         return JointRestorer(restorer, self._meetings, chk=chk, role=self._role).find(step)
 
     def leave(self, why: str) -> None:

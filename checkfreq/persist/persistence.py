@@ -25,7 +25,6 @@ from checkfreq.persist.persister import Persister
 from checkfreq.policy.lifecycle import AttemptState
 from checkfreq.policy.retention import CheckpointInfo, RetentionPolicy
 from checkfreq.snapshot.arena import Slot
-from checkfreq.store.manifest import Manifest
 from checkfreq.store.marks import Mark
 from checkfreq.store.store import CheckpointStore
 from checkfreq.types import Json, Role
@@ -79,21 +78,19 @@ class Persistence:
         """How long opening may take."""
         return self.persister.open_timeout_s
 
-    def open(self, *, manifest: Callable[[int], Manifest] | None = None) -> None:
+    def open(self, *, check: Callable[[int], object] | None = None) -> None:
         """Wait until the worker holds the directory, and look at what is there; idempotent.
 
-        ``manifest``: reads the record of a step, for a caller that knows some already.
+        ``check`` raises if a step's record cannot be read; for a caller that knows some already.
         """
-        self._open(self.persister.wait_opened, manifest)
+        self._open(self.persister.wait_opened, check)
 
-    def try_open(
-        self, timeout_s: float, *, manifest: Callable[[int], Manifest] | None = None
-    ) -> bool:
+    def try_open(self, timeout_s: float, *, check: Callable[[int], object] | None = None) -> bool:
         """``open`` that waits for at most ``timeout_s``; whether the directory is open."""
-        self._open(lambda: self.persister.opens(timeout_s=timeout_s), manifest)
+        self._open(lambda: self.persister.opens(timeout_s=timeout_s), check)
         return self._known is not None
 
-    def _open(self, wait: Callable[[], bool], manifest: Callable[[int], Manifest] | None) -> None:
+    def _open(self, wait: Callable[[], bool], check: Callable[[int], object] | None) -> None:
         """``wait()``, once more if the worker died meanwhile; False: it is not open yet."""
         if self._known is not None:
             return
@@ -103,15 +100,15 @@ class Persistence:
             self._worker_died(error)
             is_open = wait()
         if is_open:
-            self._known = self._look_around(manifest or self.store.manifest)
+            self._known = self._look_around(check or self.store.manifest)
 
-    def _look_around(self, manifest: Callable[[int], Manifest]) -> dict[int, CheckpointInfo]:
+    def _look_around(self, check: Callable[[int], object]) -> dict[int, CheckpointInfo]:
         """The checkpoints that are there; one that cannot be read is left alone by retention."""
         known = {}
         marks = self.store.marks()
         for step in self.store.steps():
             try:
-                manifest(step)
+                check(step)
             except (CheckFreqError, OSError):
                 continue
             mark = marks.get(step, Mark())

@@ -160,10 +160,11 @@ class JointStore(CheckpointStore):
         if self._has_part(step, attempt, rank):
             return
         path = self._enter(step, attempt).path / failure_name(rank)
-        try:
-            self.ops.replace_file(path, why.encode(errors="replace"))  # the leader may be looking
-        except OSError:
-            self.ops.write_file(path, b"")  # a full disk may have room for a name
+        hidden = _hidden(path)
+        with contextlib.suppress(OSError):  # a full disk may have room for the name alone
+            self.ops.write_file(hidden, why.encode(errors="replace"))
+        with contextlib.suppress(FileExistsError):  # told before
+            self.ops.rename(hidden, path)  # in one step: the leader may be looking
 
     def leave(self, pending: Pending, *, rank: int) -> None:
         """Remove what a rank wrote of a part that it cannot finish; the rest is the leader's."""

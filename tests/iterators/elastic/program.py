@@ -247,6 +247,7 @@ def join_group(life: Life, rank: int) -> dist.Store:
     """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     told = dist.FileStore(str(Path(life.folder, f"store-{life.number}")), life.world)
+    told.set_timeout(GROUP_LIMIT)
     serve = functools.partial(
         dist.TCPStore, "127.0.0.1", timeout=GROUP_LIMIT, wait_for_workers=False
     )
