@@ -1,8 +1,9 @@
 """A training by `benchmarks.imagenet` in a process of its own, and SIGKILL at set times.
 
 `Run` starts, watches and reads one; `survive` kills it whenever it is told to and starts it again
-with the same command until it is done. Only the trainer is killed, as by a crash or for memory:
-its persist worker ends what it is writing, its loader workers see that it is gone and leave.
+with the same command until it is done. The trainer is killed, as by a crash or for memory, and its
+loader workers, as one that was just being forked never sees that it is gone (torch 2.13). Its
+persist worker, in a session of its own, ends what it is writing.
 """
 
 from __future__ import annotations
@@ -61,12 +62,13 @@ class Run:
         self.starts_unix_s.append(time.time())
         with self._log.open("ab") as log:
             trainer = subprocess.Popen(
-                self._command, stdout=log, stderr=log, cwd=ROOT, env=environment
+                self._command, stdout=log, stderr=log, cwd=ROOT, env=environment, process_group=0
             )
             try:
                 yield trainer
             finally:
-                trainer.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(trainer.pid, signal.SIGKILL)
                 trainer.wait()
 
     def finish(self) -> float:

@@ -6,6 +6,8 @@ import importlib.util
 import itertools
 import json
 import math
+import os
+import select
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,18 @@ def test_a_trainer_that_never_ends_is_killed_on_schedule_and_then_given_up(tmp_p
     ended = survive(run, [0.0, 0.01, 0.02], limit_s=0.03)
     assert (ended.kills, ended.finished, len(run.starts_unix_s)) == (3, False, 4)
     assert ended.seconds >= 0.03
+
+
+def test_a_child_that_does_not_see_its_trainer_gone_is_killed_too(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    run = Run(tmp_path / "run", [str(tmp_path / "fifo")], module="tests.benchmarks.orphaning")
+    with run.started(), (tmp_path / "fifo").open("rb", buffering=0) as fifo:
+        assert fifo.read(1) == b"x"
+        reader = os.dup(fifo.fileno())
+    with os.fdopen(reader, "rb", buffering=0) as fifo:
+        readable, _, _ = select.select([fifo], [], [], 30.0)
+        assert readable, "the child holds it open"
+        assert fifo.read(1) == b""
 
 
 def test_a_trainer_that_ends_is_not_killed(tmp_path: Path) -> None:
