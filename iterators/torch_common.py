@@ -62,9 +62,9 @@ def warn_of_forks(python: tuple[int, int, int]) -> None:
     A process group's thread that lets go of a tensor while another thread forks can leave a lock
     of the interpreter locked in the child (python/cpython#112275).
     """
-    if python < (3, 11, 8):
+    if python < (3, 11, 10):
         logger.warning(
-            "loader workers are forked while a process group is alive: before Python 3.11.8 one "
+            "loader workers are forked while a process group is alive: before Python 3.11.10 one "
             "can hang as it starts, and training with it (python/cpython#112275). Found Python "
             "%d.%d.%d: use a newer one, or multiprocessing_context='forkserver'",
             *python,

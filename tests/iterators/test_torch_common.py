@@ -15,8 +15,8 @@ from iterators.torch_common import forks_workers, warn_of_forks
 from tests.iterators.datasets import Plain
 from tests.iterators.streams import Stateful
 
-HANGS, MENDED = (3, 11, 7, "final", 0), (3, 11, 8, "final", 0)
-SAID = "before Python 3.11.8 one can hang as it starts"
+HANGS, MENDED = (3, 11, 9, "final", 0), (3, 11, 10, "final", 0)
+SAID = "before Python 3.11.10 one can hang as it starts"
 
 
 @pytest.fixture(autouse=True)

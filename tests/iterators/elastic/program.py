@@ -138,7 +138,7 @@ class Group:
     """The collectives the program needs, over a store; a world of one needs none.
 
     Not over the process group: its threads let go of tensors, which needs the interpreter, while
-    the next epoch's workers are being forked. Before Python 3.11.8 such a worker can hang
+    the next epoch's workers are being forked. Before Python 3.11.10 such a worker can hang
     (python/cpython#112275).
     """
 
