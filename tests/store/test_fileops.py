@@ -17,8 +17,8 @@ from checkfreq.types import PAGE_BYTES
 
 class TestLocalFileOps(FileOpsContract):
     @pytest.fixture
-    def ops(self) -> FileOps:
-        return LocalFileOps()
+    def ops(self, tmp_path: Path) -> FileOps:
+        return LocalFileOps(tmp_path)
 
     @pytest.fixture
     def root(self, tmp_path: Path) -> Path:
@@ -27,13 +27,13 @@ class TestLocalFileOps(FileOpsContract):
 
 class TestBufferedLocalFileOps(TestLocalFileOps):
     @pytest.fixture
-    def ops(self) -> FileOps:
-        return LocalFileOps(direct=False)
+    def ops(self, tmp_path: Path) -> FileOps:
+        return LocalFileOps(tmp_path, direct=False)
 
 
 class TestCrashingFileOps(FileOpsContract):
     @pytest.fixture
-    def ops(self) -> FileOps:
+    def ops(self, tmp_path: Path) -> FileOps:
         return CrashingFileOps()
 
     @pytest.fixture
@@ -46,11 +46,12 @@ def refuse(code: int) -> OSError:
     return OSError(code, os.strerror(code))
 
 
-def open_refusing_direct(path: Path, flags: int, mode: int) -> int:
+def open_refusing_direct(name: str, flags: int, mode: int, *, dir_fd: int) -> int:
     if flags & os.O_DIRECT:
-        os.close(os.open(path, flags & ~os.O_DIRECT, mode))  # as Linux: made, then refused
+        fd = os.open(name, flags & ~os.O_DIRECT, mode, dir_fd=dir_fd)
+        os.close(fd)  # as Linux: made, then refused
         raise refuse(errno.EINVAL)
-    return os.open(path, flags, mode)
+    return os.open(name, flags, mode, dir_fd=dir_fd)
 
 
 def is_direct(fd: int) -> bool:
@@ -63,9 +64,9 @@ def pwrite_refusing_direct(fd: int, view: memoryview, offset: int) -> int:
     return os.pwrite(fd, view, offset)
 
 
-def open_buffered_in_disguise(path: Path, flags: int, mode: int) -> int:
+def open_buffered_in_disguise(name: str, flags: int, mode: int, *, dir_fd: int) -> int:
     """A file system that refuses nothing, whatever the test machine's does."""
-    return os.open(path, flags & ~os.O_DIRECT, mode)
+    return os.open(name, flags & ~os.O_DIRECT, mode, dir_fd=dir_fd)
 
 
 def fallocate_raising(code: int) -> Callable[[int, int, int], None]:
@@ -76,7 +77,7 @@ def fallocate_raising(code: int) -> Callable[[int, int, int], None]:
 
 
 def test_payload_is_buffered_where_opening_it_direct_is_refused(tmp_path: Path) -> None:
-    ops = LocalFileOps(calls=SystemCalls(open=open_refusing_direct))
+    ops = LocalFileOps(tmp_path, calls=SystemCalls(open=open_refusing_direct))
     file = ops.create_payload(tmp_path / "payload", num_bytes=3)
     assert not file.direct
     file.pwrite(memoryview(b"abc"), 0)
@@ -90,7 +91,9 @@ def test_payload_is_buffered_where_opening_it_direct_is_refused(tmp_path: Path) 
 
 def test_payload_turns_buffered_where_the_first_direct_write_is_refused(tmp_path: Path) -> None:
     calls = SystemCalls(open=os.open, pwrite=pwrite_refusing_direct)
-    file = LocalFileOps(calls=calls).create_payload(tmp_path / "payload", num_bytes=PAGE_BYTES)
+    file = LocalFileOps(tmp_path, calls=calls).create_payload(
+        tmp_path / "payload", num_bytes=PAGE_BYTES
+    )
     assert file.direct
     file.pwrite(memoryview(page_aligned(b"abc")), 0)
     assert not file.direct
@@ -109,7 +112,7 @@ def test_a_write_refused_in_another_threads_turn_is_tried_once_more(tmp_path: Pa
         return pwrite_refusing_direct(fd, view, offset)
 
     calls = SystemCalls(pwrite=pwrite)
-    file = LocalFileOps(calls=calls).create_payload(path, num_bytes=2 * PAGE_BYTES)
+    file = LocalFileOps(tmp_path, calls=calls).create_payload(path, num_bytes=2 * PAGE_BYTES)
     file.pwrite(memoryview(page_aligned(b"one")), 0)
     file.close()
     data = path.read_bytes()
@@ -121,7 +124,7 @@ def test_short_writes_are_continued(tmp_path: Path) -> None:
         return os.pwrite(fd, view[:PAGE_BYTES], offset)
 
     data = os.urandom(3 * PAGE_BYTES)
-    ops = LocalFileOps(calls=SystemCalls(pwrite=pwrite))
+    ops = LocalFileOps(tmp_path, calls=SystemCalls(pwrite=pwrite))
     file = ops.create_payload(tmp_path / "payload", num_bytes=len(data))
     file.pwrite(memoryview(page_aligned(data)), 0)
     file.close()
@@ -132,7 +135,7 @@ def test_a_failing_write_is_not_taken_for_a_refusal(tmp_path: Path) -> None:
     def pwrite(fd: int, view: memoryview, offset: int) -> int:
         raise refuse(errno.EIO)
 
-    ops = LocalFileOps(calls=SystemCalls(pwrite=pwrite))
+    ops = LocalFileOps(tmp_path, calls=SystemCalls(pwrite=pwrite))
     file = ops.create_payload(tmp_path / "payload", num_bytes=PAGE_BYTES)
     with pytest.raises(OSError, match="Input/output error"):
         file.pwrite(memoryview(page_aligned(b"abc")), 0)
@@ -141,7 +144,7 @@ def test_a_failing_write_is_not_taken_for_a_refusal(tmp_path: Path) -> None:
 
 
 def test_an_invalid_write_to_a_buffered_file_is_an_error(tmp_path: Path) -> None:
-    file = LocalFileOps(direct=False).create_payload(tmp_path / "payload", num_bytes=0)
+    file = LocalFileOps(tmp_path, direct=False).create_payload(tmp_path / "payload", num_bytes=0)
     with pytest.raises(OSError, match="Invalid argument"):
         file.pwrite(memoryview(b"abc"), -1)
     file.close()
@@ -155,7 +158,7 @@ def test_buffered_payload_is_synced_in_bounded_pieces(tmp_path: Path) -> None:
         os.fdatasync(fd)
 
     calls = SystemCalls(fdatasync=fdatasync)
-    ops = LocalFileOps(direct=False, piece_bytes=2 * PAGE_BYTES, calls=calls)
+    ops = LocalFileOps(tmp_path, direct=False, piece_bytes=2 * PAGE_BYTES, calls=calls)
     file = ops.create_payload(tmp_path / "payload", num_bytes=0)
     for number in range(5):
         file.pwrite(memoryview(bytes(PAGE_BYTES)), number * PAGE_BYTES)
@@ -166,25 +169,25 @@ def test_buffered_payload_is_synced_in_bounded_pieces(tmp_path: Path) -> None:
 def test_a_full_disk_is_found_when_the_payload_is_created(tmp_path: Path) -> None:
     calls = SystemCalls(fallocate=fallocate_raising(errno.ENOSPC))
     with pytest.raises(OSError, match="No space left"):
-        LocalFileOps(calls=calls).create_payload(tmp_path / "payload", num_bytes=1)
+        LocalFileOps(tmp_path, calls=calls).create_payload(tmp_path / "payload", num_bytes=1)
 
 
 def test_a_file_system_without_preallocation_is_written_all_the_same(tmp_path: Path) -> None:
     calls = SystemCalls(
         open=open_buffered_in_disguise, fallocate=fallocate_raising(errno.EOPNOTSUPP)
     )
-    file = LocalFileOps(calls=calls).create_payload(tmp_path / "payload", num_bytes=1)
+    file = LocalFileOps(tmp_path, calls=calls).create_payload(tmp_path / "payload", num_bytes=1)
     file.pwrite(memoryview(b"x"), 0)
     file.close()
     assert (tmp_path / "payload").read_bytes() == b"x"
 
 
 def test_opening_fails_with_the_file_systems_own_error(tmp_path: Path) -> None:
-    def open_fd(path: Path, flags: int, mode: int) -> int:
+    def open_fd(name: str, flags: int, mode: int, *, dir_fd: int) -> int:
         raise refuse(errno.EMFILE)
 
     with pytest.raises(OSError, match="Too many open files"):
-        LocalFileOps(calls=SystemCalls(open=open_fd)).open_for_read(tmp_path / "file")
+        LocalFileOps(tmp_path, calls=SystemCalls(open=open_fd)).open_for_read(tmp_path / "file")
 
 
 def test_reads_turn_buffered_where_direct_ones_are_refused(tmp_path: Path) -> None:
@@ -194,7 +197,7 @@ def test_reads_turn_buffered_where_direct_ones_are_refused(tmp_path: Path) -> No
         return os.preadv(fd, views, offset)
 
     (tmp_path / "file").write_bytes(b"abc")
-    file = LocalFileOps(calls=SystemCalls(preadv=preadv)).open_for_read(tmp_path / "file")
+    file = LocalFileOps(tmp_path, calls=SystemCalls(preadv=preadv)).open_for_read(tmp_path / "file")
     target = page_aligned(bytes(PAGE_BYTES))
     assert file.preadinto(memoryview(target), 0) == 3
     assert target[:3] == b"abc"
@@ -207,7 +210,7 @@ def test_a_failing_read_is_an_error(tmp_path: Path) -> None:
         raise refuse(errno.EIO)
 
     (tmp_path / "file").write_bytes(b"abc")
-    file = LocalFileOps(calls=SystemCalls(preadv=preadv)).open_for_read(tmp_path / "file")
+    file = LocalFileOps(tmp_path, calls=SystemCalls(preadv=preadv)).open_for_read(tmp_path / "file")
     with pytest.raises(OSError, match="Input/output error"):
         file.preadinto(memoryview(page_aligned(b"")), 0)
     file.close()
@@ -216,14 +219,14 @@ def test_a_failing_read_is_an_error(tmp_path: Path) -> None:
 def test_a_file_that_shrank_since_it_was_opened_reads_short(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(2 * PAGE_BYTES))
-    file = LocalFileOps().open_for_read(path)
+    file = LocalFileOps(tmp_path).open_for_read(path)
     os.truncate(path, PAGE_BYTES)
     assert file.preadinto(memoryview(page_aligned(bytes(2 * PAGE_BYTES))), 0) == PAGE_BYTES
     file.close()
 
 
 def test_a_directory_that_cannot_be_synced_is_left_at_that() -> None:
-    LocalFileOps().sync_dir(Path("/proc"))  # procfs answers EINVAL
+    LocalFileOps(Path("/proc")).sync_dir(Path("/proc"))  # procfs answers EINVAL
 
 
 def test_an_error_of_a_directory_sync_is_not_swallowed(tmp_path: Path) -> None:
@@ -231,12 +234,12 @@ def test_an_error_of_a_directory_sync_is_not_swallowed(tmp_path: Path) -> None:
         raise refuse(errno.EIO)
 
     with pytest.raises(OSError, match="Input/output error"):
-        LocalFileOps(calls=SystemCalls(fsync=fsync)).sync_dir(tmp_path)
+        LocalFileOps(tmp_path, calls=SystemCalls(fsync=fsync)).sync_dir(tmp_path)
 
 
 def test_remove_tree_removes_a_link_and_not_what_it_leads_to(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "link").symlink_to(tmp_path / "kept")
-    LocalFileOps().remove_tree(tmp_path / "tree")
+    LocalFileOps(tmp_path).remove_tree(tmp_path / "tree")
     assert os.listdir(tmp_path) == ["kept"]
