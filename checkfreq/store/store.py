@@ -596,17 +596,13 @@ class CheckpointStore:
         self._make_durable_dir(path.parent)
         try:
             self.ops.mkdir(path)
-        except FileExistsError:  # by another rank, just now?
-            if not self.ops.is_dir(path):
-                self._refuse(path)
+        except FileExistsError:
+            kind = self.ops.kind(path)
+            if kind in (Kind.LINK, Kind.OTHER):
+                raise ForeignEntryError.at(path, kind.value) from None
+            if kind is not Kind.DIRECTORY:  # else another rank was faster
                 raise
         self.ops.sync_dir(path.parent)
-
-    def _refuse(self, path: Path) -> None:
-        """ForeignEntryError, which says what is in the way, if it is no file of ours either."""
-        kind = self.ops.kind(path)
-        if kind is Kind.LINK or kind is Kind.OTHER:
-            raise ForeignEntryError.at(path, kind.value)
 
     def _try_to_remove(self, name: str, *, until: str) -> None:
         try:

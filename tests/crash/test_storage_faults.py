@@ -159,8 +159,8 @@ def test_a_run_restores_from_a_full_disk_and_trains_on(disk: Disk) -> None:
         ("pwrite64", "ENOSPC", "No space left"),
         ("fdatasync", "EIO", "Input/output error"),
         ("fsync", "EIO", "Input/output error"),
-        ("rename", "EIO", "Input/output error"),
-        ("mkdir", "EROFS", "Read-only file system"),
+        ("renameat", "EIO", "Input/output error"),
+        ("mkdirat", "EROFS", "Read-only file system"),
     ],
 )
 def test_failing_system_calls_of_the_worker_fail_checkpoints_until_they_work_again(
@@ -183,14 +183,18 @@ def test_a_read_only_remount_fails_checkpoints_until_it_is_undone(
     chk_dir = disk.mount_point / "chk"
     chk_dir.mkdir()
     # A file open for writing keeps a disk from being remounted, so the lock lies elsewhere.
-    (chk_dir / ".lock").symlink_to(tmp_path / "lock")
-
-    expect_fault_and_recovery(
-        chk_dir,
-        lambda manager: disk.remount("ro"),
-        lambda: disk.remount("rw"),
-        "Read-only file system",
-    )
+    for lock in (tmp_path / "lock", chk_dir / ".lock"):
+        lock.touch()
+    call("mount", "--bind", str(tmp_path / "lock"), str(chk_dir / ".lock"))
+    try:
+        expect_fault_and_recovery(
+            chk_dir,
+            lambda manager: disk.remount("ro"),
+            lambda: disk.remount("rw"),
+            "Read-only file system",
+        )
+    finally:
+        call("umount", str(chk_dir / ".lock"))
 
 
 def test_a_file_system_that_breaks_down_keeps_the_old_checkpoint_readable(disk: Disk) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from checkfreq.store.fileops import FileOps, LocalFileOps, SystemCalls
+from checkfreq.errors import ForeignEntryError, StorageError
+from checkfreq.store.fileops import UNKNOWN_BYTES, FileOps, Kind, LocalFileOps, SystemCalls
 from checkfreq.testing import CrashingFileOps, FileOpsContract, page_aligned
 from checkfreq.types import PAGE_BYTES
 
@@ -33,8 +36,12 @@ class TestBufferedLocalFileOps(TestLocalFileOps):
 
 class TestCrashingFileOps(FileOpsContract):
     @pytest.fixture
-    def ops(self, tmp_path: Path) -> FileOps:
+    def ops(self) -> FileOps:
         return CrashingFileOps()
+
+    def plant_link(self, ops: FileOps, path: Path, target: Path) -> None:
+        assert isinstance(ops, CrashingFileOps)
+        ops.plant_link(path)
 
     @pytest.fixture
     def root(self, ops: FileOps) -> Path:
@@ -52,6 +59,11 @@ def open_refusing_direct(name: str, flags: int, mode: int, *, dir_fd: int) -> in
         os.close(fd)  # as Linux: made, then refused
         raise refuse(errno.EINVAL)
     return os.open(name, flags, mode, dir_fd=dir_fd)
+
+
+def plant_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
 
 
 def is_direct(fd: int) -> bool:
@@ -237,9 +249,128 @@ def test_an_error_of_a_directory_sync_is_not_swallowed(tmp_path: Path) -> None:
         LocalFileOps(tmp_path, calls=SystemCalls(fsync=fsync)).sync_dir(tmp_path)
 
 
-def test_remove_tree_removes_a_link_and_not_what_it_leads_to(tmp_path: Path) -> None:
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree" / "link").symlink_to(tmp_path / "kept")
-    LocalFileOps(tmp_path).remove_tree(tmp_path / "tree")
-    assert os.listdir(tmp_path) == ["kept"]
+@pytest.mark.parametrize("plant", [os.mkfifo, plant_socket], ids=["fifo", "socket"])
+def test_what_is_no_file_is_refused_at_once_in_the_place_of_any_file(
+    plant: Callable[[Path], None], tmp_path: Path
+) -> None:
+    ops, path = LocalFileOps(tmp_path), tmp_path / "entry"
+    plant(path)
+    assert ops.scan(tmp_path) == {"entry": Kind.OTHER}
+    for refused in (
+        lambda: ops.read_bytes(path),
+        lambda: ops.open_for_read(path),
+        lambda: ops.write_file(path, b""),
+        lambda: ops.append_line(path, ""),
+        lambda: ops.open_to_lock(path),
+        lambda: ops.file_size(path),
+        lambda: ops.listdir(path / "inside"),
+    ):
+        with pytest.raises(ForeignEntryError, match="a FIFO, socket or device"):
+            refused()
+    ops.replace_file(path, b"ours")
+    assert path.read_bytes() == b"ours"
+
+
+def test_a_device_is_no_file() -> None:
+    with pytest.raises(ForeignEntryError, match="a FIFO, socket or device"):
+        LocalFileOps(Path("/dev")).read_bytes(Path("/dev/zero"))
+
+
+def test_a_file_that_grows_while_it_is_read_is_bounded_all_the_same() -> None:
+    with pytest.raises(StorageError, match="expected at most 10 bytes"):
+        LocalFileOps(Path("/proc")).read_bytes(Path("/proc/cpuinfo"), max_bytes=10)  # of size 0
+
+
+def test_the_directory_itself_and_its_parents_may_be_links(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "chk").mkdir(parents=True)
+    (tmp_path / "home").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "run").symlink_to("chk")
+    root = tmp_path / "home" / "run"
+    ops = LocalFileOps(root)
+    ops.mkdir(root / "sub")
+    ops.write_file(root / "sub" / "file", b"x")
+    ops.sync_dir(root)
+    assert ops.is_dir(root)
+    assert ops.listdir(root) == ["sub"]
+    assert (tmp_path / "disk" / "chk" / "sub" / "file").read_bytes() == b"x"
+
+
+def test_no_path_leaves_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "chk").mkdir()
+    (tmp_path / "secret").write_bytes(b"x")
+    with pytest.raises(StorageError, match="leaves the checkpoint directory"):
+        LocalFileOps(tmp_path / "chk").read_bytes(tmp_path / "chk" / ".." / "secret")
+
+
+def test_errors_name_the_whole_path(tmp_path: Path) -> None:
+    ops = LocalFileOps(tmp_path)
+    (tmp_path / "file").write_bytes(b"")
+    for path in (tmp_path / "missing" / "file", tmp_path / "missing"):
+        with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / "missing"))):
+            ops.read_bytes(path)
+    with pytest.raises(NotADirectoryError, match=re.escape(str(tmp_path / "file"))):
+        ops.read_bytes(tmp_path / "file" / "inside")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_modes_are_left_to_the_umask(umask: int, tmp_path: Path) -> None:
+    ops = LocalFileOps(tmp_path)
+    before = os.umask(umask)
+    try:
+        ops.mkdir(tmp_path / "folder")
+        ops.write_file(tmp_path / "written", b"")
+        ops.replace_file(tmp_path / "replaced", b"")
+        ops.append_line(tmp_path / "appended", "")
+        ops.create_payload(tmp_path / "payload", num_bytes=1).close()
+        os.close(ops.open_to_lock(tmp_path / "lock"))
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes.pop("folder") == 0o777 & ~umask
+    assert set(modes.values()) == {0o666 & ~umask}
+
+
+def test_a_file_system_that_gives_no_sizes_is_not_taken_for_full(tmp_path: Path) -> None:
+    nothing = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
+    calls = SystemCalls(statvfs=lambda fd: nothing)
+    assert LocalFileOps(tmp_path, calls=calls).free_bytes(tmp_path) == UNKNOWN_BYTES
+    full = os.statvfs_result((4096, 4096, 10, 0, 0, 0, 0, 0, 0, 255))
+    calls = SystemCalls(statvfs=lambda fd: full)
+    assert LocalFileOps(tmp_path, calls=calls).free_bytes(tmp_path) == 0
+
+
+def test_a_tree_deeper_than_any_of_ours_is_left(tmp_path: Path) -> None:
+    deep = tmp_path.joinpath("tree", *["d"] * 100)
+    deep.mkdir(parents=True)
+    with pytest.raises(StorageError, match="directories deep"):
+        LocalFileOps(tmp_path).remove_tree(tmp_path / "tree")
+    assert deep.is_dir()
+
+
+def test_a_replacement_that_fails_leaves_nothing_beside_the_old_file(tmp_path: Path) -> None:
+    def fsync(fd: int) -> None:
+        raise refuse(errno.EIO)
+
+    (tmp_path / "file").write_bytes(b"old")
+    with pytest.raises(OSError, match="Input/output error"):
+        LocalFileOps(tmp_path, calls=SystemCalls(fsync=fsync)).replace_file(
+            tmp_path / "file", b"new"
+        )
+    assert os.listdir(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
+    ops = LocalFileOps(tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("fifo")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        ops.mkdir(tmp_path / "a" / "b", parents=True)
+        ops.write_file(tmp_path / "a" / "b" / "file", b"x")
+        ops.open_for_read(tmp_path / "a" / "b" / "file").close()
+        ops.remove_tree(tmp_path / "a")
+        for path in (tmp_path / "fifo", tmp_path / "link", tmp_path / "link" / "x", tmp_path):
+            with pytest.raises(OSError, match="found|directory"):
+                ops.open_for_read(path)
+    assert len(os.listdir("/proc/self/fd")) == before
