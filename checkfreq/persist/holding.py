@@ -50,6 +50,7 @@ class HeldDirectory:
             return
         if hold is Hold.GONE:
             self._make_again()
+        self._require_ours(hold)  # a directory of others' does not even get a lock file
         self._lock_again(hold)
         try:
             self._require_ours(hold)

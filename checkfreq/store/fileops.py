@@ -40,6 +40,7 @@ SMALL_FILE_BYTES = 64 << 20
 UNKNOWN_BYTES = 2**63 - 1
 #: Our directories are three deep; deeper trees are somebody else's.
 _MOST_LEVELS = 64
+_READ_BYTES = 1 << 16
 
 _FOLDER = os.O_DIRECTORY | os.O_CLOEXEC
 _NO_SUCH = (FileNotFoundError, NotADirectoryError)
@@ -256,16 +257,13 @@ class LocalFileOps:
         return status.st_dev, status.st_ino
 
     def read_bytes(self, path: Path, *, max_bytes: int = SMALL_FILE_BYTES) -> bytes:
-        with self._file(path, os.O_RDONLY) as fd, open(fd, "rb", closefd=False) as file:
+        with self._file(path, os.O_RDONLY) as fd:
             size = os.fstat(fd).st_size
             # Once more after the read: it may have grown, or be of a kind that has no size.
-            data = b"" if size > max_bytes else file.read(max_bytes + 1)
-        if max(size, len(data)) > max_bytes:
-            raise StorageError(
-                errno.EFBIG,
-                f"expected at most {max_bytes} bytes, found {max(size, len(data))}",
-                str(path),
-            )
+            data = b"" if size > max_bytes else _read_all(fd, size, max_bytes + 1)
+        if (found := max(size, len(data))) > max_bytes:
+            text = f"expected at most {max_bytes} bytes, found {found}"
+            raise StorageError(errno.EFBIG, text, str(path))
         return data
 
     def write_file(self, path: Path, data: bytes) -> None:
@@ -589,6 +587,16 @@ def _kind_of(entry: os.DirEntry[str]) -> Kind:
 
 def _name_of(entry: os.DirEntry[str]) -> str:
     return entry.name
+
+
+def _read_all(fd: int, size: int, most: int) -> bytes:
+    """The file, of about ``size`` bytes; no more than ``most`` of them."""
+    pieces, num_bytes, wanted = [], 0, size + 1
+    while piece := os.read(fd, min(wanted, most - num_bytes)):
+        pieces.append(piece)
+        num_bytes += len(piece)
+        wanted = _READ_BYTES
+    return b"".join(pieces)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -38,6 +38,7 @@ from checkfreq.errors import (
     ForeignEntryError,
     NoCheckpointError,
     PersistError,
+    StorageError,
 )
 from checkfreq.store.fileops import FileOps, Kind, LocalFileOps, PayloadFile, ReadFile
 from checkfreq.store.manifest import MANIFEST_MAX_BYTES, MANIFEST_NAME, FileEntry, Manifest
@@ -534,7 +535,6 @@ class CheckpointStore:
 
     def _entomb(self, step: int) -> None:
         """Remove a step that cannot be renamed: it is none from the first sync on."""
-        faults.reach("prune.entomb")
         self.ops.write_file(self._tombstone(step), b"")
         # Before anything in it goes: else a power cut could leave half of a checkpoint.
         self.ops.sync_dir(self.root)
@@ -542,7 +542,6 @@ class CheckpointStore:
 
     def _bury(self, step: int) -> None:
         """Remove what is left of a step that is none any more, and then what says so."""
-        faults.reach("prune.bury")
         if self.ops.exists(self.path(step)):
             self._remove(self.path(step))
             self.ops.sync_dir(self.root)
@@ -635,10 +634,10 @@ class CheckpointStore:
             )
 
     def _of_committed(self, step: int, path: Path, read: Callable[[], T]) -> T:
-        """``read()``, in whose place a missing file or a directory is corruption."""
+        """``read()``, in whose place what is no file, or far too large, is corruption."""
         try:
             return read()
-        except ForeignEntryError as error:
+        except StorageError as error:
             raise CorruptCheckpointError(
                 str(error.filename or path),
                 check="file",

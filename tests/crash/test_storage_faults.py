@@ -11,7 +11,7 @@ import torch
 import checkfreq
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 from checkfreq.errors import PersistError
-from tests.crash.disks import Disk, failing_calls, slowed, small_disk
+from tests.crash.disks import Disk, call, failing_calls, slowed, small_disk
 from tests.crash.processes import run_to_end, verify_all
 from tests.crash.programs import Run, Training
 
@@ -175,6 +175,22 @@ def test_failing_system_calls_of_the_worker_fail_checkpoints_until_they_work_aga
     expect_fault_and_recovery(
         tmp_path / "chk", begin, lambda: faults[0].__exit__(None, None, None), expected
     )
+
+
+def test_a_step_whose_last_sync_failed_is_removed_by_retention_all_the_same(
+    tmp_path: Path,
+) -> None:
+    """It got its name before the sync that failed, so it is there without being acknowledged."""
+    training = Training()
+    with manager_of(training, tmp_path / "chk") as manager:
+        train(training, manager, 1)
+        # Of the fsyncs of a commit the third is that of the parent: manifest, folder, parent.
+        with failing_calls(worker_pid(manager), "fsync", "EIO", which="3"):
+            train(training, manager, 1)
+        assert manager.stats()["num_failed"] == 1
+        assert manager.all_steps() == [1, 2]
+        train(training, manager, 3)
+    assert verify_all(tmp_path / "chk") == [4, 5]
 
 
 def test_a_read_only_remount_fails_checkpoints_until_it_is_undone(
