@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,9 @@ from checkfreq.errors import (
     CheckFreqError,
     ConfigError,
     CorruptCheckpointError,
+    StorageError,
 )
+from checkfreq.integrations.dcp import CFStorageReader
 from checkfreq.store.store import CheckpointStore
 from tests.contract.runs import Training, managed, written
 
@@ -225,62 +229,62 @@ def _fifos(chk_dir: Path) -> None:
         os.mkfifo(path)
 
 
-@pytest.mark.parametrize("plant", [_dangling, _looping, _fifos])
-def test_every_reader_ends_with_what_is_valid_or_the_librarys_own_error(
-    plant: Callable[[Path], None], chk_dir: Path
-) -> None:
-    written(chk_dir, 2)
-    plant(chk_dir)
-    program = f"""
-import sys, traceback
+_PROGRAM = """
+import sys
 from checkfreq.errors import CheckFreqError
-path = {str(chk_dir)!r}
-for name, code in {_READERS!r}.items():
-    try:
-        exec(code, {{"path": path}})
-    except CheckFreqError as error:
-        print("refused", name, flush=True)
-    else:
-        print("read", name, flush=True)
+for path in sys.argv[1:]:
+    for name, code in {readers!r}.items():
+        try:
+            exec(code, {{"path": path}})
+        except CheckFreqError:
+            print("refused", name, "of", path, flush=True)
 """
+
+
+def test_every_reader_ends_with_what_is_valid_or_the_librarys_own_error(tmp_path: Path) -> None:
+    planted = {plant.__name__: plant for plant in (_dangling, _looping, _fifos)}
+    written(tmp_path / "chk", 2)
+    for name, plant in planted.items():
+        shutil.copytree(tmp_path / "chk", tmp_path / name)
+        plant(tmp_path / name)
+    paths = [str(tmp_path / name) for name in planted]
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", _PROGRAM.format(readers=_READERS), *paths],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
-    refused = [line[8:] for line in done.stdout.splitlines() if line.startswith("refused ")]
-    assert refused == ["load a step", "load its path"]
+    refused = [line for line in done.stdout.splitlines() if line.startswith("refused")]
+    asked_for_it = ("load a step", "load its path")
+    assert refused == [f"refused {name} of {path}" for path in paths for name in asked_for_it]
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Not one more file can be opened in this process."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), before[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_running_out_of_descriptors_is_the_librarys_own_error(chk_dir: Path) -> None:
     written(chk_dir, 1)
-    program = f"""
-import os, resource, checkfreq
-from checkfreq.errors import StorageError
-from tests.contract.runs import *
-training = Training()
-checkfreq.load({str(chk_dir)!r})  # imports what it needs
-from checkfreq.integrations.dcp import CFStorageReader
-most = len(os.listdir("/proc/self/fd")) + 1
-resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-path = {str(chk_dir)!r}
-for read in (lambda: checkfreq.load(path), CFStorageReader(path).read_metadata):
-    held = []
-    try:
-        while True:
-            held.append(os.open("/dev/null", os.O_RDONLY))
-    except OSError:
-        pass
-    try:
-        read()
-    except StorageError as error:
-        print("refused", "ulimit -n" in str(error))
-    for fd in held:
-        os.close(fd)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.stdout == "refused True\n" * 2, done.stderr
+    reader = CFStorageReader(chk_dir)
+    for read in (lambda: checkfreq.load(chk_dir), reader.read_metadata):
+        read()  # imports what it needs
+        with no_descriptors(), pytest.raises(StorageError, match="ulimit -n"):
+            read()
 
 
 def test_sizes_that_no_memory_can_hold_are_the_librarys_own_error(chk_dir: Path) -> None:
