@@ -374,3 +374,12 @@ def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
             with pytest.raises(OSError, match="found|directory"):
                 ops.open_for_read(path)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_is_told_from_another_under_the_same_name(tmp_path: Path) -> None:
+    ops = LocalFileOps(tmp_path)
+    ops.write_file(tmp_path / "file", b"")
+    first = ops.identity(tmp_path / "file")
+    ops.rename(tmp_path / "file", tmp_path / "kept")
+    ops.write_file(tmp_path / "file", b"")
+    assert ops.identity(tmp_path / "kept") == first != ops.identity(tmp_path / "file")

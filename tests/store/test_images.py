@@ -192,3 +192,9 @@ def test_a_new_buffer_is_page_aligned_writable_and_large_enough() -> None:
         buffer[:1] = b"x"
         address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
         assert address % PAGE_BYTES == 0
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 60, 1 << 63])
+def test_more_memory_than_there_can_be_is_an_error_of_the_system(num_bytes: int) -> None:
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        new_buffer(num_bytes)

@@ -339,6 +339,16 @@ def test_acknowledged_commit_survives_every_power_cut_after_it() -> None:
         check_disk(disk, model_of(1, 2))
 
 
+def test_a_directory_that_nobody_had_synced_survives_with_its_first_checkpoint() -> None:
+    """Whoever made it may have been killed right after."""
+    ops = CrashingFileOps()
+    ops.mkdir(ROOT)
+    store = new_store(ops)
+    commit(store, 1, b"\1" * 8)
+    for disk in ops.survivors(limit=10_000):
+        check_disk(disk, model_of(1))
+
+
 class Skipping(CrashingFileOps):
     """A disk, or a store, that leaves out the syncs which ``skips`` names."""
 
