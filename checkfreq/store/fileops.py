@@ -209,7 +209,8 @@ class LocalFileOps:
         piece_bytes: int = 32 << 20,
         calls: SystemCalls = SystemCalls(),
     ) -> None:
-        self._root = root
+        self._root = root.absolute()
+        self._prefix = f"{str(self._root).rstrip('/')}/"
         self._direct = direct
         self._piece_bytes = piece_bytes
         self._calls = calls
@@ -344,26 +345,25 @@ class LocalFileOps:
 
     # Names. Nothing else opens anything below the root.
 
-    def _below(self, path: Path) -> tuple[Path, tuple[str, ...]]:
+    def _below(self, path: Path) -> tuple[Path, list[str]]:
         """A directory that is the user's own, and the names that lead from it to ``path``."""
-        if path == self._root or not path.is_relative_to(self._root):
-            return path, ()
-        names = path.relative_to(self._root).parts
+        text = str(path.absolute())
+        names = text[len(self._prefix) :].split("/") if text.startswith(self._prefix) else []
+        if not any(names):
+            return path, []
         if ".." in names:
-            raise StorageError(errno.EINVAL, "leaves the checkpoint directory", str(path))
+            raise StorageError(errno.EINVAL, "leaves the checkpoint directory", text)
         return self._root, names
 
     @contextlib.contextmanager
     def _folder(self, path: Path, access: int = os.O_PATH) -> Iterator[int]:
         """A descriptor of a directory."""
         base, names = self._below(path)
-        with _saying(base):
-            fd = os.open(base, _FOLDER | (os.O_PATH if names else access))
+        fd = _open_folder(base, os.O_PATH if names else access)
         try:
             for number, name in enumerate(names, start=1):
-                flags = _FOLDER | os.O_NOFOLLOW | (access if number == len(names) else os.O_PATH)
-                with _saying(base.joinpath(*names[:number]), folder=fd, name=name):
-                    inner = os.open(name, flags, dir_fd=fd)
+                way = access if number == len(names) else os.O_PATH
+                inner = _open_inner(fd, name, way, base, names[:number])
                 os.close(fd)
                 fd = inner
             yield fd
@@ -535,19 +535,32 @@ class _LocalRead(_Descriptor):
             return -1  # nothing read, ask again
 
 
+def _open_folder(path: Path, access: int) -> int:
+    with _saying(path):
+        return os.open(path, _FOLDER | access)
+
+
+def _open_inner(folder: int, name: str, access: int, base: Path, names: Sequence[str]) -> int:
+    """A descriptor of directory ``name`` in ``folder``; ``names`` lead from ``base`` to it."""
+    try:
+        return os.open(name, _FOLDER | os.O_NOFOLLOW | access, dir_fd=folder)
+    except NotADirectoryError as error:
+        path = base.joinpath(*names)
+        kind = _kind(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        if kind is Kind.FILE:
+            raise _named(error, path) from None
+        raise ForeignEntryError.at(path, kind.value) from None
+    except OSError as error:
+        raise _named(error, base.joinpath(*names)) from None
+
+
 @contextlib.contextmanager
-def _saying(path: Path, *, folder: int = -1, name: str = "") -> Iterator[None]:
-    """Errors name the whole path, and say what a ``name`` in ``folder`` is that is no directory."""
+def _saying(path: Path) -> Iterator[None]:
+    """Errors name the whole path."""
     try:
         yield
     except StorageError:
         raise
-    except NotADirectoryError as error:
-        if folder >= 0:
-            kind = _kind(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-            if kind is not Kind.FILE:
-                raise ForeignEntryError.at(path, kind.value) from None
-        raise _named(error, path) from None
     except OSError as error:
         raise _named(error, path) from None
 
