@@ -81,6 +81,7 @@ class Site:
         match request:
             case p.Prune():
                 self.store.prune(request.steps)
+                self.look_around()
                 there = self.store.steps()
                 return tuple(step for step in request.steps if step not in there)
             case p.AddMark():
@@ -89,6 +90,7 @@ class Site:
                 )
             case p.Quarantine():
                 self.store.quarantine(request.step, request.reason)
+                self.look_around()
             case p.Confirm():
                 self.store.note_common(request.step)
         return (request.step,)

@@ -14,7 +14,7 @@ and believe nothing that fails validation; a link of a step's name is no checkpo
 methods are for the one process that holds the directory's lock, one call at a time; only a
 payload's `pwrite` is for many threads.
 Errors of the file system come out as OSError and are never taken for corruption, except
-that a file which a committed directory lacks is.
+that a file which a committed directory lacks is, or one that is no file or far too large.
 """
 
 from __future__ import annotations

@@ -46,11 +46,15 @@ def expect_refused(persister: Persister, *, step: int) -> str:
 def test_a_directory_that_was_removed_is_made_again_and_that_is_said(
     persister: Persister, chk_dir: Path
 ) -> None:
+    persister.submit(request(4))
+    persister.ask(p.Prune((3,)))
+    assert isinstance(next_reply(persister), p.Committed)
+    assert next_reply(persister) == p.Done("Prune", (3,))
     shutil.rmtree(chk_dir)
-    message = expect_retaken(persister, step=4, steps=())
+    message = expect_retaken(persister, step=5, steps=())
     assert "it was removed while training" in message
-    assert "earlier checkpoints are gone: step(s) 3" in message
-    assert CheckpointStore(chk_dir).steps() == [4]
+    assert message.endswith("earlier checkpoints are gone: step(s) 4")
+    assert CheckpointStore(chk_dir).steps() == [5]
     assert (chk_dir / ".lock").exists()
 
 
