@@ -9,6 +9,7 @@ from pathlib import Path
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import ConfigError
 from checkfreq.policy.cadence import ManualCadence
+from checkfreq.store.store import CheckpointStore
 from checkfreq.types import CFMode
 
 
@@ -48,9 +49,13 @@ def numbers(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def usable(chk_dir: Path) -> Path:
-    """Make the directory; ConfigError where nothing could ever be written."""
+    """Make the directory, durably; ConfigError where nothing could ever be written.
+
+    Returns where it is, whatever directory the process goes to and wherever links lead later.
+    """
     try:
-        chk_dir.mkdir(parents=True, exist_ok=True)
+        CheckpointStore(chk_dir).make()
+        chk_dir = Path(os.path.realpath(chk_dir, strict=True))
     except OSError as error:
         raise ConfigError(f"cannot make the checkpoint directory {chk_dir}: {error}") from error
     if not os.access(chk_dir, os.W_OK | os.X_OK):

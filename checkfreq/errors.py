@@ -9,6 +9,8 @@
     |-- PersistError                       phase two failed: the copy never became a checkpoint
     |   `-- WorkerDiedError                ... because the persist process is gone
     |-- RankError                          a rank is lost, or the ranks do not agree
+    |-- StorageError(OSError)              the file system failed, or holds what is not ours
+    |   `-- ForeignEntryError              ... a link or FIFO inside a checkpoint directory
     |-- CorruptCheckpointError             bytes on disk do not say what the manifest says
     |-- MismatchError(KeyError)            a valid checkpoint of another structure
     `-- NoCheckpointError(FileNotFoundError)
@@ -18,8 +20,11 @@ A message says what failed, on which object, expected against found, and what to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
 
 
 class CheckFreqError(Exception):
@@ -67,6 +72,56 @@ class PersistError(CheckFreqError):
 
 class WorkerDiedError(PersistError):
     """The persist process ended, or stopped answering, with work in hand."""
+
+
+class StorageError(CheckFreqError, OSError):
+    """The file system failed, or a file is larger than it can be; ``errno`` says how."""
+
+    def __reduce__(self) -> tuple[Callable[..., CheckFreqError], tuple[Any, ...]]:
+        # OSError keeps the path apart from its other arguments.
+        return _again, (type(self), (*self.args, self.filename), self.__dict__)
+
+
+class ForeignEntryError(StorageError):
+    """Something inside a checkpoint directory is neither a regular file nor a directory.
+
+    It is not followed, read or written: it may lead anywhere, or never answer.
+    """
+
+    @classmethod
+    def at(cls, path: object, kind: str) -> Self:
+        """For what is at ``path``: ``kind`` is "a symbolic link" or the like."""
+        text = f"found {kind}, which is not followed, read or written inside a checkpoint directory"
+        return cls(errno.ELOOP, f"{text}; remove it", str(path))
+
+
+#: What to do about errors that the file system's own text does not explain.
+_HINTS = {
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "the machine has no more open files to give (sysctl fs.file-max)",
+    errno.EACCES: "change the owner or mode",
+    errno.ELOOP: "a chain of symbolic links that never ends leads there",
+    errno.ENOMEM: "there is not enough memory",
+}
+
+
+@contextlib.contextmanager
+def storage_errors(what: str) -> Iterator[None]:
+    """Errors of the file system come out as StorageError, with ``what`` was being done."""
+    try:
+        yield
+    except CheckFreqError:
+        raise
+    except OSError as error:
+        raise storage_error(what, error) from error
+
+
+def storage_error(what: str, error: OSError) -> StorageError:
+    """``error`` as one of ours."""
+    code = error.errno or errno.EIO
+    hint = f" ({_HINTS[code]})" if code in _HINTS else ""
+    text = f"{what}: {error.strerror or error or os.strerror(code)}{hint}"
+    return StorageError(code, text, error.filename)
 
 
 class RankError(CheckFreqError):

@@ -1,7 +1,8 @@
 """What happened, one JSON line each, appended to ``chk_dir/events.jsonl``.
 
 Both the trainer and its persist worker append. A line is one ``write`` to a descriptor
-opened with O_APPEND, so lines of two processes never interleave. Events explain; recovery
+opened with O_APPEND, so lines of two processes never interleave; how it is opened is for the
+store's file operations, which are passed in. Events explain; recovery
 never reads them, and a failure to write one is ignored after a single warning.
 """
 
@@ -9,12 +10,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 logger = logging.getLogger(__name__)
 
@@ -34,24 +34,27 @@ class Event:
         return json.dumps({**head, **self.data}, default=str)
 
 
-class EventLog:
-    """Appends events to a file (None: nowhere); keeps nothing open between calls."""
+class AppendsLines(Protocol):
+    """The part of `checkfreq.store.fileops.FileOps` that a log needs."""
 
-    def __init__(self, path: Path | None) -> None:
+    def append_line(self, path: Path, line: str) -> None:
+        """Append a line."""
+
+
+class EventLog:
+    """Appends events to a file (``ops`` None: nowhere); keeps nothing open between calls."""
+
+    def __init__(self, path: Path, ops: AppendsLines | None) -> None:
         self._path = path
+        self._ops = ops
         self._warned = False
 
     def append(self, event: Event) -> None:
         """Append one line; a full or read-only disk must not stop training."""
-        if self._path is None:
+        if self._ops is None:
             return
-        line = (event.to_json() + "\n").encode()
         try:
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            try:
-                os.write(fd, line)
-            finally:
-                os.close(fd)
+            self._ops.append_line(self._path, event.to_json())
         except OSError as error:
             if not self._warned:
                 self._warned = True

@@ -9,7 +9,6 @@ run owns the directory; read once.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -20,6 +19,7 @@ from typing import Any
 
 from checkfreq.errors import ConfigError
 from checkfreq.policy.profile import Profile, is_amount
+from checkfreq.store.fileops import LocalFileOps
 from checkfreq.types import Json
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 _FORMAT_VERSION = 1
 #: Deeper JSON is not ours, and could not be written back.
 _MAX_DEPTH = 20
+#: Ours has a few kilobytes.
+_MAX_BYTES = 1 << 20
 #: Fewer failures say next to nothing about the time between two.
 _MIN_FAILURES = 3
 #: A run that ends earlier is not counted, neither its failure nor its time.
@@ -50,7 +52,7 @@ class ProfileCache:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._temporary = path.with_name(f".{path.name}.tmp")
+        self._ops = LocalFileOps(path.parent)
         self._is_read = False
         self._stored: Json | None = None  # {"key": ..., "profile": ...} as read
         self._past = _History()
@@ -126,7 +128,7 @@ class ProfileCache:
             return
         self._is_read = True
         try:
-            document = _parsed(self._path)
+            document = _parsed(self._ops.read_bytes(self._path, max_bytes=_MAX_BYTES))
             self._past, self._stored = _history_in(document), _stored_in(document)
         except FileNotFoundError:
             pass
@@ -137,11 +139,9 @@ class ProfileCache:
         history = asdict(self._past) | {"running_s": self._past.running_s + self._run_s}
         document = {"format_version": _FORMAT_VERSION, "history": history, **(self._stored or {})}
         try:
-            self._temporary.write_text(json.dumps(document, indent=1) + "\n")
-            self._temporary.replace(self._path)
+            text = json.dumps(document, indent=1) + "\n"
+            self._ops.replace_file(self._path, text.encode(), sync=False)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                self._temporary.unlink(missing_ok=True)
             if not self._has_warned:
                 self._has_warned = True
                 logger.warning("%s is not being kept up to date: %s", self._path, error)
@@ -152,9 +152,9 @@ def _as_json(key: Mapping[str, Any]) -> Any:
     return json.loads(json.dumps(dict(key), default=str))
 
 
-def _parsed(path: Path) -> Json:
+def _parsed(data: bytes) -> Json:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(data.decode())
     except (ValueError, RecursionError) as error:
         raise _UnusableError(f"not valid JSON ({error})") from None
     if not isinstance(document, dict):

@@ -5,14 +5,19 @@ No manager, no lock, no training code, and nothing on disk is changed.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from checkfreq.errors import ConfigError, NoCheckpointError
+from checkfreq.errors import ConfigError, NoCheckpointError, StorageError, storage_errors
 from checkfreq.restore import Found, Restorer, plan_restore
+from checkfreq.snapshot.memory import available_host_bytes
+from checkfreq.store.fileops import Kind
+from checkfreq.store.manifest import MANIFEST_NAME
+from checkfreq.store.store import CheckpointStore, step_of
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +45,9 @@ def load(
     """
     from checkfreq.snapshot.apply import materialise, require_rank
 
-    chk_dir, step = _split(Path(path), step)
-    found = Restorer(chk_dir).find(step)
+    with storage_errors(f"reading {path}"):
+        chk_dir, step = _split(Path(path), step)
+        found = Restorer(chk_dir, before_reading=_require_memory).find(step)
     if found is None:
         raise NoCheckpointError(f"{chk_dir} holds no checkpoint")
     for rejected in found.rejected:
@@ -63,6 +69,13 @@ def _refuse_dcp(found: Found, chk_dir: Path) -> None:
         )
 
 
+def _require_memory(num_bytes: int) -> None:
+    available = available_host_bytes()
+    if available is not None and num_bytes > available:
+        text = f"expected room for {num_bytes} bytes of tensors, found {available} bytes free"
+        raise StorageError(errno.ENOMEM, text)
+
+
 def _load_into(
     found: Found,
     into: Mapping[str, Any],
@@ -81,7 +94,11 @@ def _load_into(
 
 
 def _split(path: Path, step: int | None) -> tuple[Path, int | None]:
-    name = path.name
-    if step is None and name.startswith("step-") and (path / "manifest.json").exists():
-        return path.parent, int(name.removeprefix("step-"))
+    """The run's directory, and the step if ``path`` is that of one (or of a link in its place)."""
+    path = path.absolute()
+    named = step_of(path.name)
+    if step is None and named is not None:
+        ops = CheckpointStore(path.parent).ops
+        if ops.kind(path) is Kind.LINK or ops.exists(path / MANIFEST_NAME):
+            return path.parent, named
     return path, step

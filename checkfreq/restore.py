@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkfreq.checkpoint import CFCheckpoint
-from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError
+from checkfreq.errors import (
+    CheckFreqError,
+    CorruptCheckpointError,
+    NoCheckpointError,
+    storage_errors,
+)
 from checkfreq.snapshot.apply import Loaded, LoadedFile, RestorePlan, prepare
 from checkfreq.store.images import Image, new_buffer, read_images, room_for
 from checkfreq.store.manifest import FileEntry, Manifest
@@ -76,10 +81,14 @@ class Restorer:
         """Read and verify ``step``, or the newest that validates; None if there never was one.
 
         Raises NoCheckpointError (no such step), CorruptCheckpointError (it, or all of them,
-        fail validation), ConfigError (written by a newer format).
+        fail validation), ConfigError (written by a newer format), StorageError.
         """
+        with storage_errors(f"reading {self._store.root}"):
+            return self._find(step)
+
+    def _find(self, step: int | None) -> Found | None:
         if step is not None:
-            self._require(step)
+            self._store.require(step)
             manifest, images = self._read(step)
             return Found(step, manifest, images, ())
         try:
@@ -113,19 +122,12 @@ class Restorer:
         """False if another attempt took the step's place: a supersession was under way."""
         return found is None or self.attempt(found.step) == found.manifest.attempt
 
-    def _require(self, step: int) -> None:
-        steps = self._store.steps()
-        if step not in steps:
-            there = ", ".join(map(str, steps)) or "none"
-            raise NoCheckpointError(f"{self._store.root} has no step {step}; it has: {there}")
-
     def _require_none_set_aside(self) -> None:
         """No checkpoint is fine on a first run, but not when a crash left them all set aside."""
-        aside = self._store.root / "superseded"
-        if aside.is_dir() and any(aside.iterdir()):
+        if self._store.holds_superseded():
             raise NoCheckpointError(
-                f"{self._store.root} holds no checkpoint, but {aside.name}/ does: move one back, "
-                "or pass fresh=True"
+                f"{self._store.root} holds no checkpoint, but superseded/ does: move one back, or "
+                " pass fresh=True"
             )
 
     def _read(self, step: int) -> tuple[Manifest, Mapping[str, Image]]:
@@ -134,6 +136,8 @@ class Restorer:
 
     def read(self, manifest: Manifest, files: Sequence[FileEntry]) -> Mapping[str, Image]:
         """Read and verify some files of a step; CorruptCheckpointError if one is damaged."""
+        # Before any memory is asked for: a record may say anything.
+        self._store.check_sizes(manifest.step, files)
         state_bytes = room_for(files)
         self._before_reading(state_bytes)
         return read_images(

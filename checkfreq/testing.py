@@ -3,7 +3,8 @@
 * `CrashingFileOps`: `FileOps` in memory. It knows what was synced, can lose power or fail
   before any of its operations, and then gives every disk that could be found afterwards.
 * `FileOpsContract`: derive a ``Test...`` class from it, with fixtures ``ops`` and ``root``
-  (an empty directory), to hold your own `FileOps` to what the store relies on.
+  (an empty directory), to hold your own `FileOps` to what the store relies on. Where a link is
+  not made by ``os.symlink`` it overrides ``plant_link``.
 * `commit_bytes`: one small, valid checkpoint, for tests of what comes after it.
 """
 
@@ -17,8 +18,9 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from checkfreq.errors import ForeignEntryError, StorageError
 from checkfreq.store.crashing import CrashingFileOps, PowerCut
-from checkfreq.store.fileops import FileOps
+from checkfreq.store.fileops import FileOps, Kind
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry, digest_of
 from checkfreq.store.store import CheckpointStore, CommitResult
 from checkfreq.types import PAGE_BYTES, Json
@@ -66,6 +68,10 @@ def _safetensors_image(name: str, data: bytes) -> tuple[bytes, FileEntry]:
 
 class FileOpsContract:
     """What the store relies on. Subclasses give the fixtures ``ops`` and ``root``."""
+
+    def plant_link(self, ops: FileOps, path: Path, target: Path) -> None:
+        """Have a symbolic link to ``target`` at ``path``, as somebody else may."""
+        os.symlink(target, path)
 
     def test_mkdir_makes_a_listed_directory(self, ops: FileOps, root: Path) -> None:
         ops.mkdir(root / "b")
@@ -161,6 +167,86 @@ class FileOpsContract:
             ops.replace_file(root / "file", data)
             assert ops.read_bytes(root / "file") == data
         assert ops.listdir(root) == ["file"]
+
+    def test_replace_file_without_a_sync_is_as_whole(self, ops: FileOps, root: Path) -> None:
+        ops.replace_file(root / "file", b"first")
+        ops.replace_file(root / "file", b"second", sync=False)
+        assert ops.read_bytes(root / "file") == b"second"
+
+    def test_nothing_is_read_of_a_file_that_is_too_large(self, ops: FileOps, root: Path) -> None:
+        ops.write_file(root / "file", b"12345")
+        assert ops.read_bytes(root / "file", max_bytes=5) == b"12345"
+        with _raises(StorageError):
+            ops.read_bytes(root / "file", max_bytes=4)
+
+    def test_a_link_is_listed_as_one(self, ops: FileOps, root: Path) -> None:
+        ops.mkdir(root / "folder")
+        ops.write_file(root / "file", b"")
+        self.plant_link(ops, root / "link", root / "folder")
+        assert ops.scan(root) == {
+            "file": Kind.FILE,
+            "folder": Kind.DIRECTORY,
+            "link": Kind.LINK,
+        }
+        assert ops.kind(root / "link") is Kind.LINK
+        assert ops.kind(root / "missing") is None
+        assert ops.exists(root / "link")
+        assert not ops.is_dir(root / "link")
+
+    def test_a_link_is_neither_read_nor_written_through(self, ops: FileOps, root: Path) -> None:
+        ops.write_file(root / "file", b"kept")
+        self.plant_link(ops, root / "link", root / "file")
+        link = root / "link"
+        for refused in (
+            lambda: ops.read_bytes(link),
+            lambda: ops.file_size(link),
+            lambda: ops.open_for_read(link),
+            lambda: ops.write_file(link, b"changed"),
+            lambda: ops.append_line(link, "changed"),
+            lambda: ops.sync_file(link),
+        ):
+            with _raises(ForeignEntryError):
+                refused()
+        with _raises(FileExistsError):
+            ops.create_payload(link, num_bytes=1)
+        assert ops.read_bytes(root / "file") == b"kept"
+
+    def test_no_path_leads_through_a_link(self, ops: FileOps, root: Path) -> None:
+        ops.mkdir(root / "folder")
+        ops.write_file(root / "folder" / "file", b"kept")
+        self.plant_link(ops, root / "link", root / "folder")
+        inside = root / "link" / "file"
+        for refused in (
+            lambda: ops.listdir(root / "link"),
+            lambda: ops.scan(root / "link"),
+            lambda: ops.sync_dir(root / "link"),
+            lambda: ops.kind(inside),
+            lambda: ops.read_bytes(inside),
+            lambda: ops.write_file(inside, b"changed"),
+            lambda: ops.unlink(inside),
+            lambda: ops.rename(inside, root / "moved"),
+            lambda: ops.rename(root / "folder" / "file", root / "link" / "moved"),
+            lambda: ops.mkdir(root / "link" / "new"),
+        ):
+            with _raises(ForeignEntryError):
+                refused()
+        assert ops.listdir(root / "folder") == ["file"]
+
+    def test_a_link_is_moved_and_removed_itself(self, ops: FileOps, root: Path) -> None:
+        ops.mkdir(root / "tree" / "sub", parents=True)
+        ops.write_file(root / "kept", b"kept")
+        self.plant_link(ops, root / "link", root / "kept")
+        self.plant_link(ops, root / "tree" / "sub" / "link", root / "kept")
+        ops.rename(root / "link", root / "moved")
+        with _raises(NotADirectoryError):
+            ops.remove_tree(root / "moved")
+        ops.remove_tree(root / "tree")
+        self.plant_link(ops, root / ".file.new", root / "kept")
+        self.plant_link(ops, root / "file", root / "kept")
+        ops.replace_file(root / "file", b"new")
+        ops.unlink(root / "moved")
+        assert ops.listdir(root) == ["file", "kept"]
+        assert (ops.read_bytes(root / "file"), ops.read_bytes(root / "kept")) == (b"new", b"kept")
 
     def test_append_line_closes_a_torn_last_line(self, ops: FileOps, root: Path) -> None:
         ops.append_line(root / "log", "one")

@@ -236,7 +236,7 @@ def test_discarding_nothing_says_nothing(path: Path, caplog: pytest.LogCaptureFi
 
 def test_what_a_crash_left_half_written_is_not_read(path: Path) -> None:
     ProfileCache(path).store(KEY, PROFILE)
-    (path.parent / ".profile.json.tmp").write_text("{half")
+    (path.parent / ".profile.json.new").write_text("{half")
     cache = ProfileCache(path)
     assert cache.load(KEY) == PROFILE
     cache.store(KEY, PROFILE)

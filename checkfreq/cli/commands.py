@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TypeAlias
 
 from checkfreq.cli import text
 from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError
+from checkfreq.store.fileops import Kind
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.marks import Mark
 from checkfreq.store.store import CheckpointStore
@@ -20,6 +21,8 @@ Command: TypeAlias = Callable[[CheckpointStore, argparse.Namespace], int]
 
 #: Folders and prefixes that hold what is not, or not any more, a checkpoint.
 _SET_ASIDE = ("quarantine", "superseded")
+_HELD = re.compile(r"step-.*[0-9]")
+_LINKED = "a symbolic link: no checkpoint, not followed"
 
 
 def ls(store: CheckpointStore, args: argparse.Namespace) -> int:
@@ -31,7 +34,7 @@ def ls(store: CheckpointStore, args: argparse.Namespace) -> int:
         return 0
     head = ("step", "created", "bytes", "world", "state", "marks")
     print(text.table([name.upper() for name in head], (_cells(row) for row in rows)))
-    for line in _other_content(store.root):
+    for line in _other_content(store):
         print(line)
     return 0
 
@@ -63,14 +66,18 @@ def _cells(row: dict[str, object]) -> list[str]:
     ]
 
 
-def _other_content(root: Path) -> Iterator[str]:
-    unfinished = sum(1 for path in root.iterdir() if path.name.startswith(".tmp-"))
+def _other_content(store: CheckpointStore) -> Iterator[str]:
+    kinds = store.ops.scan(store.root)
+    unfinished = sum(1 for name in kinds if name.startswith(".tmp-"))
     if unfinished:
         yield f"{unfinished} being written, or interrupted (.tmp-*)"
     for folder in _SET_ASIDE:
-        held = len(list((root / folder).glob("step-*[0-9]")))
+        inside = store.ops.scan(store.root / folder) if kinds.get(folder) is Kind.DIRECTORY else ()
+        held = sum(1 for name in inside if _HELD.fullmatch(name))
         if held:
             yield f"{held} in {folder}/"
+    for step in store.links():
+        yield f"{store.path(step).name}: {_LINKED}"
 
 
 def show(store: CheckpointStore, args: argparse.Namespace) -> int:
@@ -139,7 +146,10 @@ def verify(store: CheckpointStore, args: argparse.Namespace) -> int:
     """Read everything. All steps are looked at, also after a damaged one."""
     steps = _steps(store) if args.step is None else [args.step]
     found = [_verify(store, step, named=args.step is not None) for step in steps]
-    return 0 if all(found) else 1
+    linked = store.links() if args.step is None else []
+    for step in linked:
+        print(f"step {step}: {_LINKED}", flush=True)
+    return 0 if all(found) and not linked else 1
 
 
 def _verify(store: CheckpointStore, step: int, *, named: bool) -> bool:
@@ -161,9 +171,10 @@ def _verify(store: CheckpointStore, step: int, *, named: bool) -> bool:
 
 def _steps(store: CheckpointStore) -> list[int]:
     """Committed steps, ascending, at least one."""
-    if not store.root.is_dir():
+    if not store.ops.is_dir(store.root):
         raise NoCheckpointError(f"{store.root} is not a directory")
     steps = store.steps()
     if not steps:
-        raise NoCheckpointError(f"{store.root} holds no checkpoint")
+        but = "".join(f"; {store.path(step).name}: {_LINKED}" for step in store.links())
+        raise NoCheckpointError(f"{store.root} holds no checkpoint{but}")
     return steps

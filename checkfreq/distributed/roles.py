@@ -8,16 +8,16 @@ shared although it should be is noticed before anything is written.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from checkfreq.config import CFConfig
 from checkfreq.distributed.meetings import Meetings
 from checkfreq.distributed.rendezvous import MAKING
 from checkfreq.errors import ConfigError
+from checkfreq.store.fileops import LocalFileOps
 from checkfreq.types import Directory, Json, Role
 
 
@@ -45,12 +45,13 @@ def agree_on_role(meetings: Meetings, chk_dir: Path, *, config: CFConfig) -> Rol
     """
     token = meetings.meet(MAKING, None, decide=lambda said: uuid.uuid4().hex)
     own = chk_dir / f".rank-{token}-{meetings.rank}"
+    ops = LocalFileOps(chk_dir)
     try:
-        meetings.act(MAKING, lambda: _leave(own))
-        sees = meetings.act(MAKING, lambda: _seen(chk_dir, token, meetings))
+        meetings.act(MAKING, lambda: ops.write_file(own, b""))
+        sees = meetings.act(MAKING, lambda: _seen(ops.listdir(chk_dir), chk_dir, token, meetings))
     finally:
         with contextlib.suppress(OSError):
-            own.unlink()
+            ops.unlink(own)
     if config.directory is Directory.SHARED:
         _require_shared(sees)
     _require_consistent(sees)
@@ -58,14 +59,9 @@ def agree_on_role(meetings: Meetings, chk_dir: Path, *, config: CFConfig) -> Rol
     return Role(meetings.rank, meetings.world, group, config.split_replicated)
 
 
-def _leave(path: Path) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
-
-
-def _seen(chk_dir: Path, token: str, meetings: Meetings) -> Json:
-    there = set(os.listdir(chk_dir))
-    ranks = [rank for rank in range(meetings.world) if f".rank-{token}-{rank}" in there]
-    return {"ranks": ranks, "dir": str(chk_dir.resolve()), "host": socket.gethostname()}
+def _seen(names: Collection[str], chk_dir: Path, token: str, meetings: Meetings) -> Json:
+    ranks = [rank for rank in range(meetings.world) if f".rank-{token}-{rank}" in names]
+    return {"ranks": ranks, "dir": str(chk_dir), "host": socket.gethostname()}
 
 
 def _require_shared(sees: Sequence[Json]) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from checkfreq.errors import PersistError
 from checkfreq.persist import protocol as p
+from checkfreq.persist.holding import HeldDirectory
 from checkfreq.persist.lock import DirectoryLock
 from checkfreq.persist.writer import SnapshotWriter, WriteResult
 from checkfreq.store.joint import JointStore
@@ -34,13 +35,14 @@ _HURRIED_AGAIN_S = 1.0
 class Site:
     """The opened directory, and what the attempts of one worker share.
 
-    ``lock``: the leader's. ``is_hurried``: whether the trainer is gone.
+    ``lock`` and ``held``: the leader's. ``is_hurried``: whether the trainer is gone.
     """
 
     role: Role
     store: JointStore
     writer: SnapshotWriter
     lock: DirectoryLock | None
+    held: HeldDirectory | None = None
     is_hurried: Callable[[], bool] = lambda: False
     slots: dict[int, mmap.mmap] = field(default_factory=dict)
     layouts: dict[int, tuple[FileSpec, ...]] = field(default_factory=dict)
@@ -49,6 +51,19 @@ class Site:
     has_superseded: bool = False
     #: The trainer is gone, and so was a part that a commit waited for.
     has_waited_in_vain: bool = False
+
+    def keep_directory(self) -> None:
+        """Take the directory again if somebody removed, replaced or unlocked it meanwhile.
+
+        Raises StorageError where that is not safe. A member leaves it to the leader.
+        """
+        if self.held is not None:
+            self.held.ensure()
+
+    def look_around(self) -> None:
+        """Note what is in the directory after this worker changed it."""
+        if self.held is not None:
+            self.held.look()
 
     def require_lock(self, consequence: str = "") -> None:
         """PermissionError unless this worker may change the set of checkpoints."""
@@ -61,16 +76,21 @@ class Site:
         """Change the directory besides commits; returns the steps concerned."""
         if isinstance(request, p.TellFailure):
             return self._tell_failure(request)
+        self.keep_directory()
         self.require_lock()
         match request:
             case p.Prune():
-                return tuple(self.store.prune(request.steps))
+                self.store.prune(request.steps)
+                self.look_around()
+                there = self.store.steps()
+                return tuple(step for step in request.steps if step not in there)
             case p.AddMark():
                 self.store.add_mark(
                     request.step, keep=request.keep or None, metrics=request.metrics
                 )
             case p.Quarantine():
                 self.store.quarantine(request.step, request.reason)
+                self.look_around()
             case p.Confirm():
                 self.store.note_common(request.step)
         return (request.step,)
@@ -122,6 +142,7 @@ class Attempt:
         """Make the step durable; True if it was there already."""
         self.phase = "begin"
         request = self._request
+        self._site.keep_directory()
         self._pending = self._site.store.begin(
             request.step, attempt=request.attempt, num_bytes=num_bytes
         )
@@ -138,6 +159,7 @@ class Attempt:
             pending, manifest, supersede_after=after, keep_existing=site.role.shares_all
         )
         site.has_superseded = site.has_superseded or after is not None
+        site.look_around()
         return result.kept_existing
 
     def _write(self, pending: Pending) -> WriteResult:
@@ -187,6 +209,7 @@ class LeadersAttempt(Attempt):
     def _carry_out(self, num_bytes: int) -> bool:
         self.phase = "begin"
         request, site = self._request, self._site
+        site.keep_directory()
         if site.store.is_committed(request.step, attempt=request.attempt):
             # By a worker that was killed before it could say so; the parts are used up.
             site.has_superseded = site.has_superseded or request.supersede_after is not None

@@ -3,10 +3,14 @@
 ``flock`` on ``chk_dir/.lock``: the kernel lets go when the worker ends, however it ends. The
 worker opens it, never the trainer, because a forked loader process would keep an inherited
 descriptor, and with it the lock. Readers never lock.
+
+Whoever removes or replaces the directory, or the file, takes the lock away: `hold` tells.
 """
 
 from __future__ import annotations
 
+import enum
+import errno
 import fcntl
 import json
 import os
@@ -15,7 +19,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from checkfreq.errors import StorageError
+from checkfreq.store.fileops import LocalFileOps
+from checkfreq.store.mounts import mount_of
+
 _RETRY_S = 0.05
+#: Ours has about a hundred bytes.
+_MAX_BYTES = 4096
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 
 class LockTimeoutError(TimeoutError):
@@ -26,12 +37,27 @@ class LockTimeoutError(TimeoutError):
         super().__init__(f"still locked by {holder} after {waited_s:.1f} s")
 
 
-class DirectoryLock:
-    """Exclusive ownership of one checkpoint directory."""
+class Hold(enum.Enum):
+    """What became of a lock that was taken."""
 
-    def __init__(self, chk_dir: Path) -> None:
+    HELD = "held"
+    #: The directory is the same, its lock file is not.
+    UNLOCKED = "its .lock was removed or replaced"
+    #: Another directory has its place.
+    REPLACED = "it was replaced by another directory"
+    GONE = "it was removed"
+
+
+class DirectoryLock:
+    """Exclusive ownership of one checkpoint directory. ``flock``: the system's, or a test's."""
+
+    def __init__(self, chk_dir: Path, *, flock: Callable[[int, int], None] = fcntl.flock) -> None:
+        self._chk_dir = chk_dir
         self._path = chk_dir / ".lock"
+        self._ops = LocalFileOps(chk_dir)
+        self._flock = flock
         self._fd: int | None = None
+        self._directory: tuple[int, int] | None = None
 
     def acquire(
         self,
@@ -58,37 +84,74 @@ class DirectoryLock:
                 waiting = True
                 on_wait(holder)
         self._write_holder(owner_pid)
+        if self._directory is None:
+            self.accept()
+
+    def accept(self) -> None:
+        """The directory that is there now is the one that `hold` is about."""
+        self._directory = self._ops.identity(self._chk_dir)
+
+    def hold(self) -> Hold:
+        """What became of it since it was first acquired."""
+        try:
+            if self._ops.identity(self._chk_dir) != self._directory:
+                return Hold.REPLACED
+        except FileNotFoundError:
+            return Hold.GONE
+        return Hold.HELD if self.is_held() else Hold.UNLOCKED
+
+    def is_on_file_system_of(self, path: Path) -> bool:
+        """Whether ``path`` is on the file system that the directory was on when it was locked."""
+        return self._directory is not None and self._ops.identity(path)[0] == self._directory[0]
 
     def is_held(self) -> bool:
         """True while the locked file is still the one in the directory."""
         if self._fd is None:
             return False
         try:
-            there = os.stat(self._path)
+            there = self._ops.identity(self._path)
         except FileNotFoundError:
             return False
         ours = os.fstat(self._fd)
-        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+        return there == (ours.st_dev, ours.st_ino)
 
     def release(self) -> None:
         """Let go; idempotent."""
         if self._fd is not None:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)  # a process forked meanwhile has a copy of it
+            self._flock(self._fd, fcntl.LOCK_UN)  # a process forked meanwhile has a copy of it
             os.close(self._fd)
             self._fd = None
 
     def _try(self) -> bool:
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._fd = fd
+        self.release()
+        self._fd = self._ops.open_to_lock(self._path)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.release()
             return False
+        except OSError as error:
+            os.close(self._fd)
+            self._fd = None
+            raise self._refusal(error) from error
         if not self.is_held():  # the file was replaced between open and flock
             self.release()
             return False
         return True
+
+    def _refusal(self, error: OSError) -> OSError:
+        """What to do where a file system has no locks."""
+        if error.errno not in _NO_LOCKS:
+            return error
+        mount = mount_of(self._chk_dir)
+        where = "unknown" if mount is None else f"{mount.fs_type}, mounted at {mount.mount_point}"
+        return StorageError(
+            error.errno,
+            f"{error.strerror}: flock is refused by the file system ({where}), so two runs could "
+            "write there at once. Mount it with locks (NFS: a running lock service, or version 4; "
+            "Lustre: -o flock), or put the directory on another file system",
+            str(self._path),
+        )
 
     def _write_holder(self, owner_pid: int) -> None:
         assert self._fd is not None
@@ -98,10 +161,10 @@ class DirectoryLock:
 
     def _holder(self) -> str:
         try:
-            record = json.loads(self._path.read_bytes())
+            record = json.loads(self._ops.read_bytes(self._path, max_bytes=_MAX_BYTES))
             return (
                 f"the persist worker {record['worker_pid']} of training process "
                 f"{record['trainer_pid']} on host {record['host']}"
             )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return "another process"

@@ -8,6 +8,7 @@ over a second time; one that fails twice has failed. Belongs to the training thr
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import platform
 import time
@@ -59,7 +60,7 @@ class Persistence:
         self._config = config
         self._role = role
         self._retention = retention
-        self._events = EventLog(chk_dir / "events.jsonl" if role.leads else None)
+        self._events = EventLog(chk_dir / "events.jsonl", self.store.ops if role.leads else None)
         self._known: dict[int, CheckpointInfo] | None = None
         self._handed_twice: set[str] = set()
         #: What the worker was asked to remove, and has not answered yet.
@@ -217,6 +218,13 @@ class Persistence:
                 self._failed(self.book.fail(reply))
             case p.Waiting():
                 logger.warning("the new persist worker waits for %s", reply.holder)
+            case p.Opened():
+                if gone := self._forget_gone(self.store.steps()):
+                    logger.error("%s: step(s) %s are gone", self.store.root, gone)
+            case p.Retaken():
+                logger.error("%s", reply.message)
+                self.record("retaken", -1, message=reply.message)
+                self._forget_gone(reply.steps)
             case p.OpenFailed():
                 logger.error("the new persist worker cannot use the directory: %s", reply.message)
                 self.persister.kill()  # like any dead worker: replaced, its attempts counted
@@ -277,8 +285,27 @@ class Persistence:
             costs=self.on_ended(attempt),
         )
 
+    def _forget_gone(self, there: Collection[int]) -> list[int]:
+        """Steps that were known and are not ``there``: somebody removed them."""
+        known = self._known or {}
+        gone = sorted(known.keys() - set(there))
+        for step in gone:
+            del known[step]
+        return gone
+
+    def _note_left(self, attempt: Attempt) -> None:
+        """A commit that failed in its last sync leaves its step: for retention to remove."""
+        if self._known is None or not self._role.leads or attempt.step in self._known:
+            return
+        with contextlib.suppress(CheckFreqError, OSError):
+            if self.store.manifest(attempt.step).attempt == attempt.id:
+                self._known[attempt.step] = CheckpointInfo(
+                    attempt.step, keep=attempt.marks.keep, metrics=attempt.marks.metrics
+                )
+
     def _failed(self, attempt: Attempt) -> None:
         self._handed_twice.discard(attempt.id)
+        self._note_left(attempt)
         self.on_ended(attempt)
         self.record("failed", attempt.step, reason=attempt.reason, error=str(attempt.error))
 

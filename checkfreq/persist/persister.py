@@ -45,7 +45,7 @@ class Persister:
     """One persist worker and its replacement."""
 
     def __init__(self, chk_dir: Path, *, config: CFConfig, role: Role = Role()) -> None:
-        self._chk_dir = chk_dir
+        self._chk_dir = chk_dir.absolute()
         self._config = config
         self._role = role
         self._lock = threading.Lock()
@@ -71,6 +71,7 @@ class Persister:
             on_failure.callback(ours.close)
             stderr_fd = os.memfd_create("checkfreq-worker-stderr", os.MFD_CLOEXEC)
             on_failure.callback(os.close, stderr_fd)
+            os.fchmod(stderr_fd, 0o600)
             with theirs:
                 self._process = self._spawn(theirs.fileno(), stderr_fd)
             on_failure.pop_all()
@@ -283,7 +284,7 @@ class Persister:
         config = self._config
         self._tell(
             p.Open(
-                str(self._chk_dir.resolve()),
+                str(self._chk_dir),
                 takeover_s=self._takeover_s,
                 writer_threads=config.writer_threads,
                 write_chunk_bytes=config.write_chunk_bytes,

@@ -202,6 +202,14 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class Retaken:
+    """The directory was removed, replaced or unlocked, and is held again; ``steps`` are in it."""
+
+    message: str
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Trouble:
     """Maintenance failed; nothing durable is lost by it."""
 
@@ -227,6 +235,7 @@ Message = (
     | Committed
     | Failed
     | Done
+    | Retaken
     | Trouble
 )
 #: What changes the directory besides commits.

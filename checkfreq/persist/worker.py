@@ -27,6 +27,7 @@ from checkfreq import faults
 from checkfreq.events import Event, EventLog
 from checkfreq.persist import protocol as p
 from checkfreq.persist.commit import Site, attempt_of
+from checkfreq.persist.holding import HeldDirectory
 from checkfreq.persist.lock import DirectoryLock, LockTimeoutError
 from checkfreq.persist.writer import RateLimiter, SnapshotWriter
 from checkfreq.store.joint import JointStore
@@ -43,7 +44,7 @@ class Desk:
     def __init__(self, channel: p.Channel, *, trainer_pid: int) -> None:
         self._channel = channel
         self._trainer_pid = trainer_pid
-        self._events = EventLog(None)
+        self._events = EventLog(Path(), None)
         self._is_refused = False
         self.trainer_gone = threading.Event()
         self._limiter = RateLimiter(None)
@@ -95,14 +96,15 @@ class Desk:
             chunk_bytes=request.write_chunk_bytes,
             limiter=self._limiter,
         )
-        self._site = Site(request.role, store, writer, lock, self.trainer_gone.is_set)
+        held = None if lock is None else self._holding(store, lock, request)
+        self._site = Site(request.role, store, writer, lock, held, self.trainer_gone.is_set)
         self._reply(p.Opened(os.getpid()))
 
     def _take_over(self, request: p.Open) -> tuple[JointStore, DirectoryLock | None]:
         """A member finds the directory as it is: only the leader's worker puts it in order."""
         root = Path(request.chk_dir)
-        root.mkdir(parents=True, exist_ok=True)
         store = JointStore(root)
+        store.make()
         if not request.role.leads:
             return store, None
         lock = DirectoryLock(root)
@@ -113,8 +115,17 @@ class Desk:
             give_up=self.trainer_gone.wait,
         )
         store.open(keep_pending=request.keep_pending)
-        self._events = EventLog(root / "events.jsonl")
+        self._events = EventLog(root / "events.jsonl", store.ops)
         return store, lock
+
+    def _holding(self, store: JointStore, lock: DirectoryLock, request: p.Open) -> HeldDirectory:
+        return HeldDirectory(
+            store,
+            lock,
+            owner_pid=self._trainer_pid,
+            shares=len(request.role.group) > 1,
+            on_retaken=lambda message, steps: self._reply(p.Retaken(message, steps)),
+        )
 
     def _map_slot(self, request: p.SlotMemory) -> None:
         fd = self._channel.take_fd()

@@ -219,6 +219,7 @@ class Arena:
 
 def _new_slot(index: int, num_bytes: int) -> Slot:
     fd = os.memfd_create(f"checkfreq-slot-{index}", os.MFD_CLOEXEC)
+    os.fchmod(fd, 0o600)  # training state, whatever the umask
     os.ftruncate(fd, num_bytes)
     memory = mmap.mmap(fd, num_bytes)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))

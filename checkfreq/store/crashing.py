@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from checkfreq.store.fileops import PayloadFile, ReadFile
+from checkfreq.errors import ForeignEntryError, StorageError
+from checkfreq.store.fileops import SMALL_FILE_BYTES, Kind, PayloadFile, ReadFile
 from checkfreq.types import PAGE_BYTES
 
 #: Up to so many unsynced entry operations, every subset of them is looked at.
@@ -45,9 +46,16 @@ class _File:
 class _Dir:
     entries: dict[str, _Node] = field(default_factory=dict)
     durable: dict[str, _Node] = field(default_factory=dict)
+    is_fixed: bool = False
 
 
-_Node: TypeAlias = _File | _Dir
+@dataclass(eq=False, slots=True)
+class _Link:
+    """Somebody's link: it may be moved and removed, and never leads anywhere."""
+
+
+_Node: TypeAlias = _File | _Dir | _Link
+_KINDS = {_File: Kind.FILE, _Dir: Kind.DIRECTORY, _Link: Kind.LINK}
 _Change: TypeAlias = tuple[_Dir, str, _Node | None]
 _Tree: TypeAlias = dict[_Dir, dict[str, _Node]]
 
@@ -119,6 +127,15 @@ class CrashingFileOps:
                 seen.add(key)
                 yield disk
 
+    def plant_link(self, path: Path) -> None:
+        """Put a symbolic link there, durably: what somebody else may have done."""
+        directory = self._dir(path.parent)
+        directory.entries[path.name] = directory.durable[path.name] = _Link()
+
+    def fix(self, path: Path) -> None:
+        """From now on the directory cannot be renamed (EXDEV): it is in a lower layer."""
+        self._dir(path).is_fixed = True
+
     def image(self) -> object:
         """All names and bytes, as a hashable value."""
         return _image(self._root)
@@ -136,17 +153,29 @@ class CrashingFileOps:
     def listdir(self, path: Path) -> list[str]:
         return sorted(self._dir(path).entries)
 
+    def scan(self, path: Path) -> Mapping[str, Kind]:
+        entries = self._dir(path).entries
+        return {name: _KINDS[type(entries[name])] for name in sorted(entries)}
+
+    def kind(self, path: Path) -> Kind | None:
+        node = self._find(path)
+        return None if node is None else _KINDS[type(node)]
+
     def exists(self, path: Path) -> bool:
-        return self._find(path) is not None
+        return self.kind(path) is not None
 
     def is_dir(self, path: Path) -> bool:
-        return isinstance(self._find(path), _Dir)
+        return self.kind(path) is Kind.DIRECTORY
 
     def file_size(self, path: Path) -> int:
         return len(self._file(path).data)
 
-    def read_bytes(self, path: Path) -> bytes:
-        return self._file(path).data
+    def read_bytes(self, path: Path, *, max_bytes: int = SMALL_FILE_BYTES) -> bytes:
+        data = self._file(path).data
+        if len(data) > max_bytes:
+            text = f"expected at most {max_bytes} bytes, found {len(data)}"
+            raise StorageError(errno.EFBIG, text, str(path))
+        return data
 
     def write_file(self, path: Path, data: bytes) -> None:
         self._enter("write_file", path)
@@ -177,14 +206,20 @@ class CrashingFileOps:
         self._enter("rename", src, dst)
         if self._find(dst) is not None:
             raise _error(FileExistsError, errno.EEXIST, dst)
+        node = self._find(src)
+        if isinstance(node, _Dir) and node.is_fixed:
+            raise _error(OSError, errno.EXDEV, src)
         self._move(src, dst)
 
     def unlink(self, path: Path) -> None:
         self._enter("unlink", path)
-        self._file(path)
+        if not isinstance(self._find(path), _Link):
+            self._file(path)
         self._change((self._dir(path.parent), path.name, None))
 
     def remove_tree(self, path: Path) -> None:
+        if self.kind(path) is Kind.LINK:
+            raise _error(NotADirectoryError, errno.ENOTDIR, path)
         for name in self.listdir(path):
             child = path / name
             if self.is_dir(child):
@@ -194,10 +229,13 @@ class CrashingFileOps:
         self._enter("rmdir", path)
         self._change((self._dir(path.parent), path.name, None))
 
-    def replace_file(self, path: Path, data: bytes) -> None:
+    def replace_file(self, path: Path, data: bytes, *, sync: bool = True) -> None:
         temporary = path.with_name(f".{path.name}.new")
+        if self.kind(temporary) is Kind.LINK:
+            self.unlink(temporary)
         self.write_file(temporary, data)
-        self.sync_file(temporary)
+        if sync:
+            self.sync_file(temporary)
         self._enter("replace", path)
         self._move(temporary, path)
 
@@ -232,6 +270,8 @@ class CrashingFileOps:
             raise PowerCut
         node: _Node | None = self._root
         for name in path.parts[1:]:
+            if isinstance(node, _Link):
+                raise ForeignEntryError.at(path, Kind.LINK.value)
             node = node.entries.get(name) if isinstance(node, _Dir) else None
         return node
 
@@ -239,6 +279,8 @@ class CrashingFileOps:
         node = self._find(path)
         if node is None:
             raise _error(FileNotFoundError, errno.ENOENT, path)
+        if isinstance(node, _Link):
+            raise ForeignEntryError.at(path, Kind.LINK.value)
         if isinstance(node, _File):
             raise _error(NotADirectoryError, errno.ENOTDIR, path)
         return node
@@ -249,6 +291,8 @@ class CrashingFileOps:
             raise _error(FileNotFoundError, errno.ENOENT, path)
         if isinstance(node, _Dir):
             raise _error(IsADirectoryError, errno.EISDIR, path)
+        if isinstance(node, _Link):
+            raise ForeignEntryError.at(path, Kind.LINK.value)
         return node
 
     def _create(self, path: Path, node: _Node) -> None:
@@ -417,21 +461,27 @@ def _rebuilt(directory: _Dir, tree: _Tree, contents: Mapping[_File, bytes]) -> _
     for name, node in tree.get(directory, directory.durable).items():
         if isinstance(node, _Dir):
             entries[name] = _rebuilt(node, tree, contents)
+        elif isinstance(node, _Link):
+            entries[name] = node
         else:
             data = contents.get(node, node.data)
             entries[name] = _File(data, data)
-    return _Dir(entries, dict(entries))
+    return _Dir(entries, dict(entries), directory.is_fixed)
 
 
 def _image(node: _Node) -> object:
     if isinstance(node, _File):
         return node.data
+    if isinstance(node, _Link):
+        return Kind.LINK
     return tuple(sorted((name, _image(child)) for name, child in node.entries.items()))
 
 
 def _used_bytes(node: _Node) -> int:
     if isinstance(node, _File):
         return len(node.data)
+    if isinstance(node, _Link):
+        return 0
     return sum(map(_used_bytes, node.entries.values()))
 
 

@@ -7,6 +7,11 @@ that is `store.py`. What an operation promises after a power cut:
 * file contents and length: only after `sync_file`, or a payload's `datasync`;
 * an entry (created, renamed, removed): only after `sync_dir` of the directory it is in.
 
+A checkpoint directory is untrusted input. What is below it is reached from an open descriptor
+of it, name by name, and a link on the way is an error; only regular files are read and written,
+and no more bytes of them than the caller allows. The directory itself, and what is above it,
+is the user's own: links in its path are followed. Modes are left to the umask.
+
 Payloads are written with direct I/O, which costs a tenth of the processor time of buffered
 writes and leaves the page cache to the data loader. Where it is refused the file goes on
 buffered, synced in bounded pieces. `pwrite` and `preadinto` may be called by many threads.
@@ -14,18 +19,41 @@ buffered, synced in bounded pieces. `pwrite` and `preadinto` may be called by ma
 
 from __future__ import annotations
 
+import contextlib
+import enum
 import errno
 import fcntl
 import os
+import stat
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from checkfreq.errors import ForeignEntryError, StorageError
 from checkfreq.types import round_up_to_page
 
+#: The most that is read of a file for which nobody says more.
+SMALL_FILE_BYTES = 64 << 20
+#: What `FileOps.free_bytes` returns where the file system does not say.
+UNKNOWN_BYTES = 2**63 - 1
+#: Our directories are three deep; deeper trees are somebody else's.
+_MOST_LEVELS = 64
+_READ_BYTES = 1 << 16
+
+_FOLDER = os.O_DIRECTORY | os.O_CLOEXEC
+_NO_SUCH = (FileNotFoundError, NotADirectoryError)
 _NO_PREALLOCATION = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})
+
+
+class Kind(enum.Enum):
+    """What an entry of a directory is."""
+
+    FILE = "a regular file"
+    DIRECTORY = "a directory"
+    LINK = "a symbolic link"
+    OTHER = "a FIFO, socket or device"
 
 
 class PayloadFile(Protocol):
@@ -74,7 +102,11 @@ class ReadFile(Protocol):
 
 
 class FileOps(Protocol):
-    """What the store asks of a file system. Every method raises OSError."""
+    """What the store asks of a file system. Every method raises OSError.
+
+    ForeignEntryError, which is one, stands for a link on the way to an entry, and for an entry
+    that is asked for its contents and is neither a file nor a directory.
+    """
 
     def mkdir(self, path: Path, *, parents: bool = False) -> None:
         """Make a directory; an existing one is FileExistsError unless ``parents``."""
@@ -82,17 +114,23 @@ class FileOps(Protocol):
     def listdir(self, path: Path) -> list[str]:
         """Names in a directory, sorted."""
 
+    def scan(self, path: Path) -> Mapping[str, Kind]:
+        """Names in a directory, sorted, and what each one is."""
+
+    def kind(self, path: Path) -> Kind | None:
+        """What is there under this name, not what it leads to; None: nothing."""
+
     def exists(self, path: Path) -> bool:
-        """Whether the path leads to something."""
+        """Whether there is anything under this name."""
 
     def is_dir(self, path: Path) -> bool:
-        """Whether the path leads to a directory."""
+        """Whether it is a directory."""
 
     def file_size(self, path: Path) -> int:
         """Length of a regular file in bytes; IsADirectoryError for a directory."""
 
-    def read_bytes(self, path: Path) -> bytes:
-        """The whole file."""
+    def read_bytes(self, path: Path, *, max_bytes: int = SMALL_FILE_BYTES) -> bytes:
+        """The whole file; StorageError (EFBIG), before anything is read, if it is larger."""
 
     def write_file(self, path: Path, data: bytes) -> None:
         """Create or overwrite a small file; nothing of it is durable yet."""
@@ -104,22 +142,36 @@ class FileOps(Protocol):
         """Make a directory's entries durable."""
 
     def rename(self, src: Path, dst: Path) -> None:
-        """Move an entry, atomically; an existing ``dst`` is FileExistsError."""
+        """Move an entry, atomically; an existing ``dst`` is FileExistsError.
+
+        A link is moved itself. OSError (EXDEV) where the file system cannot: a directory of
+        overlayfs's lower layer.
+        """
 
     def unlink(self, path: Path) -> None:
-        """Remove a file."""
+        """Remove a file, or a link itself; IsADirectoryError for a directory."""
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory and all it holds; a crash can leave part of it."""
+        """Remove a directory and all it holds; a crash can leave part of it.
 
-    def replace_file(self, path: Path, data: bytes) -> None:
-        """Put ``data`` under a name in one step: readers see the old or the new, whole."""
+        Links in it are removed, and nothing that they lead to. NotADirectoryError for anything
+        but a directory.
+        """
+
+    def replace_file(self, path: Path, data: bytes, *, sync: bool = True) -> None:
+        """Put ``data`` under a name in one step: readers see the old or the new, whole.
+
+        Without ``sync`` a power cut may leave neither. A link of that name is replaced itself.
+        """
 
     def append_line(self, path: Path, line: str) -> None:
         """Append a line, after ending a last line that an earlier crash tore."""
 
     def free_bytes(self, path: Path) -> int:
-        """Bytes that this process may still write to the file system of ``path``."""
+        """Bytes that this process may still write to the file system of ``path``.
+
+        ``UNKNOWN_BYTES`` where the file system gives no sizes at all.
+        """
 
     def create_payload(self, path: Path, *, num_bytes: int) -> PayloadFile:
         """Create a file of about ``num_bytes``; FileExistsError if it is there already."""
@@ -132,16 +184,18 @@ class FileOps(Protocol):
 class SystemCalls:
     """The calls that devices refuse, shorten or fail; tests put their own in their place."""
 
-    open: Callable[[Path, int, int], int] = os.open
+    open: Callable[..., int] = os.open
     pwrite: Callable[[int, memoryview, int], int] = os.pwrite
     preadv: Callable[[int, Sequence[memoryview], int], int] = os.preadv
     fallocate: Callable[[int, int, int], None] = os.posix_fallocate
     fdatasync: Callable[[int], None] = os.fdatasync
     fsync: Callable[[int], None] = os.fsync
+    rename: Callable[..., None] = os.rename
+    statvfs: Callable[[int], os.statvfs_result] = os.fstatvfs
 
 
 class LocalFileOps:
-    """`FileOps` over the operating system.
+    """`FileOps` over the operating system, for the directory ``root`` and what is in it.
 
     ``direct=False`` never tries direct I/O; ``piece_bytes`` is the most that a buffered
     payload leaves unsynced.
@@ -149,88 +203,130 @@ class LocalFileOps:
 
     def __init__(
         self,
+        root: Path,
         *,
         direct: bool = True,
         piece_bytes: int = 32 << 20,
         calls: SystemCalls = SystemCalls(),
     ) -> None:
+        self._root = root.absolute()
+        self._prefix = f"{str(self._root).rstrip('/')}/"
         self._direct = direct
         self._piece_bytes = piece_bytes
         self._calls = calls
 
     def mkdir(self, path: Path, *, parents: bool = False) -> None:
-        path.mkdir(parents=parents, exist_ok=parents)
+        if parents and self.is_dir(path):
+            return
+        if parents and not self.is_dir(path.parent):
+            self.mkdir(path.parent, parents=True)
+        with self._entry(path) as (folder, name):
+            os.mkdir(name, dir_fd=folder)
 
     def listdir(self, path: Path) -> list[str]:
-        return sorted(os.listdir(path))
+        with self._folder(path, os.O_RDONLY) as folder, _saying(path):
+            return sorted(os.listdir(folder))
+
+    def scan(self, path: Path) -> Mapping[str, Kind]:
+        with (
+            self._folder(path, os.O_RDONLY) as folder,
+            _saying(path),
+            os.scandir(folder) as found,
+        ):
+            return {entry.name: _kind_of(entry) for entry in sorted(found, key=_name_of)}
+
+    def kind(self, path: Path) -> Kind | None:
+        try:
+            return _kind(self._status(path).st_mode)
+        except _NO_SUCH:
+            return None
 
     def exists(self, path: Path) -> bool:
-        return path.exists()
+        return self.kind(path) is not None
 
     def is_dir(self, path: Path) -> bool:
-        return path.is_dir()
+        return self.kind(path) is Kind.DIRECTORY
 
     def file_size(self, path: Path) -> int:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        return path.stat().st_size
+        status = self._status(path)
+        _require_regular(status, path)
+        return status.st_size
 
-    def read_bytes(self, path: Path) -> bytes:
-        return path.read_bytes()
+    def identity(self, path: Path) -> tuple[int, int]:
+        """Numbers of the file system and of the file: equal for the same file only."""
+        status = self._status(path)
+        return status.st_dev, status.st_ino
+
+    def read_bytes(self, path: Path, *, max_bytes: int = SMALL_FILE_BYTES) -> bytes:
+        with self._file(path, os.O_RDONLY) as fd:
+            size = os.fstat(fd).st_size
+            # Once more after the read: it may have grown, or be of a kind that has no size.
+            data = b"" if size > max_bytes else _read_all(fd, size, max_bytes + 1)
+        if (found := max(size, len(data))) > max_bytes:
+            text = f"expected at most {max_bytes} bytes, found {found}"
+            raise StorageError(errno.EFBIG, text, str(path))
+        return data
 
     def write_file(self, path: Path, data: bytes) -> None:
-        path.write_bytes(data)
+        with self._file(path, os.O_WRONLY | os.O_CREAT) as fd:
+            os.ftruncate(fd, 0)
+            _write_all(fd, data)
 
     def sync_file(self, path: Path) -> None:
-        with path.open("rb") as file:
-            self._calls.fsync(file.fileno())
+        with self._file(path, os.O_RDONLY) as fd:
+            self._calls.fsync(fd)
 
     def sync_dir(self, path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            self._calls.fsync(fd)
-        except OSError as error:
-            # A file system without the notion says EINVAL: there is nothing to wait for.
-            if error.errno != errno.EINVAL:
-                raise
-        finally:
-            os.close(fd)
+        with self._folder(path, os.O_RDONLY) as folder, _saying(path):
+            try:
+                self._calls.fsync(folder)
+            except OSError as error:
+                # A file system without the notion says EINVAL: there is nothing to wait for.
+                if error.errno != errno.EINVAL:
+                    raise
 
     def rename(self, src: Path, dst: Path) -> None:
-        # rename(2) would replace an empty directory. Looking first is enough: only the
-        # process that holds the directory's lock renames anything in it.
-        if os.path.lexists(dst):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(dst))
-        os.rename(src, dst)
+        with self._entry(src) as (from_folder, name), self._entry(dst) as (to_folder, new_name):
+            # rename(2) would replace an empty directory. Looking first is enough: only the
+            # process that holds the directory's lock renames anything in it.
+            if self.exists(dst):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(dst))
+            self._calls.rename(name, new_name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
 
     def unlink(self, path: Path) -> None:
-        os.unlink(path)
+        with self._entry(path) as (folder, name):
+            os.unlink(name, dir_fd=folder)
 
     def remove_tree(self, path: Path) -> None:
-        with os.scandir(path) as found:
-            entries = list(found)
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                self.remove_tree(Path(entry.path))
-            else:
-                os.unlink(entry.path)
-        os.rmdir(path)
+        with self._entry(path) as (folder, name):
+            _remove_tree(folder, name, levels=_MOST_LEVELS)
 
-    def replace_file(self, path: Path, data: bytes) -> None:
+    def replace_file(self, path: Path, data: bytes, *, sync: bool = True) -> None:
         temporary = path.with_name(f".{path.name}.new")
-        self.write_file(temporary, data)
-        self.sync_file(temporary)  # or a power cut may leave the new name with no bytes
-        os.replace(temporary, path)
+        with contextlib.suppress(FileNotFoundError):
+            self.unlink(temporary)  # whatever a crash, or anybody, left there
+        try:
+            self.write_file(temporary, data)
+            if sync:  # or a power cut may leave the new name with no bytes
+                self.sync_file(temporary)
+            with self._entry(path) as (folder, name):
+                os.replace(temporary.name, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.unlink(temporary)
+            raise
 
     def append_line(self, path: Path, line: str) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        with os.fdopen(fd, "r+b", buffering=0) as file:
+        with self._file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as fd:
             size = os.fstat(fd).st_size
             torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-            file.write(f"{chr(10) if torn else ''}{line}\n".encode())
+            _write_all(fd, f"{chr(10) if torn else ''}{line}\n".encode())
 
     def free_bytes(self, path: Path) -> int:
-        status = os.statvfs(path)
+        with self._folder(path, os.O_RDONLY) as folder, _saying(path):
+            status = self._calls.statvfs(folder)
+        if status.f_blocks == 0:  # some network and FUSE file systems: not full, unknown
+            return UNKNOWN_BYTES
         return status.f_bavail * status.f_frsize
 
     def create_payload(self, path: Path, *, num_bytes: int) -> PayloadFile:
@@ -243,17 +339,88 @@ class LocalFileOps:
         fd, direct = self._open(path, os.O_RDONLY)
         return _LocalRead(fd, direct, self._calls)
 
+    def open_to_lock(self, path: Path) -> int:
+        """Descriptor of a small file to read, write and lock, made if it is missing."""
+        return self._open_regular(path, os.O_RDWR | os.O_CREAT)
+
+    # Names. Nothing else opens anything below the root.
+
+    def _below(self, path: Path) -> tuple[Path, list[str]]:
+        """A directory that is the user's own, and the names that lead from it to ``path``."""
+        text = str(path.absolute())
+        names = text[len(self._prefix) :].split("/") if text.startswith(self._prefix) else []
+        if not any(names):
+            return path, []
+        if ".." in names:
+            raise StorageError(errno.EINVAL, "leaves the checkpoint directory", text)
+        return self._root, names
+
+    @contextlib.contextmanager
+    def _folder(self, path: Path, access: int = os.O_PATH) -> Iterator[int]:
+        """A descriptor of a directory."""
+        base, names = self._below(path)
+        fd = _open_folder(base, os.O_PATH if names else access)
+        try:
+            for number, name in enumerate(names, start=1):
+                way = access if number == len(names) else os.O_PATH
+                inner = _open_inner(fd, name, way, base, names[:number])
+                os.close(fd)
+                fd = inner
+            yield fd
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _entry(self, path: Path) -> Iterator[tuple[int, str]]:
+        """A descriptor of the directory that an entry is in, and its name there."""
+        with self._folder(path.parent) as folder, _saying(path):
+            yield folder, path.name
+
+    def _status(self, path: Path) -> os.stat_result:
+        if self._below(path)[1]:
+            with self._entry(path) as (folder, name):
+                return os.stat(name, dir_fd=folder, follow_symlinks=False)
+        with _saying(path):
+            return os.stat(path)
+
+    @contextlib.contextmanager
+    def _file(self, path: Path, flags: int) -> Iterator[int]:
+        """A descriptor of a regular file."""
+        fd = self._open_regular(path, flags)
+        try:
+            with _saying(path):
+                yield fd
+        finally:
+            os.close(fd)
+
+    def _open_regular(self, path: Path, flags: int) -> int:
+        # Without blocking: whoever opens a FIFO waits for its other end.
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with self._entry(path) as (folder, name):
+            try:
+                fd = self._calls.open(name, flags, 0o666, dir_fd=folder)
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.ENXIO):
+                    raise _foreign(path, folder, name) from None
+                raise
+            try:
+                _require_regular(os.fstat(fd), path)
+                fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_NONBLOCK)
+            except BaseException:
+                os.close(fd)
+                raise
+        return fd
+
     def _open(self, path: Path, flags: int) -> tuple[int, bool]:
-        flags |= os.O_CLOEXEC
         if self._direct:
             try:
-                return self._calls.open(path, flags | os.O_DIRECT, 0o644), True
+                return self._open_regular(path, flags | os.O_DIRECT), True
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
             # Linux makes the file before it finds that it cannot be opened that way.
             flags &= ~os.O_EXCL
-        return self._calls.open(path, flags, 0o644), False
+        return self._open_regular(path, flags), False
 
     def _preallocate(self, fd: int, num_bytes: int) -> None:
         """Claim the blocks now: a full disk is found before a gigabyte has been written."""
@@ -366,3 +533,103 @@ class _LocalRead(_Descriptor):
             if not self._refused(error, was_direct):
                 raise
             return -1  # nothing read, ask again
+
+
+def _open_folder(path: Path, access: int) -> int:
+    with _saying(path):
+        return os.open(path, _FOLDER | access)
+
+
+def _open_inner(folder: int, name: str, access: int, base: Path, names: Sequence[str]) -> int:
+    """A descriptor of directory ``name`` in ``folder``; ``names`` lead from ``base`` to it."""
+    try:
+        return os.open(name, _FOLDER | os.O_NOFOLLOW | access, dir_fd=folder)
+    except NotADirectoryError as error:
+        path = base.joinpath(*names)
+        kind = _kind(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        if kind is Kind.FILE:
+            raise _named(error, path) from None
+        raise ForeignEntryError.at(path, kind.value) from None
+    except OSError as error:
+        raise _named(error, base.joinpath(*names)) from None
+
+
+@contextlib.contextmanager
+def _saying(path: Path) -> Iterator[None]:
+    """Errors name the whole path."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise _named(error, path) from None
+
+
+def _named(error: OSError, path: Path) -> OSError:
+    if error.errno is None or error.filename == str(path):
+        return error
+    return OSError(error.errno, error.strerror, str(path))
+
+
+def _foreign(path: Path, folder: int, name: str) -> ForeignEntryError:
+    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    return ForeignEntryError.at(path, _kind(status.st_mode).value)
+
+
+def _require_regular(status: os.stat_result, path: Path) -> None:
+    kind = _kind(status.st_mode)
+    if kind is Kind.DIRECTORY:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if kind is not Kind.FILE:
+        raise ForeignEntryError.at(path, kind.value)
+
+
+def _kind(mode: int) -> Kind:
+    kinds = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Kind.LINK}
+    return kinds.get(stat.S_IFMT(mode), Kind.OTHER)
+
+
+def _kind_of(entry: os.DirEntry[str]) -> Kind:
+    """As `_kind`, from what the listing said: no call per entry."""
+    if entry.is_symlink():
+        return Kind.LINK
+    if entry.is_dir(follow_symlinks=False):
+        return Kind.DIRECTORY
+    return Kind.FILE if entry.is_file(follow_symlinks=False) else Kind.OTHER
+
+
+def _name_of(entry: os.DirEntry[str]) -> str:
+    return entry.name
+
+
+def _read_all(fd: int, size: int, most: int) -> bytes:
+    """The file, of about ``size`` bytes; no more than ``most`` of them."""
+    pieces, num_bytes, wanted = [], 0, size + 1
+    while piece := os.read(fd, min(wanted, most - num_bytes)):
+        pieces.append(piece)
+        num_bytes += len(piece)
+        wanted = _READ_BYTES
+    return b"".join(pieces)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while len(view):
+        view = view[os.write(fd, view) :]
+
+
+def _remove_tree(folder: int, name: str, *, levels: int) -> None:
+    if levels == 0:
+        raise StorageError(errno.ENAMETOOLONG, f"more than {_MOST_LEVELS} directories deep", name)
+    fd = os.open(name, os.O_RDONLY | _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        with os.scandir(fd) as found:
+            entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+        for inner, is_dir in entries:
+            if is_dir:
+                _remove_tree(fd, inner, levels=levels - 1)
+            else:
+                os.unlink(inner, dir_fd=fd)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=folder)

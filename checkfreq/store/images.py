@@ -8,7 +8,9 @@ torch: the command line and the restore path share it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -43,9 +45,14 @@ def new_buffer(num_bytes: int) -> memoryview:
     """Memory for ``read_images``, freed with its last view.
 
     Private anonymous memory in huge pages: faulting fresh shared memory in while reading took
-    three times as long as the read itself on a virtual machine (measured 2026-11).
+    three times as long as the read itself on a virtual machine (measured 2026-11). OSError
+    (ENOMEM) where there is not so much.
     """
-    memory = mmap.mmap(-1, max(num_bytes, PAGE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    try:
+        memory = mmap.mmap(-1, max(num_bytes, PAGE_BYTES), flags=flags)
+    except OverflowError:  # more than there are addresses
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)

@@ -25,7 +25,7 @@ from pathlib import Path
 from checkfreq import faults
 from checkfreq.errors import CheckFreqError, PersistError
 from checkfreq.store.fileops import FileOps
-from checkfreq.store.manifest import MANIFEST_NAME, Manifest
+from checkfreq.store.manifest import MANIFEST_MAX_BYTES, MANIFEST_NAME, Manifest
 from checkfreq.store.parts import (
     check_sizes,
     decode_part,
@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
 _LOOK = ".look"
+#: Why a rank wrote no part: a message with a traceback.
+_FAILURE_MAX_BYTES = 1 << 20
 
 
 class JointStore(CheckpointStore):
@@ -162,7 +164,7 @@ class JointStore(CheckpointStore):
         path = self._enter(step, attempt).path / failure_name(rank)
         hidden = _hidden(path)
         with contextlib.suppress(OSError):  # a full disk may have room for the name alone
-            self.ops.write_file(hidden, why.encode(errors="replace"))
+            self.ops.write_file(hidden, why.encode(errors="replace")[:_FAILURE_MAX_BYTES])
         with contextlib.suppress(FileExistsError):  # told before
             self.ops.rename(hidden, path)  # in one step: the leader may be looking
 
@@ -207,18 +209,22 @@ class JointStore(CheckpointStore):
         there = set(self.ops.listdir(pending.path))
         failed = [rank for rank in missing if failure_name(rank) in there]
         if failed:
-            texts = (self.ops.read_bytes(pending.path / failure_name(rank)) for rank in failed)
+            texts = (self._failure(pending, rank) for rank in failed)
             why = "; ".join(
-                f"rank {rank} wrote no part: {text.decode(errors='replace') or 'it cannot say why'}"
+                f"rank {rank} wrote no part: {text or 'it cannot say why'}"
                 for rank, text in zip(failed, texts, strict=True)
             )
             raise PersistError(
                 f"step {pending.step} was not committed: {why}", step=pending.step, phase="parts"
             )
 
+    def _failure(self, pending: Pending, rank: int) -> str:
+        path = pending.path / failure_name(rank)
+        return self.ops.read_bytes(path, max_bytes=_FAILURE_MAX_BYTES).decode(errors="replace")
+
     def _part(self, pending: Pending, own: Manifest, rank: int) -> Manifest:
         path = pending.path / part_name(rank)
-        part = decode_part(self.ops.read_bytes(path), path=path, of=own, rank=rank)
+        part = decode_part(self._record_bytes(path), path=path, of=own, rank=rank)
         sizes = {file.name: self._size_of(pending.path / file.name) for file in part.files}
         check_sizes(part, sizes, rank=rank)
         return part
@@ -240,10 +246,13 @@ class JointStore(CheckpointStore):
             return True
         return self.is_committed(step, attempt=attempt)
 
+    def _record_bytes(self, path: Path) -> bytes:
+        return self.ops.read_bytes(path, max_bytes=MANIFEST_MAX_BYTES)
+
     def _record_in(self, directory: Path) -> Manifest | None:
         path = directory / MANIFEST_NAME
         try:
-            return Manifest.decode(self.ops.read_bytes(path), path=path)
+            return Manifest.decode(self._record_bytes(path), path=path)
         except (CheckFreqError, FileNotFoundError):
             return None
 

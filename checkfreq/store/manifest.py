@@ -30,6 +30,8 @@ from checkfreq.types import Json
 #: The newest that can be read. What is written is the oldest that can say it.
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
+#: No manifest, and no part of one, is larger.
+MANIFEST_MAX_BYTES = 1 << 30
 
 #: The 8-byte length with which a safetensors file begins.
 _MIN_HEADER_BYTES = 8

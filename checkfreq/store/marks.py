@@ -14,6 +14,9 @@ from pathlib import Path
 
 from checkfreq.types import Json
 
+#: A line of marks is about a hundred bytes.
+MARKS_MAX_BYTES = 64 << 20
+
 logger = logging.getLogger(__name__)
 
 

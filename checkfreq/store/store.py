@@ -6,11 +6,15 @@ that a crash anywhere leaves the old set, or the old set plus one::
 
     .tmp-<step>-<attempt>/ ->  step-<step>/  ->  superseded/, quarantine/, or .trash-<step>/
 
+Where the file system cannot rename a directory (overlayfs, one of a lower layer), the file
+``.gone-<step>`` stands for the move: while it is there the step is none, whatever is left of it.
+
 Readers (`steps`, `manifest`, `verify`, `newest_valid`, ...) take no lock, change nothing
-and believe nothing that fails validation. The other methods are for the one process that
-holds the directory's lock, one call at a time; only a payload's `pwrite` is for many threads.
+and believe nothing that fails validation; a link of a step's name is no checkpoint. The other
+methods are for the one process that holds the directory's lock, one call at a time; only a
+payload's `pwrite` is for many threads.
 Errors of the file system come out as OSError and are never taken for corruption, except
-that a file which a committed directory lacks is.
+that a file which a committed directory lacks is, or one that is no file or far too large.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import mmap
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,19 +35,24 @@ from checkfreq import faults
 from checkfreq.errors import (
     CheckFreqError,
     CorruptCheckpointError,
+    ForeignEntryError,
     NoCheckpointError,
     PersistError,
+    StorageError,
 )
-from checkfreq.store.fileops import FileOps, LocalFileOps, PayloadFile, ReadFile
-from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest
-from checkfreq.store.marks import Mark, mark_line, read_marks
+from checkfreq.store.fileops import FileOps, Kind, LocalFileOps, PayloadFile, ReadFile
+from checkfreq.store.manifest import MANIFEST_MAX_BYTES, MANIFEST_NAME, FileEntry, Manifest
+from checkfreq.store.marks import MARKS_MAX_BYTES, Mark, mark_line, read_marks
 from checkfreq.store.verify import expect_size, verify_digests
+from checkfreq.types import round_up_to_page
 
 logger = logging.getLogger(__name__)
 
 _STEP = re.compile(r"step-([0-9]{8,18})")
 _PENDING = re.compile(r"\.tmp-([0-9]{1,18})-([A-Za-z0-9_-]{1,64})")
 _STALE = (".tmp-", ".trash-")
+_GONE = re.compile(r"\.gone-([0-9]{1,18})")
+_COPY_BYTES = 8 << 20
 #: Of a run with a directory per node: the first step that was committed in all of them.
 _COMMON = "common"
 
@@ -130,8 +140,9 @@ class CheckpointStore:
     """The checkpoints under ``root``."""
 
     def __init__(self, root: Path, *, ops: FileOps | None = None) -> None:
-        self.root = root
-        self.ops: FileOps = LocalFileOps() if ops is None else ops
+        self.root = root.absolute()  # wherever the process goes
+        self.ops: FileOps = LocalFileOps(self.root) if ops is None else ops
+        self._links_told: set[int] = set()
 
     # Writing: for the holder of the lock.
 
@@ -141,11 +152,24 @@ class CheckpointStore:
         ``keep_pending``: not what was being committed; other ranks may be writing parts of it.
         What cannot be removed (a worker of an earlier run still writes in it) is left.
         """
-        self._make_durable_dir(self.root)
-        for name in self.ops.listdir(self.root):
+        self.make()
+        names = self.ops.listdir(self.root)
+        for name in names:
             is_kept = keep_pending and pending_of(name) is not None
             if name.startswith(_STALE) and not is_kept:
                 self._try_to_remove(name, until="the next start")
+        for step in sorted(_gone_among(names)):
+            self._try_to_bury(step)
+
+    def make(self) -> None:
+        """Make the directory and its missing parents, each of their entries durable."""
+        if not self.ops.is_dir(self.root):
+            self._make_durable_dir(self.root)
+            return
+        try:
+            self.ops.sync_dir(self.root.parent)  # whoever made it may not have come so far
+        except OSError as error:  # a parent that may be entered and not read
+            logger.info("%s is not synced: %s", self.root.parent, error)
 
     def begin(self, step: int, *, attempt: str, num_bytes: int = 0) -> Pending:
         """Start writing a checkpoint; OSError (ENOSPC) if ``num_bytes`` cannot fit."""
@@ -174,6 +198,8 @@ class CheckpointStore:
         disagree.
         """
         self._check_payloads(pending, manifest)
+        if self.ops.exists(self._tombstone(pending.step)):
+            self._bury(pending.step)  # or what takes its place would be as dead
         superseded = self._steps_after(supersede_after)
         if pending.step not in superseded and self._holds_valid(pending.step):
             if keep_existing:
@@ -213,13 +239,14 @@ class CheckpointStore:
         if doomed and self._newest_intact(set(present).difference(doomed)) is None:
             last = self._newest_intact(doomed)
             doomed = [step for step in doomed if step != last]
-        trash = [self._move_to_trash(step) for step in doomed]
+        moved = [self._move_to_trash(step) for step in doomed]
+        trash = [path for path in moved if path is not None]
         if trash:
             # Before anything in them goes: else a power cut could bring a final name back
             # with half of its files.
             self.ops.sync_dir(self.root)
         for path in trash:
-            self.ops.remove_tree(path)
+            self._remove(path)
         return doomed
 
     def add_mark(
@@ -248,12 +275,34 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Committed steps, ascending; a directory that does not exist has none."""
-        names = self._names(self.root)
-        return sorted(step for step in map(_step_of, names) if step is not None)
+        kinds = self._kinds(self.root)
+        gone = _gone_among(kinds)
+        found = {step_of(name) for name, kind in kinds.items() if kind is not Kind.LINK}
+        return sorted(step for step in found if step is not None and step not in gone)
+
+    def links(self) -> list[int]:
+        """Steps in whose place there is a symbolic link, ascending: no checkpoints of ours."""
+        kinds = self._kinds(self.root)
+        found = {step_of(name) for name, kind in kinds.items() if kind is Kind.LINK}
+        return sorted(step for step in found if step is not None)
+
+    def require(self, step: int) -> None:
+        """NoCheckpointError, which says what there is, unless there is such a step."""
+        steps = self.steps()
+        if step in steps:
+            return
+        there = ", ".join(map(str, steps)) or "none"
+        linked = step in self.links()
+        but = f" ({self.path(step).name} is a symbolic link, not followed)" if linked else ""
+        raise NoCheckpointError(f"{self.root} has no step {step}{but}; it has: {there}")
+
+    def holds_superseded(self) -> bool:
+        """Whether anything was set aside in favour of another run of the same steps."""
+        return bool(self._kinds(self.root / "superseded"))
 
     def ever_held(self) -> bool:
         """Whether a checkpoint is here, or was and had to be quarantined."""
-        names = self._names(self.root / "quarantine")
+        names = self._kinds(self.root / "quarantine")
         return bool(self.steps()) or any(name.startswith("step-") for name in names)
 
     def manifest(self, step: int) -> Manifest:
@@ -269,7 +318,8 @@ class CheckpointStore:
         Raises NoCheckpointError, CorruptCheckpointError (there is none), OSError.
         """
         path = self.path(step) / MANIFEST_NAME
-        return self._of_committed(step, path, partial(self.ops.read_bytes, path))
+        read = partial(self.ops.read_bytes, path, max_bytes=MANIFEST_MAX_BYTES)
+        return self._of_committed(step, path, read)
 
     def parse(self, step: int, record: bytes) -> Manifest:
         """What the step's commit record says; raises as `manifest` if it is no such record."""
@@ -282,11 +332,15 @@ class CheckpointStore:
     def inspect(self, step: int) -> Manifest:
         """`manifest`, and the presence and size of every file: cheap, reads no payload."""
         manifest = self.manifest(step)
-        for entry in manifest.files:
+        self.check_sizes(step, manifest.files)
+        return manifest
+
+    def check_sizes(self, step: int, files: Iterable[FileEntry]) -> None:
+        """CorruptCheckpointError for a file that is missing or of another size than its entry."""
+        for entry in files:
             path = self.path(step) / entry.name
             size = self._of_committed(step, path, partial(self.ops.file_size, path))
             expect_size(path, entry, size)
-        return manifest
 
     def verify(self, step: int) -> Manifest:
         """`manifest`, and every digest of every file."""
@@ -318,9 +372,12 @@ class CheckpointStore:
         process prunes meanwhile do not count. Raises NoCheckpointError if the directory
         never held a checkpoint, CorruptCheckpointError if it did and none validates.
         """
+        self._tell_links()
+        before: list[int] | None = None
         while True:
             rejected: list[Rejected] = []
-            for step in reversed(self.steps()):
+            steps = self.steps()
+            for step in reversed(steps):
                 try:
                     return Found(step, check(step), tuple(rejected))
                 except CorruptCheckpointError as error:
@@ -329,6 +386,9 @@ class CheckpointStore:
                 except NoCheckpointError:
                     if self.ops.exists(self.path(step)):
                         raise
+                    if steps == before:  # nothing was pruned: it would be so for ever
+                        raise self._cannot_be_opened(step) from None
+                    before = steps
                     break  # pruned since it was listed, so there is a newer one: list again
             else:
                 raise self._none_valid(rejected)
@@ -338,7 +398,7 @@ class CheckpointStore:
         path = self.root / "marks.jsonl"
         if not self.ops.exists(path):
             return {}
-        return read_marks(self.ops.read_bytes(path), path=path)
+        return read_marks(self.ops.read_bytes(path, max_bytes=MARKS_MAX_BYTES), path=path)
 
     # The pieces of a commit.
 
@@ -432,7 +492,7 @@ class CheckpointStore:
             # Whoever held these numbers before, the marks were theirs.
             for old in sorted({step, *superseded}.intersection(self.marks())):
                 self._append_mark(mark_line(old, reset=True))
-        except OSError as error:
+        except (CheckFreqError, OSError) as error:
             logger.warning("step %d is committed, its pointer is not updated: %s", step, error)
 
     # Moves and directories.
@@ -441,19 +501,85 @@ class CheckpointStore:
         """Move a step into a folder; it counts as moved for good after `_sync_moves`."""
         self._make_durable_dir(self.root / folder)
         target = self._free_name(self.root / folder / self.path(step).name)
-        self.ops.rename(self.path(step), target)
+        try:
+            self.ops.rename(self.path(step), target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            self._copy_aside(step, target)
         return target
+
+    def _copy_aside(self, step: int, target: Path) -> None:
+        """`_set_aside` where directories cannot be renamed: first the copy, then the removal."""
+        copy = self._free_name(self.root / f".trash-copy-{step}")
+        self.ops.mkdir(copy)
+        for name, kind in self.ops.scan(self.path(step)).items():
+            if kind is Kind.FILE:  # nothing else is ours
+                self._copy_file(self.path(step) / name, copy / name)
+        self.ops.sync_dir(copy)
+        self.ops.rename(copy, target)
+        self._sync_moves(target.parent.name)
+        self._entomb(step)
+
+    def _copy_file(self, source: Path, target: Path) -> None:
+        with (
+            contextlib.closing(self.ops.open_for_read(source)) as file,
+            contextlib.closing(self.ops.create_payload(target, num_bytes=file.size)) as copy,
+        ):
+            buffer = memoryview(mmap.mmap(-1, _COPY_BYTES))
+            for start in range(0, file.size, _COPY_BYTES):
+                count = file.preadinto(buffer, start)
+                copy.pwrite(buffer[: round_up_to_page(count)], start)
+            copy.truncate(file.size)
+            copy.datasync()
+
+    def _entomb(self, step: int) -> None:
+        """Remove a step that cannot be renamed: it is none from the first sync on."""
+        self.ops.write_file(self._tombstone(step), b"")
+        # Before anything in it goes: else a power cut could leave half of a checkpoint.
+        self.ops.sync_dir(self.root)
+        self._bury(step)
+
+    def _bury(self, step: int) -> None:
+        """Remove what is left of a step that is none any more, and then what says so."""
+        if self.ops.exists(self.path(step)):
+            self._remove(self.path(step))
+            self.ops.sync_dir(self.root)
+        self.ops.unlink(self._tombstone(step))
+
+    def _try_to_bury(self, step: int) -> None:
+        try:
+            self._bury(step)
+        except OSError as error:
+            logger.warning("what is left of step %d stays for now: %s", step, error)
+
+    def _tombstone(self, step: int) -> Path:
+        return self.root / f".gone-{step}"
 
     def _sync_moves(self, folder: str) -> None:
         # The arrival first: a power cut in between must not leave the step in neither.
         self.ops.sync_dir(self.root / folder)
         self.ops.sync_dir(self.root)
 
-    def _move_to_trash(self, step: int) -> Path:
+    def _move_to_trash(self, step: int) -> Path | None:
+        """Where it went, to be removed after a sync; None if it is gone already."""
         target = self._free_name(self.root / f".trash-{step}")
         faults.reach("prune.remove")
-        self.ops.rename(self.path(step), target)
+        try:
+            self.ops.rename(self.path(step), target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            self._entomb(step)
+            return None
         return target
+
+    def _remove(self, path: Path) -> None:
+        """Remove a directory, or whatever else has its name: a link itself, and no more."""
+        if self.ops.is_dir(path):
+            self.ops.remove_tree(path)
+        else:
+            self.ops.unlink(path)
 
     def _free_name(self, path: Path) -> Path:
         candidate, number = path, 0
@@ -467,12 +593,19 @@ class CheckpointStore:
         if self.ops.is_dir(path):
             return
         self._make_durable_dir(path.parent)
-        self.ops.mkdir(path)
+        try:
+            self.ops.mkdir(path)
+        except FileExistsError:
+            kind = self.ops.kind(path)
+            if kind in (Kind.LINK, Kind.OTHER):
+                raise ForeignEntryError.at(path, kind.value) from None
+            if kind is not Kind.DIRECTORY:  # else another rank was faster
+                raise
         self.ops.sync_dir(path.parent)
 
     def _try_to_remove(self, name: str, *, until: str) -> None:
         try:
-            self.ops.remove_tree(self.root / name)
+            self._remove(self.root / name)
         except OSError as error:
             logger.warning("%s is left until %s: %s", self.root / name, until, error)
 
@@ -484,22 +617,44 @@ class CheckpointStore:
 
     # The pieces of reading.
 
-    def _names(self, path: Path) -> list[str]:
+    def _kinds(self, path: Path) -> Mapping[str, Kind]:
+        """What is in a directory; nothing, if there is no such directory of ours."""
         try:
-            return self.ops.listdir(path)
-        except FileNotFoundError:
-            return []
+            return self.ops.scan(path)
+        except (FileNotFoundError, ForeignEntryError):
+            return {}
+
+    def _tell_links(self) -> None:
+        for step in set(self.links()) - self._links_told:
+            self._links_told.add(step)
+            logger.warning(
+                "%s is a symbolic link: it is no checkpoint, and what it leads to is neither read "
+                "nor touched. Give the directory that it leads to as the path, or move it here",
+                self.path(step),
+            )
 
     def _of_committed(self, step: int, path: Path, read: Callable[[], T]) -> T:
-        """``read()``, in whose place a missing file or a directory is corruption."""
+        """``read()``, in whose place what is no file, or far too large, is corruption."""
         try:
             return read()
+        except StorageError as error:
+            raise CorruptCheckpointError(
+                str(error.filename or path),
+                check="file",
+                expected="a regular file",
+                got=error.strerror,
+            ) from None
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             if not self.ops.exists(self.path(step)):
                 raise NoCheckpointError(f"{self.root} holds no checkpoint of step {step}") from None
             raise CorruptCheckpointError(
                 str(path), check="file", expected="a regular file", got=error.strerror
             ) from None
+
+    def _cannot_be_opened(self, step: int) -> CorruptCheckpointError:
+        return CorruptCheckpointError(
+            str(self.path(step)), check="directory", expected="a checkpoint", got="nothing"
+        )
 
     def _newest_intact(self, steps: Iterable[int]) -> int | None:
         for step in sorted(steps, reverse=True):
@@ -511,9 +666,10 @@ class CheckpointStore:
         return None
 
     def _none_valid(self, rejected: Sequence[Rejected]) -> CheckFreqError:
-        if not rejected and not self.ever_held():
+        links = [f"{self.path(step).name} is a symbolic link" for step in self.links()]
+        if not rejected and not links and not self.ever_held():
             return NoCheckpointError(f"{self.root} holds no checkpoint")
-        found = "; ".join(f"step {item.step}: {item.error}" for item in rejected)
+        found = "; ".join([*(f"step {item.step}: {item.error}" for item in rejected), *links])
         return CorruptCheckpointError(
             str(self.root),
             check="checkpoints",
@@ -528,7 +684,13 @@ def pending_of(name: str) -> tuple[int, str] | None:
     return None if match is None else (int(match[1]), match[2])
 
 
-def _step_of(name: str) -> int | None:
+def _gone_among(names: Iterable[str]) -> set[int]:
+    found = (_GONE.fullmatch(name) for name in names)
+    return {int(match[1]) for match in found if match is not None}
+
+
+def step_of(name: str) -> int | None:
+    """The step whose directory is called so; None for other names."""
     match = _STEP.fullmatch(name)
     if match is None:
         return None

@@ -85,11 +85,14 @@ def small_disk(folder: Path, *, num_bytes: int = 64 << 20) -> Iterator[Disk]:
 
 
 @contextlib.contextmanager
-def failing_calls(pid: int, call_name: str, error: str) -> Iterator[None]:
-    """Let every ``call_name`` of a process fail with ``error``, by strace, while inside."""
+def failing_calls(pid: int, call_name: str, error: str, *, which: str = "1+") -> Iterator[None]:
+    """Let ``call_name`` of a process fail with ``error``, by strace, while inside.
+
+    Every one, or those that ``which`` counts, as strace's ``when`` does.
+    """
     if shutil.which("strace") is None:
         pytest.skip("making system calls fail needs strace")
-    inject = f"inject={call_name}:error={error}"
+    inject = f"inject={call_name}:error={error}:when={which}"
     command = ["strace", "-f", "-p", str(pid), "-o", "/dev/null"]
     tracer = subprocess.Popen(
         [*command, "-e", f"trace={call_name}", "-e", inject], stderr=subprocess.PIPE, text=True

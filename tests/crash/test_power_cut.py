@@ -100,7 +100,7 @@ class CuttingFileOps(LocalFileOps):
     """The operating system's, until the power goes in place of one operation."""
 
     def __init__(self, volume: Volume, *, after: int) -> None:
-        super().__init__()
+        super().__init__(volume.mount_point / "chk")
         self._volume = volume
         self._left = after
         self._files: list[PayloadFile] = []
@@ -143,9 +143,9 @@ class CuttingFileOps(LocalFileOps):
         self.count()
         super().remove_tree(path)
 
-    def replace_file(self, path: Path, data: bytes) -> None:
+    def replace_file(self, path: Path, data: bytes, *, sync: bool = True) -> None:
         self.count()
-        super().replace_file(path, data)
+        super().replace_file(path, data, sync=sync)
 
     def create_payload(self, path: Path, *, num_bytes: int) -> PayloadFile:
         self.count()
@@ -266,7 +266,7 @@ def test_a_store_that_syncs_nothing_loses_what_it_acknowledged(volume: Volume) -
 
     root = volume.mount_point / "chk"
     CheckpointStore(root).open()
-    store = CheckpointStore(root, ops=Unsynced())
+    store = CheckpointStore(root, ops=Unsynced(root))
     commit(store, 1)
     assert store.steps() == [1]
     volume.cut_power()

@@ -11,7 +11,7 @@ import torch
 import checkfreq
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 from checkfreq.errors import PersistError
-from tests.crash.disks import Disk, failing_calls, slowed, small_disk
+from tests.crash.disks import Disk, call, failing_calls, slowed, small_disk
 from tests.crash.processes import run_to_end, verify_all
 from tests.crash.programs import Run, Training
 
@@ -159,8 +159,8 @@ def test_a_run_restores_from_a_full_disk_and_trains_on(disk: Disk) -> None:
         ("pwrite64", "ENOSPC", "No space left"),
         ("fdatasync", "EIO", "Input/output error"),
         ("fsync", "EIO", "Input/output error"),
-        ("rename", "EIO", "Input/output error"),
-        ("mkdir", "EROFS", "Read-only file system"),
+        ("renameat", "EIO", "Input/output error"),
+        ("mkdirat", "EROFS", "Read-only file system"),
     ],
 )
 def test_failing_system_calls_of_the_worker_fail_checkpoints_until_they_work_again(
@@ -177,20 +177,40 @@ def test_failing_system_calls_of_the_worker_fail_checkpoints_until_they_work_aga
     )
 
 
+def test_a_step_whose_last_sync_failed_is_removed_by_retention_all_the_same(
+    tmp_path: Path,
+) -> None:
+    """It got its name before the sync that failed, so it is there without being acknowledged."""
+    training = Training()
+    with manager_of(training, tmp_path / "chk") as manager:
+        train(training, manager, 1)
+        # Of the fsyncs of a commit the third is that of the parent: manifest, folder, parent.
+        with failing_calls(worker_pid(manager), "fsync", "EIO", which="3"):
+            train(training, manager, 1)
+        assert manager.stats()["num_failed"] == 1
+        assert manager.all_steps() == [1, 2]
+        train(training, manager, 3)
+    assert verify_all(tmp_path / "chk") == [4, 5]
+
+
 def test_a_read_only_remount_fails_checkpoints_until_it_is_undone(
     disk: Disk, tmp_path: Path
 ) -> None:
     chk_dir = disk.mount_point / "chk"
     chk_dir.mkdir()
     # A file open for writing keeps a disk from being remounted, so the lock lies elsewhere.
-    (chk_dir / ".lock").symlink_to(tmp_path / "lock")
-
-    expect_fault_and_recovery(
-        chk_dir,
-        lambda manager: disk.remount("ro"),
-        lambda: disk.remount("rw"),
-        "Read-only file system",
-    )
+    for lock in (tmp_path / "lock", chk_dir / ".lock"):
+        lock.touch()
+    call("mount", "--bind", str(tmp_path / "lock"), str(chk_dir / ".lock"))
+    try:
+        expect_fault_and_recovery(
+            chk_dir,
+            lambda manager: disk.remount("ro"),
+            lambda: disk.remount("rw"),
+            "Read-only file system",
+        )
+    finally:
+        call("umount", str(chk_dir / ".lock"))
 
 
 def test_a_file_system_that_breaks_down_keeps_the_old_checkpoint_readable(disk: Disk) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -9,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from checkfreq.persist.lock import DirectoryLock, LockTimeoutError
+from checkfreq.errors import ForeignEntryError, StorageError
+from checkfreq.persist.lock import DirectoryLock, Hold, LockTimeoutError
+from checkfreq.store.mounts import mount_of
 
 
 def acquire(
@@ -102,23 +106,80 @@ def test_a_replaced_or_removed_lock_file_is_noticed(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_a_file_replaced_between_opening_and_locking_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import fcntl
-
-    lock, flock = DirectoryLock(tmp_path), fcntl.flock
+def test_a_file_replaced_between_opening_and_locking_is_not_taken(tmp_path: Path) -> None:
+    replacements = [tmp_path / ".lock"]
 
     def replace_then_lock(fd: int, operation: int) -> None:
-        monkeypatch.undo()
-        (tmp_path / ".lock").unlink()
-        (tmp_path / ".lock").touch()
-        flock(fd, operation)
+        while replacements:
+            path = replacements.pop()
+            path.unlink()
+            path.touch()
+        fcntl.flock(fd, operation)
 
-    monkeypatch.setattr(fcntl, "flock", replace_then_lock)
+    lock = DirectoryLock(tmp_path, flock=replace_then_lock)
     acquire(lock, timeout_s=60.0)
+    assert not replacements
     assert lock.is_held()
     lock.release()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_named_and_what_to_do(code: int, tmp_path: Path) -> None:
+    def flock(fd: int, operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    mount = mount_of(tmp_path)
+    assert mount is not None
+    lock = DirectoryLock(tmp_path, flock=flock)
+    with pytest.raises(StorageError) as caught:
+        acquire(lock)
+    assert os.strerror(code) in str(caught.value)
+    assert f"({mount.fs_type}, mounted at {mount.mount_point})" in str(caught.value)
+    assert "put the directory on another file system" in str(caught.value)
+    assert not lock.is_held()
+
+
+def test_another_error_of_locking_is_the_systems_own(tmp_path: Path) -> None:
+    def flock(fd: int, operation: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        acquire(DirectoryLock(tmp_path, flock=flock))
+    assert not isinstance(caught.value, StorageError)
+
+
+def test_it_tells_what_became_of_it(tmp_path: Path) -> None:
+    chk_dir = tmp_path / "chk"
+    chk_dir.mkdir()
+    lock = DirectoryLock(chk_dir)
+    acquire(lock)
+    assert lock.hold() is Hold.HELD
+    (chk_dir / ".lock").unlink()
+    assert lock.hold() is Hold.UNLOCKED
+    chk_dir.rename(tmp_path / "moved")
+    assert lock.hold() is Hold.GONE
+    chk_dir.mkdir()
+    assert lock.hold() is Hold.REPLACED
+    acquire(lock)
+    assert lock.hold() is Hold.REPLACED
+    lock.accept()
+    assert lock.hold() is Hold.HELD
+    lock.release()
+
+
+@pytest.mark.parametrize("plant", ["link", "fifo"])
+def test_what_is_no_file_of_ours_is_not_locked(plant: str, tmp_path: Path) -> None:
+    target = tmp_path / "bashrc"
+    target.write_text("mine")
+    chk_dir = tmp_path / "chk"
+    chk_dir.mkdir()
+    if plant == "link":
+        (chk_dir / ".lock").symlink_to(target)
+    else:
+        os.mkfifo(chk_dir / ".lock")
+    with pytest.raises(ForeignEntryError, match=r"\.lock"):
+        acquire(DirectoryLock(chk_dir))
+    assert target.read_text() == "mine"
 
 
 def test_the_lock_is_not_inherited(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ MESSAGES = st.one_of(
     st.builds(p.Committed, TEXT, NUMBER, NUMBER, SECONDS, SECONDS, SECONDS, FLAG, FLAG, TEXT, FLAG),
     st.builds(p.Failed, TEXT, NUMBER, TEXT, TEXT, TEXT),
     st.builds(p.Done, TEXT, STEPS),
+    st.builds(p.Retaken, TEXT, STEPS),
     st.builds(p.Trouble, TEXT, TEXT, TEXT),
 )
 

@@ -178,19 +178,6 @@ def test_closing_finishes_what_was_asked_before(persister: Persister, tmp_path: 
     assert CheckpointStore(tmp_path / "chk").steps() == [8]
 
 
-def test_a_worker_whose_lock_file_was_replaced_never_commits(
-    persister: Persister, tmp_path: Path
-) -> None:
-    (tmp_path / "chk" / ".lock").unlink()
-    persister.submit(request(6))
-
-    reply = next_reply(persister)
-
-    assert isinstance(reply, p.Failed)
-    assert "lock" in reply.message
-    assert CheckpointStore(tmp_path / "chk").steps() == []
-
-
 def test_the_worker_imports_neither_torch_nor_numpy() -> None:
     code = "import sys, checkfreq.persist.worker; print({'torch', 'numpy'} & set(sys.modules))"
     result = subprocess.run(

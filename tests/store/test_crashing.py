@@ -150,3 +150,12 @@ def test_mkdir_refuses_a_file_in_the_way() -> None:
     ops.write_file(ROOT / "a", b"")
     with pytest.raises(FileExistsError):
         ops.mkdir(ROOT / "a", parents=True)
+
+
+def test_a_link_that_somebody_planted_survives_and_takes_no_room() -> None:
+    ops = CrashingFileOps(capacity_bytes=4)
+    ops.plant_link(ROOT / "link")
+    ops.write_file(ROOT / "file", b"1234")
+    ops.sync_file(ROOT / "file")
+    ops.sync_dir(ROOT)
+    assert [disk.listdir(ROOT) for disk in ops.survivors()] == [["file", "link"]]

@@ -5,20 +5,23 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from checkfreq.store.fileops import FileOps, LocalFileOps, SystemCalls
+from checkfreq.errors import ForeignEntryError, StorageError
+from checkfreq.store.fileops import UNKNOWN_BYTES, FileOps, Kind, LocalFileOps, SystemCalls
 from checkfreq.testing import CrashingFileOps, FileOpsContract, page_aligned
 from checkfreq.types import PAGE_BYTES
 
 
 class TestLocalFileOps(FileOpsContract):
     @pytest.fixture
-    def ops(self) -> FileOps:
-        return LocalFileOps()
+    def ops(self, tmp_path: Path) -> FileOps:
+        return LocalFileOps(tmp_path)
 
     @pytest.fixture
     def root(self, tmp_path: Path) -> Path:
@@ -27,14 +30,18 @@ class TestLocalFileOps(FileOpsContract):
 
 class TestBufferedLocalFileOps(TestLocalFileOps):
     @pytest.fixture
-    def ops(self) -> FileOps:
-        return LocalFileOps(direct=False)
+    def ops(self, tmp_path: Path) -> FileOps:
+        return LocalFileOps(tmp_path, direct=False)
 
 
 class TestCrashingFileOps(FileOpsContract):
     @pytest.fixture
     def ops(self) -> FileOps:
         return CrashingFileOps()
+
+    def plant_link(self, ops: FileOps, path: Path, target: Path) -> None:
+        assert isinstance(ops, CrashingFileOps)
+        ops.plant_link(path)
 
     @pytest.fixture
     def root(self, ops: FileOps) -> Path:
@@ -46,11 +53,17 @@ def refuse(code: int) -> OSError:
     return OSError(code, os.strerror(code))
 
 
-def open_refusing_direct(path: Path, flags: int, mode: int) -> int:
+def open_refusing_direct(name: str, flags: int, mode: int, *, dir_fd: int) -> int:
     if flags & os.O_DIRECT:
-        os.close(os.open(path, flags & ~os.O_DIRECT, mode))  # as Linux: made, then refused
+        fd = os.open(name, flags & ~os.O_DIRECT, mode, dir_fd=dir_fd)
+        os.close(fd)  # as Linux: made, then refused
         raise refuse(errno.EINVAL)
-    return os.open(path, flags, mode)
+    return os.open(name, flags, mode, dir_fd=dir_fd)
+
+
+def plant_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
 
 
 def is_direct(fd: int) -> bool:
@@ -63,9 +76,9 @@ def pwrite_refusing_direct(fd: int, view: memoryview, offset: int) -> int:
     return os.pwrite(fd, view, offset)
 
 
-def open_buffered_in_disguise(path: Path, flags: int, mode: int) -> int:
+def open_buffered_in_disguise(name: str, flags: int, mode: int, *, dir_fd: int) -> int:
     """A file system that refuses nothing, whatever the test machine's does."""
-    return os.open(path, flags & ~os.O_DIRECT, mode)
+    return os.open(name, flags & ~os.O_DIRECT, mode, dir_fd=dir_fd)
 
 
 def fallocate_raising(code: int) -> Callable[[int, int, int], None]:
@@ -76,7 +89,7 @@ def fallocate_raising(code: int) -> Callable[[int, int, int], None]:
 
 
 def test_payload_is_buffered_where_opening_it_direct_is_refused(tmp_path: Path) -> None:
-    ops = LocalFileOps(calls=SystemCalls(open=open_refusing_direct))
+    ops = LocalFileOps(tmp_path, calls=SystemCalls(open=open_refusing_direct))
     file = ops.create_payload(tmp_path / "payload", num_bytes=3)
     assert not file.direct
     file.pwrite(memoryview(b"abc"), 0)
@@ -90,7 +103,9 @@ def test_payload_is_buffered_where_opening_it_direct_is_refused(tmp_path: Path) 
 
 def test_payload_turns_buffered_where_the_first_direct_write_is_refused(tmp_path: Path) -> None:
     calls = SystemCalls(open=os.open, pwrite=pwrite_refusing_direct)
-    file = LocalFileOps(calls=calls).create_payload(tmp_path / "payload", num_bytes=PAGE_BYTES)
+    file = LocalFileOps(tmp_path, calls=calls).create_payload(
+        tmp_path / "payload", num_bytes=PAGE_BYTES
+    )
     assert file.direct
     file.pwrite(memoryview(page_aligned(b"abc")), 0)
     assert not file.direct
@@ -109,7 +124,7 @@ def test_a_write_refused_in_another_threads_turn_is_tried_once_more(tmp_path: Pa
         return pwrite_refusing_direct(fd, view, offset)
 
     calls = SystemCalls(pwrite=pwrite)
-    file = LocalFileOps(calls=calls).create_payload(path, num_bytes=2 * PAGE_BYTES)
+    file = LocalFileOps(tmp_path, calls=calls).create_payload(path, num_bytes=2 * PAGE_BYTES)
     file.pwrite(memoryview(page_aligned(b"one")), 0)
     file.close()
     data = path.read_bytes()
@@ -121,7 +136,7 @@ def test_short_writes_are_continued(tmp_path: Path) -> None:
         return os.pwrite(fd, view[:PAGE_BYTES], offset)
 
     data = os.urandom(3 * PAGE_BYTES)
-    ops = LocalFileOps(calls=SystemCalls(pwrite=pwrite))
+    ops = LocalFileOps(tmp_path, calls=SystemCalls(pwrite=pwrite))
     file = ops.create_payload(tmp_path / "payload", num_bytes=len(data))
     file.pwrite(memoryview(page_aligned(data)), 0)
     file.close()
@@ -132,7 +147,7 @@ def test_a_failing_write_is_not_taken_for_a_refusal(tmp_path: Path) -> None:
     def pwrite(fd: int, view: memoryview, offset: int) -> int:
         raise refuse(errno.EIO)
 
-    ops = LocalFileOps(calls=SystemCalls(pwrite=pwrite))
+    ops = LocalFileOps(tmp_path, calls=SystemCalls(pwrite=pwrite))
     file = ops.create_payload(tmp_path / "payload", num_bytes=PAGE_BYTES)
     with pytest.raises(OSError, match="Input/output error"):
         file.pwrite(memoryview(page_aligned(b"abc")), 0)
@@ -141,7 +156,7 @@ def test_a_failing_write_is_not_taken_for_a_refusal(tmp_path: Path) -> None:
 
 
 def test_an_invalid_write_to_a_buffered_file_is_an_error(tmp_path: Path) -> None:
-    file = LocalFileOps(direct=False).create_payload(tmp_path / "payload", num_bytes=0)
+    file = LocalFileOps(tmp_path, direct=False).create_payload(tmp_path / "payload", num_bytes=0)
     with pytest.raises(OSError, match="Invalid argument"):
         file.pwrite(memoryview(b"abc"), -1)
     file.close()
@@ -155,7 +170,7 @@ def test_buffered_payload_is_synced_in_bounded_pieces(tmp_path: Path) -> None:
         os.fdatasync(fd)
 
     calls = SystemCalls(fdatasync=fdatasync)
-    ops = LocalFileOps(direct=False, piece_bytes=2 * PAGE_BYTES, calls=calls)
+    ops = LocalFileOps(tmp_path, direct=False, piece_bytes=2 * PAGE_BYTES, calls=calls)
     file = ops.create_payload(tmp_path / "payload", num_bytes=0)
     for number in range(5):
         file.pwrite(memoryview(bytes(PAGE_BYTES)), number * PAGE_BYTES)
@@ -166,25 +181,25 @@ def test_buffered_payload_is_synced_in_bounded_pieces(tmp_path: Path) -> None:
 def test_a_full_disk_is_found_when_the_payload_is_created(tmp_path: Path) -> None:
     calls = SystemCalls(fallocate=fallocate_raising(errno.ENOSPC))
     with pytest.raises(OSError, match="No space left"):
-        LocalFileOps(calls=calls).create_payload(tmp_path / "payload", num_bytes=1)
+        LocalFileOps(tmp_path, calls=calls).create_payload(tmp_path / "payload", num_bytes=1)
 
 
 def test_a_file_system_without_preallocation_is_written_all_the_same(tmp_path: Path) -> None:
     calls = SystemCalls(
         open=open_buffered_in_disguise, fallocate=fallocate_raising(errno.EOPNOTSUPP)
     )
-    file = LocalFileOps(calls=calls).create_payload(tmp_path / "payload", num_bytes=1)
+    file = LocalFileOps(tmp_path, calls=calls).create_payload(tmp_path / "payload", num_bytes=1)
     file.pwrite(memoryview(b"x"), 0)
     file.close()
     assert (tmp_path / "payload").read_bytes() == b"x"
 
 
 def test_opening_fails_with_the_file_systems_own_error(tmp_path: Path) -> None:
-    def open_fd(path: Path, flags: int, mode: int) -> int:
+    def open_fd(name: str, flags: int, mode: int, *, dir_fd: int) -> int:
         raise refuse(errno.EMFILE)
 
     with pytest.raises(OSError, match="Too many open files"):
-        LocalFileOps(calls=SystemCalls(open=open_fd)).open_for_read(tmp_path / "file")
+        LocalFileOps(tmp_path, calls=SystemCalls(open=open_fd)).open_for_read(tmp_path / "file")
 
 
 def test_reads_turn_buffered_where_direct_ones_are_refused(tmp_path: Path) -> None:
@@ -194,7 +209,7 @@ def test_reads_turn_buffered_where_direct_ones_are_refused(tmp_path: Path) -> No
         return os.preadv(fd, views, offset)
 
     (tmp_path / "file").write_bytes(b"abc")
-    file = LocalFileOps(calls=SystemCalls(preadv=preadv)).open_for_read(tmp_path / "file")
+    file = LocalFileOps(tmp_path, calls=SystemCalls(preadv=preadv)).open_for_read(tmp_path / "file")
     target = page_aligned(bytes(PAGE_BYTES))
     assert file.preadinto(memoryview(target), 0) == 3
     assert target[:3] == b"abc"
@@ -207,7 +222,7 @@ def test_a_failing_read_is_an_error(tmp_path: Path) -> None:
         raise refuse(errno.EIO)
 
     (tmp_path / "file").write_bytes(b"abc")
-    file = LocalFileOps(calls=SystemCalls(preadv=preadv)).open_for_read(tmp_path / "file")
+    file = LocalFileOps(tmp_path, calls=SystemCalls(preadv=preadv)).open_for_read(tmp_path / "file")
     with pytest.raises(OSError, match="Input/output error"):
         file.preadinto(memoryview(page_aligned(b"")), 0)
     file.close()
@@ -216,14 +231,14 @@ def test_a_failing_read_is_an_error(tmp_path: Path) -> None:
 def test_a_file_that_shrank_since_it_was_opened_reads_short(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(2 * PAGE_BYTES))
-    file = LocalFileOps().open_for_read(path)
+    file = LocalFileOps(tmp_path).open_for_read(path)
     os.truncate(path, PAGE_BYTES)
     assert file.preadinto(memoryview(page_aligned(bytes(2 * PAGE_BYTES))), 0) == PAGE_BYTES
     file.close()
 
 
 def test_a_directory_that_cannot_be_synced_is_left_at_that() -> None:
-    LocalFileOps().sync_dir(Path("/proc"))  # procfs answers EINVAL
+    LocalFileOps(Path("/proc")).sync_dir(Path("/proc"))  # procfs answers EINVAL
 
 
 def test_an_error_of_a_directory_sync_is_not_swallowed(tmp_path: Path) -> None:
@@ -231,12 +246,140 @@ def test_an_error_of_a_directory_sync_is_not_swallowed(tmp_path: Path) -> None:
         raise refuse(errno.EIO)
 
     with pytest.raises(OSError, match="Input/output error"):
-        LocalFileOps(calls=SystemCalls(fsync=fsync)).sync_dir(tmp_path)
+        LocalFileOps(tmp_path, calls=SystemCalls(fsync=fsync)).sync_dir(tmp_path)
 
 
-def test_remove_tree_removes_a_link_and_not_what_it_leads_to(tmp_path: Path) -> None:
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree" / "link").symlink_to(tmp_path / "kept")
-    LocalFileOps().remove_tree(tmp_path / "tree")
-    assert os.listdir(tmp_path) == ["kept"]
+@pytest.mark.parametrize("plant", [os.mkfifo, plant_socket], ids=["fifo", "socket"])
+def test_what_is_no_file_is_refused_at_once_in_the_place_of_any_file(
+    plant: Callable[[Path], None], tmp_path: Path
+) -> None:
+    ops, path = LocalFileOps(tmp_path), tmp_path / "entry"
+    plant(path)
+    assert ops.scan(tmp_path) == {"entry": Kind.OTHER}
+    for refused in (
+        lambda: ops.read_bytes(path),
+        lambda: ops.open_for_read(path),
+        lambda: ops.write_file(path, b""),
+        lambda: ops.append_line(path, ""),
+        lambda: ops.open_to_lock(path),
+        lambda: ops.file_size(path),
+        lambda: ops.listdir(path / "inside"),
+    ):
+        with pytest.raises(ForeignEntryError, match="a FIFO, socket or device"):
+            refused()
+    ops.replace_file(path, b"ours")
+    assert path.read_bytes() == b"ours"
+
+
+def test_a_device_is_no_file() -> None:
+    with pytest.raises(ForeignEntryError, match="a FIFO, socket or device"):
+        LocalFileOps(Path("/dev")).read_bytes(Path("/dev/zero"))
+
+
+def test_a_file_that_grows_while_it_is_read_is_bounded_all_the_same() -> None:
+    with pytest.raises(StorageError, match="expected at most 10 bytes"):
+        LocalFileOps(Path("/proc")).read_bytes(Path("/proc/cpuinfo"), max_bytes=10)  # of size 0
+
+
+def test_the_directory_itself_and_its_parents_may_be_links(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "chk").mkdir(parents=True)
+    (tmp_path / "home").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "run").symlink_to("chk")
+    root = tmp_path / "home" / "run"
+    ops = LocalFileOps(root)
+    ops.mkdir(root / "sub")
+    ops.write_file(root / "sub" / "file", b"x")
+    ops.sync_dir(root)
+    assert ops.is_dir(root)
+    assert ops.listdir(root) == ["sub"]
+    assert (tmp_path / "disk" / "chk" / "sub" / "file").read_bytes() == b"x"
+
+
+def test_no_path_leaves_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "chk").mkdir()
+    (tmp_path / "secret").write_bytes(b"x")
+    with pytest.raises(StorageError, match="leaves the checkpoint directory"):
+        LocalFileOps(tmp_path / "chk").read_bytes(tmp_path / "chk" / ".." / "secret")
+
+
+def test_errors_name_the_whole_path(tmp_path: Path) -> None:
+    ops = LocalFileOps(tmp_path)
+    (tmp_path / "file").write_bytes(b"")
+    for path in (tmp_path / "missing" / "file", tmp_path / "missing"):
+        with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / "missing"))):
+            ops.read_bytes(path)
+    with pytest.raises(NotADirectoryError, match=re.escape(str(tmp_path / "file"))):
+        ops.read_bytes(tmp_path / "file" / "inside")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_modes_are_left_to_the_umask(umask: int, tmp_path: Path) -> None:
+    ops = LocalFileOps(tmp_path)
+    before = os.umask(umask)
+    try:
+        ops.mkdir(tmp_path / "folder")
+        ops.write_file(tmp_path / "written", b"")
+        ops.replace_file(tmp_path / "replaced", b"")
+        ops.append_line(tmp_path / "appended", "")
+        ops.create_payload(tmp_path / "payload", num_bytes=1).close()
+        os.close(ops.open_to_lock(tmp_path / "lock"))
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes.pop("folder") == 0o777 & ~umask
+    assert set(modes.values()) == {0o666 & ~umask}
+
+
+def test_a_file_system_that_gives_no_sizes_is_not_taken_for_full(tmp_path: Path) -> None:
+    nothing = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
+    calls = SystemCalls(statvfs=lambda fd: nothing)
+    assert LocalFileOps(tmp_path, calls=calls).free_bytes(tmp_path) == UNKNOWN_BYTES
+    full = os.statvfs_result((4096, 4096, 10, 0, 0, 0, 0, 0, 0, 255))
+    calls = SystemCalls(statvfs=lambda fd: full)
+    assert LocalFileOps(tmp_path, calls=calls).free_bytes(tmp_path) == 0
+
+
+def test_a_tree_deeper_than_any_of_ours_is_left(tmp_path: Path) -> None:
+    deep = tmp_path.joinpath("tree", *["d"] * 100)
+    deep.mkdir(parents=True)
+    with pytest.raises(StorageError, match="directories deep"):
+        LocalFileOps(tmp_path).remove_tree(tmp_path / "tree")
+    assert deep.is_dir()
+
+
+def test_a_replacement_that_fails_leaves_nothing_beside_the_old_file(tmp_path: Path) -> None:
+    def fsync(fd: int) -> None:
+        raise refuse(errno.EIO)
+
+    (tmp_path / "file").write_bytes(b"old")
+    with pytest.raises(OSError, match="Input/output error"):
+        LocalFileOps(tmp_path, calls=SystemCalls(fsync=fsync)).replace_file(
+            tmp_path / "file", b"new"
+        )
+    assert os.listdir(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
+    ops = LocalFileOps(tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("fifo")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        ops.mkdir(tmp_path / "a" / "b", parents=True)
+        ops.write_file(tmp_path / "a" / "b" / "file", b"x")
+        ops.open_for_read(tmp_path / "a" / "b" / "file").close()
+        ops.remove_tree(tmp_path / "a")
+        for path in (tmp_path / "fifo", tmp_path / "link", tmp_path / "link" / "x", tmp_path):
+            with pytest.raises(OSError, match="found|directory"):
+                ops.open_for_read(path)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_is_told_from_another_under_the_same_name(tmp_path: Path) -> None:
+    ops = LocalFileOps(tmp_path)
+    ops.write_file(tmp_path / "file", b"")
+    first = ops.identity(tmp_path / "file")
+    ops.rename(tmp_path / "file", tmp_path / "kept")
+    ops.write_file(tmp_path / "file", b"")
+    assert ops.identity(tmp_path / "kept") == first != ops.identity(tmp_path / "file")

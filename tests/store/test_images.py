@@ -113,8 +113,8 @@ def test_a_missing_file_is_corruption(store: CheckpointStore) -> None:
 class Shrinking(LocalFileOps):
     """Files that lose their last page between being opened and being read; or fail."""
 
-    def __init__(self, error: OSError | None = None) -> None:
-        super().__init__()
+    def __init__(self, root: Path, error: OSError | None = None) -> None:
+        super().__init__(root)
         self._error = error
         self.closed = 0
 
@@ -145,14 +145,14 @@ class _ShortRead:
 
 
 def test_a_short_read_is_an_error_of_the_disk_not_corruption(store: CheckpointStore) -> None:
-    ops = Shrinking()
+    ops = Shrinking(store.root)
     with pytest.raises(OSError, match="the file shrank"):
         read(CheckpointStore(store.root, ops=ops))
     assert ops.closed == len(FILES)
 
 
 def test_a_read_error_passes_through_and_closes_everything(store: CheckpointStore) -> None:
-    ops = Shrinking(OSError(5, "Input/output error"))
+    ops = Shrinking(store.root, OSError(5, "Input/output error"))
     with pytest.raises(OSError, match="Input/output error"):
         read(CheckpointStore(store.root, ops=ops), chunk_bytes=PAGE)
     assert ops.closed == len(FILES)
@@ -192,3 +192,9 @@ def test_a_new_buffer_is_page_aligned_writable_and_large_enough() -> None:
         buffer[:1] = b"x"
         address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
         assert address % PAGE_BYTES == 0
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 60, 1 << 63])
+def test_more_memory_than_there_can_be_is_an_error_of_the_system(num_bytes: int) -> None:
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        new_buffer(num_bytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -265,10 +266,87 @@ def test_power_cut_anywhere_in_a_quarantine_never_loses_the_directory() -> None:
         assert "step-00000002" in {*disk.listdir(ROOT), *aside}
 
 
+def fixed_disk(*steps: int) -> CrashingFileOps:
+    """Its checkpoints cannot be renamed, as overlayfs's of the lower layer."""
+    ops = disk_with(*steps)
+    for step in steps:
+        ops.fix(ROOT / f"step-{step:08d}")
+    return ops
+
+
+def superseded(disk: CrashingFileOps) -> Checkpoints:
+    """What was set aside, by step, each with all its bytes."""
+    folder = ROOT / "superseded"
+    names = disk.listdir(folder) if disk.exists(folder) else []
+    aside = CheckpointStore(folder, ops=disk)
+    assert {f"step-{step:08d}" for step in aside.steps()} == {*names}
+    return contents(aside)
+
+
+def test_power_cut_anywhere_in_a_prune_without_renames_leaves_only_whole_checkpoints() -> None:
+    allowed = [model_of(1, 2, 3), model_of(2, 3), model_of(3)]
+    for _, disk in cuts(fixed_disk(1, 2, 3), lambda store: store.prune([1, 2])):
+        check_disk(disk, *allowed)
+        assert not [name for name in disk.listdir(ROOT) if name.startswith(".gone")]
+
+
+def test_power_cut_anywhere_in_a_superseding_commit_without_renames_loses_nothing() -> None:
+    whole = model_of(1, 3, 4)
+    allowed = [whole, model_of(1, 3), model_of(1, 4), model_of(1), {1: whole[1], 2: b"new"}]
+    act = partial(commit, step=2, data=b"new", after=1)
+    for _, disk in cuts(fixed_disk(1, 3, 4), act, limit=64):
+        found = contents(CheckpointStore(ROOT, ops=disk))
+        check_disk(disk, *allowed)
+        kept = {**superseded(disk), **found}
+        assert {3: whole[3], 4: whole[4]}.items() <= kept.items()
+
+
+def test_power_cut_anywhere_in_a_same_step_commit_without_renames_keeps_both_states() -> None:
+    allowed = [model_of(1, 2), model_of(1), {**model_of(1), 2: b"new"}]
+    act = partial(commit, step=2, data=b"new", after=1)
+    for _, disk in cuts(fixed_disk(1, 2), act, limit=64):
+        found = contents(CheckpointStore(ROOT, ops=disk))
+        check_disk(disk, *allowed)
+        assert model_of(2)[2] in {found.get(2), superseded(disk).get(2)}
+
+
+def test_power_cut_anywhere_in_a_quarantine_without_renames_never_loses_the_directory() -> None:
+    for _, disk in cuts(fixed_disk(1, 2), lambda store: store.quarantine(2, "bad"), limit=64):
+        check_disk(disk, model_of(1, 2), model_of(1))
+        folder = ROOT / "quarantine"
+        aside = disk.listdir(folder) if disk.exists(folder) else []
+        assert "step-00000002" in {*disk.listdir(ROOT), *aside}
+
+
+def test_a_step_that_was_removed_without_a_rename_can_be_committed_again() -> None:
+    ops = fixed_disk(1, 2, 3)
+    store = CheckpointStore(ROOT, ops=ops)
+    assert store.prune([1, 2]) == [1, 2]
+
+    def act(store: CheckpointStore) -> None:
+        commit(store, 2, b"new")
+
+    for _, disk in cuts(ops, act):
+        check_disk(disk, model_of(3), {**model_of(3), 2: b"new"})
+    act(store)
+    for disk in ops.survivors():
+        assert contents(CheckpointStore(ROOT, ops=disk)) == {**model_of(3), 2: b"new"}
+
+
 def test_acknowledged_commit_survives_every_power_cut_after_it() -> None:
     ops = disk_with(1, 2)
     for disk in ops.survivors(limit=10_000):
         check_disk(disk, model_of(1, 2))
+
+
+def test_a_directory_that_nobody_had_synced_survives_with_its_first_checkpoint() -> None:
+    """Whoever made it may have been killed right after."""
+    ops = CrashingFileOps()
+    ops.mkdir(ROOT)
+    store = new_store(ops)
+    commit(store, 1, b"\1" * 8)
+    for disk in ops.survivors(limit=10_000):
+        check_disk(disk, model_of(1))
 
 
 class Skipping(CrashingFileOps):

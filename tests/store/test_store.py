@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ import pytest
 from checkfreq.errors import (
     ConfigError,
     CorruptCheckpointError,
+    ForeignEntryError,
     NoCheckpointError,
     PersistError,
 )
-from checkfreq.store.fileops import LocalFileOps, ReadFile
-from checkfreq.store.manifest import Manifest
+from checkfreq.store.fileops import Kind, LocalFileOps, ReadFile
+from checkfreq.store.manifest import MANIFEST_MAX_BYTES, Manifest
 from checkfreq.store.marks import Mark
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import CrashingFileOps, commit_bytes
@@ -138,7 +140,7 @@ def test_open_leaves_what_it_cannot_remove(
 ) -> None:
     for name in (".tmp-1-a", ".trash-1"):
         disk.mkdir(MEMORY / name)
-    disk.fail_after(0, inject(code))
+    disk.fail_after(1, inject(code))  # the first is the sync of the parent
     memory.open()
     assert ".tmp-1-a is left until the next start" in caplog.text
     assert disk.listdir(MEMORY) == [".tmp-1-a"]
@@ -429,7 +431,7 @@ def test_a_file_that_ends_while_it_is_verified_is_corruption(store: CheckpointSt
 
     commit(store, 1)
     with pytest.raises(CorruptCheckpointError, match="header digest"):
-        CheckpointStore(store.root, ops=Shrinking()).verify(1)
+        CheckpointStore(store.root, ops=Shrinking(store.root)).verify(1)
 
 
 # Walking back.
@@ -613,3 +615,190 @@ def test_a_rejected_step_does_not_keep_the_memory_of_its_reading(store: Checkpoi
     found = store.newest_valid(check=check)
     assert [rejected.step for rejected in found.rejected] == [2]
     assert found.rejected[0].error.__traceback__ is None
+
+
+# What is not ours, and directories that cannot be renamed.
+
+
+def test_a_link_of_a_steps_name_is_no_checkpoint_and_is_said_once(
+    store: CheckpointStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    commit(store, 1, 9)
+    os.rename(store.path(9), tmp_path / "elsewhere")
+    store.path(9).symlink_to(tmp_path / "elsewhere")
+    assert (store.steps(), store.links()) == ([1], [9])
+    for _ in range(2):
+        assert store.newest_valid(check=store.verify).step == 1
+    assert caplog.text.count("is a symbolic link: it is no checkpoint") == 1
+    store.require(1)
+    with pytest.raises(NoCheckpointError, match="no step 9 .step-00000009 is a symbolic link"):
+        store.require(9)
+    with pytest.raises(CorruptCheckpointError, match="found a symbolic link"):
+        store.manifest(9)
+    assert store.prune([9]) == []
+    commit(store, 8, after=1)
+    assert store.links() == [9]
+    assert sorted(os.listdir(tmp_path / "elsewhere"))[-1] == "manifest.json"
+
+
+def test_a_directory_of_nothing_but_a_link_is_no_first_run(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    store.path(9).symlink_to(tmp_path / "nowhere")
+    with pytest.raises(CorruptCheckpointError, match="step-00000009 is a symbolic link"):
+        store.newest_valid(check=store.verify)
+
+
+def test_a_commit_sets_a_link_in_its_place_aside_itself(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    store.path(1).symlink_to(tmp_path / "elsewhere")
+    commit(store, 1)
+    assert store.verify(1).step == 1
+    assert (store.root / "quarantine" / "step-00000001").is_symlink()
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def test_a_folder_of_the_store_that_is_a_link_is_not_written_through(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    commit(store, 1)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "step-00000004").mkdir()
+    (store.root / "quarantine").symlink_to(tmp_path / "elsewhere")
+    (store.root / "superseded").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ForeignEntryError, match="quarantine"):
+        store.quarantine(1, "bad")
+    assert store.steps() == [1]
+    assert os.listdir(tmp_path / "elsewhere") == ["step-00000004"]
+    assert not store.holds_superseded()
+    store.prune([])
+    assert store.ever_held()
+
+
+def test_a_file_in_the_place_of_a_folder_of_the_store_is_an_error(store: CheckpointStore) -> None:
+    commit(store, 1)
+    (store.root / "quarantine").write_bytes(b"")
+    with pytest.raises(FileExistsError):
+        store.quarantine(1, "bad")
+
+
+@pytest.mark.parametrize("name", [".tmp-1-a", ".trash-1", ".tmp-anything", ".gone-7"])
+def test_open_removes_a_link_itself_and_nothing_behind_it(
+    name: str, store: CheckpointStore, tmp_path: Path
+) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis").write_bytes(b"x")
+    (store.root / name).symlink_to(tmp_path / "precious")
+    store.open()
+    assert os.listdir(store.root) == []
+    assert os.listdir(tmp_path / "precious") == ["thesis"]
+
+
+def test_a_directory_made_by_another_rank_meanwhile_is_as_good(disk: CrashingFileOps) -> None:
+    class Slow(CrashingFileOps):
+        def mkdir(self, path: Path, *, parents: bool = False) -> None:
+            super().mkdir(path, parents=parents)
+            super().mkdir(path, parents=parents)  # the other rank's came first
+
+    CheckpointStore(MEMORY, ops=Slow()).open()
+
+
+def test_a_parent_that_cannot_be_synced_is_left_at_that(
+    disk: CrashingFileOps, memory: CheckpointStore
+) -> None:
+    disk.fail_after(0, inject(errno.EACCES))
+    memory.open()
+    assert memory.steps() == []
+
+
+def test_a_step_that_is_listed_and_never_there_ends_in_an_error(disk: CrashingFileOps) -> None:
+    class Haunted(CrashingFileOps):
+        def scan(self, path: Path) -> Mapping[str, Kind]:
+            return {"step-00000009": Kind.DIRECTORY}
+
+    store = CheckpointStore(MEMORY, ops=Haunted())
+    with pytest.raises(CorruptCheckpointError, match=r"step-00000009: directory"):
+        store.newest_valid(check=store.verify)
+
+
+def test_a_manifest_larger_than_any_is_corruption_before_it_is_read(store: CheckpointStore) -> None:
+    commit(store, 1)
+    os.truncate(store.path(1) / "manifest.json", MANIFEST_MAX_BYTES + 1)
+    with pytest.raises(CorruptCheckpointError, match="at most"):
+        store.manifest(1)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "a.safetensors"])
+def test_a_fifo_in_the_place_of_a_committed_file_is_corruption(
+    name: str, store: CheckpointStore
+) -> None:
+    commit(store, 1, 2)
+    (store.path(2) / name).unlink()
+    os.mkfifo(store.path(2) / name)
+    assert store.newest_valid(check=store.verify).step == 1
+    assert store.newest_valid(check=store.inspect).step == 1
+
+
+def test_marks_that_are_a_fifo_are_an_error_at_once(store: CheckpointStore) -> None:
+    os.mkfifo(store.root / "marks.jsonl")
+    with pytest.raises(ForeignEntryError, match=r"marks\.jsonl"):
+        store.marks()
+    commit(store, 1)  # a convenience: the checkpoint is durable without
+    assert store.verify(1).step == 1
+
+
+def test_a_removal_without_a_rename_that_failed_is_finished_at_the_next_open(
+    disk: CrashingFileOps, memory: CheckpointStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    commit(memory, 1, 2)
+    disk.fix(memory.path(1))
+    disk.fail_after(3, inject(errno.EIO))  # rename, tombstone, its sync, then a file of it
+    with pytest.raises(OSError, match="Input/output"):
+        memory.prune([1])
+    assert memory.steps() == [2]
+    assert disk.exists(memory.path(1))
+    disk.fail_after(1, inject(errno.EIO))
+    memory.open()
+    assert "what is left of step 1 stays for now" in caplog.text
+    memory.open()
+    assert not disk.exists(memory.path(1))
+    assert ".gone-1" not in disk.listdir(MEMORY)
+
+
+def test_a_commit_finishes_the_removal_of_what_had_its_place(
+    disk: CrashingFileOps, memory: CheckpointStore
+) -> None:
+    commit(memory, 1, 2)
+    disk.fix(memory.path(1))
+    disk.fail_after(3, inject(errno.EIO))
+    with pytest.raises(OSError, match="Input/output"):
+        memory.prune([1])
+    commit(memory, 1)
+    assert memory.steps() == [1, 2]
+    assert memory.verify(1).step == 1
+
+
+def test_what_is_set_aside_without_a_rename_is_copied_whole(
+    disk: CrashingFileOps, memory: CheckpointStore
+) -> None:
+    commit(memory, 1, 2)
+    disk.mkdir(memory.path(2) / "not-ours")
+    disk.fix(memory.path(2))
+    assert memory.quarantine(2, "bad") == MEMORY / "quarantine" / "step-00000002"
+    assert CheckpointStore(MEMORY / "quarantine", ops=disk).verify(2).step == 2
+    assert memory.steps() == [1]
+    assert not disk.exists(memory.path(2))
+
+
+@pytest.mark.parametrize("act", ["prune", "quarantine"])
+def test_a_rename_that_fails_for_another_reason_is_an_error(
+    act: str, disk: CrashingFileOps, memory: CheckpointStore
+) -> None:
+    commit(memory, 1, 2)
+    disk.mkdir(MEMORY / "quarantine")
+    disk.fail_after(0, inject(errno.EIO))
+    with pytest.raises(OSError, match="Input/output"):
+        memory.prune([1]) if act == "prune" else memory.quarantine(1, "bad")
+    assert memory.steps() == [1, 2]

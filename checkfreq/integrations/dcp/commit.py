@@ -44,7 +44,7 @@ class Commit:
 
         Raises ConfigError if the directory is in use, or has the step already; OSError.
         """
-        self._root.mkdir(parents=True, exist_ok=True)
+        self._store.make()
         self._acquire(lock_timeout_s)
         try:
             self._require_free_step()
@@ -81,7 +81,7 @@ class Commit:
     def finish(self, manifest: Manifest) -> None:
         """Commit. Raises OSError, PersistError, ConfigError (a rank wrote elsewhere)."""
         for entry in manifest.files:
-            if not (self.pending.path / entry.name).exists():
+            if not self._store.ops.exists(self.pending.path / entry.name):
                 raise ConfigError(
                     f"{entry.name} is not in {self.pending.path}, although its rank wrote it: the "
                     "directory must be the same one on all ranks"
@@ -102,7 +102,7 @@ class Commit:
 def join(root: Path, step: int) -> Pending:
     """The coordinator's temporary directory, to write another rank's part into."""
     store = CheckpointStore(root)
-    path = root / f".tmp-{step}-{ATTEMPT}"
+    path = store.root / f".tmp-{step}-{ATTEMPT}"
     try:
         store.ops.mkdir(path)
     except FileExistsError:

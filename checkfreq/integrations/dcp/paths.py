@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
-_STEP = re.compile(r"step-([0-9]{8,18})")
+from checkfreq.store.store import step_of
 
 
 def split_path(path: str | os.PathLike[str]) -> tuple[Path, int | None]:
     """The run's directory, and the step if the path ends in one."""
-    path = Path(path)
-    match = _STEP.fullmatch(path.name)
-    return (path, None) if match is None else (path.parent, int(match[1]))
+    path = Path(path).absolute()  # wherever the process goes
+    step = step_of(path.name)
+    return (path, None) if step is None else (path.parent, step)

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from checkfreq.errors import ConfigError, MismatchError, NoCheckpointError
+from checkfreq.errors import ConfigError, MismatchError, storage_errors
 from checkfreq.integrations.dcp.chunks import Chunk, StoredTensor
 from checkfreq.integrations.dcp.contents import Contents, contents_of
 from checkfreq.integrations.dcp.paths import split_path
@@ -105,7 +105,8 @@ class CFStorageReader(StorageReader):
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Choose the step and describe what is in it. Called by every rank."""
-        self._manifest = manifest = self._find()
+        with storage_errors(f"reading {self._path}"):
+            self._manifest = manifest = self._find()
         path = str(self._store.path(manifest.step) / MANIFEST_NAME)
         self._contents = contents_of(
             manifest, rank=_rank(), path=path, parameter_names=self._parameter_names
@@ -121,11 +122,7 @@ class CFStorageReader(StorageReader):
 
     def _find(self) -> Manifest:
         if self._step is not None:
-            if self._step not in (steps := self._store.steps()):
-                there = ", ".join(map(str, steps)) or "none"
-                raise NoCheckpointError(
-                    f"{self._store.root} has no step {self._step}; it has: {there}"
-                )
+            self._store.require(self._step)
             return self._store.inspect(self._step)
         newest = self._store.newest_valid(check=self._store.inspect)
         for rejected in newest.rejected:
@@ -208,7 +205,10 @@ class CFStorageReader(StorageReader):
 
     def _read(self, places: list[Place]) -> Iterator[tuple[Place, memoryview]]:
         assert self._manifest is not None, "read_metadata comes first"
-        return read_verified(self._store, self._manifest, places, num_threads=self._num_threads)
+        with storage_errors(f"reading {self._store.path(self._manifest.step)}"):
+            yield from read_verified(
+                self._store, self._manifest, places, num_threads=self._num_threads
+            )
 
 
 def _rank() -> int:

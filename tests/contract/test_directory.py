@@ -1,0 +1,320 @@
+"""Where a run keeps its checkpoints: found once, watched, and shared with nobody's links."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import checkfreq
+from checkfreq import KeepLast
+from checkfreq.errors import (
+    CheckFreqError,
+    ConfigError,
+    CorruptCheckpointError,
+    StorageError,
+)
+from checkfreq.integrations.dcp import CFStorageReader
+from checkfreq.store.store import CheckpointStore
+from tests.contract.runs import Training, managed, written
+
+
+def one(training: Training, manager: checkfreq.CFManager) -> None:
+    """An iteration whose checkpoint, at chk_freq=1, has ended."""
+    training.steps(manager, 1)
+    manager.wait()
+
+
+def kill_worker(manager: checkfreq.CFManager) -> None:
+    process = manager._persistence.persister._process
+    assert process is not None
+    process.send_signal(signal.SIGKILL)
+    process.wait(30.0)
+
+
+def test_a_relative_directory_stays_where_it_was_when_the_process_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, other = tmp_path / "home", tmp_path / "other"
+    home.mkdir()
+    other.mkdir()
+    monkeypatch.chdir(home)
+    training = Training()
+    with managed(Path("chk"), training.chk, chk_freq=1, retention=KeepLast(2)) as manager:
+        one(training, manager)
+        os.chdir(other)
+        one(training, manager)
+        assert manager.all_steps() == [1, 2]
+        kill_worker(manager)
+        for _ in range(2):
+            one(training, manager)
+    assert CheckpointStore(home / "chk").steps() == [3, 4]
+    assert os.listdir(other) == []
+
+
+def test_the_directory_and_its_parents_may_be_links(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "run").mkdir()
+    (tmp_path / "home").symlink_to("disk")
+    (tmp_path / "disk" / "chk").symlink_to("run")
+    written(tmp_path / "home" / "chk", 2)
+    assert CheckpointStore(tmp_path / "disk" / "run").steps() == [1, 2]
+    assert checkfreq.load(tmp_path / "home" / "chk", step=1)
+    training = Training()
+    with managed(tmp_path / "home" / "chk", training.chk) as manager:
+        assert manager.restore()
+
+
+@pytest.mark.parametrize("target", ["nowhere", "chk"])
+def test_a_directory_that_is_a_link_to_nowhere_is_refused(target: str, chk_dir: Path) -> None:
+    chk_dir.symlink_to(chk_dir.parent / target)
+    with pytest.raises(ConfigError, match="cannot make the checkpoint directory"):
+        managed(chk_dir, Training().chk)
+
+
+def test_a_directory_removed_while_training_is_made_again_and_said(
+    chk_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1, retention=KeepLast(2)) as manager:
+        one(training, manager)
+        shutil.rmtree(chk_dir)
+        for _ in range(4):
+            one(training, manager)
+        assert manager.stats()["num_failed"] == 0
+    assert CheckpointStore(chk_dir).steps() == [4, 5]
+    (record,) = (r for r in caplog.records if "earlier checkpoints are gone" in r.getMessage())
+    assert record.levelno == logging.ERROR
+    assert "it was removed while training" in record.getMessage()
+    assert '"kind": "retaken"' in (chk_dir / "events.jsonl").read_text()
+
+
+def test_a_directory_removed_together_with_the_worker_is_made_again_and_said(
+    chk_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+        one(training, manager)
+        kill_worker(manager)
+        shutil.rmtree(chk_dir)
+        one(training, manager)
+        assert manager.all_steps() == [2]
+    assert f"{chk_dir}: step(s) [1] are gone" in caplog.text
+
+
+def test_two_runs_that_a_deleted_lock_file_let_in_do_not_both_write(chk_dir: Path) -> None:
+    first, second = Training(), Training()
+    one_manager = managed(chk_dir, first.chk, chk_freq=1, tolerate_failures=1000)
+    one(first, one_manager)
+    (chk_dir / ".lock").unlink()
+    with managed(chk_dir, second.chk, chk_freq=0) as manager:
+        assert manager.restore()
+        one(first, one_manager)
+        event = one_manager.last_event
+        assert event is not None
+        assert (event.kind, event.step) == ("failed", 2)
+        assert "locked by the persist worker" in str(event.data["error"])
+        second.steps(manager, 3)
+        manager.save(wait=True)
+        assert manager.all_steps() == [1, 4]
+    one(first, one_manager)
+    event = one_manager.last_event
+    assert event is not None
+    assert "has step 4, newer than any of this run" in str(event.data["error"])
+    with pytest.raises(CheckFreqError, match="newer than any of this run"):
+        one_manager.close()
+
+
+# What is not ours inside of it.
+
+Plant = Callable[[Path, Path], None]
+
+
+def _link(path: Path, target: Path) -> None:
+    path.symlink_to(target)
+
+
+def _fifo(path: Path, target: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("plant", [_link, _fifo])
+@pytest.mark.parametrize(
+    "name", [".lock", ".latest.new", "latest", "events.jsonl", "marks.jsonl", "profile.json"]
+)
+def test_nothing_is_written_through_what_was_planted_in_the_directory(
+    name: str, plant: Plant, chk_dir: Path, tmp_path: Path
+) -> None:
+    chk_dir.mkdir()
+    (tmp_path / "bashrc").write_text("mine\n")
+    plant(chk_dir / name, tmp_path / "bashrc")
+    training = Training()
+    auto = {"mode": checkfreq.CFMode.AUTO, "chk_freq": None} if name == "profile.json" else {}
+    refused = ""
+    try:
+        with managed(chk_dir, training.chk, **auto) as manager:
+            one(training, manager)
+            manager.save(wait=True, keep=True)
+    except CheckFreqError as error:
+        refused = str(error)
+    assert name in refused or CheckpointStore(chk_dir).verify(1).step == 1
+    assert (tmp_path / "bashrc").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("name", [".tmp-1-a", ".trash-1", ".tmp-x", "step-00000001"])
+def test_nothing_is_deleted_behind_a_link_in_the_directory(
+    name: str, chk_dir: Path, tmp_path: Path
+) -> None:
+    precious = tmp_path / "precious"
+    if name.startswith("step"):
+        written(chk_dir, 2)
+        (chk_dir / name).rename(precious)
+    precious.mkdir(exist_ok=True)
+    (precious / "thesis").write_text("x")
+    before = sorted(os.listdir(precious))
+    chk_dir.mkdir(exist_ok=True)
+    (chk_dir / name).symlink_to(precious)
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1, retention=KeepLast(1)) as manager:
+        manager.restore()
+        for _ in range(3):
+            one(training, manager)
+    assert sorted(os.listdir(precious)) == before
+    assert (chk_dir / name).is_symlink() is name.startswith("step")
+
+
+#: Run in a process of its own, which is killed if it does not end.
+_READERS = {
+    "load": "import checkfreq; checkfreq.load(path)",
+    "load a step": "import checkfreq; checkfreq.load(path, step=9)",
+    "load its path": "import checkfreq; checkfreq.load(path + '/step-00000009')",
+    "restore": (
+        "from tests.contract.runs import *; t = Training()\n"
+        "with managed(path, t.chk) as manager: manager.restore()"
+    ),
+    "dcp": (
+        "from checkfreq.integrations.dcp import CFStorageReader; "
+        "CFStorageReader(path).read_metadata()"
+    ),
+    "ls": "from checkfreq.cli import main; main(['ls', path])",
+    "verify": "from checkfreq.cli import main; main(['verify', path])",
+}
+
+
+def _dangling(chk_dir: Path) -> None:
+    (chk_dir / "step-00000009").symlink_to("/nowhere/step-00000009")
+
+
+def _looping(chk_dir: Path) -> None:
+    (chk_dir / "step-00000009").symlink_to("step-00000009")
+
+
+def _fifos(chk_dir: Path) -> None:
+    shutil.copytree(chk_dir / "step-00000002", chk_dir / "step-00000009")
+    for path in (
+        *(chk_dir / "step-00000009").iterdir(),
+        chk_dir / "latest",
+        chk_dir / "events.jsonl",
+    ):
+        path.unlink()
+        os.mkfifo(path)
+
+
+_PROGRAM = """
+import sys
+from checkfreq.errors import CheckFreqError
+for path in sys.argv[1:]:
+    for name, code in {readers!r}.items():
+        try:
+            exec(code, {{"path": path}})
+        except CheckFreqError:
+            print("refused", name, "of", path, flush=True)
+"""
+
+
+def test_every_reader_ends_with_what_is_valid_or_the_librarys_own_error(tmp_path: Path) -> None:
+    planted = {plant.__name__: plant for plant in (_dangling, _looping, _fifos)}
+    written(tmp_path / "chk", 2)
+    for name, plant in planted.items():
+        shutil.copytree(tmp_path / "chk", tmp_path / name)
+        plant(tmp_path / name)
+    paths = [str(tmp_path / name) for name in planted]
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM.format(readers=_READERS), *paths],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
+    refused = [line for line in done.stdout.splitlines() if line.startswith("refused")]
+    asked_for_it = ("load a step", "load its path")
+    assert refused == [f"refused {name} of {path}" for path in paths for name in asked_for_it]
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Not one more file can be opened in this process."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), before[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_running_out_of_descriptors_is_the_librarys_own_error(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    reader = CFStorageReader(chk_dir)
+    for read in (lambda: checkfreq.load(chk_dir), reader.read_metadata):
+        read()  # imports what it needs
+        with no_descriptors(), pytest.raises(StorageError, match="ulimit -n"):
+            read()
+
+
+def test_sizes_that_no_memory_can_hold_are_the_librarys_own_error(chk_dir: Path) -> None:
+    written(chk_dir, 2)
+    store = CheckpointStore(chk_dir)
+    entry = store.manifest(2).files[0]
+    os.truncate(store.path(2) / entry.name, 1 << 40)  # sparse: it takes no room
+    with pytest.raises(CorruptCheckpointError, match="size in bytes"):
+        checkfreq.load(chk_dir, step=2)
+    assert checkfreq.load(chk_dir)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_everything_a_run_writes_has_the_modes_that_the_umask_leaves(
+    umask: int, chk_dir: Path
+) -> None:
+    before = os.umask(umask)
+    try:
+        training = Training()
+        auto = {"mode": checkfreq.CFMode.AUTO, "chk_freq": None}
+        with managed(chk_dir, training.chk, **auto) as manager:
+            one(training, manager)
+            manager.save(wait=True, keep=True)
+    finally:
+        os.umask(before)
+    modes = {
+        str(path.relative_to(chk_dir.parent)): path.stat().st_mode & 0o777
+        for path in [chk_dir, *chk_dir.rglob("*")]
+    }
+    assert {"chk/.lock", "chk/events.jsonl", "chk/profile.json", "chk/marks.jsonl"} <= {*modes}
+    for name, mode in modes.items():
+        is_dir = (chk_dir.parent / name).is_dir()
+        assert mode == (0o777 if is_dir else 0o666) & ~umask, name

@@ -1,0 +1,92 @@
+"""Checkpoints in a lower layer of an overlay, where a directory cannot be renamed. Needs root."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from checkfreq import KeepLast
+from checkfreq.store.store import CheckpointStore
+from tests.contract.runs import Training, managed, written
+from tests.crash.disks import call
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.fixture
+def chk_dir(tmp_path: Path) -> Iterator[Path]:
+    """Steps 1 to 4 in the lower layer of an image, as `docker commit` or COPY leaves them."""
+    layers, merged = tmp_path / "layers", tmp_path / "merged"
+    for path in (layers, merged):
+        path.mkdir()
+    try:
+        call("mount", "-t", "tmpfs", "tmpfs", str(layers))
+    except OSError as error:
+        pytest.skip(f"this machine cannot mount: {error}")
+    try:
+        for name in ("lower", "upper", "work"):
+            (layers / name).mkdir()
+        written(layers / "lower" / "chk", 4, retention=KeepLast(10))
+        options = ",".join(f"{name}dir={layers / name}" for name in ("lower", "upper", "work"))
+        try:
+            call(
+                "mount",
+                "-t",
+                "overlay",
+                "overlay",
+                "-o",
+                f"{options},redirect_dir=off",
+                str(merged),
+            )
+        except OSError as error:
+            pytest.skip(f"this machine cannot mount an overlay: {error}")
+        try:
+            with pytest.raises(OSError, match="cross-device"):  # or this would show nothing
+                (merged / "chk" / "step-00000001").rename(merged / "chk" / "step-00000009")
+            yield merged / "chk"
+        finally:
+            call("umount", str(merged))
+    finally:
+        call("umount", str(layers))
+
+
+def test_retention_removes_checkpoints_of_a_lower_layer(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1, retention=KeepLast(2)) as manager:
+        assert manager.restore()
+        for _ in range(3):
+            training.steps(manager, 1)
+            manager.wait()
+    store = CheckpointStore(chk_dir)
+    assert store.steps() == [6, 7]
+    assert sorted(p.name for p in chk_dir.iterdir() if not p.name.endswith(".jsonl")) == [
+        ".lock",
+        "latest",
+        "step-00000006",
+        "step-00000007",
+    ]
+
+
+def test_going_back_to_an_older_step_sets_those_of_a_lower_layer_aside(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1, retention=KeepLast(10)) as manager:
+        assert manager.restore(step=2)
+        training.steps(manager, 1)
+        manager.wait()
+        assert manager.stats()["num_failed"] == 0
+    assert CheckpointStore(chk_dir).steps() == [1, 2, 3]
+    aside = CheckpointStore(chk_dir / "superseded")
+    assert [aside.verify(step).step for step in aside.steps()] == [3, 4]
+
+
+def test_a_damaged_checkpoint_of_a_lower_layer_is_quarantined(chk_dir: Path) -> None:
+    payload = next((chk_dir / "step-00000004").glob("*.safetensors"))
+    payload.write_bytes(payload.read_bytes()[:-1])
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        assert manager.restore()
+        assert manager.global_step == 3
+    assert CheckpointStore(chk_dir).steps() == [1, 2, 3]
+    assert (chk_dir / "quarantine" / "step-00000004" / "manifest.json").exists()

@@ -1,0 +1,90 @@
+"""Files are opened, looked at, moved and removed by `checkfreq/store/fileops.py` alone.
+
+A checkpoint directory is untrusted input, and that module is where it is treated as such. A
+call of the operating system on a path, anywhere else, needs a reason here.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.test_layering import MODULES
+
+#: Modules that may, because what they name is no part of a checkpoint directory.
+ALLOWED = {
+    "checkfreq.store.fileops": "the one place",
+    "checkfreq.store.mounts": "/proc, and the directory itself, to tell its file system",
+    "checkfreq.checks": "the directory itself, which is the user's: whether it is writable",
+    "checkfreq.surroundings": "/proc",
+    "checkfreq.snapshot.memory": "/proc and /sys",
+    "checkfreq.faults": "paths that a test gives in the environment",
+    "checkfreq.persist.persister": "where this package is installed",
+    "checkfreq.cli": "/dev/null",
+    "checkfreq.testing": "links that a test plants",
+}
+#: A module's files are the business of these packages, which read no checkpoints.
+OUTSIDE = ("checkfreq.simulation", "checkfreq.cli.simulate")
+
+_OS = {
+    *("open", "stat", "lstat", "listdir", "scandir", "walk", "fwalk", "access", "statvfs"),
+    *("mkdir", "makedirs", "rename", "renames", "replace", "unlink", "remove", "rmdir"),
+    *("removedirs", "symlink", "link", "readlink", "truncate", "chmod", "chown", "utime"),
+    *("mkfifo", "mknod"),
+}
+_PATH = {
+    *("exists", "lexists", "isdir", "isfile", "islink", "getsize", "getmtime", "samefile"),
+    *("realpath", "ismount"),
+}
+_METHODS = {
+    *("read_text", "read_bytes", "write_text", "write_bytes", "open", "exists", "is_dir"),
+    *("is_file", "is_symlink", "stat", "lstat", "iterdir", "glob", "rglob", "resolve"),
+    *("unlink", "mkdir", "rmdir", "touch", "rename", "replace", "symlink_to", "hardlink_to"),
+    *("samefile", "readlink", "chmod"),
+}
+_NAMED = {"io.open", *(f"os.{name}" for name in _OS), *(f"os.path.{name}" for name in _PATH)}
+#: Objects whose methods of these names are not a path's.
+_OTHERS = {"ops", "_ops", "store", "_store", "dataclasses", "self", "super()", "_persistence"}
+
+
+def path_calls(tree: ast.Module) -> Iterator[str]:
+    """What in a module touches a path by itself, as source text."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in _NAMED:
+            yield ast.unparse(node)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "open":
+            yield "open"
+        if isinstance(node, ast.ImportFrom) and node.module in ("os", "os.path", "shutil"):
+            yield ast.unparse(node)
+        if isinstance(node, ast.Import) and {a.name for a in node.names} & {"shutil", "tempfile"}:
+            yield ast.unparse(node)
+        if isinstance(node, ast.Call) and (text := _method(node.func)) is not None:
+            yield text
+
+
+def _method(function: ast.expr) -> str | None:
+    """The text of ``path.read_bytes`` and the like."""
+    if not isinstance(function, ast.Attribute) or function.attr not in _METHODS:
+        return None
+    owner = ast.unparse(function.value)
+    is_other = owner.rpartition(".")[2] in _OTHERS or function.attr in ("replace", "open")
+    return None if is_other else ast.unparse(function)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in MODULES
+        if name.startswith("checkfreq") and name not in ALLOWED and not name.startswith(OUTSIDE)
+    ],
+)
+def test_only_the_file_operations_touch_paths(name: str) -> None:
+    assert sorted(set(path_calls(MODULES[name]))) == []
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_what_is_allowed_to_touch_paths_does(name: str) -> None:
+    assert set(path_calls(MODULES[name])), f"{name} needs no place in the list"
