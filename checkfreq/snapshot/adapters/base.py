@@ -21,7 +21,7 @@ from checkfreq.snapshot.codec import decode_tree
 from checkfreq.snapshot.dtensors import empty_like, is_dtensor
 from checkfreq.snapshot.pieces import Piece, SavedTensor, TensorRecord, held
 from checkfreq.snapshot.sink import Sink
-from checkfreq.snapshot.tensors import DTYPES, decode_torch, usable_device
+from checkfreq.snapshot.tensors import DTYPES, decode_torch, sizes_of, usable_device
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
 
@@ -96,7 +96,7 @@ class Saved:
     def _describe(self, key: str, described: Json) -> None:
         try:
             dtype, shape = described
-            self.records[key] = SavedTensor(key, str(dtype), tuple(map(int, shape)), [])
+            self.records[key] = SavedTensor(key, str(dtype), sizes_of(shape), [])
         except (TypeError, ValueError) as error:
             raise self.corrupt(f"shape of {key}", "dtype and sizes", described) from error
 
@@ -107,7 +107,7 @@ class Saved:
 
     def _add_box(self, record: TensorRecord, place: Json, data: Tensor | None) -> None:
         try:
-            shape, offsets = (tuple(map(int, numbers)) for numbers in place)
+            shape, offsets = map(sizes_of, place)
         except (TypeError, ValueError) as error:
             raise self.corrupt(f"box of {record.name}", "shape and offsets", place) from error
         box = Box(offsets, tuple(record.shape))
