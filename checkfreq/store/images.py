@@ -17,7 +17,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest
 
-from checkfreq.errors import CorruptCheckpointError
+from checkfreq.errors import CorruptCheckpointError, StateError
 from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import FileEntry
 from checkfreq.store.store import CheckpointStore
@@ -43,9 +43,16 @@ def new_buffer(num_bytes: int) -> memoryview:
     """Memory for ``read_images``, freed with its last view.
 
     Private anonymous memory in huge pages: faulting fresh shared memory in while reading took
-    three times as long as the read itself on a virtual machine (measured 2026-11).
+    three times as long as the read itself on a virtual machine (measured 2026-11). StateError if
+    there is not so much.
     """
-    memory = mmap.mmap(-1, max(num_bytes, PAGE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    try:
+        memory = mmap.mmap(-1, max(num_bytes, PAGE_BYTES), flags=flags)
+    except (OSError, OverflowError) as error:  # sparse files can be larger than any memory
+        raise StateError(
+            f"reading needs {num_bytes} bytes of memory, more than this machine can give: {error}"
+        ) from None
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)

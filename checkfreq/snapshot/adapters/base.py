@@ -229,15 +229,15 @@ class Saved:
         except ValueError as error:
             raise self.corrupt("state of the object", "JSON of this version", error) from error
 
-    def check(self, node: Json, *, live: Mapping[str, Tensor] = MappingProxyType({})) -> None:
-        """Raise unless a tree can be decoded, without copying its tensors."""
+    def check(self, node: Json, *, live: Mapping[str, Tensor] = MappingProxyType({})) -> Any:
+        """Raise unless a tree can be decoded; its value, with stand-ins for tensors."""
 
         def tensor(key: str, device: str) -> Tensor:
             self.require(key, live.get(key))
             return torch.empty(0, dtype=DTYPES[self.record(key).dtype], device="cpu")
 
         try:
-            decode_tree(node, leaf=lambda tag, inner: decode_torch(tag, inner, tensor))
+            return decode_tree(node, leaf=lambda tag, inner: decode_torch(tag, inner, tensor))
         except ValueError as error:
             raise self.corrupt("state of the object", "JSON of this version", error) from error
 
