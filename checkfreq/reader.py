@@ -64,8 +64,8 @@ def _refuse_dcp(found: Found, chk_dir: Path) -> None:
     if any(isinstance(o, dict) and o.get("kind") == "dcp" for o in found.manifest.objects.values()):
         raise ConfigError(
             f"step {found.step} in {chk_dir} was written by torch.distributed.checkpoint: read it "
-            "with dcp.load(state_dict, storage_reader=CFStorageReader(path, step)), of "
-            "checkfreq.integrations.dcp"
+            "with dcp.load(state_dict, storage_reader=CFStorageReader(path, step, "
+            "trust_pickle=True)), of checkfreq.integrations.dcp, if you know who wrote it"
         )
 
 

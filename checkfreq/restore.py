@@ -18,8 +18,9 @@ from checkfreq.errors import (
     storage_errors,
 )
 from checkfreq.snapshot.apply import Loaded, LoadedFile, RestorePlan, prepare
+from checkfreq.snapshot.soundness import require_sound
 from checkfreq.store.images import Image, new_buffer, read_images, room_for
-from checkfreq.store.manifest import FileEntry, Manifest
+from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest
 from checkfreq.store.records import Records
 from checkfreq.store.store import CheckpointStore, Rejected
 from checkfreq.types import Json
@@ -63,6 +64,7 @@ class Restorer:
         self._records = Records(self._store)
         self._num_threads = num_threads
         self._before_reading = before_reading
+        self._sound: Manifest | None = None
 
     @property
     def path(self) -> Path:
@@ -70,8 +72,12 @@ class Restorer:
         return self._store.root
 
     def manifest(self, step: int) -> Manifest:
-        """The step's commit record; CorruptCheckpointError if it is damaged."""
-        return self._records.manifest(step)
+        """The step's commit record; CorruptCheckpointError if it is damaged or makes no sense."""
+        manifest = self._records.manifest(step)
+        if manifest is not self._sound:
+            require_sound(manifest, path=str(self._store.path(step) / MANIFEST_NAME))
+            self._sound = manifest
+        return manifest
 
     def attempt(self, step: int) -> str:
         """The attempt that it is of; raises the same."""
@@ -127,7 +133,7 @@ class Restorer:
         if self._store.holds_superseded():
             raise NoCheckpointError(
                 f"{self._store.root} holds no checkpoint, but superseded/ does: move one back, or "
-                " pass fresh=True"
+                "pass fresh=True"
             )
 
     def _read(self, step: int) -> tuple[Manifest, Mapping[str, Image]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import struct
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -21,7 +22,7 @@ from datetime import timedelta
 from pathlib import Path, PosixPath, PurePath, PurePosixPath
 from typing import Any
 
-from checkfreq.errors import StateError
+from checkfreq.errors import CheckFreqError, StateError, printable
 from checkfreq.types import Json
 
 #: ``leaf(value, path)``: the tagged object that stands for ``value``, or None to decline.
@@ -30,6 +31,13 @@ EncodeLeaf = Callable[[Any, str], dict[str, Json] | None]
 DecodeLeaf = Callable[[str, dict[str, Json]], Any]
 
 _SAFE_INT_BITS = 63
+#: Containers within containers. Reading goes three calls deep for each, and Python allows 1000.
+MAX_DEPTH = 100
+#: What NumPy calls the dtypes of plain values; neither objects nor fields.
+_NUMPY_DTYPE = re.compile(
+    r"[<>|=](b1|[iu][1248]|f2|f4|f8|f16|c8|c16|c32|[SUV][0-9]{1,9}"
+    r"|[mM]8(\[[0-9]{0,9}[A-Za-z\u03bc]{1,7}\])?)"
+)
 _FACTORIES: dict[str, Any] = {
     "none": None,
     "list": list,
@@ -73,6 +81,11 @@ class _Encoder:
     ) -> Json:
         if id(value) in self._open:
             raise StateError(f"{path} contains itself; state must be a tree")
+        if len(self._open) == MAX_DEPTH:
+            raise StateError(
+                f"{path:.200}: nested deeper than the {MAX_DEPTH} containers within one another "
+                "that can be kept; flatten it in state_dict()"
+            )
         self._open.add(id(value))
         try:
             return encode(self, value, path)
@@ -205,12 +218,22 @@ def decode_tree(node: Json, *, leaf: DecodeLeaf | None = None) -> Any:
     """The value that ``encode_tree`` was given.
 
     Raises ValueError if ``node`` is not what ``encode_tree`` makes, or holds a tag of a newer
-    version.
+    version; of ``leaf`` only our own errors pass.
     """
     try:
         return _Decoder(leaf).decode(node)
-    except (KeyError, TypeError, IndexError, AttributeError, struct.error) as error:
-        raise ValueError(f"malformed state: {type(error).__name__}: {error}") from error
+    except CheckFreqError:
+        raise
+    except _MALFORMED as error:
+        text = f"malformed state: {type(error).__name__}: {printable(str(error))[:200]}"
+        raise ValueError(text) from error
+
+
+#: What JSON of another shape makes the decoders, NumPy and torch raise.
+_MALFORMED: tuple[type[Exception], ...] = (
+    *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
+    struct.error,
+)
 
 
 class _Decoder:
@@ -246,13 +269,20 @@ def _decode_float(text: str) -> float:
 def _decode_numpy(node: dict[str, Json]) -> Any:
     import numpy
 
-    array = numpy.frombuffer(base64.b64decode(node["data"]), dtype=numpy.dtype(node["$numpy"]))
-    return array.reshape(node["shape"]).copy() if "shape" in node else array[0]
+    array = numpy.frombuffer(base64.b64decode(node["data"]), dtype=_decode_dtype(node["$numpy"]))
+    if "shape" not in node:
+        return array[0]
+    if not all(type(size) is int and size >= 0 for size in node["shape"]):
+        raise ValueError("expected the shape of an array")
+    return array.reshape(node["shape"]).copy()
 
 
-def _decode_dtype(name: str) -> Any:
+def _decode_dtype(name: Json) -> Any:
+    """A NumPy dtype, from a closed set: ``numpy.dtype`` makes objects and records of others."""
     import numpy
 
+    if not isinstance(name, str) or _NUMPY_DTYPE.fullmatch(name) is None:
+        raise ValueError(f"expected the name of a NumPy dtype, got {name!r:.80}")
     return numpy.dtype(name)
 
 

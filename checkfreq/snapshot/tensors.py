@@ -7,6 +7,8 @@ the manifest.
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -30,12 +32,38 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
 }
 DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
+
+def _named(kind: type) -> dict[str, Any]:
+    """Constants of torch by the name that ``str`` gives them, without "torch."."""
+    found = (value for value in vars(torch).values() if isinstance(value, kind))
+    return {str(value).removeprefix("torch."): value for value in found}
+
+
+#: All that a tag can name: a checkpoint chooses among these, and never looks anything up.
+_CONSTANTS: dict[str, dict[str, Any]] = {
+    "$torch.dtype": _named(torch.dtype),
+    "$torch.memory_format": _named(torch.memory_format),
+    "$torch.layout": _named(torch.layout),
+}
+
+_DEVICE = re.compile(r"([a-z][a-z0-9_]{0,31})(?::(0|[1-9][0-9]{0,3}))?")
+#: As torch lists them; a backend of a user's own adds its name at run time.
+_DEVICE_TYPES = frozenset(
+    (
+        *("cpu", "cuda", "ipu", "xpu", "mkldnn", "opengl", "opencl", "ideep", "hip", "ve", "fpga"),
+        *("maia", "xla", "lazy", "vulkan", "mps", "meta", "hpu", "mtia", "npu", "privateuseone"),
+    )
+)
+
 _PLAIN = (Tensor, torch.nn.Parameter)
 _NUMPY_DTYPES = {
     *("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8"),
     *("<f2", "<f4", "<f8", "<c8", "<c16"),
 }
 
+
+#: In the place of a device: where the parameter is that the tensor belongs to.
+ON_PARAMETER = "parameter"
 
 #: Parameters and buffers that have no shape before the first forward pass.
 LAZY: tuple[type, ...] = (
@@ -134,19 +162,62 @@ def _array_as_tensor(array: Any) -> Tensor:
 
 
 def decode_torch(tag: str, node: dict[str, Json], tensor: Callable[[str, str], Tensor]) -> Any:
-    """Value of a tag of :func:`encode_torch`; ``tensor(key, device)`` gives an owned tensor."""
+    """Value of a tag of :func:`encode_torch`; ``tensor(key, device)`` gives an owned tensor.
+
+    Raises ValueError, or a KeyError or TypeError, for what :func:`encode_torch` does not write.
+    """
     if tag == "$tensor":
-        return tensor(node["$tensor"], node.get("device", "cpu"))
+        device = node.get("device", "cpu")
+        _require_device(device)
+        return tensor(_key(node[tag]), device)
     if tag == "$ndarray":
-        array = tensor(node["$ndarray"], "cpu").numpy()
+        array = tensor(_key(node[tag]), "cpu").numpy()
         return array.copy(order="F") if node.get("order") == "F" else array
     if tag == "$torch.Size":
-        return torch.Size(node[tag])
+        return torch.Size(sizes_of(node[tag]))
     if tag == "$torch.device":
-        return torch.device(node[tag])
-    if tag in ("$torch.dtype", "$torch.memory_format", "$torch.layout"):
-        return getattr(torch, node[tag])
+        _require_device(node[tag])
+        return _device(node[tag])
+    if tag in _CONSTANTS:
+        return _CONSTANTS[tag][_key(node[tag])]
     raise ValueError(f"unknown tag {tag!r}: written by a newer checkfreq?")
+
+
+def sizes_of(value: Json) -> tuple[int, ...]:
+    """A shape; ValueError for any other JSON, and for one that no tensor can have."""
+    if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
+        raise ValueError("expected a list of sizes")
+    if math.prod(max(size, 1) for size in value) >= 2**63:
+        raise ValueError("expected the shape of a tensor")
+    return tuple(value)
+
+
+def _key(value: Json) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a name, got a {type(value).__name__}")
+    return value
+
+
+def is_device(name: Json) -> bool:
+    """Whether it is ``cpu``, ``cuda:1`` or the like, of this process or of another."""
+    if name == "cpu":  # of nearly every tensor
+        return True
+    match = _DEVICE.fullmatch(name) if isinstance(name, str) else None
+    if match is None:
+        return False
+    return match[1] in _DEVICE_TYPES or match[1] == torch._C._get_privateuse1_backend_name()
+
+
+def _require_device(name: Json) -> None:
+    if name != ON_PARAMETER and not is_device(name):
+        raise ValueError(f"expected a device, got {name!r:.80}")
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.device(name)
+    except RuntimeError:  # of a backend that is not loaded
+        raise ValueError(f"this process knows no device {name!r}") from None
 
 
 def copy_bits(target: Tensor, source: Tensor) -> None:
@@ -159,12 +230,12 @@ def copy_bits(target: Tensor, source: Tensor) -> None:
 
 def usable_device(name: str) -> torch.device:
     """The recorded device if this process has it, the current one of its type, or the CPU."""
-    device = torch.device(name)
-    if device.type == "cpu" or not torch.accelerator.is_available():
+    if not torch.accelerator.is_available():
         return torch.device("cpu")
+    kind, _, index = name.partition(":")
     current = torch.accelerator.current_accelerator()
-    if current is None or current.type != device.type:
+    if current is None or current.type != kind:
         return torch.device("cpu")
-    if device.index is not None and device.index < torch.accelerator.device_count():
-        return device
-    return torch.device(device.type)
+    if index and int(index) < torch.accelerator.device_count():
+        return torch.device(kind, int(index))
+    return torch.device(kind)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import mmap
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest
 
-from checkfreq.errors import CorruptCheckpointError
+from checkfreq.errors import CorruptCheckpointError, StorageError
 from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import FileEntry
 from checkfreq.store.store import CheckpointStore
@@ -45,14 +44,15 @@ def new_buffer(num_bytes: int) -> memoryview:
     """Memory for ``read_images``, freed with its last view.
 
     Private anonymous memory in huge pages: faulting fresh shared memory in while reading took
-    three times as long as the read itself on a virtual machine (measured 2026-11). OSError
-    (ENOMEM) where there is not so much.
+    three times as long as the read itself on a virtual machine (measured 2026-11). StorageError
+    (ENOMEM) if there is not so much.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     try:
         memory = mmap.mmap(-1, max(num_bytes, PAGE_BYTES), flags=flags)
-    except OverflowError:  # more than there are addresses
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
+    except (OSError, OverflowError) as error:  # sparse files can be larger than any memory
+        text = f"reading needs {num_bytes} bytes of memory, more than there can be: {error}"
+        raise StorageError(errno.ENOMEM, text) from None
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)

@@ -25,7 +25,7 @@ from pathlib import Path
 from checkfreq import faults
 from checkfreq.errors import CheckFreqError, PersistError
 from checkfreq.store.fileops import FileOps
-from checkfreq.store.manifest import MANIFEST_MAX_BYTES, MANIFEST_NAME, Manifest
+from checkfreq.store.manifest import MANIFEST_NAME, Manifest
 from checkfreq.store.parts import (
     check_sizes,
     decode_part,
@@ -224,7 +224,7 @@ class JointStore(CheckpointStore):
 
     def _part(self, pending: Pending, own: Manifest, rank: int) -> Manifest:
         path = pending.path / part_name(rank)
-        part = decode_part(self._record_bytes(path), path=path, of=own, rank=rank)
+        part = decode_part(self._read_record(path), path=path, of=own, rank=rank)
         sizes = {file.name: self._size_of(pending.path / file.name) for file in part.files}
         check_sizes(part, sizes, rank=rank)
         return part
@@ -246,13 +246,10 @@ class JointStore(CheckpointStore):
             return True
         return self.is_committed(step, attempt=attempt)
 
-    def _record_bytes(self, path: Path) -> bytes:
-        return self.ops.read_bytes(path, max_bytes=MANIFEST_MAX_BYTES)
-
     def _record_in(self, directory: Path) -> Manifest | None:
         path = directory / MANIFEST_NAME
         try:
-            return Manifest.decode(self._record_bytes(path), path=path)
+            return Manifest.decode(self._read_record(path), path=path)
         except (CheckFreqError, FileNotFoundError):
             return None
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from checkfreq.errors import ConfigError, CorruptCheckpointError
+from checkfreq.errors import ConfigError, CorruptCheckpointError, StateError
 from checkfreq.integrations.dcp.reads import Place
 from checkfreq.snapshot.tensors import DTYPES
 from checkfreq.store.boxes import Box
@@ -44,6 +44,13 @@ class StoredTensor:
     dtype: torch.dtype
     shape: tuple[int, ...]
     chunks: list[Chunk] = field(default_factory=list)
+
+    def empty(self) -> Tensor:
+        """Room for all of it; StateError if there is none."""
+        try:
+            return torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        except RuntimeError as error:
+            raise StateError(f"a tensor of {list(self.shape)} has no room: {error}") from None
 
 
 def own_json(manifest: Manifest, name: str, rank: int) -> dict[str, Json]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from checkfreq.errors import ConfigError
+from checkfreq.errors import CheckFreqError, ConfigError, CorruptCheckpointError, printable
 from checkfreq.integrations.dcp.chunks import StoredTensor, own_json, rank_for, tensors_of
 from checkfreq.snapshot.adapters.base import Saved
 from checkfreq.snapshot.adapters.generic import tree_value
@@ -81,7 +81,8 @@ class Contents:
         try:
             planner.set_up_planner({state.name: tree})
         except ValueError as error:  # {"a.b": 1, "a": {"b": 2}}
-            logger.warning("%s has no place in a flat state dict, left out: %s", state.name, error)
+            text = printable(f"{state.name} has no place in a flat state dict, left out: {error}")
+            logger.warning("%s", text)
             return
         for name, leaf in planner.state_dict.items():
             if isinstance(leaf, Tensor):
@@ -178,6 +179,22 @@ def contents_of(
     its parameters' numbers. Raises CorruptCheckpointError, and ConfigError for names that do
     not fit.
     """
+    try:
+        return _contents_of(manifest, rank, path, parameter_names)
+    except CheckFreqError:
+        raise
+    except Exception as error:  # nothing was looked at but the checkpoint's content
+        raise CorruptCheckpointError(
+            path,
+            check="state of its objects",
+            expected="what this version can read",
+            got=f"{type(error).__name__}: {error!s:.200}",
+        ) from error
+
+
+def _contents_of(
+    manifest: Manifest, rank: int, path: str, parameter_names: Mapping[str, Sequence[str]]
+) -> Contents:
     contents = Contents()
     for name in _names(manifest):
         json = _json_of(manifest, name, rank)
@@ -192,6 +209,16 @@ def contents_of(
     if unknown := sorted({*parameter_names} - {*_names(manifest)}):
         raise ConfigError(f"parameter_names: {path} holds no {', '.join(unknown)}")
     return contents
+
+
+def is_of_dcp(manifest: Manifest) -> bool:
+    """Whether any of it was written by DCP, so that values in it are pickled."""
+    everything = (manifest.objects, *manifest.ranks.values())
+    return any(
+        isinstance(json, dict) and json.get("kind") == DCP
+        for own in everything
+        for json in own.values()
+    )
 
 
 def _names(manifest: Manifest) -> list[str]:

@@ -32,9 +32,10 @@ from torch.futures import Future
 
 from checkfreq.errors import ConfigError, MismatchError, storage_errors
 from checkfreq.integrations.dcp.chunks import Chunk, StoredTensor
-from checkfreq.integrations.dcp.contents import Contents, contents_of
+from checkfreq.integrations.dcp.contents import Contents, contents_of, is_of_dcp
 from checkfreq.integrations.dcp.paths import split_path
 from checkfreq.integrations.dcp.reads import Place, read_verified
+from checkfreq.snapshot.soundness import require_sound
 from checkfreq.store.manifest import MANIFEST_NAME, Manifest
 from checkfreq.store.store import CheckpointStore
 
@@ -61,6 +62,10 @@ class CFStorageReader(StorageReader):
     of its parameters]}`` serves it by name instead, as ``get_optimizer_state_dict`` wants it.
     State that differs between ranks is that of the same rank, or of the first.
 
+    Nothing in a CFManager's checkpoint is pickled. What ``CFStorageWriter`` wrote is, as far as it
+    is no tensor, and unpickling runs code: ConfigError, unless ``trust_pickle`` says that you know
+    who wrote it.
+
     Any number of ranks, with or without a process group. Errors reach the caller in DCP's
     CheckpointException: CorruptCheckpointError of what was read, and those of finding the step
     (also NoCheckpointError, ConfigError) as the text of an AssertionError, which DCP makes of
@@ -74,8 +79,10 @@ class CFStorageReader(StorageReader):
         *,
         parameter_names: Mapping[str, Sequence[str]] | None = None,
         num_threads: int = 4,
+        trust_pickle: bool = False,
     ) -> None:
         self._parameter_names = dict(parameter_names or {})
+        self._trusts_pickle = trust_pickle
         self._num_threads = num_threads
         self._go_to(path, step)
 
@@ -106,11 +113,7 @@ class CFStorageReader(StorageReader):
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Choose the step and describe what is in it. Called by every rank."""
         with storage_errors(f"reading {self._path}"):
-            self._manifest = manifest = self._find()
-        path = str(self._store.path(manifest.step) / MANIFEST_NAME)
-        self._contents = contents_of(
-            manifest, rank=_rank(), path=path, parameter_names=self._parameter_names
-        )
+            self._manifest, self._contents = self._find()
         described: dict[str, Any] = {
             name: _describe(self._contents.tensors.get(name)) for name in self._contents.names
         }
@@ -120,14 +123,29 @@ class CFStorageReader(StorageReader):
             storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id),
         )
 
-    def _find(self) -> Manifest:
+    def _find(self) -> tuple[Manifest, Contents]:
         if self._step is not None:
             self._store.require(self._step)
-            return self._store.inspect(self._step)
-        newest = self._store.newest_valid(check=self._store.inspect)
+            return self._look_into(self._step)
+        newest = self._store.newest_valid(check=self._look_into)
         for rejected in newest.rejected:
             logger.warning("step %d is damaged, skipped: %s", rejected.step, rejected.error)
         return newest.value
+
+    def _look_into(self, step: int) -> tuple[Manifest, Contents]:
+        manifest = self._store.inspect(step)
+        path = str(self._store.path(step) / MANIFEST_NAME)
+        if not self._trusts_pickle and is_of_dcp(manifest):
+            raise ConfigError(
+                f"step {step} in {self._store.root} was written by torch.distributed.checkpoint, "
+                "which pickles values that are no tensors: loading it can run any code that "
+                "whoever wrote it chose. If you wrote it, pass CFStorageReader(trust_pickle=True)"
+            )
+        contents = contents_of(
+            manifest, rank=_rank(), path=path, parameter_names=self._parameter_names
+        )
+        require_sound(manifest, path=path)
+        return manifest, contents
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -196,7 +214,7 @@ class CFStorageReader(StorageReader):
         planner.commit_tensor(item, target)
 
     def _read_whole(self, tensor: StoredTensor) -> Tensor:
-        whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        whole = tensor.empty()
         chunks = {chunk.place: chunk for chunk in tensor.chunks}
         for place, data in self._read(list(chunks)):
             chunk = chunks[place]

@@ -21,7 +21,7 @@ from checkfreq.snapshot.codec import decode_tree
 from checkfreq.snapshot.dtensors import empty_like, is_dtensor
 from checkfreq.snapshot.pieces import Piece, SavedTensor, TensorRecord, held
 from checkfreq.snapshot.sink import Sink
-from checkfreq.snapshot.tensors import DTYPES, decode_torch, usable_device
+from checkfreq.snapshot.tensors import DTYPES, decode_torch, sizes_of, usable_device
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
 
@@ -96,7 +96,7 @@ class Saved:
     def _describe(self, key: str, described: Json) -> None:
         try:
             dtype, shape = described
-            self.records[key] = SavedTensor(key, str(dtype), tuple(map(int, shape)), [])
+            self.records[key] = SavedTensor(key, str(dtype), sizes_of(shape), [])
         except (TypeError, ValueError) as error:
             raise self.corrupt(f"shape of {key}", "dtype and sizes", described) from error
 
@@ -107,7 +107,7 @@ class Saved:
 
     def _add_box(self, record: TensorRecord, place: Json, data: Tensor | None) -> None:
         try:
-            shape, offsets = (tuple(map(int, numbers)) for numbers in place)
+            shape, offsets = map(sizes_of, place)
         except (TypeError, ValueError) as error:
             raise self.corrupt(f"box of {record.name}", "shape and offsets", place) from error
         box = Box(offsets, tuple(record.shape))
@@ -229,15 +229,15 @@ class Saved:
         except ValueError as error:
             raise self.corrupt("state of the object", "JSON of this version", error) from error
 
-    def check(self, node: Json, *, live: Mapping[str, Tensor] = MappingProxyType({})) -> None:
-        """Raise unless a tree can be decoded, without copying its tensors."""
+    def check(self, node: Json, *, live: Mapping[str, Tensor] = MappingProxyType({})) -> Any:
+        """Raise unless a tree can be decoded; its value, with stand-ins for tensors."""
 
         def tensor(key: str, device: str) -> Tensor:
             self.require(key, live.get(key))
             return torch.empty(0, dtype=DTYPES[self.record(key).dtype], device="cpu")
 
         try:
-            decode_tree(node, leaf=lambda tag, inner: decode_torch(tag, inner, tensor))
+            return decode_tree(node, leaf=lambda tag, inner: decode_torch(tag, inner, tensor))
         except ValueError as error:
             raise self.corrupt("state of the object", "JSON of this version", error) from error
 

@@ -22,6 +22,7 @@ from checkfreq.snapshot.adapters.base import (
     Saved,
     type_name,
 )
+from checkfreq.snapshot.adapters.fitting import misfits, only_known
 from checkfreq.snapshot.dtensors import is_dtensor, local_of, tensor_types
 from checkfreq.snapshot.pieces import held
 from checkfreq.snapshot.sink import Sink
@@ -62,11 +63,14 @@ class ObjectAdapter:
 
     def prepare(self, saved: Saved, findings: Findings) -> Changes:
         """See Adapter."""
-        saved.check(saved.json.get("tree"), live=live_dtensors(self._name, self._state))
+        state = saved.check(saved.json.get("tree"), live=live_dtensors(self._name, self._state))
         live, was = type_name(self._value), saved.field("class")
         # Schedulers take any dict without complaint and misbehave later.
         if isinstance(self._value, LRScheduler) and live != was:
             findings.different.append(f"{self._name}: checkpoint is of a {was}, live is a {live}")
+            return Changes()
+        if unfit := list(misfits(self._name, self._value, state)):
+            findings.different += unfit
             return Changes()
         return Changes(fallible=[Fallible(self._name, self._keep, partial(self._load, saved))])
 
@@ -75,7 +79,8 @@ class ObjectAdapter:
 
     def _load(self, saved: Saved) -> None:
         live = live_dtensors(self._name, self._state)
-        self._value.load_state_dict(saved.decode(saved.json.get("tree"), live=live))
+        state = saved.decode(saved.json.get("tree"), live=live)
+        self._value.load_state_dict(only_known(self._value, state))
 
     def _state(self) -> Any:
         return self._value.state_dict()
@@ -101,7 +106,9 @@ class DictAdapter:
 
     def prepare(self, saved: Saved, findings: Findings) -> Changes:
         """See Adapter."""
-        saved.check(saved.field("tree"), live=live_dtensors(self._name, self._state))
+        state = saved.check(saved.field("tree"), live=live_dtensors(self._name, self._state))
+        for key in [key for key in state if callable(self._value.get(key))]:
+            findings.different.append(f"{self._name}[{key!r:.80}]: live is something callable")
         return Changes(copies=[partial(self._load, saved)])
 
     def _load(self, saved: Saved) -> None:

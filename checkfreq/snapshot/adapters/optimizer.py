@@ -28,6 +28,7 @@ from checkfreq.snapshot.adapters.base import (
     all_of_it,
     type_name,
 )
+from checkfreq.snapshot.adapters.fitting import misfits
 from checkfreq.snapshot.adapters.optimizer_load import OptimizerLoad, parameters_of
 from checkfreq.snapshot.adapters.optimizer_tree import optimizer_state_dict, optimizer_tree
 from checkfreq.snapshot.dtensors import is_dtensor, split_dims, tensor_types
@@ -171,7 +172,10 @@ class OptimizerAdapter:
         require_optimizer_that_is_known(self._name, self._optimizer, parameters)
         tree = optimizer_tree(saved)
         if tree is None:
-            saved.check(saved.field("state_dict"))
+            state = saved.check(saved.field("state_dict"))
+            if unfit := list(misfits(self._name, self._optimizer, state)):
+                findings.different += unfit
+                return Changes()
             return Changes(fallible=[self._by_load_state_dict(saved)])
         load = OptimizerLoad(self._name, self._optimizer, saved, tree)
         if not load.compare(findings, self._scheduled()):

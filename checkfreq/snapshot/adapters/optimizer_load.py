@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from checkfreq.snapshot.adapters.base import Findings, Saved, type_name
+from checkfreq.snapshot.adapters.fitting import alike
 from checkfreq.snapshot.adapters.optimizer_tree import OptimizerTree
 from checkfreq.snapshot.codec import decode_tree
 from checkfreq.snapshot.dtensors import empty_split, is_dtensor
@@ -39,6 +40,7 @@ class OptimizerLoad:
         self._saved = saved
         self._tree = tree
         self._split: dict[str, list[int | None]] = saved.field("split_dims", {})
+        self._values: list[dict[str, Any]] = []
         self._made: dict[str, Tensor] = {}  # DTensors for what no live tensor shows the cut of
         self._placed: dict[str, Tensor] = {}
         self._written: set[int] = set()
@@ -60,6 +62,7 @@ class OptimizerLoad:
         if len(findings.different) != before:
             return False
         self._check_nodes()
+        self._decode_groups(findings)
         if len(findings.different) != before:
             return False
         self._compare_values(findings, scheduled)
@@ -155,13 +158,27 @@ class OptimizerLoad:
             )
         return self._made[record.name]
 
-    def _compare_values(self, findings: Findings, scheduled: frozenset[str]) -> None:
-        groups = zip(self._tree.groups, self._optimizer.param_groups, strict=True)
+    def _decode_groups(self, findings: Findings) -> None:
+        """The entries of the groups, of which none may fail once something was changed."""
+        self._values = [
+            {key: self._saved.decode(node) for key, node in group.values.items()}
+            for group in self._tree.groups
+        ]
+        groups = zip(self._values, self._optimizer.param_groups, strict=True)
         for i, (saved, live) in enumerate(groups):
-            for key, node in saved.values.items():
+            for key in saved.keys() & live.keys():
+                if not _may_replace(live[key], saved[key]):
+                    findings.different.append(
+                        f"{self._name}.param_groups[{i}].{key}: checkpoint has "
+                        f"{_show(saved[key])}, live has {_show(live[key])}"
+                    )
+
+    def _compare_values(self, findings: Findings, scheduled: frozenset[str]) -> None:
+        groups = zip(self._values, self._optimizer.param_groups, strict=True)
+        for i, (saved, live) in enumerate(groups):
+            for key, value in saved.items():
                 if key not in live or key in scheduled:
                     continue
-                value = self._saved.decode(node)
                 if not _same(live[key], value):
                     place = f"{self._name}.param_groups[{i}].{key}"
                     text = f"{place}: {_show(live[key])} -> {_show(value)}"
@@ -171,9 +188,9 @@ class OptimizerLoad:
     def apply(self) -> None:
         """Write everything; does not run user code."""
         with torch.no_grad():
-            for saved, live in zip(self._tree.groups, self._optimizer.param_groups, strict=True):
-                for key, node in saved.values.items():
-                    self._set_group_value(live, key, node)
+            for saved, live in zip(self._values, self._optimizer.param_groups, strict=True):
+                for key, value in saved.items():
+                    self._set_group_value(live, key, value)
             starts = accumulate((g.num_params for g in self._tree.groups), initial=0)
             for start, group in zip(starts, self._optimizer.param_groups, strict=False):
                 for i, parameter in enumerate(group["params"], start):
@@ -181,10 +198,9 @@ class OptimizerLoad:
             for key, node in self._tree.other:
                 self._optimizer.state[self._saved.decode(key)] = self._saved.decode(node)
 
-    def _set_group_value(self, live: dict[str, Any], key: str, node: Json) -> None:
+    def _set_group_value(self, live: dict[str, Any], key: str, value: Any) -> None:
         if key in _IMPLEMENTATION and key in live:
             return
-        value = self._saved.decode(node)
         current = live.get(key)
         # A tensor stays the tensor it is: captured graphs and compiled steps read it.
         if isinstance(current, Tensor) and isinstance(value, Tensor):
@@ -287,9 +303,26 @@ def _create(
     return torch.empty(shape, dtype=dtype, device=device)
 
 
+def _may_replace(live: Any, saved: Any) -> bool:
+    """Whether a live entry of a group can take the saved value."""
+    if callable(live) or not alike(live, saved):
+        return False
+    if isinstance(live, Tensor):
+        if isinstance(saved, Tensor):
+            return True
+        try:
+            torch.empty(1, dtype=live.dtype, device="cpu").fill_(saved)
+        except (TypeError, RuntimeError, OverflowError):  # nothing, or more than it can hold
+            return False
+    return True
+
+
 def _same(live: Any, saved: Any) -> bool:
     if isinstance(live, Tensor) or isinstance(saved, Tensor):
-        one, other = torch.as_tensor(live).cpu(), torch.as_tensor(saved).cpu()
+        try:
+            one, other = torch.as_tensor(live).cpu(), torch.as_tensor(saved).cpu()
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # text, or too large
+            return False
         return one.shape == other.shape and bool((one == other).all())
     if isinstance(live, list | tuple) and isinstance(saved, list | tuple):
         return len(live) == len(saved) and all(map(_same, live, saved))

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from checkfreq.snapshot.adapters.base import Saved
+from checkfreq.snapshot.tensors import ON_PARAMETER
 from checkfreq.types import Json
 
 
@@ -74,7 +75,7 @@ def _from_fields(saved: Saved) -> OptimizerTree:
 
 def _flat(number: int, name: str, host: set[str]) -> dict[str, Json]:
     node: dict[str, Json] = {"$tensor": f"state.{number}.{name}"}
-    return node if name in host else {**node, "device": "parameter"}
+    return node if name in host else {**node, "device": ON_PARAMETER}
 
 
 def _from_state_dict(saved: Saved) -> OptimizerTree | None:

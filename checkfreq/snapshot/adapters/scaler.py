@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from torch import Tensor
 from torch.amp import GradScaler
 
 from checkfreq.snapshot.adapters.base import (
@@ -71,6 +73,20 @@ class ScalerAdapter:
 
     def _load(self, saved: Saved) -> None:
         self._scaler.load_state_dict(scaler_state_dict(saved))
+
+
+def require_scaler_fields(saved: Saved) -> None:
+    """Raise ValueError unless the fields are numbers, or tensors of one."""
+    state = saved.decode(saved.field("state"))
+    if not isinstance(state, dict) or state.keys() not in (set(), {*_TENSORS, *_NUMBERS}):
+        raise ValueError("expected the state of a GradScaler")
+    for key, node in saved.field("state").items():
+        if isinstance(state[key], Tensor):
+            sizes = saved.record(node["$tensor"]).shape
+            if math.prod(sizes) != 1:
+                raise ValueError(f"{key}: expected one number, got {list(sizes)}")
+        elif type(state[key]) not in (int, float):
+            raise ValueError(f"{key}: expected a number, got a {type(state[key]).__name__}")
 
 
 def scaler_state_dict(saved: Saved) -> dict[str, Any]:
