@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from checkfreq.errors import ConfigError
+from checkfreq.events import FailureNotice
 from checkfreq.types import Directory, Objective, SnapshotPlace
 
 
@@ -49,6 +51,9 @@ class CFConfig:
         takeover_s: how long to wait for the previous run's worker to let go of the directory.
         close_timeout_s: longest that close() waits for work in flight.
         nice: niceness of the worker process.
+        on_failure: called in the training thread with a FailureNotice for each checkpoint that
+            failed, and for the first that is durable after failures (its ``is_over``), on each
+            rank whose part failed. To alert somebody; what it raises is logged and ends nothing.
 
     Many ranks
         directory: SHARED, all ranks see one checkpoint directory; NODE_LOCAL, each node has one.
@@ -77,6 +82,7 @@ class CFConfig:
     takeover_s: float = 60.0
     close_timeout_s: float = 1800.0
     nice: int = 10
+    on_failure: Callable[[FailureNotice], object] | None = None
     directory: Directory = Directory.SHARED
     split_replicated: bool = False
     rank_timeout_s: float = 60.0
@@ -105,6 +111,8 @@ class CFConfig:
         writer = self.summary_writer
         can_write = writer is None or callable(getattr(writer, "add_scalar", None))
         _require(self, "summary_writer", can_write, "None or an object with add_scalar")
+        can_call = self.on_failure is None or callable(self.on_failure)
+        _require(self, "on_failure", can_call, "None or a function of one argument")
         _require(self, "arena_slack", 0 <= self.arena_slack <= 1, "a fraction from 0 to 1")
         _require(self, "nice", 0 <= self.nice <= 19, "from 0 to 19")
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from checkfreq.errors import CheckFreqError
+
 logger = logging.getLogger(__name__)
 
 
@@ -32,6 +34,31 @@ class Event:
         """One line without a newline."""
         head = {"time_unix_s": round(self.time_unix_s, 6), "kind": self.kind, "step": self.step}
         return json.dumps({**head, **self.data}, default=str)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureNotice:
+    """What ``CFConfig.on_failure`` is told: a checkpoint failed, or they work again.
+
+    ``step`` is the checkpoint's and ``error`` why it failed; None: it is durable, after
+    failures. ``durable_step`` is the newest one that is durable, None if there was none yet;
+    ``durable_unix_s`` when that became known, or when the run began. ``steps_at_risk`` are the
+    iterations that a kill would lose now. ``retry_in_s``: the pause before the next periodic one
+    is tried; 0: it comes at the next interval.
+    """
+
+    step: int
+    error: CheckFreqError | None
+    num_in_row: int
+    durable_step: int | None
+    durable_unix_s: float
+    steps_at_risk: int
+    retry_in_s: float
+
+    @property
+    def is_over(self) -> bool:
+        """Whether checkpoints work again."""
+        return self.error is None
 
 
 class EventLog:

@@ -53,7 +53,9 @@ class CFManager:
     ``chk_dir`` is made if needed and belongs to this run alone. ``chk`` names the state.
     ``mode`` MANUAL checkpoints every ``chk_freq`` boundaries (0: at epoch boundaries and on
     ``save`` only). ``max_overhead`` and ``mtbf_s`` (seconds) guide AUTO. ``retention`` chooses
-    what to delete. More than ``tolerate_failures`` failed persists in a row raise.
+    what to delete. Storage that fails never ends the training: each failure is an ERROR that says
+    what is at risk, and tries come at pauses that grow to 5 minutes (``CFConfig.on_failure`` hears
+    of it too); with a number, more than ``tolerate_failures`` failures in a row raise instead.
     ``fresh=True`` starts over in a directory that holds checkpoints: they are set aside.
 
     Raises ConfigError for arguments that contradict each other or a directory that cannot be
@@ -71,7 +73,7 @@ class CFManager:
         dynamic: bool = True,
         mtbf_s: float | None = None,
         retention: RetentionPolicy = KeepLast(3),
-        tolerate_failures: int = 3,
+        tolerate_failures: int | None = None,
         fresh: bool = False,
         config: CFConfig = CFConfig(),
     ) -> None:
@@ -110,6 +112,7 @@ class CFManager:
         self._config = config
         self._dynamic = dynamic
         self._fresh = fresh
+        self._tolerate_failures = tolerate_failures
         self._global_step = 0
         self._boundaries_s = 0.0
         self._is_on_device = False
@@ -134,6 +137,7 @@ class CFManager:
             role=role,
         )
         self._persistence = self._pipeline.persistence
+        self._persistence.alarm.current_step = lambda: self._global_step
         self._ranks: Ranks = Alone(self._pipeline, self._notice)
         if meetings is not None:
             self._ranks = Together(
@@ -383,7 +387,8 @@ class CFManager:
     def wait(self) -> None:
         """Return once every snapshot taken so far is durable or has failed.
 
-        Raises the latest failure if there were more in a row than tolerated.
+        Raises the latest failure if there were more in a row than ``tolerate_failures``, if that
+        is a number; ``stats()["last_durable_step"]`` says what is durable.
         """
         self._begin(iterating=False)
         self._ranks.wait()
@@ -558,7 +563,8 @@ class CFManager:
 
         Takes at most ``timeout_s`` (default ``CFConfig.close_timeout_s``); then the worker is
         killed.
-        Raises what kept the last checkpoint from becoming durable. Idempotent.
+        Raises what kept the last checkpoint from becoming durable, however many failures are
+        tolerated. Idempotent.
         """
         self._close(timeout_s=timeout_s)
 
@@ -598,6 +604,8 @@ class CFManager:
             self._finish_last_boundary()
         if self._opened:
             self.wait()
+        if self._tolerate_failures is None:
+            self._persistence.book.raise_if_last_failed()
 
     def _finish_last_boundary(self) -> None:
         if self._gate.at_boundary:

@@ -60,7 +60,7 @@ class Pipeline:
         *,
         config: CFConfig,
         retention: RetentionPolicy,
-        tolerate_failures: int,
+        tolerate_failures: int | None,
         profiler: Profiler,
         role: Role = Role(),
     ) -> None:
@@ -255,10 +255,13 @@ class Pipeline:
         self.last_started_step = step
         self.persistence.book.last_durable_step = step
         self.persistence.book.durable.append((step, attempt))
+        self.persistence.alarm.durable(step)
 
     def confirm(self, step: int) -> None:
         """All ranks know now that ``step`` is committed in every directory."""
         if not self._role.leads:
+            if step != self.persistence.book.last_durable_step:
+                self.persistence.alarm.durable(step)
             self.persistence.book.last_durable_step = step
         elif not self._role.shares_all:
             self.persistence.confirm(step)

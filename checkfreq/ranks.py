@@ -42,7 +42,7 @@ class Decision:
 
     ``defer`` says why a periodic one has to wait. ``stop`` names the signal that came. Of many
     ranks: ``attempt`` is the checkpoint's id ("": there is none to take), ``waits_for`` the ranks
-    without a slot, ``is_written`` that the step is on its way on all, ``confirmed_step`` is
+    without a slot, ``is_held_back`` that storage fails on some, ``is_written`` that the step is on its way on all, ``confirmed_step`` is
     committed in every directory, ``costs`` are the highest, ``next_step`` is when to meet again,
     and ``compares`` that the structure of the state changed somewhere.
     """
@@ -59,6 +59,7 @@ class Decision:
     costs: Mapping[str, float] = field(default_factory=dict)
     next_step: int = 0
     compares: bool = False
+    is_held_back: bool = False
 
 
 #: What most boundaries come to: shared, since they come often.
@@ -137,6 +138,8 @@ class Alone:
     def decide(self, step: int, wish: Callable[[], Wish], *, must_meet: bool) -> Decision:
         """See Ranks."""
         own = wish()
+        if own.reason and not own.must and (why := self._persistence.alarm.why_held_back()):
+            own = Wish(why_late=why)
         if own is NO_WISH and self._notice.received is None:
             return NOTHING
         return Decision(own.reason, own.must, own.place, own.why_late, self._notice.received)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from checkfreq import CFMode
 from iterators import CFIterator, ResumableDataLoader, TrainingStopped
@@ -255,6 +256,38 @@ def test_checkpoints_go_on_once_a_failure_is_over(tmp_path: Path) -> None:
     (failed,) = [event for event in events if event["kind"] == "failed"]
     assert "rank 1 wrote no part" in failed["error"]
     assert "Input/output error" in failed["error"]
+
+
+def on_all(holds: bool) -> bool:
+    said = torch.tensor(int(holds))
+    dist.all_reduce(said, dist.ReduceOp.MIN)
+    return bool(said)
+
+
+def outlast(rank: Rank) -> None:
+    """Train with the defaults until storage works again; every rank sees the same."""
+    with tiny.managed(rank, chk_freq=1, tolerate_failures=None) as (manager, job):
+        manager.restore()
+        while not on_all(manager.stats()["num_committed"] >= 1):
+            job.update(manager)
+            manager.step()
+            manager.wait()
+    stats = manager.stats()
+    rank.send("outlasted", manager.global_step, stats["last_durable_step"])
+    rank.send("deferred", stats["num_deferred"], stats["num_failed"])
+
+
+def test_storage_that_fails_on_one_rank_holds_checkpoints_back_on_all_until_it_works(
+    tmp_path: Path,
+) -> None:
+    script = ";".join(f"commit.rename:raise-EIO:{number}" for number in (1, 2, 3))
+    heard = run_well(
+        Life(outlast, tmp_path, settings={"local": True}, worker_faults={1: script})
+    )
+    step, durable = heard[0].last("outlasted")
+    assert heard[1].last("outlasted") == (step, durable) == (step, step)
+    assert heard[0].last("deferred")[0] == heard[1].last("deferred")[0] >= 1
+    assert heard[1].last("deferred")[1] == 3
 
 
 def save_twice(rank: Rank) -> None:
