@@ -64,7 +64,8 @@ class CFConfig:
         meet_every_s: ranks meet at least so often, to learn of stop signals and failures.
 
     Stopping
-        stop_signals: names of the signals that mean "save and stop".
+        stop_signals: names of the signals that mean "save and stop", from the first boundary on;
+            before it they do what they do anyway: end a process that starts, restores or hangs.
     """
 
     objective: Objective = Objective.BOUND

@@ -27,6 +27,7 @@ from checkfreq.distributed.roles import agree_on_role, agree_on_settings
 from checkfreq.distributed.together import Together
 from checkfreq.errors import CheckFreqError, ConfigError, StateError
 from checkfreq.events import Event
+from checkfreq.forks import Home
 from checkfreq.interrupt import StopNotice
 from checkfreq.persist.attempts import Marks
 from checkfreq.pipeline import Pipeline
@@ -59,7 +60,9 @@ class CFManager:
     ``fresh=True`` starts over in a directory that holds checkpoints: they are set aside.
 
     Raises ConfigError for arguments that contradict each other or a directory that cannot be
-    written. Use as a context manager, or call ``close``. Not thread safe.
+    written. Use as a context manager, or call ``close``. Not thread safe. In a fork of the process
+    that made it, it says so once and does nothing: updates wait for nothing, boundaries and
+    ``close`` are the parent's.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class CFManager:
             cache=ProfileCache(self._chk_dir / "profile.json") if decides else None,
         )
         self._role = role
+        self._home = Home(f"the manager of {self._chk_dir}")
         self._chk = chk
         self._config = config
         self._dynamic = dynamic
@@ -147,8 +151,9 @@ class CFManager:
             self._persistence.supersede_after = -1
         self._ranks.each(MAKING, self._persistence.start)
         self._optimizers = chk.optimizers
-        self._gate = UpdateGate(self._optimizers, barrier=self._pipeline.barrier)
-        self._notice.install()
+        self._gate = UpdateGate(
+            self._optimizers, barrier=self._pipeline.barrier, home=self._home
+        )
 
     # ---- weight updates
 
@@ -232,6 +237,8 @@ class CFManager:
         self._pass_boundary(epoch_boundary=True)
 
     def _pass_boundary(self, *, epoch_boundary: bool) -> None:
+        if self._home.is_elsewhere():
+            return
         since_s = time.perf_counter() - self._pipeline.waited_s
         self._begin()
         self._persistence.reap()
@@ -239,6 +246,7 @@ class CFManager:
         self._gate.pass_boundary()
         self._global_step += 1
         self._profile(is_epoch=epoch_boundary)
+        self._notice.install()  # at the first one: until now a signal could only end the process
         self._carry_out(
             self._ranks.decide(
                 self._global_step,
@@ -315,6 +323,9 @@ class CFManager:
     def should_stop(self) -> bool:
         """True once a stop signal came; leave the loop at the next boundary.
 
+        Signals are watched from the first boundary on: one that comes before ends the process, as
+        it would without a manager, since there is nothing to be saved yet.
+
         With several ranks: once they agreed on it, at the same boundary on all of them.
         """
         return self._is_stopping or (self._role.is_alone and self._notice.is_set)
@@ -345,6 +356,8 @@ class CFManager:
         BatchNorm statistics and drawn random numbers.
         """
         marks = Marks(keep=keep, metrics=numbers(metrics or {}))
+        if self._home.is_elsewhere():
+            return
         self._begin(iterating=False)
         if why_not := self._why_no_boundary():
             if wait:
@@ -390,6 +403,8 @@ class CFManager:
         Raises the latest failure if there were more in a row than ``tolerate_failures``, if that
         is a number; ``stats()["last_durable_step"]`` says what is durable.
         """
+        if self._home.is_elsewhere():
+            return
         self._begin(iterating=False)
         self._ranks.wait()
 
@@ -422,6 +437,11 @@ class CFManager:
         CorruptCheckpointError if nothing validates, MismatchError (nothing was changed) if the
         structure differs.
         """
+        if self._home.is_elsewhere():
+            raise StateError(
+                "restore() in a fork of the training process: expected the process that made the "
+                "manager. checkfreq.load() reads a checkpoint from anywhere"
+            )
         self._require_open()
         if self._iterated or self._gate.attempts:
             raise StateError(
@@ -531,8 +551,9 @@ class CFManager:
         Every pass until this process's first boundary begins so: a look at a batch before
         training must not shift what training draws.
         """
-        if self._apply_rng is not None and not self._iterated:
-            self._apply_rng()
+        if self._apply_rng is None or self._iterated or self._home.is_elsewhere():
+            return
+        self._apply_rng()
 
     # ---- life
 
@@ -572,7 +593,7 @@ class CFManager:
         self, *, timeout_s: float | None = None, failure: BaseException | None = None
     ) -> None:
         """``failure``: what ended the training; nothing but what is in flight is finished."""
-        if self._closed:
+        if self._closed or self._home.is_elsewhere():
             return
         clean = failure is None
         if failure is not None and not (self._stopped and isinstance(failure, SystemExit)):

@@ -33,6 +33,7 @@ LAYERS = {
         "profiler",
         "distributed",
         "interrupt",
+        "forks",
         "timing",
         "surroundings",
         "profile_cache",
