@@ -25,7 +25,7 @@ from checkfreq.distributed.meetings import ranks_together
 from checkfreq.distributed.rendezvous import MAKING
 from checkfreq.distributed.roles import agree_on_role, agree_on_settings
 from checkfreq.distributed.together import Together
-from checkfreq.errors import CheckFreqError, ConfigError, StateError
+from checkfreq.errors import CheckFreqError, ConfigError, PersistError, StateError
 from checkfreq.events import Event
 from checkfreq.forks import Home
 from checkfreq.interrupt import StopNotice
@@ -128,6 +128,7 @@ class CFManager:
         self._iterated = False
         self._is_stopping = False
         self._stopped = False
+        self._is_finished = False
         self._closed = False
         self._positions = Positions(role)
         self._pipeline = Pipeline(
@@ -240,6 +241,7 @@ class CFManager:
         if self._home.is_elsewhere():
             return
         since_s = time.perf_counter() - self._pipeline.waited_s
+        self._require_unfinished()
         self._begin()
         self._persistence.reap()
         self._ranks.raise_failures()
@@ -408,6 +410,60 @@ class CFManager:
         self._begin(iterating=False)
         self._ranks.wait()
 
+    def finish(self) -> None:
+        """Say that the training is over, so that starting it again does not train any more.
+
+        For a run that ends before its last epoch (early stopping, a target that is reached)::
+
+            for epoch in train_loader.epochs(90):
+                for batch in train_loader: ...
+                if patience.is_over():
+                    cf_manager.finish()
+                    break
+
+        Passes the boundary that an iterator still owes, has its checkpoint durable, and then notes
+        durably that the run is over. From then on, and after ``restore()`` when the same script is
+        started again, ``finished`` is True, iterators that mark steps hand out nothing, and
+        ``step()`` raises StateError; a loop without an iterator asks ``finished``. Killed before
+        that is noted, the run goes on from its last checkpoint as any other. Idempotent.
+
+        ``restore(reopen=True)`` trains on all the same, ``restore(step=...)`` from an earlier
+        step, ``fresh=True`` starts over.
+
+        Raises StateError between boundaries, PersistError if it cannot be made durable.
+        """
+        if self._is_finished or self._home.is_elsewhere():
+            return
+        self._require_open()
+        self._positions.finish()
+        self._begin(iterating=False)
+        if why_not := self._why_no_boundary():
+            raise StateError(f"finish() between boundaries: {why_not}. Call step() first")
+        marks, self._requested = self._requested or Marks(), None
+        self._make_durable("final", marks)
+        if not self._ranks.note_finished(self._global_step):
+            raise PersistError(
+                f"step {self._global_step} is durable, but not that the run is finished: the "
+                f"mark could not be written to {self._chk_dir} (see the log). Call finish() again",
+                step=self._global_step,
+                phase="finish",
+            )
+        self._is_finished = True
+        logger.info("the run is finished at step %d", self._global_step)
+
+    @property
+    def finished(self) -> bool:
+        """True once ``finish()`` was called: in this process, or before the restored step."""
+        return self._is_finished
+
+    def _require_unfinished(self) -> None:
+        if self._is_finished:
+            raise StateError(
+                f"step() in a run that is finished (step {self._global_step}): expected no more "
+                "training after finish(). Ask cf_manager.finished before the loop; to train on, "
+                "restore(reopen=True)"
+            )
+
     def latest_step(self) -> int | None:
         """The newest committed step in the directory; None if there is none."""
         return max(self.all_steps(), default=None)
@@ -425,13 +481,15 @@ class CFManager:
         only: Collection[str] | None = None,
         exclude: Collection[str] = (),
         strict: bool = True,
+        reopen: bool = False,
     ) -> bool:
         """Bring the newest valid checkpoint, or ``step``, back into the live objects.
 
         Returns False if the directory never held a checkpoint (a first run), or with
         ``fresh=True``. ``only`` and ``exclude`` select tracked names; ``strict=False`` loads
         what fits. Newer checkpoints that do not validate are reported and quarantined. After
-        restoring an older ``step``, the first commit sets the later ones aside.
+        restoring an older ``step``, the first commit sets the later ones aside. If the run was
+        finished with the restored step (``finish``), so it stays, unless ``reopen`` is set.
 
         Raises StateError once iteration began, NoCheckpointError for a step that is not there,
         CorruptCheckpointError if nothing validates, MismatchError (nothing was changed) if the
@@ -465,6 +523,7 @@ class CFManager:
         self._load(plan)
         self._may_start = True  # not earlier: a run that failed to restore must not start over
         self._continue_from(found, explicit=step is not None)
+        self._take_up(reopen=reopen)
         plan.apply_rng()
         self._apply_rng = plan.apply_rng
         state_bytes = found.state_bytes
@@ -522,6 +581,22 @@ class CFManager:
         logger.info("restored step %d from %s", found.step, self._chk_dir)
         lost = max((r.step for r in found.rejected), default=found.step) - found.step
         self._persistence.record("restored", found.step, steps_lost=lost)
+
+    def _take_up(self, *, reopen: bool) -> None:
+        """Find out whether the run was finished, and say so or have it go on."""
+        step = self._global_step
+        self._is_finished = self._ranks.is_finished(step)
+        if self._is_finished and reopen:
+            self._is_finished = False
+            self._persistence.note_finished(step, finished=False)
+            logger.info("the run was finished at step %d and is reopened", step)
+        elif self._is_finished:
+            logger.warning(
+                "this run is finished: finish() was called at step %d. Nothing is trained: "
+                "iterators hand out nothing. To train on, restore(reopen=True); from an earlier "
+                "step, restore(step=...); to start over, fresh=True",
+                step,
+            )
 
     # ---- iterators
 

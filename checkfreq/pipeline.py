@@ -410,6 +410,18 @@ class Pipeline:
         book = self.persistence.book
         return self.persistence.wait_until(lambda: not book.active, timeout_s=timeout_s)
 
+    def is_answered(self, timeout_s: float) -> bool:
+        """Wait at most so long until the worker has done all it was asked; whether it has."""
+        return self.persistence.wait_until(
+            lambda: not self.persistence.persister.is_busy, timeout_s=timeout_s
+        )
+
+    def wait_answered(self) -> None:
+        """Wait until the worker has done all it was asked to."""
+        self._wait_until(
+            lambda: not self.persistence.persister.is_busy, "the worker to note what it was asked"
+        )
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """What has to be waited for, or what the user chose to, is no periodic one's cost."""

@@ -102,6 +102,14 @@ class Ranks(Protocol):
         """Return once nothing is in flight; raise what was not tolerated."""
         ...
 
+    def note_finished(self, step: int) -> bool:
+        """Have it noted that the run is over with ``step``; whether that is durable everywhere."""
+        ...
+
+    def is_finished(self, step: int) -> bool:
+        """Whether every directory of the run says so."""
+        ...
+
     def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
         """Open the directory; read ``step``, or the newest that is valid; None on a first run."""
         ...
@@ -162,6 +170,16 @@ class Alone:
         """See Ranks."""
         self._pipeline.wait_for_all()
         self._persistence.book.raise_if_intolerable()
+
+    def note_finished(self, step: int) -> bool:
+        """See Ranks."""
+        self._persistence.note_finished(step, finished=True)
+        self._pipeline.wait_answered()
+        return self._persistence.is_finished(step)
+
+    def is_finished(self, step: int) -> bool:
+        """See Ranks."""
+        return self._persistence.is_finished(step)
 
     def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
         """See Ranks."""

@@ -205,6 +205,18 @@ class Together:
 
     # ---- restore, and the end
 
+    def note_finished(self, step: int) -> bool:
+        """See Ranks."""
+        self._persistence.note_finished(step, finished=True)
+        self._wait_until("finish()", self._pipeline.is_answered, "the mark of a finished run")
+        return self.is_finished(step)
+
+    def is_finished(self, step: int) -> bool:
+        """See Ranks."""
+        phase = f"whether the run is finished at step {step}"
+        is_one = partial(self._persistence.is_finished, step)
+        return bool(self._meetings.act(phase, is_one, decide=all))
+
     def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
         """See Ranks."""
         self.open(check=restorer.attempt)

@@ -67,7 +67,10 @@ class Site:
                 return tuple(self.store.prune(request.steps))
             case p.AddMark():
                 self.store.add_mark(
-                    request.step, keep=request.keep or None, metrics=request.metrics
+                    request.step,
+                    keep=request.keep or None,
+                    metrics=request.metrics,
+                    finished=request.finished,
                 )
             case p.Quarantine():
                 self.store.quarantine(request.step, request.reason)

@@ -184,6 +184,16 @@ class Persistence:
         else:
             self._send_marks(step, marks)
 
+    def note_finished(self, step: int, *, finished: bool) -> None:
+        """Have it noted whether the run is over with ``step``."""
+        if self._role.leads:
+            self.persister.ask(p.AddMark(step, False, {}, finished))
+            self.record("finished" if finished else "reopened", step)
+
+    def is_finished(self, step: int) -> bool:
+        """Whether the directory says that the run is over with ``step``."""
+        return self.store.marks().get(step, Mark()).finished
+
     def confirm(self, step: int) -> None:
         """Every directory of the run holds its share of ``step``: what is older may go.
 

@@ -223,10 +223,18 @@ class CheckpointStore:
         return doomed
 
     def add_mark(
-        self, step: int, *, keep: bool | None = None, metrics: Mapping[str, float] | None = None
+        self,
+        step: int,
+        *,
+        keep: bool | None = None,
+        metrics: Mapping[str, float] | None = None,
+        finished: bool | None = None,
     ) -> None:
-        """Pin or unpin a step (None: leave it), and add metrics to it; durable on return."""
-        self._append_mark(mark_line(step, keep=keep, metrics=metrics))
+        """Pin or unpin a step (None: leave it), and add metrics to it; durable on return.
+
+        ``finished``: whether the run is over with it.
+        """
+        self._append_mark(mark_line(step, keep=keep, metrics=metrics, finished=finished))
 
     def note_common(self, step: int) -> None:
         """Remember that a step was committed in every directory of a run; durable on return.

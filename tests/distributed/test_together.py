@@ -150,6 +150,29 @@ def failure_of(heard: Heard) -> Any:
     return heard.failure
 
 
+def finish_early(rank: Rank) -> None:
+    """Early stopping after the first epoch of two batches."""
+    with tiny.managed(rank, chk_freq=0) as (manager, job):
+        loader = CFIterator(ResumableDataLoader(list(range(4)), 1), cf_manager=manager)
+        manager.restore()
+        for _ in loader.epochs(3):
+            for _batch in loader:
+                job.update(manager)
+            manager.finish()
+        rank.send("trained", manager.global_step, manager.update_attempts, manager.finished)
+
+
+def test_a_finished_run_is_finished_on_all_ranks_if_all_directories_say_so(tmp_path: Path) -> None:
+    settings = {"local": True}
+    for one in run_well(Life(finish_early, tmp_path, settings=settings)):
+        assert one.last("trained") == (2, 4, True)
+    for one in run_well(Life(finish_early, tmp_path, number=1, settings=settings)):
+        assert one.last("trained") == (2, 0, True)
+    (tmp_path / "chk-1/marks.jsonl").unlink()  # as if it had been killed before it wrote that
+    for one in run_well(Life(finish_early, tmp_path, number=2, settings=settings)):
+        assert one.last("trained") == (4, 4, True)
+
+
 # ---- decisions
 
 

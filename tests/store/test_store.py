@@ -577,6 +577,7 @@ NO_MARKS = [
     '{"step": "1", "keep": true, "metrics": {}}',
     '{"step": 1, "keep": 1, "metrics": {}}',
     '{"step": 1, "keep": null, "metrics": 5}',
+    '{"step": 1, "keep": null, "metrics": {}, "finished": 1}',
     "\0",
 ]
 
