@@ -55,6 +55,9 @@ class CFConfig:
             failed, and for the first that is durable after failures (its ``is_over``), on each
             rank whose part failed. To alert somebody; what it raises is logged and ends nothing.
 
+        max_events_bytes: events.jsonl becomes events.1.jsonl, in place of the one before, when it is
+            longer than this.
+
     Many ranks
         directory: SHARED, all ranks see one checkpoint directory; NODE_LOCAL, each node has one.
         split_replicated: let every rank that shares the directory write a part of what is the same
@@ -83,6 +86,7 @@ class CFConfig:
     takeover_s: float = 60.0
     close_timeout_s: float = 1800.0
     nice: int = 10
+    max_events_bytes: int = 1 << 20
     on_failure: Callable[[FailureNotice], object] | None = None
     directory: Directory = Directory.SHARED
     split_replicated: bool = False
@@ -91,7 +95,7 @@ class CFConfig:
     stop_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1")
 
     def __post_init__(self) -> None:
-        for name in ("num_slots", "writer_threads", "write_chunk_bytes"):
+        for name in ("num_slots", "writer_threads", "write_chunk_bytes", "max_events_bytes"):
             _require(self, name, getattr(self, name) >= 1, "at least 1")
         for name in ("barrier_timeout_s", "persist_timeout_s", "takeover_s", "close_timeout_s"):
             value = getattr(self, name)

@@ -2,7 +2,8 @@
 
 Both the trainer and its persist worker append. A line is one ``write`` to a descriptor
 opened with O_APPEND, so lines of two processes never interleave. Events explain; recovery
-never reads them, and a failure to write one is ignored after a single warning.
+never reads them, and a failure to write one is ignored after a single warning. The file is kept
+short: see ``EventLog``.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class Event:
     time_unix_s: float = field(default_factory=time.time)
 
     def to_json(self) -> str:
-        """One line without a newline."""
+        """One line without a newline; fields that are None are left out, also inside of fields."""
         head = {"time_unix_s": round(self.time_unix_s, 6), "kind": self.kind, "step": self.step}
-        return json.dumps({**head, **self.data}, default=str)
+        return json.dumps({**head, **_without_nulls(self.data)}, default=str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,18 @@ class FailureNotice:
 
 
 class EventLog:
-    """Appends events to a file (None: nowhere); keeps nothing open between calls."""
+    """Appends events to a file (None: nowhere); keeps nothing open between calls.
 
-    def __init__(self, path: Path | None) -> None:
+    A file of more than ``max_bytes`` becomes the older generation (``events.1.jsonl``) in place of
+    the one before it, once an event is in it: the newest are always in one of the two. Killed
+    between that rename and the next event, there is no new file yet, and nothing is lost. None:
+    whoever appends leaves that to another.
+    """
+
+    def __init__(self, path: Path | None, *, max_bytes: int | None = None) -> None:
         self._path = path
+        self._max_bytes = max_bytes
+        self._is_torn = False
         self._warned = False
 
     def append(self, event: Event) -> None:
@@ -73,13 +82,38 @@ class EventLog:
         if self._path is None:
             return
         line = (event.to_json() + "\n").encode()
+        if self._is_torn:  # the line before it was cut off by a full disk
+            line = b"\n" + line
         try:
             fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             try:
-                os.write(fd, line)
+                self._is_torn = os.write(fd, line) < len(line)
+                self._turn_over(fd, self._path)
             finally:
                 os.close(fd)
         except OSError as error:
             if not self._warned:
                 self._warned = True
                 logger.warning("events are not being recorded in %s: %s", self._path, error)
+
+    def _turn_over(self, fd: int, path: Path) -> None:
+        """Begin a new file if the one that is open has become too long."""
+        size = os.fstat(fd).st_size
+        if self._max_bytes is None or size <= self._max_bytes:
+            return
+        # Only this process renames: the worker that outlives it appends a line or two.
+        os.rename(path, older_generation(path))
+
+
+def older_generation(path: Path) -> Path:
+    """Where the events before those in ``path`` are, if there are any."""
+    return path.with_name(f"{path.stem}.1{path.suffix}")
+
+
+def _without_nulls(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What is not known yet is not worth its bytes, in each line of a long run."""
+    return {
+        name: _without_nulls(value) if isinstance(value, Mapping) else value
+        for name, value in data.items()
+        if value is not None
+    }

@@ -21,6 +21,7 @@ import torch
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.checks import cadence, check_arguments, numbers, usable
 from checkfreq.config import CFConfig
+from checkfreq.console import say
 from checkfreq.distributed.meetings import ranks_together
 from checkfreq.distributed.rendezvous import MAKING
 from checkfreq.distributed.roles import agree_on_role, agree_on_settings
@@ -152,9 +153,7 @@ class CFManager:
             self._persistence.supersede_after = -1
         self._ranks.each(MAKING, self._persistence.start)
         self._optimizers = chk.optimizers
-        self._gate = UpdateGate(
-            self._optimizers, barrier=self._pipeline.barrier, home=self._home
-        )
+        self._gate = UpdateGate(self._optimizers, barrier=self._pipeline.barrier, home=self._home)
 
     # ---- weight updates
 
@@ -449,7 +448,7 @@ class CFManager:
                 phase="finish",
             )
         self._is_finished = True
-        logger.info("the run is finished at step %d", self._global_step)
+        self._say("the run is finished at step %d", self._global_step)
 
     @property
     def finished(self) -> bool:
@@ -578,7 +577,7 @@ class CFManager:
             )
             if self._role.leads and rejected.is_here:
                 self._persistence.quarantine(rejected.step, rejected.error)
-        logger.info("restored step %d from %s", found.step, self._chk_dir)
+        self._say("restored step %d from %s", found.step, self._chk_dir)
         lost = max((r.step for r in found.rejected), default=found.step) - found.step
         self._persistence.record("restored", found.step, steps_lost=lost)
 
@@ -589,7 +588,7 @@ class CFManager:
         if self._is_finished and reopen:
             self._is_finished = False
             self._persistence.note_finished(step, finished=False)
-            logger.info("the run was finished at step %d and is reopened", step)
+            self._say("the run was finished at step %d and is reopened", step)
         elif self._is_finished:
             logger.warning(
                 "this run is finished: finish() was called at step %d. Nothing is trained: "
@@ -732,6 +731,9 @@ class CFManager:
             logger.exception("while closing after %s", kind.__name__)
 
     # ---- what happened
+
+    def _say(self, message: str, *args: object) -> None:
+        say(logger, message, *args, is_shown=self._role.rank == 0)
 
     @property
     def last_event(self) -> Event | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from checkfreq import __version__
 from checkfreq.config import CFConfig
+from checkfreq.console import say
 from checkfreq.errors import CheckFreqError, CorruptCheckpointError, WorkerDiedError
 from checkfreq.events import Event, EventLog
 from checkfreq.persist import protocol as p
@@ -65,7 +66,9 @@ class Persistence:
         self._config = config
         self._role = role
         self._retention = retention
-        self._events = EventLog(chk_dir / "events.jsonl" if role.leads else None)
+        self._events = EventLog(
+            chk_dir / "events.jsonl" if role.leads else None, max_bytes=config.max_events_bytes
+        )
         self._known: dict[int, CheckpointInfo] | None = None
         self._handed_twice: set[str] = set()
         self._restarts = Backoff(longest_s=_LONGEST_REST_S)
@@ -276,7 +279,8 @@ class Persistence:
     def _report(self, attempt: Attempt, reply: p.Committed) -> None:
         copy_s = (attempt.copied_s or attempt.started_s) - attempt.started_s
         rate = reply.num_bytes / max(reply.persist_s, 1e-9)
-        logger.info(
+        say(
+            logger,
             "checkpoint of step %d (%s): %.1f MiB, held training %.2f ms, copied in %.3f s, "
             "persisted in %.3f s (%.2f GB/s)",
             attempt.step,
@@ -286,6 +290,7 @@ class Persistence:
             copy_s,
             reply.persist_s,
             rate / 1e9,
+            is_shown=self._role.rank == 0 and self.book.num_committed == 1,
         )
         self.record(
             "committed",

@@ -270,6 +270,7 @@ def test_a_snapshot_that_kills_every_worker_is_given_up_and_counted(
 
 def test_a_directory_held_by_another_run_is_a_config_error_that_names_it(chk_dir: Path) -> None:
     from checkfreq.errors import ConfigError
+
     with managed(chk_dir, Training().chk) as holder:
         holder.save(wait=True)
         second = managed(chk_dir, Training().chk, config=config(takeover_s=0.1))

@@ -304,9 +304,7 @@ def test_storage_that_fails_on_one_rank_holds_checkpoints_back_on_all_until_it_w
     tmp_path: Path,
 ) -> None:
     script = "commit.mkdir:raise-EIO:1;commit.rename:raise-EIO:1"
-    heard = run_well(
-        Life(outlast, tmp_path, settings={"local": True}, worker_faults={1: script})
-    )
+    heard = run_well(Life(outlast, tmp_path, settings={"local": True}, worker_faults={1: script}))
     step, durable = heard[0].last("outlasted")
     assert heard[1].last("outlasted") == (step, durable) == (step, step)
     assert heard[0].last("deferred")[0] == heard[1].last("deferred")[0] >= 1
