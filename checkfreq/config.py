@@ -55,8 +55,8 @@ class CFConfig:
             failed, and for the first that is durable after failures (its ``is_over``), on each
             rank whose part failed. To alert somebody; what it raises is logged and ends nothing.
 
-        max_events_bytes: events.jsonl becomes events.1.jsonl, in place of the one before, when it is
-            longer than this.
+        max_events_bytes: events.jsonl becomes events.1.jsonl, in place of the one before, when it
+            is longer than this.
 
     Many ranks
         directory: SHARED, all ranks see one checkpoint directory; NODE_LOCAL, each node has one.

@@ -42,9 +42,10 @@ class Decision:
 
     ``defer`` says why a periodic one has to wait. ``stop`` names the signal that came. Of many
     ranks: ``attempt`` is the checkpoint's id ("": there is none to take), ``waits_for`` the ranks
-    without a slot, ``is_held_back`` that storage fails on some, ``is_written`` that the step is on its way on all, ``confirmed_step`` is
+    without a slot, ``is_written`` that the step is on its way on all, ``confirmed_step`` is
     committed in every directory, ``costs`` are the highest, ``next_step`` is when to meet again,
-    and ``compares`` that the structure of the state changed somewhere.
+    ``compares`` that the structure of the state changed somewhere, and ``is_held_back`` that
+    storage fails on some, which pauses periodic ones.
     """
 
     reason: str = ""

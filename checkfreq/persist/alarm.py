@@ -104,12 +104,14 @@ class Alarm:
     def _at_risk(self, notice: FailureNotice) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(notice.durable_unix_s))
         ago_s = self._wall() - notice.durable_unix_s
-        what = "since the run began" if notice.durable_step is None else "newer than step"
-        step = "" if notice.durable_step is None else f" {notice.durable_step}"
+        what = "since the run began"
+        if notice.durable_step is not None:
+            what = f"newer than step {notice.durable_step}"
+        retry = f"in {notice.retry_in_s:.0f} s" if notice.retry_in_s else "at the next interval"
         return (
-            f"Nothing {what}{step} is durable, for {ago_s:.0f} s (since {since}). Killed now, the "
-            f"run would lose {notice.steps_at_risk} iteration(s). Training goes on; the next try is "
-            f"{f'in {notice.retry_in_s:.0f} s' if notice.retry_in_s else 'at the next interval'}"
+            f"Nothing {what} is durable, for {ago_s:.0f} s (since {since}). Killed now, the run "
+            f"would lose {notice.steps_at_risk} iteration(s). Training goes on; the next try is "
+            f"{retry}"
         )
 
     def _tell(self, notice: FailureNotice) -> None:

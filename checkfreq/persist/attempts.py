@@ -1,8 +1,8 @@
 """The attempts of one run: which snapshots are on their way, which became durable, which failed.
 
 One ``Attempt`` per snapshot, from the boundary that took it to its end state. Replies of the
-worker end attempts and free their slots; failures are counted and raised when there are more
-in a row than the user tolerates, if that is a number. Belongs to the training thread, except ``copied``.
+worker end attempts and free their slots; failures are counted, and raised when there are more in a
+row than the user tolerates, if that is a number. Belongs to the training thread, except ``copied``.
 """
 
 from __future__ import annotations

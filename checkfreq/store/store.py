@@ -45,6 +45,8 @@ _PENDING = re.compile(r"\.tmp-([0-9]{1,18})-([A-Za-z0-9_-]{1,64})")
 _STALE = (".tmp-", ".trash-")
 #: Of a run with a directory per node: the first step that was committed in all of them.
 _COMMON = "common"
+_MARKS = "marks.jsonl"
+_LONG_MARKS_BYTES = 16 << 10
 
 T = TypeVar("T")
 
@@ -132,6 +134,8 @@ class CheckpointStore:
     def __init__(self, root: Path, *, ops: FileOps | None = None) -> None:
         self.root = root
         self.ops: FileOps = LocalFileOps() if ops is None else ops
+        #: Above it, the file of marks is rewritten without those of steps that are gone.
+        self._long_marks_bytes = _LONG_MARKS_BYTES
 
     # Writing: for the holder of the lock.
 
@@ -220,6 +224,7 @@ class CheckpointStore:
             self.ops.sync_dir(self.root)
         for path in trash:
             self.ops.remove_tree(path)
+        self._forget_marks_of_others(set(present).difference(doomed))
         return doomed
 
     def add_mark(
@@ -343,10 +348,7 @@ class CheckpointStore:
 
     def marks(self) -> dict[int, Mark]:
         """What was said of each step. Lines that a crash tore are skipped."""
-        path = self.root / "marks.jsonl"
-        if not self.ops.exists(path):
-            return {}
-        return read_marks(self.ops.read_bytes(path), path=path)
+        return read_marks(self._marks_bytes(), path=self.root / _MARKS)
 
     # The pieces of a commit.
 
@@ -438,7 +440,7 @@ class CheckpointStore:
             faults.reach("commit.pointer")
             self.ops.replace_file(self.root / "latest", f"{self.path(step).name}\n".encode())
             # Whoever held these numbers before, the marks were theirs.
-            for old in sorted({step, *superseded}.intersection(self.marks())):
+            for old in self._marked({step, *superseded}):
                 self._append_mark(mark_line(old, reset=True))
         except OSError as error:
             logger.warning("step %d is committed, its pointer is not updated: %s", step, error)
@@ -485,10 +487,43 @@ class CheckpointStore:
             logger.warning("%s is left until %s: %s", self.root / name, until, error)
 
     def _append_mark(self, line: str) -> None:
-        path = self.root / "marks.jsonl"
+        path = self.root / _MARKS
         self.ops.append_line(path, line)
         self.ops.sync_file(path)
         self.ops.sync_dir(self.root)
+
+    def _marks_bytes(self) -> bytes:
+        path = self.root / _MARKS
+        return self.ops.read_bytes(path) if self.ops.exists(path) else b""
+
+    def _marked(self, steps: set[int]) -> list[int]:
+        """Those of ``steps`` of which something was said; cheap where nothing was."""
+        data = self._marks_bytes()
+        if not any(re.search(rb'"step"\s*:\s*%d\b' % step, data) for step in steps):
+            return []
+        return sorted(steps.intersection(read_marks(data, path=self.root / _MARKS)))
+
+    def _forget_marks_of_others(self, steps: set[int]) -> None:
+        """Keep the file short: what was said of steps that were removed is of no use any more."""
+        path = self.root / _MARKS
+        if not self.ops.exists(path) or self.ops.file_size(path) <= self._long_marks_bytes:
+            return
+        try:
+            marks = read_marks(self.ops.read_bytes(path), path=path)
+            lines = [
+                mark_line(
+                    step, keep=mark.keep, metrics=mark.metrics, finished=mark.finished or None
+                )
+                for step, mark in sorted(marks.items())
+                if step in steps
+            ]
+            data = "".join(f"{line}\n" for line in lines).encode()
+            self.ops.replace_file(path, data)
+            self.ops.sync_dir(self.root)
+        except OSError as error:  # those steps are removed, and a failure here must not deny that
+            logger.warning("%s is not shortened: %s", path, error)
+        else:
+            self._long_marks_bytes = max(_LONG_MARKS_BYTES, 2 * len(data))
 
     # The pieces of reading.
 

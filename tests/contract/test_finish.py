@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from checkfreq import CFManager
 from checkfreq.errors import PersistError, StateError
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator
