@@ -2,11 +2,12 @@
 
     python -m benchmarks.endurance --checkpoints 20000
 
-Trains with a checkpoint at each boundary, each durable before the next begins, and metrics with every
-``--metrics-every``th. One line per tenth of the run: what trainer and worker hold at its end, entries of
-the directory, sizes of its files besides checkpoints, and the medians of the boundary's and the
-persist's times in it. The last line (``arm`` "growth") compares the last tenth with the first but one:
-in the first, caches fill up.
+Trains with a checkpoint at each boundary, each durable before the next begins, and metrics with
+every ``--metrics-every``th. One line per tenth of the run: what trainer and worker hold at its end,
+entries of the directory, sizes of its files besides checkpoints, and the medians of the boundary's
+and the persist's times in it. The last line (``arm`` "growth") compares the last tenth with the
+second: in the first, caches fill up. ``notes_kib`` goes up and down: events.jsonl starts anew at
+1 MiB.
 """
 
 from __future__ import annotations
