@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.memory import Usage, tenths, warm_block, worker_pid
 from benchmarks.record import emit, run
 from benchmarks.states import Block
-from checkfreq import CFCheckpoint, CFManager, CFMode
+from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
 
 _MIB = 2**20
 _NOTES = ("events.jsonl", "events.1.jsonl", "marks.jsonl", "profile.json")
@@ -35,7 +35,8 @@ def main() -> None:
     block = warm_block(int(args.mib * _MIB))
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="endurance-") as folder:
         chk = CFCheckpoint(block=block)
-        with CFManager(folder, chk, mode=CFMode.MANUAL, chk_freq=1) as manager:
+        config = CFConfig(stop_signals=())
+        with CFManager(folder, chk, mode=CFMode.MANUAL, chk_freq=1, config=config) as manager:
             seen = []
             for number, size in enumerate(tenths(args.checkpoints), 1):
                 seen.append(_tenth(manager, block, size, args.metrics_every, Path(folder)))
