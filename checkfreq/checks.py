@@ -37,7 +37,7 @@ def check_arguments(chk: CFCheckpoint, *, tolerate_failures: int | None) -> None
         raise ConfigError(f"chk: expected a CFCheckpoint, got {type(chk).__name__}")
     if tolerate_failures is not None and tolerate_failures < 0:
         raise ConfigError(
-            f"tolerate_failures: expected at least 0, or None, got {tolerate_failures}"
+            f"tolerate_failures: expected at least 0, got {tolerate_failures}; None tolerates any"
         )
 
 

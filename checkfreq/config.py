@@ -54,7 +54,6 @@ class CFConfig:
         on_failure: called in the training thread with a FailureNotice for each checkpoint that
             failed, and for the first that is durable after failures (its ``is_over``), on each
             rank whose part failed. To alert somebody; what it raises is logged and ends nothing.
-
         max_events_bytes: events.jsonl becomes events.1.jsonl, in place of the one before, when it
             is longer than this.
 
