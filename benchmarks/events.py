@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from checkfreq.events import older_generation
+
 
 def read_lines(path: Path, *, last_bytes: int | None = None) -> list[dict[str, Any]]:
-    """Objects of a JSON-lines file, or of its end; a line that is cut off is left out."""
+    """Objects of a JSON-lines file, or of its end; lines that are cut off are left out."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -20,10 +24,20 @@ def read_lines(path: Path, *, last_bytes: int | None = None) -> list[dict[str, A
     whole = data[: data.rfind(b"\n") + 1]
     if start:
         whole = whole.partition(b"\n")[2]
-    return [json.loads(line) for line in whole.splitlines()]
+    return list(_objects(whole))
+
+
+def _objects(lines: bytes) -> Iterator[dict[str, Any]]:
+    """A disk that was full has cut some off, in the middle of the file too."""
+    for line in lines.splitlines():
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
 
 
 def events(chk_dir: Path, kind: str, *, last_bytes: int | None = None) -> list[dict[str, Any]]:
     """A manager's events of one kind, oldest first; with ``last_bytes`` the latest alone."""
-    lines = read_lines(chk_dir / "events.jsonl", last_bytes=last_bytes)
+    path = chk_dir / "events.jsonl"
+    lines = read_lines(path, last_bytes=last_bytes)
+    if last_bytes is None or not any(line["kind"] == kind for line in lines):
+        lines = read_lines(older_generation(path), last_bytes=last_bytes) + lines
     return [line for line in lines if line["kind"] == kind]

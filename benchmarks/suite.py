@@ -63,6 +63,7 @@ LONGER = (
     Call("overhead", "--model resnet18 --live --max-seconds 300", 420),
     Call("sharded", "--rounds 4", 300),
     Call("iterators", "", 300),
+    Call("endurance", "", 900),
     Call("decision", "", 45),
     Call("simulate", "", 40),
 )

@@ -32,12 +32,14 @@ def cadence(mode: CFMode, chk_freq: int | None) -> ManualCadence | None:
     return ManualCadence(chk_freq)
 
 
-def check_arguments(chk: CFCheckpoint, *, tolerate_failures: int) -> None:
+def check_arguments(chk: CFCheckpoint, *, tolerate_failures: int | None) -> None:
     """ConfigError for a value out of its range."""
     if not isinstance(chk, CFCheckpoint):
         raise ConfigError(f"chk: expected a CFCheckpoint, got {type(chk).__name__}")
-    if tolerate_failures < 0:
-        raise ConfigError(f"tolerate_failures: expected at least 0, got {tolerate_failures}")
+    if tolerate_failures is not None and tolerate_failures < 0:
+        raise ConfigError(
+            f"tolerate_failures: expected at least 0, got {tolerate_failures}; None tolerates any"
+        )
 
 
 def numbers(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from checkfreq.errors import ConfigError
+from checkfreq.events import FailureNotice
 from checkfreq.types import Directory, Objective, SnapshotPlace
 
 
@@ -49,6 +51,11 @@ class CFConfig:
         takeover_s: how long to wait for the previous run's worker to let go of the directory.
         close_timeout_s: longest that close() waits for work in flight.
         nice: niceness of the worker process.
+        on_failure: called in the training thread with a FailureNotice for each checkpoint that
+            failed, and for the first that is durable after failures (its ``is_over``), on each
+            rank whose part failed. To alert somebody; what it raises is logged and ends nothing.
+        max_events_bytes: events.jsonl becomes events.1.jsonl, in place of the one before, when it
+            is longer than this.
 
     Many ranks
         directory: SHARED, all ranks see one checkpoint directory; NODE_LOCAL, each node has one.
@@ -59,7 +66,8 @@ class CFConfig:
         meet_every_s: ranks meet at least so often, to learn of stop signals and failures.
 
     Stopping
-        stop_signals: names of the signals that mean "save and stop".
+        stop_signals: names of the signals that mean "save and stop", from the first boundary on;
+            before it they do what they do anyway: end a process that starts, restores or hangs.
     """
 
     objective: Objective = Objective.BOUND
@@ -77,6 +85,8 @@ class CFConfig:
     takeover_s: float = 60.0
     close_timeout_s: float = 1800.0
     nice: int = 10
+    max_events_bytes: int = 1 << 20
+    on_failure: Callable[[FailureNotice], object] | None = None
     directory: Directory = Directory.SHARED
     split_replicated: bool = False
     rank_timeout_s: float = 60.0
@@ -84,7 +94,7 @@ class CFConfig:
     stop_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1")
 
     def __post_init__(self) -> None:
-        for name in ("num_slots", "writer_threads", "write_chunk_bytes"):
+        for name in ("num_slots", "writer_threads", "write_chunk_bytes", "max_events_bytes"):
             _require(self, name, getattr(self, name) >= 1, "at least 1")
         for name in ("barrier_timeout_s", "persist_timeout_s", "takeover_s", "close_timeout_s"):
             value = getattr(self, name)
@@ -105,6 +115,8 @@ class CFConfig:
         writer = self.summary_writer
         can_write = writer is None or callable(getattr(writer, "add_scalar", None))
         _require(self, "summary_writer", can_write, "None or an object with add_scalar")
+        can_call = self.on_failure is None or callable(self.on_failure)
+        _require(self, "on_failure", can_call, "None or a function of one argument")
         _require(self, "arena_slack", 0 <= self.arena_slack <= 1, "a fraction from 0 to 1")
         _require(self, "nice", 0 <= self.nice <= 19, "from 0 to 19")
 

@@ -1,8 +1,11 @@
 """Notices that the run must end: a signal from a scheduler or a cloud.
 
-The handler only sets a flag, then calls the handler it replaced; everything else happens at
-the next iteration boundary. A forked loader process inherits the handler: there it restores
-the default and lets the signal do what it does.
+Before the first boundary nobody could act on one, so the signals are left alone until then: they
+end a process that still starts, restores or hangs, as they would without checkfreq. From then on
+the handler only sets a flag, and calls the handler it replaced; everything else happens at the
+next boundary. One that comes again changes nothing: launchers and schedulers send a signal to the
+process and to its group. A forked process inherits the handler: there the signal does what it did
+before.
 """
 
 from __future__ import annotations
@@ -21,12 +24,13 @@ logger = logging.getLogger(__name__)
 
 
 class StopNotice:
-    """A flag raised by any of the given signals."""
+    """A flag raised by any of the given signals, from ``install`` on."""
 
     def __init__(self, signal_names: Sequence[str]) -> None:
         self._numbers = [_signal_number(name) for name in signal_names]
         self._previous: dict[int, Any] = {}
         self._pid = os.getpid()
+        self._was_installed = False
         self._listening = False
         self.received: str | None = None
 
@@ -36,10 +40,13 @@ class StopNotice:
         return self.received is not None
 
     def install(self) -> None:
-        """Start listening; only the main thread may, elsewhere it says so and does nothing."""
+        """Start listening, once; elsewhere than in the main thread it says so and does nothing."""
+        if self._was_installed:
+            return
+        self._was_installed = True
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
-                "stop signals are not watched: CFManager was made outside the main thread"
+                "stop signals are not watched: CFManager is used outside the main thread"
             )
             return
         self._listening = True
@@ -58,21 +65,20 @@ class StopNotice:
                 signal.signal(number, previous if previous is not None else signal.SIG_DFL)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:
-            _take_default(number)
-            return
-        if self._listening:
+        listens = self._listening and os.getpid() == self._pid
+        if listens:
             self.received = signal.Signals(number).name
         previous = self._previous.get(number)
         if callable(previous):
             previous(number, frame)
-        elif not self._listening and previous != signal.SIG_IGN:
-            _take_default(number)
+        elif not listens and previous != signal.SIG_IGN:
+            self._take_default(number)
 
-
-def _take_default(number: int) -> None:
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+    def _take_default(self, number: int) -> None:
+        """Let it do what it does, unless a handler on top of this one decides on that."""
+        if signal.getsignal(number) == self._handle:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
 
 def _signal_number(name: str) -> int:

@@ -21,12 +21,14 @@ import torch
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.checks import cadence, check_arguments, numbers, usable
 from checkfreq.config import CFConfig
+from checkfreq.console import say
 from checkfreq.distributed.meetings import ranks_together
 from checkfreq.distributed.rendezvous import MAKING
 from checkfreq.distributed.roles import agree_on_role, agree_on_settings
 from checkfreq.distributed.together import Together
-from checkfreq.errors import CheckFreqError, ConfigError, StateError
+from checkfreq.errors import CheckFreqError, ConfigError, PersistError, StateError
 from checkfreq.events import Event
+from checkfreq.forks import Home
 from checkfreq.interrupt import StopNotice
 from checkfreq.persist.attempts import Marks
 from checkfreq.pipeline import Pipeline
@@ -53,11 +55,15 @@ class CFManager:
     ``chk_dir`` is made if needed and belongs to this run alone. ``chk`` names the state.
     ``mode`` MANUAL checkpoints every ``chk_freq`` boundaries (0: at epoch boundaries and on
     ``save`` only). ``max_overhead`` and ``mtbf_s`` (seconds) guide AUTO. ``retention`` chooses
-    what to delete. More than ``tolerate_failures`` failed persists in a row raise.
+    what to delete. Storage that fails never ends the training: each failure is an ERROR that says
+    what is at risk, and tries come at pauses that grow to 5 minutes (``CFConfig.on_failure`` hears
+    of it too); with a number, more than ``tolerate_failures`` failures in a row raise instead.
     ``fresh=True`` starts over in a directory that holds checkpoints: they are set aside.
 
     Raises ConfigError for arguments that contradict each other or a directory that cannot be
-    written. Use as a context manager, or call ``close``. Not thread safe.
+    written. Use as a context manager, or call ``close``. Not thread safe. In a fork of the process
+    that made it, it says so once and does nothing: updates wait for nothing, boundaries and
+    ``close`` are the parent's.
     """
 
     def __init__(
@@ -71,7 +77,7 @@ class CFManager:
         dynamic: bool = True,
         mtbf_s: float | None = None,
         retention: RetentionPolicy = KeepLast(3),
-        tolerate_failures: int = 3,
+        tolerate_failures: int | None = None,
         fresh: bool = False,
         config: CFConfig = CFConfig(),
     ) -> None:
@@ -106,10 +112,12 @@ class CFManager:
             cache=ProfileCache(self._chk_dir / "profile.json") if decides else None,
         )
         self._role = role
+        self._home = Home(f"the manager of {self._chk_dir}")
         self._chk = chk
         self._config = config
         self._dynamic = dynamic
         self._fresh = fresh
+        self._tolerate_failures = tolerate_failures
         self._global_step = 0
         self._boundaries_s = 0.0
         self._is_on_device = False
@@ -121,6 +129,7 @@ class CFManager:
         self._iterated = False
         self._is_stopping = False
         self._stopped = False
+        self._is_finished = False
         self._closed = False
         self._positions = Positions(role)
         self._pipeline = Pipeline(
@@ -134,6 +143,7 @@ class CFManager:
             role=role,
         )
         self._persistence = self._pipeline.persistence
+        self._persistence.alarm.current_step = lambda: self._global_step
         self._ranks: Ranks = Alone(self._pipeline, self._notice)
         if meetings is not None:
             self._ranks = Together(
@@ -143,8 +153,7 @@ class CFManager:
             self._persistence.supersede_after = -1
         self._ranks.each(MAKING, self._persistence.start)
         self._optimizers = chk.optimizers
-        self._gate = UpdateGate(self._optimizers, barrier=self._pipeline.barrier)
-        self._notice.install()
+        self._gate = UpdateGate(self._optimizers, barrier=self._pipeline.barrier, home=self._home)
 
     # ---- weight updates
 
@@ -228,13 +237,17 @@ class CFManager:
         self._pass_boundary(epoch_boundary=True)
 
     def _pass_boundary(self, *, epoch_boundary: bool) -> None:
+        if self._home.is_elsewhere():
+            return
         since_s = time.perf_counter() - self._pipeline.waited_s
+        self._require_unfinished()
         self._begin()
         self._persistence.reap()
         self._ranks.raise_failures()
         self._gate.pass_boundary()
         self._global_step += 1
         self._profile(is_epoch=epoch_boundary)
+        self._notice.install()  # at the first one: until now a signal could only end the process
         self._carry_out(
             self._ranks.decide(
                 self._global_step,
@@ -311,6 +324,9 @@ class CFManager:
     def should_stop(self) -> bool:
         """True once a stop signal came; leave the loop at the next boundary.
 
+        Signals are watched from the first boundary on: one that comes before ends the process, as
+        it would without a manager, since there is nothing to be saved yet.
+
         With several ranks: once they agreed on it, at the same boundary on all of them.
         """
         return self._is_stopping or (self._role.is_alone and self._notice.is_set)
@@ -341,6 +357,8 @@ class CFManager:
         BatchNorm statistics and drawn random numbers.
         """
         marks = Marks(keep=keep, metrics=numbers(metrics or {}))
+        if self._home.is_elsewhere():
+            return
         self._begin(iterating=False)
         if why_not := self._why_no_boundary():
             if wait:
@@ -383,10 +401,67 @@ class CFManager:
     def wait(self) -> None:
         """Return once every snapshot taken so far is durable or has failed.
 
-        Raises the latest failure if there were more in a row than tolerated.
+        Raises the latest failure if there were more in a row than ``tolerate_failures``, if that
+        is a number; ``stats()["last_durable_step"]`` says what is durable.
         """
+        if self._home.is_elsewhere():
+            return
         self._begin(iterating=False)
         self._ranks.wait()
+
+    def finish(self) -> None:
+        """Say that the training is over, so that starting it again does not train any more.
+
+        For a run that ends before its last epoch (early stopping, a target that is reached)::
+
+            for epoch in train_loader.epochs(90):
+                for batch in train_loader: ...
+                if patience.is_over():
+                    cf_manager.finish()
+                    break
+
+        Passes the boundary that an iterator still owes, has its checkpoint durable, and then notes
+        durably that the run is over. From then on, and after ``restore()`` when the same script is
+        started again, ``finished`` is True, iterators that mark steps hand out nothing, and
+        ``step()`` raises StateError; a loop without an iterator asks ``finished``. Killed before
+        that is noted, the run goes on from its last checkpoint as any other. Idempotent.
+
+        ``restore(reopen=True)`` trains on all the same, ``restore(step=...)`` from an earlier
+        step, ``fresh=True`` starts over.
+
+        Raises StateError between boundaries, PersistError if it cannot be made durable.
+        """
+        if self._is_finished or self._home.is_elsewhere():
+            return
+        self._require_open()
+        self._positions.finish()
+        self._begin(iterating=False)
+        if why_not := self._why_no_boundary():
+            raise StateError(f"finish() between boundaries: {why_not}. Call step() first")
+        marks, self._requested = self._requested or Marks(), None
+        self._make_durable("final", marks)
+        if not self._ranks.note_finished(self._global_step):
+            raise PersistError(
+                f"step {self._global_step} is durable, but not that the run is finished: the "
+                f"mark could not be written to {self._chk_dir} (see the log). Call finish() again",
+                step=self._global_step,
+                phase="finish",
+            )
+        self._is_finished = True
+        self._say("the run is finished at step %d", self._global_step)
+
+    @property
+    def finished(self) -> bool:
+        """True once ``finish()`` was called: in this process, or before the restored step."""
+        return self._is_finished
+
+    def _require_unfinished(self) -> None:
+        if self._is_finished:
+            raise StateError(
+                f"step() in a run that is finished (step {self._global_step}): expected no more "
+                "training after finish(). Ask cf_manager.finished before the loop; to train on, "
+                "restore(reopen=True)"
+            )
 
     def latest_step(self) -> int | None:
         """The newest committed step in the directory; None if there is none."""
@@ -405,18 +480,25 @@ class CFManager:
         only: Collection[str] | None = None,
         exclude: Collection[str] = (),
         strict: bool = True,
+        reopen: bool = False,
     ) -> bool:
         """Bring the newest valid checkpoint, or ``step``, back into the live objects.
 
         Returns False if the directory never held a checkpoint (a first run), or with
         ``fresh=True``. ``only`` and ``exclude`` select tracked names; ``strict=False`` loads
         what fits. Newer checkpoints that do not validate are reported and quarantined. After
-        restoring an older ``step``, the first commit sets the later ones aside.
+        restoring an older ``step``, the first commit sets the later ones aside. If the run was
+        finished with the restored step (``finish``), so it stays, unless ``reopen`` is set.
 
         Raises StateError once iteration began, NoCheckpointError for a step that is not there,
         CorruptCheckpointError if nothing validates, MismatchError (nothing was changed) if the
         structure differs.
         """
+        if self._home.is_elsewhere():
+            raise StateError(
+                "restore() in a fork of the training process: expected the process that made the "
+                "manager. checkfreq.load() reads a checkpoint from anywhere"
+            )
         self._require_open()
         if self._iterated or self._gate.attempts:
             raise StateError(
@@ -440,6 +522,7 @@ class CFManager:
         self._load(plan)
         self._may_start = True  # not earlier: a run that failed to restore must not start over
         self._continue_from(found, explicit=step is not None)
+        self._take_up(reopen=reopen)
         plan.apply_rng()
         self._apply_rng = plan.apply_rng
         state_bytes = found.state_bytes
@@ -494,9 +577,25 @@ class CFManager:
             )
             if self._role.leads and rejected.is_here:
                 self._persistence.quarantine(rejected.step, rejected.error)
-        logger.info("restored step %d from %s", found.step, self._chk_dir)
+        self._say("restored step %d from %s", found.step, self._chk_dir)
         lost = max((r.step for r in found.rejected), default=found.step) - found.step
         self._persistence.record("restored", found.step, steps_lost=lost)
+
+    def _take_up(self, *, reopen: bool) -> None:
+        """Find out whether the run was finished, and say so or have it go on."""
+        step = self._global_step
+        self._is_finished = self._ranks.is_finished(step)
+        if self._is_finished and reopen:
+            self._is_finished = False
+            self._persistence.note_finished(step, finished=False)
+            self._say("the run was finished at step %d and is reopened", step)
+        elif self._is_finished:
+            logger.warning(
+                "this run is finished: finish() was called at step %d. Nothing is trained: "
+                "iterators hand out nothing. To train on, restore(reopen=True); from an earlier "
+                "step, restore(step=...); to start over, fresh=True",
+                step,
+            )
 
     # ---- iterators
 
@@ -526,8 +625,9 @@ class CFManager:
         Every pass until this process's first boundary begins so: a look at a batch before
         training must not shift what training draws.
         """
-        if self._apply_rng is not None and not self._iterated:
-            self._apply_rng()
+        if self._apply_rng is None or self._iterated or self._home.is_elsewhere():
+            return
+        self._apply_rng()
 
     # ---- life
 
@@ -558,7 +658,8 @@ class CFManager:
 
         Takes at most ``timeout_s`` (default ``CFConfig.close_timeout_s``); then the worker is
         killed.
-        Raises what kept the last checkpoint from becoming durable. Idempotent.
+        Raises what kept the last checkpoint from becoming durable, however many failures are
+        tolerated. Idempotent.
         """
         self._close(timeout_s=timeout_s)
 
@@ -566,7 +667,7 @@ class CFManager:
         self, *, timeout_s: float | None = None, failure: BaseException | None = None
     ) -> None:
         """``failure``: what ended the training; nothing but what is in flight is finished."""
-        if self._closed:
+        if self._closed or self._home.is_elsewhere():
             return
         clean = failure is None
         if failure is not None and not (self._stopped and isinstance(failure, SystemExit)):
@@ -598,6 +699,8 @@ class CFManager:
             self._finish_last_boundary()
         if self._opened:
             self.wait()
+        if self._tolerate_failures is None:
+            self._persistence.book.raise_if_last_failed()
 
     def _finish_last_boundary(self) -> None:
         if self._gate.at_boundary:
@@ -628,6 +731,9 @@ class CFManager:
             logger.exception("while closing after %s", kind.__name__)
 
     # ---- what happened
+
+    def _say(self, message: str, *args: object) -> None:
+        say(logger, message, *args, is_shown=self._role.rank == 0)
 
     @property
     def last_event(self) -> Event | None:

@@ -60,7 +60,7 @@ class Pipeline:
         *,
         config: CFConfig,
         retention: RetentionPolicy,
-        tolerate_failures: int,
+        tolerate_failures: int | None,
         profiler: Profiler,
         role: Role = Role(),
     ) -> None:
@@ -255,10 +255,13 @@ class Pipeline:
         self.last_started_step = step
         self.persistence.book.last_durable_step = step
         self.persistence.book.durable.append((step, attempt))
+        self.persistence.alarm.durable(step)
 
     def confirm(self, step: int) -> None:
         """All ranks know now that ``step`` is committed in every directory."""
         if not self._role.leads:
+            if step != self.persistence.book.last_durable_step:
+                self.persistence.alarm.durable(step)
             self.persistence.book.last_durable_step = step
         elif not self._role.shares_all:
             self.persistence.confirm(step)
@@ -406,6 +409,18 @@ class Pipeline:
         """Wait at most so long until no attempt is in flight; whether that is so."""
         book = self.persistence.book
         return self.persistence.wait_until(lambda: not book.active, timeout_s=timeout_s)
+
+    def is_answered(self, timeout_s: float) -> bool:
+        """Wait at most so long until the worker has done all it was asked; whether it has."""
+        return self.persistence.wait_until(
+            lambda: not self.persistence.persister.is_busy, timeout_s=timeout_s
+        )
+
+    def wait_answered(self) -> None:
+        """Wait until the worker has done all it was asked to."""
+        self._wait_until(
+            lambda: not self.persistence.persister.is_busy, "the worker to note what it was asked"
+        )
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

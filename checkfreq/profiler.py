@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from checkfreq.config import ScalarWriter
+from checkfreq.console import say
 from checkfreq.persist.attempts import Attempt
 from checkfreq.policy.frequency import FrequencyPolicy, Plan, Reason
 from checkfreq.policy.profile import Profile
@@ -256,7 +257,7 @@ class Profiler:
 
     def _say(self, plan: Plan, recorder: Recorder, *, step: int) -> None:
         explanation = plan.explain(self.tuner.policy.max_overhead)
-        logger.info("checkpoints %s", explanation)
+        say(logger, "checkpoints %s", explanation)
         recorder.record("plan", step, explanation=explanation, **self.stats())
 
     def stats(self) -> dict[str, Any]:

@@ -44,7 +44,8 @@ class Decision:
     ranks: ``attempt`` is the checkpoint's id ("": there is none to take), ``waits_for`` the ranks
     without a slot, ``is_written`` that the step is on its way on all, ``confirmed_step`` is
     committed in every directory, ``costs`` are the highest, ``next_step`` is when to meet again,
-    and ``compares`` that the structure of the state changed somewhere.
+    ``compares`` that the structure of the state changed somewhere, and ``is_held_back`` that
+    storage fails on some, which pauses periodic ones.
     """
 
     reason: str = ""
@@ -59,6 +60,7 @@ class Decision:
     costs: Mapping[str, float] = field(default_factory=dict)
     next_step: int = 0
     compares: bool = False
+    is_held_back: bool = False
 
 
 #: What most boundaries come to: shared, since they come often.
@@ -101,6 +103,14 @@ class Ranks(Protocol):
         """Return once nothing is in flight; raise what was not tolerated."""
         ...
 
+    def note_finished(self, step: int) -> bool:
+        """Have it noted that the run is over with ``step``; whether that is durable everywhere."""
+        ...
+
+    def is_finished(self, step: int) -> bool:
+        """Whether every directory of the run says so."""
+        ...
+
     def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
         """Open the directory; read ``step``, or the newest that is valid; None on a first run."""
         ...
@@ -137,6 +147,8 @@ class Alone:
     def decide(self, step: int, wish: Callable[[], Wish], *, must_meet: bool) -> Decision:
         """See Ranks."""
         own = wish()
+        if own.reason and not own.must and (why := self._persistence.alarm.why_held_back()):
+            own = Wish(why_late=why)
         if own is NO_WISH and self._notice.received is None:
             return NOTHING
         return Decision(own.reason, own.must, own.place, own.why_late, self._notice.received)
@@ -159,6 +171,16 @@ class Alone:
         """See Ranks."""
         self._pipeline.wait_for_all()
         self._persistence.book.raise_if_intolerable()
+
+    def note_finished(self, step: int) -> bool:
+        """See Ranks."""
+        self._persistence.note_finished(step, finished=True)
+        self._pipeline.wait_answered()
+        return self._persistence.is_finished(step)
+
+    def is_finished(self, step: int) -> bool:
+        """See Ranks."""
+        return self._persistence.is_finished(step)
 
     def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
         """See Ranks."""

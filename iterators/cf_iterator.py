@@ -201,7 +201,10 @@ class CFIterator:
         return self._start_pass(None)
 
     def epochs(self, total: int) -> Iterator[int]:
-        """The epochs up to ``total`` in all: none if a restored run already had them."""
+        """The epochs up to ``total`` in all: none if a restored run already had them.
+
+        None either if it was finished before (the manager's ``finish()``, for early stopping).
+        """
         _require_count("total", total)
         return self._epochs(total)
 
@@ -301,7 +304,7 @@ class CFIterator:
         return running
 
     def _serve(self, limit: int | None) -> Generator[Any, None, None]:
-        if self._halted:
+        if self._is_over():
             return
         self._pass, self._anchor, self._pass_boundaries = _Pass.OPEN, self._cursor.live, 0
         self._updates_before_pass = self._manager.update_attempts if self._manager else 0
@@ -358,10 +361,10 @@ class CFIterator:
             # What a script draws between here and the epoch's first batch is not a repetition.
             self._set_generators()
             self._generators_set = True
-        while (epoch := self._cursor.live.epoch) < total and not self._halted:
+        while (epoch := self._cursor.live.epoch) < total and not self._is_over():
             yield epoch
             self.reset()
-            if self._halted:
+            if self._is_over():
                 return
             closed = self._pass is _Pass.NONE and self._cursor.live.epoch > epoch
             self._pass = _Pass.NONE
@@ -370,7 +373,7 @@ class CFIterator:
 
     def _steps(self, total: int) -> Iterator[Any]:
         self._settle()
-        while self._cursor.step < total and not self._halted:
+        while self._cursor.step < total and not self._is_over():
             start = self._cursor.live
             yield from self._start_pass(total)
             if self._cursor.live is start and not start.place:
@@ -378,6 +381,10 @@ class CFIterator:
                     f"the loader served no batch in epoch {start.epoch}: it is used up"
                 )
             self._settle()
+
+    def _is_over(self) -> bool:
+        """Whether nothing more is handed out, here or (``finished``) in any process."""
+        return self._halted or bool(getattr(self._notified, "finished", False))
 
     # Boundaries
 

@@ -41,7 +41,11 @@ class PositionSource(Protocol):
 
 
 class Manager(Protocol):
-    """What ``CFIterator`` asks of a checkpoint manager. All calls come from the training thread."""
+    """What ``CFIterator`` asks of a checkpoint manager. All calls come from the training thread.
+
+    A manager may also have ``finished``: True once the run is over, however far it came; the
+    iterator that marks steps then hands out nothing.
+    """
 
     @property
     def update_attempts(self) -> int:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import logging
 import multiprocessing
+import os
 import sys
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeAlias, TypeVar
 
@@ -23,6 +25,9 @@ from iterators.surroundings import in_process_group, rank_and_world
 from iterators.tickets import Seeding, Share
 
 logger = logging.getLogger(__name__)
+
+#: Iterators of torch loaders whose workers are running, or were.
+_with_workers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 Engine: TypeAlias = type[DataLoader[Any]]
 Fetch = TypeVar("Fetch")
@@ -46,7 +51,25 @@ def workers_started(engine: DataLoader[Any]) -> Iterator[Any]:
     """``iter(engine)``, which starts its workers if it has any that are not running."""
     if engine.num_workers and forks_workers(engine) and in_process_group():
         warn_of_forks(sys.version_info[:3])
-    return iter(engine)
+    batches = iter(engine)
+    if engine.num_workers:
+        _leave_workers_to_parent()
+        _with_workers.add(batches)
+    return batches
+
+
+@functools.cache
+def _leave_workers_to_parent() -> None:
+    """A fork that lets go of an inherited iterator must not tell the parent's workers to end.
+
+    torch's iterator does that when it is collected, through queues that both processes have.
+    """
+
+    def disown() -> None:
+        for batches in _with_workers:
+            batches._shutdown = True  # what it checks before it ends its workers
+
+    os.register_at_fork(after_in_child=disown)
 
 
 def forks_workers(engine: DataLoader[Any]) -> bool:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 #: From the bottom up. A module belongs to the longest name that it begins with.
 LAYERS = {
-    "base": ("types", "config", "errors", "events", "faults"),
+    "base": ("types", "config", "console", "errors", "events", "faults"),
     "store": ("store",),
     "decide": ("policy",),
     "act": (
@@ -33,6 +33,7 @@ LAYERS = {
         "profiler",
         "distributed",
         "interrupt",
+        "forks",
         "timing",
         "surroundings",
         "profile_cache",

@@ -30,11 +30,12 @@ def moment(unix_s: float) -> str:
 
 
 def mark(given: Mark | None) -> str:
-    """``keep accuracy=0.91``, or nothing."""
+    """``keep finished accuracy=0.91``, or nothing."""
     if given is None:
         return ""
     metrics = [f"{name}={value}" for name, value in sorted(given.metrics.items())]
-    return " ".join((["keep"] if given.keep else []) + metrics)
+    words = ["keep"] * given.keep + ["finished"] * given.finished
+    return " ".join(words + metrics)
 
 
 def shape(sizes: Sequence[int]) -> str:

@@ -31,6 +31,7 @@ class Word:
     ``is_restructured``: its state has another structure than when it was last compared.
     ``durable`` are the newest steps, and their attempts, in the directory that it leads; None
     from the others.
+    ``held_back`` says why it wants no periodic checkpoint now, where storage fails for it.
     ``next_step`` is when rank 0 wishes to meet again.
     """
 
@@ -42,6 +43,7 @@ class Word:
     durable: Durable | None = None
     costs: Mapping[str, float] = field(default_factory=dict)
     next_step: int = 0
+    held_back: str = ""
 
 
 def decide(words: Sequence[Word], *, attempt: str) -> Decision:
@@ -50,7 +52,10 @@ def decide(words: Sequence[Word], *, attempt: str) -> Decision:
     is_written = all(word.is_written for word in words)
     unready = tuple(rank for rank, word in enumerate(words) if not word.is_ready)
     takes = bool(wish.reason) and not is_written
-    defers = wish.why_late or (_why_unready(unready) if takes and unready and not wish.must else "")
+    held_back = [f"{word.held_back} (rank {r})" for r, word in enumerate(words) if word.held_back]
+    defers = wish.why_late
+    if takes and not wish.must and not defers:
+        defers = held_back[0] if held_back else _why_unready(unready) if unready else ""
     stops = [f"{word.stop} (rank {rank})" for rank, word in enumerate(words) if word.stop]
     return Decision(
         reason=wish.reason,
@@ -65,6 +70,7 @@ def decide(words: Sequence[Word], *, attempt: str) -> Decision:
         costs=_highest([word.costs for word in words]),
         next_step=words[0].next_step,
         compares=any(word.is_restructured for word in words),
+        is_held_back=bool(held_back),
     )
 
 

@@ -61,6 +61,7 @@ class Together:
         meetings.is_hurried = lambda: notice.is_set
         self._config = config
         self._last_step: int | None = None
+        self._is_held_back = False
         self._last_s = time.perf_counter()
 
     def each(self, phase: str, action: Callable[[], T]) -> T:
@@ -96,6 +97,7 @@ class Together:
             f"{phase} at step {step}", lambda: self._word(step, wish()), state=self._pipeline
         )
         self._last_step, self._last_s = step, time.perf_counter()
+        self._is_held_back = decision.is_held_back
         self._profiler.take_over(decision.costs)
         self._confirm(decision.confirmed_step)
         return decision
@@ -112,16 +114,21 @@ class Together:
             durable=self._durable(),
             costs=self._profiler.costs(),
             next_step=self._next_meeting(step, wish),
+            held_back=self._persistence.alarm.why_held_back(),
         )
 
     def _next_meeting(self, step: int, wish: Wish) -> int:
         """The boundary at which a checkpoint may be due next, but not too long from now."""
         iteration_s = self._recent_iteration_s(step)
-        if wish.why_late or self._pipeline.is_deferred or not iteration_s:
+        # While storage fails there is nothing to be made up for at the next boundary.
+        is_late = (wish.why_late or self._pipeline.is_deferred) and not self._is_held_back
+        if is_late or not iteration_s:
             return step + 1
         num_steps = steps_to_meeting(
             self._config.meet_every_s, iteration_s, since_last=self._since_last(step)
         )
+        if self._is_held_back:
+            return step + num_steps
         return min(self._profiler.next_due_step(step), step + num_steps)
 
     def _recent_iteration_s(self, step: int) -> float | None:
@@ -197,6 +204,18 @@ class Together:
         return settled.failed
 
     # ---- restore, and the end
+
+    def note_finished(self, step: int) -> bool:
+        """See Ranks."""
+        self._persistence.note_finished(step, finished=True)
+        self._wait_until("finish()", self._pipeline.is_answered, "the mark of a finished run")
+        return self.is_finished(step)
+
+    def is_finished(self, step: int) -> bool:
+        """See Ranks."""
+        phase = f"whether the run is finished at step {step}"
+        is_one = partial(self._persistence.is_finished, step)
+        return bool(self._meetings.act(phase, is_one, decide=all))
 
     def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
         """See Ranks."""

@@ -1,13 +1,12 @@
 """The attempts of one run: which snapshots are on their way, which became durable, which failed.
 
 One ``Attempt`` per snapshot, from the boundary that took it to its end state. Replies of the
-worker end attempts and free their slots; failures are counted and raised when there are more
-in a row than the user tolerates. Belongs to the training thread, except ``copied``.
+worker end attempts and free their slots; failures are counted, and raised when there are more in a
+row than the user tolerates, if that is a number. Belongs to the training thread, except ``copied``.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections import deque
@@ -19,8 +18,6 @@ from checkfreq.errors import CheckFreqError, PersistError, SnapshotError
 from checkfreq.persist import protocol as p
 from checkfreq.policy.lifecycle import AttemptState, moved
 from checkfreq.snapshot.arena import Slot
-
-logger = logging.getLogger(__name__)
 
 _NUM_REMEMBERED = 16
 
@@ -98,7 +95,11 @@ class AttemptBook:
     """
 
     def __init__(
-        self, *, tolerate_failures: int, release: Callable[[Slot], None], replaces: bool = False
+        self,
+        *,
+        tolerate_failures: int | None,
+        release: Callable[[Slot], None],
+        replaces: bool = False,
     ) -> None:
         self._tolerate_failures = tolerate_failures
         self._replaces = replaces
@@ -184,9 +185,16 @@ class AttemptBook:
 
     def raise_if_intolerable(self) -> None:
         """Raise the latest failure when there were too many in a row; counting starts anew."""
-        if self._failures_in_row > self._tolerate_failures and self._last_error is not None:
+        if self._tolerate_failures is None or self._last_error is None:
+            return
+        if self._failures_in_row > self._tolerate_failures:
             error, self._last_error, self._failures_in_row = self._last_error, None, 0
             raise error
+
+    def raise_if_last_failed(self) -> None:
+        """Raise the failure of the newest attempt that ended, however many are tolerated."""
+        if self._failures_in_row and self._last_error is not None:
+            raise self._last_error
 
     def _end(self, attempt: Attempt, state: AttemptState) -> None:
         attempt.state = moved(attempt.state, state)
@@ -199,10 +207,3 @@ class AttemptBook:
         self.num_failed += 1
         self._failures_in_row += 1
         self._last_error = attempt.error
-        logger.error(
-            "checkpoint of step %d failed (%d in a row, %d tolerated): %s",
-            attempt.step,
-            self._failures_in_row,
-            self._tolerate_failures,
-            attempt.error,
-        )

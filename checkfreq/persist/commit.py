@@ -86,7 +86,10 @@ class Site:
                 return tuple(step for step in request.steps if step not in there)
             case p.AddMark():
                 self.store.add_mark(
-                    request.step, keep=request.keep or None, metrics=request.metrics
+                    request.step,
+                    keep=request.keep or None,
+                    metrics=request.metrics,
+                    finished=request.finished,
                 )
             case p.Quarantine():
                 self.store.quarantine(request.step, request.reason)

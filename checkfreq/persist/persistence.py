@@ -18,11 +18,14 @@ from pathlib import Path
 
 from checkfreq import __version__
 from checkfreq.config import CFConfig
+from checkfreq.console import say
 from checkfreq.errors import CheckFreqError, CorruptCheckpointError, WorkerDiedError
 from checkfreq.events import Event, EventLog
 from checkfreq.persist import protocol as p
+from checkfreq.persist.alarm import Alarm
 from checkfreq.persist.attempts import Attempt, AttemptBook, Marks
 from checkfreq.persist.persister import Persister
+from checkfreq.policy.backoff import Backoff
 from checkfreq.policy.lifecycle import AttemptState
 from checkfreq.policy.retention import CheckpointInfo, RetentionPolicy
 from checkfreq.snapshot.arena import Slot
@@ -31,6 +34,9 @@ from checkfreq.store.store import CheckpointStore
 from checkfreq.types import Json, Role
 
 logger = logging.getLogger(__name__)
+
+#: Between workers that could not use the directory: starting one takes time from training.
+_LONGEST_REST_S = 10.0
 
 
 class Persistence:
@@ -42,7 +48,7 @@ class Persistence:
         *,
         config: CFConfig,
         retention: RetentionPolicy,
-        tolerate_failures: int,
+        tolerate_failures: int | None,
         release: Callable[[Slot], None],
         role: Role = Role(),
     ) -> None:
@@ -51,6 +57,7 @@ class Persistence:
         self.book = AttemptBook(
             tolerate_failures=tolerate_failures, release=release, replaces=not role.shares_all
         )
+        self.alarm = Alarm(tolerate_failures=tolerate_failures, on_failure=config.on_failure)
         self.last_event: Event | None = None
         self.num_replaced = 0
         self.supersede_after: int | None = None
@@ -60,9 +67,14 @@ class Persistence:
         self._config = config
         self._role = role
         self._retention = retention
-        self._events = EventLog(chk_dir / "events.jsonl", self.store.ops if role.leads else None)
+        self._events = EventLog(
+            chk_dir / "events.jsonl",
+            self.store.ops if role.leads else None,
+            max_bytes=config.max_events_bytes,
+        )
         self._known: dict[int, CheckpointInfo] | None = None
         self._handed_twice: set[str] = set()
+        self._restarts = Backoff(longest_s=_LONGEST_REST_S)
         #: What the worker was asked to remove, and has not answered yet.
         self._prunes: deque[tuple[int, ...]] = deque()
         #: Told of every attempt that ended; what it returns is noted with a commit.
@@ -141,6 +153,9 @@ class Persistence:
         for attempt in self.book.take_void():
             self._tell_failure(attempt)
             self._failed(attempt)
+        if (rest_s := self._restarts.left_s(time.monotonic())) > 0:
+            time.sleep(min(timeout_s, rest_s))  # there is no worker that could reply
+            return
         try:
             while (reply := self.persister.poll(timeout_s=timeout_s)) is not None:
                 self._take(reply)
@@ -174,6 +189,16 @@ class Persistence:
             attempt.mark(marks)
         else:
             self._send_marks(step, marks)
+
+    def note_finished(self, step: int, *, finished: bool) -> None:
+        """Have it noted whether the run is over with ``step``."""
+        if self._role.leads:
+            self.persister.ask(p.AddMark(step, False, {}, finished))
+            self.record("finished" if finished else "reopened", step)
+
+    def is_finished(self, step: int) -> bool:
+        """Whether the directory says that the run is over with ``step``."""
+        return self.store.marks().get(step, Mark()).finished
 
     def confirm(self, step: int) -> None:
         """Every directory of the run holds its share of ``step``: what is older may go.
@@ -228,6 +253,9 @@ class Persistence:
             case p.OpenFailed():
                 logger.error("the new persist worker cannot use the directory: %s", reply.message)
                 self.persister.kill()  # like any dead worker: replaced, its attempts counted
+                self._restarts.failed(time.monotonic())
+            case p.Opened():
+                self._restarts.succeeded()
             case p.Trouble():
                 logger.error(
                     "%s failed: %s\n%s", reply.request, reply.message, reply.child_traceback
@@ -251,6 +279,9 @@ class Persistence:
         if reply.kept_existing:
             logger.warning("step %d was already there and validates: kept as it is", attempt.step)
         self._report(attempt, reply)
+        self.alarm.succeeded(attempt.step)
+        if not reply.is_part:
+            self.alarm.durable(attempt.step)
         if attempt.late_marks is not None:
             self._send_marks(attempt.step, attempt.late_marks)
         self._prune()
@@ -258,7 +289,8 @@ class Persistence:
     def _report(self, attempt: Attempt, reply: p.Committed) -> None:
         copy_s = (attempt.copied_s or attempt.started_s) - attempt.started_s
         rate = reply.num_bytes / max(reply.persist_s, 1e-9)
-        logger.info(
+        say(
+            logger,
             "checkpoint of step %d (%s): %.1f MiB, held training %.2f ms, copied in %.3f s, "
             "persisted in %.3f s (%.2f GB/s)",
             attempt.step,
@@ -268,6 +300,7 @@ class Persistence:
             copy_s,
             reply.persist_s,
             rate / 1e9,
+            is_shown=self._role.rank == 0 and self.book.num_committed == 1,
         )
         self.record(
             "committed",
@@ -304,10 +337,18 @@ class Persistence:
                 )
 
     def _failed(self, attempt: Attempt) -> None:
+        assert attempt.error is not None
         self._handed_twice.discard(attempt.id)
         self._note_left(attempt)
         self.on_ended(attempt)
-        self.record("failed", attempt.step, reason=attempt.reason, error=str(attempt.error))
+        self.record(
+            "failed",
+            attempt.step,
+            reason=attempt.reason,
+            error=str(attempt.error),
+            steps_at_risk=self.alarm.steps_at_risk,
+        )
+        self.alarm.failed(attempt.step, attempt.error)
 
     def _set_aside_later_steps(self) -> None:
         assert self._known is not None

@@ -89,11 +89,12 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class AddMark:
-    """Give a committed step a pin or metrics."""
+    """Give a committed step a pin or metrics, or say whether the run is over with it."""
 
     step: int
     keep: bool
     metrics: dict[str, float]
+    finished: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,8 @@ class Charges:
         names = [name for name, charge in self._open.items() if charge.is_over]
         settled = [self._open.pop(name) for name in names]
         for charge in settled:
-            charge.cost_s = self._plausible_s(charge)
+            failed = charge.measured is None  # those that do not fail cost something else
+            charge.cost_s = charge.mild_s if failed else self._plausible_s(charge)
             charge.forgiven_s = max(0.0, charge.excess_s - charge.cost_s)
         return settled
 

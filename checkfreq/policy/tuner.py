@@ -311,6 +311,9 @@ class RateTuner:
 
     def _account(self, charge: Charge) -> None:
         """Take the cost of a checkpoint off the budget and learn from it."""
+        if charge.measured is None:
+            self._account_failed(charge)
+            return
         spent_s = charge.cost_s
         is_partial = charge.is_partial or not charge.num_touched
         is_stale = self._shows_stale_time(charge) or self._shows_long_time(charge)
@@ -325,8 +328,21 @@ class RateTuner:
         self._window_start_s = self.productive_s
         if is_stale:
             self._stretch_left = _STALE_ITERATIONS
-        elif charge.measured is not None and not self._skips(charge, is_partial=is_partial):
+        elif not self._skips(charge, is_partial=is_partial):
             self._learn(charge)
+
+    def _account_failed(self, charge: Charge) -> None:
+        """One that failed cost what it cost, and tells nothing of those that do not.
+
+        It may have been in flight for long, on a disk that hangs, and what T is off by adds up in
+        all those iterations: beyond what training was held for, it is not taken off the budget of
+        those to come for more than a durable one costs.
+        """
+        estimate = self._costs.cost
+        usual_s = charge.cost_s if estimate is None else estimate.mean
+        self._num_settled += 1
+        self.overhead_s += charge.cost_s
+        self._bucket.spend(min(charge.cost_s, max(charge.stall_s, usual_s)) - charge.reserved_s)
 
     def _shows_stale_time(self, charge: Charge) -> bool:
         """Iterations with a checkpoint that are shorter than any without: T is out of date."""

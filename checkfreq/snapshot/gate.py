@@ -2,7 +2,8 @@
 
 An optimizer step pre-hook on each tracked optimizer makes the update wait for the copy of the
 settled state and counts it as an attempt; ``updating()`` does the same for writes that go
-through no hooked ``optimizer.step()``. Belongs to the training thread.
+through no hooked ``optimizer.step()``. Belongs to the training thread; in a fork of its process
+updates are counted and wait for nothing, since the copy is the parent's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from checkfreq.errors import StateError
+from checkfreq.forks import Home
 
 _cuda: Any = torch.cuda  # parts of it have no annotations
 
@@ -22,8 +24,13 @@ class UpdateGate:
     """Counts update attempts and orders each of them after the copy in progress."""
 
     def __init__(
-        self, optimizers: Mapping[str, torch.optim.Optimizer], *, barrier: Callable[[], None]
+        self,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        *,
+        barrier: Callable[[], None],
+        home: Home | None = None,
     ) -> None:
+        self._home = home or Home("checkpointing")
         self._barrier = barrier
         self._attempts = 0
         self._declared = 0
@@ -51,7 +58,8 @@ class UpdateGate:
     @contextmanager
     def updating(self) -> Iterator[None]:
         """Bracket a parameter write that no hook sees."""
-        self._barrier()
+        if not self._home.is_elsewhere():
+            self._barrier()
         self._attempts += 1
         self._declared += 1
         yield
@@ -81,5 +89,6 @@ class UpdateGate:
         if _cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             self._captured = True  # waiting is not allowed during capture
             return
-        self._barrier()
+        if not self._home.is_elsewhere():
+            self._barrier()
         self._attempts += 1

@@ -22,10 +22,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What was said of a step after it was written: pinned or not, and its metrics."""
+    """What was said of a step after it was written: pinned or not, and its metrics.
+
+    ``finished``: the run is over with this step.
+    """
 
     keep: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
+    finished: bool = False
 
 
 def mark_line(
@@ -33,10 +37,13 @@ def mark_line(
     *,
     keep: bool | None = None,
     metrics: Mapping[str, float] | None = None,
+    finished: bool | None = None,
     reset: bool = False,
 ) -> str:
     """One line, without its newline."""
     record: dict[str, Json] = {"step": step, "keep": keep, "metrics": dict(metrics or {})}
+    if finished is not None:
+        record["finished"] = finished
     return json.dumps({**record, "reset": True} if reset else record)
 
 
@@ -54,9 +61,14 @@ def read_marks(data: bytes, *, path: Path) -> dict[int, Mark]:
 
 def _apply(marks: dict[int, Mark], record: Json) -> None:
     step, keep, metrics = record["step"], record["keep"], {**record["metrics"]}
-    if type(step) is not int or not (keep is None or type(keep) is bool):
-        raise TypeError(step, keep)
+    finished = record.get("finished")
+    if type(step) is not int or not {type(keep), type(finished)} <= {bool, type(None)}:
+        raise TypeError(step, keep, finished)
     if not all(type(value) in (int, float) for value in metrics.values()):
         raise TypeError(metrics)
     old = Mark() if record.get("reset") else marks.get(step, Mark())
-    marks[step] = Mark(old.keep if keep is None else keep, {**old.metrics, **metrics})
+    marks[step] = Mark(
+        old.keep if keep is None else keep,
+        {**old.metrics, **metrics},
+        old.finished if finished is None else finished,
+    )

@@ -62,6 +62,8 @@ _GONE = re.compile(r"\.gone-([0-9]{1,18})")
 _COPY_BYTES = 8 << 20
 #: Of a run with a directory per node: the first step that was committed in all of them.
 _COMMON = "common"
+_MARKS = "marks.jsonl"
+_LONG_MARKS_BYTES = 16 << 10
 
 T = TypeVar("T")
 
@@ -150,6 +152,8 @@ class CheckpointStore:
         self.root = root.absolute()  # wherever the process goes
         self.ops: FileOps = LocalFileOps(self.root) if ops is None else ops
         self._links_told: set[int] = set()
+        #: Above it, the file of marks is rewritten without those of steps that are gone.
+        self._long_marks_bytes = _LONG_MARKS_BYTES
 
     # Writing: for the holder of the lock.
 
@@ -254,13 +258,22 @@ class CheckpointStore:
             self.ops.sync_dir(self.root)
         for path in trash:
             self._remove(path)
+        self._forget_marks_of_others(set(present).difference(doomed))
         return doomed
 
     def add_mark(
-        self, step: int, *, keep: bool | None = None, metrics: Mapping[str, float] | None = None
+        self,
+        step: int,
+        *,
+        keep: bool | None = None,
+        metrics: Mapping[str, float] | None = None,
+        finished: bool | None = None,
     ) -> None:
-        """Pin or unpin a step (None: leave it), and add metrics to it; durable on return."""
-        self._append_mark(mark_line(step, keep=keep, metrics=metrics))
+        """Pin or unpin a step (None: leave it), and add metrics to it; durable on return.
+
+        ``finished``: whether the run is over with it.
+        """
+        self._append_mark(mark_line(step, keep=keep, metrics=metrics, finished=finished))
 
     def note_common(self, step: int) -> None:
         """Remember that a step was committed in every directory of a run; durable on return.
@@ -401,10 +414,7 @@ class CheckpointStore:
 
     def marks(self) -> dict[int, Mark]:
         """What was said of each step. Lines that a crash tore are skipped."""
-        path = self.root / "marks.jsonl"
-        if not self.ops.exists(path):
-            return {}
-        return read_marks(self.ops.read_bytes(path, max_bytes=MARKS_MAX_BYTES), path=path)
+        return read_marks(self._marks_bytes(), path=self.root / _MARKS)
 
     # The pieces of a commit.
 
@@ -507,7 +517,7 @@ class CheckpointStore:
             faults.reach("commit.pointer")
             self.ops.replace_file(self.root / "latest", f"{self.path(step).name}\n".encode())
             # Whoever held these numbers before, the marks were theirs.
-            for old in sorted({step, *superseded}.intersection(self.marks())):
+            for old in self._marked({step, *superseded}):
                 self._append_mark(mark_line(old, reset=True))
         except (CheckFreqError, OSError) as error:
             logger.warning("step %d is committed, its pointer is not updated: %s", step, error)
@@ -627,10 +637,46 @@ class CheckpointStore:
             logger.warning("%s is left until %s: %s", self.root / name, until, error)
 
     def _append_mark(self, line: str) -> None:
-        path = self.root / "marks.jsonl"
+        path = self.root / _MARKS
         self.ops.append_line(path, line)
         self.ops.sync_file(path)
         self.ops.sync_dir(self.root)
+
+    def _marks_bytes(self) -> bytes:
+        path = self.root / _MARKS
+        if not self.ops.exists(path):
+            return b""
+        return self.ops.read_bytes(path, max_bytes=MARKS_MAX_BYTES)
+
+    def _marked(self, steps: set[int]) -> list[int]:
+        """Those of ``steps`` of which something was said; cheap where nothing was."""
+        data = self._marks_bytes()
+        if not any(re.search(rb'"step"\s*:\s*%d\b' % step, data) for step in steps):
+            return []
+        return sorted(steps.intersection(read_marks(data, path=self.root / _MARKS)))
+
+    def _forget_marks_of_others(self, steps: set[int]) -> None:
+        """Keep the file short: what was said of steps that were removed is of no use any more."""
+        path = self.root / _MARKS
+        if not self.ops.exists(path) or self.ops.file_size(path) <= self._long_marks_bytes:
+            return
+        try:
+            marks = read_marks(self._marks_bytes(), path=path)
+            lines = [
+                mark_line(
+                    step, keep=mark.keep, metrics=mark.metrics, finished=mark.finished or None
+                )
+                for step, mark in sorted(marks.items())
+                if step in steps
+            ]
+            data = "".join(f"{line}\n" for line in lines).encode()
+            self.ops.replace_file(path, data)
+            self.ops.sync_dir(self.root)
+        except (CheckFreqError, OSError) as error:
+            # Those steps are removed, and a failure here must not deny that.
+            logger.warning("%s is not shortened: %s", path, error)
+        else:
+            self._long_marks_bytes = max(_LONG_MARKS_BYTES, 2 * len(data))
 
     # The pieces of reading.
 

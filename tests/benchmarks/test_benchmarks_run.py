@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
     ("name", "arguments", "arms"),
     [
         ("memory", ["--mib", "1", "--saves", "20"], {None}),
+        ("endurance", ["--checkpoints", "20"], {"1", "9", "growth"}),
         ("decision", ["--iterations", "300", "--repeats", "1", "--long", "300"], {"auto"}),
         ("first", ["--mib", "1", "--batch", "1"], {"auto"}),
     ],

@@ -27,7 +27,7 @@ DEFAULTS = {
     "dynamic": True,
     "mtbf_s": None,
     "retention": KeepLast(3),
-    "tolerate_failures": 3,
+    "tolerate_failures": None,
     "fresh": False,
     "config": CFConfig(),
 }

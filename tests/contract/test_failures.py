@@ -1,7 +1,8 @@
-"""The contract's failed persists: logged, retried at the next interval, raised if too many."""
+"""The contract's failed persists: logged, retried, and never the end of the training by default."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -12,9 +13,10 @@ import pytest
 
 from checkfreq import CFManager, KeepLast
 from checkfreq.errors import PersistError, WorkerDiedError
+from checkfreq.events import FailureNotice
 from checkfreq.store.store import CheckpointStore
 from tests.contract.conftest import SetFault
-from tests.contract.runs import Training, managed, written
+from tests.contract.runs import Training, config, managed, written
 
 EVERY_COMMIT_FAILS = "commit.sync_payload:raise-EIO:*"
 
@@ -42,7 +44,8 @@ def test_a_failed_persist_is_logged_as_error_and_training_goes_on(
         failing(training, manager, 1)
         records = [r for r in caplog.records if r.levelno == logging.ERROR]
         assert len(records) == 1
-        assert "checkpoint of step 2 failed (1 in a row, 3 tolerated)" in records[0].message
+        assert "checkpoint of step 2 failed (1 in a row)" in records[0].message
+        assert "Nothing newer than step 1 is durable" in records[0].message
         assert "No space left" in records[0].message
         assert manager.all_steps() == [1]
         manager.wait()
@@ -62,6 +65,86 @@ def test_a_failed_persist_is_retried_at_the_next_interval(
         training.steps(manager, 1)
         manager.wait()
         assert manager.all_steps() == [4]
+
+
+def test_by_default_failures_in_a_row_pause_the_tries_and_never_end_the_training(
+    chk_dir: Path, worker_fault: SetFault
+) -> None:
+    worker_fault("commit.mkdir:raise-ENOSPC:1;commit.write:raise-ENOSPC:2")
+    told: list[FailureNotice] = []
+    training = Training()
+    with managed(
+        chk_dir, training.chk, chk_freq=1, config=config(on_failure=told.append)
+    ) as manager:
+        failing(training, manager, 2)
+        manager.wait()  # raises nothing
+        while not manager.stats()["num_committed"]:
+            training.steps(manager, 1)
+    assert [(notice.num_in_row, notice.is_over) for notice in told] == [
+        (1, False),
+        (2, False),
+        (0, True),
+    ]
+    assert "No space left" in str(told[1].error)
+    lines = [json.loads(line) for line in (chk_dir / "events.jsonl").read_text().splitlines()]
+    whys = [line["why"] for line in lines if line["kind"] == "deferred"]
+    assert any(why.startswith("2 failed in a row; the next try is in") for why in whys)
+    assert [line["steps_at_risk"] for line in lines if line["kind"] == "failed"] == [
+        told[0].steps_at_risk,
+        told[1].steps_at_risk,
+    ]
+
+
+def test_a_requested_save_is_tried_during_a_pause(chk_dir: Path, worker_fault: SetFault) -> None:
+    worker_fault("commit.mkdir:raise-ENOSPC:1;commit.write:raise-ENOSPC:2")
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+        failing(training, manager, 2)
+        manager.save(wait=True)
+        assert manager.all_steps() == [manager.global_step]
+        training.steps(manager, 1)  # a success ends the pause
+        manager.wait()
+        assert manager.latest_step() == manager.global_step
+
+
+@pytest.mark.parametrize("at_boundary", [True, False])
+def test_by_default_close_raises_if_the_last_state_is_not_durable(
+    chk_dir: Path, worker_fault: SetFault, at_boundary: bool
+) -> None:
+    worker_fault(EVERY_COMMIT_FAILS)
+    training = Training()
+    manager = managed(chk_dir, training.chk, chk_freq=1)
+    training.steps(manager, 1)
+    if not at_boundary:
+        training.update(manager)
+    with pytest.raises(PersistError, match="Persist worker's traceback"):
+        manager.close()
+    assert manager.all_steps() == []
+
+
+def test_workers_that_cannot_use_the_directory_are_not_started_at_every_boundary(
+    chk_dir: Path,
+) -> None:
+    training = Training()
+    manager = managed(chk_dir, training.chk, chk_freq=0)
+    training.steps(manager, 1)
+    manager.save(wait=True)
+    aside = chk_dir.with_name("aside")
+    chk_dir.rename(aside)
+    chk_dir.touch()  # no directory any more, until it is put back
+    process = manager._persistence.persister._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    while manager._persistence._restarts.num_in_row < 2:
+        training.steps(manager, 1)
+    before = manager.stats()["num_workers_replaced"]
+    training.steps(manager, 5)
+    assert manager.stats()["num_workers_replaced"] == before
+    chk_dir.unlink()
+    aside.rename(chk_dir)
+    manager.close()
+    assert manager.all_steps() == [1, manager.global_step]
 
 
 def test_as_many_in_a_row_as_tolerated_raise_nothing(chk_dir: Path, worker_fault: SetFault) -> None:
@@ -187,7 +270,6 @@ def test_a_snapshot_that_kills_every_worker_is_given_up_and_counted(
 
 def test_a_directory_held_by_another_run_is_a_config_error_that_names_it(chk_dir: Path) -> None:
     from checkfreq.errors import ConfigError
-    from tests.contract.runs import config
 
     with managed(chk_dir, Training().chk) as holder:
         holder.save(wait=True)

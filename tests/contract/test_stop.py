@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -25,11 +26,11 @@ def notify(number: int = signal.SIGTERM) -> None:
 def stopped_run(
     chk_dir: Path, training: Training, *, at: list[int] | None = None, epochs: int = 5
 ) -> CFManager:
-    """Train, with a signal in the batch before boundary ``at`` (default: in the first batch)."""
+    """Train, with a signal in the batch before boundary ``at`` (default: in the second)."""
     with managed(chk_dir, training.chk) as manager:
 
         def each() -> None:
-            if at is None or manager.global_step + 1 in at:
+            if manager.global_step + 1 in (at or [2]):
                 notify()
 
         train(training, manager, CFIterator(loader(), cf_manager=manager), epochs, each=each)
@@ -39,7 +40,9 @@ def stopped_run(
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_should_stop_is_true_once_a_signal_came(chk_dir: Path, name: str) -> None:
-    with managed(chk_dir, Training().chk) as manager:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        training.steps(manager, 1)
         assert not manager.should_stop
         notify(signal.Signals[name])
         assert manager.should_stop
@@ -62,10 +65,10 @@ def test_on_stop_return_ends_them_quietly(chk_dir: Path) -> None:
     after_training = []
     with managed(chk_dir, training.chk) as manager:
         iterator = CFIterator(loader(), cf_manager=manager, on_stop="return")
-        train(training, manager, iterator, 5, each=notify)
+        train(training, manager, iterator, 5, each=lambda: manager.global_step and notify())
         after_training.append(manager.global_step)
-    assert after_training == [1]
-    assert CheckpointStore(chk_dir).steps() == [1]
+    assert after_training == [2]
+    assert CheckpointStore(chk_dir).steps() == [2]
 
 
 def test_a_stopped_run_is_continued_to_the_same_bits(chk_dir: Path, tmp_path: Path) -> None:
@@ -109,10 +112,12 @@ def test_a_loop_without_an_iterator_that_goes_on_gets_its_checkpoint_at_the_next
 ) -> None:
     training = Training()
     with managed(chk_dir, training.chk) as manager:
+        training.steps(manager, 1)
         notify()
+        notify()  # to the process and to its group, as launchers do: no more than one
         training.steps(manager, 1)
         assert manager.stopped
-        assert manager.all_steps() == [1]
+        assert manager.all_steps() == [2]
 
 
 def test_a_final_checkpoint_that_cannot_be_made_raises_and_never_claims_to_have_stopped(
@@ -121,9 +126,10 @@ def test_a_final_checkpoint_that_cannot_be_made_raises_and_never_claims_to_have_
     worker_fault("commit.rename:raise-EIO:*")
     training = Training()
     manager = managed(chk_dir, training.chk)
+    training.steps(manager, 1)
     notify()
     training.update(manager)
-    with pytest.raises(PersistError, match="step 1"):
+    with pytest.raises(PersistError, match="step 2"):
         manager.step()
     assert not manager.stopped
     with pytest.raises(PersistError):
@@ -138,7 +144,9 @@ def test_the_handler_it_replaced_is_called_too_and_put_back_at_close(chk_dir: Pa
 
     before = signal.signal(signal.SIGUSR1, mine)
     try:
-        with managed(chk_dir, Training().chk) as manager:
+        training = Training()
+        with managed(chk_dir, training.chk) as manager:
+            training.steps(manager, 1)
             notify(signal.SIGUSR1)
             assert manager.should_stop
             assert calls == [signal.SIGUSR1]
@@ -151,7 +159,9 @@ def test_the_handler_it_replaced_is_called_too_and_put_back_at_close(chk_dir: Pa
 def test_a_handler_installed_later_by_somebody_else_stays(chk_dir: Path) -> None:
     before = signal.getsignal(signal.SIGUSR1)
     try:
-        with managed(chk_dir, Training().chk):
+        training = Training()
+        with managed(chk_dir, training.chk) as manager:
+            training.steps(manager, 1)
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
     finally:
@@ -164,7 +174,10 @@ def test_two_managers_closed_in_the_order_they_were_made_leave_the_handler_in_ch
     calls: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: calls.append(number))
     try:
-        managers = [managed(tmp_path / name, Training().chk) for name in ("a", "b")]
+        training = Training()
+        managers = [managed(tmp_path / name, training.chk) for name in ("a", "b")]
+        for manager in managers:
+            training.steps(manager, 1)
         for manager in managers:
             manager.close()
         notify(signal.SIGUSR1)
@@ -176,13 +189,17 @@ def test_two_managers_closed_in_the_order_they_were_made_leave_the_handler_in_ch
 
 
 def test_no_signal_is_watched_if_none_is_named(chk_dir: Path) -> None:
-    with managed(chk_dir, Training().chk, config=config(stop_signals=())):
+    training = Training()
+    with managed(chk_dir, training.chk, config=config(stop_signals=())) as manager:
+        training.steps(manager, 1)
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_ends_by_the_signal_as_if_nobody_watched(chk_dir: Path) -> None:
-    with managed(chk_dir, Training().chk) as manager:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        training.steps(manager, 1)
         ready, tell = os.pipe()
         child = os.fork()
         if child == 0:
@@ -205,7 +222,9 @@ def test_outside_the_main_thread_it_says_that_signals_are_not_watched(
     chk_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def make() -> None:
-        managed(chk_dir, Training().chk).close()
+        training = Training()
+        with managed(chk_dir, training.chk) as manager:
+            training.steps(manager, 1)
 
     thread = threading.Thread(target=make)
     thread.start()
@@ -217,8 +236,48 @@ def test_outside_the_main_thread_it_says_that_signals_are_not_watched(
 def test_a_stop_is_an_event(chk_dir: Path) -> None:
     training = Training()
     with managed(chk_dir, training.chk) as manager:
+        training.steps(manager, 1)
         notify()
         training.steps(manager, 1)
     text = (chk_dir / "events.jsonl").read_text()
-    assert '"kind": "stop", "step": 1, "signal": "SIGTERM"' in text
+    assert '"kind": "stop", "step": 2, "signal": "SIGTERM"' in text
     assert sys.exc_info() == (None, None, None)
+
+
+#: A run that gets no further than ``{place}`` within the test's time.
+STARTING = """
+import sys, threading
+from pathlib import Path
+from tests.contract.runs import Training, config, managed
+
+def hang():
+    print("there", flush=True)
+    threading.Event().wait(100.0)
+
+training = Training()
+with managed(Path(sys.argv[1]), training.chk, config=config(takeover_s=100.0)) as manager:
+    {place}
+"""
+PLACES = {
+    "in restore": "print('there', flush=True); manager.restore()",
+    "in the first step": "training.update(manager); print('there', flush=True); manager.step()",
+    "in the first iteration": "training.update(manager); hang()",
+}
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
+def test_a_run_that_hangs_before_its_first_boundary_still_dies_of_a_stop_signal(
+    chk_dir: Path, place: str
+) -> None:
+    with managed(chk_dir, Training().chk) as holder:  # whoever opens the directory waits for it
+        holder.save(wait=True)
+        run = subprocess.Popen(
+            [sys.executable, "-c", STARTING.format(place=place), str(chk_dir)],
+            stdout=subprocess.PIPE,
+        )
+        with run:
+            assert run.stdout is not None
+            assert run.stdout.readline() == b"there\n"
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(60.0) == -signal.SIGTERM
+    assert CheckpointStore(chk_dir).steps() == [0]

@@ -11,6 +11,7 @@ import torch
 import checkfreq
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 from checkfreq.errors import PersistError
+from checkfreq.events import FailureNotice
 from tests.crash.disks import Disk, call, failing_calls, slowed, small_disk
 from tests.crash.processes import run_to_end, verify_all
 from tests.crash.programs import Run, Training
@@ -83,6 +84,45 @@ def test_a_disk_that_fills_up_fails_checkpoints_until_there_is_room_again(disk: 
     expect_fault_and_recovery(
         disk.mount_point / "chk", lambda manager: disk.fill(), disk.free, "No space left"
     )
+
+
+def test_a_disk_that_stays_full_ends_no_run_and_checkpoints_go_on_once_there_is_room(
+    disk: Disk,
+) -> None:
+    """With the defaults: more failures than would once have ended it, then room again."""
+    chk_dir = disk.mount_point / "chk"
+    training = Training()
+    told: list[FailureNotice] = []
+    with CFManager(
+        chk_dir,
+        CFCheckpoint(**training.tracked()),
+        max_overhead=0.5,
+        config=CFConfig(nice=0, on_failure=told.append),
+    ) as manager:
+        manager.restore()
+        train_until(training, manager, lambda: manager.stats()["num_committed"] >= 3)
+        disk.fill()
+        train_until(training, manager, lambda: len(told) >= 4)
+        durable = manager.stats()["last_durable_step"]
+        assert not any(notice.is_over for notice in told)
+        assert {notice.durable_step for notice in told} == {durable}
+        assert told[-1].steps_at_risk > told[0].steps_at_risk
+        assert told[-1].retry_in_s > 1.0
+        disk.free()
+        train_until(training, manager, lambda: told[-1].is_over)
+        assert manager.stats()["last_durable_step"] > durable
+    assert verify_all(chk_dir)[-1] == manager.global_step
+    again = Training()
+    with manager_of(again, chk_dir) as manager:
+        assert manager.restore()
+        assert again.digest() == training.digest()
+
+
+def train_until(training: Training, manager: CFManager, condition: Callable[[], bool]) -> None:
+    """Pass boundaries, and wait for nothing, until ``condition()``."""
+    while not condition():
+        training.update(manager)
+        manager.step()
 
 
 def test_a_full_disk_is_reported_with_needed_and_free_bytes(disk: Disk) -> None:

@@ -36,6 +36,16 @@ def test_one_that_must_be_taken_waits_for_the_rank_without_a_slot() -> None:
     assert not decision.defer
 
 
+def test_a_periodic_one_is_deferred_on_all_while_storage_fails_for_one_rank() -> None:
+    failing = replace(NOTHING, held_back="2 failed in a row")
+    decision = decided(PERIODIC, failing)
+    assert (decision.attempt, decision.is_held_back) == ("", True)
+    assert decision.defer == "2 failed in a row (rank 1)"
+    requested = replace(PERIODIC, wish=Wish("requested", must=True))
+    assert decided(requested, failing).attempt == "a1"
+    assert not decided(PERIODIC, NOTHING).is_held_back
+
+
 def test_a_late_one_is_deferred_with_its_reason() -> None:
     assert decided(replace(NOTHING, wish=Wish(why_late="late")), NOTHING).defer == "late"
 

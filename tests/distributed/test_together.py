@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from checkfreq import CFMode
 from iterators import CFIterator, ResumableDataLoader, TrainingStopped
@@ -149,6 +150,29 @@ def failure_of(heard: Heard) -> Any:
     return heard.failure
 
 
+def finish_early(rank: Rank) -> None:
+    """Early stopping after the first epoch of two batches."""
+    with tiny.managed(rank, chk_freq=0) as (manager, job):
+        loader = CFIterator(ResumableDataLoader(list(range(4)), 1), cf_manager=manager)
+        manager.restore()
+        for _ in loader.epochs(3):
+            for _batch in loader:
+                job.update(manager)
+            manager.finish()
+        rank.send("trained", manager.global_step, manager.update_attempts, manager.finished)
+
+
+def test_a_finished_run_is_finished_on_all_ranks_if_all_directories_say_so(tmp_path: Path) -> None:
+    settings = {"local": True}
+    for one in run_well(Life(finish_early, tmp_path, settings=settings)):
+        assert one.last("trained") == (2, 4, True)
+    for one in run_well(Life(finish_early, tmp_path, number=1, settings=settings)):
+        assert one.last("trained") == (2, 0, True)
+    (tmp_path / "chk-1/marks.jsonl").unlink()  # as if it had been killed before it wrote that
+    for one in run_well(Life(finish_early, tmp_path, number=2, settings=settings)):
+        assert one.last("trained") == (4, 4, True)
+
+
 # ---- decisions
 
 
@@ -255,6 +279,36 @@ def test_checkpoints_go_on_once_a_failure_is_over(tmp_path: Path) -> None:
     (failed,) = [event for event in events if event["kind"] == "failed"]
     assert "rank 1 wrote no part" in failed["error"]
     assert "Input/output error" in failed["error"]
+
+
+def on_all(holds: bool) -> bool:
+    said = torch.tensor(int(holds))
+    dist.all_reduce(said, dist.ReduceOp.MIN)
+    return bool(said)
+
+
+def outlast(rank: Rank) -> None:
+    """Train with the defaults until storage works again; every rank sees the same."""
+    with tiny.managed(rank, chk_freq=1, tolerate_failures=None) as (manager, job):
+        manager.restore()
+        while not on_all(manager.stats()["num_committed"] >= 1):
+            job.update(manager)
+            manager.step()
+            manager.wait()
+    stats = manager.stats()
+    rank.send("outlasted", manager.global_step, stats["last_durable_step"])
+    rank.send("deferred", stats["num_deferred"], stats["num_failed"])
+
+
+def test_storage_that_fails_on_one_rank_holds_checkpoints_back_on_all_until_it_works(
+    tmp_path: Path,
+) -> None:
+    script = "commit.mkdir:raise-EIO:1;commit.rename:raise-EIO:1"
+    heard = run_well(Life(outlast, tmp_path, settings={"local": True}, worker_faults={1: script}))
+    step, durable = heard[0].last("outlasted")
+    assert heard[1].last("outlasted") == (step, durable) == (step, step)
+    assert heard[0].last("deferred")[0] == heard[1].last("deferred")[0] >= 1
+    assert heard[1].last("deferred")[1] == 2
 
 
 def save_twice(rank: Rank) -> None:

@@ -620,6 +620,47 @@ def test_marks_add_up(store: CheckpointStore) -> None:
     }
 
 
+def test_the_marks_of_a_long_run_stay_short_and_those_of_its_checkpoints_are_kept(
+    store: CheckpointStore,
+) -> None:
+    commit(store, 1001, 1002, 1003, 1004)
+    for step in range(1, 1001):
+        store.add_mark(step, metrics={"loss": 1.0 / step})
+    store.add_mark(1002, keep=True, metrics={"loss": 0.5})
+    store.add_mark(1003, finished=True)
+    path = store.root / "marks.jsonl"
+    before = path.stat().st_size
+    store.prune([1001])
+    assert path.stat().st_size < before / 100
+    expected = {1002: Mark(True, {"loss": 0.5}), 1003: Mark(finished=True)}
+    assert store.marks() == expected
+    for _ in range(100):  # short: not written anew at each prune
+        store.add_mark(1003, finished=True)
+    before = path.stat().st_size
+    store.prune([1004])
+    assert path.stat().st_size == before
+    assert store.marks() == expected
+
+
+def test_marks_that_cannot_be_shortened_do_not_deny_what_was_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full(LocalFileOps):
+        def replace_file(self, path: Path, data: bytes) -> None:
+            if path.name == "marks.jsonl":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().replace_file(path, data)
+
+    full = CheckpointStore(tmp_path / "chk", ops=Full())
+    full.open()
+    commit(full, 1, 2)
+    for _ in range(400):
+        full.add_mark(2, metrics={"loss": 0.5})
+    assert full.prune([1]) == [1]
+    assert "marks.jsonl is not shortened" in caplog.text
+    assert full.marks() == {2: Mark(False, {"loss": 0.5})}
+
+
 NO_MARKS = [
     '{"step": 1, "ke',
     "[]",
@@ -629,6 +670,7 @@ NO_MARKS = [
     '{"step": 1, "keep": 1, "metrics": {}}',
     '{"step": 1, "keep": null, "metrics": 5}',
     '{"step": 1, "keep": null, "metrics": {"loss": "low"}}',
+    '{"step": 1, "keep": null, "metrics": {}, "finished": 1}',
     "\0",
 ]
 

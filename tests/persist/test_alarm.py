@@ -1,0 +1,109 @@
+"""What is said, and who is told, while checkpoints fail and when they work again."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from checkfreq.errors import PersistError
+from checkfreq.events import FailureNotice
+from checkfreq.persist.alarm import Alarm
+
+ERROR = PersistError("step 40 was not checkpointed: no space", step=40, phase="begin")
+
+
+class Run:
+    """An alarm with clocks that are moved by hand, and what it told."""
+
+    def __init__(self, tolerate_failures: int | None = None) -> None:
+        self.now_s = 1000.0
+        self.told: list[FailureNotice] = []
+        self.alarm = Alarm(
+            tolerate_failures=tolerate_failures,
+            on_failure=self.told.append,
+            clock=lambda: self.now_s,
+            wall=lambda: 1e9 + self.now_s,
+        )
+        self.alarm.current_step = lambda: 42
+
+
+def test_a_failure_says_since_when_nothing_is_durable_and_what_a_kill_would_lose(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = Run()
+    run.alarm.durable(30)
+    run.now_s += 250.0
+    run.alarm.failed(40, ERROR)
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    for words in (
+        "checkpoint of step 40 failed (1 in a row)",
+        "Nothing newer than step 30 is durable, for 250 s (since 20",
+        "Killed now, the run would lose 12 iteration(s)",
+        "the next try is at the next interval",
+        "no space",
+    ):
+        assert words in record.message
+
+
+def test_before_anything_is_durable_all_iterations_of_the_run_are_at_risk(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = Run()
+    run.alarm.failed(40, ERROR)
+    assert "Nothing since the run began is durable" in caplog.text
+    assert (run.told[0].durable_step, run.told[0].steps_at_risk) == (None, 42)
+
+
+def test_the_hook_hears_of_each_failure_and_once_that_it_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = Run()
+    run.alarm.succeeded(30)  # no news
+    run.alarm.durable(30)
+    for _ in range(3):
+        run.alarm.failed(40, ERROR)
+    run.now_s += 60.0
+    run.alarm.succeeded(42)
+    run.alarm.durable(42)
+    run.alarm.succeeded(43)
+    assert [(n.num_in_row, n.retry_in_s, n.is_over) for n in run.told] == [
+        (1, 0.0, False),
+        (2, 1.0, False),
+        (3, 2.0, False),
+        (0, 0.0, True),
+    ]
+    assert run.told[0].error is ERROR
+    assert {notice.durable_step for notice in run.told} == {30}
+    (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert warning == "checkpoints are durable again: step 42, after 3 that failed and 60 s"
+
+
+def test_periodic_checkpoints_are_held_back_until_the_pause_is_over() -> None:
+    run = Run()
+    run.alarm.failed(40, ERROR)
+    assert run.alarm.why_held_back() == ""
+    run.alarm.failed(40, ERROR)
+    assert run.alarm.why_held_back() == "2 failed in a row; the next try is in 1 s"
+    run.now_s += 1.0
+    assert run.alarm.why_held_back() == ""
+
+
+def test_with_a_number_tolerated_there_is_no_pause(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(tolerate_failures=5)
+    for _ in range(4):
+        run.alarm.failed(40, ERROR)
+    assert run.alarm.why_held_back() == ""
+    assert "(4 in a row, 5 tolerated)" in caplog.text
+
+
+def test_what_the_hook_raises_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def call(notice: FailureNotice) -> None:
+        raise OSError("the pager is down")
+
+    alarm = Alarm(tolerate_failures=None, on_failure=call)
+    alarm.failed(40, ERROR)
+    alarm.succeeded(41)
+    assert caplog.text.count("CFConfig.on_failure raised; training goes on") == 2
+    assert "the pager is down" in caplog.text

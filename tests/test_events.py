@@ -1,0 +1,99 @@
+"""The file of events: short, complete at its end, and readable whatever happened to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.events import events
+from checkfreq.events import Event, EventLog, older_generation
+from checkfreq.store.fileops import LocalFileOps
+
+
+def steps_in(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_fields_that_are_not_known_are_left_out_of_the_line() -> None:
+    event = Event("plan", 3, {"mtbf_s": None, "costs": {"T": 0.5, "W": None}, "list": [None]})
+    line = json.loads(event.to_json())
+    del line["time_unix_s"]
+    assert line == {"kind": "plan", "step": 3, "costs": {"T": 0.5}, "list": [None]}
+    assert event.data["mtbf_s"] is None
+
+
+def test_ten_thousand_events_take_two_files_of_bounded_size_and_the_newest_are_there(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, LocalFileOps(tmp_path), max_bytes=4096)
+    for step in range(10_000):
+        log.append(Event("committed", step))
+        assert path.stat().st_size <= 4096 if path.exists() else older_generation(path).exists()
+    assert sorted(os.listdir(tmp_path)) == ["events.1.jsonl", "events.jsonl"]
+    assert older_generation(path).stat().st_size < 4096 + 200
+    found = steps_in(older_generation(path)) + steps_in(path)
+    assert found == list(range(found[0], 10_000))
+    assert [event["step"] for event in events(tmp_path, "committed")] == found
+    assert events(tmp_path, "committed", last_bytes=300)[-1]["step"] == 9999
+
+
+def test_a_kill_between_two_files_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    EventLog(path, LocalFileOps(tmp_path), max_bytes=1).append(
+        Event("committed", 1)
+    )  # renamed, and nothing came after
+    assert not path.exists()
+    assert [e["step"] for e in events(tmp_path, "committed", last_bytes=1000)] == [1]
+    EventLog(path, LocalFileOps(tmp_path), max_bytes=1000).append(Event("committed", 2))
+    assert [event["step"] for event in events(tmp_path, "committed")] == [1, 2]
+
+
+def test_a_log_without_a_limit_leaves_the_files_to_others(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl", LocalFileOps(tmp_path))
+    for step in range(100):
+        log.append(Event("committed", step))
+    assert os.listdir(tmp_path) == ["events.jsonl"]
+
+
+CUT_OFF = """
+import resource, signal, sys
+from pathlib import Path
+from checkfreq.events import Event, EventLog
+from checkfreq.store.fileops import LocalFileOps
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+path = Path(sys.argv[1])
+log = EventLog(path, LocalFileOps(path.parent))
+log.append(Event("committed", 1))
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+size = path.stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limits[1]))
+log.append(Event("failed", 2))
+resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+log.append(Event("committed", 3))
+"""
+
+
+def test_a_line_cut_off_by_a_full_disk_does_not_take_the_next_one_with_it(tmp_path: Path) -> None:
+    """In a process of its own, since the limit that stands for a full disk is a process's."""
+    path = tmp_path / "events.jsonl"
+    subprocess.run([sys.executable, "-c", CUT_OFF, str(path)], check=True)
+    whole, torn, after = path.read_text().splitlines()
+    assert json.loads(whole)["step"] == 1
+    assert len(torn) == 10
+    assert json.loads(after)["step"] == 3
+    assert [event["step"] for event in events(tmp_path, "committed")] == [1, 3]
+
+
+def test_events_that_cannot_be_written_are_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = EventLog(tmp_path / "nowhere" / "events.jsonl", LocalFileOps(tmp_path), max_bytes=100)
+    for step in range(3):
+        log.append(Event("committed", step))
+    assert caplog.text.count("events are not being recorded") == 1
