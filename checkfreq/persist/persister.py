@@ -177,6 +177,8 @@ class Persister:
             self._answered(reply)
             if isinstance(reply, p.Trouble | p.Failed):
                 logger.error("while closing: %s\n%s", reply.message, reply.child_traceback)
+            if isinstance(reply, p.Retaken):
+                logger.error("while closing: %s", reply.message)
 
     # ---- work
 

@@ -190,7 +190,6 @@ class SystemCalls:
     fallocate: Callable[[int, int, int], None] = os.posix_fallocate
     fdatasync: Callable[[int], None] = os.fdatasync
     fsync: Callable[[int], None] = os.fsync
-    rename: Callable[..., None] = os.rename
     statvfs: Callable[[int], os.statvfs_result] = os.fstatvfs
 
 
@@ -291,7 +290,7 @@ class LocalFileOps:
             # process that holds the directory's lock renames anything in it.
             if self.exists(dst):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(dst))
-            self._calls.rename(name, new_name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
+            os.rename(name, new_name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
 
     def unlink(self, path: Path) -> None:
         with self._entry(path) as (folder, name):

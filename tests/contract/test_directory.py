@@ -149,7 +149,11 @@ def _fifo(path: Path, target: Path) -> None:
 
 @pytest.mark.parametrize("plant", [_link, _fifo])
 @pytest.mark.parametrize(
-    "name", [".lock", ".latest.new", "latest", "events.jsonl", "marks.jsonl", "profile.json"]
+    "name",
+    [
+        *(".lock", ".latest.new", "latest", "events.jsonl", "marks.jsonl"),
+        *("profile.json", ".profile.json.new"),
+    ],
 )
 def test_nothing_is_written_through_what_was_planted_in_the_directory(
     name: str, plant: Plant, chk_dir: Path, tmp_path: Path
@@ -158,7 +162,7 @@ def test_nothing_is_written_through_what_was_planted_in_the_directory(
     (tmp_path / "bashrc").write_text("mine\n")
     plant(chk_dir / name, tmp_path / "bashrc")
     training = Training()
-    auto = {"mode": checkfreq.CFMode.AUTO, "chk_freq": None} if name == "profile.json" else {}
+    auto = {"mode": checkfreq.CFMode.AUTO, "chk_freq": None} if "profile" in name else {}
     refused = ""
     try:
         with managed(chk_dir, training.chk, **auto) as manager:
@@ -297,7 +301,7 @@ def test_sizes_that_no_memory_can_hold_are_the_librarys_own_error(chk_dir: Path)
     assert checkfreq.load(chk_dir)
 
 
-@pytest.mark.parametrize("umask", [0o022, 0o077])
+@pytest.mark.parametrize("umask", [0o002, 0o077])
 def test_everything_a_run_writes_has_the_modes_that_the_umask_leaves(
     umask: int, chk_dir: Path
 ) -> None:
