@@ -22,8 +22,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
+def printable(text: str, *, keep: str = "") -> str:
+    """``text`` with escapes for what could command a terminal or forge a line of a log.
+
+    For whatever a checkpoint said: whoever wrote it chose the characters. ``keep`` stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
 class CheckFreqError(Exception):
     """Base of every error raised by checkfreq; can be pickled, for ranks to tell each other."""
+
+    def __str__(self) -> str:  # a worker's traceback has lines
+        return printable(super().__str__(), keep="\n\t")
 
     def __reduce__(self) -> tuple[Callable[..., CheckFreqError], tuple[Any, ...]]:
         # An exception is unpickled by calling its class with ``args``, and ours take other ones.
@@ -89,7 +106,7 @@ class CorruptCheckpointError(CheckFreqError):
         self.check = check
         self.expected = expected
         self.got = got
-        super().__init__(f"{path}: {check}: expected {expected}, got {got}")
+        super().__init__(printable(f"{path}: {check}: expected {expected}, got {got}"))
 
 
 class MismatchError(CheckFreqError, KeyError):
@@ -111,14 +128,14 @@ class MismatchError(CheckFreqError, KeyError):
         self.missing = tuple(missing)
         self.unexpected = tuple(unexpected)
         self.different = tuple(different)
-        parts = [f"{path} does not fit the live objects; nothing was changed."]
+        parts = [f"{printable(path)} does not fit the live objects; nothing was changed."]
         for title, names in (
             ("missing in the checkpoint", self.missing),
             ("unexpected in the checkpoint", self.unexpected),
             ("different", self.different),
         ):
             if names:
-                parts.append(f"  {title} ({len(names)}): " + "; ".join(names))
+                parts.append(f"  {title} ({len(names)}): " + "; ".join(map(printable, names)))
         parts.append("  Pass strict=False, only= or exclude= to load what fits.")
         self.text = "\n".join(parts)
         super().__init__(self.text)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from checkfreq.errors import ConfigError, NoCheckpointError
 from checkfreq.restore import Found, Restorer, plan_restore
 
 logger = logging.getLogger(__name__)
+
+_STEP = re.compile(r"step-([0-9]{1,18})")
 
 
 def load(
@@ -81,7 +84,7 @@ def _load_into(
 
 
 def _split(path: Path, step: int | None) -> tuple[Path, int | None]:
-    name = path.name
-    if step is None and name.startswith("step-") and (path / "manifest.json").exists():
-        return path.parent, int(name.removeprefix("step-"))
+    named = _STEP.fullmatch(path.name)
+    if step is None and named is not None and (path / "manifest.json").exists():
+        return path.parent, int(named[1])
     return path, step

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import checkfreq
 from checkfreq.cli import commands, simulate
-from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError
+from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError, printable
 from checkfreq.store.store import CheckpointStore
 
 BAD_CHECKPOINT, BAD_COMMAND = 1, 2
@@ -84,7 +84,7 @@ def _step(text: str) -> int:
 
 
 def _fail(error: Exception, status: int) -> int:
-    print(f"checkfreq: {error}", file=sys.stderr)
+    print(f"checkfreq: {printable(str(error), keep=chr(10))}", file=sys.stderr)
     return status
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
 from checkfreq.cli import text
-from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError
+from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError, printable
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.marks import Mark
 from checkfreq.store.store import CheckpointStore
@@ -27,7 +26,7 @@ def ls(store: CheckpointStore, args: argparse.Namespace) -> int:
     marks = store.marks()
     rows = [_row(store, step, marks.get(step)) for step in _steps(store)]
     if args.json:
-        print("\n".join(json.dumps(row) for row in rows))
+        print("\n".join(text.json_of(row, indent=None) for row in rows))
         return 0
     head = ("step", "created", "bytes", "world", "state", "marks")
     print(text.table([name.upper() for name in head], (_cells(row) for row in rows)))
@@ -78,25 +77,25 @@ def show(store: CheckpointStore, args: argparse.Namespace) -> int:
     step = _steps(store)[-1] if args.step is None else args.step
     manifest = store.manifest(step)
     if args.json:
-        print(manifest.encode().decode(), end="")
+        print(manifest.encode().decode().replace("\x7f", "\\u007f"), end="")
         return 0
     _show_head(store, manifest)
     print()
     print(text.table(("FILE", "BYTES", "TENSORS"), map(_file_cells, manifest.files)))
     for file in manifest.files if args.tensors else ():
         _show_tensors(file)
-    print(f"\nstate that is not tensors: {', '.join(manifest.objects) or 'none'}")
+    print(f"\nstate that is not tensors: {text.names(manifest.objects)}")
     if args.objects:
-        print(json.dumps(manifest.objects, indent=2))
+        print(text.json_of(manifest.objects))
     for rank, own in manifest.ranks.items():
         _show_rank(rank, own, objects=args.objects)
     return 0
 
 
 def _show_rank(rank: int, own: dict[str, Json], *, objects: bool) -> None:
-    print(f"rank {rank}'s own: {', '.join(own) or 'none'}")
+    print(f"rank {rank}'s own: {text.names(own)}")
     if objects:
-        print(json.dumps(own, indent=2))
+        print(text.json_of(own))
 
 
 def _show_head(store: CheckpointStore, manifest: Manifest) -> None:
@@ -112,7 +111,7 @@ def _show_head(store: CheckpointStore, manifest: Manifest) -> None:
         "marks": text.mark(store.marks().get(manifest.step)) or "-",
     }
     for name, fact in facts.items():
-        print(f"{name:9}{fact}")
+        print(f"{name:9}{printable(fact)}")
 
 
 def _world(manifest: Manifest) -> str:

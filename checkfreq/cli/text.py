@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Sequence
 
+from checkfreq.errors import printable
 from checkfreq.store.marks import Mark
+from checkfreq.types import Json
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -19,8 +22,11 @@ def size(num_bytes: int) -> str:
 
 
 def moment(unix_s: float) -> str:
-    """Local time to the second."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+    """Local time to the second; the seconds themselves where no calendar goes that far."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+    except (OverflowError, OSError, ValueError):
+        return f"{unix_s:g}"
 
 
 def mark(given: Mark | None) -> str:
@@ -36,9 +42,19 @@ def shape(sizes: Sequence[int]) -> str:
     return f"[{', '.join(map(str, sizes))}]"
 
 
+def names(found: Iterable[str]) -> str:
+    """``model, optimizer``, or ``none``."""
+    return printable(", ".join(found)) or "none"
+
+
+def json_of(value: Json, *, indent: int | None = 2) -> str:
+    """JSON without control characters: the delete character is the one that JSON leaves."""
+    return json.dumps(value, indent=indent).replace("\x7f", "\\u007f")
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Columns as wide as their widest cell, the last one ragged."""
-    lines = [list(head), *map(list, rows)]
+    lines = [[printable(cell) for cell in line] for line in (head, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     padded = (
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))

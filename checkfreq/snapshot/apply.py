@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from checkfreq.checkpoint import CFCheckpoint
-from checkfreq.errors import ConfigError, MismatchError, StateError
+from checkfreq.errors import ConfigError, MismatchError, StateError, printable
 from checkfreq.snapshot.adapters.base import (
     Changes,
     Fallible,
@@ -329,13 +329,13 @@ def _report(findings: Findings, *, strict: bool, path: str) -> None:
             different=findings.different,
         )
     if findings.mismatches or findings.notes:
-        logger.warning("%s: restoring what fits. %s", path, _listing(findings))
+        logger.warning("%s: restoring what fits. %s", path, printable(_listing(findings)))
     if findings.overridden:
         logger.warning(
             "%s: hyper-parameters of the checkpoint replace the script's (assign them after "
             "restore() to change them): %s",
             path,
-            "; ".join(findings.overridden),
+            printable("; ".join(findings.overridden)),
         )
 
 

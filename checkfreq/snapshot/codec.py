@@ -22,7 +22,7 @@ from datetime import timedelta
 from pathlib import Path, PosixPath, PurePath, PurePosixPath
 from typing import Any
 
-from checkfreq.errors import CheckFreqError, StateError
+from checkfreq.errors import CheckFreqError, StateError, printable
 from checkfreq.types import Json
 
 #: ``leaf(value, path)``: the tagged object that stands for ``value``, or None to decline.
@@ -225,7 +225,7 @@ def decode_tree(node: Json, *, leaf: DecodeLeaf | None = None) -> Any:
     except CheckFreqError:
         raise
     except _MALFORMED as error:
-        text = f"malformed state: {type(error).__name__}: {str(error)[:200]}"
+        text = f"malformed state: {type(error).__name__}: {printable(str(error))[:200]}"
         raise ValueError(text) from error
 
 

@@ -18,7 +18,6 @@ from xxhash import xxh3_64_hexdigest
 from checkfreq.config import CFConfig
 from checkfreq.errors import SnapshotError
 from checkfreq.snapshot.arena import Arena, Slot
-from checkfreq.snapshot.collector import collector_paused
 from checkfreq.snapshot.engine import (
     Copy,
     OnCopied,
@@ -29,6 +28,7 @@ from checkfreq.snapshot.engine import (
 )
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.snapshot.state import CapturedState
+from checkfreq.store.collector import collector_paused
 from checkfreq.types import FileSpec
 
 logger = logging.getLogger(__name__)

@@ -36,10 +36,17 @@ _CARRIED = "$carried"
 
 
 class _Outline(Saved):
-    """The saved state of one object, whose tensors have a dtype and nothing in them."""
+    """The saved state of one object, whose tensors have a dtype and nothing in them.
+
+    ``is_partial``: other directories hold tensors of it.
+    """
+
+    is_partial = False
 
     def owned(self, name: str, device: str = "cpu") -> Tensor:
         """A stand-in."""
+        if self.is_partial and self.aliases.get(name, name) not in self.records:
+            return torch.empty(0, device="cpu")
         return torch.empty(0, dtype=DTYPES[self.record(name).dtype], device="cpu")
 
     def decode(
@@ -54,6 +61,7 @@ def require_sound(manifest: Recorded, *, path: str) -> None:
     try:
         _require_objects(manifest)
         for saved in _outlines(manifest, path):
+            saved.is_partial = 0 < len(manifest.ranks) < manifest.world
             _CHECKS[saved.field("kind")](saved)
         for own in (manifest.objects, *manifest.ranks.values()):
             for node in own.get(POSITIONS, {}).values():
@@ -77,9 +85,8 @@ def _require_objects(manifest: Recorded) -> None:
                 continue
             _require_texts(json.get("aliases", {}), "aliases")
             shards = json.get("shards", {})
-            _require(
-                isinstance(shards, dict) and (rank is not None or not shards), "shards", shards
-            )
+            is_placed = rank is not None or not shards or json.get("kind") == _DCP
+            _require(isinstance(shards, dict) and is_placed, "shards", shards)
             for place in shards.values():
                 shape, offsets = map(sizes_of, place)
                 _require(len(shape) == len(offsets), "shard", place)

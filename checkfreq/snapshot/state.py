@@ -14,10 +14,10 @@ from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import StateError
 from checkfreq.snapshot.adapters.rng import capture_rng
 from checkfreq.snapshot.captured import POSITIONS, RNG, CapturedState, Everything
-from checkfreq.snapshot.collector import collector_paused
 from checkfreq.snapshot.parts import alone, part_of
 from checkfreq.snapshot.sink import Sink, TensorRef
 from checkfreq.snapshot.structure import structure_digest, structure_listing
+from checkfreq.store.collector import collector_paused
 from checkfreq.types import Json, Role
 
 __all__ = [

@@ -218,7 +218,7 @@ class JointStore(CheckpointStore):
 
     def _part(self, pending: Pending, own: Manifest, rank: int) -> Manifest:
         path = pending.path / part_name(rank)
-        part = decode_part(self.ops.read_bytes(path), path=path, of=own, rank=rank)
+        part = decode_part(self._read_record(path), path=path, of=own, rank=rank)
         sizes = {file.name: self._size_of(pending.path / file.name) for file in part.files}
         check_sizes(part, sizes, rank=rank)
         return part
@@ -243,7 +243,7 @@ class JointStore(CheckpointStore):
     def _record_in(self, directory: Path) -> Manifest | None:
         path = directory / MANIFEST_NAME
         try:
-            return Manifest.decode(self.ops.read_bytes(path), path=path)
+            return Manifest.decode(self._read_record(path), path=path)
         except (CheckFreqError, FileNotFoundError):
             return None
 

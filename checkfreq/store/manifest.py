@@ -9,6 +9,9 @@ Version 1 is a checkpoint of one rank; version 2 has ``ranks``, and is written o
 manifest is checked when it is made and again when it is read, by the same code. The tensors of
 a file follow its header without holes, so every byte of every file is under a digest. Digests
 are xxh3_64 as 16 hexadecimal digits. No torch, no I/O.
+
+A manifest is no larger than `most_bytes` of the headers beside it: what is said of a tensor takes
+a few times what the header says of it, and all other state has a fixed allowance.
 """
 
 from __future__ import annotations
@@ -25,11 +28,21 @@ from typing import Any, TypeVar
 import xxhash
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError
+from checkfreq.store.collector import collector_paused
 from checkfreq.types import Json
 
 #: The newest that can be read. What is written is the oldest that can say it.
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
+
+#: For everything that is no tensor. A list of a million numbers takes a third of it.
+STATE_BYTES = 64 << 20
+#: What a record says of a tensor, over what the header of its file does: measured 3, 12 if its name
+#: is of characters that JSON escapes.
+_BYTES_PER_HEADER_BYTE = 16
+#: Containers in one another. What is written goes 300 deep at most (``snapshot.codec``).
+_MAX_DEPTH = 400
+_MAX_DIMS = 1024
 
 #: The 8-byte length with which a safetensors file begins.
 _MIN_HEADER_BYTES = 8
@@ -80,11 +93,32 @@ class TensorEntry:
     digest: str
 
     def __post_init__(self) -> None:
+        if not self._is_sound():  # in one go: there may be a million of them
+            self._refuse()
+
+    def _is_sound(self) -> bool:
+        numbers = (*self.shape, self.offset, self.num_bytes)
+        item_bytes = _ITEM_BYTES.get(self.dtype) if type(self.dtype) is str else None
+        return (
+            item_bytes is not None
+            and type(self.name) is type(self.digest) is str
+            and len(numbers) < _MAX_DIMS
+            and all(map(_is_count, numbers))
+            and self.num_bytes == item_bytes * math.prod(self.shape)
+            and (self.num_bytes > 0 or _can_be(self.shape))
+            and _DIGEST.fullmatch(self.digest) is not None
+        )
+
+    def _refuse(self) -> None:
+        """Raise ManifestError for what is wrong; a dtype that is not known is not."""
         _require(isinstance(self.name, str), "tensor name", "a string", self.name)
         where = f"tensor {self.name!r:.80}"
         _matches(_DTYPE, self.dtype, f"{where}: dtype", "the name of a dtype")
+        dims = len(self.shape)
+        _require(dims <= _MAX_DIMS, f"{where}: dimensions", f"at most {_MAX_DIMS}", dims)
         for size in self.shape:
             _count(size, f"{where}: shape")
+        _require(_can_be(self.shape), f"{where}: shape", "that of a tensor", self.shape)
         _count(self.offset, f"{where}: offset")
         _count(self.num_bytes, f"{where}: num_bytes")
         _matches(_DIGEST, self.digest, f"{where}: digest", "16 hexadecimal digits")
@@ -193,9 +227,9 @@ class Manifest:
         ConfigError when it is whole but of a newer format than this version can read.
         """
         frame = _FRAME.match(data)
-        if frame is None:
+        if frame is None:  # not quoted: it may be a file of somebody else's
             raise CorruptCheckpointError(
-                str(path), check="first line", expected="a manifest", got=repr(data[:60])
+                str(path), check="first line", expected="a manifest", got="something else"
             )
         _check_own_digest(data, frame, path)
         version = int(frame[1])
@@ -205,11 +239,20 @@ class Manifest:
                 f"{FORMAT_VERSION}. The checkpoint is whole: read it with a newer checkfreq."
             )
         try:
-            return _manifest_from(_load_json(data), version)
+            with collector_paused():
+                return _manifest_from(_load_json(data), version)
         except ManifestError as error:
             raise CorruptCheckpointError(
                 str(path), check=error.check, expected=error.expected, got=error.got
             ) from None
+
+
+def most_bytes(header_bytes: int) -> int:
+    """The most that a manifest takes, of files whose headers have so many bytes that say something.
+
+    The writer refuses a larger one (`CheckpointStore.commit`), and readers do not open it.
+    """
+    return STATE_BYTES + _BYTES_PER_HEADER_BYTE * header_bytes
 
 
 def digest_of(*pieces: bytes | bytearray | memoryview) -> str:
@@ -278,7 +321,9 @@ def _check_own_digest(data: bytes, frame: re.Match[bytes], path: Path | str) -> 
 
 def _load_json(data: bytes) -> Json:
     try:
-        return json.loads(data, object_pairs_hook=_object, parse_constant=_no_constant)
+        return json.loads(
+            data, object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_finite
+        )
     except ManifestError:
         raise
     except (ValueError, RecursionError) as error:
@@ -287,18 +332,38 @@ def _load_json(data: bytes) -> Json:
 
 def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     found = dict(pairs)
-    _require(len(found) == len(pairs), "keys of an object", "no repetition", list(found))
+    if len(found) != len(pairs):
+        raise ManifestError("keys of an object", "no repetition", list(found))
     return found
+
+
+def _require_depth(value: Json) -> None:
+    """What is nested deeper could not be read, nor shown, without more stack than there is."""
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        nodes = [node.values() if isinstance(node, dict) else node for node in level]
+        level = [inner for node in nodes for inner in node if isinstance(inner, dict | list)]
+        if not level:
+            return
+    raise ManifestError("nesting", f"at most {_MAX_DEPTH} deep", "more")
 
 
 def _no_constant(name: str) -> Json:
     raise ManifestError("number", "a finite number", name)
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):  # 1e999
+        raise ManifestError("number", "a finite number", text)
+    return value
+
+
 def _manifest_from(value: Json, version: int) -> Manifest:
     _require(version >= 1, "format_version", "at least 1", version)
     fields = dict(value)
     del fields["format_version"], fields["digest"]
+    _require_depth({name: inner for name, inner in fields.items() if name != "files"})
     fields["files"] = _each(fields.get("files"), _file_from)
     if version == 1:
         return _make(Manifest, Manifest.__slots__[:-1], fields)
@@ -333,8 +398,8 @@ def _tensor_from(value: Json) -> TensorEntry:
 
 
 def _make(kind: Callable[..., T], names: Iterable[str], fields: Mapping[str, Json]) -> T:
-    expected, got = sorted(names), sorted(fields)
-    _require(got == expected, "names of fields", expected, got)
+    if fields.keys() != {*names}:
+        raise ManifestError("names of fields", sorted(names), sorted(fields))
     return kind(**fields)
 
 
@@ -361,8 +426,16 @@ def _require(holds: bool, check: str, expected: object, got: object) -> None:
 
 
 def _count(value: Any, check: str) -> None:
-    good = type(value) is int and 0 <= value <= _LARGEST
-    _require(good, check, "a whole number from 0 to 2**63-1", value)
+    _require(_is_count(value), check, "a whole number from 0 to 2**63-1", value)
+
+
+def _can_be(shape: Iterable[int]) -> bool:
+    """Whether a tensor, an empty one too, can have the shape: its strides must be numbers."""
+    return math.prod(max(size, 1) for size in shape) <= _LARGEST
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _LARGEST
 
 
 def _matches(pattern: re.Pattern[str], value: Any, check: str, expected: str) -> None:

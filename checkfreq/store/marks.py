@@ -40,17 +40,20 @@ def mark_line(
 def read_marks(data: bytes, *, path: Path) -> dict[int, Mark]:
     """The marks in a file's bytes; lines that are no marks (torn by a crash) are skipped."""
     marks: dict[int, Mark] = {}
-    for line in data.splitlines():
+    for number, line in enumerate(data.splitlines(), 1):
         try:
             _apply(marks, json.loads(line))
-        except (ValueError, KeyError, TypeError):
-            logger.warning("%s: skipped a line that is no mark: %.80r", path, line)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            # Not quoted: the file may be somebody else's.
+            logger.warning("%s: skipped line %d, which is no mark", path, number)
     return marks
 
 
 def _apply(marks: dict[int, Mark], record: Json) -> None:
-    step, keep, metrics = record["step"], record["keep"], dict(record["metrics"])
+    step, keep, metrics = record["step"], record["keep"], {**record["metrics"]}
     if type(step) is not int or not (keep is None or type(keep) is bool):
         raise TypeError(step, keep)
+    if not all(type(value) in (int, float) for value in metrics.values()):
+        raise TypeError(metrics)
     old = Mark() if record.get("reset") else marks.get(step, Mark())
     marks[step] = Mark(old.keep if keep is None else keep, {**old.metrics, **metrics})

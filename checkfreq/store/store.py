@@ -34,14 +34,21 @@ from checkfreq.errors import (
     PersistError,
 )
 from checkfreq.store.fileops import FileOps, LocalFileOps, PayloadFile, ReadFile
-from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest
+from checkfreq.store.manifest import (
+    MANIFEST_NAME,
+    STATE_BYTES,
+    FileEntry,
+    Manifest,
+    most_bytes,
+)
 from checkfreq.store.marks import Mark, mark_line, read_marks
-from checkfreq.store.verify import expect_size, verify_digests
+from checkfreq.store.verify import expect_size, header_bytes, verify_digests
 
 logger = logging.getLogger(__name__)
 
 _STEP = re.compile(r"step-([0-9]{8,18})")
 _PENDING = re.compile(r"\.tmp-([0-9]{1,18})-([A-Za-z0-9_-]{1,64})")
+_PAYLOAD = ".safetensors"
 _STALE = (".tmp-", ".trash-")
 #: Of a run with a directory per node: the first step that was committed in all of them.
 _COMMON = "common"
@@ -269,7 +276,7 @@ class CheckpointStore:
         Raises NoCheckpointError, CorruptCheckpointError (there is none), OSError.
         """
         path = self.path(step) / MANIFEST_NAME
-        return self._of_committed(step, path, partial(self.ops.read_bytes, path))
+        return self._of_committed(step, path, partial(self._read_record, path))
 
     def parse(self, step: int, record: bytes) -> Manifest:
         """What the step's commit record says; raises as `manifest` if it is no such record."""
@@ -380,14 +387,25 @@ class CheckpointStore:
     def _write_record(self, directory: Path, manifest: Manifest) -> None:
         """After the payloads' sync: a valid manifest must imply valid payloads."""
         path = directory / MANIFEST_NAME
+        data = manifest.encode()
+        self._require_readable(manifest, len(data), directory)
         faults.reach("commit.write_manifest")
-        self.ops.write_file(path, manifest.encode())
+        self.ops.write_file(path, data)
         faults.reach("commit.sync_manifest")
         self.ops.sync_file(path)
         if manifest.ranks:
             self._remove_parts(directory, manifest)
         faults.reach("commit.sync_temp_dir")
         self.ops.sync_dir(directory)
+
+    def _require_readable(self, manifest: Manifest, num_bytes: int, directory: Path) -> None:
+        if num_bytes > STATE_BYTES and num_bytes > (most := self._most_record_bytes(directory)):
+            text = (
+                f"step {manifest.step} was not committed: what is no tensor makes its manifest "
+                f"{num_bytes} bytes long, and at most {most} are read back. Keep long lists of "
+                "numbers as tensors or NumPy arrays"
+            )
+            raise PersistError(text, step=manifest.step, phase="commit")
 
     def _remove_parts(self, directory: Path, manifest: Manifest) -> None:
         """Parts that are merged, and what workers that were killed left beside them.
@@ -500,6 +518,27 @@ class CheckpointStore:
             raise CorruptCheckpointError(
                 str(path), check="file", expected="a regular file", got=error.strerror
             ) from None
+
+    def _read_record(self, path: Path) -> bytes:
+        """The bytes of a record; CorruptCheckpointError if there are more than it can need."""
+        num_bytes = self.ops.file_size(path)
+        if num_bytes > STATE_BYTES and num_bytes > (most := self._most_record_bytes(path.parent)):
+            raise CorruptCheckpointError(
+                str(path), check="size in bytes", expected=f"at most {most}", got=num_bytes
+            )
+        return self.ops.read_bytes(path)
+
+    def _most_record_bytes(self, directory: Path) -> int:
+        """What a record may take, by the headers of the payloads beside it."""
+        found = 0
+        for name in self.ops.listdir(directory):
+            if name.endswith(_PAYLOAD):
+                file = self.ops.open_for_read(directory / name)
+                try:
+                    found += header_bytes(file)
+                finally:
+                    file.close()
+        return most_bytes(found)
 
     def _newest_intact(self, steps: Iterable[int]) -> int | None:
         for step in sorted(steps, reverse=True):

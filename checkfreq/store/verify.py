@@ -13,6 +13,8 @@ from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import FileEntry
 
 _READ_CHUNK_BYTES = 4 << 20
+#: A safetensors file begins with the length of its header, of which its library reads no more.
+_LENGTH_BYTES, _LARGEST_HEADER_BYTES = 8, 100_000_000
 
 
 def expect_size(path: Path, entry: FileEntry, got: int) -> None:
@@ -43,6 +45,21 @@ def _chunks(file: ReadFile) -> Iterator[memoryview]:
     while count := file.preadinto(buffer, offset):
         yield buffer[:count]
         offset += count
+
+
+def header_bytes(file: ReadFile) -> int:
+    """How many bytes of a file's header say something: neither blanks nor holes."""
+    count, end = 0, 0
+    for chunk in _chunks(file):
+        if not end:
+            claimed = int.from_bytes(chunk[:_LENGTH_BYTES], "little")
+            end = _LENGTH_BYTES + min(claimed, _LARGEST_HEADER_BYTES)
+        part = bytes(chunk[:end])
+        count += len(part.translate(None, b" \0"))
+        end -= len(part)
+        if end <= 0:
+            break
+    return count
 
 
 class _ByteStream:

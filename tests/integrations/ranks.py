@@ -163,7 +163,7 @@ def load_state(chk_dir: Path, ways: int) -> bool:
     """Whether the state comes back, divided in other ways."""
     wanted = state(ways=ways)
     found = emptied(wanted)
-    dcp.load(found, storage_reader=CFStorageReader(chk_dir))
+    dcp.load(found, storage_reader=CFStorageReader(chk_dir, trust_pickle=True))
     return same(whole(found), whole(wanted))
 
 
@@ -270,7 +270,7 @@ def save_as_manager(chk_dir: Path, split: bool) -> dict[str, Any]:
 def load_note(chk_dir: Path) -> Any:
     """What this rank gets of an object that differs from rank to rank."""
     found = {"note": {"rank": None}}
-    dcp.load(found, storage_reader=CFStorageReader(chk_dir))
+    dcp.load(found, storage_reader=CFStorageReader(chk_dir, trust_pickle=True))
     return found["note"]["rank"]
 
 
@@ -287,7 +287,7 @@ def save_in_background(chk_dir: Path, kind: str) -> bool:
     future.result(timeout=LIMIT_S)
     dist.barrier()
     found = emptied(state())
-    dcp.load(found, storage_reader=CFStorageReader(chk_dir))
+    dcp.load(found, storage_reader=CFStorageReader(chk_dir, trust_pickle=True))
     return same(whole(found), whole(state()))
 
 
@@ -304,9 +304,9 @@ def failures(chk_dir: Path, kind: str) -> dict[int, str]:
             wrong = {"a": torch.ones(2), "b": torch.ones(2).to_sparse() if rank else torch.ones(2)}
             dcp.save(wrong, storage_writer=CFStorageWriter(chk_dir, step=1))
         elif kind == "reads":
-            dcp.load({"n": 0}, storage_reader=CFStorageReader(chk_dir, 1 + rank))
+            dcp.load({"n": 0}, storage_reader=CFStorageReader(chk_dir, 1 + rank, trust_pickle=True))
         else:
-            dcp.load(emptied(state()), storage_reader=CFStorageReader(chk_dir))
+            dcp.load(emptied(state()), storage_reader=CFStorageReader(chk_dir, trust_pickle=True))
     except CheckpointException as error:
         return {r: f"{type(e).__name__}: {e}" for r, (e, _) in error.failures.items()}
     return {}

@@ -41,7 +41,7 @@ def save(chk_dir: Path, state: dict[str, Any], step: int = 1, **options: Any) ->
 
 
 def load(chk_dir: Path, state: dict[str, Any], step: int | None = None, **options: Any) -> None:
-    dcp.load(state, storage_reader=CFStorageReader(chk_dir, step), **options)
+    dcp.load(state, storage_reader=CFStorageReader(chk_dir, step, trust_pickle=True), **options)
 
 
 def flip(path: Path, offset: int = -1) -> None:
@@ -68,7 +68,7 @@ def test_every_leaf_comes_back_without_a_state_dict_to_fill(tmp_path: Path) -> N
     loaded: dict[str, Any] = {}
     _load_state_dict(
         loaded,
-        storage_reader=CFStorageReader(tmp_path),
+        storage_reader=CFStorageReader(tmp_path, trust_pickle=True),
         planner=_EmptyStateDictLoadPlanner(),
         no_dist=True,
     )
@@ -82,7 +82,10 @@ def test_one_key_can_be_chosen_of_a_saved_state(tmp_path: Path) -> None:
     loaded: dict[str, Any] = {}
     planner = _EmptyStateDictLoadPlanner(keys={"mixed"})
     _load_state_dict(
-        loaded, storage_reader=CFStorageReader(tmp_path), planner=planner, no_dist=True
+        loaded,
+        storage_reader=CFStorageReader(tmp_path, trust_pickle=True),
+        planner=planner,
+        no_dist=True,
     )
     assert same(loaded, {"mixed": nested_state()["mixed"]})
 
@@ -289,7 +292,7 @@ def test_paths_can_come_with_the_call(tmp_path: Path) -> None:
     writer = CFStorageWriter(tmp_path, step=1)
     dcp.save({"n": 1}, storage_writer=writer)
     dcp.save({"n": 2}, storage_writer=writer, checkpoint_id=tmp_path / "step-00000002")
-    reader, state = CFStorageReader(tmp_path), {"n": 0}
+    reader, state = CFStorageReader(tmp_path, trust_pickle=True), {"n": 0}
     dcp.load(state, storage_reader=reader, checkpoint_id=tmp_path / "step-00000001")
     assert state == {"n": 1}
     dcp.load(state, storage_reader=reader, checkpoint_id=tmp_path)
@@ -435,10 +438,10 @@ def test_damage_that_shows_at_once_falls_back_to_the_step_before(
 
 def test_a_directory_without_checkpoints_and_a_step_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(NoCheckpointError, match="holds no checkpoint"):
-        CFStorageReader(tmp_path).read_metadata()
+        CFStorageReader(tmp_path, trust_pickle=True).read_metadata()
     save(tmp_path, {"n": 1})
     with pytest.raises(NoCheckpointError, match="has no step 2; it has: 1"):
-        CFStorageReader(tmp_path, 2).read_metadata()
+        CFStorageReader(tmp_path, 2, trust_pickle=True).read_metadata()
 
 
 # Other readers of the same directory.

@@ -588,7 +588,7 @@ def test_lines_that_are_no_marks_are_skipped(
     (store.root / "marks.jsonl").write_text(line)
     store.add_mark(2, keep=True)
     assert store.marks() == {2: Mark(True, {})}
-    assert "skipped a line that is no mark" in caplog.text
+    assert "skipped line 1, which is no mark" in caplog.text
 
 
 def test_the_marks_of_a_quarantined_step_do_not_pass_to_its_successor(

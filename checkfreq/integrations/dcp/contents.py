@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from checkfreq.errors import CheckFreqError, ConfigError, CorruptCheckpointError
+from checkfreq.errors import CheckFreqError, ConfigError, CorruptCheckpointError, printable
 from checkfreq.integrations.dcp.chunks import StoredTensor, own_json, rank_for, tensors_of
 from checkfreq.snapshot.adapters.base import Saved
 from checkfreq.snapshot.adapters.generic import tree_value
@@ -81,7 +81,8 @@ class Contents:
         try:
             planner.set_up_planner({state.name: tree})
         except ValueError as error:  # {"a.b": 1, "a": {"b": 2}}
-            logger.warning("%s has no place in a flat state dict, left out: %s", state.name, error)
+            text = printable(f"{state.name} has no place in a flat state dict, left out: {error}")
+            logger.warning("%s", text)
             return
         for name, leaf in planner.state_dict.items():
             if isinstance(leaf, Tensor):

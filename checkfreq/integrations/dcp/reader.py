@@ -138,7 +138,6 @@ class CFStorageReader(StorageReader):
     def _look_into(self, step: int) -> tuple[Manifest, Contents]:
         manifest = self._store.inspect(step)
         path = str(self._store.path(step) / MANIFEST_NAME)
-        require_sound(manifest, path=path)
         if not self._trusts_pickle and is_of_dcp(manifest):
             raise ConfigError(
                 f"step {step} in {self._store.root} was written by torch.distributed.checkpoint, "
@@ -148,6 +147,7 @@ class CFStorageReader(StorageReader):
         contents = contents_of(
             manifest, rank=_rank(), path=path, parameter_names=self._parameter_names
         )
+        require_sound(manifest, path=path)
         return manifest, contents
 
     def set_up_storage_reader(

@@ -1,4 +1,4 @@
-"""Keeping Python's garbage collector from running while an object is made per tensor."""
+"""Keeping Python's garbage collector from running while very many objects are made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def collector_paused() -> Iterator[None]:
 
     Two objects are made per tensor in a capture, and one more for its copy, enough to set off
     full collections: to capture 10,000 tensors in a process with a large heap took 270 ms
-    instead of 30 (2026-11).
+    instead of 30. A commit record parses in a half to an eighth of the time (2026-11).
     """
     enabled = gc.isenabled()
     gc.disable()
