@@ -16,7 +16,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -27,6 +26,7 @@ from checkfreq import faults
 from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError, WorkerDiedError
 from checkfreq.persist import protocol as p
+from checkfreq.persist.launch import worker_command, worker_environment
 from checkfreq.types import FileSpec, Role
 
 logger = logging.getLogger(__name__)
@@ -258,18 +258,14 @@ class Persister:
             os.close(pidfd)
 
     def _popen(self, socket_fd: int, pidfd: int, stderr_fd: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "checkfreq.persist.worker"]
-        arguments = (socket_fd, pidfd, os.getpid(), self._config.nice)
-        package_parent = str(Path(__file__).resolve().parents[2])
-        search = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
         return subprocess.Popen(
-            [*command, *(str(value) for value in arguments)],
+            worker_command((socket_fd, pidfd, os.getpid(), self._config.nice)),
             pass_fds=(socket_fd, pidfd),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # an inherited pipe would outlive the trainer with us
             stderr=stderr_fd,
             start_new_session=True,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(search)},
+            env=worker_environment(),
         )
 
     @property

@@ -1,4 +1,4 @@
-"""The persist worker: ``python -m checkfreq.persist.worker SOCKET_FD TRAINER_PIDFD TRAINER_PID``.
+"""The persist worker: ``main([SOCKET_FD, TRAINER_PIDFD, TRAINER_PID, NICE])``, see ``launch``.
 
 Started once by the trainer, in its own session, with SIGINT and SIGTERM ignored, so that it
 outlives a killed trainer and finishes the snapshots it holds. Imports no torch and never sees
@@ -225,7 +225,3 @@ def main(argv: list[str]) -> None:
     faults.set_peer(trainer_pid)
     channel = p.Channel(socket.socket(fileno=socket_fd))
     serve(channel, pidfd, Desk(channel, trainer_pid=trainer_pid))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

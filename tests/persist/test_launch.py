@@ -1,0 +1,102 @@
+"""The worker's imports are the trainer's, and nobody else's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+import xxhash
+
+import checkfreq
+
+ROOT = Path(checkfreq.__file__).parents[1]
+
+#: Starts what would be the worker, which finds that it was given no descriptors.
+START = """
+import subprocess, sys
+from checkfreq.persist.launch import worker_command, worker_environment
+done = subprocess.run(
+    worker_command(()), env=worker_environment(), capture_output=True, text=True, timeout=300
+)
+print(done.stderr)
+"""
+TRAIN = """
+import sys
+import torch
+from checkfreq import CFCheckpoint, CFManager, CFMode
+chk = CFCheckpoint(model=torch.nn.Linear(2, 2))
+with CFManager(sys.argv[1], chk, mode=CFMode.MANUAL, chk_freq=1) as manager:
+    manager.step()
+    manager.wait()
+"""
+
+
+def plant(folder: Path) -> Path:
+    """Modules that say so when they are imported."""
+    folder.mkdir()
+    for name in ("xxhash", "json", "socket", "queue", "checkfreq", "platform"):
+        (folder / f"{name}.py").write_text(
+            f"open({str(folder / 'ran')!r}, 'a').write(__name__)\nraise ImportError(__name__)\n"
+        )
+    return folder
+
+
+def run(command: list[str], cwd: Path, **environment: str) -> str:
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("safe_path", ["", "1"])
+def test_nothing_in_the_current_directory_is_imported(tmp_path: Path, safe_path: str) -> None:
+    planted = plant(tmp_path / "planted")
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    run([sys.executable, str(script), str(tmp_path / "chk")], planted, PYTHONSAFEPATH=safe_path)
+    assert checkfreq.load(tmp_path / "chk")["model"]["weight"].shape == (2, 2)
+    assert not (planted / "ran").exists()
+
+
+def test_what_the_trainer_has_on_its_path_is_no_place_to_look_for_modules(tmp_path: Path) -> None:
+    planted = plant(tmp_path / "planted")
+    late = f"import sys\nimport checkfreq.persist.launch\nsys.path.insert(0, {str(planted)!r})"
+    text = run([sys.executable, "-c", late + START], tmp_path, PYTHONPATH=str(ROOT))
+    assert "not enough values to unpack" in text
+    assert not (planted / "ran").exists()
+
+
+def test_packages_are_found_where_the_trainer_found_them(tmp_path: Path) -> None:
+    """In an environment in which nothing is installed."""
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    places = os.pathsep.join([str(ROOT), str(Path(xxhash.__file__).parents[1])])
+    python = str(tmp_path / "bare" / "bin" / "python")
+    text = run([python, "-c", START], tmp_path, PYTHONPATH=places)
+    assert "not enough values to unpack" in text
+    assert str(ROOT / "checkfreq" / "persist" / "worker.py") in text
+
+
+def test_a_trainer_that_imports_from_an_archive_has_a_worker_that_does(tmp_path: Path) -> None:
+    archive = tmp_path / "packages.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in sorted((ROOT / "checkfreq").rglob("*.py")):
+            file.write(path, path.relative_to(ROOT))
+    text = run([sys.executable, "-c", START], tmp_path, PYTHONPATH=str(archive))
+    assert "not enough values to unpack" in text
+    assert "packages.zip/checkfreq/persist/worker.py" in text
+
+
+def test_an_interpreter_that_is_told_its_home_keeps_it(tmp_path: Path) -> None:
+    text = run([sys.executable, "-c", START], tmp_path, PYTHONHOME=sys.base_prefix)
+    assert "not enough values to unpack" in text
