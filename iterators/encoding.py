@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import struct
 import sys
 from collections.abc import Callable
@@ -23,6 +24,8 @@ Json: TypeAlias = Any
 _TAG = "$"
 _LARGEST_PLAIN = 64  # bits; Python converts integers of more than 4,300 digits only as hex
 _KINDS = "?biufcmMSUV"
+#: NumPy's names of dtypes of those kinds; bytes taken for object pointers would crash the process.
+_DTYPE = re.compile(r"[<>|=]([?biufcSUV][0-9]{1,9}|[mM]8(\[[0-9]{0,9}[A-Za-z\u03bc]{1,7}\])?)")
 
 
 def dumps(state: object) -> str:
@@ -32,7 +35,10 @@ def dumps(state: object) -> str:
 
 def loads(text: str) -> Any:
     """The state that ``dumps`` wrote; ``ValueError`` for any other text."""
-    return decode(json.loads(text))
+    try:
+        return decode(json.loads(text))
+    except RecursionError:
+        raise ValueError("not an encoded state: nested too deeply") from None
 
 
 def encode(state: object, *, path: str = "state") -> Json:
@@ -60,8 +66,11 @@ def decode(value: Json) -> Any:
         return {name: decode(one) for name, one in value.items()}
     try:
         return _DECODERS[value[_TAG]](value)
-    except (KeyError, TypeError, ValueError, AttributeError, struct.error) as error:
-        raise ValueError(f"not an encoded {value[_TAG]!r}: {error}") from error
+    except _MALFORMED as error:
+        raise ValueError(f"not an encoded {value[_TAG]!r:.80}: {error!s:.200}") from error
+
+
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, struct.error)
 
 
 def _refusal(state: object, path: str) -> str:
@@ -137,9 +146,10 @@ def _is_plain(dtype: np.dtype[Any]) -> bool:
 
 def _to_array(value: dict[str, Json]) -> NDArray[Any]:
     """Writable, like the one that was saved."""
-    dtype, shape = np.dtype(value["dtype"]), tuple(value["shape"])
-    if not _is_plain(dtype):  # bytes taken for object pointers would crash the process
-        raise ValueError(f"dtype {dtype}")
+    shape = _shape(value)
+    if not isinstance(value["dtype"], str) or _DTYPE.fullmatch(value["dtype"]) is None:
+        raise ValueError(f"dtype {value['dtype']!r:.80}")
+    dtype = np.dtype(value["dtype"])
     content = _content(value, math.prod(shape) * dtype.itemsize)
     return np.ndarray(shape, dtype, buffer=content)
 
@@ -165,12 +175,22 @@ def _from_tensor(state: Any, path: str) -> Json:
 def _to_tensor(value: dict[str, Json]) -> Any:
     import torch
 
-    dtype = getattr(torch, value["dtype"])
-    tensor = torch.empty(value["shape"], dtype=dtype)
-    content = _content(value, tensor.numel() * dtype.itemsize)
+    dtypes = {str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
+    dtype, shape = dtypes[f"torch.{value['dtype']}"], _shape(value)
+    content = _content(value, math.prod(shape) * dtype.itemsize)  # before there is room for it
+    tensor = torch.empty(shape, dtype=dtype)
     if content:
         tensor.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(content, dtype=torch.uint8))
     return tensor
+
+
+def _shape(value: dict[str, Json]) -> tuple[int, ...]:
+    sizes = tuple(value["shape"])
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        raise ValueError("expected a list of sizes")
+    if math.prod(max(size, 1) for size in sizes) >= 2**63:
+        raise ValueError("expected the shape of an array")
+    return sizes
 
 
 def _to_base64(content: bytes) -> str:

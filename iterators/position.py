@@ -110,7 +110,7 @@ class Position:
         _require_intact(state)
         try:
             return cls._parsed(state)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise CorruptPositionError(
                 f"the saved position cannot be read ({type(error).__name__}: {error})"
             ) from error
@@ -223,7 +223,7 @@ def _require_intact(state: Mapping[str, Any]) -> None:
 def _check(state: Mapping[str, Any]) -> int:
     try:
         text = json.dumps(state, sort_keys=True)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise CorruptPositionError(f"the saved position is not plain JSON: {error}") from error
     return crc32(text.encode())
 

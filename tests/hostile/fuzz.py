@@ -128,8 +128,10 @@ def dcp_state() -> dict[str, Any]:
 
 
 def write_dcp(chk_dir: Path) -> None:
-    for step in (1, 2):
-        dcp.save(dcp_state(), storage_writer=CFStorageWriter(chk_dir, step=step), no_dist=True)
+    with warnings.catch_warnings():  # DCP warns of a single process
+        warnings.simplefilter("ignore")
+        for step in (1, 2):
+            dcp.save(dcp_state(), storage_writer=CFStorageWriter(chk_dir, step=step), no_dist=True)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,191 @@
+"""Manifests that validate and were made up: nothing is called, imported or half restored."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import checkfreq
+from checkfreq import CFCheckpoint, CFManager, CFMode
+from checkfreq.errors import CheckFreqError, CorruptCheckpointError, MismatchError
+from checkfreq.restore import Restorer
+from checkfreq.store.manifest import digest_of
+from tests.hostile import fuzz, grammar
+
+
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps with an object of every kind."""
+    chk_dir = tmp_path_factory.mktemp("forged") / "chk"
+    fuzz.write_rich(chk_dir)
+    return chk_dir
+
+
+@pytest.fixture
+def chk_dir(rich: Path, tmp_path: Path) -> Path:
+    """A copy to be changed, of the newest step alone."""
+    shutil.copytree(rich, tmp_path / "chk")
+    shutil.rmtree(tmp_path / "chk" / "step-00000001")
+    return tmp_path / "chk"
+
+
+def forge(chk_dir: Path, *path: Any, value: Any) -> None:
+    """Give the newest manifest another value at a place of its objects."""
+    folder = chk_dir / "step-00000002"
+    document = grammar.read_manifest(folder)
+    node = document["objects"]
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    grammar.write_manifest(folder, document)
+
+
+def forge_tensor(chk_dir: Path, file: str, key: str, change: Callable[[bytearray], None]) -> None:
+    """Give a tensor other bytes, under their digest."""
+    folder = chk_dir / "step-00000002"
+    document = grammar.read_manifest(folder)
+    (entry,) = (f for f in document["files"] if f["name"] == file)
+    (tensor,) = (t for t in entry["tensors"] if t["name"] == key)
+    start, end = tensor["offset"], tensor["offset"] + tensor["num_bytes"]
+    data = bytearray((folder / file).read_bytes())
+    part = data[start:end]
+    change(part)
+    data[start:end] = part
+    (folder / file).write_bytes(data)
+    tensor["digest"] = digest_of(part)
+    grammar.write_manifest(folder, document)
+
+
+NUMPY = ("rng", "state", "numpy", "state")
+GROUP = ("groups", 0, "values")
+BOTH = ("both", "tree", "_schedulers", 0)
+
+MALFORMED = {
+    "device of a nested tensor": (("meters", "tree", "t", "device"), "nosuch"),
+    "device that is no name": (("meters", "tree", "t", "device"), "cpu; rm"),
+    "device in a value": (("meters", "tree", "more", "device", "$torch.device"), "cuda:99999"),
+    "dtype": (("meters", "tree", "more", "dtype", "$torch.dtype"), "hub"),
+    "dtype of objects": (("meters", "tree", "more", "n", "$numpy"), "|O"),
+    "place among NumPy's words": ((*NUMPY, "pos"), 10**6),
+    "NumPy's words": ((*NUMPY, "key", "$ndarray"), "python.words"),
+    "NumPy's fields": ((*NUMPY, "more"), 1),
+    "Python's gauss": (("rng", "state", "python", "gauss"), "text"),
+    "Python's words": (("rng", "state", "python", "words", "$tensor"), "torch"),
+    "torch's words": (("rng", "state", "torch", "$tensor"), "python.words"),
+    "a generator of no device": (("rng", "state", "nosuch"), 1),
+    "an entry of a group": (("optimizer", *GROUP, "lr"), "0.1"),
+    "an entry that no tensor holds": (("adam", *GROUP, "lr"), {"$int": hex(10**400)}),
+    "the parameters of a group": (("optimizer", *GROUP, "params"), [1]),
+    "a name that is no key": (("optimizer", "other"), [[{"$dict": []}, 1]]),
+    "a scheduler's optimizer": (("plateau", "tree", "optimizer"), 1),
+    "a method of a scheduler": (("plateau", "tree", "step"), 1),
+    "a scheduler's text for a number": (("plateau", "tree", "best"), "a file name"),
+    "a method of a scheduler's scheduler": ((*BOTH, "get_lr"), [1]),
+    "a scheduler for a list": (("both", "tree", "_schedulers"), 1),
+    "attributes of a function": (
+        ("both", "tree", "_schedulers", 1, "lr_lambdas"),
+        [{"__code__": 1}],
+    ),
+    "a method of a user's object": (("meter", "tree", "load_state_dict"), 1),
+    "a class": (("meter", "tree", "__class__"), "x"),
+    "a scaler's scale": (("scaler", "state", "growth_factor"), "2"),
+    "a scaler without fields": (("scaler", "state", "_growth_tracker"), {"$tuple": []}),
+    "a position": (("$positions", "train"), [1]),
+    "positions carried on": (("$positions", "train"), {"$dict": [["$carried", 5]]}),
+    "a dict that is a list": (("meters", "tree"), [1]),
+    "a kind": (("model", "kind"), "pickle"),
+    "a tied name of nothing": (("model", "aliases"), {"a": "b"}),
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_a_malformed_piece_anywhere_leaves_everything_as_it_was(what: str, chk_dir: Path) -> None:
+    path, value = MALFORMED[what]
+    forge(chk_dir, *path, value=value)
+    objects = fuzz.rich_objects()
+    fuzz.train(objects)
+    before = fuzz.live_state(objects)
+    with pytest.raises(CheckFreqError):
+        fuzz.into_live(objects, chk_dir, strict=True)
+    assert fuzz.live_state(objects) == before
+
+
+def test_generators_of_which_the_bytes_are_no_state_leave_everything_as_it_was(
+    chk_dir: Path,
+) -> None:
+    def fill(part: bytearray) -> None:
+        part[:] = b"\xff" * len(part)
+
+    forge_tensor(chk_dir, "rng.safetensors", "torch", fill)
+    objects = fuzz.rich_objects()
+    before = fuzz.live_state(objects)
+    with pytest.raises(CorruptCheckpointError, match="state of the generator torch"):
+        fuzz.into_live(objects, chk_dir, strict=True)
+    assert fuzz.live_state(objects) == before
+
+
+def test_a_manager_changes_nothing_either(chk_dir: Path) -> None:
+    forge(chk_dir, "rng", "state", "numpy", "state", "pos", value=10**6)
+    objects = fuzz.rich_objects()
+    before = fuzz.live_state(objects)
+    chk = CFCheckpoint(**objects)
+    with (
+        pytest.raises(CorruptCheckpointError, match="state of the generator numpy"),
+        CFManager(chk_dir, chk, mode=CFMode.MANUAL, chk_freq=0) as manager,
+    ):
+        manager.restore()
+    assert fuzz.live_state(objects) == before
+
+
+def test_state_that_makes_no_sense_is_walked_past(rich: Path, tmp_path: Path) -> None:
+    shutil.copytree(rich, tmp_path / "chk")
+    forge(tmp_path / "chk", "adam", "groups", value=5)
+    found = Restorer(tmp_path / "chk").find(None)
+    assert found is not None
+    assert (found.step, [item.step for item in found.rejected]) == (1, [2])
+
+
+def test_a_scheduler_gets_nothing_that_it_does_not_have(chk_dir: Path) -> None:
+    forge(chk_dir, "plateau", "tree", "of_another_version", value=5)
+    objects = fuzz.rich_objects()
+    names = {*vars(objects["plateau"])}
+    fuzz.into_live(objects, chk_dir, strict=True)
+    assert {*vars(objects["plateau"])} == names
+
+
+@pytest.mark.parametrize("tag", ["$torch.dtype", "$torch.layout", "$torch.memory_format"])
+@pytest.mark.parametrize("name", ["save", "hub", "_inductor", "nn", "os", "Tensor", 5, None])
+def test_a_tag_names_no_function_module_or_class_of_torch(
+    tag: str, name: Any, chk_dir: Path
+) -> None:
+    modules = set(sys.modules)
+    forge(chk_dir, "meters", "tree", "best", value={tag: name})
+    with pytest.raises(CorruptCheckpointError):
+        checkfreq.load(chk_dir)
+    assert not {new for new in set(sys.modules) - modules if new.startswith("torch.")}
+
+
+def test_every_constant_of_torch_comes_back(tmp_path: Path) -> None:
+    constants: list[Any] = [
+        value
+        for value in vars(torch).values()
+        if isinstance(value, torch.dtype | torch.layout | torch.memory_format)
+    ]
+    constants += map(torch.device, ("cpu", "cuda", "cuda:1", "meta", "mps", "xpu:3"))
+    chk = CFCheckpoint(rng=False, extra={"found": constants, "t": torch.ones(1)})
+    with CFManager(tmp_path, chk, mode=CFMode.MANUAL, chk_freq=1) as manager:
+        manager.step()
+    assert checkfreq.load(tmp_path)["extra"]["found"] == constants
+
+
+def test_no_error_of_ours_is_lost_between_processes() -> None:
+    error = MismatchError("p", different=["a\x1b[31m"])
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert "\x1b" not in str(error)
