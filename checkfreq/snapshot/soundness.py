@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from checkfreq.snapshot.codec import decode_tree
 from checkfreq.snapshot.needs import Recorded
 from checkfreq.snapshot.state import POSITIONS
 from checkfreq.snapshot.tensors import DTYPES, decode_torch, sizes_of
+from checkfreq.store.collector import collector_paused
 from checkfreq.store.parts import file_name, stem_of
 from checkfreq.types import Json
 
@@ -42,12 +43,16 @@ class _Outline(Saved):
     """
 
     is_partial = False
+    _stand_ins: ClassVar[dict[str, Tensor]] = {}
 
     def owned(self, name: str, device: str = "cpu") -> Tensor:
         """A stand-in."""
         if self.is_partial and self.aliases.get(name, name) not in self.records:
             return torch.empty(0, device="cpu")
-        return torch.empty(0, dtype=DTYPES[self.record(name).dtype], device="cpu")
+        dtype = self.record(name).dtype
+        if dtype not in self._stand_ins:
+            self._stand_ins[dtype] = torch.empty(0, dtype=DTYPES[dtype], device="cpu")
+        return self._stand_ins[dtype]
 
     def decode(
         self, node: Json, *, on_cpu: bool = False, live: Mapping[str, Tensor] = MappingProxyType({})
@@ -59,13 +64,8 @@ class _Outline(Saved):
 def require_sound(manifest: Recorded, *, path: str) -> None:
     """Raise CorruptCheckpointError, for ``path``, unless all of the state can be read back."""
     try:
-        _require_objects(manifest)
-        for saved in _outlines(manifest, path):
-            saved.is_partial = 0 < len(manifest.ranks) < manifest.world
-            _CHECKS[saved.field("kind")](saved)
-        for own in (manifest.objects, *manifest.ranks.values()):
-            for node in own.get(POSITIONS, {}).values():
-                _require_position(decode_tree(node))
+        with collector_paused():
+            _require_sound(manifest, path)
     except CheckFreqError:
         raise
     except Exception as error:  # nothing was looked at but the checkpoint's content
@@ -75,6 +75,16 @@ def require_sound(manifest: Recorded, *, path: str) -> None:
             expected="what this version can read",
             got=f"{type(error).__name__}: {error!s:.200}",
         ) from error
+
+
+def _require_sound(manifest: Recorded, path: str) -> None:
+    _require_objects(manifest)
+    for saved in _outlines(manifest, path):
+        saved.is_partial = 0 < len(manifest.ranks) < manifest.world
+        _CHECKS[saved.field("kind")](saved)
+    for own in (manifest.objects, *manifest.ranks.values()):
+        for node in own.get(POSITIONS, {}).values():
+            _require_position(decode_tree(node))
 
 
 def _require_objects(manifest: Recorded) -> None:

@@ -200,6 +200,8 @@ def _key(value: Json) -> str:
 
 def is_device(name: Json) -> bool:
     """Whether it is ``cpu``, ``cuda:1`` or the like, of this process or of another."""
+    if name == "cpu":  # of nearly every tensor
+        return True
     match = _DEVICE.fullmatch(name) if isinstance(name, str) else None
     if match is None:
         return False
@@ -207,7 +209,7 @@ def is_device(name: Json) -> bool:
 
 
 def _require_device(name: Json) -> None:
-    if not is_device(name) and name != ON_PARAMETER:
+    if name != ON_PARAMETER and not is_device(name):
         raise ValueError(f"expected a device, got {name!r:.80}")
 
 
