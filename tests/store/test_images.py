@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from checkfreq.errors import CorruptCheckpointError
+from checkfreq.errors import CorruptCheckpointError, StateError
 from checkfreq.store.fileops import LocalFileOps, ReadFile
 from checkfreq.store.images import Image, new_buffer, read_images, room_for
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry, digest_of
@@ -183,6 +183,12 @@ def test_tensors_are_checked_in_groups_of_about_a_chunk(store: CheckpointStore) 
     for chunk_bytes in (PAGE, 2 * PAGE, 1 << 20):
         with pytest.raises(CorruptCheckpointError, match="digest of tensor t50"):
             read(store, manifest, chunk_bytes=chunk_bytes)
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 62, 1 << 80])
+def test_files_larger_than_any_memory_are_refused_with_a_sentence(num_bytes: int) -> None:
+    with pytest.raises(StateError, match=f"reading needs {num_bytes} bytes of memory"):
+        new_buffer(num_bytes)
 
 
 def test_a_new_buffer_is_page_aligned_writable_and_large_enough() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from hypothesis import strategies as st
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError
 from checkfreq.store.manifest import (
+    STATE_BYTES,
     FileEntry,
     Manifest,
     ManifestError,
     TensorEntry,
     digest_of,
+    most_bytes,
 )
 
 DIGEST = "0123456789abcdef"
@@ -189,6 +192,10 @@ def test_format_version_zero_is_corruption() -> None:
         ('"a": 1, "a": 2}', "repetition"),
         ('"format_version": 1}', "repetition"),
         ('"a": ' + "9" * 5000 + "}", "JSON"),
+        ('"a": 1e999}', "finite"),
+        ('"a": -1.5e999}', "finite"),
+        ('"files": [], "objects": ' + "[" * 500 + "]" * 500 + "}", "nesting"),
+        ('"files": [], "objects": ' + '{"a":' * 500 + "1" + "}" * 501, "nesting"),
         ('"step": 1}', "a list"),
     ],
 )
@@ -355,3 +362,44 @@ def test_messages_stay_short_however_large_the_nonsense() -> None:
     with pytest.raises(CorruptCheckpointError) as caught:
         Manifest.decode(encoded(fields), path="m")
     assert len(str(caught.value)) < 1500
+
+
+def test_what_is_no_manifest_is_not_quoted() -> None:
+    with pytest.raises(CorruptCheckpointError) as caught:
+        Manifest.decode(b"root:x:0:0:somebody else's secrets", path="m")
+    assert "secret" not in f"{caught.value}{caught.value!r}"
+
+
+@pytest.mark.parametrize(
+    "shape", [(2**62, 0), (2**40, 2**40, 0), (1,) * 2000], ids=["large", "larger", "many"]
+)
+def test_a_shape_that_no_tensor_can_have_is_refused(shape: tuple[int, ...]) -> None:
+    num_bytes = 0 if 0 in shape else 4
+    with pytest.raises(ManifestError, match="shape|dimensions"):
+        TensorEntry("a", "float32", (*shape, 8), 4096, 8 * num_bytes, DIGEST)
+
+
+def test_records_are_read_without_collections_and_the_collector_stays_as_it_was() -> None:
+    assert gc.isenabled()
+    Manifest.decode(MANIFEST.encode(), path="m")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        Manifest.decode(MANIFEST.encode(), path="m")
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_the_bound_of_a_record_leaves_room_for_the_worst_names() -> None:
+    """Short names, long ones, and ones that JSON writes as escapes."""
+    for name in ("w", "layer.0.attention.weight" * 40, "\U0001f600" * 100):
+        tensors = [TensorEntry(f"{name}{i}", "float32", (4,), 16 * i, 16, DIGEST) for i in range(9)]
+        header = {t.name: {"dtype": "F32", "shape": [4], "data_offsets": [0, 9]} for t in tensors}
+        names = [tensor.name for tensor in tensors]
+        shards = {tensor.name: [[4], [0]] for tensor in tensors}
+        said = {"extra_tensors": names, "own_tensors": names, "shards": shards}
+        said |= {"sharded_tensors": {tensor.name: ["float32", [4]] for tensor in tensors}}
+        text = json.dumps([*map(asdict, tensors), said])
+        header_bytes = len(json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode())
+        assert len(text) < most_bytes(header_bytes) - STATE_BYTES

@@ -16,7 +16,7 @@ from checkfreq.errors import (
     PersistError,
 )
 from checkfreq.store.fileops import LocalFileOps, ReadFile
-from checkfreq.store.manifest import Manifest
+from checkfreq.store.manifest import STATE_BYTES, FileEntry, Manifest, digest_of
 from checkfreq.store.marks import Mark
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import CrashingFileOps, commit_bytes
@@ -432,6 +432,55 @@ def test_a_file_that_ends_while_it_is_verified_is_corruption(store: CheckpointSt
         CheckpointStore(store.root, ops=Shrinking()).verify(1)
 
 
+# Records that are too large.
+
+
+def write_large(store: CheckpointStore, *, state_bytes: int, header: bytes) -> None:
+    """A step of no tensors, with so much other state, and a file with such a header."""
+    image = len(header).to_bytes(8, "little") + header
+    entry = FileEntry("m.safetensors", len(image), len(image), digest_of(image), ())
+    pending = store.begin(1, attempt="test")
+    file = pending.create_payload(entry.name, len(image))
+    file.pwrite(memoryview(image), 0)
+    pending.finish_payload(file, len(image))
+    objects = {"notes": {"kind": "dict", "tree": "a" * state_bytes}}
+    manifest = Manifest(1, "test", 1, 0.0, {}, (entry,), objects)
+    try:
+        store.commit(pending, manifest)
+    except PersistError:
+        store.abort(pending)
+        raise
+
+
+def test_a_record_larger_than_its_state_may_be_is_refused_when_it_is_written(
+    store: CheckpointStore,
+) -> None:
+    with pytest.raises(PersistError, match=r"manifest .* bytes long.*Keep long lists"):
+        write_large(store, state_bytes=STATE_BYTES, header=b"{}" + b" " * (1 << 20))
+    assert store.steps() == []
+
+
+def test_a_record_may_be_as_large_as_the_headers_of_its_tensors_make_it(
+    store: CheckpointStore,
+) -> None:
+    write_large(store, state_bytes=STATE_BYTES, header=b"n" * (5 << 20))
+    assert store.manifest(1).objects["notes"]["tree"] == "a" * STATE_BYTES
+
+
+def test_a_record_larger_than_it_can_need_is_corruption_and_not_read(
+    store: CheckpointStore,
+) -> None:
+    commit(store, 1)
+    path = store.path(1) / "manifest.json"
+    os.truncate(path, 1 << 40)
+    for claimed in (0, 2, 1 << 20, (1 << 64) - 1):
+        with (store.path(1) / "x.safetensors").open("wb") as file:
+            file.write(claimed.to_bytes(8, "little"))
+            file.truncate(1 << 20)
+        with pytest.raises(CorruptCheckpointError, match="size in bytes: expected at most"):
+            store.manifest(1)
+
+
 # Walking back.
 
 
@@ -577,6 +626,7 @@ NO_MARKS = [
     '{"step": "1", "keep": true, "metrics": {}}',
     '{"step": 1, "keep": 1, "metrics": {}}',
     '{"step": 1, "keep": null, "metrics": 5}',
+    '{"step": 1, "keep": null, "metrics": {"loss": "low"}}',
     "\0",
 ]
 
