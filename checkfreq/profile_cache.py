@@ -161,7 +161,7 @@ def _parsed(path: Path) -> Json:
         raise _UnusableError(f"expected a JSON object, found {type(document).__name__}")
     version = document.get("format_version")
     if version is True or version != _FORMAT_VERSION:
-        raise _UnusableError(f"expected format_version {_FORMAT_VERSION}, found {version!r}")
+        raise _UnusableError(f"expected format_version {_FORMAT_VERSION}")  # may be no file of ours
     if _is_too_deep(document):
         raise _UnusableError(f"nested more than {_MAX_DEPTH} deep")
     return document

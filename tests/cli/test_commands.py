@@ -15,7 +15,9 @@ import pytest
 from checkfreq.cli import main
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import CheckpointStore
+from checkfreq.testing import commit_bytes
 from tests.fixtures import make_format_2
+from tests.hostile import grammar
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -284,3 +286,31 @@ def test_neither_torch_nor_numpy_is_imported(write: Write, store: CheckpointStor
         cwd=ROOT,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_nothing_that_a_checkpoint_says_commands_the_terminal(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    hostile = "x\x1b[2J\x7f\n\u202e\ud800"
+    store = CheckpointStore(tmp_path)
+    commit_bytes(store, 1, {"m": b"abc"})
+    folder = store.path(1)
+    found = grammar.read_manifest(folder)
+    found["versions"] = {hostile: hostile}
+    found["objects"] = {hostile: {hostile: hostile}}
+    found["files"][0]["tensors"][0]["name"] = hostile
+    found["created_unix_s"] = 2**62
+    grammar.write_manifest(folder, found)
+    store.add_mark(1, metrics={hostile: 0.5})
+    for command in (
+        *(["ls"], ["ls", "--json"], ["show"], ["show", "--json"], ["verify"]),
+        ["show", "--objects", "--tensors"],
+    ):
+        assert main([command[0], str(tmp_path), *command[1:]]) == 0
+        text = capsys.readouterr().out
+        assert [c for c in text if not c.isprintable() and c != "\n"] == [], command
+    found["files"][0]["tensors"][0]["dtype"] = hostile
+    grammar.write_manifest(folder, found)
+    assert main(["show", str(tmp_path)]) == 1
+    text = capsys.readouterr().err
+    assert [c for c in text if not c.isprintable() and c != "\n"] == []

@@ -237,7 +237,8 @@ def load_training(
     model, optimizer = sharded_model(1)
     model_state, optimizer_state = get_state_dict(model, optimizer)
     found = {"model": model_state, "optimizer": optimizer_state}
-    dcp.load(found, storage_reader=CFStorageReader(chk_dir, parameter_names=parameter_names))
+    reader = CFStorageReader(chk_dir, parameter_names=parameter_names, trust_pickle=True)
+    dcp.load(found, storage_reader=reader)
     set_state_dict(
         model,
         optimizer,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import (
     DefaultLoadPlanner,
     DefaultSavePlanner,
@@ -474,3 +475,33 @@ def test_checkfreq_load_says_who_can_read_it(tmp_path: Path) -> None:
     save(tmp_path, nested_state())
     with pytest.raises(ConfigError, match="CFStorageReader"):
         checkfreq.load(tmp_path)
+
+
+class _Runs:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self._path,)
+
+
+def test_what_dcp_pickled_is_not_unpickled_unless_it_is_trusted(tmp_path: Path) -> None:
+    chk_dir, touched = tmp_path / "chk", tmp_path / "touched"
+    state = {"w": torch.ones(2), "epoch": _Runs(touched)}
+    dcp.save(state, storage_writer=CFStorageWriter(chk_dir, step=1))
+    touched.unlink(missing_ok=True)
+    for step in (None, 1):
+        with pytest.raises(ConfigError, match=r"pickles.*trust_pickle=True"):
+            CFStorageReader(chk_dir, step).read_metadata()
+    with pytest.raises(CheckpointException, match="trust_pickle=True"):
+        dcp.load({"w": torch.zeros(2), "epoch": 0}, storage_reader=CFStorageReader(chk_dir))
+    with pytest.raises(ConfigError, match=r"trust_pickle=True"):
+        checkfreq.load(chk_dir)
+    assert not touched.exists()
+    dcp.load(
+        {"w": torch.zeros(2), "epoch": 0},
+        storage_reader=CFStorageReader(chk_dir, trust_pickle=True),
+    )
+    assert touched.exists()

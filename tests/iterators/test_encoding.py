@@ -139,3 +139,31 @@ DAMAGED: list[Any] = [
 def test_damaged_text_is_a_value_error(value: Any) -> None:
     with pytest.raises(ValueError, match="not an encoded"):
         decode(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"$": "tensor", "dtype": "save", "shape": [1], "base64": ""},
+        {"$": "tensor", "dtype": "nn", "shape": [1], "base64": ""},
+        {"$": "tensor", "dtype": "float32", "shape": [2**60], "base64": ""},
+        {"$": "tensor", "dtype": "float32", "shape": [2**62, 2**62], "base64": ""},
+        {"$": "tensor", "dtype": "float32", "shape": [2**62, 0, 8], "base64": ""},
+        {"$": "tensor", "dtype": "float32", "shape": [-1], "base64": ""},
+        {"$": "array", "dtype": "|O", "shape": [1], "base64": "AAAAAAAAAAA="},
+        {"$": "array", "dtype": [["a", "O"]], "shape": [1], "base64": "AAAAAAAAAAA="},
+        {"$": "array", "dtype": "<f8", "shape": [10**30], "base64": ""},
+        {"$": "array", "dtype": "<f8", "shape": "12", "base64": ""},
+        {"$": ["a list"]},
+        {"$": {}},
+        {"$": "int", "hex": None},
+    ],
+)
+def test_what_encode_does_not_write_is_a_value_error_and_takes_no_memory(value: object) -> None:
+    with pytest.raises(ValueError, match="not an encoded"):
+        decode(value)
+
+
+def test_text_that_is_nested_without_end_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        loads("[" * 100_000)

@@ -214,7 +214,11 @@ def _contents_of(
 def is_of_dcp(manifest: Manifest) -> bool:
     """Whether any of it was written by DCP, so that values in it are pickled."""
     everything = (manifest.objects, *manifest.ranks.values())
-    return any(json.get("kind") == DCP for own in everything for json in own.values())
+    return any(
+        isinstance(json, dict) and json.get("kind") == DCP
+        for own in everything
+        for json in own.values()
+    )
 
 
 def _names(manifest: Manifest) -> list[str]:
