@@ -56,9 +56,9 @@ class Ledger:
         """Inverse of ``to_dict``; ``ValueError`` for anything it would not have written."""
         count, total, xor = state.get("count"), state.get("sum"), state.get("xor")
         if type(count) is not int or count < 0 or not isinstance(total, str):
-            raise ValueError(f"not a ledger: {state!r}")
+            raise ValueError(f"not a ledger: {state!r:.200}")
         if not isinstance(xor, str) or len(total) != 16 or len(xor) != 16:
-            raise ValueError(f"not a ledger: {state!r}")
+            raise ValueError(f"not a ledger: {state!r:.200}")
         return cls(count, int(total, 16), int(xor, 16))
 
 

@@ -81,6 +81,8 @@ MALFORMED = {
     "torch's words": (("rng", "state", "torch", "$tensor"), "python.words"),
     "a generator of no device": (("rng", "state", "nosuch"), 1),
     "an entry of a group": (("optimizer", *GROUP, "lr"), "0.1"),
+    "no entry for a tensor": (("adam", *GROUP, "lr"), None),
+    "text for a tensor": (("adam", *GROUP, "lr"), "0.1"),
     "an entry that no tensor holds": (("adam", *GROUP, "lr"), {"$int": hex(10**400)}),
     "the parameters of a group": (("optimizer", *GROUP, "params"), [1]),
     "a name that is no key": (("optimizer", "other"), [[{"$dict": []}, 1]]),

@@ -307,17 +307,22 @@ def _may_replace(live: Any, saved: Any) -> bool:
     """Whether a live entry of a group can take the saved value."""
     if callable(live) or not alike(live, saved):
         return False
-    if isinstance(live, Tensor) and isinstance(saved, int | float):
+    if isinstance(live, Tensor):
+        if isinstance(saved, Tensor):
+            return True
         try:
             torch.empty(1, dtype=live.dtype, device="cpu").fill_(saved)
-        except (RuntimeError, OverflowError):  # more than it can hold
+        except (TypeError, RuntimeError, OverflowError):  # nothing, or more than it can hold
             return False
     return True
 
 
 def _same(live: Any, saved: Any) -> bool:
     if isinstance(live, Tensor) or isinstance(saved, Tensor):
-        one, other = torch.as_tensor(live).cpu(), torch.as_tensor(saved).cpu()
+        try:
+            one, other = torch.as_tensor(live).cpu(), torch.as_tensor(saved).cpu()
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # text, or too large
+            return False
         return one.shape == other.shape and bool((one == other).all())
     if isinstance(live, list | tuple) and isinstance(saved, list | tuple):
         return len(live) == len(saved) and all(map(_same, live, saved))
