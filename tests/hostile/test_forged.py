@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -152,6 +153,19 @@ def test_state_that_makes_no_sense_is_walked_past(rich: Path, tmp_path: Path) ->
     found = Restorer(tmp_path / "chk").find(None)
     assert found is not None
     assert (found.step, [item.step for item in found.rejected]) == (1, [2])
+
+
+@pytest.mark.parametrize("saved", [np.float32(0.5), torch.tensor(0.5), 1, True])
+def test_a_number_takes_the_place_of_another_kind_of_number(saved: Any, tmp_path: Path) -> None:
+    def build(lr: Any) -> CFCheckpoint:
+        model = torch.nn.Linear(2, 2)
+        return CFCheckpoint(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=lr))
+
+    with CFManager(tmp_path, build(saved), mode=CFMode.MANUAL, chk_freq=1) as manager:
+        manager.step()
+    chk = build(0.1)
+    checkfreq.load(tmp_path, only=["model", "optimizer"], into=chk.tracked)
+    assert chk.tracked["optimizer"].param_groups[0]["lr"] == saved
 
 
 def test_a_scheduler_gets_nothing_that_it_does_not_have(chk_dir: Path) -> None:

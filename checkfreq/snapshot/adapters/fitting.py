@@ -11,7 +11,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 logger = logging.getLogger(__name__)
@@ -100,6 +99,8 @@ def alike(live: Any, saved: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
+    if hasattr(value, "dtype") and hasattr(value, "item"):  # tensors, NumPy's arrays and scalars
+        return "a number"
     for kind, name in _KINDS.items():
         if isinstance(value, kind):
             return name
@@ -108,7 +109,7 @@ def _kind(value: Any) -> str:
 
 _KINDS: dict[type | tuple[type, ...], str] = {
     type(None): "nothing",
-    (bool, int, float, complex, Tensor): "a number",
+    (bool, int, float, complex): "a number",
     str: "text",
     (list, tuple): "a list",
     Mapping: "a dict",
