@@ -11,13 +11,17 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 from checkfreq.errors import ConfigError
+from checkfreq.loader_deaths import QuietChildren
 
 logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.02
 
 
 class StopNotice:
@@ -28,12 +32,20 @@ class StopNotice:
         self._previous: dict[int, Any] = {}
         self._pid = os.getpid()
         self._listening = False
+        self._children = QuietChildren()
         self.received: str | None = None
 
     @property
     def is_set(self) -> bool:
         """True once a signal came."""
         return self.received is not None
+
+    def comes_within(self, seconds: float) -> bool:
+        """Whether a signal came, or does so very soon; in the main thread."""
+        end_s = time.monotonic() + seconds
+        while not self.is_set and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
+        return self.is_set
 
     def install(self) -> None:
         """Start listening; only the main thread may, elsewhere it says so and does nothing."""
@@ -53,6 +65,7 @@ class StopNotice:
         then only passes the signal on.
         """
         self._listening = False
+        self._children.uninstall()
         for number, previous in self._previous.items():
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, previous if previous is not None else signal.SIG_DFL)
@@ -63,6 +76,7 @@ class StopNotice:
             return
         if self._listening:
             self.received = signal.Signals(number).name
+            self._children.install()
         previous = self._previous.get(number)
         if callable(previous):
             previous(number, frame)

@@ -33,6 +33,7 @@ LAYERS = {
         "profiler",
         "distributed",
         "interrupt",
+        "loader_deaths",
         "timing",
         "surroundings",
         "profile_cache",
