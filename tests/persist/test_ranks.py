@@ -167,11 +167,28 @@ def test_a_member_waits_for_no_lock_and_two_leaders_exclude_each_other(group: Gr
         other.kill()
 
 
-def test_a_successor_of_many_ranks_waits_as_long_as_their_parts_may_take(tmp_path: Path) -> None:
-    config = CFConfig(takeover_s=3.0, rank_timeout_s=20.0, num_slots=2)
-    assert Persister(tmp_path, config=config)._takeover_s == 3.0
-    assert Persister(tmp_path, config=config, role=Role(0, 2, (0,)))._takeover_s == 3.0
-    assert Persister(tmp_path, config=config, role=role_of(0, 2))._takeover_s == 43.0
+def test_a_successor_waits_as_long_as_it_was_told_and_else_as_long_as_parts_may_take(
+    tmp_path: Path,
+) -> None:
+    told = CFConfig(takeover_s=3.0, rank_timeout_s=20.0, num_slots=2)
+    for role in (Role(), Role(0, 2, (0,)), role_of(0, 2)):
+        assert Persister(tmp_path, config=told, role=role)._takeover_s == 3.0
+    config = CFConfig(rank_timeout_s=20.0, num_slots=2)
+    assert Persister(tmp_path, config=config)._takeover_s == 60.0
+    assert Persister(tmp_path, config=config, role=Role(0, 2, (0,)))._takeover_s == 60.0
+    assert Persister(tmp_path, config=config, role=role_of(0, 2))._takeover_s == 100.0
+
+
+def test_a_successor_says_that_it_waited_no_longer_than_it_was_told(group: Group) -> None:
+    group.start(2)
+    config = CFConfig(takeover_s=0.1, rank_timeout_s=3600.0)
+    other = Persister(group.chk_dir, config=config, role=role_of(0, 2))
+    other.start()
+    try:
+        with pytest.raises(ConfigError, match=r"after \d+\.\d s"):
+            other.wait_opened()
+    finally:
+        other.kill()
 
 
 # Parts that do not come, or do not fit.
