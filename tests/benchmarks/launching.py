@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 120.0
+DEADLINE_S = 400.0
 
 TORCHRUN = ("torch.distributed.run", "--standalone")
 LAUNCH = ("torch.distributed.launch",)

@@ -79,7 +79,7 @@ def expect_failed(rank: Rank, said: str) -> p.Failed:
 
 def wait_until_killed(rank: Rank) -> None:
     assert rank.persister._process is not None
-    assert rank.persister._process.wait(30.0) == -signal.SIGKILL
+    assert rank.persister._process.wait(120.0) == -signal.SIGKILL
 
 
 # All goes well.
@@ -408,7 +408,7 @@ def test_workers_finish_by_themselves_when_their_trainers_are_gone(
             [sys.executable, "-m", "tests.persist.group", str(group.chk_dir), f"{rank}", "2", "2"],
             env={**os.environ, "CHECKFREQ_FAULT": f"{point[rank]}:pause-{gate}"},
             cwd=REPO,
-            timeout=60,
+            timeout=240,
         )
         assert done.returncode == -signal.SIGKILL
     for rank in {0, 1}.difference(gone):
@@ -436,7 +436,7 @@ def test_a_worker_whose_trainer_is_gone_gives_up_at_the_deadline_too(
     group: Group, tmp_path: Path
 ) -> None:
     (leader,) = group.start(1)
-    leader.persister.close(timeout_s=30.0)
+    leader.persister.close(timeout_s=120.0)
     command = [
         sys.executable,
         "-m",
@@ -447,7 +447,7 @@ def test_a_worker_whose_trainer_is_gone_gives_up_at_the_deadline_too(
         "2",
         "0.2",
     ]
-    assert subprocess.run(command, cwd=REPO, timeout=60).returncode == -signal.SIGKILL
+    assert subprocess.run(command, cwd=REPO, timeout=240).returncode == -signal.SIGKILL
     events = group.chk_dir / "events.jsonl"
     wait_for(lambda: events.exists() and '"failed"' in events.read_text(), "the event")
     group.verify()
