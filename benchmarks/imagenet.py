@@ -10,7 +10,9 @@ The original CheckFreq script's flags and its arms:
 
 ``--dali`` reads the images with NVIDIA DALI. Several ranks train as one, ``--batch-size`` images
 each per update, started by ``torchrun --standalone --nproc-per-node 4 -m benchmarks.imagenet ...``
-or ``python -m torch.distributed.launch``; with ``--max-restarts`` a killed rank loses nothing.
+or ``python -m torch.distributed.launch``; with ``--max-restarts`` a killed rank loses nothing. A
+run that was told to stop (SIGTERM, SIGUSR1) leaves ``<chk-prefix>.stopped`` and ends with status
+75; its ranks end with 0 where torchrun would start them again.
 
 Started again with the same flags it continues in mid-epoch, to the same bits under
 ``--deterministic``. `main` is the part to copy into a script of your own.
@@ -39,7 +41,7 @@ from benchmarks import options
 from benchmarks.images import Data, images_and_target, torch_data
 from benchmarks.models import build, logits_of, loss_of
 from benchmarks.progress import History, Progress
-from benchmarks.ranks import Ranks, joined
+from benchmarks.ranks import Ranks, joined, stopping
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
 from iterators import CFIterator
 
@@ -49,7 +51,7 @@ Batches = CFIterator | DataLoader[Any]
 def main(argv: list[str] | None = None) -> None:
     """Train for ``--epochs`` in all, from the newest checkpoint if there is one."""
     args = options.parse(argv)
-    with joined(args) as ranks:
+    with joined(args) as ranks, stopping(Path(f"{args.chk_prefix}.stopped"), ranks):
         train(args, ranks)
 
 

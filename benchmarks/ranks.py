@@ -11,11 +11,15 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+#: Exit status of a run that was told to stop and has its checkpoint.
+STOPPED = 75
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +108,35 @@ def joined(args: argparse.Namespace) -> Iterator[Ranks]:
         yield ranks
     finally:
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def stopping(marker: Path, ranks: Ranks) -> Iterator[None]:
+    """Leave ``marker`` behind where the block was told to stop; it is removed when a run begins.
+
+    A status says it too, but not through torchrun: that takes any but 0 for a failure, ends with 1
+    itself, and with ``--max-restarts`` starts ranks again as soon as they have stopped. So there
+    they end with 0, and a job script asks for the marker.
+    """
+    if ranks.is_first:
+        marker.unlink(missing_ok=True)
+    try:
+        yield
+    except SystemExit as end:
+        if end.code != STOPPED:
+            raise
+        if ranks.is_first:
+            _leave(marker)
+        if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
+            raise SystemExit(0) from end
+        raise
+
+
+def _leave(marker: Path) -> None:
+    """An empty file that outlives a power cut."""
+    for path, flags in ((marker, os.O_WRONLY | os.O_CREAT), (marker.parent, os.O_RDONLY)):
+        opened = os.open(path, flags, 0o666)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)

@@ -48,7 +48,9 @@ class CFConfig:
         write_chunk_bytes: bytes per write call; a multiple of 4096.
         max_write_bytes_per_s: rate limit of persists; None means none.
         persist_timeout_s: a persist that takes longer is a failure and its worker is replaced.
-        takeover_s: how long to wait for the previous run's worker to let go of the directory.
+        takeover_s: how long to wait for the previous run's worker to let go of the directory; None
+            means 60 s, and with many ranks rank_timeout_s more for each slot: so long may that
+            worker wait for the parts of other ranks.
         close_timeout_s: longest that close() waits for work in flight.
         nice: niceness of the worker process.
         on_failure: called in the training thread with a FailureNotice for each checkpoint that
@@ -82,7 +84,7 @@ class CFConfig:
     write_chunk_bytes: int = 8 << 20
     max_write_bytes_per_s: int | None = None
     persist_timeout_s: float = 1800.0
-    takeover_s: float = 60.0
+    takeover_s: float | None = None
     close_timeout_s: float = 1800.0
     nice: int = 10
     max_events_bytes: int = 1 << 20
@@ -96,7 +98,8 @@ class CFConfig:
     def __post_init__(self) -> None:
         for name in ("num_slots", "writer_threads", "write_chunk_bytes", "max_events_bytes"):
             _require(self, name, getattr(self, name) >= 1, "at least 1")
-        for name in ("barrier_timeout_s", "persist_timeout_s", "takeover_s", "close_timeout_s"):
+        takes_over = () if self.takeover_s is None else ("takeover_s",)
+        for name in ("barrier_timeout_s", "persist_timeout_s", *takes_over, "close_timeout_s"):
             value = getattr(self, name)
             _require(self, name, math.isfinite(value) and value >= 0, "a finite number >= 0")
         for name in ("rank_timeout_s", "meet_every_s"):

@@ -14,13 +14,17 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 from checkfreq.errors import ConfigError
+from checkfreq.loader_deaths import QuietChildren
 
 logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.02
 
 
 class StopNotice:
@@ -32,12 +36,20 @@ class StopNotice:
         self._pid = os.getpid()
         self._was_installed = False
         self._listening = False
+        self._children = QuietChildren()
         self.received: str | None = None
 
     @property
     def is_set(self) -> bool:
         """True once a signal came."""
         return self.received is not None
+
+    def comes_within(self, seconds: float) -> bool:
+        """Whether a signal came, or does so very soon; in the main thread."""
+        end_s = time.monotonic() + seconds
+        while not self.is_set and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
+        return self.is_set
 
     def install(self) -> None:
         """Start listening, once; elsewhere than in the main thread it says so and does nothing."""
@@ -60,6 +72,7 @@ class StopNotice:
         then only passes the signal on.
         """
         self._listening = False
+        self._children.uninstall()
         for number, previous in self._previous.items():
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, previous if previous is not None else signal.SIG_DFL)
@@ -68,6 +81,7 @@ class StopNotice:
         listens = self._listening and os.getpid() == self._pid
         if listens:
             self.received = signal.Signals(number).name
+            self._children.install()
         previous = self._previous.get(number)
         if callable(previous):
             previous(number, frame)

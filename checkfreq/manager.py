@@ -26,10 +26,11 @@ from checkfreq.distributed.meetings import ranks_together
 from checkfreq.distributed.rendezvous import MAKING
 from checkfreq.distributed.roles import agree_on_role, agree_on_settings
 from checkfreq.distributed.together import Together
-from checkfreq.errors import CheckFreqError, ConfigError, PersistError, StateError
+from checkfreq.errors import CheckFreqError, ConfigError, PersistError, RankError, StateError
 from checkfreq.events import Event
 from checkfreq.forks import Home
 from checkfreq.interrupt import StopNotice
+from checkfreq.loader_deaths import is_of_dead_worker, is_of_loader
 from checkfreq.persist.attempts import Marks
 from checkfreq.pipeline import Pipeline
 from checkfreq.policy.frequency import FrequencyPolicy
@@ -47,6 +48,11 @@ from checkfreq.types import CFMode, Role
 logger = logging.getLogger(__name__)
 
 Closure = Callable[[], Any]
+
+#: Exit status of a run that was told to stop, as of the iterators' ``TrainingStopped``.
+_STOPPED = 75
+#: How much earlier than this process its loader workers may be told to stop.
+_NOTICE_S = 2.0
 
 
 class CFManager:
@@ -319,6 +325,31 @@ class CFManager:
         self._persistence.record("stop", self._global_step, signal=received)
         self._make_durable("stop", Marks())
         self._stopped = True
+
+    def stops_after(self, error: Exception) -> bool:
+        """A loader failed: whether that is part of being told to stop, its workers being told too.
+
+        Then the last boundary's checkpoint is durable, if it could still be made: not if a batch
+        is in use. What it raises is what kept that checkpoint from becoming durable.
+        """
+        soon_s = _NOTICE_S if is_of_dead_worker(error) else 0.0
+        if self._closed or not self._notice.comes_within(soon_s):
+            return False
+        logger.error("a loader failed while the run was to stop", exc_info=error)
+        self._is_stopping = True
+        if self._iterated and not self._stopped:
+            self._stop_where_it_is()
+        return True
+
+    def _stop_where_it_is(self) -> None:
+        lost = self._why_no_boundary()
+        if lost is None:
+            try:
+                self._stop(self._notice.received or "a stop signal")
+            except RankError as error:
+                lost = str(error)
+        if lost is not None:
+            logger.warning("stopping with the checkpoints that there are: %s", lost)
 
     @property
     def should_stop(self) -> bool:
@@ -725,10 +756,18 @@ class CFManager:
         if kind is None:
             self.close()
             return
+        stops = False
         try:
-            self._close(failure=error)
+            if isinstance(error, Exception) and is_of_loader(error):
+                stops = self.stops_after(error)
+        except Exception:
+            logger.exception("while stopping after %s", kind.__name__)
+        try:
+            self._close(failure=SystemExit(_STOPPED) if stops else error)
         except Exception:  # the one in flight must not be masked
             logger.exception("while closing after %s", kind.__name__)
+        if stops:
+            raise SystemExit(_STOPPED) from error
 
     # ---- what happened
 

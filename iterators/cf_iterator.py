@@ -327,10 +327,19 @@ class CFIterator:
 
     def _delivered(self, limit: int | None) -> Generator[Any, None, _Pass]:
         live = self._cursor.live
-        deliveries = self._adapter.open(epoch=live.epoch, start=live.place, state=live.state)
+        try:
+            deliveries = self._adapter.open(epoch=live.epoch, start=live.place, state=live.state)
+        except Exception as error:
+            return self._stopped_by(error)
         try:
             self._set_generators()
-            for delivery in deliveries:
+            while True:
+                try:
+                    delivery = next(deliveries)
+                except StopIteration:
+                    break
+                except Exception as error:
+                    return self._stopped_by(error)
                 self._take(delivery)
                 yield delivery.data
                 if self._update_attempted() and not self._adapter.is_over(delivery.end):
@@ -340,6 +349,16 @@ class CFIterator:
         finally:
             deliveries.close()
         return _Pass.EXHAUSTED
+
+    def _stopped_by(self, error: Exception) -> _Pass:
+        """The loader failed: raises that, unless the manager knows that the run is to stop."""
+        stops_after = getattr(self._manager, "stops_after", None)
+        if stops_after is None or not stops_after(error):
+            raise error
+        self._halted = True
+        if self._on_stop == "raise":
+            raise TrainingStopped("stopped on request, while its loader failed") from error
+        return _Pass.NONE
 
     def _set_generators(self) -> None:
         began = self._boundaries or self._cursor.live.uncommitted or self._generators_set

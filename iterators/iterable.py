@@ -45,6 +45,7 @@ from iterators.torch_common import (
     collate_of,
     fetched,
     seeding_of,
+    settings_of_engine,
     share_of,
     workers_started,
 )
@@ -231,8 +232,8 @@ class ResumableIterableLoader(Adapter):
         )
 
     def _make_engine(self) -> DataLoader[Item]:
-        ours: Any = {**self._settings, "collate_fn": _unchanged}
-        return self._kind(self._batches, batch_size=None, generator=self._generator, **ours)
+        settings = settings_of_engine(self._settings, collate_fn=_unchanged)
+        return self._kind(self._batches, batch_size=None, generator=self._generator, **settings)
 
 
 class IterableDeliveries:

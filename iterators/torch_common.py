@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
 
+from iterators.loader_worker import WorkerStart
 from iterators.order import fold64
 from iterators.sampling import LoaderSettings
 from iterators.surroundings import in_process_group, rank_and_world
@@ -40,6 +41,13 @@ def collate_of(batch_size: int | None, settings: LoaderSettings) -> Callable[[An
     """The user's ``collate_fn``, or the one that torch takes instead."""
     default = default_convert if batch_size is None else default_collate
     return settings.get("collate_fn") or default
+
+
+def settings_of_engine(settings: LoaderSettings, **ours: Any) -> dict[str, Any]:
+    """The user's settings and ours, with workers that leave signals to this process."""
+    workers = settings.get("num_workers", 0)
+    start = {"worker_init_fn": WorkerStart(settings.get("worker_init_fn"))} if workers else {}
+    return {**settings, **start, **ours}
 
 
 def aim_generator(generator: torch.Generator, seed: int, epoch: int) -> None:

@@ -30,6 +30,7 @@ from iterators.torch_common import (
     collate_of,
     fetched,
     seeding_of,
+    settings_of_engine,
     share_of,
     workers_started,
 )
@@ -197,12 +198,12 @@ class ResumableDataLoader(Adapter):
         return sample_order(self._dataset, self._seed, epoch, shuffle=self._shuffle)
 
     def _make_engine(self) -> DataLoader[Delivered]:
-        ours: Any = {**self._settings, "collate_fn": self._collate}
+        settings = settings_of_engine(self._settings, collate_fn=self._collate)
         return self._kind(
             TicketDataset(self._dataset, self._seeding),  # type: ignore[arg-type]
             batch_sampler=self._sampler,  # type: ignore[arg-type]  # TicketDataset takes them
             generator=self._generator,
-            **ours,
+            **settings,
         )
 
 

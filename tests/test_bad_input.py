@@ -256,7 +256,7 @@ def _as_nobody(chk_dir: Path) -> str:
     child.start()
     assert ours.poll(60)
     answer: str = ours.recv()
-    child.join(60)
+    child.join(240)
     child.close()
     ours.close()
     theirs.close()

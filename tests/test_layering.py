@@ -34,6 +34,7 @@ LAYERS = {
         "distributed",
         "interrupt",
         "forks",
+        "loader_deaths",
         "timing",
         "surroundings",
         "profile_cache",

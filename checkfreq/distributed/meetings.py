@@ -1,8 +1,9 @@
 """How the ranks of a run talk: short meetings over the key-value store of torch.distributed.
 
 Each rank says something, rank 0 decides, and all hear the decision; who does not come in time is
-named on every rank. No process group and no collective of the training's is used, so nothing
-can cross with its own communication; no meeting is held outside the training thread. What one
+named on every rank, and so is rank 0 if the store itself does not answer. No process group and no
+collective of the training's is used, so nothing can cross with its own communication; no meeting
+is held outside the training thread, which has a ``StoreThread`` ask the store. What a meeting
 costs is measured by ``benchmarks/sharded.py --only meeting``.
 """
 
@@ -13,17 +14,21 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from checkfreq import faults
 from checkfreq.distributed.rendezvous import MAKING, agree_on_token, names_of
+from checkfreq.distributed.store_thread import SilentStore, StoreThread
 from checkfreq.errors import CheckFreqError, ConfigError, RankError, StateError
 from checkfreq.types import Json
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 __all__ = ["Meetings", "ranks_of_process", "ranks_together", "said_by_each"]
 
@@ -32,6 +37,8 @@ _managers = count(1)
 
 #: How long rank 0 stays for the others to hear its last words: it may keep the store.
 _FAREWELL_S = 5.0
+#: How long a store that only has to note something is waited for.
+_NOTING_S = 1.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 5e-5, 0.05
 
 #: Errors on which all ranks agree, by the name in a reply.
@@ -72,8 +79,9 @@ def ranks_together(*, timeout_s: float) -> Meetings | None:
 class Meetings:
     """The meetings of one manager's ranks, held in the same order by all of them.
 
-    ``store`` keeps the words. No rank waits longer than ``timeout_s`` for the others to come, nor
-    than ``hurried_timeout_s`` once it was told to stop: launchers kill 30 s after that.
+    ``store`` keeps the words; ``thread`` alone uses it. No rank waits longer than ``timeout_s``
+    for the others to come, nor than ``hurried_timeout_s`` once it was told to stop: launchers
+    kill 30 s after that.
     """
 
     def __init__(
@@ -84,6 +92,7 @@ class Meetings:
         world: int,
         timeout_s: float,
         hurried_timeout_s: float = 15.0,
+        thread: StoreThread | None = None,
     ) -> None:
         self.rank = rank
         self.world = world
@@ -92,6 +101,7 @@ class Meetings:
         #: Whether a stop signal came: then there is less time for the others.
         self.is_hurried: Callable[[], bool] = lambda: False
         self._store = store
+        self._thread = StoreThread() if thread is None else thread
         self._number = 0
         self._owes_reply = False
         self._broken = False
@@ -102,15 +112,21 @@ class Meetings:
         """Meetings of all ranks of the default process group, beside its own traffic."""
         distributed: Any = torch.distributed
         rank, world = distributed.get_rank(), distributed.get_world_size()
-        store = distributed.distributed_c10d._get_default_store().clone()
-        store = distributed.PrefixStore(f"checkfreq/{next(_managers)}", store)
+        prefix, thread = f"checkfreq/{next(_managers)}", StoreThread()
+        default = distributed.distributed_c10d._get_default_store()
         try:
-            token = agree_on_token(store, rank=rank, world=world, timeout_s=timeout_s)
-        except RuntimeError as error:  # the store's: its keeper is gone
-            text = f"{MAKING}: the store that rank 0 keeps is gone: {error}"
-            raise RankError(text, ranks=[0], phase=MAKING) from error
+            store = thread.clone(default, timeout_s=timeout_s)
+            store = distributed.PrefixStore(prefix, store)
+            agree = partial(agree_on_token, store, rank=rank, world=world, timeout_s=timeout_s)
+            token = thread.call(lambda is_wanted: agree(), patience_s=lambda: timeout_s)
+        except (SilentStore, RuntimeError) as error:
+            thread.stop()
+            raise _without_store(error, rank=rank, phase=MAKING) from error
+        except BaseException:
+            thread.stop()
+            raise
         store = distributed.PrefixStore(token, store)
-        return cls(store, rank=rank, world=world, timeout_s=timeout_s)
+        return cls(store, rank=rank, world=world, timeout_s=timeout_s, thread=thread)
 
     # ---- meeting
 
@@ -124,15 +140,15 @@ class Meetings:
         self._number += 1
         faults.reach("meeting.say")
         try:
-            self._say(self.rank, {"phase": phase, "said": said})
-            reply = self._preside(phase, decide) if self.rank == 0 else self._attend(phase)
-            self._forget()
+            words = {"phase": phase, "said": said}
+            take_part = partial(self._preside, decide) if self.rank == 0 else self._attend
+            reply = self._have_done(partial(take_part, self._number, words))
         except RankError:
             self._broken = True
             raise
-        except RuntimeError as error:  # the store's: its keeper is gone
+        except (SilentStore, RuntimeError) as error:
             self._broken = True
-            raise self._lost([0], phase, f"keeps a store that is gone: {error}") from error
+            raise _without_store(error, rank=self.rank, phase=phase) from error
         faults.reach("meeting.hear")
         if "error" in reply:
             agreed = _raised(reply)
@@ -188,59 +204,97 @@ class Meetings:
         while not self.act(phase, lambda: is_done(wait_s), decide=decide):
             pass
 
-    def _say(self, key: object, words: Json) -> None:
-        self._store.set(f"{self._number}/{key}", json.dumps(words))
-
-    def _hear(self, key: object) -> Json:
-        return json.loads(self._store.get(f"{self._number}/{key}"))
-
-    def _preside(self, phase: str, decide: Decide) -> Json:
-        self._owes_reply = True
-        if missing := self._wait_for(range(self.world)):
-            error = self._missing(missing, phase)
-            self._answer(_of_error(error))
-            raise error
-        reply = self._decided(phase, self._hear_each(), decide)
-        self._answer(reply)
-        return reply
-
-    def _answer(self, reply: Json) -> None:
-        self._say("all", reply)
-        self._owes_reply = False
-
-    def _hear_each(self) -> list[Json]:
-        if not self._store.has_extended_api():
-            return [self._hear(rank) for rank in range(self.world)]
-        names = [f"{self._number}/{rank}" for rank in range(self.world)]
-        return [json.loads(words) for words in self._store.multi_get(names)]
-
-    def _attend(self, phase: str) -> Json:
-        if self._wait_for(["all"]):
-            missing = [rank for rank in range(self.world) if not self._is_there(rank)]
-            raise self._missing(missing or [0], phase)
-        return self._hear("all")
-
-    def _wait_for(self, keys: Sequence[object], timeout_s: float | None = None) -> list[Any]:
-        """Wait for what others say; returns who has said nothing at the deadline.
-
-        Looks ever less often, but never waits much longer than it would have had to. The store's
-        own wait would keep signals from being handled, and not be told of a hurry.
-        """
-        names = [f"{self._number}/{key}" for key in keys]
-        start_s = time.monotonic()
-        while not self._store.check(names):
-            waited_s = time.monotonic() - start_s
-            if waited_s >= (self._patience_s() if timeout_s is None else timeout_s):
-                return [key for key in keys if not self._is_there(key)]
-            time.sleep(min(max(waited_s / 4, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S))
-        return []
+    def _have_done(
+        self, action: Callable[[Callable[[], bool]], T], *, timeout_s: float | None = None
+    ) -> T:
+        """Do it in the store's thread, as long as patience lasts."""
+        patience_s = self._patience_s if timeout_s is None else lambda: timeout_s
+        return self._thread.call(action, patience_s=patience_s)
 
     def _patience_s(self) -> float:
         """A run that was told to stop has no time for a rank that is most likely gone."""
         return self._hurried_s if self.is_hurried() else self.timeout_s
 
-    def _is_there(self, key: object) -> bool:
-        return bool(self._store.check([f"{self._number}/{key}"]))
+    # ---- in the store's thread
+
+    def _preside(
+        self, decide: Decide, number: int, words: Json, is_wanted: Callable[[], bool]
+    ) -> Json:
+        """Rank 0's part: hear all, decide, answer."""
+        phase = words["phase"]
+        self._owes_reply = True
+        self._say(number, self.rank, words)
+        missing = self._wait_for(number, range(self.world), is_wanted)
+        if not is_wanted():  # interrupted: the others are told why this rank leaves
+            return None
+        if missing:
+            error = self._missing(missing, phase)
+            self._answer(number, _of_error(error))
+            raise error
+        reply = self._decided(phase, self._hear_each(number), decide)
+        self._answer(number, reply)
+        self._forget(number - 2)
+        return reply
+
+    def _attend(self, number: int, words: Json, is_wanted: Callable[[], bool]) -> Json:
+        """Another rank's part: say, and hear what was decided."""
+        self._say(number, self.rank, words)
+        if self._wait_for(number, ["all"], is_wanted):
+            missing = [rank for rank in range(self.world) if not self._is_there(number, rank)]
+            raise self._missing(missing or [0], words["phase"])
+        reply = self._hear(number, "all")
+        self._forget(number - 2)
+        return reply
+
+    def _answer(self, number: int, reply: Json) -> None:
+        self._say(number, "all", reply)
+        self._owes_reply = False
+
+    def _forget(self, old: int) -> None:
+        """Remove own words that everybody has heard: whoever came here heard those before."""
+        if old >= 1:
+            self._store.delete_key(f"{old}/{self.rank}")
+            if self.rank == 0:
+                self._store.delete_key(f"{old}/all")
+
+    def _say(self, number: int, key: object, words: Json) -> None:
+        self._store.set(f"{number}/{key}", json.dumps(words))
+
+    def _hear(self, number: int, key: object) -> Json:
+        return json.loads(self._store.get(f"{number}/{key}"))
+
+    def _hear_each(self, number: int) -> list[Json]:
+        if not self._store.has_extended_api():
+            return [self._hear(number, rank) for rank in range(self.world)]
+        names = [f"{number}/{rank}" for rank in range(self.world)]
+        return [json.loads(words) for words in self._store.multi_get(names)]
+
+    def _wait_for(
+        self,
+        number: int,
+        keys: Sequence[object],
+        is_wanted: Callable[[], bool],
+        timeout_s: float | None = None,
+    ) -> list[Any]:
+        """Wait for what others say; returns who has said nothing at the deadline.
+
+        Looks ever less often, but never waits much longer than it would have had to. The store's
+        own wait would not be told of a hurry.
+        """
+        names = [f"{number}/{key}" for key in keys]
+        start_s = time.monotonic()
+        while not self._store.check(names):
+            waited_s = time.monotonic() - start_s
+            patience_s = self._patience_s() if timeout_s is None else timeout_s
+            if waited_s >= patience_s or not is_wanted():
+                return [key for key in keys if not self._is_there(number, key)]
+            time.sleep(min(max(waited_s / 4, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S))
+        return []
+
+    def _is_there(self, number: int, key: object) -> bool:
+        return bool(self._store.check([f"{number}/{key}"]))
+
+    # ---- what follows from it
 
     def _decided(self, phase: str, words: Sequence[Json], decide: Decide) -> Json:
         try:
@@ -252,14 +306,6 @@ class Meetings:
             return {"reply": decide([word["said"] for word in words])}
         except (ConfigError, StateError, RankError) as error:
             return _of_error(error)
-
-    def _forget(self) -> None:
-        """Remove own words that everybody has heard: whoever came here heard those before."""
-        old = self._number - 2
-        if old >= 1:
-            self._store.delete_key(f"{old}/{self.rank}")
-            if self.rank == 0:
-                self._store.delete_key(f"{old}/all")
 
     def _missing(self, ranks: Sequence[int], phase: str) -> RankError:
         return self._lost(
@@ -281,29 +327,55 @@ class Meetings:
         if self._over:
             return
         self._over = True
-        self._number += not self._owes_reply
-        try:
+
+        def part(is_wanted: Callable[[], bool]) -> None:
+            number = self._number + (not self._owes_reply)
             if self.rank == 0:
                 error = RankError(f"rank 0 left the run: {why}", ranks=[0], phase="any")
-                self._say("all", _of_error(error))
+                self._say(number, "all", _of_error(error))
             else:
-                self._say(self.rank, {"left": why})
-        except RuntimeError:
-            logger.debug("nobody is left to be told", exc_info=True)
+                self._say(number, self.rank, {"left": why})
+
+        self._part(part, timeout_s=_NOTING_S)
 
     def close(self) -> None:
         """After the last meeting: rank 0 stays until the others have heard it, for a while."""
         if self._over or self._broken:
+            self._thread.stop()
             return
         self._over = True
         self._number += 1
-        try:
+        timeout_s = min(_FAREWELL_S, self.timeout_s)
+
+        def part(is_wanted: Callable[[], bool]) -> None:
             if self.rank != 0:
-                self._say(self.rank, {"left": "it closed its manager"})
-                return
-            self._wait_for(range(1, self.world), min(_FAREWELL_S, self.timeout_s))
-        except RuntimeError:
-            logger.debug("not everybody said good-bye", exc_info=True)
+                self._say(self._number, self.rank, {"left": "it closed its manager"})
+            else:
+                self._wait_for(self._number, range(1, self.world), is_wanted, timeout_s)
+
+        self._part(part, timeout_s=timeout_s)
+
+    def _part(self, action: Callable[[Callable[[], bool]], None], *, timeout_s: float) -> None:
+        """Do the last thing in the store's thread."""
+        try:
+            self._have_done(action, timeout_s=timeout_s)
+        except (SilentStore, RuntimeError):
+            logger.debug("not everybody heard the good-bye", exc_info=True)
+        finally:
+            self._thread.stop()
+
+
+def _without_store(error: Exception, *, rank: int, phase: str) -> RankError:
+    """``rank`` heard nobody: the store is gone, or its keeper hangs or is out of reach."""
+    keeper = (
+        f"the store of torch.distributed, which rank 0 or a launcher beside it keeps: {error}. "
+        "Its process has ended or hangs, or its node is lost"
+    )
+    ranks = [0] if rank else []
+    who = "rank 0 did not come" if rank else "nobody can be heard"
+    return RankError(
+        f"rank {rank} waited in {phase}: {who}, without {keeper}", ranks=ranks, phase=phase
+    )
 
 
 def _if_none_failed(said: Sequence[Json], decide: Decide) -> Json:

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 _EXIT_GRACE_S = 5.0
 _START_GRACE_S = 60.0
+_TAKEOVER_S = 60.0  # of a run of one rank
 _STDERR_TAIL_BYTES = 16 << 10
 
 
@@ -275,8 +276,10 @@ class Persister:
     def _takeover_s(self) -> float:
         """A predecessor's worker may wait for parts of each snapshot before it lets go."""
         config = self._config
+        if config.takeover_s is not None:
+            return config.takeover_s
         waits_s = config.num_slots * config.rank_timeout_s
-        return config.takeover_s + (waits_s if len(self._role.group) > 1 else 0.0)
+        return _TAKEOVER_S + (waits_s if len(self._role.group) > 1 else 0.0)
 
     def _tell_everything(self, *, keep_pending: bool) -> None:
         config = self._config

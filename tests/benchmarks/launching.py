@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 120.0
+DEADLINE_S = 400.0
 
 TORCHRUN = ("torch.distributed.run", "--standalone")
 LAUNCH = ("torch.distributed.launch",)
@@ -94,9 +94,10 @@ class Running:
             self._read()
         return ended
 
-    def stop(self) -> None:
-        """Tell the launcher to stop, as a scheduler does, and it tells the ranks."""
-        self._launcher.terminate()
+    def stop_ranks(self) -> None:
+        """Tell the ranks to stop, as a scheduler does that warns of an end; not the launcher."""
+        for pid in self._children():
+            os.kill(pid, signal.SIGUSR1)
 
     def kill(self, rank: int) -> None:
         """SIGKILL one rank."""

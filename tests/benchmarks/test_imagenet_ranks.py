@@ -46,16 +46,23 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, flags: tuple[str, ...]
 def test_a_killed_rank_is_restarted_a_stopped_run_goes_on_and_nothing_is_lost(
     tmp_path: Path, flags: tuple[str, ...], undisturbed: dict[str, Any]
 ) -> None:
-    """Rank 0 keeps the store in which ranks meet: without it the others end at once."""
-    launch = Launch(tmp_path, flags, launcher=(*TORCHRUN, "--max-restarts", "1"))
+    """Rank 0 keeps the store in which ranks meet: without it the others end at once.
+
+    Of two restarts one is left when the ranks stop, and it is not used.
+    """
+    launch = Launch(tmp_path, flags, launcher=(*TORCHRUN, "--max-restarts", "2"))
+    marker = tmp_path / "chk.stopped"
     with launch.started(*CHECKFREQ) as running:
         running.wait_for_step(5)
         running.kill(rank=0)
         running.wait_for_step(8)
-        running.stop()
-        assert running.returncode() != 0
+        assert not marker.exists()
+        running.stop_ranks()
+        assert running.returncode() == 0, launch.log()
+    assert marker.exists()
     with launch.started(*CHECKFREQ) as again:
         assert again.returncode() == 0, launch.log()
+    assert not marker.exists()
     for part in ("weights", "optimizer", "learning_rate", "best"):
         assert launch.report()[part] == undisturbed[part], part
     stopped_at = launch.report()["checkpoints"]["restored_step"]

@@ -22,7 +22,7 @@ from checkfreq import CFManager
 from checkfreq.errors import StateError
 from tests.fork_server import FORK_SERVER
 
-LIMIT_S = 120.0
+LIMIT_S = 400.0
 #: What syncs in a process of its own.
 ELSEWHERE = {OURS, "dcp.async_save, process", "dcp.async_save, process, aside"}
 

@@ -50,7 +50,7 @@ class Gate:
 
     def wait_reached(self) -> None:
         """Return once somebody waits there."""
-        deadline_s = time.monotonic() + 30.0
+        deadline_s = time.monotonic() + 120.0
         while not Path(f"{self._path}.reached").exists():
             assert time.monotonic() < deadline_s, f"nobody came to {self._path}"
             threading.Event().wait(0.001)

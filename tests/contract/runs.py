@@ -94,7 +94,7 @@ def config(**changes: Any) -> CFConfig:
     """Settings for tests: settled state is checked at every barrier, no wait is long."""
     settings: dict[str, Any] = {
         "verify_settled": True,
-        "takeover_s": 20.0,
+        "takeover_s": 120.0,
         "close_timeout_s": 60.0,
         "persist_timeout_s": 60.0,
     }

@@ -227,7 +227,7 @@ def test_row_15_a_persist_outlives_its_trainer(chk_dir: Path, hold_worker: Hold)
         target=_snapshot_and_die, args=(chk_dir, gate)
     )
     process.start()
-    process.join(60)
+    process.join(240)
     assert process.exitcode == -signal.SIGKILL
     assert CheckpointStore(chk_dir).steps() == []
     gate.open()

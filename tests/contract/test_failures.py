@@ -30,7 +30,7 @@ def failing(training: Training, manager: CFManager, num: int) -> None:
 
 def reap(manager: CFManager, condition: Callable[[], bool]) -> None:
     """Have the manager take in replies until it knows; never raises for their sake."""
-    assert manager._persistence.wait_until(condition, timeout_s=30.0)
+    assert manager._persistence.wait_until(condition, timeout_s=120.0)
 
 
 def test_a_failed_persist_is_logged_as_error_and_training_goes_on(

@@ -38,7 +38,7 @@ def test_a_reply_that_waited_for_the_trainer_does_not_count_as_late(chk_dir: Pat
         manager.save()
         channel = manager._persistence.persister._channel
         assert channel is not None
-        assert readable(channel.fileno(), timeout_s=30.0), "the worker did not answer"
+        assert readable(channel.fileno(), timeout_s=120.0), "the worker did not answer"
         training.steps(manager, 1)
         assert manager.stats()["num_committed"] == 1
         assert manager.stats()["num_workers_replaced"] == 0

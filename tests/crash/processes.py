@@ -21,7 +21,7 @@ from checkfreq.store.store import CheckpointStore
 from tests.crash import programs
 from tests.fork_server import FORK_SERVER
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 @dataclass

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
 from iterators import CFIterator, ResumableDataLoader
 from tests.distributed.training import Pictures, seeded, small_resnet
+from tests.patience import slowness
 
 EPOCHS = 3
 
@@ -41,7 +42,7 @@ def main() -> None:
         chk,
         mode=CFMode.MANUAL,
         chk_freq=1,
-        config=CFConfig(rank_timeout_s=10.0, nice=0),
+        config=CFConfig(rank_timeout_s=10.0 * slowness(), nice=0),
     ) as cf_manager:
         train_loader = CFIterator(
             ResumableDataLoader(dataset, 4, shuffle=True, seed=5), cf_manager=cf_manager

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.killing import run_killed
+from tests.patience import slowness
 
 pytestmark = [pytest.mark.crash, pytest.mark.dist]
 
@@ -32,5 +33,6 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 def test_killed_ranks_end_with_the_bits_of_a_run_never_killed(name: str, tmp_path: Path) -> None:
     world, settings = CASES[name]
     # A successor may wait so long for parts that nobody will write any more.
-    settings = {**settings, "config": {"rank_timeout_s": 4.0, **settings.get("config", {})}}
+    short = {"rank_timeout_s": 4.0 * slowness()}
+    settings = {**settings, "config": {**short, **settings.get("config", {})}}
     assert run_killed(tmp_path, world=world, seed=2, **settings) >= 2

@@ -23,6 +23,7 @@ from checkfreq import KeepLast, faults
 from tests.crash.processes import verify_all, wait_unlocked
 from tests.distributed import tiny
 from tests.distributed.ranks import Heard, Life, Rank, Ranks, run, run_well
+from tests.patience import slowness
 
 pytestmark = [pytest.mark.crash, pytest.mark.dist]
 
@@ -30,7 +31,6 @@ WORLD = 2
 STEPS = 5  # of each life, from where it begins
 VICTIMS = ("trainer of rank 0", "trainer of rank 1", "worker of rank 0", "worker of rank 1", "all")
 TRAINERS = ("snapshot.", "socket.", "slot.", "meeting.")
-CONFIG = {"rank_timeout_s": 2.0, "takeover_s": 20.0}
 
 
 @dataclass
@@ -100,8 +100,13 @@ def passes(folder: Path, local: bool) -> dict[tuple[str, int], int]:
     return found
 
 
+def short() -> dict[str, float]:
+    """A successor may wait so long for parts that nobody will write any more."""
+    return {"rank_timeout_s": 2.0 * slowness(), "takeover_s": 120.0}
+
+
 def life_in(folder: Path, number: int, local: bool, seed: int = 0, **settings: Any) -> Life:
-    config = {"config": CONFIG, "local": local, "manager": {"retention": KeepLast(3)}}
+    config = {"config": short(), "local": local, "manager": {"retention": KeepLast(3)}}
     return Life(tiny.train, folder, WORLD, number, seed, {**config, **settings})
 
 
@@ -273,7 +278,8 @@ def losses(
     """Every loss, under way."""
 
     def lose(loss: Loss) -> list[Heard]:
-        settings = {"steps": 1000, "config": {"rank_timeout_s": 3.0, "meet_every_s": 0.2}}
+        config = {"rank_timeout_s": 3.0 * slowness(), "meet_every_s": 0.2}
+        settings = {"steps": 1000, "config": config}
         scripts = {loss.rank: f"{loss.point}:kill-self:{loss.hit}"}
         folder = tmp_path_factory.mktemp("loss")
         return run(Life(tiny.train, folder, 3, 0, 0, settings, scripts, store=loss.store))
@@ -304,7 +310,11 @@ def test_a_missing_part_is_an_error_on_all_ranks_that_names_who_wrote_none(tmp_p
             tmp_path,
             settings={
                 "steps": 100_000,
-                "config": {"rank_timeout_s": 1.0, "meet_every_s": 0.1, "close_timeout_s": 1.0},
+                "config": {
+                    "rank_timeout_s": 1.0 * slowness(),
+                    "meet_every_s": 0.1,
+                    "close_timeout_s": 1.0,
+                },
                 "manager": {"tolerate_failures": 0, "chk_freq": 2},
             },
             worker_faults={1: f"parts.write_manifest:pause-{gate}"},
@@ -337,7 +347,7 @@ def test_parts_written_while_the_leaders_worker_is_replaced_are_not_lost(tmp_pat
     for number in range(3):
         folder = tmp_path / str(number)
         folder.mkdir()
-        heard = run_well(Life(kill_own_worker, folder, settings={"config": CONFIG}))
+        heard = run_well(Life(kill_own_worker, folder, settings={"config": short()}))
         assert [one.last("num_failed") for one in heard] == [0, 0]
 
 

@@ -19,7 +19,7 @@ from tests.distributed.training import NUM_SAMPLES
 pytestmark = [pytest.mark.crash, pytest.mark.dist, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 150.0
+LIMIT_S = 400.0
 
 TORCHRUN = ("torch.distributed.run", "--standalone", "--max-restarts=1", "--monitor-interval=0.1")
 

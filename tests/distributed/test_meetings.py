@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -132,6 +134,25 @@ def test_rank_0_that_is_interrupted_in_a_meeting_leaves_no_one_waiting() -> None
     _, second = on_ranks(first, say(1))
     assert isinstance(second, RankError)
     assert "left the run: KeyboardInterrupt" in str(second)
+
+
+def test_a_rank_that_is_interrupted_while_it_waits_says_so_at_once_to_the_others() -> None:
+    store = dist.HashStore()
+    first, second = (Meetings(store, rank=r, world=2, timeout_s=3600.0) for r in range(2))
+
+    def interrupt() -> None:
+        store.wait(["1/0"])  # rank 0 has come
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            first.meet("step", None, decide=said_by_each)
+    first.leave("KeyboardInterrupt")
+    with pytest.raises(RankError, match="left the run: KeyboardInterrupt"):
+        second.meet("step", None, decide=said_by_each)
+    first.close()
+    second.close()
 
 
 @pytest.mark.parametrize("kind", [ConfigError, StateError])

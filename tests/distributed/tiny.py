@@ -86,10 +86,10 @@ def config(rank: Rank) -> CFConfig:
     settings: dict[str, Any] = {
         "verify_settled": True,
         "nice": 0,
-        "takeover_s": 20.0,
-        "close_timeout_s": 30.0,
-        "persist_timeout_s": 30.0,
-        "rank_timeout_s": 10.0,
+        "takeover_s": 120.0,
+        "close_timeout_s": 120.0,
+        "persist_timeout_s": 120.0,
+        "rank_timeout_s": 60.0,
         "directory": Directory.NODE_LOCAL if rank.settings.get("local") else Directory.SHARED,
     }
     return CFConfig(**{**settings, **rank.settings.get("config", {})})

@@ -20,7 +20,7 @@ from tests.fork_server import FORK_SERVER
 
 logger = logging.getLogger(__name__)
 
-LIFE_LIMIT_S = 120.0
+LIFE_LIMIT_S = 400.0
 
 
 @dataclass(frozen=True, slots=True)

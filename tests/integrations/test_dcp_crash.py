@@ -50,7 +50,7 @@ def test_killed_anywhere_it_leaves_the_old_steps_or_one_more(tmp_path: Path, poi
     save(tmp_path, 1)
     child = FORK_SERVER.Process(target=save_and_die, args=(tmp_path, point))
     child.start()
-    child.join(60)
+    child.join(240)
     assert child.exitcode == -signal.SIGKILL
     assert newest(tmp_path) == (2 if point in AFTER_THE_RENAME else 1)
     save(tmp_path, 3)

@@ -47,7 +47,7 @@ def test_the_command_line_understands_a_checkpoint_of_four_ranks(of_four: Path) 
             [sys.executable, "-m", "checkfreq.cli", command, str(of_four)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert done.returncode == 0, done.stderr

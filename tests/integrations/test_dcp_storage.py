@@ -455,7 +455,7 @@ def test_the_command_line_lists_shows_and_verifies_it(tmp_path: Path) -> None:
             [sys.executable, "-m", "checkfreq.cli", command, str(tmp_path)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -464,7 +464,7 @@ def test_the_command_line_lists_shows_and_verifies_it(tmp_path: Path) -> None:
         subprocess.run(
             [sys.executable, "-m", "checkfreq.cli", "verify", str(tmp_path)],
             capture_output=True,
-            timeout=60,
+            timeout=240,
             check=False,
         ).returncode
         != 0

@@ -644,7 +644,7 @@ def test_a_killed_process_continues_with_the_same_batches(
             [sys.executable, "-c", KILLED, str(saved), kind.__name__, str(kill_at)],
             check=False,
             cwd=Path(iterators.__file__).parent.parent,
-            timeout=120,
+            timeout=400,
         )
         assert done.returncode == (-signal.SIGKILL if kill_at else 0)
     history = json.loads(saved.read_text())["history"]

@@ -25,7 +25,7 @@ def test_every_public_name_is_there() -> None:
 def test_the_package_and_its_iterator_import_without_torch() -> None:
     use = "iterators.CFIterator([1], exact=False)"
     code = f"import sys, iterators; {use}; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent, timeout=240)
 
 
 def test_nothing_is_imported_from_checkfreq() -> None:
@@ -82,7 +82,7 @@ def test_a_process_killed_several_times_serves_every_sample_once(
             [sys.executable, "-c", KILLED, str(saved), str(kill_at)],
             check=False,
             cwd=PACKAGE.parent,
-            timeout=120,
+            timeout=400,
         )
         assert done.returncode == (-9 if kill_at else 0)
     state = json.loads(saved.read_text())

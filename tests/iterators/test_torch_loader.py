@@ -33,6 +33,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from iterators import CFIterator, EpochOrder, NotResumableError, ResumableDataLoader
 from iterators.fingerprint import dataset_fingerprint
+from iterators.loader_worker import WorkerStart
 from iterators.testing import digest
 from iterators.tickets import (
     Fetched,
@@ -294,8 +295,9 @@ def test_a_rebuilt_loader_keeps_every_other_setting() -> None:
     )
     rebuilt = ResumableDataLoader.like(loader, seed=3)
     engine = rebuilt._engine
-    for name in ("num_workers", "timeout", "worker_init_fn", "prefetch_factor", "pin_memory"):
+    for name in ("num_workers", "timeout", "prefetch_factor", "pin_memory"):
         assert getattr(engine, name) == getattr(loader, name)
+    assert engine.worker_init_fn == WorkerStart(tag)
     assert engine.persistent_workers
     assert engine.multiprocessing_context is loader.multiprocessing_context
     assert (rebuilt.identity.algorithm, rebuilt.identity.tail) == ("feistel-1", "drop")

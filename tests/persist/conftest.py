@@ -68,7 +68,7 @@ def slot() -> Iterator[HandMadeSlot]:
 @pytest.fixture
 def persister(tmp_path: Path, slot: HandMadeSlot) -> Iterator[Persister]:
     """A started persister that knows the slot."""
-    handle = Persister(tmp_path / "chk", config=CFConfig(takeover_s=20.0))
+    handle = Persister(tmp_path / "chk", config=CFConfig(takeover_s=120.0))
     handle.start()
     handle.wait_opened()
     handle.share_slot(0, fd=slot.fd, num_bytes=len(slot.memory))
@@ -92,6 +92,6 @@ def request(step: int, **changes: object) -> p.Persist:
 
 def next_reply(persister: Persister) -> p.Message:
     """The worker's next reply, within a generous deadline."""
-    reply = persister.poll(timeout_s=30.0)
+    reply = persister.poll(timeout_s=120.0)
     assert reply is not None, "the worker did not answer within 30 s"
     return reply

@@ -28,7 +28,7 @@ from tests.persist.conftest import file_image, next_reply, request, round_up
 
 ROW = 3000
 OLD_STEP = 1
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 def role_of(rank: int, world: int) -> Role:
@@ -94,7 +94,7 @@ def start_rank(
 ) -> Rank:
     """A rank whose worker has opened the directory; ``script``: its first worker's faults."""
     role = role_of(rank, world)
-    config = CFConfig(takeover_s=20.0, rank_timeout_s=5.0)
+    config = CFConfig(takeover_s=120.0, rank_timeout_s=5.0)
     persister = Persister(chk_dir, config=config, role=role)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("CHECKFREQ_FAULT", script)

@@ -57,7 +57,7 @@ class Rank:
         return attempt
 
     def finish(self, attempt: Attempt) -> AttemptState:
-        assert self.persistence.wait_until(lambda: attempt.state.ended, timeout_s=30.0)
+        assert self.persistence.wait_until(lambda: attempt.state.ended, timeout_s=120.0)
         return attempt.state
 
     def save(self, step: int) -> None:
@@ -65,7 +65,7 @@ class Rank:
 
     def wait_for_steps(self, *steps: int) -> None:
         persistence = self.persistence
-        assert persistence.wait_until(lambda: not persistence.persister.is_busy, timeout_s=30.0)
+        assert persistence.wait_until(lambda: not persistence.persister.is_busy, timeout_s=120.0)
         assert persistence.store.steps() == list(steps)
 
 
@@ -116,7 +116,7 @@ def test_a_member_writes_no_events_marks_or_removals(group: Group, open_rank: Op
 
     assert not member.persistence.persister.is_busy
     assert member.persistence.last_event is not None
-    assert member.persistence.close(timeout_s=30.0) is None
+    assert member.persistence.close(timeout_s=120.0) is None
     group.verify(2)
     assert group.store.marks() == {}
     assert (group.chk_dir / "events.jsonl").read_text().count('"committed"') == 1
@@ -186,7 +186,7 @@ def test_a_leaders_replacement_is_told_of_attempts_that_only_others_handed_over(
     worker.kill()
     worker.wait()
     assert leader.persistence.wait_until(
-        lambda: leader.persistence.num_replaced == 1, timeout_s=30.0
+        lambda: leader.persistence.num_replaced == 1, timeout_s=120.0
     )
     assert copying.copied(None)
     leader.persistence.hand_over(copying, {"model": {"kind": "module"}}, own_of(0, 2))
@@ -261,7 +261,7 @@ def test_a_part_with_which_two_workers_died_after_it_was_there_is_committed(
     assert member.finish(lost) is AttemptState.FAILED
     assert leader.finish(leader.hand_over(2)) is AttemptState.COMMITTED
     persister = member.persistence.persister
-    assert member.persistence.wait_until(lambda: not persister.is_busy, timeout_s=30.0)
+    assert member.persistence.wait_until(lambda: not persister.is_busy, timeout_s=120.0)
     group.verify(2)
     assert not group.pending
 

@@ -173,7 +173,7 @@ def test_the_worker_ignores_interrupts_and_polite_termination(
 def test_closing_finishes_what_was_asked_before(persister: Persister, tmp_path: Path) -> None:
     persister.submit(request(8))
 
-    assert persister.close(timeout_s=30.0)
+    assert persister.close(timeout_s=120.0)
 
     assert CheckpointStore(tmp_path / "chk").steps() == [8]
 
@@ -199,7 +199,7 @@ def test_a_replacement_begins_anew_what_a_killed_worker_had_begun(
         handle.lay_out_slot(0, slot.files)
         handle.submit(request(3))
         assert handle._process is not None
-        handle._process.wait(30.0)
+        handle._process.wait(120.0)
 
         handle.replace()
 

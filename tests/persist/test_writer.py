@@ -115,12 +115,12 @@ def test_a_failure_stops_threads_that_wait_for_their_turn(slot: HandMadeSlot) ->
         def pwrite(self, view: memoryview, offset: int) -> None:
             if offset == 0:
                 entered.set()
-                assert failed.wait(30.0)
+                assert failed.wait(120.0)
             super().pwrite(view, offset)
 
     class Fails(Payload):
         def pwrite(self, view: memoryview, offset: int) -> None:
-            assert entered.wait(30.0)
+            assert entered.wait(120.0)
             failed.set()
             raise OSError(5, "Input/output error")
 

@@ -24,7 +24,7 @@ from checkfreq.types import Role, TensorSpec
 from tests.fork_server import FORK_SERVER
 from tests.snapshot.support import take
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 @dataclass(frozen=True)

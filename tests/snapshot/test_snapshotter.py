@@ -17,7 +17,7 @@ from checkfreq.snapshot.snapshotter import Snapshot, Snapshotter
 from checkfreq.snapshot.state import capture
 from checkfreq.types import FileSpec
 
-_WITHIN_S = 30.0
+_WITHIN_S = 120.0
 
 
 class NoListener:

@@ -7,6 +7,7 @@ make it looks at another disk.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 import weakref
@@ -59,7 +60,7 @@ class Commit:
             self._lock.acquire(
                 timeout_s=timeout_s,
                 owner_pid=os.getpid(),
-                on_wait=lambda holder: None,
+                on_wait=_collect_writers,
                 give_up=threading.Event().wait,
             )
         except LockTimeoutError as error:
@@ -115,3 +116,12 @@ def join(root: Path, step: int) -> Pending:
         f"{path}, which rank 0 has made, is not there on this rank: the directory and step= must "
         "be the same on all ranks"
     )
+
+
+def _collect_writers(holder: str) -> None:
+    """Let go of what a writer of this process holds whose save failed on another rank.
+
+    The error that ended that save and its traceback refer to each other, so the writer is kept
+    until garbage is collected, which waiting alone never brings about.
+    """
+    gc.collect()

@@ -793,7 +793,7 @@ def test_a_process_killed_several_times_serves_the_same_pixels(
             [sys.executable, "-c", KILLED, str(saved), str(kill_at), *paths],
             check=False,
             cwd=ROOT,
-            timeout=120,
+            timeout=400,
         )
         assert done.returncode == (-9 if kill_at else 0)
     state = json.loads(saved.read_text())

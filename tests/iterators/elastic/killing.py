@@ -25,7 +25,7 @@ from tests.iterators.elastic.program import Data, Life, run_rank, undisturbed
 
 logger = logging.getLogger(__name__)
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 #: A rank reports that it runs and that it restored before it reports boundaries.
 STARTING_REPORTS = 2

@@ -33,10 +33,10 @@ from tests.iterators.datasets import Augmented
 if TYPE_CHECKING:
     from iterators.dali import DALILoader
 
-GROUP_LIMIT = timedelta(seconds=30)
+GROUP_LIMIT = timedelta(seconds=120)
 
 #: A rank that lives longer says where it is stuck, before its group gives up.
-STUCK_S = 25.0
+STUCK_S = 110.0
 
 #: Ranks must not finish the run while the killer takes its time.
 MOST_STEPS_AFTER_AIM = 6
