@@ -249,11 +249,13 @@ class CFManager:
         if self._profiler.has_begun:
             pipeline = self._pipeline
             # What the host was held for is hidden where a device has work queued.
-            own_s = 0.0 if self._is_on_device else self._boundaries_s
+            met_s = 0.0 if self._is_on_device else self._profiler.met_s
+            own_s = 0.0 if self._is_on_device else self._boundaries_s - met_s
             self._profiler.boundary(
                 is_epoch=is_epoch,
                 stall_s=pipeline.barrier_s + own_s,
                 waited_s=pipeline.waited_s,
+                met_s=met_s,
                 is_quiet=pipeline.is_quiet,
                 is_ready=pipeline.is_ready,
             )

@@ -46,6 +46,7 @@ class _Ended(NamedTuple):
     is_regular: bool
     is_quiet: bool
     counts: bool
+    met_s: float
 
 
 class Profiler:
@@ -72,9 +73,12 @@ class Profiler:
         self._key: Mapping[str, object] = {}
         self._clock = clock
         self._timer: IterationTimer | None = None
+        #: How long meetings of the ranks at boundaries have held training, by the host's clock.
+        self.met_s = 0.0
         self._ended: deque[_Ended] = deque()
         self._stall_s = 0.0
         self._waited_s = 0.0
+        self._met_s = 0.0
         self._was_ready = False
         self._after_epoch = False
         self._is_disturbed = False
@@ -117,14 +121,22 @@ class Profiler:
         timer.mark_boundary()
 
     def boundary(
-        self, *, is_epoch: bool, stall_s: float, waited_s: float, is_quiet: bool, is_ready: bool
+        self,
+        *,
+        is_epoch: bool,
+        stall_s: float,
+        waited_s: float,
+        is_quiet: bool,
+        is_ready: bool,
+        met_s: float = 0.0,
     ) -> None:
         """An iteration ended, after everything that ended in it was reported.
 
         ``stall_s`` is how long the manager has held training so far, its own code included;
-        ``waited_s`` how long the user's calls have waited. ``is_quiet``: the worker has nothing
-        to do. ``is_ready``: snapshots can be taken; until then, slots are being prepared and
-        iterations are slower than they will be.
+        ``waited_s`` how long the user's calls have waited, ``met_s`` how long meetings of the
+        ranks held it, in none of the other two. ``is_quiet``: the worker has nothing to do.
+        ``is_ready``: snapshots can be taken; until then, slots are being prepared and iterations
+        are slower than they will be.
         """
         if self._timer is None:
             return
@@ -137,9 +149,11 @@ class Profiler:
                 is_regular,
                 is_quiet,
                 self._was_ready,
+                met_s - self._met_s,
             )
         )
-        self._stall_s, self._waited_s, self._was_ready = stall_s, waited_s, is_ready
+        self._stall_s, self._waited_s, self._met_s = stall_s, waited_s, met_s
+        self._was_ready = is_ready
         self._after_epoch, self._is_disturbed = is_epoch, False
         for span in self._timer.finished():
             self._observe(span, self._ended.popleft())
@@ -206,6 +220,7 @@ class Profiler:
                 ended.is_regular,
                 ended.is_quiet,
                 ended.waited_s,
+                ended.met_s,
             )
         )
 
@@ -222,6 +237,35 @@ class Profiler:
         if self._interval_steps == 0:
             return sys.maxsize
         return (step // self._interval_steps + 1) * self._interval_steps
+
+    def met(self, seconds: float) -> None:
+        """The ranks met at a boundary, for so long."""
+        self.met_s += seconds
+        self.tuner.met(seconds)
+
+    def next_meeting(
+        self,
+        step: int,
+        *,
+        is_late: bool,
+        iteration_s: float | None,
+        every_s: float,
+        since_last: int,
+    ) -> int:
+        """The boundary after ``step`` at which the ranks meet; the last was ``since_last`` ago.
+
+        ``is_late``: a checkpoint is due and is made up for as soon as it can be taken.
+        """
+        due_step = step + 1 if is_late else self.next_due_step(step)
+        steps = self.tuner.steps_to_meeting(
+            due_steps=due_step - step,
+            iteration_s=iteration_s,
+            every_s=every_s,
+            since_last=since_last,
+        )
+        if self._interval_steps:  # the user's own steps are kept
+            steps = min(steps, self.next_due_step(step) - step)
+        return step + steps
 
     @property
     def iteration_s(self) -> float | None:

@@ -26,17 +26,6 @@ from checkfreq.types import Role, SnapshotPlace
 
 T = TypeVar("T")
 
-#: Most boundaries from one meeting to the next.
-_FARTHEST_STEPS = 100
-
-
-def steps_to_meeting(meet_every_s: float, iteration_s: float, *, since_last: int) -> int:
-    """How many boundaries from now the ranks meet; the last meeting was ``since_last`` ago.
-
-    Iterations may become much slower: it is neither far away, nor much further than before.
-    """
-    return max(1, min(int(meet_every_s / iteration_s), _FARTHEST_STEPS, 2 * since_last))
-
 
 class Together:
     """This rank among the others."""
@@ -88,7 +77,10 @@ class Together:
         if not must_meet and not self._collective.meets_at(step):
             return NOTHING
         own = wish if self._role.rank == 0 else lambda: NO_WISH  # rank 0's counts
-        return self._agree("step()", step, own)
+        start_s = time.perf_counter()
+        decision = self._agree("step()", step, own)
+        self._profiler.met(time.perf_counter() - start_s)
+        return decision
 
     def _agree(self, phase: str, step: int, wish: Callable[[], Wish]) -> Decision:
         """Meet, and take in what does not depend on the phase."""
@@ -115,14 +107,14 @@ class Together:
         )
 
     def _next_meeting(self, step: int, wish: Wish) -> int:
-        """The boundary at which a checkpoint may be due next, but not too long from now."""
-        iteration_s = self._recent_iteration_s(step)
-        if wish.why_late or self._pipeline.is_deferred or not iteration_s:
-            return step + 1
-        num_steps = steps_to_meeting(
-            self._config.meet_every_s, iteration_s, since_last=self._since_last(step)
+        """The boundary of the next meeting, as rank 0 wishes it."""
+        return self._profiler.next_meeting(
+            step,
+            is_late=bool(wish.why_late) or self._pipeline.is_deferred,
+            iteration_s=self._recent_iteration_s(step),
+            every_s=self._config.meet_every_s,
+            since_last=self._since_last(step),
         )
-        return min(self._profiler.next_due_step(step), step + num_steps)
 
     def _recent_iteration_s(self, step: int) -> float | None:
         """T, or what iterations have taken since the last meeting, if that is longer or all that

@@ -132,6 +132,11 @@ class RunCosts:
         return self._last_cost
 
     @property
+    def boundary_s(self) -> float:
+        """b; 0 before the first clean iteration."""
+        return self._or_cached("boundary_s", self._boundary.value()) or 0.0
+
+    @property
     def copy_s(self) -> float:
         """D; 0 before the first."""
         return self._copy.value() or 0.0
@@ -160,7 +165,7 @@ class RunCosts:
             cost_error_s=cost.error,
             cost_upper_s=max(cost_s, cost.upper()),
             state_bytes=self._state_bytes,
-            boundary_s=self._or_cached("boundary_s", self._boundary.value()) or 0.0,
+            boundary_s=self.boundary_s,
             place=place,
         )
 

@@ -15,7 +15,8 @@ class Iteration(NamedTuple):  # made at every iteration: a third of a frozen dat
     stall_s: of it, what the manager held training for, its boundary code included.
     overlap_s: boundary to weight update. is_regular: False where something else is inside
     (validation, the loader's start). is_quiet: False if the worker was still busy at its end.
-    waited_s: what the user chose to wait for; no part of its duration.
+    waited_s: what the user chose to wait for; met_s: what meetings of the ranks held training for,
+    which is charged apart. Neither is a part of its duration.
     """
 
     start_s: float
@@ -25,17 +26,19 @@ class Iteration(NamedTuple):  # made at every iteration: a third of a frozen dat
     is_regular: bool = True
     is_quiet: bool = True
     waited_s: float = 0.0
+    met_s: float = 0.0
 
     @property
     def duration_s(self) -> float:
         """Its whole length."""
-        return self.end_s - self.start_s - self.waited_s
+        return self.end_s - self.start_s - self.waited_s - self.met_s
 
     def is_sane(self) -> bool:
         """False for a time that is not a number, or of a clock that went backwards."""
         return (  # comparisons alone, all False for NaN: this runs at every iteration
-            0.0 < self.end_s - self.start_s - self.waited_s < math.inf
+            0.0 < self.end_s - self.start_s - self.waited_s - self.met_s < math.inf
             and self.waited_s >= 0.0
+            and self.met_s >= 0.0
             and 0.0 <= self.stall_s < math.inf
             and (self.overlap_s is None or 0.0 <= self.overlap_s < math.inf)
         )

@@ -13,10 +13,13 @@ from torch import nn
 
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
+from checkfreq.pipeline import first_device
 from checkfreq.reader import load
 from checkfreq.restore import Restorer, plan_restore
 from checkfreq.snapshot.apply import materialise
+from checkfreq.snapshot.captured import CapturedState, Everything
 from checkfreq.snapshot.needs import needed_files
+from checkfreq.snapshot.sink import TensorRef
 from checkfreq.snapshot.state import capture, structure_digest, structure_listing
 from checkfreq.types import Role
 from tests.fixtures.make_format_2 import FOLDER
@@ -360,3 +363,11 @@ def test_one_rank_needs_nothing_of_torch_distributed() -> None:
         "assert {n for n in after - before if sys.modules[n] is not None} == set()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_rank_that_writes_nothing_of_a_device_still_measures_time_there() -> None:
+    own = TensorRef("rng.rank-00001", "cpu", torch.zeros(2), False)
+    device = torch.device("meta")
+    theirs = TensorRef("model", "weight", torch.zeros(2, device=device), True)
+    whole = Everything([theirs, own], {}, {}, {})
+    assert first_device(CapturedState([own], {}, {}, {}, whole)) == device
