@@ -138,6 +138,38 @@ def test_a_new_rank_is_told_what_it_keeps(caplog: pytest.LogCaptureFixture) -> N
         assert text in caplog.text
 
 
+def test_a_rank_that_is_new_after_a_run_of_one_keeps_what_is_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    declared = ("run", "model.norm", "model.other")  # tied to one
+    one = part(run(1, per_rank=declared), Role())
+    manifest = Manifest(one.objects, {}, one.files)
+    chk = run(2, per_rank=declared)
+    model = chk.tracked["model"]
+    before = bits([model.norm.state_dict(), model.other.weight])
+    torch.manual_seed(5)
+    generator = torch.get_rng_state()
+    restored(chk, manifest, 1)
+    assert chk.tracked["run"] == {"best": 0.2}
+    assert bits([model.norm.state_dict(), model.other.weight]) == before
+    assert bits(model.wide.weight) == bits(run(1).tracked["model"].wide.weight)
+    for text in ("model.norm.weight: each rank", "model.other.weight: each", "run (each rank"):
+        assert text in caplog.text
+    first = run(2, per_rank=declared)
+    restored(first, manifest, 0)
+    assert first.tracked["run"] == {"best": 0.1}
+    assert torch.equal(torch.get_rng_state(), generator) is False
+
+
+def test_a_new_rank_keeps_a_tensor_that_is_its_own_by_a_tied_name() -> None:
+    declared = ("model.other",)
+    manifest = parts_of(run(1, per_rank=declared), everyone(2))
+    chk = run(2, per_rank=declared)
+    before = bits(chk.tracked["model"].one.weight)
+    restored(chk, manifest, 2)
+    assert bits(chk.tracked["model"].one.weight) == before
+
+
 def test_a_rank_of_which_only_positions_are_here_is_a_new_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
