@@ -365,9 +365,9 @@ def _measured(attempt: Attempt) -> Measured | None:
         return None
     copy_s = attempt.copied_s - attempt.started_s if attempt.copy_s is None else attempt.copy_s
     return Measured(
-        copy_s=copy_s,
-        persist_s=attempt.persist_s,
-        durable_s=attempt.durable_s - attempt.started_s,
+        copy_s=max(0.0, copy_s),
+        persist_s=max(0.0, attempt.persist_s),
+        durable_s=max(0.0, attempt.durable_s - attempt.started_s),
         state_bytes=attempt.num_bytes or 0,
         device_copy_s=attempt.device_copy_s,
     )

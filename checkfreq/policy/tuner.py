@@ -158,6 +158,7 @@ class RateTuner:
         if not iteration.is_sane():
             self.num_bad_samples += 1
             return
+        iteration = iteration.consistent()
         self._num_seen += 1
         is_regular = self._accept(iteration)
         is_touched = bool(self._charges) and self._charges.add(
@@ -176,6 +177,9 @@ class RateTuner:
 
     def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
         """A snapshot was begun at boundary ``step``; ``attempt`` is a name that no other has."""
+        if not math.isfinite(start_s):
+            self.num_bad_samples += 1
+            start_s = -math.inf  # whenever that was
         reserved_s = self._upper_s if is_periodic else 0.0
         self._bucket.spend(reserved_s)
         self._charges.begin(attempt, start_s=start_s, reserved_s=reserved_s)
