@@ -73,7 +73,8 @@ class Profiler:
         self._key: Mapping[str, object] = {}
         self._clock = clock
         self._timer: IterationTimer | None = None
-        #: How long meetings of the ranks at boundaries have held training, by the host's clock.
+        #: How long meetings of the ranks at boundaries, and what comes once in a run, have held
+        #: training, by the host's clock.
         self.met_s = 0.0
         self._ended: deque[_Ended] = deque()
         self._stall_s = 0.0
@@ -242,6 +243,11 @@ class Profiler:
         """The ranks met at a boundary, for so long."""
         self.met_s += seconds
         self.tuner.met(seconds)
+
+    def held_once(self, seconds: float) -> None:
+        """Something that comes once in a run held training for so long: no part of an iteration,
+        and no checkpoint's cost."""
+        self.met_s += seconds
 
     def next_meeting(
         self,

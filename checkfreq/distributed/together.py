@@ -5,6 +5,7 @@ Every call is made by all ranks, in the same order. Between the meetings each do
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +14,7 @@ from typing import TypeVar
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.config import CFConfig
 from checkfreq.distributed.collective import Collective, Durable, Word
+from checkfreq.distributed.comparison import compare, doubtful_text, lost_error
 from checkfreq.distributed.joint_restore import JointRestorer
 from checkfreq.distributed.meetings import Meetings
 from checkfreq.errors import CheckFreqError, PersistError
@@ -23,6 +25,8 @@ from checkfreq.profiler import Profiler
 from checkfreq.ranks import NO_WISH, NOTHING, Decision, Wish
 from checkfreq.restore import Found, Restorer
 from checkfreq.types import Role, SnapshotPlace
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -51,6 +55,8 @@ class Together:
         self._config = config
         self._last_step: int | None = None
         self._last_s = time.perf_counter()
+        self._may_compare = config.compare_ranks
+        self._noted_step: int | None = None
 
     def each(self, phase: str, action: Callable[[], T]) -> T:
         """See Ranks."""
@@ -90,6 +96,7 @@ class Together:
         self._last_step, self._last_s = step, time.perf_counter()
         self._profiler.take_over(decision.costs)
         self._confirm(decision.confirmed_step)
+        self._compare_values()
         return decision
 
     def _word(self, step: int, wish: Wish) -> Word:
@@ -146,12 +153,40 @@ class Together:
         if decision.place:
             self._pipeline.set_place(SnapshotPlace(decision.place))
         try:
+            self._note_values(step)
             return self._pipeline.checkpoint(
                 step, decision.reason, marks, must=decision.must, agreed=decision.attempt
             )
         except Exception as error:  # the others take it, and will wait for this rank
             self._meetings.leave(f"{type(error).__name__}: {error}")
             raise
+
+    def _note_values(self, step: int) -> None:
+        """At the run's first checkpoint: what is to be the same on all ranks is compared at their
+        next meeting, when devices are done with it and its first iteration is not held for it."""
+        if not self._may_compare:
+            return
+        start_s = time.perf_counter()
+        self._pipeline.note_values()
+        self._profiler.held_once(time.perf_counter() - start_s)
+        self._may_compare = False
+        self._noted_step = step
+
+    def _compare_values(self) -> None:
+        """Raises StateError on all ranks if weights would be lost; says once what else differs."""
+        if self._noted_step is None:
+            return
+        found = compare(self._meetings, self._pipeline)
+        if found is None:
+            return
+        step, self._noted_step = self._noted_step, None
+        if found:
+            names = {"lost": [*found.lost], "doubtful": [*found.doubtful]}
+            self._persistence.record("ranks differ", step, **names)
+        if found.lost:
+            raise lost_error(found, step=step)
+        if found and self._role.rank == 0:
+            logger.warning("%s", doubtful_text(found))
 
     def require(self, step: int, reason: str, marks: Marks) -> Attempt | None:
         """See Ranks."""
@@ -186,6 +221,7 @@ class Together:
             durable=self._durable(),
         )
         self._confirm(settled.confirmed_step)
+        self._compare_values()
         return settled.failed
 
     # ---- restore, and the end
