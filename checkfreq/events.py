@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -31,7 +32,23 @@ class Event:
     def to_json(self) -> str:
         """One line without a newline."""
         head = {"time_unix_s": round(self.time_unix_s, 6), "kind": self.kind, "step": self.step}
-        return json.dumps({**head, **self.data}, default=str)
+        record = {**head, **self.data}
+        try:
+            return json.dumps(record, default=str, allow_nan=False)
+        except ValueError:  # rarely: JSON has no NaN and no infinities
+            return json.dumps(_finite(json.loads(json.dumps(record, default=str))))
+
+
+def _finite(value: Any) -> Any:
+    """With texts in the place of numbers that JSON does not have."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case dict():
+            return {name: _finite(one) for name, one in value.items()}
+        case list():
+            return [_finite(one) for one in value]
+    return value
 
 
 class EventLog:

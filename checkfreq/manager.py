@@ -240,6 +240,7 @@ class CFManager:
                 self._global_step,
                 lambda: self._wish(epoch_boundary=epoch_boundary),
                 must_meet=epoch_boundary or self._requested is not None,
+                marks=self._requested,
             )
         )
         self._boundaries_s += time.perf_counter() - self._pipeline.waited_s - since_s
@@ -334,7 +335,8 @@ class CFManager:
     ) -> None:
         """Checkpoint at this boundary; between boundaries, at the next one.
 
-        ``keep`` pins the checkpoint against retention; ``metrics`` are stored with it.
+        ``keep`` pins the checkpoint against retention; ``metrics`` are stored with it, NaN and
+        infinities as they are. Of several ranks, rank 0's count; a WARNING names what differs.
         ``wait=True`` returns once it is durable, and raises StateError between boundaries or
         the PersistError of the attempt. A step is written once: a second request for the same
         step only adds its marks.

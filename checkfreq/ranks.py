@@ -6,7 +6,7 @@ Alone that is the same; many ranks decide together (``distributed.together``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
@@ -44,7 +44,9 @@ class Decision:
     ranks: ``attempt`` is the checkpoint's id ("": there is none to take), ``waits_for`` the ranks
     without a slot, ``is_written`` that the step is on its way on all, ``confirmed_step`` is
     committed in every directory, ``costs`` are the highest, ``next_step`` is when to meet again,
-    and ``compares`` that the structure of the state changed somewhere.
+    and ``compares`` that the structure of the state changed somewhere. ``keep`` and ``metrics`` are
+    rank 0's marks for the checkpoint; ``unequal`` are the metrics that others have otherwise, with
+    the values of all ranks.
     """
 
     reason: str = ""
@@ -59,6 +61,9 @@ class Decision:
     costs: Mapping[str, float] = field(default_factory=dict)
     next_step: int = 0
     compares: bool = False
+    keep: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    unequal: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
 
 #: What most boundaries come to: shared, since they come often.
@@ -81,8 +86,11 @@ class Ranks(Protocol):
         """Raise if more checkpoints in a row have failed than are tolerated; before a boundary."""
         ...
 
-    def decide(self, step: int, wish: Callable[[], Wish], *, must_meet: bool) -> Decision:
-        """What to do at a boundary. ``must_meet``: it is one at which all ranks know to meet."""
+    def decide(
+        self, step: int, wish: Callable[[], Wish], *, must_meet: bool, marks: Marks | None = None
+    ) -> Decision:
+        """What to do at a boundary. ``must_meet``: it is one at which all ranks know to meet.
+        ``marks``: of the checkpoint that was asked for."""
         ...
 
     def take(self, step: int, decision: Decision, marks: Marks) -> Attempt | None:
@@ -134,7 +142,9 @@ class Alone:
         """See Ranks."""
         self._persistence.book.raise_if_intolerable()
 
-    def decide(self, step: int, wish: Callable[[], Wish], *, must_meet: bool) -> Decision:
+    def decide(
+        self, step: int, wish: Callable[[], Wish], *, must_meet: bool, marks: Marks | None = None
+    ) -> Decision:
         """See Ranks."""
         own = wish()
         if own is NO_WISH and self._notice.received is None:

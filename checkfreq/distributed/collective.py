@@ -31,7 +31,8 @@ class Word:
     ``is_restructured``: its state has another structure than when it was last compared.
     ``durable`` are the newest steps, and their attempts, in the directory that it leads; None
     from the others.
-    ``next_step`` is when rank 0 wishes to meet again.
+    ``next_step`` is when rank 0 wishes to meet again. ``keep`` and ``metrics`` were given to
+    ``save``.
     """
 
     wish: Wish
@@ -42,6 +43,8 @@ class Word:
     durable: Durable | None = None
     costs: Mapping[str, float] = field(default_factory=dict)
     next_step: int = 0
+    keep: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def decide(words: Sequence[Word], *, attempt: str) -> Decision:
@@ -65,7 +68,23 @@ def decide(words: Sequence[Word], *, attempt: str) -> Decision:
         costs=_highest([word.costs for word in words]),
         next_step=words[0].next_step,
         compares=any(word.is_restructured for word in words),
+        keep=words[0].keep,
+        metrics=words[0].metrics,
+        unequal=_unequal([word.metrics for word in words]),
     )
+
+
+def _unequal(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
+    """By name, the values on all ranks, where one gives another than rank 0 does.
+
+    A rank that gives none at all agrees: only rank 0 may know it.
+    """
+    found = {}
+    for name in sorted({name for given in metrics for name in given}):
+        values = [given.get(name) for given in metrics]
+        if any(v is not None and repr(v) != repr(values[0]) for v in values):
+            found[name] = values
+    return found
 
 
 def _why_unready(ranks: Sequence[int]) -> str:

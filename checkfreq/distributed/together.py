@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -57,6 +57,7 @@ class Together:
         self._last_s = time.perf_counter()
         self._may_compare = config.compare_ranks
         self._noted_step: int | None = None
+        self._unequal_metrics: set[str] = set()
 
     def each(self, phase: str, action: Callable[[], T]) -> T:
         """See Ranks."""
@@ -78,28 +79,45 @@ class Together:
 
     # ---- boundaries
 
-    def decide(self, step: int, wish: Callable[[], Wish], *, must_meet: bool) -> Decision:
+    def decide(
+        self, step: int, wish: Callable[[], Wish], *, must_meet: bool, marks: Marks | None = None
+    ) -> Decision:
         """See Ranks."""
         if not must_meet and not self._collective.meets_at(step):
             return NOTHING
         own = wish if self._role.rank == 0 else lambda: NO_WISH  # rank 0's counts
         start_s = time.perf_counter()
-        decision = self._agree("step()", step, own)
+        decision = self._agree("step()", step, own, marks or Marks())
         self._profiler.met(time.perf_counter() - start_s)
         return decision
 
-    def _agree(self, phase: str, step: int, wish: Callable[[], Wish]) -> Decision:
+    def _agree(self, phase: str, step: int, wish: Callable[[], Wish], marks: Marks) -> Decision:
         """Meet, and take in what does not depend on the phase."""
         decision = self._collective.agree(
-            f"{phase} at step {step}", lambda: self._word(step, wish()), state=self._pipeline
+            f"{phase} at step {step}", lambda: self._word(step, wish(), marks), state=self._pipeline
         )
         self._last_step, self._last_s = step, time.perf_counter()
         self._profiler.take_over(decision.costs)
         self._confirm(decision.confirmed_step)
+        self._warn_of_metrics(decision.unequal)
         self._compare_values()
         return decision
 
-    def _word(self, step: int, wish: Wish) -> Word:
+    def _warn_of_metrics(self, unequal: Mapping[str, Sequence[float | None]]) -> None:
+        """Once for each name: rank 0's value is the checkpoint's."""
+        texts = [
+            f"{name} is {', '.join(map(_told, values))} on ranks 0, 1, ..."
+            for name, values in unequal.items()
+            if name not in self._unequal_metrics
+        ]
+        self._unequal_metrics |= {*unequal}
+        if texts and self._role.rank == 0:
+            logger.warning(
+                "save(metrics=...): %s: rank 0's is stored. Reduce it over the ranks first",
+                "; ".join(texts),
+            )
+
+    def _word(self, step: int, wish: Wish, marks: Marks) -> Word:
         book = self._persistence.book
         book.raise_if_intolerable()
         return Word(
@@ -111,6 +129,8 @@ class Together:
             durable=self._durable(),
             costs=self._profiler.costs(),
             next_step=self._next_meeting(step, wish),
+            keep=marks.keep,
+            metrics=marks.metrics,
         )
 
     def _next_meeting(self, step: int, wish: Wish) -> int:
@@ -146,6 +166,7 @@ class Together:
 
     def take(self, step: int, decision: Decision, marks: Marks) -> Attempt | None:
         """See Ranks."""
+        marks = Marks(decision.keep, dict(decision.metrics))  # the same in every directory
         if decision.is_written:
             return self._pipeline.mark(step, marks)
         if decision.waits_for:
@@ -190,7 +211,9 @@ class Together:
 
     def require(self, step: int, reason: str, marks: Marks) -> Attempt | None:
         """See Ranks."""
-        decision = self._agree(f"a {reason} checkpoint", step, lambda: Wish(reason, must=True))
+        decision = self._agree(
+            f"a {reason} checkpoint", step, lambda: Wish(reason, must=True), marks
+        )
         return self.take(step, decision, marks)
 
     def outcome(self, step: int, attempt: Attempt | None) -> CheckFreqError | None:
@@ -238,3 +261,7 @@ class Together:
     def close(self) -> None:
         """See Ranks."""
         self._meetings.close()
+
+
+def _told(value: float | None) -> str:
+    return "nothing" if value is None else repr(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from pathlib import Path
 from checkfreq.types import Json
 
 logger = logging.getLogger(__name__)
+
+_NOT_FINITE = ("nan", "inf", "-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,22 @@ def mark_line(
     reset: bool = False,
 ) -> str:
     """One line, without its newline."""
-    record: dict[str, Json] = {"step": step, "keep": keep, "metrics": dict(metrics or {})}
-    return json.dumps({**record, "reset": True} if reset else record)
+    told = {name: _as_json(value) for name, value in (metrics or {}).items()}
+    record: dict[str, Json] = {"step": step, "keep": keep, "metrics": told}
+    return json.dumps({**record, "reset": True} if reset else record, allow_nan=False)
+
+
+def _as_json(value: float) -> Json:
+    """JSON has no NaN and no infinities: then a text, "nan", "inf" or "-inf"."""
+    return value if math.isfinite(value) else str(float(value))
+
+
+def _number(value: Json) -> float:
+    if type(value) is str and value in _NOT_FINITE:
+        return float(value)
+    if type(value) is int or type(value) is float:
+        return float(value)
+    raise TypeError(value)
 
 
 def read_marks(data: bytes, *, path: Path) -> dict[int, Mark]:
@@ -43,13 +60,14 @@ def read_marks(data: bytes, *, path: Path) -> dict[int, Mark]:
     for line in data.splitlines():
         try:
             _apply(marks, json.loads(line))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             logger.warning("%s: skipped a line that is no mark: %.80r", path, line)
     return marks
 
 
 def _apply(marks: dict[int, Mark], record: Json) -> None:
-    step, keep, metrics = record["step"], record["keep"], dict(record["metrics"])
+    step, keep = record["step"], record["keep"]
+    metrics = {name: _number(value) for name, value in dict(record["metrics"]).items()}
     if type(step) is not int or not (keep is None or type(keep) is bool):
         raise TypeError(step, keep)
     old = Mark() if record.get("reset") else marks.get(step, Mark())

@@ -1,4 +1,4 @@
-"""What all ranks are to have alike is compared at the first checkpoint, and named if they do not."""
+"""What ranks are to have alike is compared at the first checkpoint, and named if they do not."""
 
 from __future__ import annotations
 
@@ -201,27 +201,19 @@ def trained(rank: Rank, change: Callable[[Tensor], object]) -> dict[str, Any]:
     return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
 
 
-def statistics(rank: Rank) -> dict[str, Any]:
-    """A buffer that nothing makes equal, and a counter."""
-    norm = nn.BatchNorm1d(2)
-    norm.running_mean.fill_(float(rank.rank))
-    return {"model": norm, "seen": {"batches": rank.rank}}
-
-
-def broadcast(rank: Rank) -> dict[str, Any]:
-    """Buffers that differ until the next forward pass; the wrapper is tracked."""
-    wrapped = DistributedDataParallel(nn.BatchNorm1d(2))
-    wrapped.module.running_mean.fill_(float(rank.rank))
-    return {"model": wrapped}
-
-
 KEPT: list[Any] = []
 
 
-def broadcast_by_another(rank: Rank) -> dict[str, Any]:
-    """The same, and the module inside is tracked."""
-    KEPT.append(broadcast(rank)["model"])
-    return {"model": KEPT[-1].module}
+def mixed(rank: Rank) -> dict[str, Any]:
+    """Rounding, statistics that nothing makes equal, a counter; buffers that are made equal by the
+    next forward pass of a wrapper that is tracked, or of one that is not; and what is declared."""
+    statistics, own = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    tracked, other = (DistributedDataParallel(nn.BatchNorm1d(2)) for _ in range(2))
+    for norm in (statistics, own, tracked.module, other.module):
+        norm.running_mean.fill_(float(rank.rank))
+    KEPT.append(other)
+    named = {"statistics": statistics, "own": own, "tracked": tracked, "inside": other.module}
+    return {**rounded(rank), **named, "seen": {"batches": rank.rank}}
 
 
 class Warnings(logging.Handler):
@@ -235,12 +227,8 @@ class Warnings(logging.Handler):
 
 SCENARIOS: dict[str, tuple[Callable[[Rank], dict[str, Any]], dict[str, Any]]] = {
     "stages": (stages, {}),
-    "named": (stages, {"per_rank": ["model.1"]}),
     "unasked": (stages, {}),
-    "rounded": (rounded, {}),
-    "statistics": (statistics, {}),
-    "broadcast": (broadcast, {}),
-    "inside": (broadcast_by_another, {}),
+    "mixed": (mixed, {"per_rank": ["own"]}),
 }
 
 
@@ -277,14 +265,14 @@ def test_values_that_differ_are_named_once_at_the_first_checkpoint(tmp_path: Pat
         assert "model.1.weight (rank 1)" in error
         assert "per_rank=" in error
         assert "model.0" not in error
-        for name in ("named", "unasked", "broadcast", "inside"):
-            assert one.last(name) == ("", []), name
-    assert heard[1].last("rounded") == heard[1].last("statistics") == ("", [])
-    (rounded_,) = heard[0].last("rounded")[1]
-    assert "model.1.weight (rank 1)" in rounded_
-    (of_buffers,) = heard[0].last("statistics")[1]
-    assert "model.running_mean (rank 1)" in of_buffers
-    assert "seen (rank 1)" in of_buffers
+        assert one.last("unasked") == ("", [])
+    assert heard[1].last("mixed") == ("", [])
+    error, (warning,) = heard[0].last("mixed")
+    assert error == ""
+    for name in ("model.1.weight", "statistics.running_mean", "seen"):
+        assert f"{name} (rank 1)" in warning
+    for name in ("own", "tracked", "inside"):
+        assert f"{name}." not in warning
     lines = (tmp_path / "stages/events.jsonl").read_text().splitlines()
     (event,) = [e for e in map(json.loads, lines) if e["kind"] == "ranks differ"][:1]
     assert event["lost"] == ["model.1.weight"]
