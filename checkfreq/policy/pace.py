@@ -16,8 +16,10 @@ from checkfreq.policy.estimates import OUTLIER
 
 #: Of the bound, what meetings may take; the rest is for checkpoints.
 _SHARE = 0.25
-#: Most boundaries from one meeting to the next, but for the bound's sake.
+#: Most boundaries from one meeting to the next, since iterations may become slower; and most for
+#: the sake of the bound.
 _FARTHEST_STEPS = 100
+_FARTHEST_APART_STEPS = 1000
 #: However costly meetings are, a stop signal is heard within so many times ``every_s``.
 _LATEST = 10.0
 _WINDOW = 9
@@ -63,7 +65,7 @@ class MeetingPace:
         """
         steps = 1
         if iteration_s is not None and iteration_s > 0.0:
-            often = min(_steps(every_s, iteration_s), _FARTHEST_STEPS)
+            often = int(min(every_s / iteration_s, _FARTHEST_STEPS))
             apart = self._apart(iteration_s, every_s=every_s, bound=bound)
             wanted = max(min(due_steps, often), apart)
             steps = min(wanted, 2 * max(since_last, self._last_steps))
@@ -73,13 +75,4 @@ class MeetingPace:
     def _apart(self, iteration_s: float, *, every_s: float, bound: float) -> int:
         """How many steps keep meetings to their part of the bound."""
         apart_s = min(self.cost_s / (_SHARE * bound), _LATEST * every_s)
-        return math.ceil(min(apart_s / iteration_s, _MOST_STEPS))
-
-
-#: However short iterations are.
-_MOST_STEPS = 1e9
-
-
-def _steps(seconds: float, iteration_s: float) -> int:
-    """Whole iterations in a time."""
-    return int(min(seconds / iteration_s, _MOST_STEPS))
+        return math.ceil(min(apart_s / iteration_s, _FARTHEST_APART_STEPS))

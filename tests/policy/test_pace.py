@@ -58,6 +58,10 @@ def test_a_meeting_is_never_far_away_in_iterations_that_may_become_slower() -> N
     assert steps(iteration_s=0.0001) == 100
 
 
+def test_iterations_of_next_to_nothing_do_not_put_the_next_meeting_out_of_reach() -> None:
+    assert steps(met(0.001), iteration_s=1e-6) == 1000
+
+
 def test_the_distance_at_most_doubles_from_one_meeting_to_the_next() -> None:
     assert [steps(iteration_s=0.001, since_last=last) for last in (0, 1, 8)] == [1, 2, 16]
 
