@@ -442,6 +442,8 @@ class CFManager:
         plan = self._ranks.each("restore(): comparing", compare)
         del compare
         self._load(plan)
+        if only is None and not exclude:
+            self._ranks.restored(found.step)
         self._may_start = True  # not earlier: a run that failed to restore must not start over
         self._continue_from(found, explicit=step is not None)
         plan.apply_rng()

@@ -34,7 +34,13 @@ from checkfreq.snapshot.device_engine import DevicePinner
 from checkfreq.snapshot.device_memory import room_for_snapshot
 from checkfreq.snapshot.lane import Limits
 from checkfreq.snapshot.snapshotter import Snapshotter
-from checkfreq.snapshot.state import CapturedState, capture, structure_digest, structure_listing
+from checkfreq.snapshot.state import (
+    CapturedState,
+    capture,
+    read_everything,
+    structure_digest,
+    structure_listing,
+)
 from checkfreq.snapshot.values import Values, broadcast_anywhere, samples, values_of
 from checkfreq.surroundings import surroundings
 from checkfreq.timing import DeviceTimer, HostTimer, IterationTimer
@@ -194,9 +200,8 @@ class Pipeline:
         return self._values
 
     def _everything(self) -> Everything:
-        whole = self._capture().whole
-        assert whole is not None  # there are several ranks
-        return whole
+        """The whole state as this rank has it; chooses no engine, so also before training."""
+        return read_everything(self._chk, positions={}, barrier_on_device=False)
 
     @property
     def num_slots(self) -> int:

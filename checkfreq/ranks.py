@@ -113,6 +113,10 @@ class Ranks(Protocol):
         """Open the directory; read ``step``, or the newest that is valid; None on a first run."""
         ...
 
+    def restored(self, step: int) -> None:
+        """All of a checkpoint was loaded; raise where ranks have other weights than the rest."""
+        ...
+
     def leave(self, why: str) -> None:
         """An exception ends the training here."""
         ...
@@ -174,6 +178,9 @@ class Alone:
         """See Ranks."""
         open_directory = partial(self._persistence.open, check=restorer.attempt)
         return restorer.find_while_opening(step, open_directory=open_directory)
+
+    def restored(self, step: int) -> None:
+        """See Ranks."""
 
     def leave(self, why: str) -> None:
         """See Ranks."""

@@ -184,7 +184,7 @@ class Together:
 
     def _note_values(self, step: int) -> None:
         """At the run's first checkpoint: what is to be the same on all ranks is compared at their
-        next meeting, when devices are done with it and its first iteration is not held for it."""
+        next meeting, when devices are done with it, so that nothing waits for them."""
         if not self._may_compare:
             return
         start_s = time.perf_counter()
@@ -253,6 +253,22 @@ class Together:
         """See Ranks."""
         self.open(check=restorer.attempt)
         return JointRestorer(restorer, self._meetings, chk=chk, role=self._role).find(step)
+
+    def restored(self, step: int) -> None:
+        """See Ranks. Directories of several nodes may hold what was never the same."""
+        if not self._config.compare_ranks:
+            return
+
+        def note() -> bool:
+            try:
+                self._pipeline.note_values()
+            except CheckFreqError:  # not all there yet: the first checkpoint will say so
+                return False
+            return True
+
+        if self._meetings.act("restore(): reading what was loaded", note, decide=all):
+            self._noted_step = step
+            self._compare_values()
 
     def leave(self, why: str) -> None:
         """See Ranks."""

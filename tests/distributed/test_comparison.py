@@ -21,7 +21,7 @@ from checkfreq.snapshot.device import CudaDevice, Device
 from checkfreq.snapshot.state import capture
 from checkfreq.snapshot.values import Values, samples, values_of
 from checkfreq.types import Role
-from tests.distributed.ranks import Life, Rank, run_well
+from tests.distributed.ranks import Life, Rank, run, run_well
 from tests.distributed.tiny import config
 
 NAN, INF = float("nan"), float("inf")
@@ -230,6 +230,27 @@ SCENARIOS: dict[str, tuple[Callable[[Rank], dict[str, Any]], dict[str, Any]]] = 
     "unasked": (stages, {}),
     "mixed": (mixed, {"per_rank": ["own"]}),
 }
+
+
+def go_apart(rank: Rank) -> None:
+    """With a directory each, whose weights are never the same."""
+    chk = CFCheckpoint(**stages(rank))
+    with CFManager(
+        rank.chk_dir, chk, mode=CFMode.MANUAL, chk_freq=0, config=config(rank)
+    ) as manager:
+        manager.restore()
+        manager.step()
+
+
+@pytest.mark.dist
+def test_directories_that_hold_different_weights_are_noticed_at_a_restore(tmp_path: Path) -> None:
+    settings = {"local": True, "config": {"compare_ranks": False}}
+    run_well(Life(go_apart, tmp_path, settings=settings))
+    for one in run(Life(go_apart, tmp_path, number=1, settings={"local": True})):
+        assert one.failure is not None
+        assert one.failure.kind == "StateError"
+        assert "model.1.weight (rank 1)" in one.failure.text
+        assert "restore()" in one.failure.trace
 
 
 def compare_all(rank: Rank) -> None:
