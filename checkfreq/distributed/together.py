@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: In an event, of what differs from rank to rank.
+_MOST_NAMES = 20
+
 
 class Together:
     """This rank among the others."""
@@ -201,8 +204,11 @@ class Together:
         if found is None:
             return
         step, self._noted_step = self._noted_step, None
-        if found:
-            names = {"lost": [*found.lost], "doubtful": [*found.doubtful]}
+        if found and self._role.leads:
+            names = {
+                "lost": [*found.lost][:_MOST_NAMES],
+                "doubtful": [*found.doubtful][:_MOST_NAMES],
+            }
             self._persistence.record("ranks differ", step, **names)
         if found.lost:
             raise lost_error(found, step=step)
