@@ -75,6 +75,7 @@ def launched(world: int, args: argparse.Namespace, scratch: Path) -> dict[str, A
 def run_rank(args: argparse.Namespace) -> None:
     """Train for so long; the first rank writes down what the second half was like."""
     dist.init_process_group("gloo")
+    torch.manual_seed(0)  # the same weights on all ranks
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters())
     chk = CFCheckpoint(model=model, optimizer=optimizer)
