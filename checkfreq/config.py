@@ -58,8 +58,8 @@ class CFConfig:
             a checkpoint once the own part is durable.
         meet_every_s: ranks meet at least so often, to learn of stop signals and failures; less
             often, up to ten times, where that would take more than a quarter of max_overhead.
-        compare_ranks: compare, at the first checkpoint, what is to be the same on all ranks:
-            StateError for weights that are not, a WARNING for other state.
+        compare_ranks: compare, at the first checkpoint and after a restore, what is to be the
+            same on all ranks: StateError for weights that are not, a WARNING for other state.
 
     Stopping
         stop_signals: names of the signals that mean "save and stop".

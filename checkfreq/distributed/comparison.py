@@ -1,4 +1,4 @@
-"""Whether what is to be the same on all ranks is: said once, at a run's first checkpoint.
+"""Whether what ranks are to have alike is alike: at a run's first checkpoint, after a restore.
 
 Of it the first rank's alone is kept, so what another rank had would be lost without a word.
 Weights and their optimizer's state that are different are an error; a rounding error between

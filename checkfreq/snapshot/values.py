@@ -1,7 +1,7 @@
 """Digests of what all ranks have alike, to be compared: each such tensor, and each object's JSON.
 
-Host tensors are digested at once (about 25 GB/s and thread). Of device tensors a sum of their bits
-is queued on the current stream, in order before the next weight update, and is known later: nobody
+Host tensors are digested at once (75 ms a GiB, 2026-11). Of device tensors a sum of their bits is
+queued on the current stream, in order before the next weight update, and is known later: nobody
 waits. Left out are shards, what is each rank's own, and buffers that DistributedDataParallel
 broadcasts before each forward pass, of which it takes the first rank's as a checkpoint does.
 """
