@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from checkfreq.checkpoint import CFCheckpoint as CFCheckpoint
     from checkfreq.config import CFConfig as CFConfig
     from checkfreq.manager import CFManager as CFManager
+    from checkfreq.policy.retention import KeepBest as KeepBest
     from checkfreq.policy.retention import KeepLast as KeepLast
     from checkfreq.reader import load as load
     from checkfreq.types import CFMode as CFMode
@@ -27,6 +28,7 @@ _HOME = {
     "CFManager": "checkfreq.manager",
     "CFMode": "checkfreq.types",
     "Directory": "checkfreq.types",
+    "KeepBest": "checkfreq.policy.retention",
     "KeepLast": "checkfreq.policy.retention",
     "Objective": "checkfreq.types",
     "load": "checkfreq.reader",
@@ -38,6 +40,7 @@ __all__ = [
     "CFManager",
     "CFMode",
     "Directory",
+    "KeepBest",
     "KeepLast",
     "Objective",
     "load",

@@ -43,10 +43,13 @@ def check_arguments(chk: CFCheckpoint, *, tolerate_failures: int | None) -> None
 
 
 def numbers(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics as floats (0-d tensors are welcome); ConfigError for anything else."""
+    """Metrics as floats (0-d tensors are welcome); ConfigError for anything else.
+
+    NaN and infinities are kept as they are: a loss that diverged is worth knowing.
+    """
     try:
         return {str(name): float(value) for name, value in metrics.items()}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ConfigError(f"save(metrics=...): expected numbers by name, got {metrics}") from error
 
 

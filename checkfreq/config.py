@@ -65,7 +65,10 @@ class CFConfig:
             on all of them (DDP), instead of the first one all of it.
         rank_timeout_s: longest that ranks wait for one another: in a meeting, and for the parts of
             a checkpoint once the own part is durable.
-        meet_every_s: ranks meet at least so often, to learn of stop signals and failures.
+        meet_every_s: ranks meet at least so often, to learn of stop signals and failures; less
+            often, up to ten times, where that would take more than a quarter of max_overhead.
+        compare_ranks: compare, at the first checkpoint and after a restore, what is to be the
+            same on all ranks: StateError for weights that are not, a WARNING for other state.
 
     Stopping
         stop_signals: names of the signals that mean "save and stop", from the first boundary on;
@@ -93,6 +96,7 @@ class CFConfig:
     split_replicated: bool = False
     rank_timeout_s: float = 60.0
     meet_every_s: float = 1.0
+    compare_ranks: bool = True
     stop_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1")
 
     def __post_init__(self) -> None:

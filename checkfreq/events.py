@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,7 +36,11 @@ class Event:
     def to_json(self) -> str:
         """One line without a newline; fields that are None are left out, also inside of fields."""
         head = {"time_unix_s": round(self.time_unix_s, 6), "kind": self.kind, "step": self.step}
-        return json.dumps({**head, **_without_nulls(self.data)}, default=str)
+        record = {**head, **_without_nulls(self.data)}
+        try:
+            return json.dumps(record, default=str, allow_nan=False)
+        except ValueError:  # rarely: JSON has no NaN and no infinities
+            return json.dumps(_finite(json.loads(json.dumps(record, default=str))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +136,15 @@ def _without_nulls(data: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in data.items()
         if value is not None
     }
+
+
+def _finite(value: Any) -> Any:
+    """With texts in the place of numbers that JSON does not have."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case dict():
+            return {name: _finite(one) for name, one in value.items()}
+        case list():
+            return [_finite(one) for one in value]
+    return value

@@ -259,6 +259,7 @@ class CFManager:
                 self._global_step,
                 lambda: self._wish(epoch_boundary=epoch_boundary),
                 must_meet=epoch_boundary or self._requested is not None,
+                marks=self._requested,
             )
         )
         self._boundaries_s += time.perf_counter() - self._pipeline.waited_s - since_s
@@ -268,11 +269,13 @@ class CFManager:
         if self._profiler.has_begun:
             pipeline = self._pipeline
             # What the host was held for is hidden where a device has work queued.
-            own_s = 0.0 if self._is_on_device else self._boundaries_s
+            met_s = 0.0 if self._is_on_device else self._profiler.met_s
+            own_s = 0.0 if self._is_on_device else self._boundaries_s - met_s
             self._profiler.boundary(
                 is_epoch=is_epoch,
                 stall_s=pipeline.barrier_s + own_s,
                 waited_s=pipeline.waited_s,
+                met_s=met_s,
                 is_quiet=pipeline.is_quiet,
                 is_ready=pipeline.is_ready,
             )
@@ -379,7 +382,8 @@ class CFManager:
     ) -> None:
         """Checkpoint at this boundary; between boundaries, at the next one.
 
-        ``keep`` pins the checkpoint against retention; ``metrics`` are stored with it.
+        ``keep`` pins the checkpoint against retention; ``metrics`` are stored with it, NaN and
+        infinities as they are. Of several ranks, rank 0's count; a WARNING names what differs.
         ``wait=True`` returns once it is durable, and raises StateError between boundaries or
         the PersistError of the attempt. A step is written once: a second request for the same
         step only adds its marks.
@@ -551,6 +555,8 @@ class CFManager:
         plan = self._ranks.each("restore(): comparing", compare)
         del compare
         self._load(plan)
+        if only is None and not exclude:
+            self._ranks.restored(found.step)
         self._may_start = True  # not earlier: a run that failed to restore must not start over
         self._continue_from(found, explicit=step is not None)
         self._take_up(reopen=reopen)

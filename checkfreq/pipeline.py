@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.config import CFConfig
@@ -26,13 +27,21 @@ from checkfreq.policy.retention import RetentionPolicy
 from checkfreq.positions import Positions
 from checkfreq.profiler import Profiler
 from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.captured import Everything
 from checkfreq.snapshot.choice import engine_for
 from checkfreq.snapshot.device import CudaDevice
 from checkfreq.snapshot.device_engine import DevicePinner
 from checkfreq.snapshot.device_memory import room_for_snapshot
 from checkfreq.snapshot.lane import Limits
 from checkfreq.snapshot.snapshotter import Snapshotter
-from checkfreq.snapshot.state import CapturedState, capture, structure_digest, structure_listing
+from checkfreq.snapshot.state import (
+    CapturedState,
+    capture,
+    read_everything,
+    structure_digest,
+    structure_listing,
+)
+from checkfreq.snapshot.values import Values, broadcast_anywhere, samples, values_of
 from checkfreq.surroundings import surroundings
 from checkfreq.timing import DeviceTimer, HostTimer, IterationTimer
 from checkfreq.types import Role, SnapshotPlace
@@ -99,6 +108,7 @@ class Pipeline:
         self._barrier_s = 0.0
         self._device_refused = False
         self._num_layouts_told = 0
+        self._values: Values | None = None
 
     @property
     def state_bytes(self) -> int:
@@ -161,6 +171,37 @@ class Pipeline:
     def structure_listing(self) -> dict[str, str]:
         """The structure of the state in words, by name."""
         return structure_listing(self._capture())
+
+    def note_values(self) -> None:
+        """Digest what is to be the same on all ranks, as of this boundary."""
+        modules = [value for value in self._chk.tracked.values() if isinstance(value, nn.Module)]
+        self._values = values_of(self._everything(), modules, CudaDevice())
+
+    def values_digest(self) -> str | None:
+        """See distributed.comparison.Compared, as those below."""
+        return self._noted.digest()
+
+    def values_listing(self) -> dict[str, str]:
+        """Without buffers that an untracked wrapper broadcasts."""
+        left_out = broadcast_anywhere(self._everything())
+        return {name: text for name, text in self._noted.found.items() if name not in left_out}
+
+    def weights(self) -> Collection[str]:
+        """Names of what only a weight update changes."""
+        return self._noted.weights
+
+    def samples(self, names: Collection[str]) -> dict[str, list[float]]:
+        """Some numbers of each of these tensors, as they are now."""
+        return samples(self._everything(), names)
+
+    @property
+    def _noted(self) -> Values:
+        assert self._values is not None
+        return self._values
+
+    def _everything(self) -> Everything:
+        """The whole state as this rank has it; chooses no engine, so also before training."""
+        return read_everything(self._chk, positions={}, barrier_on_device=False)
 
     @property
     def num_slots(self) -> int:

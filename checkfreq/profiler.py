@@ -47,6 +47,7 @@ class _Ended(NamedTuple):
     is_regular: bool
     is_quiet: bool
     counts: bool
+    met_s: float
 
 
 class Profiler:
@@ -73,9 +74,13 @@ class Profiler:
         self._key: Mapping[str, object] = {}
         self._clock = clock
         self._timer: IterationTimer | None = None
+        #: How long meetings of the ranks at boundaries, and what comes once in a run, have held
+        #: training, by the host's clock.
+        self.met_s = 0.0
         self._ended: deque[_Ended] = deque()
         self._stall_s = 0.0
         self._waited_s = 0.0
+        self._met_s = 0.0
         self._was_ready = False
         self._after_epoch = False
         self._is_disturbed = False
@@ -118,14 +123,22 @@ class Profiler:
         timer.mark_boundary()
 
     def boundary(
-        self, *, is_epoch: bool, stall_s: float, waited_s: float, is_quiet: bool, is_ready: bool
+        self,
+        *,
+        is_epoch: bool,
+        stall_s: float,
+        waited_s: float,
+        is_quiet: bool,
+        is_ready: bool,
+        met_s: float = 0.0,
     ) -> None:
         """An iteration ended, after everything that ended in it was reported.
 
         ``stall_s`` is how long the manager has held training so far, its own code included;
-        ``waited_s`` how long the user's calls have waited. ``is_quiet``: the worker has nothing
-        to do. ``is_ready``: snapshots can be taken; until then, slots are being prepared and
-        iterations are slower than they will be.
+        ``waited_s`` how long the user's calls have waited, ``met_s`` how long meetings of the
+        ranks held it, in none of the other two. ``is_quiet``: the worker has nothing to do.
+        ``is_ready``: snapshots can be taken; until then, slots are being prepared and iterations
+        are slower than they will be.
         """
         if self._timer is None:
             return
@@ -138,9 +151,11 @@ class Profiler:
                 is_regular,
                 is_quiet,
                 self._was_ready,
+                met_s - self._met_s,
             )
         )
-        self._stall_s, self._waited_s, self._was_ready = stall_s, waited_s, is_ready
+        self._stall_s, self._waited_s, self._met_s = stall_s, waited_s, met_s
+        self._was_ready = is_ready
         self._after_epoch, self._is_disturbed = is_epoch, False
         for span in self._timer.finished():
             self._observe(span, self._ended.popleft())
@@ -207,6 +222,7 @@ class Profiler:
                 ended.is_regular,
                 ended.is_quiet,
                 ended.waited_s,
+                ended.met_s,
             )
         )
 
@@ -223,6 +239,45 @@ class Profiler:
         if self._interval_steps == 0:
             return sys.maxsize
         return (step // self._interval_steps + 1) * self._interval_steps
+
+    def met(self, seconds: float) -> None:
+        """The ranks met at a boundary, for so long."""
+        self.met_s += seconds
+        self.tuner.met(seconds)
+
+    def held_once(self, seconds: float) -> None:
+        """Something that comes once in a run held training for so long: no part of an iteration,
+        and no checkpoint's cost."""
+        self.met_s += seconds
+
+    def next_meeting(
+        self,
+        step: int,
+        *,
+        is_late: bool,
+        is_held_back: bool = False,
+        iteration_s: float | None,
+        every_s: float,
+        since_last: int,
+    ) -> int:
+        """The boundary after ``step`` at which the ranks meet; the last was ``since_last`` ago.
+
+        ``is_late``: a checkpoint is due and is made up for as soon as it can be taken.
+        ``is_held_back``: none is taken for now, since storage fails.
+        """
+        if is_held_back:
+            due_step = sys.maxsize
+        else:
+            due_step = step + 1 if is_late else self.next_due_step(step)
+        steps = self.tuner.steps_to_meeting(
+            due_steps=due_step - step,
+            iteration_s=iteration_s,
+            every_s=every_s,
+            since_last=since_last,
+        )
+        if self._interval_steps and not is_held_back:  # the user's own steps are kept
+            steps = min(steps, self.next_due_step(step) - step)
+        return step + steps
 
     @property
     def iteration_s(self) -> float | None:
@@ -322,9 +377,9 @@ def _measured(attempt: Attempt) -> Measured | None:
         return None
     copy_s = attempt.copied_s - attempt.started_s if attempt.copy_s is None else attempt.copy_s
     return Measured(
-        copy_s=copy_s,
-        persist_s=attempt.persist_s,
-        durable_s=attempt.durable_s - attempt.started_s,
+        copy_s=max(0.0, copy_s),
+        persist_s=max(0.0, attempt.persist_s),
+        durable_s=max(0.0, attempt.durable_s - attempt.started_s),
         state_bytes=attempt.num_bytes or 0,
         device_copy_s=attempt.device_copy_s,
     )

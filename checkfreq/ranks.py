@@ -6,7 +6,7 @@ Alone that is the same; many ranks decide together (``distributed.together``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
@@ -45,7 +45,9 @@ class Decision:
     without a slot, ``is_written`` that the step is on its way on all, ``confirmed_step`` is
     committed in every directory, ``costs`` are the highest, ``next_step`` is when to meet again,
     ``compares`` that the structure of the state changed somewhere, and ``is_held_back`` that
-    storage fails on some, which pauses periodic ones.
+    storage fails on some, which pauses periodic ones. ``keep`` and ``metrics`` are rank 0's marks
+    for the checkpoint; ``unequal`` are the metrics that others have otherwise, with the values of
+    all ranks.
     """
 
     reason: str = ""
@@ -61,6 +63,9 @@ class Decision:
     next_step: int = 0
     compares: bool = False
     is_held_back: bool = False
+    keep: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    unequal: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
 
 #: What most boundaries come to: shared, since they come often.
@@ -83,8 +88,11 @@ class Ranks(Protocol):
         """Raise if more checkpoints in a row have failed than are tolerated; before a boundary."""
         ...
 
-    def decide(self, step: int, wish: Callable[[], Wish], *, must_meet: bool) -> Decision:
-        """What to do at a boundary. ``must_meet``: it is one at which all ranks know to meet."""
+    def decide(
+        self, step: int, wish: Callable[[], Wish], *, must_meet: bool, marks: Marks | None = None
+    ) -> Decision:
+        """What to do at a boundary. ``must_meet``: it is one at which all ranks know to meet.
+        ``marks``: of the checkpoint that was asked for."""
         ...
 
     def take(self, step: int, decision: Decision, marks: Marks) -> Attempt | None:
@@ -113,6 +121,10 @@ class Ranks(Protocol):
 
     def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
         """Open the directory; read ``step``, or the newest that is valid; None on a first run."""
+        ...
+
+    def restored(self, step: int) -> None:
+        """All of a checkpoint was loaded; raise where ranks have other weights than the rest."""
         ...
 
     def leave(self, why: str) -> None:
@@ -144,7 +156,9 @@ class Alone:
         """See Ranks."""
         self._persistence.book.raise_if_intolerable()
 
-    def decide(self, step: int, wish: Callable[[], Wish], *, must_meet: bool) -> Decision:
+    def decide(
+        self, step: int, wish: Callable[[], Wish], *, must_meet: bool, marks: Marks | None = None
+    ) -> Decision:
         """See Ranks."""
         own = wish()
         if own.reason and not own.must and (why := self._persistence.alarm.why_held_back()):
@@ -186,6 +200,9 @@ class Alone:
         """See Ranks."""
         open_directory = partial(self._persistence.open, check=restorer.attempt)
         return restorer.find_while_opening(step, open_directory=open_directory)
+
+    def restored(self, step: int) -> None:
+        """See Ranks."""
 
     def leave(self, why: str) -> None:
         """See Ranks."""

@@ -7,6 +7,7 @@ An iteration lasts from one boundary to the next. Where the host clock tells the
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -188,7 +189,8 @@ class DeviceTimer:
         if self._event is None:
             self._event_at = max(self._latest, mark.earliest_s - self._zero_s)
         else:
-            self._event_at += self._device.elapsed_s(self._event, mark.event)
+            elapsed_s = self._device.elapsed_s(self._event, mark.event)
+            self._event_at += elapsed_s if math.isfinite(elapsed_s) else 0.0
         self._event = mark.event
         return self._event_at
 

@@ -76,6 +76,7 @@ class Run:
                 is_epoch=is_epoch,
                 stall_s=self.stall_s,
                 waited_s=self.waited_s,
+                met_s=self.profiler.met_s,
                 is_quiet=True,
                 is_ready=ready.get("is_ready", True),
             )
@@ -363,3 +364,38 @@ def test_reports_before_the_first_boundary_and_after_the_end_are_harmless(tmp_pa
     profiler.close(clean=True)
     assert not profiler.has_begun
     assert profiler.stats()["interval_steps"] is None
+
+
+def meeting_after(run: Run, *, is_late: bool = False, since_last: int = 1000) -> int:
+    return run.profiler.next_meeting(
+        run.step, is_late=is_late, iteration_s=0.01, every_s=1.0, since_last=since_last
+    )
+
+
+def test_ranks_meet_at_the_steps_that_the_user_chose_whatever_it_costs(tmp_path: Path) -> None:
+    run = Run(tmp_path, cached=False, interval_steps=7)
+    run.profiler.met(0.1)  # would have them 400 steps apart
+    assert meeting_after(run) == 7
+    assert meeting_after(run, is_late=True) == 7
+
+
+def test_a_late_checkpoint_of_the_users_own_interval_is_made_up_for_within_the_bound(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path, cached=False, interval_steps=1000)
+    assert meeting_after(run, is_late=True) == 1
+    run.profiler.met(0.01)  # a quarter of a tenth of the time: 0.4 s
+    assert meeting_after(run, is_late=True) == 40
+
+
+def test_a_meeting_is_no_part_of_an_iteration_and_is_charged_to_the_bound(tmp_path: Path) -> None:
+    run = Run(tmp_path).profiled()
+    stats, spent_s = run.profiler.stats(), run.profiler.tuner.overhead_s
+    balance_s = run.profiler.tuner.balance_s
+    run.now_s += 0.05
+    run.profiler.met(0.05)
+    assert run.profiler.tuner.overhead_s == pytest.approx(spent_s + 0.05)
+    assert run.profiler.tuner.balance_s == pytest.approx(balance_s - 0.05)
+    run.iterate(20)
+    assert run.profiler.stats()["iteration_s"] == pytest.approx(stats["iteration_s"])
+    assert run.profiler.stats()["boundary_s"] == stats["boundary_s"]

@@ -385,3 +385,15 @@ def test_a_device_that_never_gets_anything_done_is_never_waited_for() -> None:
     for _ in range(5):
         timer.mark_boundary()
         assert timer.finished() == []
+
+
+def test_a_device_that_told_no_time_is_believed_again_when_it_does() -> None:
+    timer, timeline, clock = device_timer()
+    spans = []
+    for drift in (0.0, 0.0, float("nan"), 0.0, 0.0):
+        timer.mark_boundary()
+        timeline.drift = drift
+        timeline.launch(1.0)
+        clock.now_s += 1.5
+        spans += timer.finished()
+    assert durations(spans)[-1] == pytest.approx(1.5)

@@ -32,7 +32,8 @@ class Word:
     ``durable`` are the newest steps, and their attempts, in the directory that it leads; None
     from the others.
     ``held_back`` says why it wants no periodic checkpoint now, where storage fails for it.
-    ``next_step`` is when rank 0 wishes to meet again.
+    ``next_step`` is when rank 0 wishes to meet again. ``keep`` and ``metrics`` were given to
+    ``save``.
     """
 
     wish: Wish
@@ -44,6 +45,8 @@ class Word:
     costs: Mapping[str, float] = field(default_factory=dict)
     next_step: int = 0
     held_back: str = ""
+    keep: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def decide(words: Sequence[Word], *, attempt: str) -> Decision:
@@ -71,7 +74,23 @@ def decide(words: Sequence[Word], *, attempt: str) -> Decision:
         next_step=words[0].next_step,
         compares=any(word.is_restructured for word in words),
         is_held_back=bool(held_back),
+        keep=words[0].keep,
+        metrics=words[0].metrics,
+        unequal=_unequal([word.metrics for word in words]),
     )
+
+
+def _unequal(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
+    """By name, the values on all ranks, where one gives another than rank 0 does.
+
+    A rank that gives none at all agrees: only rank 0 may know it.
+    """
+    found = {}
+    for name in sorted({name for given in metrics for name in given}):
+        values = [given.get(name) for given in metrics]
+        if any(v is not None and repr(v) != repr(values[0]) for v in values):
+            found[name] = values
+    return found
 
 
 def _why_unready(ranks: Sequence[int]) -> str:

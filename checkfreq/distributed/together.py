@@ -5,14 +5,16 @@ Every call is made by all ranks, in the same order. Between the meetings each do
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.config import CFConfig
 from checkfreq.distributed.collective import Collective, Durable, Word
+from checkfreq.distributed.comparison import compare, doubtful_text, lost_error
 from checkfreq.distributed.joint_restore import JointRestorer
 from checkfreq.distributed.meetings import Meetings
 from checkfreq.errors import CheckFreqError, PersistError
@@ -24,18 +26,12 @@ from checkfreq.ranks import NO_WISH, NOTHING, Decision, Wish
 from checkfreq.restore import Found, Restorer
 from checkfreq.types import Role, SnapshotPlace
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
-#: Most boundaries from one meeting to the next.
-_FARTHEST_STEPS = 100
-
-
-def steps_to_meeting(meet_every_s: float, iteration_s: float, *, since_last: int) -> int:
-    """How many boundaries from now the ranks meet; the last meeting was ``since_last`` ago.
-
-    Iterations may become much slower: it is neither far away, nor much further than before.
-    """
-    return max(1, min(int(meet_every_s / iteration_s), _FARTHEST_STEPS, 2 * since_last))
+#: In an event, of what differs from rank to rank.
+_MOST_NAMES = 20
 
 
 class Together:
@@ -63,6 +59,9 @@ class Together:
         self._last_step: int | None = None
         self._is_held_back = False
         self._last_s = time.perf_counter()
+        self._may_compare = config.compare_ranks
+        self._noted_step: int | None = None
+        self._unequal_metrics: set[str] = set()
 
     def each(self, phase: str, action: Callable[[], T]) -> T:
         """See Ranks."""
@@ -84,25 +83,46 @@ class Together:
 
     # ---- boundaries
 
-    def decide(self, step: int, wish: Callable[[], Wish], *, must_meet: bool) -> Decision:
+    def decide(
+        self, step: int, wish: Callable[[], Wish], *, must_meet: bool, marks: Marks | None = None
+    ) -> Decision:
         """See Ranks."""
         if not must_meet and not self._collective.meets_at(step):
             return NOTHING
         own = wish if self._role.rank == 0 else lambda: NO_WISH  # rank 0's counts
-        return self._agree("step()", step, own)
+        start_s = time.perf_counter()
+        decision = self._agree("step()", step, own, marks or Marks())
+        self._profiler.met(time.perf_counter() - start_s)
+        return decision
 
-    def _agree(self, phase: str, step: int, wish: Callable[[], Wish]) -> Decision:
+    def _agree(self, phase: str, step: int, wish: Callable[[], Wish], marks: Marks) -> Decision:
         """Meet, and take in what does not depend on the phase."""
         decision = self._collective.agree(
-            f"{phase} at step {step}", lambda: self._word(step, wish()), state=self._pipeline
+            f"{phase} at step {step}", lambda: self._word(step, wish(), marks), state=self._pipeline
         )
         self._last_step, self._last_s = step, time.perf_counter()
         self._is_held_back = decision.is_held_back
         self._profiler.take_over(decision.costs)
         self._confirm(decision.confirmed_step)
+        self._warn_of_metrics(decision.unequal)
+        self._compare_values()
         return decision
 
-    def _word(self, step: int, wish: Wish) -> Word:
+    def _warn_of_metrics(self, unequal: Mapping[str, Sequence[float | None]]) -> None:
+        """Once for each name: rank 0's value is the checkpoint's."""
+        texts = [
+            f"{name} is {', '.join(map(_told, values))} on ranks 0, 1, ..."
+            for name, values in unequal.items()
+            if name not in self._unequal_metrics
+        ]
+        self._unequal_metrics |= {*unequal}
+        if texts and self._role.rank == 0:
+            logger.warning(
+                "save(metrics=...): %s: rank 0's is stored. Reduce it over the ranks first",
+                "; ".join(texts),
+            )
+
+    def _word(self, step: int, wish: Wish, marks: Marks) -> Word:
         book = self._persistence.book
         book.raise_if_intolerable()
         return Word(
@@ -115,21 +135,20 @@ class Together:
             costs=self._profiler.costs(),
             next_step=self._next_meeting(step, wish),
             held_back=self._persistence.alarm.why_held_back(),
+            keep=marks.keep,
+            metrics=marks.metrics,
         )
 
     def _next_meeting(self, step: int, wish: Wish) -> int:
-        """The boundary at which a checkpoint may be due next, but not too long from now."""
-        iteration_s = self._recent_iteration_s(step)
-        # While storage fails there is nothing to be made up for at the next boundary.
-        is_late = (wish.why_late or self._pipeline.is_deferred) and not self._is_held_back
-        if is_late or not iteration_s:
-            return step + 1
-        num_steps = steps_to_meeting(
-            self._config.meet_every_s, iteration_s, since_last=self._since_last(step)
+        """The boundary of the next meeting, as rank 0 wishes it."""
+        return self._profiler.next_meeting(
+            step,
+            is_late=bool(wish.why_late) or self._pipeline.is_deferred,
+            is_held_back=self._is_held_back,
+            iteration_s=self._recent_iteration_s(step),
+            every_s=self._config.meet_every_s,
+            since_last=self._since_last(step),
         )
-        if self._is_held_back:
-            return step + num_steps
-        return min(self._profiler.next_due_step(step), step + num_steps)
 
     def _recent_iteration_s(self, step: int) -> float | None:
         """T, or what iterations have taken since the last meeting, if that is longer or all that
@@ -154,6 +173,7 @@ class Together:
 
     def take(self, step: int, decision: Decision, marks: Marks) -> Attempt | None:
         """See Ranks."""
+        marks = Marks(decision.keep, dict(decision.metrics))  # the same in every directory
         if decision.is_written:
             return self._pipeline.mark(step, marks)
         if decision.waits_for:
@@ -161,6 +181,7 @@ class Together:
         if decision.place:
             self._pipeline.set_place(SnapshotPlace(decision.place))
         try:
+            self._note_values(step)
             return self._pipeline.checkpoint(
                 step, decision.reason, marks, must=decision.must, agreed=decision.attempt
             )
@@ -168,9 +189,41 @@ class Together:
             self._meetings.leave(f"{type(error).__name__}: {error}")
             raise
 
+    def _note_values(self, step: int) -> None:
+        """At the run's first checkpoint: what is to be the same on all ranks is compared at their
+        next meeting, when devices are done with it, so that nothing waits for them."""
+        if not self._may_compare:
+            return
+        start_s = time.perf_counter()
+        self._pipeline.note_values()
+        self._profiler.held_once(time.perf_counter() - start_s)
+        self._may_compare = False
+        self._noted_step = step
+
+    def _compare_values(self) -> None:
+        """Raises StateError on all ranks if weights would be lost; says once what else differs."""
+        if self._noted_step is None:
+            return
+        found = compare(self._meetings, self._pipeline)
+        if found is None:
+            return
+        step, self._noted_step = self._noted_step, None
+        if found and self._role.leads:
+            names = {
+                "lost": [*found.lost][:_MOST_NAMES],
+                "doubtful": [*found.doubtful][:_MOST_NAMES],
+            }
+            self._persistence.record("ranks differ", step, **names)
+        if found.lost:
+            raise lost_error(found, step=step)
+        if found and self._role.rank == 0:
+            logger.warning("%s", doubtful_text(found))
+
     def require(self, step: int, reason: str, marks: Marks) -> Attempt | None:
         """See Ranks."""
-        decision = self._agree(f"a {reason} checkpoint", step, lambda: Wish(reason, must=True))
+        decision = self._agree(
+            f"a {reason} checkpoint", step, lambda: Wish(reason, must=True), marks
+        )
         return self.take(step, decision, marks)
 
     def outcome(self, step: int, attempt: Attempt | None) -> CheckFreqError | None:
@@ -201,6 +254,7 @@ class Together:
             durable=self._durable(),
         )
         self._confirm(settled.confirmed_step)
+        self._compare_values()
         return settled.failed
 
     # ---- restore, and the end
@@ -222,6 +276,22 @@ class Together:
         self.open(check=restorer.attempt)
         return JointRestorer(restorer, self._meetings, chk=chk, role=self._role).find(step)
 
+    def restored(self, step: int) -> None:
+        """See Ranks. Directories of several nodes may hold what was never the same."""
+        if not self._config.compare_ranks:
+            return
+
+        def note() -> bool:
+            try:
+                self._pipeline.note_values()
+            except CheckFreqError:  # not all there yet: the first checkpoint will say so
+                return False
+            return True
+
+        if self._meetings.act("restore(): reading what was loaded", note, decide=all):
+            self._noted_step = step
+            self._compare_values()
+
     def leave(self, why: str) -> None:
         """See Ranks."""
         self._meetings.leave(why)
@@ -229,3 +299,7 @@ class Together:
     def close(self) -> None:
         """See Ranks."""
         self._meetings.close()
+
+
+def _told(value: float | None) -> str:
+    return "nothing" if value is None else repr(value)

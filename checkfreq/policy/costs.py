@@ -13,7 +13,7 @@ from dataclasses import replace
 from checkfreq.policy.charges import Norm
 from checkfreq.policy.estimates import OUTLIER, CheckpointCost, Estimate, IterationTime, Recent
 from checkfreq.policy.observations import Iteration, Measured
-from checkfreq.policy.profile import Profile
+from checkfreq.policy.profile import SHORTEST_S, Profile
 from checkfreq.types import SnapshotPlace
 
 #: Clean iterations before the first checkpoint, which is itself a measurement.
@@ -132,6 +132,11 @@ class RunCosts:
         return self._last_cost
 
     @property
+    def boundary_s(self) -> float:
+        """b; 0 before the first clean iteration."""
+        return self._or_cached("boundary_s", self._boundary.value()) or 0.0
+
+    @property
     def copy_s(self) -> float:
         """D; 0 before the first."""
         return self._copy.value() or 0.0
@@ -150,7 +155,7 @@ class RunCosts:
             return None
         cost_s = max(cost.mean, self._stalls.value() or 0.0)
         return Profile(
-            iteration_s=iteration_s,
+            iteration_s=max(iteration_s, SHORTEST_S),
             overlap_s=self._or_cached("overlap_s", self._overlap.value()) or 0.0,
             host_copy_s=self._or_cached("host_copy_s", self._copy.value()) or 0.0,
             device_copy_s=self._or_cached("device_copy_s", self._device_copy.value()),
@@ -160,7 +165,7 @@ class RunCosts:
             cost_error_s=cost.error,
             cost_upper_s=max(cost_s, cost.upper()),
             state_bytes=self._state_bytes,
-            boundary_s=self._or_cached("boundary_s", self._boundary.value()) or 0.0,
+            boundary_s=self.boundary_s,
             place=place,
         )
 

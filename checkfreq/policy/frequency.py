@@ -155,7 +155,7 @@ class FrequencyPolicy:
         if self._is_for_goodput:
             return 1
         earned_s = self.max_overhead * profile.iteration_s
-        return _steps(
+        return steps_for(
             profile.planned_cost_s, earned_s - boundary_share_s(profile.boundary_s, earned_s)
         )
 
@@ -163,7 +163,7 @@ class FrequencyPolicy:
         busy_s = max(profile.persist_s, profile.host_copy_s)
         if self.num_slots == 1:
             busy_s = profile.persist_s + profile.host_copy_s
-        return _steps(busy_s, profile.iteration_s)
+        return steps_for(busy_s, profile.iteration_s)
 
     def _failure_steps(self, profile: Profile) -> int:
         if self.mtbf_s is None:
@@ -178,7 +178,7 @@ def boundary_share_s(boundary_s: float, earned_s: float) -> float:
     return min(boundary_s, earned_s / 2)
 
 
-def _steps(amount_s: float, per_step_s: float) -> int:
+def steps_for(amount_s: float, per_step_s: float) -> int:
     """How many steps cover an amount; what rounding errors add does not count."""
     return max(1, math.ceil(_ratio(amount_s, per_step_s) * (1 - 1e-9)))
 

@@ -14,6 +14,10 @@ from checkfreq.errors import ConfigError
 from checkfreq.types import SnapshotPlace
 
 _LARGEST = sys.float_info.max
+#: Thirty years: what is longer was not measured, and sums of it could overflow.
+LONGEST_S = 1e9
+#: An iteration whose time is lost in the noise of measuring it takes so long.
+SHORTEST_S = 1e-9
 
 #: Upper quartile of the normal distribution, in standard errors. Simulated over noise of 1 to 15 %,
 #: a plan after six checkpoints then exceeds the bound by a tenth in 7 runs of 100, with the mean
@@ -109,6 +113,9 @@ class Profile:
         if set(data) != names:
             wrong = ", ".join(sorted(set(data) ^ names))
             raise ConfigError(f"Profile: expected exactly its fields, missing or unknown: {wrong}")
+        for name in names - {"place", "state_bytes"}:
+            if is_amount(data[name]) and data[name] > LONGEST_S:
+                raise ConfigError(f"Profile.{name}: expected seconds, got {data[name]!r}")
         try:
             place = SnapshotPlace(data["place"])
         except ValueError:

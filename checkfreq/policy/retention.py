@@ -6,6 +6,7 @@ guarantees that the last valid checkpoint survives.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,7 +16,10 @@ from checkfreq.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """What a policy may look at: the step, whether it is pinned, the metrics given to it."""
+    """What a policy may look at: the step, whether it is pinned, the metrics given to it.
+
+    A metric may be NaN or infinite, which compares with nothing as one would wish: see KeepBest.
+    """
 
     step: int
     keep: bool = False
@@ -44,3 +48,35 @@ class KeepLast:
         """Return all but the newest ``num_kept`` of the checkpoints that are not pinned."""
         loose = sorted(c.step for c in checkpoints if not c.keep)
         return loose[: -self.num_kept]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepBest:
+    """Keep the ``num_kept`` checkpoints with the best ``metric``, the newest ``num_last``, and
+    every pinned one.
+
+    The best is the lowest, or with ``highest`` the highest; of equal ones the newer. One without
+    the metric, or of which it is NaN or infinite, is worse than any with it: never among the best.
+    """
+
+    metric: str
+    highest: bool = False
+    num_kept: int = 1
+    num_last: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("num_kept", "num_last"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"KeepBest({name}=...): expected at least 1 checkpoint, "
+                    f"got {getattr(self, name)}"
+                )
+
+    def to_remove(self, checkpoints: Sequence[CheckpointInfo]) -> list[int]:
+        """Return those that are neither among the newest, nor the best, nor pinned."""
+        loose = sorted((c for c in checkpoints if not c.keep), key=lambda c: c.step)
+        rated = [c for c in loose if math.isfinite(c.metrics.get(self.metric, math.nan))]
+        sign = 1.0 if self.highest else -1.0
+        rated.sort(key=lambda c: (sign * c.metrics[self.metric], c.step))
+        kept = {c.step for c in (*loose[-self.num_last :], *rated[-self.num_kept :])}
+        return [c.step for c in loose if c.step not in kept]

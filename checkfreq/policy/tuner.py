@@ -19,8 +19,15 @@ from statistics import fmean, pstdev
 from checkfreq.policy.bucket import TokenBucket
 from checkfreq.policy.charges import Charge, Charges, Outliers
 from checkfreq.policy.costs import PROFILE_ITERATIONS, RunCosts
-from checkfreq.policy.frequency import FrequencyPolicy, Plan, Reason, boundary_share_s
+from checkfreq.policy.frequency import (
+    FrequencyPolicy,
+    Plan,
+    Reason,
+    boundary_share_s,
+    steps_for,
+)
 from checkfreq.policy.observations import Iteration, Measured
+from checkfreq.policy.pace import MeetingPace
 from checkfreq.policy.profile import Profile
 from checkfreq.types import SnapshotPlace
 
@@ -92,6 +99,7 @@ class RateTuner:
         self._costs = RunCosts(cached)
         self._charges = Charges()
         self._outliers = Outliers()
+        self._pace = MeetingPace()
         self._slowdowns: list[float] = []
         self._place = SnapshotPlace.HOST
         self._is_final = False
@@ -150,6 +158,7 @@ class RateTuner:
         if not iteration.is_sane():
             self.num_bad_samples += 1
             return
+        iteration = iteration.consistent()
         self._num_seen += 1
         is_regular = self._accept(iteration)
         is_touched = bool(self._charges) and self._charges.add(
@@ -168,6 +177,9 @@ class RateTuner:
 
     def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
         """A snapshot was begun at boundary ``step``; ``attempt`` is a name that no other has."""
+        if not math.isfinite(start_s):
+            self.num_bad_samples += 1
+            start_s = -math.inf  # whenever that was
         reserved_s = self._upper_s if is_periodic else 0.0
         self._bucket.spend(reserved_s)
         self._charges.begin(attempt, start_s=start_s, reserved_s=reserved_s)
@@ -187,11 +199,40 @@ class RateTuner:
         if self._charges.end(attempt, end_s=end_s, measured=measured) and measured is not None:
             self._costs.add_durable(measured)
 
+    def met(self, seconds: float) -> None:
+        """The ranks met at a boundary, which held training for so long."""
+        cost_s = self._pace.met(seconds)
+        self.overhead_s += cost_s
+        self._bucket.spend(cost_s)
+
+    def steps_to_meeting(
+        self, *, due_steps: int, iteration_s: float | None, every_s: float, since_last: int
+    ) -> int:
+        """How many boundaries from now the ranks meet; see MeetingPace."""
+        return self._pace.steps(
+            due_steps=due_steps,
+            iteration_s=iteration_s,
+            every_s=every_s,
+            since_last=since_last,
+            bound=self._bucket.rate,
+        )
+
     def next_due_step(self, step: int) -> int:
         """When, after boundary ``step``, a periodic checkpoint may be due, as planned now."""
         if self.plan is None:
             return step + 1
-        return max(step + 1, self._last_step + self._interval_steps(self.plan))
+        planned = self._last_step + self._interval_steps(self.plan)
+        return max(step + 1, planned, step + self._steps_to_budget() // 2)
+
+    def _steps_to_budget(self) -> int:
+        """In how many iterations the budget covers a checkpoint, if nothing else happens: half
+        of them is a good time to look again, since one in flight may cost less than reserved."""
+        lacking_s = self._upper_s + self._charges.unreserved_s() - self._bucket.balance_s
+        if not self._dynamic or lacking_s <= 0.0:
+            return 0
+        earned_s = self._bucket.rate * (self._costs.iteration_s or 0.0)
+        left_s = earned_s - boundary_share_s(self._costs.boundary_s, earned_s)
+        return steps_for(lacking_s, left_s)
 
     def raise_costs(self, costs: Mapping[str, float]) -> None:
         """Where costs of other ranks, by their names in Profile, are higher, they count."""

@@ -71,20 +71,31 @@ class Loaded:
     ) -> Saved:
         """The saved state of one object, as ``rank`` sees it.
 
-        A new rank sees the first one's buffers, such as statistics of batch norms, unless they
-        were ``declared`` to be each rank's.
+        A new rank sees the first one's buffers, such as statistics of batch norms, and nothing
+        of what is ``declared`` to be each rank's, be it written by one rank or by many.
         """
         mine = self.own.get(rank, {}).get(name, {})
         json = mine if "kind" in mine else self.objects[name]
-        parts = list(self._parts(name, rank, declared))
-        return Saved(name, json, self.files.get(file_name(name)), path=path, parts=parts)
-
-    def _parts(self, name: str, rank: int, declared: Collection[str]) -> Iterator[RankFile]:
-        first = self._first() if self.is_new(rank) else None
 
         def is_not_declared(key: str) -> bool:
-            return not any(covers(prefix, name, key) for prefix in declared)
+            names = self._names_of(name, key)
+            return not any(covers(prefix, name, one) for prefix in declared for one in names)
 
+        parts = list(self._parts(name, rank, is_not_declared))
+        file = self.files.get(file_name(name))
+        is_for_all = is_not_declared if self.is_new(rank) else _all
+        return Saved(name, json, file, path=path, parts=parts, is_for_all=is_for_all)
+
+    def _names_of(self, name: str, key: str) -> list[str]:
+        """A tensor's key in an object, and the names that are tied to it."""
+        owns = (own.get(name, {}) for own in self.own.values())
+        ties = [json.get("aliases", {}) for json in (self.objects.get(name, {}), *owns)]
+        return [key, *(tied for aliases in ties for tied, to in aliases.items() if to == key)]
+
+    def _parts(
+        self, name: str, rank: int, is_not_declared: Callable[[str], bool]
+    ) -> Iterator[RankFile]:
+        first = self._first() if self.is_new(rank) else None
         for other, own in sorted(self.own.items()):
             file = self.files.get(file_name(stem_of(name, other)))
             if file is not None:
@@ -251,6 +262,9 @@ def prepare(
     plan = RestorePlan(mine, all_positions)
     names = loaded.names(rank) - {RNG, POSITIONS}
     elsewhere = {n for r in loaded.own for n in loaded.names(r)} - names - {RNG, POSITIONS}
+    if loaded.is_new(rank):  # what all had, or one rank wrote alone, and is each rank's own now
+        elsewhere |= names & chk.own_objects
+        names -= elsewhere
     for name in sorted(elsewhere & {*chk.tracked}):
         if chosen(name):
             findings.notes.append(f"{name} (each rank had its own, rank {rank} had none)")

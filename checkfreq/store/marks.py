@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from checkfreq.types import Json
 MARKS_MAX_BYTES = 64 << 20
 
 logger = logging.getLogger(__name__)
+
+_NOT_FINITE = ("nan", "inf", "-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,24 @@ def mark_line(
     reset: bool = False,
 ) -> str:
     """One line, without its newline."""
-    record: dict[str, Json] = {"step": step, "keep": keep, "metrics": dict(metrics or {})}
+    told = {name: _as_json(value) for name, value in (metrics or {}).items()}
+    record: dict[str, Json] = {"step": step, "keep": keep, "metrics": told}
     if finished is not None:
         record["finished"] = finished
-    return json.dumps({**record, "reset": True} if reset else record)
+    return json.dumps({**record, "reset": True} if reset else record, allow_nan=False)
+
+
+def _as_json(value: float) -> Json:
+    """JSON has no NaN and no infinities: then a text, "nan", "inf" or "-inf"."""
+    return value if math.isfinite(value) else str(float(value))
+
+
+def _number(value: Json) -> float:
+    if type(value) is str and value in _NOT_FINITE:
+        return float(value)
+    if type(value) is int or type(value) is float:
+        return float(value)
+    raise TypeError(value)
 
 
 def read_marks(data: bytes, *, path: Path) -> dict[int, Mark]:
@@ -53,19 +70,17 @@ def read_marks(data: bytes, *, path: Path) -> dict[int, Mark]:
     for number, line in enumerate(data.splitlines(), 1):
         try:
             _apply(marks, json.loads(line))
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             # Not quoted: the file may be somebody else's.
             logger.warning("%s: skipped line %d, which is no mark", path, number)
     return marks
 
 
 def _apply(marks: dict[int, Mark], record: Json) -> None:
-    step, keep, metrics = record["step"], record["keep"], {**record["metrics"]}
-    finished = record.get("finished")
+    step, keep, finished = record["step"], record["keep"], record.get("finished")
+    metrics = {name: _number(value) for name, value in dict(record["metrics"]).items()}
     if type(step) is not int or not {type(keep), type(finished)} <= {bool, type(None)}:
         raise TypeError(step, keep, finished)
-    if not all(type(value) in (int, float) for value in metrics.values()):
-        raise TypeError(metrics)
     old = Mark() if record.get("reset") else marks.get(step, Mark())
     marks[step] = Mark(
         old.keep if keep is None else keep,

@@ -95,6 +95,13 @@ def test_the_ranks_print_a_line_per_arm_of_each_state(tmp_path: Path) -> None:
     assert all("persist_s" in line for line in lines if "checkfreq" in str(line["arm"]))
 
 
+@pytest.mark.dist
+def test_boundaries_of_ranks_print_a_line_for_each_number_of_them(tmp_path: Path) -> None:
+    (line,) = lines_of("boundaries", "--ranks", "2", "--seconds", "1", folder=tmp_path)
+    assert line["world"] == 2
+    assert {"share", "median_us", "checkpoints"} <= line.keys()
+
+
 def test_the_simulations_print_a_line_for_each_scenario(tmp_path: Path) -> None:
     small = ("--seeds", "1", "--failures", "20")
     lines = run_forked("simulate", *small, output=tmp_path / "stdout")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from checkfreq import KeepLast
+from checkfreq import KeepBest, KeepLast
 from checkfreq.errors import ConfigError, StateError
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator
@@ -171,10 +171,27 @@ def test_metrics_are_numbers_of_any_library(chk_dir: Path, value: Any) -> None:
     assert CheckpointStore(chk_dir).marks()[0].metrics == {"accuracy": 0.5}
 
 
-def test_a_metric_that_is_no_number_is_a_config_error(chk_dir: Path) -> None:
+def test_a_loss_that_diverged_is_stored_as_it_is_and_never_costs_the_best_its_place(
+    chk_dir: Path,
+) -> None:
+    training = Training()
+    policy = KeepBest(metric="loss", num_last=1)
+    with managed(chk_dir, training.chk, retention=policy) as manager:
+        for loss in (0.5, 0.25, float("nan"), float("-inf"), float("inf")):
+            training.steps(manager, 1)
+            manager.save(wait=True, metrics={"loss": loss})
+    assert CheckpointStore(chk_dir).steps() == [2, 5]
+    text = (chk_dir / "marks.jsonl").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert CheckpointStore(chk_dir).marks()[5].metrics == {"loss": float("inf")}
+
+
+@pytest.mark.parametrize("value", ["high", None, torch.zeros(2), 10**400, 1j])
+def test_a_metric_that_is_no_number_is_a_config_error(chk_dir: Path, value: Any) -> None:
     with managed(chk_dir, Training().chk) as manager:
         with pytest.raises(ConfigError, match="expected numbers"):
-            manager.save(metrics={"accuracy": "high"})  # type: ignore[dict-item]
+            manager.save(metrics={"accuracy": value})
         manager.wait()
         assert manager.all_steps() == []
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from checkfreq import KeepLast
+from checkfreq.events import Event
 from tests.contract.conftest import SetFault
 from tests.contract.runs import Training, managed, written
 
@@ -129,3 +131,11 @@ def test_an_unwritable_event_log_stops_nothing_and_is_said_once(
             manager.wait()
         assert manager.all_steps() == [1, 2, 3]
     assert caplog.text.count("events are not being recorded") == 1
+
+
+def test_events_are_json_for_readers_that_know_no_nan() -> None:
+    data = {"cost_s": float("nan"), "more": [{"at": float("-inf")}, 1.5, None, Path("a")]}
+    text = Event("plan", 3, data).to_json()
+    assert not {"NaN", "Infinity"} & {*re.split(r"\W", text)}
+    found = json.loads(text)
+    assert (found["cost_s"], found["more"]) == ("nan", [{"at": "-inf"}, 1.5, None, "a"])

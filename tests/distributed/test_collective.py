@@ -97,3 +97,18 @@ def test_a_difference_is_told_by_rank_and_name_and_not_without_end() -> None:
     text = difference([first, first, {}])
     assert "rank 2: model.0 is not there" in text
     assert "and 15 more" in text
+
+
+def test_rank_0s_marks_count_and_metrics_that_differ_are_told() -> None:
+    nan = float("nan")
+    one = replace(NOTHING, keep=True, metrics={"loss": 0.5, "same": 1.0, "odd": nan})
+    other = replace(NOTHING, metrics={"loss": 0.7, "same": 1.0, "odd": nan, "alone": 3.0})
+    silent = NOTHING
+    decision = decided(one, other, silent)
+    assert decision.keep
+    assert decision.metrics == one.metrics
+    assert decision.unequal == {"alone": [None, 3.0, None], "loss": [0.5, 0.7, None]}
+
+
+def test_metrics_that_only_rank_0_knows_are_no_difference() -> None:
+    assert decided(replace(NOTHING, metrics={"loss": 0.5}), NOTHING).unequal == {}

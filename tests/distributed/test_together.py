@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from checkfreq import CFMode
+from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator, ResumableDataLoader, TrainingStopped
 from tests.crash.processes import verify_all
 from tests.distributed import tiny
@@ -47,6 +49,40 @@ def every_call(rank: Rank) -> None:
         manager.step()
     rank.send("closed", manager.stats()["last_durable_step"])
     rank.send("counts", manager.stats()["num_committed"], manager.stats()["num_failed"])
+
+
+def rate(rank: Rank) -> None:
+    """Metrics that are each rank's own, at a boundary and between two; only rank 0 pins."""
+    texts: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("checkfreq").addHandler(handler)
+    with tiny.managed(rank, chk_freq=0) as (manager, job):
+        manager.restore()
+        for step in range(2):
+            metrics = {"loss": 0.5 + rank.rank, "diverged": float("nan")}
+            job.update(manager)
+            if step:
+                manager.save(metrics=metrics, keep=rank.rank == 0)
+            manager.step()
+            manager.save(metrics=metrics)
+    rank.send("warned", texts)
+
+
+def test_rank_0s_metrics_are_stored_in_every_directory_and_a_difference_is_said_once(
+    tmp_path: Path,
+) -> None:
+    heard = run_well(life(rate, tmp_path, local=True))
+    (warning,) = heard[0].last("warned")
+    assert "loss is 0.5, 1.5 on ranks 0, 1" in warning
+    assert "diverged" not in warning
+    assert heard[1].last("warned") == []
+    marks = [CheckpointStore(tmp_path / f"chk-{rank}").marks() for rank in (0, 1)]
+    assert repr(marks[0]) == repr(marks[1])
+    assert [(mark.keep, mark.metrics["loss"]) for mark in marks[0].values()] == [
+        (False, 0.5),
+        (True, 0.5),
+    ]
 
 
 @pytest.mark.parametrize("world", [2, 3])

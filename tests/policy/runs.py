@@ -59,6 +59,8 @@ class Run:
     ``boundary_s`` is what every boundary holds training for. ``taken`` are the steps of periodic
     checkpoints, ``told`` how often each answer came. ``true_s`` is what iterations took longer
     than ``clean_s``, the time without any of it; ``costs_s`` the part of each checkpoint, by name.
+    With ``meeting_s`` it is a run of many ranks, which ask the tuner only where they meet: ``met``
+    are those steps.
     """
 
     tuner: RateTuner
@@ -78,6 +80,11 @@ class Run:
     true_s: float = 0.0
     clean_s: float = 0.0
     costs_s: dict[str, float] = field(default_factory=dict)
+    meeting_s: float = 0.0
+    every_s: float = 1.0
+    met: list[int] = field(default_factory=list)
+    meets_at: int = 0
+    held_s: float = 0.0
 
     @property
     def true_overhead(self) -> float:
@@ -102,7 +109,7 @@ class Run:
             self.costs_s[name] += self.iteration_s * costs.slowdown
         self.stall_s += self.boundary_s
         clean_s = self.iteration_s + extra_s
-        duration_s = clean_s + self.stall_s + self.slow_s
+        duration_s = clean_s + self.stall_s + self.slow_s + self.held_s
         self.clean_s += clean_s
         self.true_s += duration_s - clean_s
         start_s, self.now_s = self.now_s, self.now_s + duration_s
@@ -117,19 +124,36 @@ class Run:
                 stall_s=self.stall_s,
                 overlap_s=0.5 * self.iteration_s,
                 is_regular=is_regular,
+                met_s=self.held_s,
             )
         )
-        self.stall_s = self.slow_s = 0.0
+        self.stall_s = self.slow_s = self.held_s = 0.0
         self.step += 1
 
     def decide(self) -> Due:
         """Ask at this boundary, and begin what is due."""
+        if self.meeting_s and self.step < self.meets_at:
+            return Due.NOT_YET
         due = self.tuner.due(step=self.step, now_s=self.now_s)
         self.told[due] += 1
         if due is Due.TAKE:
             self.taken.append(self.step)
             self.take(is_periodic=True)
+        if self.meeting_s:
+            self._meet()
         return due
+
+    def _meet(self) -> None:
+        since_last = self.step - self.met[-1] if self.met else 0
+        self.held_s = self.meeting_s
+        self.tuner.met(self.meeting_s)
+        self.met.append(self.step)
+        self.meets_at = self.step + self.tuner.steps_to_meeting(
+            due_steps=self.tuner.next_due_step(self.step) - self.step,
+            iteration_s=self.iteration_s,
+            every_s=self.every_s,
+            since_last=since_last,
+        )
 
     def play(self, steps: int, *, extra_s: Callable[[int], float] | None = None) -> list[int]:
         """So many iterations; the steps of the checkpoints taken meanwhile."""

@@ -626,3 +626,57 @@ def digest_of_tied(role: Role) -> tuple[str, list[str]]:
     model.register_state_dict_post_hook(lambda *_: None)
     captured = capture(CFCheckpoint(rng=False, m=model), barrier_on_device=False, role=role)
     return structure_digest(captured), [ref.key for ref in captured.tensors]
+
+
+class Parted(nn.Module):
+    """One layer sharded, one the same on all ranks, and a norm and a tied weight of each rank's."""
+
+    def __init__(self, role: Role, *, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.sharded = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7))
+        self.plain = nn.Linear(7, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.own = nn.Linear(4, 4, bias=False)
+        self.twin = nn.Linear(4, 4, bias=False)
+        self.twin.weight = self.own.weight
+        fully_shard(self.sharded, mesh=init_device_mesh("cpu", (role.world,)))
+        with torch.no_grad():
+            for tensor in self.of_its_own():
+                tensor.fill_(10 * seed + role.rank)
+
+    def of_its_own(self) -> list[Tensor]:
+        return [self.own.weight, self.norm.weight, self.norm.bias, self.norm.running_mean]
+
+    def run(self) -> tuple[CFCheckpoint, torch.optim.Optimizer]:
+        """What tracks it: an optimizer of what is not each rank's own, stepped once."""
+        parameters = [*self.sharded.parameters(), *self.plain.parameters()]
+        optimizer = torch.optim.AdamW(parameters, lr=0.1)
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        tracked: dict[str, Any] = {"model": self, "optimizer": optimizer}
+        return CFCheckpoint(per_rank=["model.norm", "model.twin"], **tracked), optimizer
+
+    def common(self, optimizer: torch.optim.Optimizer) -> Any:
+        """Bits of what is the same on all ranks: a collective."""
+        state = [whole(v) for one in optimizer.state.values() for v in one.values()]
+        return bits([state, [whole(p) for p in (*self.sharded.parameters(), self.plain.weight)]])
+
+
+def capture_parted(role: Role) -> tuple[Part, Any]:
+    """A part, and what all have in common."""
+    model = Parted(role, seed=1)
+    chk, optimizer = model.run()
+    return part(chk, role), model.common(optimizer)
+
+
+def restore_parted(role: Role, manifest: Manifest) -> tuple[Any, list[float]]:
+    """What is common after a restore into other values, and what is each rank's own."""
+    model = Parted(role, seed=2)
+    chk, optimizer = model.run()
+    restored(chk, manifest, role.rank, needed_files(chk, manifest, role))
+    assert model.twin.weight is model.own.weight
+    return model.common(optimizer), [
+        float(tensor.detach().flatten()[0]) for tensor in model.of_its_own()
+    ]

@@ -13,10 +13,13 @@ from torch import nn
 
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
+from checkfreq.pipeline import first_device
 from checkfreq.reader import load
 from checkfreq.restore import Restorer, plan_restore
 from checkfreq.snapshot.apply import materialise
+from checkfreq.snapshot.captured import CapturedState, Everything
 from checkfreq.snapshot.needs import needed_files
+from checkfreq.snapshot.sink import TensorRef
 from checkfreq.snapshot.state import capture, structure_digest, structure_listing
 from checkfreq.types import Role
 from tests.fixtures.make_format_2 import FOLDER
@@ -133,6 +136,38 @@ def test_a_new_rank_is_told_what_it_keeps(caplog: pytest.LogCaptureFixture) -> N
     assert bits(chk.tracked["model"].norm.state_dict()) == before
     for text in ("model.norm.weight: each rank", "run (each rank", "rng (each rank"):
         assert text in caplog.text
+
+
+def test_a_rank_that_is_new_after_a_run_of_one_keeps_what_is_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    declared = ("run", "model.norm", "model.other")  # tied to one
+    one = part(run(1, per_rank=declared), Role())
+    manifest = Manifest(one.objects, {}, one.files)
+    chk = run(2, per_rank=declared)
+    model = chk.tracked["model"]
+    before = bits([model.norm.state_dict(), model.other.weight])
+    torch.manual_seed(5)
+    generator = torch.get_rng_state()
+    restored(chk, manifest, 1)
+    assert chk.tracked["run"] == {"best": 0.2}
+    assert bits([model.norm.state_dict(), model.other.weight]) == before
+    assert bits(model.wide.weight) == bits(run(1).tracked["model"].wide.weight)
+    for text in ("model.norm.weight: each rank", "model.other.weight: each", "run (each rank"):
+        assert text in caplog.text
+    first = run(2, per_rank=declared)
+    restored(first, manifest, 0)
+    assert first.tracked["run"] == {"best": 0.1}
+    assert torch.equal(torch.get_rng_state(), generator) is False
+
+
+def test_a_new_rank_keeps_a_tensor_that_is_its_own_by_a_tied_name() -> None:
+    declared = ("model.other",)
+    manifest = parts_of(run(1, per_rank=declared), everyone(2))
+    chk = run(2, per_rank=declared)
+    before = bits(chk.tracked["model"].one.weight)
+    restored(chk, manifest, 2)
+    assert bits(chk.tracked["model"].one.weight) == before
 
 
 def test_a_rank_of_which_only_positions_are_here_is_a_new_one(
@@ -360,3 +395,11 @@ def test_one_rank_needs_nothing_of_torch_distributed() -> None:
         "assert {n for n in after - before if sys.modules[n] is not None} == set()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_rank_that_writes_nothing_of_a_device_still_measures_time_there() -> None:
+    own = TensorRef("rng.rank-00001", "cpu", torch.zeros(2), False)
+    device = torch.device("meta")
+    theirs = TensorRef("model", "weight", torch.zeros(2, device=device), True)
+    whole = Everything([theirs, own], {}, {}, {})
+    assert first_device(CapturedState([own], {}, {}, {}, whole)) == device

@@ -358,3 +358,16 @@ def test_tied_shards_without_elements_are_tied_on_all_ranks(tmp_path: Path) -> N
     (one, keys), (other, nothing) = run_ranks(tmp_path, 2, sharded.digest_of_tied)
     assert one == other
     assert (keys, nothing) == (["a.weight"], [])
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (3, 2)])
+def test_sharded_plain_and_own_tensors_of_one_model_come_back_at_another_world(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    parts, common = zip(*run_ranks(tmp_path, before, sharded.capture_parted), strict=True)
+    merged = Manifest.merged(parts)
+    manifest = merged if before > 1 else Manifest(merged.objects, {}, merged.files)
+    results = run_ranks(tmp_path, after, sharded.restore_parted, manifest)
+    for rank, (found, own) in enumerate(results):
+        assert found == common[0]
+        assert own == [10.0 + rank if rank < before else 20.0 + rank] * len(own)

@@ -61,15 +61,19 @@ class Saved:
         *,
         path: str,
         parts: Sequence[RankFile] = (),
+        is_for_all: Callable[[str], bool] = lambda key: True,
     ) -> None:
+        """``is_for_all(key)``: whether a tensor of ``file`` counts for who asks."""
         self.name = name
         self.json = json
         self.path = path
         self.records: dict[str, SavedTensor] = {}
         self.aliases: dict[str, str] = self.field("aliases", {})
         self._owned: dict[tuple[str, torch.device], Tensor] = {}
+        self._not_for_all: set[str] = set()
         if file is not None:
-            self._take(file, {})
+            self._not_for_all = {r.name for r in file.tensors if not is_for_all(r.name)}
+            self._take(file, {}, is_own=is_for_all)
         for key, described in self.field("sharded_tensors", {}).items():
             self._describe(key, described)
         for part in parts:
@@ -144,7 +148,9 @@ class Saved:
     def is_of_other_ranks(self, name: str) -> bool:
         """True for a tensor of which each rank had its own, but not the one that asks."""
         key = self.aliases.get(name, name)
-        return key not in self.records and key in self.field("own_tensors", [])
+        if key in self.records:
+            return False
+        return key in self._not_for_all or key in self.field("own_tensors", [])
 
     def record(self, name: str) -> SavedTensor:
         """The tensor called ``name``, through aliases."""

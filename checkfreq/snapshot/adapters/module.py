@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -128,7 +128,8 @@ class ModuleAdapter:
         names = module_tensors(saved)
         live, there = self._live_tensors(), {*names}
         extras = self._live_extras()
-        for name in [name for name in live if saved.is_of_other_ranks(name)]:
+        kept = [name for name in live if saved.is_of_other_ranks(name)]
+        for name in kept:
             findings.notes.append(f"{self._name}.{name}: each rank had its own, this one had none")
             del live[name]
         findings.compare_names(self._name, [*names, *trees], [*live, *extras])
@@ -141,7 +142,8 @@ class ModuleAdapter:
         common = {name: node for name, node in extras.items() if name in trees}
         if self._index.loads_its_own_way or self._index.saves_its_own_way:
             strict = not findings.mismatches
-            return Changes(fallible=[self._by_load_state_dict(saved, fitting, common, strict)])
+            load = self._by_load_state_dict(saved, fitting, common, strict=strict, kept=kept)
+            return Changes(fallible=[load])
         return self._directly(saved, fitting, common)
 
     def holdings(self) -> Holdings:
@@ -257,13 +259,19 @@ class ModuleAdapter:
         saved: Saved,
         fitting: Mapping[str, Tensor],
         extras: Mapping[str, Node | None],
+        *,
         strict: bool,
+        kept: Collection[str],
     ) -> Fallible:
+        """``kept`` are names of which the live values stay: a strict load wants them all."""
         trees = saved.field("extra", {})
 
         def load() -> None:
+            now = self._module.state_dict() if kept else {}
             raw = {name: raw for raw, name in self._raw_names().items()}
+            there = [raw[name] for name in kept if raw.get(name) in now]
             state = {raw.get(n, n): saved.owned_like(t, n) for n, t in fitting.items()}
+            state.update((name, _kept(now[name])) for name in there)
             cut = self._cut_tensors() if extras else {}
             state.update(
                 (raw.get(name, name), saved.decode(trees[name], live=cut)) for name in extras

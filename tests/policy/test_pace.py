@@ -1,0 +1,162 @@
+"""When ranks meet again: often enough, whatever iterations take meanwhile, and within the bound."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkfreq.policy.frequency import FrequencyPolicy
+from checkfreq.policy.pace import MeetingPace
+from checkfreq.policy.tuner import Due, RateTuner
+from tests.policy.runs import Costs, Run
+
+NEVER_DUE = 10**9
+
+
+def steps(pace: MeetingPace | None = None, **changes: Any) -> int:
+    asked: dict[str, Any] = {
+        "due_steps": NEVER_DUE,
+        "iteration_s": 0.25,
+        "every_s": 1.0,
+        "since_last": 5000,
+        "bound": 0.04,
+    }
+    return (pace or MeetingPace()).steps(**{**asked, **changes})
+
+
+def met(*seconds: float) -> MeetingPace:
+    pace = MeetingPace()
+    for each in seconds:
+        pace.met(each)
+    return pace
+
+
+def test_ranks_meet_once_in_the_time_given() -> None:
+    assert steps() == 4
+
+
+def test_they_meet_where_a_checkpoint_may_be_due() -> None:
+    assert steps(due_steps=3) == 3
+
+
+def test_they_meet_at_every_boundary_where_iterations_are_longer() -> None:
+    assert steps(iteration_s=30.0) == 1
+
+
+@pytest.mark.parametrize("iteration_s", [None, 0.0, -1e-6])
+def test_they_meet_at_every_boundary_until_it_is_known_what_iterations_take(
+    iteration_s: float | None,
+) -> None:
+    assert steps(iteration_s=iteration_s) == 1
+
+
+def test_a_meeting_is_never_far_away_in_iterations_that_may_become_slower() -> None:
+    assert steps(iteration_s=0.0001) == 100
+
+
+def test_iterations_of_next_to_nothing_do_not_put_the_next_meeting_out_of_reach() -> None:
+    assert steps(met(0.001), iteration_s=1e-6) == 1000
+
+
+def test_the_distance_at_most_doubles_from_one_meeting_to_the_next() -> None:
+    assert [steps(iteration_s=0.001, since_last=last) for last in (0, 1, 8)] == [1, 2, 16]
+
+
+def test_a_meeting_in_between_does_not_make_the_distance_grow_anew() -> None:
+    pace = MeetingPace()
+    assert steps(pace, iteration_s=0.001, since_last=32) == 64
+    assert steps(pace, iteration_s=0.001, since_last=1) == 100
+
+
+def test_meetings_take_a_quarter_of_the_bound_at_most() -> None:
+    # 1 ms of a hundredth of the time: 100 ms apart, whatever is due
+    assert steps(met(0.001), iteration_s=0.005, due_steps=1) == 20
+
+
+def test_the_bound_wins_over_the_time_given_and_over_the_farthest_step() -> None:
+    assert steps(met(0.02), iteration_s=0.01) == 200  # 2 s
+
+
+def test_ranks_hear_of_one_another_in_ten_times_the_time_given_whatever_meetings_cost() -> None:
+    assert steps(met(60.0)) == 40
+
+
+def test_a_meeting_that_waited_for_a_busy_rank_is_no_measure_and_is_charged_in_part() -> None:
+    pace = met(0.001, 0.001, 0.001)
+    assert pace.met(50.0) == 0.004
+    assert pace.cost_s == 0.001
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_a_time_that_makes_no_sense_tells_nothing(seconds: float) -> None:
+    pace = MeetingPace()
+    assert pace.met(seconds) == 0.0
+    assert pace.cost_s == 0.0
+
+
+def ranks(iteration_s: float, meeting_s: float, *, bound: float = 0.035, **costs: float) -> Run:
+    costs = {"stall_s": 0.3 * iteration_s, "copy_s": 0.0, "durable_s": 0.5 * iteration_s, **costs}
+    tuner = RateTuner(FrequencyPolicy(max_overhead=bound))
+    return Run(tuner, costs=Costs(**costs), iteration_s=iteration_s, meeting_s=meeting_s)
+
+
+@pytest.mark.parametrize("meeting_s", [0.0002, 0.0008, 0.004])
+@pytest.mark.parametrize("stall_s", [0.0005, 0.01, 1.0])
+def test_the_bound_holds_with_meetings_however_short_iterations_are(
+    stall_s: float, meeting_s: float
+) -> None:
+    played = ranks(0.005, meeting_s, stall_s=stall_s)
+    played.play(20_000)
+    first = max(stall_s, played.costs_s["1"])  # had to be taken, and told what one costs
+    allowed_s = 0.035 * played.clean_s + 2 * first + 16 * meeting_s  # those at the start
+    assert played.true_s <= allowed_s
+    assert played.tuner.overhead_s == pytest.approx(played.true_s, rel=0.05)
+
+
+def test_a_checkpoint_that_is_withheld_has_the_ranks_meet_seldom() -> None:
+    played = ranks(0.005, 0.0008, stall_s=1.0)  # a long time to earn
+    played.play(400)
+    played.told.clear()
+    begin = len(played.met)
+    played.play(2000)
+    assert not played.taken[1:]
+    assert len(played.met) - begin <= 2000 / 18 + 1  # 0.8 ms of a quarter of the bound
+    assert max(after - before for before, after in pairwise(played.met)) <= 200  # 1 s
+
+
+def test_one_that_is_late_has_the_ranks_meet_seldom_too() -> None:
+    played = ranks(0.005, 0.0008)
+    played.never_ends = True
+    played.play(2000)
+    assert played.told[Due.LATE] > 0
+    assert len(played.met) <= 2000 / 18 + 10
+
+
+def test_ranks_take_about_as_many_checkpoints_as_one_process() -> None:
+    """Where meetings cost little beside iterations."""
+    many, alone = ranks(0.2, 0.0008), ranks(0.2, 0.0)
+    assert len(many.play(2000)) >= 0.9 * len(alone.play(2000))
+
+
+@given(
+    iteration_s=st.floats(1e-9, 1e9),
+    cost_s=st.floats(0, 1e9),
+    due_steps=st.integers(1, 10**18),
+    since_last=st.integers(0, 10**9),
+    every_s=st.floats(1e-3, 1e6),
+)
+def test_there_is_always_a_next_meeting(
+    iteration_s: float, cost_s: float, due_steps: int, since_last: int, every_s: float
+) -> None:
+    asked = steps(
+        met(cost_s),
+        iteration_s=iteration_s,
+        due_steps=due_steps,
+        since_last=since_last,
+        every_s=every_s,
+    )
+    assert 1 <= asked <= max(1, 2 * since_last)

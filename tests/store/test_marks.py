@@ -1,0 +1,50 @@
+"""Lines of marks: what is written is JSON for any reader, what makes no sense is skipped."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from checkfreq.store.marks import Mark, mark_line, read_marks
+
+WHERE = Path("marks.jsonl")
+
+
+def strictly(text: str) -> Any:
+    """As a reader that knows no NaN."""
+
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(name)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 0.25, -3.0])
+def test_any_float_comes_back_from_strict_json(value: float) -> None:
+    line = mark_line(3, keep=True, metrics={"loss": value})
+    strictly(line)
+    (mark,) = read_marks(line.encode(), path=WHERE).values()
+    assert mark.keep
+    assert repr(mark.metrics["loss"]) == repr(value)
+
+
+def test_lines_of_an_earlier_version_are_understood() -> None:
+    line = b'{"step": 3, "keep": null, "metrics": {"loss": NaN, "other": 1}}'
+    metrics = read_marks(line, path=WHERE)[3].metrics
+    assert math.isnan(metrics["loss"])
+    assert metrics["other"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "value", ['"much"', "true", "null", "[1]", "1" + 400 * "0"], ids=lambda text: text[:6]
+)
+def test_a_metric_that_is_no_number_is_skipped_with_a_warning(
+    value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = f'{{"step": 3, "keep": null, "metrics": {{"loss": {value}}}}}\n{mark_line(4)}'
+    assert read_marks(lines.encode(), path=WHERE) == {4: Mark()}
+    assert "no mark" in caplog.text
