@@ -115,7 +115,7 @@ class CFManager:
         self._is_on_device = False
         self._restored_step: int | None = None
         self._requested: Marks | None = None
-        self._apply_rng: Callable[[], None] | None = None
+        self._apply_last: Callable[[], None] | None = None
         self._opened = False
         self._may_start = fresh
         self._iterated = False
@@ -144,6 +144,7 @@ class CFManager:
         self._ranks.each(MAKING, self._persistence.start)
         self._optimizers = chk.optimizers
         self._gate = UpdateGate(self._optimizers, barrier=self._pipeline.barrier)
+        self._gradients = self._pipeline.gradients
         self._notice.install()
 
     # ---- weight updates
@@ -176,6 +177,9 @@ class CFManager:
             )
         for target in targets:
             scaler.step(target)
+        for name, tracked in self._optimizers.items():
+            if tracked in targets:
+                self._gradients.used(name)
         self._gate.count()
         scaler.update()
         return None
@@ -233,6 +237,7 @@ class CFManager:
         self._persistence.reap()
         self._ranks.raise_failures()
         self._gate.pass_boundary()
+        self._gradients.pass_boundary()
         self._global_step += 1
         self._profile(is_epoch=epoch_boundary)
         self._carry_out(
@@ -433,15 +438,16 @@ class CFManager:
             if not self._role.shares_all:  # some may hold what was never one of all ranks
                 self._persistence.supersede_after = -1
             return False
-        compare = partial(plan_restore, found, self._chk, path=self._chk_dir, rank=self._role.rank)
+        compare = partial(plan_restore, found, self._chk, path=self._chk_dir)
+        compare = partial(compare, rank=self._role.rank, world=self._role.world)
         compare = partial(compare, only=only, exclude=exclude, strict=strict)
         plan = self._ranks.each("restore(): comparing", compare)
         del compare
         self._load(plan)
         self._may_start = True  # not earlier: a run that failed to restore must not start over
         self._continue_from(found, explicit=step is not None)
-        plan.apply_rng()
-        self._apply_rng = plan.apply_rng
+        plan.apply_last()
+        self._apply_last = plan.apply_last
         state_bytes = found.state_bytes
         del found  # its buffer: the slots can have that memory
         if self._role.is_alone:
@@ -521,13 +527,13 @@ class CFManager:
             )
 
     def before_first_batch(self) -> None:
-        """Put the restored RNG state in place, now that the loader's iterator is built.
+        """Put restored generators and gradients in place, now that the loader's iterator is built.
 
         Every pass until this process's first boundary begins so: a look at a batch before
-        training must not shift what training draws.
+        training must not shift what training draws, nor ``zero_grad()`` take what is carried over.
         """
-        if self._apply_rng is not None and not self._iterated:
-            self._apply_rng()
+        if self._apply_last is not None and not self._iterated:
+            self._apply_last()
 
     # ---- life
 
@@ -538,7 +544,8 @@ class CFManager:
             self._ranks.open()
             self._ranks.each("the first step()", self._refuse_to_start_over)
             self._opened = True
-        self._iterated = self._iterated or iterating
+        if iterating:
+            self._iterated, self._apply_last = True, None
 
     def _refuse_to_start_over(self) -> None:
         steps = [] if self._may_start else self._persistence.store.steps()

@@ -176,6 +176,7 @@ def plan_restore(
     exclude: Collection[str],
     strict: bool,
     rank: int = 0,
+    world: int = 1,
 ) -> RestorePlan:
     """Compare a checkpoint with the live objects; raises MismatchError, changes nothing."""
     return prepare(
@@ -186,4 +187,5 @@ def plan_restore(
         strict=strict,
         path=str(path),
         rank=rank,
+        world=world,
     )
