@@ -563,6 +563,32 @@ class AccumulationAcrossEpochs(Supervised):
 
 
 @case
+class GradientsCarriedOverBoundaries(Supervised):
+    """``accumulate`` passes a boundary at each epoch's end, in the middle of a group.
+
+    From then on the groups and the boundaries are out of step.
+    """
+
+    accumulate = 4
+    chk_freq = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = {"batches": 0}
+
+    def tracked(self) -> dict[str, Any]:
+        return {**super().tracked(), "count": self.count}
+
+    def learn(self, cf: CFManager, batch: Any) -> object:
+        loss = self.loss(batch) / 4
+        loss.backward()
+        self.count["batches"] += 1
+        if self.count["batches"] % 4 == 0:
+            self.update(cf)
+        return loss.item().hex()
+
+
+@case
 class CheckpointsAtEpochBoundariesOnly(Supervised):
     chk_freq = 0
     max_lag = 16
