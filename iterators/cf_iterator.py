@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iterators.adapters import adapted
+from iterators.counting import Counting
 from iterators.cursor import Cursor, EpochReport, Mark
 from iterators.errors import CorruptPositionError, IterationStateError, TrainingStopped
 from iterators.order import Int64
@@ -52,6 +53,10 @@ class CFIterator:
     loader's own, else 0) fixes the order of every epoch. Another loader is refused with the
     reason (``NotResumableError``) unless ``exact=False``, which resumes by loading everything up
     to the place again.
+
+    A loop that needs the index of a batch, to log or to accumulate gradients, writes ``for i, batch
+    in train_loader.enumerate():``, or uses ``train_loader.batch``: after a restore in mid-epoch they
+    go on where the epoch was left, where Python's ``enumerate(train_loader)`` counts from 0.
 
     With ``cf_manager``, the position is saved with every checkpoint under ``name``, and each
     boundary is reported to the manager; ``marks_steps=False`` for every iterator but one (for
@@ -102,6 +107,7 @@ class CFIterator:
         self._notified = cf_manager if marks_steps else None
         self._accumulate, self._steps_to_run, self._on_stop = accumulate, steps_to_run, on_stop
         self.name = name
+        self._counting = Counting(name)
         self._last: Delivery | None = None
         self._last_num_samples: int | None = None
         self._last_report: EpochReport | None = None
@@ -122,6 +128,11 @@ class CFIterator:
 
         Before the first batch of an epoch, or of a process, the index of the one to come.
         """
+        self._counting.asked()
+        return self._index
+
+    @property
+    def _index(self) -> int:
         whole = self._adapter.batches_left(0)
         left = self._adapter.batches_left(self._batch_place)
         return self._batch_place if whole is None or left is None else whole - left
@@ -199,6 +210,25 @@ class CFIterator:
         """
         self._settle()
         return self._start_pass(None)
+
+    def enumerate(self, start: int = 0) -> Iterator[tuple[int, Any]]:
+        """The batches of one epoch as ``iter`` gives them, each with its index in the epoch.
+
+        As Python's ``enumerate``, but the index goes on after a restore: the last batch of an epoch
+        is ``len(train_loader) - 1`` (and ``start``) in a resumed run too.
+        """
+        self._counting.asked()
+        self._settle()
+        return self._numbered(self._start_pass(None), start)
+
+    def _numbered(
+        self, batches: Generator[Any, None, None], start: int
+    ) -> Generator[tuple[int, Any], None, None]:
+        try:
+            for batch in batches:
+                yield self._index + start, batch
+        finally:
+            batches.close()
 
     def epochs(self, total: int) -> Iterator[int]:
         """The epochs up to ``total`` in all: none if a restored run already had them."""
@@ -291,6 +321,8 @@ class CFIterator:
         self._batch_place = position.position
         self._pass = _Pass.NONE
         self._start_counting()
+        if position.position:
+            self._counting.resumed(position.epoch)
 
     # Passes
 
@@ -330,6 +362,7 @@ class CFIterator:
             for delivery in deliveries:
                 self._take(delivery)
                 yield delivery.data
+                self._tell_of_count(live)
                 if self._update_attempted() and not self._adapter.is_over(delivery.end):
                     self._pass_boundary()
                     if self._halted or self._cursor.step == limit:
@@ -337,6 +370,10 @@ class CFIterator:
         finally:
             deliveries.close()
         return _Pass.EXHAUSTED
+
+    def _tell_of_count(self, resumed_at: Mark) -> None:
+        running = self._running() if self._running else None
+        self._counting.batch_used(running, epoch=resumed_at.epoch, batch=self._index)
 
     def _set_generators(self) -> None:
         began = self._boundaries or self._cursor.live.uncommitted or self._generators_set
@@ -369,6 +406,7 @@ class CFIterator:
                 self._close_epoch()
 
     def _steps(self, total: int) -> Iterator[Any]:
+        self._counting.asked()  # there are no epochs here to count in
         self._settle()
         while self._cursor.step < total and not self._halted:
             start = self._cursor.live
@@ -427,6 +465,12 @@ class CFIterator:
             return True
         return self._notified.update_attempts != self._updates_before
 
+    def _num_unused(self) -> int:
+        """Batches handed out since the last boundary that no update came after."""
+        if self._notified is None or self._notified.update_attempts != self._updates_before:
+            return 0
+        return self._cursor.live.uncommitted
+
     def _close_epoch(self, *, may_stop: bool = True) -> None:
         """Move to the next epoch and pass the last boundary of this one.
 
@@ -434,6 +478,9 @@ class CFIterator:
         own: they stay uncommitted until the next one, which is then reported as the epoch's.
         """
         due = self._update_attempted(epoch_over=True)
+        live = self._cursor.live
+        if self._adapter.batches_left(live.place) == 0:
+            self._counting.epoch_ends(live.epoch, num_unused=self._num_unused())
         self._last_report = self._cursor.end_epoch()
         self._batch_place = 0
         _log_report(self.name, self._last_report)

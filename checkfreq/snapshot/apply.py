@@ -288,9 +288,9 @@ def prepare(
             plan._changes.append(_prepare_object(chk, saved, findings))
     if chk.rng and chosen(RNG):
         _prepare_rng(plan, loaded, findings, path, rank)
-    if (saved := loaded.saved_gradients(path=path, rank=rank)) is not None:
+    if (waiting := loaded.saved_gradients(path=path, rank=rank)) is not None:
         optimizers = {name: one for name, one in chk.optimizers.items() if chosen(name)}
-        plan._gradients = prepare_gradients(optimizers, saved, findings, world=world)
+        plan._gradients = prepare_gradients(optimizers, waiting, findings, world=world)
     _report(findings, strict=strict, path=path)
     return plan
 

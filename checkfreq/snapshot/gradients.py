@@ -222,4 +222,3 @@ def _set_all(pairs: _Pairs) -> None:
 
 def _key(name: str, number: int) -> str:
     return f"{name}.{number}"
-
