@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import Any, Literal
@@ -35,6 +36,9 @@ from iterators.replay import ReplayAdapter
 
 logger = logging.getLogger(__name__)
 
+#: Above it nobody types a seed: torch's own, in a process that was not seeded, has 64 bits.
+LARGEST_TYPED = (1 << 32) - 1
+
 
 class _Pass(Enum):
     NONE = "none open: the next one continues at the live place"
@@ -49,13 +53,16 @@ class CFIterator:
 
     ``loader`` is a torch ``DataLoader``, over a map-style dataset (rebuilt in our order, see
     ``ResumableDataLoader.like``) or an iterable one (see ``ResumableIterableLoader``), a DALI
-    iterator over ``iterators.dali.FileReader``, or any ``Adapter``. ``seed`` (default: the
-    loader's own, else 0) fixes the order of every epoch. Another loader is refused with the
+    iterator over ``iterators.dali.FileReader``, or any ``Adapter``. Another one is refused with the
     reason (``NotResumableError``) unless ``exact=False``, which resumes by loading everything up
     to the place again.
 
-    A loop that needs the index of a batch, to log or to accumulate gradients, writes ``for i, batch
-    in train_loader.enumerate():``, or uses ``train_loader.batch``: after a restore in mid-epoch they
+    ``seed`` fixes the order and the augmentation of every epoch. By default it is that of the
+    loader's sampler or generator, else ``torch.initial_seed()``, on all ranks rank 0's; a restored
+    run then keeps the seed it had. One that is given must be that of the restored run.
+
+    A loop that needs the index of a batch, to log or to accumulate gradients, writes ``for i,
+    batch in train_loader.enumerate():``, or uses ``train_loader.batch``: after a restore they
     go on where the epoch was left, where Python's ``enumerate(train_loader)`` counts from 0.
 
     With ``cf_manager``, the position is saved with every checkpoint under ``name``, and each
@@ -313,10 +320,16 @@ class CFIterator:
         a damaged one, ``IterationStateError`` once a batch was used. Nothing changes then.
         """
         position = Position.from_dict(state)
-        position.require(self._adapter.identity)
+        live = self._adapter.identity
+        if self._adapter.takes_seed:
+            live = replace(live, seed=position.identity.seed)
+        position.require(live)
         self._adapter.accept(position)
         self._require_fresh()
         _log_changes(position, self._adapter)
+        if live != self._adapter.identity:
+            _log_seeds(self.name, position, self._adapter)
+            self._adapter.reseed(live.seed)
         self._cursor.load(position)
         self._batch_place = position.position
         self._pass = _Pass.NONE
@@ -573,6 +586,19 @@ def _log_changes(position: Position, adapter: Adapter) -> None:
         logger.warning(
             "the tail policy is %r, saved with %r", adapter.identity.tail, position.identity.tail
         )
+
+
+def _log_seeds(name: str, position: Position, adapter: Adapter) -> None:
+    """Say whose seed it is; of a script that sets none, torch's differs at every start."""
+    logger.log(
+        logging.WARNING if adapter.identity.seed <= LARGEST_TYPED else logging.INFO,
+        "iterator %r: the restored run goes on with its own seed, %d; this script's is %d (of "
+        "torch.manual_seed, or the loader's generator). Another seed is another run, in a "
+        "directory of its own or with fresh=True",
+        name,
+        position.identity.seed,
+        adapter.identity.seed,
+    )
 
 
 def _log_report(name: str, report: EpochReport) -> None:

@@ -1,8 +1,8 @@
 """The places of batches as a loop counts them: right after a restore only if we are asked.
 
 After a restore in mid-epoch a pass begins in the middle, so whoever counts batches from 0, as
-``enumerate(train_loader)`` does, sees ``i + 1 == len(train_loader)`` at no batch. ``Counting`` knows
-whether the loop asked for the true index, and says where it may be wrong.
+``enumerate(train_loader)`` does, sees ``i + 1 == len(train_loader)`` at no batch. ``Counting``
+knows whether the loop asked for the true index, and says where it may be wrong.
 Training thread only.
 """
 

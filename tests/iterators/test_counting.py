@@ -1,4 +1,4 @@
-"""Loops that count batches: the true index after a restore, and a word where it is not asked for."""
+"""Loops that count batches: the true index after a restore, or a word where none is asked for."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def interrupted(*, at: int, manager: FakeManager | None = None) -> CFIterator:
 
 def wrapped(batches: Iterable[Any]) -> Iterator[Any]:
     """What a progress bar is."""
-    for batch in batches:
-        yield batch
+    yield from batches
 
 
 def accumulate(numbered: Iterable[tuple[int, Any]], manager: FakeManager, num: int) -> None:
