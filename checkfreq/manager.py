@@ -165,9 +165,9 @@ class CFManager:
         Raises ConfigError for an optimizer or scaler that is not tracked, or for a scaler
         with a closure.
         """
-        targets = self._targets(optimizer, scaler)
+        names = self._targets(optimizer, scaler)
         if scaler is None:
-            return targets[0].step(closure) if closure is not None else targets[0].step()
+            return self._step(names[0], closure)
         if closure is not None:
             raise ConfigError("weight_update: a GradScaler cannot step with a closure; pass one")
         if not any(tracked is scaler for tracked in self._chk.tracked.values()):
@@ -175,33 +175,40 @@ class CFManager:
                 "weight_update: the scaler is not tracked, so its scale would be lost on a "
                 "restore; pass it to CFCheckpoint(scaler=...)"
             )
-        for target in targets:
-            scaler.step(target)
-        for name, tracked in self._optimizers.items():
-            if tracked in targets:
-                self._gradients.used(name)
+        for name in names:
+            scaler.step(self._optimizers[name])
+            self._gradients.used(name)
         self._gate.count()
         scaler.update()
         return None
+
+    def _step(self, name: str, closure: Closure | None) -> Any:
+        """Step one optimizer, through its wrapper if it has one: that may skip, or scale."""
+        optimizer = self._chk.steppers[name]
+        loss = optimizer.step(closure) if closure is not None else optimizer.step()
+        if getattr(optimizer, "step_was_skipped", False):  # by accelerate's GradScaler
+            self._gradients.used(name)
+            self._gate.count()
+        return loss
 
     def _targets(
         self,
         optimizer: torch.optim.Optimizer | str | None,
         scaler: torch.amp.GradScaler | None,
-    ) -> list[torch.optim.Optimizer]:
-        tracked = self._optimizers
+    ) -> list[str]:
+        tracked = self._chk.steppers
         if optimizer is None and len(tracked) == 1:
-            return list(tracked.values())
+            return list(tracked)
         names = ", ".join(tracked) or "none"
         if optimizer is None:
             if tracked and scaler is not None:
-                return list(tracked.values())
+                return list(tracked)
             raise ConfigError(
                 f"weight_update: expected one tracked optimizer or the name of one, found: {names}"
             )
-        for name, candidate in tracked.items():
-            if optimizer is candidate or optimizer == name:
-                return [candidate]
+        for name, given in tracked.items():
+            if optimizer is given or optimizer is self._optimizers[name] or optimizer == name:
+                return [name]
         raise ConfigError(f"weight_update: that optimizer is not tracked; tracked: {names}")
 
     def updating(self) -> AbstractContextManager[None]:

@@ -109,6 +109,7 @@ class CFIterator:
         if on_stop not in ("raise", "return"):
             raise ValueError(f"on_stop must be 'raise' or 'return', got {on_stop!r}")
         self._adapter = adapted(loader, seed=seed, exact=exact)
+        self._takes_seed = seed is None and self._adapter.takes_seed
         self._cursor = Cursor(self._adapter, audit=audit)
         self._manager, self.marks_steps = cf_manager, marks_steps
         self._notified = cf_manager if marks_steps else None
@@ -321,7 +322,7 @@ class CFIterator:
         """
         position = Position.from_dict(state)
         live = self._adapter.identity
-        if self._adapter.takes_seed:
+        if self._takes_seed:
             live = replace(live, seed=position.identity.seed)
         position.require(live)
         self._adapter.accept(position)

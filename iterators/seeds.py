@@ -43,18 +43,19 @@ def generator_of(loader: DataLoader[Any]) -> torch.Generator | None:
 
 
 def _first_ranks(own: int, rank: int) -> int:
-    store: Any = dist.distributed_c10d._get_default_store().clone()
-    store = dist.PrefixStore("iterators", store)  # type: ignore[attr-defined]
+    shared: Any = dist.distributed_c10d._get_default_store()
+    limit_s = shared.timeout.total_seconds()
+    store: Any = dist.PrefixStore("iterators", shared.clone())  # type: ignore[attr-defined]
     key = f"seed/{next(_agreed)}"
     if rank == 0:  # of several that share a rank of the data (tensor parallel), the quickest
         return int(store.compare_set(key, "", str(own)))
-    end_s, wait_s = time.monotonic() + store.timeout.total_seconds(), _FIRST_WAIT_S
+    end_s, wait_s = time.monotonic() + limit_s, _FIRST_WAIT_S
     while not store.check([key]):
         if time.monotonic() >= end_s:
             raise RuntimeError(
-                f"rank {rank} waited {store.timeout.total_seconds():g} s (the process group's "
-                "timeout) for the seed that rank 0 gives to this loader. Every rank that shares "
-                "the data makes the same loaders, in the same order; or pass seed="
+                f"rank {rank} waited {limit_s:g} s (the process group's timeout) for the seed that "
+                "rank 0 gives to this loader. Every rank that shares the data makes the same "
+                "loaders, in the same order; or pass seed="
             )
         time.sleep(wait_s)
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)

@@ -120,8 +120,8 @@ class ResumableDataLoader(Adapter):
         ``seed`` is by default that of one of our samplers (which is refused with another one,
         ``ValueError``) or of torch's distributed one (where it is not 0, its default), else the
         initial seed of the loader's generator, else torch's. The tail is "drop" where the loader
-        itself has ``drop_last=True``; a sampler's ``drop_last`` alone leaves nothing out, and that is
-        logged. Raises ``NotResumableError`` with the reason where rebuilding would change what
+        itself has ``drop_last=True``; a sampler's ``drop_last`` alone leaves nothing out, and that
+        is logged. Raises ``NotResumableError`` with the reason where rebuilding would change what
         is served; a custom sampler can be replaced by ``order``.
         """
         found = read_sampling(loader, seed=seed, custom_order=order is not None)
