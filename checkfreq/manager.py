@@ -40,6 +40,7 @@ from checkfreq.ranks import NO_WISH, Alone, Decision, Ranks, Wish
 from checkfreq.restore import Found, Restorer, plan_restore
 from checkfreq.snapshot.apply import RestorePlan
 from checkfreq.snapshot.gate import UpdateGate
+from checkfreq.snapshot.wrappers import was_skipped
 from checkfreq.types import CFMode, Role
 
 logger = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ class CFManager:
         """Step one optimizer, through its wrapper if it has one: that may skip, or scale."""
         optimizer = self._chk.steppers[name]
         loss = optimizer.step(closure) if closure is not None else optimizer.step()
-        if getattr(optimizer, "step_was_skipped", False):  # by accelerate's GradScaler
+        if was_skipped(optimizer):
             self._gradients.used(name)
             self._gate.count()
         return loss

@@ -33,6 +33,7 @@ from iterators.order import Int64
 from iterators.position import Layout, Position
 from iterators.protocol import Adapter, Delivery, Manager
 from iterators.replay import ReplayAdapter
+from iterators.tails import TailWatch
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +117,7 @@ class CFIterator:
         self._accumulate, self._steps_to_run, self._on_stop = accumulate, steps_to_run, on_stop
         self.name = name
         self._counting = Counting(name)
+        self._tail = TailWatch(name)
         self._last: Delivery | None = None
         self._last_num_samples: int | None = None
         self._last_report: EpochReport | None = None
@@ -239,7 +241,11 @@ class CFIterator:
             batches.close()
 
     def epochs(self, total: int) -> Iterator[int]:
-        """The epochs up to ``total`` in all: none if a restored run already had them."""
+        """The epochs up to ``total`` in all: none if a restored run already had them.
+
+        What the loop's body does after the batches is the epoch's tail. It should draw no more from
+        the global generators in a resumed process than in any: ``with isolated_rng(): validate()``.
+        """
         _require_count("total", total)
         return self._epochs(total)
 
@@ -354,6 +360,8 @@ class CFIterator:
         end = _Pass.NONE
         try:
             end = yield from self._delivered(limit)
+            if end is _Pass.EXHAUSTED and limit is None and self._notified is not None:
+                self._tail.begins()
         except GeneratorExit:
             end = self._left_by(limit)
             raise
@@ -411,6 +419,7 @@ class CFIterator:
             self._generators_set = True
         while (epoch := self._cursor.live.epoch) < total and not self._halted:
             yield epoch
+            self._tail.ends()
             self.reset()
             if self._halted:
                 return

@@ -27,6 +27,13 @@ def unwrapped(name: str, value: Any) -> Any:
     return inner if is_scheduler and _passes_on(value, inner) else value
 
 
+def was_skipped(wrapper: Any) -> bool:
+    """Whether the GradScaler inside (accelerate's) left out the step that was just asked for."""
+    gradients = getattr(wrapper, "gradient_state", None)
+    asked = getattr(gradients, "sync_gradients", True)  # else batches are being accumulated
+    return bool(asked and getattr(wrapper, "step_was_skipped", False))
+
+
 def _inner_optimizer(name: str, wrapper: Optimizer) -> Optimizer:
     inner = getattr(wrapper, "optimizer", None)
     if isinstance(inner, Optimizer) and _passes_on(wrapper, inner):
@@ -34,9 +41,9 @@ def _inner_optimizer(name: str, wrapper: Optimizer) -> Optimizer:
         return found
     kind = type(wrapper)
     raise StateError(
-        f"CFCheckpoint({name}=...): {kind.__module__}.{kind.__qualname__} is a torch Optimizer that "
-        "never called Optimizer.__init__, and has no .optimizer whose state is its own; expected a "
-        "torch.optim.Optimizer, or a wrapper around one. Track the optimizer inside, and any state "
+        f"CFCheckpoint({name}=...): {kind.__module__}.{kind.__qualname__} is a torch Optimizer "
+        "that never called Optimizer.__init__, and has no .optimizer whose state is its own; "
+        "expected a torch.optim.Optimizer, or a wrapper around one. Track the optimizer inside, and any state "
         "of the wrapper beside it"
     )
 

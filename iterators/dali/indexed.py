@@ -26,7 +26,6 @@ from iterators.errors import IterationStateError
 from iterators.order import Order
 from iterators.position import Identity, Layout
 from iterators.protocol import Adapter, Delivery
-from iterators.seeds import default_seed
 
 _VERSIONS = (("dali", __version__), ("numpy", np.__version__), ("torch", str(torch.__version__)))
 
@@ -64,9 +63,7 @@ class DALILoader(Adapter):
             raise ValueError(f"seed is {seed} here and {self._source.seed} in the FileReader")
         given = self._source.seed if seed is None else seed
         self._takes_seed = given is None
-        if given is None:
-            given = default_seed(rank=self._share.rank, world=self._share.world)
-        self._seed = given
+        self._seed = self._source.first_seed if given is None else given
         order = self.order(0)
         self._identity = Identity(
             order.algorithm, order.n, self._recipe.fingerprint, self._seed, self._share.tail
