@@ -43,7 +43,7 @@ def _inner_optimizer(name: str, wrapper: Optimizer) -> Optimizer:
     raise StateError(
         f"CFCheckpoint({name}=...): {kind.__module__}.{kind.__qualname__} is a torch Optimizer "
         "that never called Optimizer.__init__, and has no .optimizer whose state is its own; "
-        "expected a torch.optim.Optimizer, or a wrapper around one. Track the optimizer inside, and "
+        "expected a torch.optim.Optimizer, or a wrapper around one. Track the one inside, and "
         "any state of the wrapper beside it"
     )
 
