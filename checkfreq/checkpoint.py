@@ -38,10 +38,10 @@ class CFCheckpoint:
     under ``fully_shard`` need not be named. A rank that there was not before keeps its generators
     and what was named, and takes the first rank's buffers.
 
-    Gradients that a backward pass left for an update after the boundary (accumulation that goes over
-    it) are kept with the tracked optimizer that they wait for, each rank's own, and come back to as
-    many ranks as there were. Sparse ones are not, nor what FSDP2 keeps in places of its own under
-    ``set_requires_gradient_sync(False)``.
+    Gradients that a backward pass left for an update after the boundary (groups of batches that go
+    over it) are kept with the tracked optimizer that they wait for, each rank's own, and come back
+    to as many ranks as there were. Sparse ones are not, nor what FSDP2 keeps in places of its own
+    under ``set_requires_gradient_sync(False)``.
 
     Of a wrapper that only passes calls on, such as those that accelerate's ``prepare`` returns, the
     optimizer or scheduler inside is tracked.
