@@ -43,7 +43,7 @@ from benchmarks.models import build, logits_of, loss_of
 from benchmarks.progress import History, Progress
 from benchmarks.ranks import Ranks, joined, stopping
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
-from iterators import CFIterator
+from iterators import CFIterator, isolated_rng
 
 Batches = CFIterator | DataLoader[Any]
 
@@ -76,7 +76,8 @@ def train(args: argparse.Namespace, ranks: Ranks) -> None:
             ) as progress:
                 train_epoch(batches, task, cf_manager, progress, args)
             if progress.epoch_is_over and not args.noeval:
-                evaluate(epoch, data.val(), task, args, ranks)
+                with isolated_rng():  # what it draws is none of the training's business
+                    evaluate(epoch, data.val(), task, args, ranks)
             if args.barrier:
                 ranks.meet()
         if cf_manager is not None:

@@ -17,6 +17,7 @@ from checkfreq.snapshot.adapters.generic import DictAdapter, ObjectAdapter
 from checkfreq.snapshot.adapters.module import ModuleAdapter
 from checkfreq.snapshot.adapters.optimizer import OptimizerAdapter
 from checkfreq.snapshot.adapters.scaler import ScalerAdapter
+from checkfreq.snapshot.wrappers import unwrapped
 
 
 class CFCheckpoint:
@@ -36,6 +37,14 @@ class CFCheckpoint:
     ``broadcast_buffers=False`` (if the wrapper itself is tracked) and statistics of batch norms
     under ``fully_shard`` need not be named. A rank that there was not before keeps its generators
     and what was named, and takes the first rank's buffers.
+
+    Gradients that a backward pass left for an update after the boundary (groups of batches that go
+    over it) are kept with the tracked optimizer that they wait for, each rank's own, and come back
+    to as many ranks as there were. Sparse ones are not, nor what FSDP2 keeps in places of its own
+    under ``set_requires_gradient_sync(False)``.
+
+    Of a wrapper that only passes calls on, such as those that accelerate's ``prepare`` returns, the
+    optimizer or scheduler inside is tracked.
 
     Raises StateError for an object that has no state to keep, ConfigError for names that
     contradict each other.
@@ -59,13 +68,14 @@ class CFCheckpoint:
             raise ConfigError(f"CFCheckpoint: {', '.join(both)} cannot be settled and volatile")
         for name, value in tracked.items():
             _require_stateful(name, value)
-        self._tracked = dict(tracked)
-        self._adapters = {name: self._adapter(name, value) for name, value in tracked.items()}
+        self._given = dict(tracked)
+        self._tracked = {name: unwrapped(name, value) for name, value in tracked.items()}
+        self._adapters = {name: self._adapter(name, one) for name, one in self._tracked.items()}
         self._require_own_modules()
 
     @property
     def tracked(self) -> Mapping[str, Any]:
-        """Names and objects, in the order given."""
+        """Names and objects, in the order given; of a wrapper, what is inside."""
         return MappingProxyType(self._tracked)
 
     @property
@@ -77,6 +87,11 @@ class CFCheckpoint:
     def optimizers(self) -> dict[str, Optimizer]:
         """The tracked optimizers."""
         return {n: value for n, value in self._tracked.items() if isinstance(value, Optimizer)}
+
+    @property
+    def steppers(self) -> dict[str, Optimizer]:
+        """The tracked optimizers as they were given: in a wrapper whose ``step`` decides more."""
+        return {name: self._given[name] for name in self.optimizers}
 
     @property
     def own_objects(self) -> frozenset[str]:

@@ -43,6 +43,7 @@ from checkfreq.ranks import NO_WISH, Alone, Decision, Ranks, Wish
 from checkfreq.restore import Found, Restorer, plan_restore
 from checkfreq.snapshot.apply import RestorePlan
 from checkfreq.snapshot.gate import UpdateGate
+from checkfreq.snapshot.wrappers import was_skipped
 from checkfreq.types import CFMode, Role
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class CFManager:
         self._is_on_device = False
         self._restored_step: int | None = None
         self._requested: Marks | None = None
-        self._apply_rng: Callable[[], None] | None = None
+        self._apply_last: Callable[[], None] | None = None
         self._opened = False
         self._may_start = fresh
         self._iterated = False
@@ -160,6 +161,7 @@ class CFManager:
         self._ranks.each(MAKING, self._persistence.start)
         self._optimizers = chk.optimizers
         self._gate = UpdateGate(self._optimizers, barrier=self._pipeline.barrier, home=self._home)
+        self._gradients = self._pipeline.gradients
 
     # ---- weight updates
 
@@ -179,9 +181,9 @@ class CFManager:
         Raises ConfigError for an optimizer or scaler that is not tracked, or for a scaler
         with a closure.
         """
-        targets = self._targets(optimizer, scaler)
+        names = self._targets(optimizer, scaler)
         if scaler is None:
-            return targets[0].step(closure) if closure is not None else targets[0].step()
+            return self._step(names[0], closure)
         if closure is not None:
             raise ConfigError("weight_update: a GradScaler cannot step with a closure; pass one")
         if not any(tracked is scaler for tracked in self._chk.tracked.values()):
@@ -189,30 +191,40 @@ class CFManager:
                 "weight_update: the scaler is not tracked, so its scale would be lost on a "
                 "restore; pass it to CFCheckpoint(scaler=...)"
             )
-        for target in targets:
-            scaler.step(target)
+        for name in names:
+            scaler.step(self._optimizers[name])
+            self._gradients.used(name)
         self._gate.count()
         scaler.update()
         return None
+
+    def _step(self, name: str, closure: Closure | None) -> Any:
+        """Step one optimizer, through its wrapper if it has one: that may skip, or scale."""
+        optimizer = self._chk.steppers[name]
+        loss = optimizer.step(closure) if closure is not None else optimizer.step()
+        if was_skipped(optimizer):
+            self._gradients.used(name)
+            self._gate.count()
+        return loss
 
     def _targets(
         self,
         optimizer: torch.optim.Optimizer | str | None,
         scaler: torch.amp.GradScaler | None,
-    ) -> list[torch.optim.Optimizer]:
-        tracked = self._optimizers
+    ) -> list[str]:
+        tracked = self._chk.steppers
         if optimizer is None and len(tracked) == 1:
-            return list(tracked.values())
+            return list(tracked)
         names = ", ".join(tracked) or "none"
         if optimizer is None:
             if tracked and scaler is not None:
-                return list(tracked.values())
+                return list(tracked)
             raise ConfigError(
                 f"weight_update: expected one tracked optimizer or the name of one, found: {names}"
             )
-        for name, candidate in tracked.items():
-            if optimizer is candidate or optimizer == name:
-                return [candidate]
+        for name, given in tracked.items():
+            if optimizer is given or optimizer is self._optimizers[name] or optimizer == name:
+                return [name]
         raise ConfigError(f"weight_update: that optimizer is not tracked; tracked: {names}")
 
     def updating(self) -> AbstractContextManager[None]:
@@ -251,6 +263,7 @@ class CFManager:
         self._persistence.reap()
         self._ranks.raise_failures()
         self._gate.pass_boundary()
+        self._gradients.pass_boundary()
         self._global_step += 1
         self._profile(is_epoch=epoch_boundary)
         self._notice.install()  # at the first one: until now a signal could only end the process
@@ -550,7 +563,8 @@ class CFManager:
             if not self._role.shares_all:  # some may hold what was never one of all ranks
                 self._persistence.supersede_after = -1
             return False
-        compare = partial(plan_restore, found, self._chk, path=self._chk_dir, rank=self._role.rank)
+        compare = partial(plan_restore, found, self._chk, path=self._chk_dir)
+        compare = partial(compare, rank=self._role.rank, world=self._role.world)
         compare = partial(compare, only=only, exclude=exclude, strict=strict)
         plan = self._ranks.each("restore(): comparing", compare)
         del compare
@@ -560,8 +574,8 @@ class CFManager:
         self._may_start = True  # not earlier: a run that failed to restore must not start over
         self._continue_from(found, explicit=step is not None)
         self._take_up(reopen=reopen)
-        plan.apply_rng()
-        self._apply_rng = plan.apply_rng
+        plan.apply_last()
+        self._apply_last = plan.apply_last
         state_bytes = found.state_bytes
         del found  # its buffer: the slots can have that memory
         if self._role.is_alone:
@@ -657,14 +671,14 @@ class CFManager:
             )
 
     def before_first_batch(self) -> None:
-        """Put the restored RNG state in place, now that the loader's iterator is built.
+        """Put restored generators and gradients in place, now that the loader's iterator is built.
 
         Every pass until this process's first boundary begins so: a look at a batch before
-        training must not shift what training draws.
+        training must not shift what training draws, nor ``zero_grad()`` take what is carried over.
         """
-        if self._apply_rng is None or self._iterated or self._home.is_elsewhere():
+        if self._apply_last is None or self._iterated or self._home.is_elsewhere():
             return
-        self._apply_rng()
+        self._apply_last()
 
     # ---- life
 
@@ -675,7 +689,8 @@ class CFManager:
             self._ranks.open()
             self._ranks.each("the first step()", self._refuse_to_start_over)
             self._opened = True
-        self._iterated = self._iterated or iterating
+        if iterating:
+            self._iterated, self._apply_last = True, None
 
     def _refuse_to_start_over(self) -> None:
         steps = [] if self._may_start else self._persistence.store.steps()

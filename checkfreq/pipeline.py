@@ -32,6 +32,7 @@ from checkfreq.snapshot.choice import engine_for
 from checkfreq.snapshot.device import CudaDevice
 from checkfreq.snapshot.device_engine import DevicePinner
 from checkfreq.snapshot.device_memory import room_for_snapshot
+from checkfreq.snapshot.gradients import PendingGradients
 from checkfreq.snapshot.lane import Limits
 from checkfreq.snapshot.snapshotter import Snapshotter
 from checkfreq.snapshot.state import (
@@ -74,6 +75,8 @@ class Pipeline:
         role: Role = Role(),
     ) -> None:
         self._role = role
+        #: Which gradients no update has used.
+        self.gradients = PendingGradients(chk.optimizers)
         self._chk_dir = chk_dir
         self._chk = chk
         self._positions = positions
@@ -397,6 +400,7 @@ class Pipeline:
         return capture(
             self._chk,
             positions=self._positions.read(),
+            gradients=self.gradients.read(),
             barrier_on_device=self._snapshotter.barrier_on_device,
             role=self._role,
         )
@@ -507,6 +511,7 @@ class Pipeline:
 
     def close(self) -> None:
         """End the helper threads and the worker, and free the slots."""
+        self.gradients.close()
         self._snapshotter.close()
         self.persistence.close(timeout_s=self.patience_s())
         self._arena.close()

@@ -186,6 +186,7 @@ def plan_restore(
     exclude: Collection[str],
     strict: bool,
     rank: int = 0,
+    world: int = 1,
 ) -> RestorePlan:
     """Compare a checkpoint with the live objects; raises MismatchError, changes nothing."""
     return prepare(
@@ -196,4 +197,5 @@ def plan_restore(
         strict=strict,
         path=str(path),
         rank=rank,
+        world=world,
     )

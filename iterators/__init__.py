@@ -3,7 +3,8 @@
 ``CFIterator`` wraps a loader and knows where training stands in it; ``ResumableDataLoader`` is
 torch's ``DataLoader`` in an order that can be entered anywhere. The resumable samplers have the
 same order in the shape of torch's samplers; ``ResidentDataset`` holds a rank's share of the data
-in memory. Names are loaded on first use, so importing the package needs no torch.
+in memory. ``isolated_rng`` keeps validation away from training's random numbers. Names are loaded
+on first use, so importing the package needs no torch.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         TrainingStopped,
     )
     from iterators.grouped import ResumableGroupedBatchSampler
+    from iterators.isolation import isolated_rng
     from iterators.iterable import ResumableIterableLoader
     from iterators.ledger import Ledger
     from iterators.order import EpochOrder
@@ -47,6 +49,7 @@ __all__ = [
     "ResumeMismatchError",
     "ShardedDataset",
     "TrainingStopped",
+    "isolated_rng",
 ]
 
 _HOME = {
@@ -61,6 +64,7 @@ _HOME = {
     "ResumableSampler": "samplers",
     "ResumableIterableLoader": "iterable",
     "ShardedDataset": "shards",
+    "isolated_rng": "isolation",
 }
 
 

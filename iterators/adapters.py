@@ -50,11 +50,11 @@ ADAPTERS: tuple[Callable[[Any, int | None], Adapter | None], ...] = (_torch_adap
 def adapted(loader: Iterable[Any] | Adapter, *, seed: int | None, exact: bool) -> Adapter:
     """``loader`` as an adapter.
 
-    One that cannot be resumed is refused (``NotResumableError``), or replayed if not ``exact``.
+    An adapter gets ``seed`` if it was given none (``ValueError`` for two). One that cannot be
+    resumed is refused (``NotResumableError``), or replayed if not ``exact``.
     """
     if isinstance(loader, Adapter):
-        if seed not in (None, loader.identity.seed):
-            raise ValueError(f"seed is {seed} here and {loader.identity.seed} in the loader")
+        _give_seed(loader, seed)
         return loader
     try:
         for adapt in ADAPTERS:
@@ -71,3 +71,13 @@ def adapted(loader: Iterable[Any] | Adapter, *, seed: int | None, exact: bool) -
             raise
         logger.warning("resuming by replay (exact=False): %s", reason)
         return ReplayAdapter(loader, seed=seed or 0)
+
+
+def _give_seed(loader: Adapter, seed: int | None) -> None:
+    if seed is None or seed == loader.identity.seed:
+        return
+    if not loader.takes_seed:
+        raise ValueError(f"seed is {seed} here and {loader.identity.seed} in the loader")
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed must lie in [0, 2**64), got {seed}")
+    loader.reseed(seed)

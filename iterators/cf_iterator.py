@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import Any, Literal
@@ -25,14 +26,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iterators.adapters import adapted
+from iterators.counting import Counting
 from iterators.cursor import Cursor, EpochReport, Mark
 from iterators.errors import CorruptPositionError, IterationStateError, TrainingStopped
 from iterators.order import Int64
 from iterators.position import Layout, Position
 from iterators.protocol import Adapter, Delivery, Manager
 from iterators.replay import ReplayAdapter
+from iterators.tails import TailWatch
 
 logger = logging.getLogger(__name__)
+
+#: Above it nobody types a seed: torch's own, in a process that was not seeded, has 64 bits.
+LARGEST_TYPED = (1 << 32) - 1
 
 
 class _Pass(Enum):
@@ -48,10 +54,17 @@ class CFIterator:
 
     ``loader`` is a torch ``DataLoader``, over a map-style dataset (rebuilt in our order, see
     ``ResumableDataLoader.like``) or an iterable one (see ``ResumableIterableLoader``), a DALI
-    iterator over ``iterators.dali.FileReader``, or any ``Adapter``. ``seed`` (default: the
-    loader's own, else 0) fixes the order of every epoch. Another loader is refused with the
+    iterator over ``iterators.dali.FileReader``, or any ``Adapter``. Another one is refused with the
     reason (``NotResumableError``) unless ``exact=False``, which resumes by loading everything up
     to the place again.
+
+    ``seed`` fixes the order and the augmentation of every epoch. By default it is that of the
+    loader's sampler or generator, else ``torch.initial_seed()``, on all ranks rank 0's; a restored
+    run then keeps the seed it had. One that is given must be that of the restored run.
+
+    A loop that needs the index of a batch, to log or to accumulate gradients, writes ``for i,
+    batch in train_loader.enumerate():``, or uses ``train_loader.batch``: after a restore they
+    go on where the epoch was left, where Python's ``enumerate(train_loader)`` counts from 0.
 
     With ``cf_manager``, the position is saved with every checkpoint under ``name``, and each
     boundary is reported to the manager; ``marks_steps=False`` for every iterator but one (for
@@ -97,11 +110,14 @@ class CFIterator:
         if on_stop not in ("raise", "return"):
             raise ValueError(f"on_stop must be 'raise' or 'return', got {on_stop!r}")
         self._adapter = adapted(loader, seed=seed, exact=exact)
+        self._takes_seed = seed is None and self._adapter.takes_seed
         self._cursor = Cursor(self._adapter, audit=audit)
         self._manager, self.marks_steps = cf_manager, marks_steps
         self._notified = cf_manager if marks_steps else None
         self._accumulate, self._steps_to_run, self._on_stop = accumulate, steps_to_run, on_stop
         self.name = name
+        self._counting = Counting(name)
+        self._tail = TailWatch(name)
         self._last: Delivery | None = None
         self._last_num_samples: int | None = None
         self._last_report: EpochReport | None = None
@@ -122,6 +138,11 @@ class CFIterator:
 
         Before the first batch of an epoch, or of a process, the index of the one to come.
         """
+        self._counting.asked()
+        return self._index
+
+    @property
+    def _index(self) -> int:
         whole = self._adapter.batches_left(0)
         left = self._adapter.batches_left(self._batch_place)
         return self._batch_place if whole is None or left is None else whole - left
@@ -200,10 +221,32 @@ class CFIterator:
         self._settle()
         return self._start_pass(None)
 
+    def enumerate(self, start: int = 0) -> Iterator[tuple[int, Any]]:
+        """The batches of one epoch as ``iter`` gives them, each with its index in the epoch.
+
+        As Python's ``enumerate``, but the index goes on after a restore: the last batch of an epoch
+        is ``len(train_loader) - 1`` (and ``start``) in a resumed run too.
+        """
+        self._counting.asked()
+        self._settle()
+        return self._numbered(self._start_pass(None), start)
+
+    def _numbered(
+        self, batches: Generator[Any, None, None], start: int
+    ) -> Generator[tuple[int, Any], None, None]:
+        try:
+            for batch in batches:
+                yield self._index + start, batch
+        finally:
+            batches.close()
+
     def epochs(self, total: int) -> Iterator[int]:
         """The epochs up to ``total`` in all: none if a restored run already had them.
 
         None either if it was finished before (the manager's ``finish()``, for early stopping).
+
+        What the loop's body does after the batches is the epoch's tail. It should draw no more from
+        the global generators in a resumed process than in any: ``with isolated_rng(): validate()``.
         """
         _require_count("total", total)
         return self._epochs(total)
@@ -286,14 +329,22 @@ class CFIterator:
         a damaged one, ``IterationStateError`` once a batch was used. Nothing changes then.
         """
         position = Position.from_dict(state)
-        position.require(self._adapter.identity)
+        live = self._adapter.identity
+        if self._takes_seed:
+            live = replace(live, seed=position.identity.seed)
+        position.require(live)
         self._adapter.accept(position)
         self._require_fresh()
         _log_changes(position, self._adapter)
+        if live != self._adapter.identity:
+            _log_seeds(self.name, position, self._adapter)
+            self._adapter.reseed(live.seed)
         self._cursor.load(position)
         self._batch_place = position.position
         self._pass = _Pass.NONE
         self._start_counting()
+        if position.position:
+            self._counting.resumed(position.epoch)
 
     # Passes
 
@@ -311,6 +362,8 @@ class CFIterator:
         end = _Pass.NONE
         try:
             end = yield from self._delivered(limit)
+            if end is _Pass.EXHAUSTED and limit is None and self._notified is not None:
+                self._tail.begins()
         except GeneratorExit:
             end = self._left_by(limit)
             raise
@@ -342,6 +395,7 @@ class CFIterator:
                     return self._stopped_by(error)
                 self._take(delivery)
                 yield delivery.data
+                self._tell_of_count(live)
                 if self._update_attempted() and not self._adapter.is_over(delivery.end):
                     self._pass_boundary()
                     if self._halted or self._cursor.step == limit:
@@ -359,6 +413,10 @@ class CFIterator:
         if self._on_stop == "raise":
             raise TrainingStopped("stopped on request, while its loader failed") from error
         return _Pass.NONE
+
+    def _tell_of_count(self, resumed_at: Mark) -> None:
+        running = self._running() if self._running else None
+        self._counting.batch_used(running, epoch=resumed_at.epoch, batch=self._index)
 
     def _set_generators(self) -> None:
         began = self._boundaries or self._cursor.live.uncommitted or self._generators_set
@@ -382,6 +440,7 @@ class CFIterator:
             self._generators_set = True
         while (epoch := self._cursor.live.epoch) < total and not self._is_over():
             yield epoch
+            self._tail.ends()
             self.reset()
             if self._is_over():
                 return
@@ -391,6 +450,7 @@ class CFIterator:
                 self._close_epoch()
 
     def _steps(self, total: int) -> Iterator[Any]:
+        self._counting.asked()  # there are no epochs here to count in
         self._settle()
         while self._cursor.step < total and not self._is_over():
             start = self._cursor.live
@@ -453,6 +513,12 @@ class CFIterator:
             return True
         return self._notified.update_attempts != self._updates_before
 
+    def _num_unused(self) -> int:
+        """Batches handed out since the last boundary that no update came after."""
+        if self._notified is None or self._notified.update_attempts != self._updates_before:
+            return 0
+        return self._cursor.live.uncommitted
+
     def _close_epoch(self, *, may_stop: bool = True) -> None:
         """Move to the next epoch and pass the last boundary of this one.
 
@@ -460,6 +526,9 @@ class CFIterator:
         own: they stay uncommitted until the next one, which is then reported as the epoch's.
         """
         due = self._update_attempted(epoch_over=True)
+        live = self._cursor.live
+        if self._adapter.batches_left(live.place) == 0:
+            self._counting.epoch_ends(live.epoch, num_unused=self._num_unused())
         self._last_report = self._cursor.end_epoch()
         self._batch_place = 0
         _log_report(self.name, self._last_report)
@@ -552,6 +621,19 @@ def _log_changes(position: Position, adapter: Adapter) -> None:
         logger.warning(
             "the tail policy is %r, saved with %r", adapter.identity.tail, position.identity.tail
         )
+
+
+def _log_seeds(name: str, position: Position, adapter: Adapter) -> None:
+    """Say whose seed it is; of a script that sets none, torch's differs at every start."""
+    logger.log(
+        logging.WARNING if adapter.identity.seed <= LARGEST_TYPED else logging.INFO,
+        "iterator %r: the restored run goes on with its own seed, %d; this script's is %d (of "
+        "torch.manual_seed, or the loader's generator). Another seed is another run, in a "
+        "directory of its own or with fresh=True",
+        name,
+        position.identity.seed,
+        adapter.identity.seed,
+    )
 
 
 def _log_report(name: str, report: EpochReport) -> None:

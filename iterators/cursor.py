@@ -127,6 +127,7 @@ class Cursor:
         ledger = position.ledger if rank == 0 else Ledger()
         state = position.states[rank] if rank < len(position.states) else None
         self.step = position.step
+        self._identity = self._adapter.identity  # a default seed gave way to the position's
         self._begin(Mark(position.epoch, position.position, ledger, state=state))
         self._knows_before = rank > 0 or ledger.count == position.position
         self.saved = self._position(self.live, self.step)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -35,6 +36,7 @@ from iterators.sampling import (
     settings_of,
     tail_of,
 )
+from iterators.seeds import default_seed, generator_of
 from iterators.skipping import Skipping
 from iterators.tickets import Seeding
 from iterators.torch_common import (
@@ -97,7 +99,8 @@ class ResumableIterableLoader(Adapter):
         dataset: IterableDataset[Any],
         batch_size: int | None = 1,
         *,
-        seed: int = 0,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
         tail: Tail = "short",
         rank: int | None = None,
         world: int | None = None,
@@ -107,6 +110,9 @@ class ResumableIterableLoader(Adapter):
         **settings: Unpack[LoaderSettings],
     ) -> None:
         share = share_of(batch_size, tail, rank, world)
+        self._takes_seed = seed is None
+        if seed is None:
+            seed = default_seed(generator, rank=share.rank, world=share.world)
         self._rank, self._batch_size, self._seed = share.rank, batch_size, seed
         self._stateful = is_stateful(dataset)
         self._dataset, self._kind = dataset, engine
@@ -138,13 +144,14 @@ class ResumableIterableLoader(Adapter):
     ) -> ResumableIterableLoader:
         """Rebuild ``loader`` with all its settings; ``NotResumableError`` with the reason.
 
-        ``seed`` is 0 unless given.
+        ``seed`` is by default the initial seed of the loader's generator, else torch's.
         """
         require_plain(loader)
         return cls(
             loader.dataset,  # type: ignore[arg-type]
             loader.batch_size,
-            seed=seed or 0,
+            seed=seed,
+            generator=generator_of(loader),
             tail=tail_of(loader),
             seeded=seeded,
             fingerprint=fingerprint,
@@ -156,6 +163,17 @@ class ResumableIterableLoader(Adapter):
     def identity(self) -> Identity:
         """What must agree when a position is restored."""
         return self._identity
+
+    @property
+    def takes_seed(self) -> bool:
+        """Whether no seed was given."""
+        return self._takes_seed
+
+    def reseed(self, seed: int) -> None:
+        """Go on with the randomness of ``seed``."""
+        self._seed, self._identity = seed, replace(self._identity, seed=seed)
+        self._seeding = replace(self._seeding, seed=seed)
+        self._batches = WorkerBatches(self._dataset, self._recipe())
 
     @property
     def layout(self) -> Layout:

@@ -145,6 +145,15 @@ class Adapter(Protocol):
         """
         ...
 
+    @property
+    def takes_seed(self) -> bool:
+        """Whether the seed is a default, so that a restored position brings its own."""
+        return False
+
+    def reseed(self, seed: int) -> None:
+        """Have order and randomness of ``seed`` from the next ``open`` on; if ``takes_seed``."""
+        return
+
     def accept(self, position: Position) -> None:
         """Raise if this loader cannot continue at ``position``, whose identity fits.
 

@@ -200,8 +200,8 @@ class ResumableDistributedSampler(PlaceSampler[int]):
 
     ``num_replicas`` and ``rank`` are the process group's unless given. Every epoch has an order
     of its own, from ``seed`` in [0, 2**64) and the epoch alone (the dataset's own
-    ``epoch_order(seed, epoch)`` if it has one). ``fingerprint`` names the data
-    where ``dataset_fingerprint`` cannot tell::
+    ``epoch_order(seed, epoch)`` if it has one); as with torch's sampler, ``torch.manual_seed``
+    changes nothing. ``fingerprint`` names the data where ``dataset_fingerprint`` cannot tell::
 
         for epoch in range(sampler.epoch, num_epochs):
             with sampler.in_epoch(epoch):

@@ -141,7 +141,7 @@ def _read_sampler(
     if type(sampler) in _OURS:
         found = _read_ours(sampler, found)
     if _shares(sampler):
-        seed = sampler.seed if found.seed is None else found.seed
+        seed = _seed_of(sampler) if found.seed is None else found.seed
         found = replace(found, rank=sampler.rank, world=sampler.num_replicas, seed=seed)
     if custom_order:
         return found
@@ -155,6 +155,12 @@ def _read_sampler(
     if _shares(sampler) and found.tail == "short":
         _log_kept(sampler)
     return replace(found, shuffle=shuffle)
+
+
+def _seed_of(sampler: Any) -> int | None:
+    """A sampler's seed; None for the 0 that torch's has if it was given none."""
+    seed: int = sampler.seed
+    return seed if type(sampler) in _OURS else seed or None
 
 
 def _log_kept(sampler: Any) -> None:

@@ -9,6 +9,7 @@ settings, or says why it cannot. Training process only; one open epoch at a time
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias, Unpack
 
 import numpy as np
@@ -20,6 +21,7 @@ from iterators.order import Int64, ListedOrder, Order
 from iterators.position import Identity, Layout
 from iterators.protocol import Adapter, Delivery
 from iterators.sampling import LoaderSettings, Tail, engine_of, read_sampling, settings_of
+from iterators.seeds import default_seed, generator_of
 from iterators.surroundings import length_of, map_style, sample_order
 from iterators.tickets import Delivered, Seeding, TicketCollate, TicketDataset, TicketSampler
 from iterators.torch_common import (
@@ -45,7 +47,9 @@ class ResumableDataLoader(Adapter):
     ``batch_size`` is per rank; None delivers single samples, uncollated. ``shuffle`` permutes by
     (``seed``, epoch), in the dataset's own ``epoch_order(seed, epoch)`` if it has one (see
     ``ShardedDataset``); ``order``, a function (seed, epoch) -> ids of constant length, replaces
-    both orders. ``tail="short"`` shares the last, partial batch evenly, so that every sample is
+    both orders. ``seed`` is by default the initial seed of ``generator``, else of torch
+    (``torch.manual_seed``); it is rank 0's on all ranks, and a restored run keeps its own.
+    ``tail="short"`` shares the last, partial batch evenly, so that every sample is
     served once; a rank with nothing left gets one sample of weight 0 (``CFIterator.last_weights``:
     multiply the per-sample loss by it). ``tail="drop"`` does not serve it: not exactly-once.
     ``rank`` and ``world`` are the process group's unless given. ``seeded`` names the generators
@@ -63,7 +67,8 @@ class ResumableDataLoader(Adapter):
         batch_size: int | None = 1,
         *,
         shuffle: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
         order: OrderFunction | None = None,
         tail: Tail = "short",
         rank: int | None = None,
@@ -74,6 +79,9 @@ class ResumableDataLoader(Adapter):
         **settings: Unpack[LoaderSettings],
     ) -> None:
         self._share = share_of(batch_size, tail, rank, world)
+        self._takes_seed = seed is None
+        if seed is None:
+            seed = default_seed(generator, rank=self._share.rank, world=self._share.world)
         self._shuffle, self._function, self._seed = shuffle, order, seed
         self._dataset = dataset = map_style(dataset)
         self._num_samples = length_of(dataset)
@@ -110,10 +118,11 @@ class ResumableDataLoader(Adapter):
     ) -> ResumableDataLoader:
         """Rebuild ``loader`` with all its settings, over our order instead of its sampler.
 
-        ``seed`` is by default that of a distributed sampler or of one of ours (which is refused
-        with another one, ``ValueError``), else 0. The tail is "drop" where the loader itself has
-        ``drop_last=True``; a sampler's ``drop_last`` alone leaves nothing out, and that is
-        logged. Raises ``NotResumableError`` with the reason where rebuilding would change what
+        ``seed`` is by default that of one of our samplers (which is refused with another one,
+        ``ValueError``) or of torch's distributed one (where it is not 0, its default), else the
+        initial seed of the loader's generator, else torch's. The tail is "drop" where the loader
+        itself has ``drop_last=True``; a sampler's ``drop_last`` alone leaves nothing out, and that
+        is logged. Raises ``NotResumableError`` with the reason where rebuilding would change what
         is served; a custom sampler can be replaced by ``order``.
         """
         found = read_sampling(loader, seed=seed, custom_order=order is not None)
@@ -121,7 +130,8 @@ class ResumableDataLoader(Adapter):
             loader.dataset,
             found.batch_size,
             shuffle=found.shuffle,
-            seed=found.seed or 0,
+            seed=found.seed,
+            generator=generator_of(loader),
             order=order,
             tail=found.tail,
             rank=found.rank,
@@ -142,6 +152,18 @@ class ResumableDataLoader(Adapter):
         """How the data is spread now."""
         workers = self._engine.num_workers
         return Layout(self._share.world, self._share.batch, workers, versions=VERSIONS)
+
+    @property
+    def takes_seed(self) -> bool:
+        """Whether no seed was given."""
+        return self._takes_seed
+
+    def reseed(self, seed: int) -> None:
+        """Go on in the order and with the randomness of ``seed``."""
+        self._seed, self._identity = seed, replace(self._identity, seed=seed)
+        self._seeding = replace(self._seeding, seed=seed)
+        self._current, self._epoch = self._make_order(0), 0
+        self._engine = self._make_engine()
 
     @property
     def rank(self) -> int:

@@ -2,8 +2,8 @@
 
 ``prepare`` compares everything and lists every mismatch in one error. ``RestorePlan.apply``
 first runs what may raise (user code, undone in reverse order if any of it does), then what only
-copies. Generators are set last, by ``apply_rng``. Afterwards nothing live refers to the
-buffers, which may be reused.
+copies. Generators and gradients that wait for an update are set last, by ``apply_last``. Afterwards
+nothing live refers to the buffers, which may be reused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from checkfreq.snapshot.adapters.optimizer_tree import optimizer_state_dict
 from checkfreq.snapshot.adapters.rng import prepare_rng, rng_state
 from checkfreq.snapshot.adapters.scaler import scaler_state_dict
 from checkfreq.snapshot.codec import decode_tree
-from checkfreq.snapshot.state import POSITIONS, RNG, covers
+from checkfreq.snapshot.gradients import prepare_gradients
+from checkfreq.snapshot.state import GRADIENTS, POSITIONS, RNG, covers
 from checkfreq.store.parts import file_name, stem_of
 from checkfreq.types import Json
 
@@ -44,6 +45,9 @@ __all__ = [
     "prepare",
     "require_rank",
 ]
+
+#: Keys of a checkpoint's objects that are no tracked names.
+_NO_OBJECTS = {RNG, POSITIONS, GRADIENTS}
 
 _READERS: dict[str, Callable[[Saved], Any]] = {
     "module": module_state_dict,
@@ -85,6 +89,16 @@ class Loaded:
         file = self.files.get(file_name(name))
         is_for_all = is_not_declared if self.is_new(rank) else _all
         return Saved(name, json, file, path=path, parts=parts, is_for_all=is_for_all)
+
+    def saved_gradients(self, *, path: str, rank: int) -> Saved | None:
+        """What waited for an update on ``rank``: nothing, if it did on others. None: nowhere."""
+        ranks = [one for one in (rank, *self.own) if GRADIENTS in self.names(one)]
+        if not ranks:
+            return None
+        found = self.saved(GRADIENTS, path=path, rank=ranks[0])
+        if ranks[0] == rank:
+            return found
+        return Saved(GRADIENTS, {**found.json, "parameters": {}}, None, path=path)
 
     def _names_of(self, name: str, key: str) -> list[str]:
         """A tensor's key in an object, and the names that are tied to it."""
@@ -152,6 +166,7 @@ class RestorePlan:
     _changes: list[Changes] = field(default_factory=list)
     _saved: list[Saved] = field(default_factory=list)
     _rng: Callable[[], None] | None = None
+    _gradients: Callable[[], None] | None = None
 
     def apply(self) -> None:
         """``load``, then ``copy``."""
@@ -187,6 +202,12 @@ class RestorePlan:
         """Set the random generators; the last thing before the first batch is fetched."""
         if self._rng is not None:
             self._rng()
+
+    def apply_last(self) -> None:
+        """Set generators and gradients, which a script may disturb until its first batch."""
+        self.apply_rng()
+        if self._gradients is not None:
+            self._gradients()
 
 
 def _backup(change: Fallible) -> Callable[[], None]:
@@ -242,8 +263,9 @@ def prepare(
     strict: bool = True,
     path: str,
     rank: int = 0,
+    world: int = 1,
 ) -> RestorePlan:
-    """Compare a checkpoint with the live objects of ``rank``; changes nothing.
+    """Compare a checkpoint with the live objects of ``rank`` of ``world``; changes nothing.
 
     ``only`` and ``exclude`` choose tracked names, "rng" or iterators' names. Raises
     MismatchError listing everything that does not fit (``strict=False``: one WARNING instead),
@@ -260,8 +282,8 @@ def prepare(
     }
     mine = all_positions.get(rank, next(iter(all_positions.values())))
     plan = RestorePlan(mine, all_positions)
-    names = loaded.names(rank) - {RNG, POSITIONS}
-    elsewhere = {n for r in loaded.own for n in loaded.names(r)} - names - {RNG, POSITIONS}
+    names = loaded.names(rank) - _NO_OBJECTS
+    elsewhere = {n for r in loaded.own for n in loaded.names(r)} - names - _NO_OBJECTS
     if loaded.is_new(rank):  # what all had, or one rank wrote alone, and is each rank's own now
         elsewhere |= names & chk.own_objects
         names -= elsewhere
@@ -280,6 +302,9 @@ def prepare(
             plan._changes.append(_prepare_object(chk, saved, findings))
     if chk.rng and chosen(RNG):
         _prepare_rng(plan, loaded, findings, path, rank)
+    if (waiting := loaded.saved_gradients(path=path, rank=rank)) is not None:
+        optimizers = {name: one for name, one in chk.optimizers.items() if chosen(name)}
+        plan._gradients = prepare_gradients(optimizers, waiting, findings, world=world)
     _report(findings, strict=strict, path=path)
     return plan
 
@@ -297,7 +322,7 @@ def _chooser(
     exclude: Iterable[str],
 ) -> Callable[[str], bool]:
     own = (name for rank in loaded.own for name in loaded.names(rank))
-    known = {*chk.tracked, *loaded.objects, *own, *found, RNG} - {POSITIONS}
+    known = {*chk.tracked, *loaded.objects, *own, *found, RNG} - {POSITIONS, GRADIENTS}
     wanted = None if only is None else _choice("only", only, known)
     unwanted = _choice("exclude", exclude, known)
     return lambda name: (wanted is None or name in wanted) and name not in unwanted
@@ -373,7 +398,7 @@ def materialise(
     unknown rank.
     """
     require_rank(loaded, rank, path=path)
-    there_are = loaded.names(rank) - {POSITIONS}
+    there_are = loaded.names(rank) - {POSITIONS, GRADIENTS}
     names = [*(name for name in loaded.objects if name in there_are)]
     names += sorted(there_are.difference(names))
     chosen = {*names} if only is None else _choice("only", only, {*names})

@@ -12,6 +12,7 @@ from checkfreq.types import Json
 #: Keys of ``objects`` that are not tracked names.
 RNG = "rng"
 POSITIONS = "$positions"
+GRADIENTS = "$gradients"
 
 
 @dataclass(frozen=True, slots=True)

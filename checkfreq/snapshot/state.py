@@ -8,12 +8,14 @@ resolved to tensors anew each time, since objects rebind their tensors (LBFGS at
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import StateError
 from checkfreq.snapshot.adapters.rng import capture_rng
-from checkfreq.snapshot.captured import POSITIONS, RNG, CapturedState, Everything
+from checkfreq.snapshot.captured import GRADIENTS, POSITIONS, RNG, CapturedState, Everything
+from checkfreq.snapshot.gradients import Gradients, capture_gradients
 from checkfreq.snapshot.parts import alone, part_of
 from checkfreq.snapshot.sink import Sink, TensorRef
 from checkfreq.snapshot.structure import structure_digest, structure_listing
@@ -21,6 +23,7 @@ from checkfreq.store.collector import collector_paused
 from checkfreq.types import Json, Role
 
 __all__ = [
+    "GRADIENTS",
     "POSITIONS",
     "RNG",
     "CapturedState",
@@ -33,29 +36,41 @@ __all__ = [
 
 
 _ALONE = Role()
+_NO_GRADIENTS: Gradients = MappingProxyType({})
 
 
 def capture(
     chk: CFCheckpoint,
     *,
     positions: Mapping[str, Mapping[str, Any]] | None = None,
+    gradients: Gradients = _NO_GRADIENTS,
     barrier_on_device: bool,
     role: Role = _ALONE,
 ) -> CapturedState:
     """Read everything that ``chk`` tracks; returns the part of it that ``role`` writes.
 
+    ``gradients`` are those that wait for a later update (see ``PendingGradients``).
     ``barrier_on_device``: the next weight update waits on the device, so every host tensor is
     volatile. Raises StateError naming the path of whatever cannot be kept.
     """
     with collector_paused():
         everything = read_everything(
-            chk, positions=positions or {}, barrier_on_device=barrier_on_device
+            chk,
+            positions=positions or {},
+            gradients=gradients,
+            barrier_on_device=barrier_on_device,
+            world=role.world,
         )
         return alone(everything) if role.is_alone else part_of(everything, role)
 
 
 def read_everything(
-    chk: CFCheckpoint, *, positions: Mapping[str, Mapping[str, Any]], barrier_on_device: bool
+    chk: CFCheckpoint,
+    *,
+    positions: Mapping[str, Mapping[str, Any]],
+    gradients: Gradients = _NO_GRADIENTS,
+    barrier_on_device: bool,
+    world: int = 1,
 ) -> Everything:
     """The whole state as this process sees it, whoever writes it."""
     sink = Sink(optimised=chk.optimised(), barrier_on_device=barrier_on_device)
@@ -75,6 +90,11 @@ def read_everything(
         begin = len(sink.refs)
         objects[RNG] = capture_rng(sink, devices)
         spans[RNG] = (begin, len(sink.refs))
+    if gradients:
+        sink.start(GRADIENTS)
+        begin = len(sink.refs)
+        objects[GRADIENTS] = capture_gradients(sink, gradients, world=world)
+        spans[GRADIENTS] = (begin, len(sink.refs))
     for name, aliases in sink.aliases.items():
         objects[name]["aliases"] = aliases
     if positions:
@@ -83,7 +103,7 @@ def read_everything(
             name: _position(name, position, sink) for name, position in positions.items()
         }
         spans[POSITIONS] = (len(sink.refs), len(sink.refs))
-    own_objects = frozenset((*chk.own_objects, RNG, POSITIONS))
+    own_objects = frozenset((*chk.own_objects, RNG, POSITIONS, GRADIENTS))
     return Everything(sink.refs, spans, objects, sink.aliases, sink.cuts, own_objects, own_tensors)
 
 

@@ -29,7 +29,7 @@ def imagenet_train(
     device: Device = "cpu",
     device_id: int | None = None,
     num_threads: int = 3,
-    seed: int = 0,
+    seed: int | None = None,
     rank: int | None = None,
     world: int | None = None,
     tail: str = "short",
@@ -39,7 +39,8 @@ def imagenet_train(
 ) -> DALILoader:
     """Shuffled, with torchvision's random resized crop and a flip; ``batch_size`` is per rank.
 
-    Crop and flip of a sample depend on (``seed``, epoch, sample) alone.
+    Crop and flip of a sample depend on (``seed``, epoch, sample) alone; ``seed`` is by default
+    torch's initial seed (``torch.manual_seed``), see ``DALILoader``.
     """
     reader = FileReader(
         file_root=data_dir,

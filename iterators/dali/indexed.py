@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,8 @@ class DALILoader(Adapter):
     own; leave ``size`` and ``reader_name`` out. ``auto_reset``, ``prepare_first_batch`` and the
     pipeline's settings are free; ``last_batch_policy`` has no effect in DALI without a size, and
     the last batch has exactly the samples that are left. Batches are what the iterator hands
-    out: a list of one dictionary. ``seed`` is the reader's unless the reader was given none.
+    out: a list of one dictionary. ``seed`` is the reader's; if neither was given one, torch's
+    initial seed (``torch.manual_seed``), on all ranks rank 0's; a restored run keeps its own.
 
     The iterator now belongs to this loader: drawing from it elsewhere, or making another loader
     over it, lets the next batch of this one raise ``IterationStateError``. Raises
@@ -59,7 +61,9 @@ class DALILoader(Adapter):
         self._recipe = self._source.recipe
         if seed is not None and self._source.seed not in (None, seed):
             raise ValueError(f"seed is {seed} here and {self._source.seed} in the FileReader")
-        self._seed = (self._source.seed if seed is None else seed) or 0
+        given = self._source.seed if seed is None else seed
+        self._takes_seed = given is None
+        self._seed = self._source.first_seed if given is None else given
         order = self.order(0)
         self._identity = Identity(
             order.algorithm, order.n, self._recipe.fingerprint, self._seed, self._share.tail
@@ -73,6 +77,15 @@ class DALILoader(Adapter):
     def identity(self) -> Identity:
         """What must agree when a position is restored."""
         return self._identity
+
+    @property
+    def takes_seed(self) -> bool:
+        """Whether neither the reader nor this loader was given a seed."""
+        return self._takes_seed
+
+    def reseed(self, seed: int) -> None:
+        """Go on in the order and with the randomness of ``seed``."""
+        self._seed, self._identity = seed, replace(self._identity, seed=seed)
 
     @property
     def layout(self) -> Layout:

@@ -18,6 +18,7 @@ from iterators.dali.files import FileList, StrPath
 from iterators.dali.imports import Pipeline, fn
 from iterators.dali.source import OUTPUTS, IndexedSource, Recipe
 from iterators.fingerprint import dataset_fingerprint
+from iterators.seeds import default_seed
 from iterators.surroundings import rank_and_world
 from iterators.tickets import Share
 
@@ -44,7 +45,8 @@ class FileReader:
       Python operators are not, and a pipeline that draws some, or runs Python code that may, is
       refused unless ``native_random=True`` accepts that.
 
-    ``seed`` is the ``CFIterator``'s unless given here. ``shard_id`` and ``num_shards`` are the
+    ``seed`` is the ``CFIterator``'s unless given here; if neither is, torch's initial seed
+    (``torch.manual_seed``), on all ranks rank 0's. ``shard_id`` and ``num_shards`` are the
     process group's rank and size unless given. ``tail`` is "short" or "drop", see
     ``ResumableDataLoader``. A run without a restored position begins in epoch ``resume_epoch``
     behind ``resume_index`` samples of each shard. ``cf_det`` is accepted for old scripts: the
@@ -85,6 +87,9 @@ class FileReader:
             raise ValueError(f"num_uniforms is a count, got {num_uniforms}")
         self._rank, self._world = rank_and_world(shard_id, num_shards)
         self._tail, self._seed = tail, seed
+        self._default_seed = 0
+        if seed is None:
+            self._default_seed = default_seed(rank=self._rank, world=self._world)
         found = _found(file_root, files, labels, file_list)
         self._recipe = Recipe(
             found,
@@ -125,6 +130,7 @@ class FileReader:
             self._recipe,
             share,
             seed=self._seed,
+            default_seed=self._default_seed,
             origin=self._origin,
             remembered=_deepest(pipeline) + _SPARE,
         )

@@ -84,8 +84,8 @@ class IndexedSource:
 
     ``endless`` leaves out the end, so that the pipeline is never empty between two epochs:
     whoever sets it counts the batches, and marks itself as ``owner``. ``origin`` is (epoch,
-    place); ``seed`` None means 0 until ``turn`` says another. Of what it produced, the last
-    ``remembered`` batches are: more than DALI ever prefetches.
+    place); ``seed`` None means ``default_seed`` until ``turn`` says another. Of what it produced,
+    the last ``remembered`` batches are: more than DALI ever prefetches.
     """
 
     endless = False
@@ -99,14 +99,17 @@ class IndexedSource:
         share: Share,
         *,
         seed: int | None,
+        default_seed: int = 0,
         origin: tuple[int, int],
         remembered: int | None = None,
     ) -> None:
         self.recipe, self.share, self.seed, self.origin = recipe, share, seed, origin
         self._produced: deque[Record] = deque(maxlen=remembered)
-        self.turn(Aim(seed or 0, *origin))
+        #: What counts before anybody turns it.
+        self.first_seed = default_seed if seed is None else seed
+        self.turn(Aim(self.first_seed, *origin))
         if not share.batches(len(recipe.files) - origin[1]):
-            self.turn(Aim(seed or 0, origin[0] + 1, 0))
+            self.turn(Aim(self.first_seed, origin[0] + 1, 0))
 
     @property
     def front(self) -> Aim:

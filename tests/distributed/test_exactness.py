@@ -17,7 +17,10 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "DDP of three, unused parameters looked for": (3, {"job": "ddp", "batch": 3}),
     "DDP of three, after two throwaway passes": (3, {"job": "ddp", "batch": 3, "throwaway": True}),
     "DDP, buffers of each rank's own": (2, {"job": "ddp", "own_buffers": True}),
-    "DDP, gradients accumulated": (2, {"job": "ddp", "accumulate": 2, "chk_freq": 1}),
+    "DDP, gradients not yet exchanged carried over boundaries": (
+        2,
+        {"job": "ddp", "accumulate": 4, "chk_freq": 1},
+    ),
     "DDP, state divided among the ranks": (
         2,
         {"job": "ddp", "config": {"split_replicated": True}},

@@ -94,7 +94,7 @@ class Job:
         self.optimizer = self.make_optimizer()
         schedulers = torch.optim.lr_scheduler
         self.scheduler = schedulers.StepLR(self.optimizer, 5, gamma=0.7)
-        self.batches = 0
+        self.count = {"batches": 0}
 
     def make_model(self) -> nn.Module:
         raise NotImplementedError
@@ -103,7 +103,8 @@ class Job:
         raise NotImplementedError
 
     def tracked(self) -> dict[str, Any]:
-        return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        found = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        return {**found, "count": self.count}
 
     def before_restore(self) -> None:
         pass
@@ -114,8 +115,8 @@ class Job:
 
     def learn(self, manager: CFManager, loader: CFIterator, batch: Any) -> str:
         """Use one batch; returns the loss's bits."""
-        self.batches += 1
-        due = self.accumulate is None or self.batches % self.accumulate == 0
+        self.count["batches"] += 1
+        due = self.accumulate is None or self.count["batches"] % self.accumulate == 0
         with nullcontext() if due else self.not_yet():
             loss = self.loss(loader, batch)
             loss.backward()
@@ -140,10 +141,7 @@ class Job:
         """What the next forward pass would do to buffers, so that all ranks' states compare."""
 
     def tail(self, manager: CFManager) -> None:
-        """Validation would be here; a group of batches not complete yet is learnt."""
-        if self.accumulate is not None and self.batches % self.accumulate:
-            self.update(manager)
-        self.batches = 0
+        """Validation would be here; a group not complete yet goes on in the next epoch."""
 
 
 class DdpJob(Job):

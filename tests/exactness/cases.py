@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from checkfreq import CFManager
+from iterators import isolated_rng
 
 CASES: dict[str, type[Case]] = {}
 
@@ -563,6 +564,32 @@ class AccumulationAcrossEpochs(Supervised):
 
 
 @case
+class GradientsCarriedOverBoundaries(Supervised):
+    """``accumulate`` passes a boundary at each epoch's end, in the middle of a group.
+
+    From then on the groups and the boundaries are out of step.
+    """
+
+    accumulate = 4
+    chk_freq = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = {"batches": 0}
+
+    def tracked(self) -> dict[str, Any]:
+        return {**super().tracked(), "count": self.count}
+
+    def learn(self, cf: CFManager, batch: Any) -> object:
+        loss = self.loss(batch) / 4
+        loss.backward()
+        self.count["batches"] += 1
+        if self.count["batches"] % 4 == 0:
+            self.update(cf)
+        return loss.item().hex()
+
+
+@case
 class CheckpointsAtEpochBoundariesOnly(Supervised):
     chk_freq = 0
     max_lag = 16
@@ -615,6 +642,24 @@ class EpochsThatBeginWithRandomNumbers(Supervised):
     def loss(self, batch: Any) -> Tensor:
         pictures, labels = batch
         return super().loss((pictures + self.strength * torch.randn_like(pictures), labels))
+
+
+@case
+class ValidationByWorkersThatPersist(Supervised):
+    """They draw from torch's generator when they start: once more in every resumed process."""
+
+    num_samples = 36
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.validation = DataLoader(Pictures(8), 4, num_workers=1, persistent_workers=True)
+
+    def tail(self, cf: CFManager, epoch: int) -> None:
+        with isolated_rng():
+            self.model.eval()
+            for pictures, _ in self.validation:
+                self.model(pictures)
+            self.model.train()
 
 
 # ---- models

@@ -1178,12 +1178,12 @@ def test_pacing_is_handed_to_the_manager() -> None:
         ({"accumulate": 0}, "accumulate must be at least 1"),
         ({"steps_to_run": 0}, "steps_to_run must be at least 1"),
         ({"on_stop": "exit"}, "on_stop must be"),
-        ({"seed": 3}, "seed is 3 here and 0 in the loader"),
+        ({"seed": 3}, "seed is 3 here and 7 in the loader"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        CFIterator(loader(), **options)
+        CFIterator(loader(seed=7), **options)
 
 
 def test_negative_totals_are_refused_at_once() -> None:

@@ -28,7 +28,7 @@ from checkfreq.snapshot.adapters.optimizer_tree import optimizer_state_dict
 from checkfreq.snapshot.adapters.rng import rng_state
 from checkfreq.snapshot.codec import decode_tree
 from checkfreq.snapshot.pieces import SavedTensor
-from checkfreq.snapshot.state import POSITIONS
+from checkfreq.snapshot.state import GRADIENTS, POSITIONS
 from checkfreq.snapshot.tensors import DTYPE_NAMES, decode_torch
 from checkfreq.store.manifest import Manifest
 from checkfreq.types import Json
@@ -225,7 +225,7 @@ def _names(manifest: Manifest) -> list[str]:
     """Names of the tracked objects, and "rng"."""
     own = (name for objects in manifest.ranks.values() for name in objects)
     found = dict.fromkeys([*manifest.objects, *own])
-    return [name for name in found if name != POSITIONS]
+    return [name for name in found if name not in (POSITIONS, GRADIENTS)]
 
 
 def _json_of(manifest: Manifest, name: str, rank: int) -> dict[str, Json]:

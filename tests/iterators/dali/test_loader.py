@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from nvidia.dali import Pipeline, fn, ops, pipeline_def, types
 from nvidia.dali.plugin.pytorch import DALIClassificationIterator, DALIGenericIterator
 
@@ -53,10 +54,11 @@ def test_what_was_prefetched_where_training_begins_is_used(paths: list[str]) -> 
 
 
 def test_the_next_epoch_is_prefetched_while_the_last_batch_is_used(paths: list[str]) -> None:
-    iterator = counting(paths[:10], 3)
+    iterator = counting(paths[:10], 3, seed=0)
     loader = DALILoader(iterator)
     for epoch in range(3):
-        assert served(loader, epoch=epoch) == served(DALILoader(built(paths[:10], 3)), epoch=epoch)
+        other = DALILoader(built(paths[:10], 3, seed=0))
+        assert served(loader, epoch=epoch) == served(other, epoch=epoch)
         assert sole_source(iterator._pipes[0]).front == (0, epoch + 1, 0)
         assert sole_source(iterator._pipes[0]).num_produced > 0
     assert iterator.asked == 3 * 4
@@ -256,6 +258,20 @@ def test_an_audited_epoch_is_exact_and_names_files(paths: list[str], images: Pat
     assert [loader.name_of(one) for one in (0, 9)] == [
         str(Path(paths[one]).relative_to(images)) for one in (0, 9)
     ]
+
+
+def test_a_reader_without_a_seed_takes_torchs_and_gives_way_to_a_restored_runs(
+    paths: list[str],
+) -> None:
+    torch.manual_seed(7)
+    first = CFIterator(built(paths[:10], 4))
+    assert walk(first, epochs=1) == walk(CFIterator(built(paths[:10], 4, seed=7)), epochs=1)
+    torch.manual_seed(8)
+    resumed = CFIterator(built(paths[:10], 4))
+    assert resumed.state_dict()["seed"] == 8
+    resumed.load_state_dict(first.state_dict())
+    assert resumed.state_dict()["seed"] == 7
+    assert walk(resumed, epochs=2) == walk(CFIterator(built(paths[:10], 4, seed=7)), epochs=2)[3:]
 
 
 def test_the_seed_may_come_from_either_side(paths: list[str]) -> None:

@@ -206,6 +206,7 @@ def test_every_output_comes_out_as_promised(paths: list[str]) -> None:
     reader = FileReader(
         files=paths[:5],
         labels=[9, 8, 7, 6, 5],
+        seed=0,
         shuffle=False,
         num_uniforms=2,
         outputs=("weight", "uniforms", "id", "label"),

@@ -1,0 +1,165 @@
+"""Loops that count batches: the true index after a restore, or a word where none is asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from iterators import CFIterator, ResumableDataLoader
+from iterators.testing import FakeManager
+from tests.iterators.datasets import Plain
+
+
+def interrupted(*, at: int, manager: FakeManager | None = None) -> CFIterator:
+    """Ten batches an epoch, restored where ``at`` were used."""
+    first = CFIterator(ResumableDataLoader(Plain(20), 2), cf_manager=(early := FakeManager()))
+    for _ in first.steps(at):
+        early.weight_update()
+    iterator = CFIterator(ResumableDataLoader(Plain(20), 2), cf_manager=manager or FakeManager())
+    iterator.load_state_dict(first.state_dict())
+    return iterator
+
+
+def wrapped(batches: Iterable[Any]) -> Iterator[Any]:
+    """What a progress bar is."""
+    yield from batches
+
+
+def accumulate(numbered: Iterable[tuple[int, Any]], manager: FakeManager, num: int) -> None:
+    """Groups of four batches, and a short one at the end of ``num``."""
+    for i, _ in numbered:
+        if (i + 1) % 4 == 0 or i + 1 == num:
+            manager.weight_update()
+
+
+def test_enumerate_gives_the_index_in_the_epoch_after_a_restore_too() -> None:
+    iterator = CFIterator(ResumableDataLoader(Plain(20), 2))
+    batches = [(i, batch.tolist()) for i, batch in iterator.enumerate()]
+    assert [i for i, _ in batches] == [*range(10)]
+    restored = interrupted(at=4)
+    assert [(i, batch.tolist()) for i, batch in restored.enumerate()] == batches[4:]
+    assert [i for i, _ in restored.enumerate(start=1)] == [*range(1, 11)]
+
+
+def test_enumerate_passes_the_boundaries_that_iter_does() -> None:
+    manager = FakeManager()
+    iterator = CFIterator(ResumableDataLoader(Plain(20), 2), cf_manager=manager)
+    for _ in iterator.epochs(2):
+        accumulate(iterator.enumerate(), manager, len(iterator))
+    assert manager.events == ["first", *(["step", "step", "end_epoch"] * 2)]
+
+
+def test_leaving_enumerate_early_leaves_the_epoch() -> None:
+    manager = FakeManager()
+    iterator = CFIterator(ResumableDataLoader(Plain(20), 2), cf_manager=manager)
+    for i, _ in iterator.enumerate():
+        manager.weight_update()
+        if i == 3:
+            break
+    assert [i for i, _ in iterator.enumerate()] == [*range(10)]
+    assert iterator.epoch == 1
+
+
+def test_accumulation_over_enumerate_updates_after_the_same_batches_in_a_resumed_run() -> None:
+    manager = FakeManager()
+    iterator = interrupted(at=4, manager=manager)
+    for _ in iterator.epochs(1):
+        accumulate(iterator.enumerate(), manager, len(iterator))
+    assert manager.events == ["first", "step", "end_epoch"]
+
+
+@pytest.mark.parametrize("progress", [iter, wrapped], ids=["bare", "through a progress bar"])
+def test_pythons_enumerate_in_a_resumed_epoch_is_a_warning_that_names_what_to_write(
+    progress: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = FakeManager()
+    iterator = interrupted(at=4, manager=manager)
+    for _ in iterator.epochs(2):
+        accumulate(enumerate(progress(iterator)), manager, len(iterator))
+    at_resume, at_end = caplog.records
+    assert (at_resume.levelname, at_end.levelname) == ("WARNING", "WARNING")
+    assert "went on at batch 4 of epoch 0, and enumerate(train_loader) counts from 0" in (
+        at_resume.message
+    )
+    assert "train_loader.enumerate()" in at_resume.message
+    assert "train_loader.batch" in at_resume.message
+    assert "epoch 0, which was resumed in its middle, ends with 2 batch(es) that no update" in (
+        at_end.message
+    )
+
+
+def test_a_loop_that_counts_for_itself_is_told_and_warned_where_the_epoch_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    manager = FakeManager()
+    iterator, i = interrupted(at=4, manager=manager), 0
+    for _ in iterator.epochs(1):
+        for _ in iterator:
+            i += 1
+            if i % 4 == 0 or i == len(iterator):
+                manager.weight_update()
+    told = [(record.levelname, "train_loader.batch" in record.message) for record in caplog.records]
+    assert told == [("INFO", True), ("WARNING", True)]
+
+
+@pytest.mark.parametrize("index", ["enumerate()", "batch"])
+def test_a_loop_that_asks_for_the_true_index_hears_nothing(
+    index: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    manager = FakeManager()
+    iterator = interrupted(at=4, manager=manager)
+    numbered: Iterable[tuple[int, Any]] = iterator.enumerate()
+    if index == "batch":
+        numbered = ((iterator.batch, batch) for batch in iterator)
+    for _ in numbered:  # groups that are carried over the epoch's end are none of our business
+        pass
+    iterator.finish()
+    assert not caplog.records
+
+
+def test_a_loop_without_an_index_is_not_warned(caplog: pytest.LogCaptureFixture) -> None:
+    manager = FakeManager()
+    iterator = interrupted(at=4, manager=manager)
+    for _ in iterator.epochs(2):
+        for _ in iterator:
+            manager.weight_update()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("at", [0, 10])
+def test_a_run_that_was_not_interrupted_in_mid_epoch_hears_nothing(
+    at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    manager = FakeManager()
+    iterator = interrupted(at=at, manager=manager)
+    for _ in iterator.epochs(2):
+        accumulate(enumerate(iterator), manager, len(iterator) + 1)
+    assert not caplog.records
+
+
+def test_batches_counted_in_steps_have_no_epoch_to_be_counted_in(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    manager = FakeManager()
+    iterator = interrupted(at=4, manager=manager)
+    for i, _ in enumerate(iterator.steps(8)):
+        if i % 3 == 2:
+            manager.weight_update()
+    assert not caplog.records
+
+
+def test_an_enumerate_over_something_else_is_not_taken_for_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    iterator = interrupted(at=4)
+    for _ in enumerate(wrapped([1])):
+        for _ in iterator:
+            pass
+    assert not caplog.records
