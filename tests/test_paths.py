@@ -21,7 +21,7 @@ ALLOWED = {
     "checkfreq.surroundings": "/proc",
     "checkfreq.snapshot.memory": "/proc and /sys",
     "checkfreq.faults": "paths that a test gives in the environment",
-    "checkfreq.persist.persister": "where this package is installed",
+    "checkfreq.distributed.store_thread": "/proc",
     "checkfreq.cli": "/dev/null",
     "checkfreq.testing": "links that a test plants",
 }

@@ -159,6 +159,15 @@ def capture_gradients(sink: Sink, gradients: Gradients, *, world: int) -> dict[s
     return {"kind": "gradients", "world": world, "parameters": numbers}
 
 
+def require_gradient_fields(saved: Saved) -> None:
+    """Raise unless what was saved is that of waiting gradients, whatever is live."""
+    if type(saved.field("world")) is not int:
+        raise saved.corrupt("gradients", "a number of ranks", saved.field("world"))
+    for name, numbers in _numbers_of(saved).items():
+        for number in numbers:
+            saved.record(_key(name, number))
+
+
 def prepare_gradients(
     optimizers: Mapping[str, Optimizer], saved: Saved, findings: Findings, *, world: int
 ) -> Callable[[], None] | None:

@@ -23,6 +23,7 @@ from checkfreq.snapshot.adapters.optimizer_tree import optimizer_state_dict, opt
 from checkfreq.snapshot.adapters.rng import require_rng_fields
 from checkfreq.snapshot.adapters.scaler import require_scaler_fields
 from checkfreq.snapshot.codec import decode_tree
+from checkfreq.snapshot.gradients import require_gradient_fields
 from checkfreq.snapshot.needs import Recorded
 from checkfreq.snapshot.state import POSITIONS
 from checkfreq.snapshot.tensors import DTYPES, decode_torch, sizes_of
@@ -204,4 +205,5 @@ _CHECKS: dict[str, Callable[[Saved], None]] = {
     "object": _require_tree,
     "dict": _require_dict,
     "rng": require_rng_fields,
+    "gradients": require_gradient_fields,
 }

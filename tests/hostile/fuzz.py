@@ -46,7 +46,7 @@ from tests.hostile import grammar
 DEADLINE_S = 120
 SECRET = "SECRET-canary of another user"
 #: Links and FIFOs need readers that open a directory's files without following links.
-LINKS_ARE_REFUSED = False
+LINKS_ARE_REFUSED = True
 
 OURS = (CheckFreqError, CorruptPositionError, ResumeMismatchError)
 #: What DCP's planner says of a state dict that does not fit, in its own words.
