@@ -188,6 +188,7 @@ class JointStore(CheckpointStore):
         Not of every attempt of this step: it may have been taken again since this one began,
         and the members may be done with that.
         """
+        self._ended = {ended for ended in self._ended if ended[0] >= step}
         for name in self.ops.listdir(self.root):
             other = pending_of(name)
             if other is None or other == (step, attempt):

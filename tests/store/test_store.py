@@ -646,12 +646,12 @@ def test_marks_that_cannot_be_shortened_do_not_deny_what_was_removed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Full(LocalFileOps):
-        def replace_file(self, path: Path, data: bytes) -> None:
+        def replace_file(self, path: Path, data: bytes, *, sync: bool = True) -> None:
             if path.name == "marks.jsonl":
                 raise OSError(errno.ENOSPC, "No space left on device")
-            super().replace_file(path, data)
+            super().replace_file(path, data, sync=sync)
 
-    full = CheckpointStore(tmp_path / "chk", ops=Full())
+    full = CheckpointStore(tmp_path / "chk", ops=Full(tmp_path / "chk"))
     full.open()
     commit(full, 1, 2)
     for _ in range(400):
