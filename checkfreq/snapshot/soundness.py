@@ -8,6 +8,7 @@ is walked past, and it is found before anything live is looked at.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -62,20 +63,26 @@ class _Outline(Saved):
         return decode_tree(node, leaf=lambda tag, inner: decode_torch(tag, inner, self.owned))
 
 
-def require_sound(manifest: Recorded, *, path: str) -> None:
-    """Raise CorruptCheckpointError, for ``path``, unless all of the state can be read back."""
+@contextlib.contextmanager
+def only_content(path: str) -> Iterator[None]:
+    """Of what looks at nothing but the checkpoint at ``path``, all errors are its corruption."""
     try:
-        with collector_paused():
-            _require_sound(manifest, path)
+        yield
     except CheckFreqError:
         raise
-    except Exception as error:  # nothing was looked at but the checkpoint's content
+    except Exception as error:
         raise CorruptCheckpointError(
             path,
             check="state of its objects",
             expected="what this version can read",
             got=f"{type(error).__name__}: {error!s:.200}",
         ) from error
+
+
+def require_sound(manifest: Recorded, *, path: str) -> None:
+    """Raise CorruptCheckpointError, for ``path``, unless all of the state can be read back."""
+    with only_content(path), collector_paused():
+        _require_sound(manifest, path)
 
 
 def _require_sound(manifest: Recorded, path: str) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from checkfreq.errors import CheckFreqError, ConfigError, CorruptCheckpointError, printable
+from checkfreq.errors import ConfigError, printable
 from checkfreq.integrations.dcp.chunks import StoredTensor, own_json, rank_for, tensors_of
 from checkfreq.snapshot.adapters.base import Saved
 from checkfreq.snapshot.adapters.generic import tree_value
@@ -28,6 +28,7 @@ from checkfreq.snapshot.adapters.optimizer_tree import optimizer_state_dict
 from checkfreq.snapshot.adapters.rng import rng_state
 from checkfreq.snapshot.codec import decode_tree
 from checkfreq.snapshot.pieces import SavedTensor
+from checkfreq.snapshot.soundness import only_content
 from checkfreq.snapshot.state import GRADIENTS, POSITIONS
 from checkfreq.snapshot.tensors import DTYPE_NAMES, decode_torch
 from checkfreq.store.manifest import Manifest
@@ -179,17 +180,8 @@ def contents_of(
     its parameters' numbers. Raises CorruptCheckpointError, and ConfigError for names that do
     not fit.
     """
-    try:
+    with only_content(path):
         return _contents_of(manifest, rank, path, parameter_names)
-    except CheckFreqError:
-        raise
-    except Exception as error:  # nothing was looked at but the checkpoint's content
-        raise CorruptCheckpointError(
-            path,
-            check="state of its objects",
-            expected="what this version can read",
-            got=f"{type(error).__name__}: {error!s:.200}",
-        ) from error
 
 
 def _contents_of(
