@@ -74,7 +74,8 @@ def train(rank: Rank) -> None:
     """Report every update."""
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    chk = CFCheckpoint(model=model, optimizer=optimizer)
+    # Nothing is exchanged, so what each rank learns is its own.
+    chk = CFCheckpoint(model=model, optimizer=optimizer, per_rank=["model", "optimizer"])
     freq, config = rank.settings.get("chk_freq", 0), tiny.config(rank)
     with CFManager(rank.chk_dir, chk, mode=CFMode.MANUAL, chk_freq=freq, config=config) as manager:
         for number, batch in enumerate(batches_of(rank, manager), 1):

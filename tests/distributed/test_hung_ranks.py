@@ -65,6 +65,7 @@ def hangs_in(rank: Rank) -> None:
                 pass
             HANG[rank.settings["how"]]()
 
+    torch.manual_seed(0)  # the same on all ranks
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.ones(2)).sum().backward()

@@ -185,6 +185,13 @@ def live_state(objects: dict[str, Any]) -> Any:
     return frozen([states, *generators])
 
 
+def can_be_called(owner: Any, name: str) -> bool:
+    try:
+        return callable(getattr(owner, name, None))
+    except Exception:  # a property, of values that mean nothing to it
+        return False
+
+
 def methods(objects: dict[str, Any]) -> dict[str, Any]:
     """By path, everything that can be called on tracked objects, and on those inside of them."""
     found: dict[str, Any] = {}
@@ -193,7 +200,7 @@ def methods(objects: dict[str, Any]) -> dict[str, Any]:
         for path, owner in [(name, value), *((f"{name}.{i}", v) for i, v in enumerate(inner))]:
             if hasattr(owner, "__dict__"):
                 names = {*vars(owner), *dir(type(owner))} - {"__dict__", "__doc__"}
-                called = {n for n in names if callable(getattr(owner, n, None))}
+                called = {n for n in names if can_be_called(owner, n)}
                 found |= {f"{path}.{n}": getattr(type(owner), n, None) for n in called}
     return found
 
