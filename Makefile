@@ -5,14 +5,15 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 # Enough to run the tests marked gpu without this environment (a machine with no network).
 GPU_NEEDS := torch, numpy, xxhash, pytest, hypothesis
-JOBS ?= 2
+# More than two cores: tests wait for processes, disks and deadlines half of their time.
+JOBS ?= 3
 ONLY ?=
 MINUTES ?= 9
 PART ?= 1
 FULLY_COVERED := checkfreq/store/*,checkfreq/policy/*,iterators/order.py
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench bench-gpu test-gpu system clean
+.PHONY: help demo test test-more lint bench bench-gpu test-gpu system clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -20,11 +21,14 @@ help: ## this list
 demo: $(VENV)/.bench ## train, kill twice, resume, compare bit for bit (under 5 minutes)
 	$(PY) -m benchmarks.demo
 
-test: lint system ## what CI runs: format, lint, types, tests, coverage
+test: lint system ## what CI runs first: format, lint, types, tests, coverage
 	rm -f .coverage
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu" -n $(JOBS) --dist loadfile --cov --cov-report=
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu and not more" -n $(JOBS) --dist loadfile --cov --cov-report=
 	$(PY) -m coverage report --include='$(FULLY_COVERED)' --fail-under=100
 	$(PY) -m coverage report --skip-covered
+
+test-more: $(VENV)/.dev system ## what CI runs after it: benchmarks and peers, with large frameworks
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "more and not gpu" -n $(JOBS) --dist loadfile
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(PY) -m ruff format --check .

@@ -383,7 +383,9 @@ class CFIterator:
         try:
             deliveries = self._adapter.open(epoch=live.epoch, start=live.place, state=live.state)
         except Exception as error:
-            return self._stopped_by(error)
+            if not self._is_stopped_by(error):
+                raise
+            return _Pass.NONE
         try:
             self._set_generators()
             while True:
@@ -392,7 +394,9 @@ class CFIterator:
                 except StopIteration:
                     break
                 except Exception as error:
-                    return self._stopped_by(error)
+                    if not self._is_stopped_by(error):
+                        raise
+                    return _Pass.NONE
                 self._take(delivery)
                 yield delivery.data
                 self._tell_of_count(live)
@@ -404,15 +408,19 @@ class CFIterator:
             deliveries.close()
         return _Pass.EXHAUSTED
 
-    def _stopped_by(self, error: Exception) -> _Pass:
-        """The loader failed: raises that, unless the manager knows that the run is to stop."""
+    def _is_stopped_by(self, error: Exception) -> bool:
+        """The loader failed: whether the manager knows that the run is to stop.
+
+        It is for the caller to raise ``error`` again: raised from here, it would hold itself, and
+        with it the loader's workers.
+        """
         stops_after = getattr(self._manager, "stops_after", None)
         if stops_after is None or not stops_after(error):
-            raise error
+            return False
         self._halted = True
         if self._on_stop == "raise":
             raise TrainingStopped("stopped on request, while its loader failed") from error
-        return _Pass.NONE
+        return True
 
     def _tell_of_count(self, resumed_at: Mark) -> None:
         running = self._running() if self._running else None

@@ -13,6 +13,16 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
+#: With which torch starts in each process.
+TORCH_SEED = torch.default_generator.initial_seed()
+
+
+@pytest.fixture(autouse=True)
+def _torch_is_seeded_as_in_a_new_process() -> None:
+    """Loaders without a seed take torch's, and tests before this one may have set it."""
+    torch.manual_seed(TORCH_SEED)
+
+
 def pytest_configure() -> None:
     """One seed for the hostile directories of tests/hostile, in all processes of a run."""
     os.environ.setdefault("CHECKFREQ_FUZZ_SEED", str(random.SystemRandom().getrandbits(32)))

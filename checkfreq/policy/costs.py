@@ -25,6 +25,8 @@ _CACHE_OFF = {"iteration_s": 1.25, "cost_s": 2.0, "persist_s": 2.0}
 #: is off is soon forgotten.
 _PRIOR_UNTIL = 8
 _STALLS = 8
+#: Standard errors that T may be off by.
+_DOUBTS = 2.0
 
 
 class RunCosts:
@@ -187,6 +189,11 @@ class RunCosts:
         if self._last_cost is None:
             return None
         return self._last_cost.plus_error((self._touched.value() or 0.0) * self._time.error())
+
+    def doubt_s(self, num_touched: float) -> float:
+        """What the error of T may come to in the iterations beyond those usually touched."""
+        beyond = max(0.0, num_touched - (self._touched.value() or 0.0))
+        return _DOUBTS * beyond * self._time.error()
 
     def _cached_cost(self) -> Estimate | None:
         known = self._cached

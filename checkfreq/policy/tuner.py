@@ -376,14 +376,16 @@ class RateTuner:
         """One that failed cost what it cost, and tells nothing of those that do not.
 
         It may have been in flight for long, on a disk that hangs, and what T is off by adds up in
-        all those iterations: beyond what training was held for, it is not taken off the budget of
-        those to come for more than a durable one costs.
+        all those iterations: so much of it, unless training was held, is not taken off the budget
+        of those to come.
         """
-        estimate = self._costs.cost
-        usual_s = charge.cost_s if estimate is None else estimate.mean
+        spent_s = charge.cost_s + self._outliers.add(charge)
+        sure_s = max(
+            min(spent_s, charge.stall_s), spent_s - self._costs.doubt_s(charge.num_touched)
+        )
         self._num_settled += 1
-        self.overhead_s += charge.cost_s
-        self._bucket.spend(min(charge.cost_s, max(charge.stall_s, usual_s)) - charge.reserved_s)
+        self.overhead_s += spent_s
+        self._bucket.spend(sure_s - charge.reserved_s)
 
     def _shows_stale_time(self, charge: Charge) -> bool:
         """Iterations with a checkpoint that are shorter than any without: T is out of date."""

@@ -16,6 +16,9 @@ from benchmarks.memory import tenths
 from benchmarks.options import is_installed
 from tests.fork_server import FORK_SERVER
 
+#: Runs what users have beside us: large frameworks (`make test-more`).
+pytestmark = pytest.mark.more
+
 LIMIT_S = 400.0
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,6 +13,9 @@ from benchmarks.rawio import RawWriter
 from benchmarks.tables.compare import arms, targets
 from tests.benchmarks.test_benchmarks_run import lines_of
 
+#: Runs what users have beside us: large frameworks (`make test-more`).
+pytestmark = pytest.mark.more
+
 HOW = {
     "command": "python -m benchmarks.compare",
     "commit": "abc1234",

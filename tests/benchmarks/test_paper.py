@@ -31,6 +31,9 @@ from benchmarks.workloads import Workload, on_cpu, on_gpu
 from checkfreq.types import SnapshotPlace
 from tests.benchmarks.test_benchmarks_run import lines_of
 
+#: Runs what users have beside us: large frameworks (`make test-more`).
+pytestmark = pytest.mark.more
+
 needs_torchvision = pytest.mark.skipif(
     not is_installed("torchvision"), reason="torchvision is not installed"
 )

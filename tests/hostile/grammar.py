@@ -104,11 +104,10 @@ def _places(document: Any) -> list[_Place]:
     stack = [document]
     while stack:
         node = stack.pop()
-        items = node.items() if isinstance(node, dict) else enumerate(node)
-        for key, inner in items:
-            found.append((node, key))
-            if isinstance(inner, dict | list):
-                stack.append(inner)
+        if isinstance(node, dict | list):
+            keys = node if isinstance(node, dict) else range(len(node))
+            found += [(node, key) for key in keys]
+            stack += [node[key] for key in keys]
     return found
 
 

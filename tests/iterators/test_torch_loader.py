@@ -453,6 +453,7 @@ def test_a_dead_persistent_worker_is_replaced_by_the_next_loop(kind: Any, tmp_pa
     served.extend(one for batch in iterator for one in batch)
     iterator.finish()
     assert served == list(range(20))
+    assert not multiprocessing.active_children()
 
 
 def test_a_persistent_worker_that_died_between_epochs_is_replaced() -> None:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from checkfreq.policy.frequency import FrequencyPolicy, Reason
@@ -260,6 +260,25 @@ class TestTheBound:
         assert played.tuner.overhead_s >= spent_s + 3.0
         assert played.tuner.profile() == before
 
+    @pytest.mark.parametrize("slower", [0.0, 0.05])
+    def test_one_that_hangs_for_long_and_fails_costs_what_is_sure_of_it(
+        self, slower: float
+    ) -> None:
+        chance = random.Random(1)
+        played = run(Costs(stall_s=0.5))
+        played.play(200, extra_s=lambda step: chance.gauss(0.0, 0.02))
+        played.costs = Costs(stall_s=0.5, durable_s=2000.0, slowdown=slower)
+        played.fails = True
+        played.take(is_periodic=True)
+        while played.in_flight:
+            played.iterate(extra_s=chance.gauss(0.0, 0.02))
+        for _ in range(5):
+            played.iterate()
+        if slower:  # held training back by 100 s
+            assert -100 < played.tuner.balance_s < -50
+        else:
+            assert played.tuner.balance_s > -0.5
+
     @given(
         seed=st.integers(0, 2**32),
         bound=st.sampled_from([0.01, 0.035, 0.1]),
@@ -270,6 +289,17 @@ class TestTheBound:
         rare=st.sampled_from([0.0, 0.02, 0.1]),
         exempt=st.sampled_from([0.0, 0.01]),
         failing=st.sampled_from([0.0, 0.2]),
+    )
+    @example(  # slow iterations beside checkpoints that fail
+        seed=612097,
+        bound=0.035,
+        typical_s=0.0,
+        beat=0.0,
+        boundary_s=0.002,
+        durable_s=3.7,
+        rare=0.1,
+        exempt=0.0,
+        failing=0.2,
     )
     def test_true_overhead_never_exceeds_it_by_more_than_what_is_allowed(
         self,
