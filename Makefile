@@ -23,12 +23,12 @@ demo: $(VENV)/.bench ## train, kill twice, resume, compare bit for bit (under 5 
 
 test: lint system ## what CI runs first: format, lint, types, tests, coverage
 	rm -f .coverage
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu and not more" -n $(JOBS) --dist loadfile --cov --cov-report=
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu and not more" -n $(JOBS) --dist loadfile --no-loadscope-reorder --cov --cov-report=
 	$(PY) -m coverage report --include='$(FULLY_COVERED)' --fail-under=100
 	$(PY) -m coverage report --skip-covered
 
 test-more: $(VENV)/.dev system ## what CI runs after it: benchmarks and peers, with large frameworks
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "more and not gpu" -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "more and not gpu" -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(PY) -m ruff format --check .

@@ -13,14 +13,14 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
-#: With which torch starts in each process.
-TORCH_SEED = torch.default_generator.initial_seed()
+#: Of tests that take long, together or each; a file of them is begun early.
+LONG = ("crash", "dist", "slow")
 
 
 @pytest.fixture(autouse=True)
-def _torch_is_seeded_as_in_a_new_process() -> None:
+def _torch_is_seeded() -> None:
     """Loaders without a seed take torch's, and tests before this one may have set it."""
-    torch.manual_seed(TORCH_SEED)
+    torch.manual_seed(20260)
 
 
 def pytest_configure() -> None:
@@ -34,7 +34,9 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked ``gpu`` without a CUDA device."""
+    """Begin with files that take long; skip tests marked ``gpu`` without a CUDA device."""
+    long = {item.path for item in items if any(map(item.get_closest_marker, LONG))}
+    items.sort(key=lambda item: item.path not in long)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")

@@ -33,6 +33,8 @@ from checkfreq.simulation.comparison import compare
 from checkfreq.simulation.costs import CorrelatedSpread
 from checkfreq.simulation.deciders import NewDecider
 
+pytestmark = pytest.mark.slow
+
 COSTS = Costs(iteration_s=0.5, stall_s=0.2, copy_s=0.5, persist_s=3.0, slowdown=0.1)
 POLICY = FrequencyPolicy(max_overhead=0.035)
 

@@ -8,6 +8,8 @@ import pytest
 
 from checkfreq.cli import main
 
+pytestmark = pytest.mark.slow
+
 RUN = ["simulate", "--iteration-s", "1", "--cost-s", "1", "--persist-s", "5", "--restart-s", "60"]
 
 Capture = pytest.CaptureFixture[str]

@@ -17,6 +17,8 @@ from iterators.testing import End, Life, check_lives
 from tests.iterators.datasets import Augmented, Folder, Plain
 from tests.iterators.ranks import rank_of
 
+pytestmark = pytest.mark.slow
+
 #: World and batch size per rank.
 LAYOUTS = [(1, 2), (3, 2), (2, 1), (5, 1), (1, 4)]
 

@@ -28,6 +28,8 @@ from checkfreq.simulation import (
 from checkfreq.simulation.deciders import NewDecider
 from checkfreq.simulation.scenarios import Scenario, is_close, scenarios, settlings
 
+pytestmark = pytest.mark.slow
+
 SCENARIOS = {scenario.name: scenario for scenario in scenarios()}
 SEEDS = range(4)
 RHYTHMIC = [name for name in SCENARIOS if SCENARIOS[name].rhythm]
