@@ -221,6 +221,7 @@ sys.last = Last()
 asking, cloning = store_thread.StoreThread(), store_thread.StoreThread()
 clone = asking.clone(store, timeout_s=60.0)
 os.kill(keeper.pid, signal.SIGSTOP)
+os.waitpid(keeper.pid, os.WUNTRACED)  # until it has stopped: it may be answering still
 for call in (
     lambda: asking.call(lambda is_wanted: clone.check(["a"]), patience_s=lambda: 0.0),
     lambda: cloning.clone(store, timeout_s=0.0),
