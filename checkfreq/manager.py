@@ -160,6 +160,7 @@ class CFManager:
             self._persistence.supersede_after = -1
         self._ranks.each(MAKING, self._persistence.start)
         self._optimizers = chk.optimizers
+        self._steppers = chk.steppers
         self._gate = UpdateGate(self._optimizers, barrier=self._pipeline.barrier, home=self._home)
         self._gradients = self._pipeline.gradients
 
@@ -200,9 +201,9 @@ class CFManager:
 
     def _step(self, name: str, closure: Closure | None) -> Any:
         """Step one optimizer, through its wrapper if it has one: that may skip, or scale."""
-        optimizer = self._chk.steppers[name]
+        optimizer = self._steppers[name]
         loss = optimizer.step(closure) if closure is not None else optimizer.step()
-        if was_skipped(optimizer):
+        if optimizer is not self._optimizers[name] and was_skipped(optimizer):
             self._gradients.used(name)
             self._gate.count()
         return loss
@@ -212,7 +213,7 @@ class CFManager:
         optimizer: torch.optim.Optimizer | str | None,
         scaler: torch.amp.GradScaler | None,
     ) -> list[str]:
-        tracked = self._chk.steppers
+        tracked = self._steppers
         if optimizer is None and len(tracked) == 1:
             return list(tracked)
         names = ", ".join(tracked) or "none"

@@ -153,7 +153,7 @@ class Persistence:
         for attempt in self.book.take_void():
             self._tell_failure(attempt)
             self._failed(attempt)
-        if (rest_s := self._restarts.left_s(time.monotonic())) > 0:
+        if self._restarts.num_in_row and (rest_s := self._restarts.left_s(time.monotonic())) > 0:
             time.sleep(min(timeout_s, rest_s))  # there is no worker that could reply
             return
         try:

@@ -88,14 +88,21 @@ class PendingGradients:
 
     def _remember(self, name: str) -> None:
         last = self._witnesses.get(name)
-        parameter = None if last is None else last.parameter
-        if parameter is None or not _has_gradient(parameter):
-            parameter = next(filter(_has_gradient, parameters_of(self._optimizers[name])), None)
-        if parameter is None or parameter.grad is None:
+        gradient = None if last is None else last.parameter.grad
+        if last is None or gradient is None or gradient.layout is not torch.strided:
+            self._find_witness(name)
+            return
+        local = local_of(gradient)
+        self._witnesses[name] = _Witness(last.parameter, weakref.ref(local), local._version)
+
+    def _find_witness(self, name: str) -> None:
+        parameters = parameters_of(self._optimizers[name])
+        found = next((p for p in parameters if _has_gradient(p)), None)
+        if found is None or found.grad is None:
             self._witnesses.pop(name, None)
             return
-        gradient = local_of(parameter.grad)
-        self._witnesses[name] = _Witness(parameter, weakref.ref(gradient), gradient._version)
+        local = local_of(found.grad)
+        self._witnesses[name] = _Witness(found, weakref.ref(local), local._version)
 
     def _is_as_left(self, name: str) -> bool:
         """Whether the witness is still there and nothing was added to it."""
