@@ -244,6 +244,7 @@ class Persistence:
             case p.Waiting():
                 logger.warning("the new persist worker waits for %s", reply.holder)
             case p.Opened():
+                self._restarts.succeeded()
                 if gone := self._forget_gone(self.store.steps()):
                     logger.error("%s: step(s) %s are gone", self.store.root, gone)
             case p.Retaken():
@@ -254,8 +255,6 @@ class Persistence:
                 logger.error("the new persist worker cannot use the directory: %s", reply.message)
                 self.persister.kill()  # like any dead worker: replaced, its attempts counted
                 self._restarts.failed(time.monotonic())
-            case p.Opened():
-                self._restarts.succeeded()
             case p.Trouble():
                 logger.error(
                     "%s failed: %s\n%s", reply.request, reply.message, reply.child_traceback
