@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import ConfigError
 from checkfreq.policy.cadence import ManualCadence
+from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.store.store import CheckpointStore
 from checkfreq.types import CFMode
 

@@ -18,7 +18,6 @@ from typing import Any, Self
 
 import torch
 
-from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.checks import cadence, check_arguments, numbers, usable
 from checkfreq.config import CFConfig
 from checkfreq.console import say
@@ -36,14 +35,15 @@ from checkfreq.pipeline import Pipeline
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
 from checkfreq.policy.tuner import Due
-from checkfreq.positions import Positions, PositionSource, by_name
 from checkfreq.profile_cache import ProfileCache
 from checkfreq.profiler import Profiler
 from checkfreq.ranks import NO_WISH, Alone, Decision, Ranks, Wish
 from checkfreq.restore import Found, Restorer, plan_restore
 from checkfreq.snapshot.apply import RestorePlan
 from checkfreq.snapshot.gate import UpdateGate
-from checkfreq.snapshot.wrappers import was_skipped
+from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.positions import Positions, PositionSource, by_name
+from checkfreq.state.wrappers import was_skipped
 from checkfreq.types import CFMode, Role
 
 logger = logging.getLogger(__name__)

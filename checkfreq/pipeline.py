@@ -18,31 +18,31 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.config import CFConfig
 from checkfreq.errors import CheckFreqError, PersistError, StateError
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.persist.persistence import Persistence
 from checkfreq.policy.retention import RetentionPolicy
-from checkfreq.positions import Positions
 from checkfreq.profiler import Profiler
 from checkfreq.snapshot.arena import Arena, Slot
-from checkfreq.snapshot.captured import Everything
 from checkfreq.snapshot.choice import engine_for
 from checkfreq.snapshot.device import CudaDevice
 from checkfreq.snapshot.device_engine import DevicePinner
 from checkfreq.snapshot.device_memory import room_for_snapshot
-from checkfreq.snapshot.gradients import PendingGradients
 from checkfreq.snapshot.lane import Limits
 from checkfreq.snapshot.snapshotter import Snapshotter
-from checkfreq.snapshot.state import (
+from checkfreq.snapshot.values import Values, broadcast_anywhere, samples, values_of
+from checkfreq.state.capture import (
     CapturedState,
     capture,
     read_everything,
     structure_digest,
     structure_listing,
 )
-from checkfreq.snapshot.values import Values, broadcast_anywhere, samples, values_of
+from checkfreq.state.captured import Everything
+from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.gradients import PendingGradients
+from checkfreq.state.positions import Positions
 from checkfreq.surroundings import surroundings
 from checkfreq.timing import DeviceTimer, HostTimer, IterationTimer
 from checkfreq.types import Role, SnapshotPlace

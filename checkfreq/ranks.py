@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
-from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import CheckFreqError
 from checkfreq.interrupt import StopNotice
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.pipeline import Pipeline
 from checkfreq.restore import Found, Restorer
+from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import SnapshotPlace
 
 T = TypeVar("T")

@@ -85,7 +85,7 @@ def _load_into(
     strict: bool,
     rank: int,
 ) -> None:
-    from checkfreq.checkpoint import CFCheckpoint
+    from checkfreq.state.checkpoint import CFCheckpoint
 
     names = set(into) if only is None else set(into) & set(only)
     chk = CFCheckpoint(rng=False, **{name: into[name] for name in names})

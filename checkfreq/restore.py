@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import (
     CheckFreqError,
     CorruptCheckpointError,
@@ -19,6 +18,7 @@ from checkfreq.errors import (
 )
 from checkfreq.snapshot.apply import Loaded, LoadedFile, RestorePlan, prepare
 from checkfreq.snapshot.soundness import require_sound
+from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.store.images import Image, new_buffer, read_images, room_for
 from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest
 from checkfreq.store.records import Records

@@ -24,6 +24,6 @@ FORK_SERVER.set_forkserver_preload(
         "torch.distributed.tensor",
         "tests.distributed.tiny",
         "tests.distributed.training",
-        "tests.snapshot.sharded",
+        "tests.state.sharded",
     ]
 )

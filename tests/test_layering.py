@@ -22,12 +22,11 @@ LAYERS = {
     "store": ("store",),
     "decide": ("policy",),
     "act": (
+        "state",
         "snapshot",
         "persist",
-        "checkpoint",
         "checks",
         "pipeline",
-        "positions",
         "ranks",
         "restore",
         "profiler",

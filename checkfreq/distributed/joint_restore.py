@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.distributed.meetings import Meetings
 from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
 from checkfreq.restore import Found, Restorer
-from checkfreq.snapshot.captured import POSITIONS
 from checkfreq.snapshot.needs import needed_files
+from checkfreq.state.captured import POSITIONS
+from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.store.images import Image
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import Rejected

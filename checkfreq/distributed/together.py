@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.config import CFConfig
 from checkfreq.distributed.collective import Collective, Durable, Word
 from checkfreq.distributed.comparison import compare, doubtful_text, lost_error
@@ -24,6 +23,7 @@ from checkfreq.pipeline import Pipeline
 from checkfreq.profiler import Profiler
 from checkfreq.ranks import NO_WISH, NOTHING, Decision, Wish
 from checkfreq.restore import Found, Restorer
+from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import Role, SnapshotPlace
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import ConfigError, MismatchError, StateError, printable
-from checkfreq.snapshot.adapters.base import (
+from checkfreq.state.adapters.base import (
     Changes,
     Fallible,
     Findings,
@@ -23,14 +22,15 @@ from checkfreq.snapshot.adapters.base import (
     RankFile,
     Saved,
 )
-from checkfreq.snapshot.adapters.generic import tree_value
-from checkfreq.snapshot.adapters.module import module_state_dict
-from checkfreq.snapshot.adapters.optimizer_tree import optimizer_state_dict
-from checkfreq.snapshot.adapters.rng import prepare_rng, rng_state
-from checkfreq.snapshot.adapters.scaler import scaler_state_dict
-from checkfreq.snapshot.codec import decode_tree
-from checkfreq.snapshot.gradients import prepare_gradients
-from checkfreq.snapshot.state import GRADIENTS, POSITIONS, RNG, covers
+from checkfreq.state.adapters.generic import tree_value
+from checkfreq.state.adapters.module import module_state_dict
+from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict
+from checkfreq.state.adapters.rng import prepare_rng, rng_state
+from checkfreq.state.adapters.scaler import scaler_state_dict
+from checkfreq.state.capture import GRADIENTS, POSITIONS, RNG, covers
+from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.codec import decode_tree
+from checkfreq.state.gradients import prepare_gradients
 from checkfreq.store.parts import file_name, stem_of
 from checkfreq.types import Json
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from checkfreq.checkpoint import CFCheckpoint
-from checkfreq.snapshot.captured import POSITIONS
-from checkfreq.snapshot.pieces import TensorRecord
+from checkfreq.state.captured import POSITIONS
+from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.pieces import TensorRecord
 from checkfreq.store.boxes import Box
 from checkfreq.store.parts import file_name, stem_of
 from checkfreq.types import Json, Role

@@ -27,7 +27,7 @@ from checkfreq.snapshot.engine import (
     slot_fingerprint,
 )
 from checkfreq.snapshot.layout import StateLayout
-from checkfreq.snapshot.state import CapturedState
+from checkfreq.state.capture import CapturedState
 from checkfreq.store.collector import collector_paused
 from checkfreq.types import FileSpec
 

@@ -17,24 +17,24 @@ import torch
 from torch import Tensor
 
 from checkfreq.errors import CheckFreqError, CorruptCheckpointError
-from checkfreq.snapshot.adapters.base import LoadedFile, RankFile, Saved
-from checkfreq.snapshot.adapters.generic import tree_value
-from checkfreq.snapshot.adapters.module import module_state_dict
-from checkfreq.snapshot.adapters.optimizer_tree import optimizer_state_dict, optimizer_tree
-from checkfreq.snapshot.adapters.rng import require_rng_fields
-from checkfreq.snapshot.adapters.scaler import require_scaler_fields
-from checkfreq.snapshot.codec import decode_tree
-from checkfreq.snapshot.gradients import require_gradient_fields
 from checkfreq.snapshot.needs import Recorded
-from checkfreq.snapshot.state import POSITIONS
-from checkfreq.snapshot.tensors import DTYPES, decode_torch, sizes_of
+from checkfreq.state.adapters.base import LoadedFile, RankFile, Saved
+from checkfreq.state.adapters.generic import tree_value
+from checkfreq.state.adapters.module import module_state_dict
+from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict, optimizer_tree
+from checkfreq.state.adapters.rng import require_rng_fields
+from checkfreq.state.adapters.scaler import require_scaler_fields
+from checkfreq.state.capture import POSITIONS
+from checkfreq.state.codec import decode_tree
+from checkfreq.state.gradients import require_gradient_fields
+from checkfreq.state.tensors import DTYPES, decode_torch, sizes_of
 from checkfreq.store.collector import collector_paused
 from checkfreq.store.parts import file_name, stem_of
 from checkfreq.types import Json
 
 #: What torch.distributed.checkpoint wrote; only its own reader looks into it.
 _DCP = "dcp"
-#: In a position: what several ranks had under one name (``checkfreq.positions``).
+#: In a position: what several ranks had under one name (``checkfreq.state.positions``).
 _CARRIED = "$carried"
 
 

@@ -40,7 +40,7 @@ STATE_BYTES = 64 << 20
 #: What a record says of a tensor, over what the header of its file does: at most 5, and 14 if its
 #: name is of characters that JSON escapes (measured 2026-11).
 _BYTES_PER_HEADER_BYTE = 16
-#: Containers in one another. What is written goes 300 deep at most (``snapshot.codec``).
+#: Containers in one another. What is written goes 300 deep at most (``state.codec``).
 _MAX_DEPTH = 400
 _MAX_DIMS = 1024
 

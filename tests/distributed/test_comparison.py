@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.distributed.comparison import _listed, _of_other_content, is_rounding, listed
 from checkfreq.errors import StateError
-from checkfreq.snapshot.captured import Everything
 from checkfreq.snapshot.device import CudaDevice, Device
-from checkfreq.snapshot.state import capture
 from checkfreq.snapshot.values import Values, samples, values_of
+from checkfreq.state.capture import capture
+from checkfreq.state.captured import Everything
 from checkfreq.types import Role
 from tests.distributed.ranks import Life, Rank, run, run_well
 from tests.distributed.tiny import config

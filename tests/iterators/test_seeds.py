@@ -23,7 +23,7 @@ from iterators import (
 from iterators.testing import digest
 from tests.iterators.datasets import Augmented, Plain
 from tests.iterators.streams import Opaque
-from tests.snapshot.ranks import run_ranks
+from tests.state.ranks import run_ranks
 
 _SHORT = timedelta(seconds=0.5)
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
 from checkfreq.snapshot.apply import Loaded, materialise, positions
-from tests.snapshot.support import bits, plan, restore, state_bits, take
+from checkfreq.state.checkpoint import CFCheckpoint
+from tests.state.support import bits, plan, restore, state_bits, take
 
 
 class Holder:

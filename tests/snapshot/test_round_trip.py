@@ -17,8 +17,8 @@ from torch.nn import functional
 from torch.optim import lr_scheduler as lrs
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
-from checkfreq.checkpoint import CFCheckpoint
-from tests.snapshot.support import restore, state_bits, take
+from checkfreq.state.checkpoint import CFCheckpoint
+from tests.state.support import restore, state_bits, take
 
 
 class Run:
@@ -404,7 +404,7 @@ def test_random_generators_continue_where_they_were() -> None:
 
 
 def test_generators_wait_for_apply_rng() -> None:
-    from tests.snapshot.support import plan
+    from tests.state.support import plan
 
     shot = take(CFCheckpoint())
     expected = torch.rand(3)
