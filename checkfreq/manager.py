@@ -38,8 +38,8 @@ from checkfreq.policy.tuner import Due
 from checkfreq.profile_cache import ProfileCache
 from checkfreq.profiler import Profiler
 from checkfreq.ranks import NO_WISH, Alone, Decision, Ranks, Wish
-from checkfreq.restore import Found, Restorer, plan_restore
-from checkfreq.snapshot.apply import RestorePlan
+from checkfreq.restore.apply import RestorePlan
+from checkfreq.restore.restorer import Found, Restorer, plan_restore
 from checkfreq.snapshot.gate import UpdateGate
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.positions import Positions, PositionSource, by_name

@@ -15,7 +15,7 @@ from checkfreq.errors import CheckFreqError
 from checkfreq.interrupt import StopNotice
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.pipeline import Pipeline
-from checkfreq.restore import Found, Restorer
+from checkfreq.restore.restorer import Found, Restorer
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import SnapshotPlace
 

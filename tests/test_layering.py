@@ -39,7 +39,7 @@ LAYERS = {
         "profile_cache",
         "simulation",
     ),
-    "facade": ("manager", "reader"),
+    "facade": ("manager",),
     "edge": ("cli", "integrations", "testing"),
 }
 RANKS = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}
@@ -48,7 +48,7 @@ TORCH_FREE = (
     *LAYERS["base"],
     *LAYERS["store"],
     *LAYERS["decide"],
-    *("persist.worker", "images", "cli", "simulation"),
+    *("persist.worker", "restore.images", "cli", "simulation"),
 )
 #: What pure decisions may not import: no torch, clock or I/O.
 IMPURE = {"torch", "numpy", "os", "io", "pathlib", "shutil", "socket", "subprocess", "time"}

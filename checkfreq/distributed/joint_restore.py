@@ -15,11 +15,11 @@ from typing import TypeVar
 
 from checkfreq.distributed.meetings import Meetings
 from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
-from checkfreq.restore import Found, Restorer
-from checkfreq.snapshot.needs import needed_files
+from checkfreq.restore.images import Image
+from checkfreq.restore.needs import needed_files
+from checkfreq.restore.restorer import Found, Restorer
 from checkfreq.state.captured import POSITIONS
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.store.images import Image
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import Rejected
 from checkfreq.types import Json, Role

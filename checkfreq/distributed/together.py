@@ -22,7 +22,7 @@ from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.pipeline import Pipeline
 from checkfreq.profiler import Profiler
 from checkfreq.ranks import NO_WISH, NOTHING, Decision, Wish
-from checkfreq.restore import Found, Restorer
+from checkfreq.restore.restorer import Found, Restorer
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import Role, SnapshotPlace
 

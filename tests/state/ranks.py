@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from checkfreq.snapshot.apply import Loaded, LoadedFile, RestorePlan, prepare
+from checkfreq.restore.apply import Loaded, LoadedFile, RestorePlan, prepare
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import Role, TensorSpec
 from tests.fork_server import FORK_SERVER

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checkfreq.snapshot.apply import Loaded, LoadedFile, RestorePlan, prepare
+from checkfreq.restore.apply import Loaded, LoadedFile, RestorePlan, prepare
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.state.capture import CapturedState, capture
 from checkfreq.state.checkpoint import CFCheckpoint

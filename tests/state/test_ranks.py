@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from checkfreq.errors import StateError
-from checkfreq.snapshot.apply import materialise
+from checkfreq.restore.apply import materialise
 from checkfreq.types import Role
 from tests.state import sharded
 from tests.state.ranks import Manifest, part, restored, run_ranks

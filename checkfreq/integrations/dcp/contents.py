@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from checkfreq.errors import ConfigError, printable
 from checkfreq.integrations.dcp.chunks import StoredTensor, own_json, rank_for, tensors_of
-from checkfreq.snapshot.soundness import only_content
+from checkfreq.restore.soundness import only_content
 from checkfreq.state.adapters.base import Saved
 from checkfreq.state.adapters.generic import tree_value
 from checkfreq.state.adapters.module import module_state_dict

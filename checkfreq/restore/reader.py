@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from checkfreq.errors import ConfigError, NoCheckpointError, StorageError, storage_errors
-from checkfreq.restore import Found, Restorer, plan_restore
+from checkfreq.restore.restorer import Found, Restorer, plan_restore
 from checkfreq.snapshot.memory import available_host_bytes
 from checkfreq.store.fileops import Kind
 from checkfreq.store.manifest import MANIFEST_NAME
@@ -43,7 +43,7 @@ def load(
     Raises NoCheckpointError, CorruptCheckpointError, MismatchError (nothing was changed), and
     ConfigError for what ``CFStorageWriter`` wrote: values in it are pickled.
     """
-    from checkfreq.snapshot.apply import materialise, require_rank
+    from checkfreq.restore.apply import materialise, require_rank
 
     with storage_errors(f"reading {path}"):
         chk_dir, step = _split(Path(path), step)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
-from checkfreq.snapshot.apply import Loaded, materialise, positions
+from checkfreq.restore.apply import Loaded, materialise, positions
 from checkfreq.state.checkpoint import CFCheckpoint
 from tests.state.support import bits, plan, restore, state_bits, take
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from checkfreq.errors import CorruptCheckpointError, StorageError
+from checkfreq.restore.images import Image, new_buffer, read_images, room_for
 from checkfreq.store.fileops import LocalFileOps, ReadFile
-from checkfreq.store.images import Image, new_buffer, read_images, room_for
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry, digest_of
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes, page_aligned

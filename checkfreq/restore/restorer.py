@@ -16,10 +16,10 @@ from checkfreq.errors import (
     NoCheckpointError,
     storage_errors,
 )
-from checkfreq.snapshot.apply import Loaded, LoadedFile, RestorePlan, prepare
-from checkfreq.snapshot.soundness import require_sound
+from checkfreq.restore.apply import Loaded, LoadedFile, RestorePlan, prepare
+from checkfreq.restore.images import Image, new_buffer, read_images, room_for
+from checkfreq.restore.soundness import require_sound
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.store.images import Image, new_buffer, read_images, room_for
 from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest
 from checkfreq.store.records import Records
 from checkfreq.store.store import CheckpointStore, Rejected
