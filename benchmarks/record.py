@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.tables import tables_of
 from benchmarks.tables.common import Line
-from checkfreq.surroundings import UNKNOWN, cpu_model, storage_of
+from checkfreq.pacing.environment import UNKNOWN, cpu_model, storage_of
 
 _ROOT = Path(__file__).resolve().parents[1]
 _emitted: list[Line] = []

@@ -30,13 +30,13 @@ from checkfreq.events import Event
 from checkfreq.forks import Home
 from checkfreq.interrupt import StopNotice
 from checkfreq.loader_deaths import is_of_dead_worker, is_of_loader
+from checkfreq.pacing.profile_cache import ProfileCache
+from checkfreq.pacing.profiler import Profiler
 from checkfreq.persist.attempts import Marks
 from checkfreq.pipeline import Pipeline
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
 from checkfreq.policy.tuner import Due
-from checkfreq.profile_cache import ProfileCache
-from checkfreq.profiler import Profiler
 from checkfreq.ranks import NO_WISH, Alone, Decision, Ranks, Wish
 from checkfreq.restore.apply import RestorePlan
 from checkfreq.restore.restorer import Found, Restorer, plan_restore

@@ -20,10 +20,12 @@ from torch import nn
 
 from checkfreq.config import CFConfig
 from checkfreq.errors import CheckFreqError, PersistError, StateError
+from checkfreq.pacing.environment import surroundings
+from checkfreq.pacing.profiler import Profiler
+from checkfreq.pacing.timing import DeviceTimer, HostTimer, IterationTimer
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.persist.persistence import Persistence
 from checkfreq.policy.retention import RetentionPolicy
-from checkfreq.profiler import Profiler
 from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.choice import engine_for
 from checkfreq.snapshot.device import CudaDevice
@@ -43,8 +45,6 @@ from checkfreq.state.captured import Everything
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.gradients import PendingGradients
 from checkfreq.state.positions import Positions
-from checkfreq.surroundings import surroundings
-from checkfreq.timing import DeviceTimer, HostTimer, IterationTimer
 from checkfreq.types import Role, SnapshotPlace
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ ALLOWED = {
     "checkfreq.store.fileops": "the one place",
     "checkfreq.store.mounts": "/proc, and the directory itself, to tell its file system",
     "checkfreq.checks": "the directory itself, which is the user's: whether it is writable",
-    "checkfreq.surroundings": "/proc",
+    "checkfreq.pacing.environment": "/proc",
     "checkfreq.snapshot.memory": "/proc and /sys",
     "checkfreq.faults": "paths that a test gives in the environment",
     "checkfreq.distributed.store_thread": "/proc",

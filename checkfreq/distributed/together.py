@@ -18,9 +18,9 @@ from checkfreq.distributed.joint_restore import JointRestorer
 from checkfreq.distributed.meetings import Meetings
 from checkfreq.errors import CheckFreqError, PersistError
 from checkfreq.interrupt import StopNotice
+from checkfreq.pacing.profiler import Profiler
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.pipeline import Pipeline
-from checkfreq.profiler import Profiler
 from checkfreq.ranks import NO_WISH, NOTHING, Decision, Wish
 from checkfreq.restore.restorer import Found, Restorer
 from checkfreq.state.checkpoint import CFCheckpoint

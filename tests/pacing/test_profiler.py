@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from checkfreq.pacing.profile_cache import ProfileCache
+from checkfreq.pacing.profiler import Profiler
+from checkfreq.pacing.timing import HostTimer
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.policy.charges import AFTERMATH_ITERATIONS
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.tuner import PROFILE_ITERATIONS, Due
-from checkfreq.profile_cache import ProfileCache
-from checkfreq.profiler import Profiler
-from checkfreq.timing import HostTimer
 from checkfreq.types import Objective, SnapshotPlace
 
 ITERATION_S = 1.0

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checkfreq.pacing.profile_cache import ProfileCache
 from checkfreq.policy.profile import Profile
-from checkfreq.profile_cache import ProfileCache
 from checkfreq.types import SnapshotPlace
 
 KEY = {"batch": 32, "layout": "4f2a", "storage": "ext4 /dev/vda 254:0", "devices": ["H200"]}

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkfreq.timing import DeviceTimer, HostTimer, IterationTimer, Span
+from checkfreq.pacing.timing import DeviceTimer, HostTimer, IterationTimer, Span
 from tests.snapshot.fake_device import FakeDevice, Scripted, Seeded
 
 CUDA = torch.device("cuda", 0)

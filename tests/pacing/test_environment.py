@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkfreq import __version__
-from checkfreq.surroundings import UNKNOWN, cpu_model, num_cores, storage_of, surroundings
+from checkfreq.pacing.environment import UNKNOWN, cpu_model, num_cores, storage_of, surroundings
 
 
 def device_of(path: Path) -> str:

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, Protocol
 
 from checkfreq.config import ScalarWriter
 from checkfreq.console import say
+from checkfreq.pacing.profile_cache import ProfileCache
+from checkfreq.pacing.timing import IterationTimer, Span
 from checkfreq.persist.attempts import Attempt
 from checkfreq.policy.frequency import FrequencyPolicy, Plan, Reason
 from checkfreq.policy.profile import Profile
 from checkfreq.policy.tuner import Due, Iteration, Measured, RateTuner
-from checkfreq.profile_cache import ProfileCache
-from checkfreq.timing import IterationTimer, Span
 from checkfreq.types import Objective, SnapshotPlace
 
 logger = logging.getLogger(__name__)
