@@ -18,7 +18,6 @@ from typing import Any, Self
 
 import torch
 
-from checkfreq.checks import cadence, check_arguments, numbers, usable
 from checkfreq.config import CFConfig
 from checkfreq.console import say
 from checkfreq.distributed.meetings import ranks_together
@@ -28,18 +27,19 @@ from checkfreq.distributed.together import Together
 from checkfreq.errors import CheckFreqError, ConfigError, PersistError, RankError, StateError
 from checkfreq.events import Event
 from checkfreq.forks import Home
-from checkfreq.interrupt import StopNotice
-from checkfreq.loader_deaths import is_of_dead_worker, is_of_loader
 from checkfreq.pacing.profile_cache import ProfileCache
 from checkfreq.pacing.profiler import Profiler
 from checkfreq.persist.attempts import Marks
-from checkfreq.pipeline import Pipeline
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
 from checkfreq.policy.tuner import Due
 from checkfreq.ranks import NO_WISH, Alone, Decision, Ranks, Wish
 from checkfreq.restore.apply import RestorePlan
 from checkfreq.restore.restorer import Found, Restorer, plan_restore
+from checkfreq.run.checks import cadence, check_arguments, numbers, usable
+from checkfreq.run.interrupt import StopNotice
+from checkfreq.run.loader_deaths import is_of_dead_worker, is_of_loader
+from checkfreq.run.pipeline import Pipeline
 from checkfreq.snapshot.gate import UpdateGate
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.positions import Positions, PositionSource, by_name

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from checkfreq.errors import CheckFreqError
-from checkfreq.interrupt import StopNotice
 from checkfreq.persist.attempts import Attempt, Marks
-from checkfreq.pipeline import Pipeline
 from checkfreq.restore.restorer import Found, Restorer
+from checkfreq.run.interrupt import StopNotice
+from checkfreq.run.pipeline import Pipeline
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import SnapshotPlace
 

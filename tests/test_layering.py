@@ -18,21 +18,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 #: From the bottom up. A module belongs to the longest name that it begins with.
 LAYERS = {
-    "base": ("types", "config", "console", "errors", "events", "faults"),
+    "base": ("types", "config", "console", "errors", "events", "faults", "forks"),
     "store": ("store",),
     "decide": ("policy",),
     "act": (
         "state",
         "snapshot",
         "persist",
-        "checks",
-        "pipeline",
+        "run",
         "ranks",
         "restore",
         "distributed",
-        "interrupt",
-        "forks",
-        "loader_deaths",
         "pacing",
         "simulation",
     ),

@@ -17,7 +17,7 @@ from tests.test_layering import MODULES
 ALLOWED = {
     "checkfreq.store.fileops": "the one place",
     "checkfreq.store.mounts": "/proc, and the directory itself, to tell its file system",
-    "checkfreq.checks": "the directory itself, which is the user's: whether it is writable",
+    "checkfreq.run.checks": "the directory itself, which is the user's: whether it is writable",
     "checkfreq.pacing.environment": "/proc",
     "checkfreq.snapshot.memory": "/proc and /sys",
     "checkfreq.faults": "paths that a test gives in the environment",

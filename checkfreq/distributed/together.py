@@ -17,12 +17,12 @@ from checkfreq.distributed.comparison import compare, doubtful_text, lost_error
 from checkfreq.distributed.joint_restore import JointRestorer
 from checkfreq.distributed.meetings import Meetings
 from checkfreq.errors import CheckFreqError, PersistError
-from checkfreq.interrupt import StopNotice
 from checkfreq.pacing.profiler import Profiler
 from checkfreq.persist.attempts import Attempt, Marks
-from checkfreq.pipeline import Pipeline
 from checkfreq.ranks import NO_WISH, NOTHING, Decision, Wish
 from checkfreq.restore.restorer import Found, Restorer
+from checkfreq.run.interrupt import StopNotice
+from checkfreq.run.pipeline import Pipeline
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import Role, SnapshotPlace
 

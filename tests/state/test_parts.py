@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
-from checkfreq.pipeline import first_device
 from checkfreq.restore.apply import materialise
 from checkfreq.restore.needs import needed_files
 from checkfreq.restore.reader import load
 from checkfreq.restore.restorer import Restorer, plan_restore
+from checkfreq.run.pipeline import first_device
 from checkfreq.state.capture import capture, structure_digest, structure_listing
 from checkfreq.state.captured import CapturedState, Everything
 from checkfreq.state.checkpoint import CFCheckpoint

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from checkfreq.errors import ConfigError
-from checkfreq.loader_deaths import QuietChildren
+from checkfreq.run.loader_deaths import QuietChildren
 
 logger = logging.getLogger(__name__)
 

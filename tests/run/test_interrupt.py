@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from checkfreq.errors import ConfigError
-from checkfreq.interrupt import StopNotice
+from checkfreq.run.interrupt import StopNotice
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def test_a_handler_put_back_after_it_was_uninstalled_only_passes_the_signal_on()
     """In a process of its own: the default action of the signal is to end it."""
     code = (
         "import os, signal\n"
-        "from checkfreq.interrupt import StopNotice\n"
+        "from checkfreq.run.interrupt import StopNotice\n"
         "one, two = StopNotice(['SIGTERM']), StopNotice(['SIGTERM'])\n"
         "one.install(); two.install(); one.uninstall(); two.uninstall()\n"
         "assert signal.getsignal(signal.SIGTERM) == one._handle\n"
