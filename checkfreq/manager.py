@@ -20,10 +20,6 @@ import torch
 
 from checkfreq.config import CFConfig
 from checkfreq.console import say
-from checkfreq.distributed.meetings import ranks_together
-from checkfreq.distributed.rendezvous import MAKING
-from checkfreq.distributed.roles import agree_on_role, agree_on_settings
-from checkfreq.distributed.together import Together
 from checkfreq.errors import CheckFreqError, ConfigError, PersistError, RankError, StateError
 from checkfreq.events import Event
 from checkfreq.forks import Home
@@ -33,7 +29,11 @@ from checkfreq.persist.attempts import Marks
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
 from checkfreq.policy.tuner import Due
-from checkfreq.ranks import NO_WISH, Alone, Decision, Ranks, Wish
+from checkfreq.ranks.coordinator import NO_WISH, Alone, Decision, Ranks, Wish
+from checkfreq.ranks.meetings import ranks_together
+from checkfreq.ranks.rendezvous import MAKING
+from checkfreq.ranks.roles import agree_on_role, agree_on_settings
+from checkfreq.ranks.together import Together
 from checkfreq.restore.apply import RestorePlan
 from checkfreq.restore.restorer import Found, Restorer, plan_restore
 from checkfreq.run.checks import cadence, check_arguments, numbers, usable

@@ -28,7 +28,6 @@ LAYERS = {
         "run",
         "ranks",
         "restore",
-        "distributed",
         "pacing",
         "simulation",
     ),

@@ -21,7 +21,7 @@ ALLOWED = {
     "checkfreq.pacing.environment": "/proc",
     "checkfreq.snapshot.memory": "/proc and /sys",
     "checkfreq.faults": "paths that a test gives in the environment",
-    "checkfreq.distributed.store_thread": "/proc",
+    "checkfreq.ranks.store_thread": "/proc",
     "checkfreq.cli": "/dev/null",
     "checkfreq.testing": "links that a test plants",
 }

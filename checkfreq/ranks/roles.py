@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from checkfreq.config import CFConfig
-from checkfreq.distributed.meetings import Meetings
-from checkfreq.distributed.rendezvous import MAKING
 from checkfreq.errors import ConfigError
+from checkfreq.ranks.meetings import Meetings
+from checkfreq.ranks.rendezvous import MAKING
 from checkfreq.store.fileops import LocalFileOps
 from checkfreq.types import Directory, Json, Role
 

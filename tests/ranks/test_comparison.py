@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from checkfreq import CFCheckpoint, CFManager, CFMode
-from checkfreq.distributed.comparison import _listed, _of_other_content, is_rounding, listed
 from checkfreq.errors import StateError
+from checkfreq.ranks.comparison import _listed, _of_other_content, is_rounding, listed
 from checkfreq.snapshot.device import CudaDevice, Device
 from checkfreq.snapshot.values import Values, samples, values_of
 from checkfreq.state.capture import capture
 from checkfreq.state.captured import Everything
 from checkfreq.types import Role
-from tests.distributed.ranks import Life, Rank, run, run_well
-from tests.distributed.tiny import config
+from tests.ranks.ranks import Life, Rank, run, run_well
+from tests.ranks.tiny import config
 
 NAN, INF = float("nan"), float("inf")
 

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from iterators import CFIterator
 from tests.crash.processes import verify_all
-from tests.distributed import tiny
-from tests.distributed.ranks import Life, Rank, Ranks
+from tests.ranks import tiny
+from tests.ranks.ranks import Life, Rank, Ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.crash]
 

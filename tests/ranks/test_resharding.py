@@ -14,8 +14,8 @@ import torch
 
 import checkfreq
 from iterators.testing import digest
-from tests.distributed import tiny, training
-from tests.distributed.ranks import Life, Rank, run_well
+from tests.ranks import tiny, training
+from tests.ranks.ranks import Life, Rank, run_well
 
 pytestmark = [pytest.mark.dist]
 

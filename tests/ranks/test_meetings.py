@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from checkfreq.distributed.meetings import Meetings, ranks_of_process, said_by_each
-from checkfreq.distributed.rendezvous import agree_on_token
 from checkfreq.errors import CheckFreqError, ConfigError, PersistError, RankError, StateError
+from checkfreq.ranks.meetings import Meetings, ranks_of_process, said_by_each
+from checkfreq.ranks.rendezvous import agree_on_token
 
 Act = Callable[[Meetings], Any]
 

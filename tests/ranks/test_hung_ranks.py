@@ -21,9 +21,9 @@ import pytest
 import torch
 
 from checkfreq import CFCheckpoint, CFManager, CFMode
-from tests.distributed import tiny
-from tests.distributed.ranks import Failure, Life, Rank, Ranks
 from tests.patience import slowness
+from tests.ranks import tiny
+from tests.ranks.ranks import Failure, Life, Rank, Ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.crash]
 
@@ -201,7 +201,7 @@ def test_a_stop_signal_ends_ranks_that_wait_for_a_hung_one_however_long_they_may
 ENDING = """
 import os, signal, subprocess, sys, time
 import torch.distributed as dist
-from checkfreq.distributed import store_thread
+from checkfreq.ranks import store_thread
 
 keeper = subprocess.Popen([sys.executable, "-c", '''
 import time

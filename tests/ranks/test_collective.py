@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from checkfreq.distributed.collective import Word, decide, difference
-from checkfreq.ranks import Decision, Wish
+from checkfreq.ranks.collective import Word, decide, difference
+from checkfreq.ranks.coordinator import Decision, Wish
 
 NOTHING = Word(Wish(), is_ready=True, is_written=False, next_step=7)
 PERIODIC = replace(NOTHING, wish=Wish("periodic", place="host"))

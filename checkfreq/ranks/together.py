@@ -12,14 +12,14 @@ from functools import partial
 from typing import TypeVar
 
 from checkfreq.config import CFConfig
-from checkfreq.distributed.collective import Collective, Durable, Word
-from checkfreq.distributed.comparison import compare, doubtful_text, lost_error
-from checkfreq.distributed.joint_restore import JointRestorer
-from checkfreq.distributed.meetings import Meetings
 from checkfreq.errors import CheckFreqError, PersistError
 from checkfreq.pacing.profiler import Profiler
 from checkfreq.persist.attempts import Attempt, Marks
-from checkfreq.ranks import NO_WISH, NOTHING, Decision, Wish
+from checkfreq.ranks.collective import Collective, Durable, Word
+from checkfreq.ranks.comparison import compare, doubtful_text, lost_error
+from checkfreq.ranks.coordinator import NO_WISH, NOTHING, Decision, Wish
+from checkfreq.ranks.joint_restore import JointRestorer
+from checkfreq.ranks.meetings import Meetings
 from checkfreq.restore.restorer import Found, Restorer
 from checkfreq.run.interrupt import StopNotice
 from checkfreq.run.pipeline import Pipeline

@@ -14,8 +14,8 @@ from typing import Any
 
 from iterators import Ledger
 from iterators.ledger import ledger_of_range
-from tests.distributed.ranks import Heard, Life, Ranks, run_well
-from tests.distributed.training import EPOCHS, NUM_SAMPLES, train
+from tests.ranks.ranks import Heard, Life, Ranks, run_well
+from tests.ranks.training import EPOCHS, NUM_SAMPLES, train
 
 logger = logging.getLogger(__name__)
 

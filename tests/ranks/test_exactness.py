@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.killing import run_killed
 from tests.patience import slowness
+from tests.ranks.killing import run_killed
 
 pytestmark = [pytest.mark.crash, pytest.mark.dist]
 

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
 from iterators import CFIterator, ResumableDataLoader
-from tests.distributed.training import Pictures, seeded, small_resnet
 from tests.patience import slowness
+from tests.ranks.training import Pictures, seeded, small_resnet
 
 EPOCHS = 3
 

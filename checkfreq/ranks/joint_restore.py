@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from checkfreq.distributed.meetings import Meetings
 from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
+from checkfreq.ranks.meetings import Meetings
 from checkfreq.restore.images import Image
 from checkfreq.restore.needs import needed_files
 from checkfreq.restore.restorer import Found, Restorer

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.crash.processes import verify_all
-from tests.distributed import script
-from tests.distributed.training import NUM_SAMPLES
+from tests.ranks import script
+from tests.ranks.training import NUM_SAMPLES
 
 pytestmark = [pytest.mark.crash, pytest.mark.dist, pytest.mark.slow]
 

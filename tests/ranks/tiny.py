@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, Directory, KeepLast
 from iterators.testing import digest
-from tests.distributed.ranks import Rank
+from tests.ranks.ranks import Rank
 
 ROWS = 5  # which no world divides
 

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from checkfreq.distributed.meetings import Meetings
 from checkfreq.errors import StateError
+from checkfreq.ranks.meetings import Meetings
 from checkfreq.types import Json
 
 _PHASE = "comparing the values of the state"

@@ -18,8 +18,8 @@ from checkfreq import CFMode
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator, ResumableDataLoader, TrainingStopped
 from tests.crash.processes import verify_all
-from tests.distributed import tiny
-from tests.distributed.ranks import Heard, Life, Rank, Ranks, run, run_well
+from tests.ranks import tiny
+from tests.ranks.ranks import Heard, Life, Rank, Ranks, run, run_well
 from tests.store.parsing import steps_parsed
 
 pytestmark = [pytest.mark.dist, pytest.mark.crash]

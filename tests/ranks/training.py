@@ -26,9 +26,9 @@ from torch.utils.data import Dataset
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from iterators import CFIterator, ResumableDataLoader
 from iterators.testing import digest
-from tests.distributed.ranks import Rank
-from tests.distributed.tiny import config
 from tests.exactness.cases import Block
+from tests.ranks.ranks import Rank
+from tests.ranks.tiny import config
 
 NUM_SAMPLES = 46  # which no global batch divides
 EPOCHS = 3

@@ -21,9 +21,9 @@ import pytest
 
 from checkfreq import KeepLast, faults
 from tests.crash.processes import verify_all, wait_unlocked
-from tests.distributed import tiny
-from tests.distributed.ranks import Heard, Life, Rank, Ranks, run, run_well
 from tests.patience import slowness
+from tests.ranks import tiny
+from tests.ranks.ranks import Heard, Life, Rank, Ranks, run, run_well
 
 pytestmark = [pytest.mark.crash, pytest.mark.dist]
 

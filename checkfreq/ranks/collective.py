@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from checkfreq.distributed.meetings import Meetings
 from checkfreq.errors import StateError
-from checkfreq.ranks import Decision, Wish
+from checkfreq.ranks.coordinator import Decision, Wish
+from checkfreq.ranks.meetings import Meetings
 from checkfreq.types import Json
 
 _SHOWN = 5

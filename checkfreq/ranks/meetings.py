@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 import torch
 
 from checkfreq import faults
-from checkfreq.distributed.rendezvous import MAKING, agree_on_token, names_of
-from checkfreq.distributed.store_thread import SilentStore, StoreThread
 from checkfreq.errors import CheckFreqError, ConfigError, RankError, StateError
+from checkfreq.ranks.rendezvous import MAKING, agree_on_token, names_of
+from checkfreq.ranks.store_thread import SilentStore, StoreThread
 from checkfreq.types import Json
 
 logger = logging.getLogger(__name__)
