@@ -23,7 +23,7 @@ ALLOWED = {
     "checkfreq.faults": "paths that a test gives in the environment",
     "checkfreq.ranks.store_thread": "/proc",
     "checkfreq.cli": "/dev/null",
-    "checkfreq.testing": "links that a test plants",
+    "checkfreq.testing.contract": "links that a test plants",
 }
 #: A module's files are the business of these packages, which read no checkpoints.
 OUTSIDE = ("checkfreq.simulation", "checkfreq.cli.simulate")

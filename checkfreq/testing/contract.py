@@ -1,12 +1,4 @@
-"""What tests of a checkpoint directory need: a disk that forgets, and a contract to pass.
-
-* `CrashingFileOps`: `FileOps` in memory. It knows what was synced, can lose power or fail
-  before any of its operations, and then gives every disk that could be found afterwards.
-* `FileOpsContract`: derive a ``Test...`` class from it, with fixtures ``ops`` and ``root``
-  (an empty directory), to hold your own `FileOps` to what the store relies on. Where a link is
-  not made by ``os.symlink`` it overrides ``plant_link``.
-* `commit_bytes`: one small, valid checkpoint, for tests of what comes after it.
-"""
+"""What every `FileOps` must do for the store, as tests to derive from."""
 
 from __future__ import annotations
 
@@ -19,13 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from checkfreq.errors import ForeignEntryError, StorageError
-from checkfreq.store.crashing import CrashingFileOps, PowerCut
 from checkfreq.store.fileops import FileOps, Kind
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry, digest_of
 from checkfreq.store.store import CheckpointStore, CommitResult
 from checkfreq.types import PAGE_BYTES, Json
-
-__all__ = ["CrashingFileOps", "FileOpsContract", "PowerCut", "commit_bytes", "page_aligned"]
 
 
 def commit_bytes(
