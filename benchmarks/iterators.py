@@ -28,7 +28,7 @@ from benchmarks.loading import measure_throughput
 from benchmarks.record import emit, run
 from benchmarks.resuming import BATCH, Numbers, measure_resume
 from iterators import CFIterator, EpochOrder, Ledger, ResumableDataLoader
-from iterators.tickets import Share, TicketSampler
+from iterators.order.tickets import Share, TicketSampler
 
 
 def main() -> None:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from iterators.grouped import ResumableGroupedBatchSampler
     from iterators.isolation import isolated_rng
     from iterators.iterable import ResumableIterableLoader
-    from iterators.ledger import Ledger
-    from iterators.order import EpochOrder
-    from iterators.position import Position
+    from iterators.order.epoch import EpochOrder
+    from iterators.order.ledger import Ledger
+    from iterators.order.position import Position
     from iterators.resident import ResidentDataset
     from iterators.samplers import ResumableDistributedSampler, ResumableSampler
     from iterators.shards import ShardedDataset
@@ -54,9 +54,9 @@ __all__ = [
 
 _HOME = {
     "CFIterator": "cf_iterator",
-    "EpochOrder": "order",
-    "Ledger": "ledger",
-    "Position": "position",
+    "EpochOrder": "order.epoch",
+    "Ledger": "order.ledger",
+    "Position": "order.position",
     "ResidentDataset": "resident",
     "ResumableDataLoader": "torch_loader",
     "ResumableDistributedSampler": "samplers",

@@ -21,7 +21,7 @@ def _torch_adapter(loader: Any, seed: int | None) -> Adapter | None:
     from torch.utils.data import DataLoader, IterableDataset
 
     from iterators.iterable import ResumableIterableLoader
-    from iterators.surroundings import indexed_source
+    from iterators.order.environment import indexed_source
     from iterators.torch_loader import ResumableDataLoader
 
     if not isinstance(loader, DataLoader):

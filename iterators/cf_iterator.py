@@ -29,8 +29,8 @@ from iterators.adapters import adapted
 from iterators.counting import Counting
 from iterators.cursor import Cursor, EpochReport, Mark
 from iterators.errors import CorruptPositionError, IterationStateError, TrainingStopped
-from iterators.order import Int64
-from iterators.position import Layout, Position
+from iterators.order.epoch import Int64
+from iterators.order.position import Layout, Position
 from iterators.protocol import Adapter, Delivery, Manager
 from iterators.replay import ReplayAdapter
 from iterators.tails import TailWatch

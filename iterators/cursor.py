@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from iterators.ledger import (
+from iterators.order.epoch import Int64, Order, Permutation
+from iterators.order.ledger import (
     AuditBitmap,
     Ledger,
     ids_of_places,
     ledger_of_places,
     ledger_of_range,
 )
-from iterators.order import Int64, Order, Permutation
-from iterators.position import Identity, Layout, Position
+from iterators.order.position import Identity, Layout, Position
 from iterators.protocol import Adapter, Delivery
 
 #: A fault that repeats itself is clear from its first samples; the ids are all there.

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from iterators.errors import ResumeMismatchError
-from iterators.fingerprint import dataset_fingerprint
-from iterators.order import Int64, Permutation
-from iterators.position import Identity, Position
+from iterators.order.environment import length_of, sample_order
+from iterators.order.epoch import Int64, Permutation
+from iterators.order.fingerprint import dataset_fingerprint
+from iterators.order.position import Identity, Position
 from iterators.samplers import PlaceSampler
-from iterators.surroundings import length_of, sample_order
 
 
 class ResumableGroupedBatchSampler(PlaceSampler[list[int]]):

@@ -17,8 +17,8 @@ import numpy as np
 
 from iterators.cf_iterator import CFIterator
 from iterators.digest import digest
-from iterators.ledger import Ledger
-from iterators.position import Position
+from iterators.order.ledger import Ledger
+from iterators.order.position import Position
 
 #: ``(rank, world, batch)`` -> that rank's fresh iterator; ``batch`` is per rank.
 MakeRank: TypeAlias = Callable[[int, int, int], CFIterator]

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from iterators.errors import ResumeMismatchError
-from iterators.fingerprint import length_or_none
 from iterators.lookahead import LookAhead
-from iterators.position import Identity, Layout
+from iterators.order.fingerprint import length_or_none
+from iterators.order.position import Identity, Layout
 from iterators.protocol import Adapter, Delivery
 from iterators.skipping import Skipping
 

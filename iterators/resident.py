@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from iterators.fingerprint import dataset_fingerprint
-from iterators.order import EpochOrder, Int64
-from iterators.surroundings import length_of, rank_and_world
+from iterators.order.environment import length_of, rank_and_world
+from iterators.order.epoch import EpochOrder, Int64
+from iterators.order.fingerprint import dataset_fingerprint
 
 Transform: TypeAlias = Callable[[Any], Any]
 

@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 from torch.utils.data import Sampler
 
 from iterators.errors import IterationStateError
-from iterators.fingerprint import dataset_fingerprint
-from iterators.order import IDS_AT_ONCE
-from iterators.position import Identity, Layout, Position
-from iterators.surroundings import rank_and_world, sample_order
+from iterators.order.environment import rank_and_world, sample_order
+from iterators.order.epoch import IDS_AT_ONCE
+from iterators.order.fingerprint import dataset_fingerprint
+from iterators.order.position import Identity, Layout, Position
 
 logger = logging.getLogger(__name__)
 

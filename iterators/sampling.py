@@ -21,8 +21,8 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from iterators.errors import IterationStateError, NotResumableError
+from iterators.order.environment import length_of
 from iterators.samplers import ResumableDistributedSampler, ResumableSampler
-from iterators.surroundings import length_of
 
 logger = logging.getLogger(__name__)
 

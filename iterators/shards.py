@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Dataset
 
 from iterators.errors import NotResumableError
-from iterators.order import EpochOrder, Int64, SequentialOrder
+from iterators.order.epoch import EpochOrder, Int64, SequentialOrder
 
 logger = logging.getLogger(__name__)
 

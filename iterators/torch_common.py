@@ -20,10 +20,10 @@ import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from iterators.loader_worker import WorkerStart
-from iterators.order import fold64
+from iterators.order.environment import in_process_group, rank_and_world
+from iterators.order.epoch import fold64
+from iterators.order.tickets import Seeding, Share
 from iterators.sampling import LoaderSettings
-from iterators.surroundings import in_process_group, rank_and_world
-from iterators.tickets import Seeding, Share
 
 logger = logging.getLogger(__name__)
 

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from iterators.fingerprint import dataset_fingerprint, sample_name
-from iterators.order import Int64, ListedOrder, Order
-from iterators.position import Identity, Layout
+from iterators.order.environment import length_of, map_style, sample_order
+from iterators.order.epoch import Int64, ListedOrder, Order
+from iterators.order.fingerprint import dataset_fingerprint, sample_name
+from iterators.order.position import Identity, Layout
+from iterators.order.seeds import default_seed, generator_of
+from iterators.order.tickets import Delivered, Seeding, TicketCollate, TicketDataset, TicketSampler
 from iterators.protocol import Adapter, Delivery
 from iterators.sampling import LoaderSettings, Tail, engine_of, read_sampling, settings_of
-from iterators.seeds import default_seed, generator_of
-from iterators.surroundings import length_of, map_style, sample_order
-from iterators.tickets import Delivered, Seeding, TicketCollate, TicketDataset, TicketSampler
 from iterators.torch_common import (
     GENERATORS,
     VERSIONS,

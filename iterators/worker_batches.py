@@ -22,7 +22,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from iterators.encoding import dumps, loads
 from iterators.errors import CorruptPositionError, NotResumableError
-from iterators.tickets import Seeding, Wrapped
+from iterators.order.tickets import Seeding, Wrapped
 
 #: A skipping worker reports progress at most this often.
 _ROUNDS = 50

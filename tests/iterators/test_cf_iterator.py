@@ -26,8 +26,8 @@ from iterators import (
     TrainingStopped,
 )
 from iterators.cursor import Cursor
-from iterators.order import ListedOrder
-from iterators.position import Identity, Layout, Position
+from iterators.order.epoch import ListedOrder
+from iterators.order.position import Identity, Layout, Position
 from iterators.protocol import Adapter, Delivery, Manager, PositionSource
 from iterators.testing import FakeManager
 from tests.iterators.datasets import Augmented, Folder, Plain

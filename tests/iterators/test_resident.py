@@ -26,9 +26,9 @@ from iterators import (
     ResumableSampler,
     ResumeMismatchError,
 )
-from iterators.fingerprint import dataset_fingerprint
+from iterators.order.fingerprint import dataset_fingerprint
+from iterators.order.tickets import fetches_by_batch
 from iterators.testing import check_resumable, digest, walk
-from iterators.tickets import fetches_by_batch
 from tests.iterators.datasets import Augmented, Plain
 
 

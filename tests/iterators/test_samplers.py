@@ -29,7 +29,7 @@ from iterators import (
     ResumableSampler,
     ResumeMismatchError,
 )
-from iterators.position import _check
+from iterators.order.position import _check
 from tests.iterators.datasets import Plain
 
 Samplers = Sequence[Any]

@@ -32,10 +32,9 @@ from torch.utils.data.distributed import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from iterators import CFIterator, EpochOrder, NotResumableError, ResumableDataLoader
-from iterators.fingerprint import dataset_fingerprint
 from iterators.loader_worker import WorkerStart
-from iterators.testing import digest
-from iterators.tickets import (
+from iterators.order.fingerprint import dataset_fingerprint
+from iterators.order.tickets import (
     Fetched,
     Seeding,
     Ticket,
@@ -43,6 +42,7 @@ from iterators.tickets import (
     TicketDataset,
     fetches_by_batch,
 )
+from iterators.testing import digest
 from tests.iterators.datasets import Augmented, ByBatch, Folder, Plain
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from iterators import Ledger
-from iterators.ledger import ledger_of_range
+from iterators.order.ledger import ledger_of_range
 from tests.ranks.ranks import Heard, Life, Ranks, run_well
 from tests.ranks.training import EPOCHS, NUM_SAMPLES, train
 

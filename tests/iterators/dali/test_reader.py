@@ -16,8 +16,8 @@ from iterators import EpochOrder
 from iterators.dali import FileReader
 from iterators.dali.files import FileList
 from iterators.dali.source import Aim, IndexedSource, Recipe, records, uniforms
-from iterators.order import SequentialOrder
-from iterators.tickets import Share, TicketSampler
+from iterators.order.epoch import SequentialOrder
+from iterators.order.tickets import Share, TicketSampler
 
 ROOT = Path(iterators.dali.__file__).parents[2]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from iterators.order import Int64, Order, UInt64, mix64
+from iterators.order.epoch import Int64, Order, UInt64, mix64
 
 _MASK = (1 << 64) - 1
 _BLOCK = 1 << 16

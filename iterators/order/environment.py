@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset
 
 from iterators.errors import NotResumableError
-from iterators.order import EpochOrder, Order, SequentialOrder
+from iterators.order.epoch import EpochOrder, Order, SequentialOrder
 
 
 def length_of(dataset: Any) -> int:

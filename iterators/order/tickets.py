@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from iterators.order import IDS_AT_ONCE, Order, fold64, fold64_each
+from iterators.order.epoch import IDS_AT_ONCE, Order, fold64, fold64_each
 
 
 class Ticket(NamedTuple):

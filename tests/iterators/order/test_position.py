@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from iterators.errors import CorruptPositionError, ResumeMismatchError
-from iterators.ledger import Ledger
-from iterators.position import Identity, Layout, Position, _check
+from iterators.order.ledger import Ledger
+from iterators.order.position import Identity, Layout, Position, _check
 
 IDENTITY = Identity("feistel-1", 1_281_167, "ImageFolder:1281167:0011223344556677", 2**64 - 1)
 POSITION = Position(

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from iterators.surroundings import in_process_group
+from iterators.order.environment import in_process_group
 
 _MASK = (1 << 64) - 1
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.001, 0.05

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iterators.cursor import expected_ledger
-from iterators.ledger import AuditBitmap, Ledger, ledger_of_places, ledger_of_range
-from iterators.order import EpochOrder, ListedOrder
+from iterators.order.epoch import EpochOrder, ListedOrder
+from iterators.order.ledger import AuditBitmap, Ledger, ledger_of_places, ledger_of_range
 
 ids = st.lists(st.integers(0, 2**62), max_size=30)
 

@@ -4,7 +4,7 @@
 Rogaway, 2002) on the rectangle ``a x b >= n``, with cycle walking for the few points outside
 ``n``. It needs no memory, costs the same at any place, has an inverse, and depends on
 ``(n, seed, epoch, version)`` alone: not on world size, batch size, workers, or a library's
-generator. The golden vectors in ``tests/iterators/test_order.py`` freeze it: a saved position
+generator. The golden vectors in ``tests/iterators/order/test_epoch.py`` freeze it: a saved position
 means nothing if the order below it moves.
 
 All orders are immutable and safe to use from any thread or process.

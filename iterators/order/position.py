@@ -14,7 +14,7 @@ from typing import Any
 from zlib import crc32
 
 from iterators.errors import CorruptPositionError, ResumeMismatchError
-from iterators.ledger import Ledger
+from iterators.order.ledger import Ledger
 
 POSITION_VERSION = 2
 

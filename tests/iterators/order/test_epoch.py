@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iterators.order import (
+from iterators.order.epoch import (
     EpochOrder,
     ListedOrder,
     SequentialOrder,
