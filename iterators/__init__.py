@@ -22,8 +22,8 @@ if TYPE_CHECKING:
         TrainingStopped,
     )
     from iterators.grouped import ResumableGroupedBatchSampler
-    from iterators.isolation import isolated_rng
     from iterators.iterable import ResumableIterableLoader
+    from iterators.loop.isolation import isolated_rng
     from iterators.order.epoch import EpochOrder
     from iterators.order.ledger import Ledger
     from iterators.order.position import Position
@@ -64,7 +64,7 @@ _HOME = {
     "ResumableSampler": "samplers",
     "ResumableIterableLoader": "iterable",
     "ShardedDataset": "shards",
-    "isolated_rng": "isolation",
+    "isolated_rng": "loop.isolation",
 }
 
 

@@ -25,7 +25,7 @@ from iterators import (
     ResumeMismatchError,
     TrainingStopped,
 )
-from iterators.cursor import Cursor
+from iterators.loop.cursor import Cursor
 from iterators.order.epoch import ListedOrder
 from iterators.order.position import Identity, Layout, Position
 from iterators.protocol import Adapter, Delivery, Manager, PositionSource

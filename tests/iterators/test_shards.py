@@ -29,7 +29,7 @@ from iterators import (
     ResumeMismatchError,
     ShardedDataset,
 )
-from iterators.cursor import expected_ledger
+from iterators.loop.cursor import expected_ledger
 from iterators.shards import ShardOrder
 from iterators.testing import check_resumable
 

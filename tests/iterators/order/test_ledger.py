@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iterators.cursor import expected_ledger
+from iterators.loop.cursor import expected_ledger
 from iterators.order.epoch import EpochOrder, ListedOrder
 from iterators.order.ledger import AuditBitmap, Ledger, ledger_of_places, ledger_of_range
 
