@@ -9,7 +9,7 @@ from typing import Any
 
 from iterators.errors import NotResumableError
 from iterators.protocol import Adapter
-from iterators.replay import ReplayAdapter
+from iterators.replay.adapter import ReplayAdapter
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from iterators.loop.tails import TailWatch
 from iterators.order.epoch import Int64
 from iterators.order.position import Layout, Position
 from iterators.protocol import Adapter, Delivery, Manager
-from iterators.replay import ReplayAdapter
+from iterators.replay.adapter import ReplayAdapter
 
 logger = logging.getLogger(__name__)
 

@@ -24,12 +24,13 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
 from iterators.errors import CorruptPositionError, NotResumableError, ResumeMismatchError
-from iterators.lookahead import LookAhead
 from iterators.order.fingerprint import dataset_fingerprint, length_or_none
 from iterators.order.position import Identity, Layout, Position
 from iterators.order.seeds import default_seed, generator_of
 from iterators.order.tickets import Seeding
 from iterators.protocol import Adapter, Delivery
+from iterators.replay.lookahead import LookAhead
+from iterators.replay.skipping import Skipping
 from iterators.sampling import (
     LoaderSettings,
     Tail,
@@ -38,7 +39,6 @@ from iterators.sampling import (
     settings_of,
     tail_of,
 )
-from iterators.skipping import Skipping
 from iterators.torch_common import (
     GENERATORS,
     VERSIONS,

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from iterators.errors import ResumeMismatchError
-from iterators.lookahead import LookAhead
 from iterators.order.fingerprint import length_or_none
 from iterators.order.position import Identity, Layout
 from iterators.protocol import Adapter, Delivery
-from iterators.skipping import Skipping
+from iterators.replay.lookahead import LookAhead
+from iterators.replay.skipping import Skipping
 
 logger = logging.getLogger(__name__)
 
