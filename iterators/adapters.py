@@ -20,9 +20,9 @@ def _torch_adapter(loader: Any, seed: int | None) -> Adapter | None:
         return None
     from torch.utils.data import DataLoader, IterableDataset
 
-    from iterators.iterable import ResumableIterableLoader
     from iterators.order.environment import indexed_source
-    from iterators.torch_loader import ResumableDataLoader
+    from iterators.torch.iterable import ResumableIterableLoader
+    from iterators.torch.loader import ResumableDataLoader
 
     if not isinstance(loader, DataLoader):
         return None

@@ -30,8 +30,8 @@ from iterators import (
     ShardedDataset,
 )
 from iterators.loop.cursor import expected_ledger
-from iterators.shards import ShardOrder
 from iterators.testing import check_resumable
+from iterators.torch.shards import ShardOrder
 
 LENGTHS = [4, 1, 0, 7, 3, 5]
 
@@ -90,7 +90,7 @@ def test_the_order_is_a_permutation_with_an_inverse(
 
 def interleaved(order: ShardOrder) -> list[int]:
     """The same order the slow way, lane by lane and round by round."""
-    from iterators.shards import _dealt
+    from iterators.torch.shards import _dealt
 
     first = np.cumsum([0, *order.lengths])
     lanes = [

@@ -1,4 +1,4 @@
-"""Batches that never mix groups, resumable like every sampler of ours (``iterators/samplers.py``).
+"""Batches that never mix groups, resumable like every sampler of ours (``iterators/torch/samplers.py``).
 
 The whole list of an epoch's batches is computed when the epoch is entered, from the order of the
 samples: an epoch of ``n`` samples takes a few times ``8 * n`` bytes while it is served.
@@ -17,7 +17,7 @@ from iterators.order.environment import length_of, sample_order
 from iterators.order.epoch import Int64, Permutation
 from iterators.order.fingerprint import dataset_fingerprint
 from iterators.order.position import Identity, Position
-from iterators.samplers import PlaceSampler
+from iterators.torch.samplers import PlaceSampler
 
 
 class ResumableGroupedBatchSampler(PlaceSampler[list[int]]):

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from iterators.encoding import dumps, loads
 from iterators.errors import CorruptPositionError, NotResumableError
 from iterators.order.tickets import Seeding, Wrapped
+from iterators.torch.encoding import dumps, loads
 
 #: A skipping worker reports progress at most this often.
 _ROUNDS = 50

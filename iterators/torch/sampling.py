@@ -22,7 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from iterators.errors import IterationStateError, NotResumableError
 from iterators.order.environment import length_of
-from iterators.samplers import ResumableDistributedSampler, ResumableSampler
+from iterators.torch.samplers import ResumableDistributedSampler, ResumableSampler
 
 logger = logging.getLogger(__name__)
 

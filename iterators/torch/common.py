@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
 
-from iterators.loader_worker import WorkerStart
 from iterators.order.environment import in_process_group, rank_and_world
 from iterators.order.epoch import fold64
 from iterators.order.tickets import Seeding, Share
-from iterators.sampling import LoaderSettings
+from iterators.torch.sampling import LoaderSettings
+from iterators.torch.worker_start import WorkerStart
 
 logger = logging.getLogger(__name__)
 

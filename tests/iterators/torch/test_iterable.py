@@ -31,7 +31,7 @@ from iterators import (
     ResumeMismatchError,
 )
 from iterators.testing import FakeManager, check_resumable, digest, walk
-from iterators.worker_batches import Item, Kind, WorkerBatches
+from iterators.torch.worker_batches import Item, Kind, WorkerBatches
 from tests.iterators.datasets import Augmented
 from tests.iterators.streams import (
     Batched,

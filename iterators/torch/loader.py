@@ -23,8 +23,7 @@ from iterators.order.position import Identity, Layout
 from iterators.order.seeds import default_seed, generator_of
 from iterators.order.tickets import Delivered, Seeding, TicketCollate, TicketDataset, TicketSampler
 from iterators.protocol import Adapter, Delivery
-from iterators.sampling import LoaderSettings, Tail, engine_of, read_sampling, settings_of
-from iterators.torch_common import (
+from iterators.torch.common import (
     GENERATORS,
     VERSIONS,
     Engine,
@@ -36,6 +35,7 @@ from iterators.torch_common import (
     share_of,
     workers_started,
 )
+from iterators.torch.sampling import LoaderSettings, Tail, engine_of, read_sampling, settings_of
 
 #: The user's own order: ``(seed, epoch) -> ids``, the same for the same arguments, always.
 OrderFunction: TypeAlias = Callable[[int, int], Sequence[int] | Int64]

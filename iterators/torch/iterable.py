@@ -31,15 +31,7 @@ from iterators.order.tickets import Seeding
 from iterators.protocol import Adapter, Delivery
 from iterators.replay.lookahead import LookAhead
 from iterators.replay.skipping import Skipping
-from iterators.sampling import (
-    LoaderSettings,
-    Tail,
-    engine_of,
-    require_plain,
-    settings_of,
-    tail_of,
-)
-from iterators.torch_common import (
+from iterators.torch.common import (
     GENERATORS,
     VERSIONS,
     Engine,
@@ -51,7 +43,15 @@ from iterators.torch_common import (
     share_of,
     workers_started,
 )
-from iterators.worker_batches import Item, Kind, Recipe, Standing, WorkerBatches, is_stateful
+from iterators.torch.sampling import (
+    LoaderSettings,
+    Tail,
+    engine_of,
+    require_plain,
+    settings_of,
+    tail_of,
+)
+from iterators.torch.worker_batches import Item, Kind, Recipe, Standing, WorkerBatches, is_stateful
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class ResumableIterableLoader(Adapter):
     itself; ``rank`` and ``world`` are the process group's unless given.
 
     ``state_dict()`` is asked for after each batch and must cover the samples yielded so far, all
-    that decides which come next, and nothing but plain values (see ``iterators.encoding``).
+    that decides which come next, and nothing but plain values (see ``iterators.torch.encoding``).
     ``load_state_dict`` is called before ``iter``. Of a dataset without them, the iterator's are
     used, if it has them: ``load_state_dict`` is then called on a new iterator. Without either the
     dataset must repeat itself.

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from iterators import CFIterator
-from iterators.torch_common import forks_workers, warn_of_forks
+from iterators.torch.common import forks_workers, warn_of_forks
 from tests.iterators.datasets import Plain
 from tests.iterators.streams import Stateful
 

@@ -32,7 +32,6 @@ from torch.utils.data.distributed import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from iterators import CFIterator, EpochOrder, NotResumableError, ResumableDataLoader
-from iterators.loader_worker import WorkerStart
 from iterators.order.fingerprint import dataset_fingerprint
 from iterators.order.tickets import (
     Fetched,
@@ -43,6 +42,7 @@ from iterators.order.tickets import (
     fetches_by_batch,
 )
 from iterators.testing import digest
+from iterators.torch.worker_start import WorkerStart
 from tests.iterators.datasets import Augmented, ByBatch, Folder, Plain
 
 

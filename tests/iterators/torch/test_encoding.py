@@ -14,8 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iterators.encoding import decode, dumps, encode, loads
 from iterators.testing import digest
+from iterators.torch.encoding import decode, dumps, encode, loads
 
 LEAVES = (
     st.none()
