@@ -1,11 +1,4 @@
-"""Conformance tests for resumable iterators, for users to run over their own datasets.
-
-``check_resumable`` walks an iterator, records its state before each batch, restores a fresh one
-from *every* recorded state, and compares the rest exactly: which samples, and their bits.
-``check_elastic`` drops all ranks at random points and goes on at another world and batch size;
-``check_lives`` does so by a script. ``FakeManager`` stands in for a checkpoint manager and writes
-down what it was told.
-"""
+"""The conformance tests of `iterators.testing`, and the manager that stands in for a real one."""
 
 from __future__ import annotations
 
@@ -17,24 +10,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from iterators.cf_iterator import CFIterator
-from iterators.digest import digest
-from iterators.lives import End, Life, MakeRank, Run, SamplesOf
 from iterators.protocol import PositionSource
-
-__all__ = [
-    "End",
-    "FakeManager",
-    "Life",
-    "MakeIterator",
-    "MakeRank",
-    "SamplesOf",
-    "Served",
-    "check_elastic",
-    "check_lives",
-    "check_resumable",
-    "digest",
-    "walk",
-]
+from iterators.testing.digest import digest
+from iterators.testing.lives import End, Life, MakeRank, Run, SamplesOf
 
 MakeIterator: TypeAlias = Callable[[], CFIterator]
 

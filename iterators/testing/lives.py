@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from iterators.cf_iterator import CFIterator
-from iterators.digest import digest
 from iterators.order.ledger import Ledger
 from iterators.order.position import Position
+from iterators.testing.digest import digest
 
 #: ``(rank, world, batch)`` -> that rank's fresh iterator; ``batch`` is per rank.
 MakeRank: TypeAlias = Callable[[int, int, int], CFIterator]
