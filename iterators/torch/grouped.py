@@ -1,4 +1,4 @@
-"""Batches that never mix groups, resumable like every sampler of ours (``iterators/torch/samplers.py``).
+"""Batches that never mix groups, resumable like the samplers in ``samplers.py``.
 
 The whole list of an epoch's batches is computed when the epoch is entered, from the order of the
 samples: an epoch of ``n`` samples takes a few times ``8 * n`` bytes while it is served.
