@@ -29,11 +29,11 @@ from checkfreq.persist.attempts import Marks
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
 from checkfreq.policy.tuner import Due
-from checkfreq.ranks.coordinator import NO_WISH, Alone, Decision, Ranks, Wish
+from checkfreq.ranks.coordinator import NO_PROPOSAL, Coordinator, Decision, Proposal, SingleRank
 from checkfreq.ranks.meetings import ranks_together
+from checkfreq.ranks.multi_rank import MultiRank
 from checkfreq.ranks.rendezvous import MAKING
 from checkfreq.ranks.roles import agree_on_role, agree_on_settings
-from checkfreq.ranks.together import Together
 from checkfreq.restore.apply import RestorePlan
 from checkfreq.restore.restorer import Found, Restorer, plan_restore
 from checkfreq.run.checks import cadence, check_arguments, numbers, usable
@@ -151,9 +151,9 @@ class CFManager:
         )
         self._persistence = self._pipeline.persistence
         self._persistence.alarm.current_step = lambda: self._global_step
-        self._ranks: Ranks = Alone(self._pipeline, self._notice)
+        self._ranks: Coordinator = SingleRank(self._pipeline, self._notice)
         if meetings is not None:
-            self._ranks = Together(
+            self._ranks = MultiRank(
                 meetings, role, self._pipeline, self._profiler, self._notice, config=config
             )
         if fresh:
@@ -271,7 +271,7 @@ class CFManager:
         self._carry_out(
             self._ranks.decide(
                 self._global_step,
-                lambda: self._wish(epoch_boundary=epoch_boundary),
+                lambda: self._proposal(epoch_boundary=epoch_boundary),
                 must_meet=epoch_boundary or self._requested is not None,
                 marks=self._requested,
             )
@@ -301,31 +301,31 @@ class CFManager:
             step=self._pipeline.last_started_step,
             timer=self._pipeline.timer(),
             num_slots=self._pipeline.num_slots,
-            key=self._pipeline.surroundings() if self._cadence is None else {},
+            key=self._pipeline.environment() if self._cadence is None else {},
         )
 
-    def _wish(self, *, epoch_boundary: bool) -> Wish:
+    def _proposal(self, *, epoch_boundary: bool) -> Proposal:
         """What this process would do at this boundary, were it alone."""
         if self._requested is not None:
-            return Wish("requested", must=True)
+            return Proposal("requested", must=True)
         if self._cadence is None:
-            return self._wish_by_costs()
+            return self._proposal_by_costs()
         due = self._cadence.is_due(
             step=self._global_step,
             last_step=self._pipeline.last_started_step,
             epoch_boundary=epoch_boundary,
         )
         if due or (self._pipeline.is_deferred and self._cadence.interval_steps == 0):
-            return Wish("epoch" if epoch_boundary else "periodic")
-        return NO_WISH
+            return Proposal("epoch" if epoch_boundary else "periodic")
+        return NO_PROPOSAL
 
-    def _wish_by_costs(self) -> Wish:
+    def _proposal_by_costs(self) -> Proposal:
         match self._profiler.due(step=self._global_step):
             case Due.TAKE:
-                return Wish("periodic", place=self._profiler.place.value)
+                return Proposal("periodic", place=self._profiler.place.value)
             case Due.LATE:
-                return Wish(why_late=Due.LATE.value)
-        return NO_WISH
+                return Proposal(why_late=Due.LATE.value)
+        return NO_PROPOSAL
 
     def _carry_out(self, decision: Decision) -> None:
         if decision.defer:

@@ -22,7 +22,7 @@ UNKNOWN = "unknown"
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def surroundings(chk_dir: Path) -> dict[str, Any]:
+def environment(chk_dir: Path) -> dict[str, Any]:
     """JSON-able facts about what this process runs on and writes to.
 
     Accelerators count once they are in use: to be called after the first weight update.

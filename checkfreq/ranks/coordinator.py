@@ -1,7 +1,7 @@
-"""The ranks of a run as the manager sees them, and the run of one rank.
+"""What the manager asks of the ranks of a run, and the run of a single rank.
 
-The manager says what it would do at a boundary (``Wish``) and does what is decided (``Decision``).
-Alone that is the same; many ranks decide together (``distributed.together``).
+At a boundary the manager makes a ``Proposal`` and carries out the ``Decision``. With one rank
+they are the same; many ranks vote (``ranks.multi_rank``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Proposal:
     """What one rank would do at this boundary: a checkpoint for ``reason``, or none ("").
 
     ``must``: it waits for a slot; otherwise it is deferred. ``why_late``: it is due, and would
@@ -69,11 +69,11 @@ class Decision:
 
 
 #: What most boundaries come to: shared, since they come often.
-NO_WISH = Wish()
+NO_PROPOSAL = Proposal()
 NOTHING = Decision()
 
 
-class Ranks(Protocol):
+class Coordinator(Protocol):
     """What differs between a run of one rank and one of many."""
 
     def each(self, phase: str, action: Callable[[], T]) -> T:
@@ -89,7 +89,12 @@ class Ranks(Protocol):
         ...
 
     def decide(
-        self, step: int, wish: Callable[[], Wish], *, must_meet: bool, marks: Marks | None = None
+        self,
+        step: int,
+        proposal: Callable[[], Proposal],
+        *,
+        must_meet: bool,
+        marks: Marks | None = None,
     ) -> Decision:
         """What to do at a boundary. ``must_meet``: it is one at which all ranks know to meet.
         ``marks``: of the checkpoint that was asked for."""
@@ -136,7 +141,7 @@ class Ranks(Protocol):
         ...
 
 
-class Alone:
+class SingleRank:
     """A run of one rank."""
 
     def __init__(self, pipeline: Pipeline, notice: StopNotice) -> None:
@@ -145,67 +150,72 @@ class Alone:
         self._notice = notice
 
     def each(self, phase: str, action: Callable[[], T]) -> T:
-        """See Ranks."""
+        """See Coordinator."""
         return action()
 
     def open(self) -> None:
-        """See Ranks."""
+        """See Coordinator."""
         self._persistence.open()
 
     def raise_failures(self) -> None:
-        """See Ranks."""
+        """See Coordinator."""
         self._persistence.book.raise_if_intolerable()
 
     def decide(
-        self, step: int, wish: Callable[[], Wish], *, must_meet: bool, marks: Marks | None = None
+        self,
+        step: int,
+        proposal: Callable[[], Proposal],
+        *,
+        must_meet: bool,
+        marks: Marks | None = None,
     ) -> Decision:
-        """See Ranks."""
-        own = wish()
+        """See Coordinator."""
+        own = proposal()
         if own.reason and not own.must and (why := self._persistence.alarm.why_held_back()):
-            own = Wish(why_late=why)
-        if own is NO_WISH and self._notice.received is None:
+            own = Proposal(why_late=why)
+        if own is NO_PROPOSAL and self._notice.received is None:
             return NOTHING
         return Decision(own.reason, own.must, own.place, own.why_late, self._notice.received)
 
     def take(self, step: int, decision: Decision, marks: Marks) -> Attempt | None:
-        """See Ranks."""
+        """See Coordinator."""
         if decision.place:
             self._pipeline.set_place(SnapshotPlace(decision.place))
         return self._pipeline.checkpoint(step, decision.reason, marks, must=decision.must)
 
     def require(self, step: int, reason: str, marks: Marks) -> Attempt | None:
-        """See Ranks."""
+        """See Coordinator."""
         return self._pipeline.checkpoint(step, reason, marks, must=True)
 
     def outcome(self, step: int, attempt: Attempt | None) -> CheckFreqError | None:
-        """See Ranks."""
+        """See Coordinator."""
         return self._pipeline.outcome(attempt)
 
     def wait(self) -> None:
-        """See Ranks."""
+        """See Coordinator."""
         self._pipeline.wait_for_all()
         self._persistence.book.raise_if_intolerable()
 
     def note_finished(self, step: int) -> bool:
-        """See Ranks."""
+        """See Coordinator."""
         self._persistence.note_finished(step, finished=True)
         self._pipeline.wait_answered()
         return self._persistence.is_finished(step)
 
     def is_finished(self, step: int) -> bool:
-        """See Ranks."""
+        """See Coordinator."""
         return self._persistence.is_finished(step)
 
     def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
-        """See Ranks."""
+        """See Coordinator."""
         open_directory = partial(self._persistence.open, check=restorer.attempt)
         return restorer.find_while_opening(step, open_directory=open_directory)
 
     def restored(self, step: int) -> None:
-        """See Ranks."""
+        """See Coordinator."""
 
     def leave(self, why: str) -> None:
-        """See Ranks."""
+        """See Coordinator."""
 
     def close(self) -> None:
-        """See Ranks."""
+        """See Coordinator."""

@@ -28,7 +28,7 @@ from checkfreq.state.capture import POSITIONS
 from checkfreq.state.codec import decode_tree
 from checkfreq.state.gradients import require_gradient_fields
 from checkfreq.state.tensors import DTYPES, decode_torch, sizes_of
-from checkfreq.store.collector import collector_paused
+from checkfreq.store.gc_pause import gc_paused
 from checkfreq.store.parts import file_name, stem_of
 from checkfreq.types import Json
 
@@ -81,7 +81,7 @@ def only_content(path: str) -> Iterator[None]:
 
 def require_sound(manifest: Recorded, *, path: str) -> None:
     """Raise CorruptCheckpointError, for ``path``, unless all of the state can be read back."""
-    with only_content(path), collector_paused():
+    with only_content(path), gc_paused():
         _require_sound(manifest, path)
 
 

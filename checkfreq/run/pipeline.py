@@ -20,7 +20,7 @@ from torch import nn
 
 from checkfreq.config import CFConfig
 from checkfreq.errors import CheckFreqError, PersistError, StateError
-from checkfreq.pacing.environment import surroundings
+from checkfreq.pacing.environment import environment
 from checkfreq.pacing.profiler import Profiler
 from checkfreq.pacing.timing import DeviceTimer, HostTimer, IterationTimer
 from checkfreq.persist.attempts import Attempt, Marks
@@ -29,9 +29,9 @@ from checkfreq.policy.retention import RetentionPolicy
 from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.choice import engine_for
 from checkfreq.snapshot.device import CudaDevice
+from checkfreq.snapshot.device_copier import Limits
 from checkfreq.snapshot.device_engine import DevicePinner
 from checkfreq.snapshot.device_memory import room_for_snapshot
-from checkfreq.snapshot.lane import Limits
 from checkfreq.snapshot.snapshotter import Snapshotter
 from checkfreq.snapshot.values import Values, broadcast_anywhere, samples, values_of
 from checkfreq.state.capture import (
@@ -98,7 +98,7 @@ class Pipeline:
         self._snapshotter = Snapshotter(
             choose_engine=partial(engine_for, chk, pinner=pinner, place=config.snapshot_place),
             arena=self._arena,
-            listener=self.persistence.persister,
+            listener=self.persistence.client,
             config=config,
         )
         self._is_deferred = False
@@ -141,7 +141,7 @@ class Pipeline:
     @property
     def is_quiet(self) -> bool:
         """True while the worker has nothing to do."""
-        return not self.persistence.book.num_active and not self.persistence.persister.is_busy
+        return not self.persistence.book.num_active and not self.persistence.client.is_busy
 
     @property
     def has_room(self) -> bool:
@@ -211,11 +211,11 @@ class Pipeline:
         """Snapshots that can exist at once; 0 before the first boundary."""
         return len(self._arena.slots)
 
-    def surroundings(self) -> dict[str, object]:
+    def environment(self) -> dict[str, object]:
         """Everything that the costs of this run depend on, JSON-able."""
         config = self._config
         return {
-            **surroundings(self._chk_dir),
+            **environment(self._chk_dir),
             "world": self._role.world,
             "group": len(self._role.group),
             "split": self._role.split,
@@ -458,13 +458,13 @@ class Pipeline:
     def is_answered(self, timeout_s: float) -> bool:
         """Wait at most so long until the worker has done all it was asked; whether it has."""
         return self.persistence.wait_until(
-            lambda: not self.persistence.persister.is_busy, timeout_s=timeout_s
+            lambda: not self.persistence.client.is_busy, timeout_s=timeout_s
         )
 
     def wait_answered(self) -> None:
         """Wait until the worker has done all it was asked to."""
         self._wait_until(
-            lambda: not self.persistence.persister.is_busy, "the worker to note what it was asked"
+            lambda: not self.persistence.client.is_busy, "the worker to note what it was asked"
         )
 
     @contextmanager

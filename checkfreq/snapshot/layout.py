@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from checkfreq.state.captured import CapturedState
-from checkfreq.state.sink import TensorRef
+from checkfreq.state.collector import TensorRef
 from checkfreq.state.tensors import DTYPE_NAMES
 from checkfreq.store.parts import file_name
 from checkfreq.types import FileSpec, Json, TensorSpec, round_up_to_page

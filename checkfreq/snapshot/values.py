@@ -20,7 +20,7 @@ from xxhash import xxh3_64_hexdigest
 
 from checkfreq.snapshot.device import CudaDevice, Device, Event
 from checkfreq.state.captured import POSITIONS, Everything
-from checkfreq.state.sink import TensorRef
+from checkfreq.state.collector import TensorRef
 from checkfreq.types import Json
 
 #: Elements that are looked at to tell a rounding error from other content.

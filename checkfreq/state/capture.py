@@ -15,11 +15,11 @@ from checkfreq.errors import StateError
 from checkfreq.state.adapters.rng import capture_rng
 from checkfreq.state.captured import GRADIENTS, POSITIONS, RNG, CapturedState, Everything
 from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.collector import StateCollector, TensorRef
 from checkfreq.state.gradients import Gradients, capture_gradients
 from checkfreq.state.parts import alone, part_of
-from checkfreq.state.sink import Sink, TensorRef
 from checkfreq.state.structure import structure_digest, structure_listing
-from checkfreq.store.collector import collector_paused
+from checkfreq.store.gc_pause import gc_paused
 from checkfreq.types import Json, Role
 
 __all__ = [
@@ -53,7 +53,7 @@ def capture(
     ``barrier_on_device``: the next weight update waits on the device, so every host tensor is
     volatile. Raises StateError naming the path of whatever cannot be kept.
     """
-    with collector_paused():
+    with gc_paused():
         everything = read_everything(
             chk,
             positions=positions or {},
@@ -73,76 +73,78 @@ def read_everything(
     world: int = 1,
 ) -> Everything:
     """The whole state as this process sees it, whoever writes it."""
-    sink = Sink(optimised=chk.optimised(), barrier_on_device=barrier_on_device)
+    collector = StateCollector(optimised=chk.optimised(), barrier_on_device=barrier_on_device)
     objects: dict[str, Json] = {}
     spans: dict[str, tuple[int, int]] = {}
     for name, adapter in chk.adapters.items():
-        sink.start(name)
-        begin = len(sink.refs)
-        objects[name] = adapter.capture(sink)
-        spans[name] = (begin, len(sink.refs))
+        collector.start(name)
+        begin = len(collector.refs)
+        objects[name] = adapter.capture(collector)
+        spans[name] = (begin, len(collector.refs))
     if chk.settled or chk.volatile:
-        _declare(chk, sink, barrier_on_device=barrier_on_device)
-    own_tensors = _own_tensors(chk, sink)
+        _declare(chk, collector, barrier_on_device=barrier_on_device)
+    own_tensors = _own_tensors(chk, collector)
     if chk.rng:
-        devices = {ref.tensor.device for ref in sink.refs if not ref.tensor.is_cpu}
-        sink.start(RNG)
-        begin = len(sink.refs)
-        objects[RNG] = capture_rng(sink, devices)
-        spans[RNG] = (begin, len(sink.refs))
+        devices = {ref.tensor.device for ref in collector.refs if not ref.tensor.is_cpu}
+        collector.start(RNG)
+        begin = len(collector.refs)
+        objects[RNG] = capture_rng(collector, devices)
+        spans[RNG] = (begin, len(collector.refs))
     if gradients:
-        sink.start(GRADIENTS)
-        begin = len(sink.refs)
-        objects[GRADIENTS] = capture_gradients(sink, gradients, world=world)
-        spans[GRADIENTS] = (begin, len(sink.refs))
-    for name, aliases in sink.aliases.items():
+        collector.start(GRADIENTS)
+        begin = len(collector.refs)
+        objects[GRADIENTS] = capture_gradients(collector, gradients, world=world)
+        spans[GRADIENTS] = (begin, len(collector.refs))
+    for name, aliases in collector.aliases.items():
         objects[name]["aliases"] = aliases
     if positions:
-        sink.start(POSITIONS)
+        collector.start(POSITIONS)
         objects[POSITIONS] = {
-            name: _position(name, position, sink) for name, position in positions.items()
+            name: _position(name, position, collector) for name, position in positions.items()
         }
-        spans[POSITIONS] = (len(sink.refs), len(sink.refs))
+        spans[POSITIONS] = (len(collector.refs), len(collector.refs))
     own_objects = frozenset((*chk.own_objects, RNG, POSITIONS, GRADIENTS))
-    return Everything(sink.refs, spans, objects, sink.aliases, sink.cuts, own_objects, own_tensors)
+    return Everything(
+        collector.refs, spans, objects, collector.aliases, collector.cuts, own_objects, own_tensors
+    )
 
 
-def _position(name: str, position: Mapping[str, Any], sink: Sink) -> Json:
-    before = len(sink.refs)
-    node = sink.encode(dict(position), f"position of iterator {name!r}")
-    if len(sink.refs) != before:
+def _position(name: str, position: Mapping[str, Any], collector: StateCollector) -> Json:
+    before = len(collector.refs)
+    node = collector.encode(dict(position), f"position of iterator {name!r}")
+    if len(collector.refs) != before:
         raise StateError(
-            f"position of iterator {name!r} holds a tensor ({sink.refs[-1].key}); "
+            f"position of iterator {name!r} holds a tensor ({collector.refs[-1].key}); "
             "expected numbers, strings and lists"
         )
     return node
 
 
-def _declare(chk: CFCheckpoint, sink: Sink, *, barrier_on_device: bool) -> None:
+def _declare(chk: CFCheckpoint, collector: StateCollector, *, barrier_on_device: bool) -> None:
     """Apply ``settled=`` and ``volatile=``; the longest matching name wins."""
     declared = {**dict.fromkeys(chk.settled, True), **dict.fromkeys(chk.volatile, False)}
     unmatched = set(declared)
-    for index, matches in _matches(sink, declared):
+    for index, matches in _matches(collector, declared):
         unmatched.difference_update(matches)
-        ref = sink.refs[index]
+        ref = collector.refs[index]
         settled = declared[max(matches, key=len)]
         if settled and barrier_on_device and ref.tensor.is_cpu:
             settled = False
-        sink.refs[index] = ref._replace(settled=settled)
+        collector.refs[index] = ref._replace(settled=settled)
     _require_matches(chk, unmatched, "settled= or volatile=")
 
 
-def _own_tensors(chk: CFCheckpoint, sink: Sink) -> frozenset[tuple[str, str]]:
+def _own_tensors(chk: CFCheckpoint, collector: StateCollector) -> frozenset[tuple[str, str]]:
     """(object, key) of tensors that differ from rank to rank: found to, or declared."""
     declared = [name for name in chk.per_rank if name not in chk.own_objects]
     if not declared:
-        return frozenset(sink.own)
-    unmatched, own = set(declared), set(sink.own)
-    for index, matches in _matches(sink, declared):
+        return frozenset(collector.own)
+    unmatched, own = set(declared), set(collector.own)
+    for index, matches in _matches(collector, declared):
         unmatched.difference_update(matches)
-        ref = sink.refs[index]
+        ref = collector.refs[index]
         own.add((ref.stem, ref.key))
-        if index in sink.cuts:
+        if index in collector.cuts:
             raise StateError(
                 f"per_rank= names {ref.stem}.{ref.key}, which is a DTensor: every rank keeps its "
                 "shard as it is. Leave it out"
@@ -151,19 +153,19 @@ def _own_tensors(chk: CFCheckpoint, sink: Sink) -> frozenset[tuple[str, str]]:
     return frozenset(own)
 
 
-def _matches(sink: Sink, declared: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+def _matches(collector: StateCollector, declared: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
     """Every tensor with the declared names that cover it, or one of its tied names."""
-    other_names = _other_names(sink)
-    for index, ref in enumerate(sink.refs):
+    other_names = _other_names(collector)
+    for index, ref in enumerate(collector.refs):
         names = [ref.key, *other_names.get((ref.stem, ref.key), ())]
         matches = [d for d in declared if any(covers(d, ref.stem, n) for n in names)]
         if matches:
             yield index, matches
 
 
-def _other_names(sink: Sink) -> dict[tuple[str, str], list[str]]:
+def _other_names(collector: StateCollector) -> dict[tuple[str, str], list[str]]:
     names: dict[tuple[str, str], list[str]] = {}
-    for object_name, aliases in sink.aliases.items():
+    for object_name, aliases in collector.aliases.items():
         for alias, key in aliases.items():
             names.setdefault((object_name, key), []).append(alias)
     return names

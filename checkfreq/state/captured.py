@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from checkfreq.state.collector import TensorRef
 from checkfreq.state.dtensors import Cut
-from checkfreq.state.sink import TensorRef
 from checkfreq.types import Json
 
 #: Keys of ``objects`` that are not tracked names.

@@ -26,9 +26,9 @@ from torch.optim import Optimizer
 
 from checkfreq.state.adapters.base import Findings, Saved
 from checkfreq.state.adapters.optimizer_load import parameters_of
+from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import local_of
 from checkfreq.state.pieces import SavedTensor
-from checkfreq.state.sink import Sink
 from checkfreq.state.tensors import DTYPES
 from checkfreq.types import Json
 
@@ -156,13 +156,15 @@ def _any_nonzero(gradients: Iterable[Tensor]) -> bool:
 # ---- in a checkpoint
 
 
-def capture_gradients(sink: Sink, gradients: Gradients, *, world: int) -> dict[str, Json]:
-    """Add the gradients to ``sink``, of DTensors the local ones, and return the rest as JSON."""
+def capture_gradients(
+    collector: StateCollector, gradients: Gradients, *, world: int
+) -> dict[str, Json]:
+    """Add the gradients (of DTensors the local ones) to ``collector``; return the rest as JSON."""
     numbers: dict[str, Json] = {}
     for name, found in gradients.items():
         numbers[name] = list(found)
         for number, gradient in found.items():
-            sink.add(_key(name, number), local_of(gradient), False)
+            collector.add(_key(name, number), local_of(gradient), False)
     return {"kind": "gradients", "world": world, "parameters": numbers}
 
 

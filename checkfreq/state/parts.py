@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from checkfreq.errors import StateError
 from checkfreq.state.captured import CapturedState, Everything
+from checkfreq.state.collector import TensorRef, make_ref
 from checkfreq.state.division import Item, divide
 from checkfreq.state.dtensors import Cut
-from checkfreq.state.sink import TensorRef, make_ref
 from checkfreq.state.tensors import DTYPE_NAMES
 from checkfreq.store.parts import stem_of
 from checkfreq.types import Json, Role

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import xxhash
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError
-from checkfreq.store.collector import collector_paused
+from checkfreq.store.gc_pause import gc_paused
 from checkfreq.types import Json
 
 #: The newest that can be read. What is written is the oldest that can say it.
@@ -239,7 +239,7 @@ class Manifest:
                 f"{FORMAT_VERSION}. The checkpoint is whole: read it with a newer checkfreq."
             )
         try:
-            with collector_paused():
+            with gc_paused():
                 return _manifest_from(_load_json(data), version)
         except ManifestError as error:
             raise CorruptCheckpointError(

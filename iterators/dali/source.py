@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iterators.dali.files import FileList
+from iterators.order.batch_requests import Share
 from iterators.order.epoch import EpochOrder, Int64, Order, SequentialOrder, fold64, mix64
-from iterators.order.tickets import Share
 
 Float32: TypeAlias = NDArray[np.float32]
 

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
 
+from iterators.order.batch_requests import Seeding, Share
 from iterators.order.environment import in_process_group, rank_and_world
 from iterators.order.epoch import fold64
-from iterators.order.tickets import Seeding, Share
 from iterators.torch.sampling import LoaderSettings
 from iterators.torch.worker_start import WorkerStart
 

@@ -24,10 +24,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
 from iterators.errors import CorruptPositionError, NotResumableError, ResumeMismatchError
+from iterators.order.batch_requests import Seeding
 from iterators.order.fingerprint import dataset_fingerprint, length_or_none
 from iterators.order.position import Identity, Layout, Position
 from iterators.order.seeds import default_seed, generator_of
-from iterators.order.tickets import Seeding
 from iterators.protocol import Adapter, Delivery
 from iterators.replay.lookahead import LookAhead
 from iterators.replay.skipping import Skipping
@@ -51,7 +51,14 @@ from iterators.torch.sampling import (
     settings_of,
     tail_of,
 )
-from iterators.torch.worker_batches import Item, Kind, Recipe, Standing, WorkerBatches, is_stateful
+from iterators.torch.worker_batches import (
+    Item,
+    Kind,
+    Recipe,
+    WorkerBatches,
+    WorkerProgress,
+    is_stateful,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -224,7 +231,7 @@ class ResumableIterableLoader(Adapter):
 
     def open(self, *, epoch: int, start: int, state: Any = None) -> IterableDeliveries:
         """Start workers that stand as ``state`` says; at place 0, as the dataset does."""
-        standing = self._standing(state) if start else Standing.fresh(self._workers)
+        standing = self._standing(state) if start else WorkerProgress.fresh(self._workers)
         self._batches.aim(epoch, standing)
         aim_generator(self._generator, self._seed, epoch)
         self._open = IterableDeliveries(
@@ -236,8 +243,8 @@ class ResumableIterableLoader(Adapter):
         )
         return self._open
 
-    def _standing(self, state: Any) -> Standing:
-        return Standing.from_state(state, num_workers=self._workers, stateful=self._stateful)
+    def _standing(self, state: Any) -> WorkerProgress:
+        return WorkerProgress.from_state(state, num_workers=self._workers, stateful=self._stateful)
 
     def _recipe(self) -> Recipe:
         return Recipe(
@@ -260,7 +267,7 @@ class IterableDeliveries:
     def __init__(
         self,
         items: Iterator[Item],
-        standing: Standing,
+        standing: WorkerProgress,
         *,
         skipping: Skipping,
         guard: Seeding | None,

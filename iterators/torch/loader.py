@@ -16,12 +16,18 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from iterators.order.batch_requests import (
+    BatchRequestCollate,
+    BatchRequestDataset,
+    BatchRequestSampler,
+    Delivered,
+    Seeding,
+)
 from iterators.order.environment import length_of, map_style, sample_order
 from iterators.order.epoch import Int64, ListedOrder, Order
 from iterators.order.fingerprint import dataset_fingerprint, sample_name
 from iterators.order.position import Identity, Layout
 from iterators.order.seeds import default_seed, generator_of
-from iterators.order.tickets import Delivered, Seeding, TicketCollate, TicketDataset, TicketSampler
 from iterators.protocol import Adapter, Delivery
 from iterators.torch.common import (
     GENERATORS,
@@ -100,10 +106,12 @@ class ResumableDataLoader(Adapter):
             )
         self._epoch = 0
         self._seeding = seeding_of(seed, seeded)
-        self._sampler = TicketSampler(self._current, self._share)
+        self._sampler = BatchRequestSampler(self._current, self._share)
         self._generator = torch.Generator()
         self._kind, self._settings = engine, settings
-        self._collate = TicketCollate(collate_of(batch_size, settings), single=batch_size is None)
+        self._collate = BatchRequestCollate(
+            collate_of(batch_size, settings), single=batch_size is None
+        )
         self._engine = self._make_engine()
 
     @classmethod
@@ -222,8 +230,8 @@ class ResumableDataLoader(Adapter):
     def _make_engine(self) -> DataLoader[Delivered]:
         settings = settings_of_engine(self._settings, collate_fn=self._collate)
         return self._kind(
-            TicketDataset(self._dataset, self._seeding),  # type: ignore[arg-type]
-            batch_sampler=self._sampler,  # type: ignore[arg-type]  # TicketDataset takes them
+            BatchRequestDataset(self._dataset, self._seeding),  # type: ignore[arg-type]
+            batch_sampler=self._sampler,  # type: ignore[arg-type]  # BatchRequestDataset takes them
             generator=self._generator,
             **settings,
         )

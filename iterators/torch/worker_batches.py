@@ -2,7 +2,7 @@
 
 Every worker forms its own batches and sends each with the state behind it; torch hands them out
 cyclically, leaving out workers that have ended. So the order is that of (worker, index of the
-batch in it), and a ``Standing`` is all there is to know.
+batch in it), and a ``WorkerProgress`` is all there is to know.
 
 A restored epoch must begin with the worker whose turn it is, but torch always begins with worker
 0. The workers before it each send one ``WAITED`` item first, which the training process throws
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset, get_worker_info
 
 from iterators.errors import CorruptPositionError, NotResumableError
-from iterators.order.tickets import Seeding, Wrapped
+from iterators.order.batch_requests import Seeding, Wrapped
 from iterators.torch.encoding import dumps, loads
 
 #: A skipping worker reports progress at most this often.
@@ -50,7 +50,7 @@ class Item(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class WorkerProgress:
     """For each worker: batches made, whether it has ended, its dataset's state. And the turn.
 
     ``states`` holds text (of the dataset's state or of its iterator's), empty for a worker that
@@ -63,16 +63,16 @@ class Standing:
     turn: int = 0
 
     @classmethod
-    def fresh(cls, num_workers: int) -> Standing:
+    def fresh(cls, num_workers: int) -> WorkerProgress:
         """The beginning of an epoch; loading in the training process is one worker."""
         count = max(1, num_workers)
         return cls((0,) * count, (False,) * count, ("",) * count)
 
-    def behind(self, item: Item) -> Standing:
+    def behind(self, item: Item) -> WorkerProgress:
         """After ``item``, a batch or an end."""
         made = self.made[item.worker] + (item.kind is not Kind.ENDED)
         ended = item.kind is not Kind.BATCH
-        return Standing(
+        return WorkerProgress(
             _replaced(self.made, item.worker, made),
             _replaced(self.ended, item.worker, ended),
             _replaced(self.states, item.worker, "" if ended else item.state),
@@ -97,7 +97,7 @@ class Standing:
         }
 
     @classmethod
-    def from_state(cls, state: Any, *, num_workers: int, stateful: bool) -> Standing:
+    def from_state(cls, state: Any, *, num_workers: int, stateful: bool) -> WorkerProgress:
         """Read ``to_state``'s form; ``CorruptPositionError`` if it cannot be one of this layout.
 
         ``stateful``: the dataset has a state. Only its iterator knows whether that has one.
@@ -162,13 +162,13 @@ class WorkerBatches(Wrapped, IterableDataset[Item]):
     """
 
     def __init__(
-        self, dataset: Any, recipe: Recipe, epoch: int = 0, standing: Standing | None = None
+        self, dataset: Any, recipe: Recipe, epoch: int = 0, standing: WorkerProgress | None = None
     ) -> None:
         object.__setattr__(self, "_cf_dataset", dataset)
         object.__setattr__(self, "_cf_recipe", recipe)
-        self.aim(epoch, standing or Standing.fresh(0))
+        self.aim(epoch, standing or WorkerProgress.fresh(0))
 
-    def aim(self, epoch: int, standing: Standing) -> None:
+    def aim(self, epoch: int, standing: WorkerProgress) -> None:
         """Let the next ``iter``, in workers not yet started, continue there."""
         object.__setattr__(self, "_cf_aim", (epoch, standing))
 
@@ -199,7 +199,7 @@ class _Work:
         self._made = 0
         self._source: Any = dataset if recipe.stateful else None
 
-    def items(self, standing: Standing) -> Iterator[Item]:
+    def items(self, standing: WorkerProgress) -> Iterator[Item]:
         samples = self._begun(standing.states[self._worker])
         if any(standing.states):
             self._made = standing.made[self._worker]
@@ -235,7 +235,7 @@ class _Work:
             )
         self._source.load_state_dict(loads(state))
 
-    def _again(self, samples: Iterator[Any], standing: Standing) -> Iterator[Item]:
+    def _again(self, samples: Iterator[Any], standing: WorkerProgress) -> Iterator[Item]:
         """Make this worker's batches again, in as many rounds as every other worker."""
         own = standing.made[self._worker]
         rounds = min(_ROUNDS, max(standing.made))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkfreq import __version__
-from checkfreq.pacing.environment import UNKNOWN, cpu_model, num_cores, storage_of, surroundings
+from checkfreq.pacing.environment import UNKNOWN, cpu_model, environment, num_cores, storage_of
 
 
 def device_of(path: Path) -> str:
@@ -34,12 +34,12 @@ def line(device: str, point: object, rest: str) -> str:
 
 
 def test_they_are_json_and_the_same_each_time(tmp_path: Path) -> None:
-    found = surroundings(tmp_path)
-    assert json.loads(json.dumps(found)) == found == surroundings(tmp_path)
+    found = environment(tmp_path)
+    assert json.loads(json.dumps(found)) == found == environment(tmp_path)
 
 
 def test_they_name_machine_storage_and_versions(tmp_path: Path) -> None:
-    found = surroundings(tmp_path)
+    found = environment(tmp_path)
     assert found["devices"] == []  # none is in use in this process
     assert found["cores"] == num_cores() == len(os.sched_getaffinity(0))
     assert found["threads"] == torch.get_num_threads()

@@ -20,7 +20,7 @@ from checkfreq.run.pipeline import first_device
 from checkfreq.state.capture import capture, structure_digest, structure_listing
 from checkfreq.state.captured import CapturedState, Everything
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.sink import TensorRef
+from checkfreq.state.collector import TensorRef
 from checkfreq.types import Role
 from tests.fixtures.make_format_2 import FOLDER
 from tests.state.ranks import Manifest, everyone, part, restored

@@ -34,7 +34,7 @@ from checkfreq.restore.images import new_buffer
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.state.captured import CapturedState
 from checkfreq.state.codec import encode_tree
-from checkfreq.state.sink import TensorRef
+from checkfreq.state.collector import TensorRef
 from checkfreq.state.tensors import detached
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.parts import stem_of

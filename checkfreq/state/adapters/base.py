@@ -18,9 +18,9 @@ from torch import Tensor
 
 from checkfreq.errors import CorruptCheckpointError, StateError
 from checkfreq.state.codec import decode_tree
+from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import empty_like, is_dtensor
 from checkfreq.state.pieces import Piece, SavedTensor, TensorRecord, held
-from checkfreq.state.sink import Sink
 from checkfreq.state.tensors import DTYPES, decode_torch, sizes_of, usable_device
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
@@ -313,8 +313,8 @@ class Adapter(Protocol):
         """Name of the kind in the manifest."""
         ...
 
-    def capture(self, sink: Sink) -> dict[str, Json]:
-        """Add every tensor to ``sink`` and return the rest as JSON; change nothing."""
+    def capture(self, collector: StateCollector) -> dict[str, Json]:
+        """Add every tensor to ``collector`` and return the rest as JSON; change nothing."""
         ...
 
     def holdings(self) -> Holdings:

@@ -23,9 +23,9 @@ from checkfreq.state.adapters.base import (
     type_name,
 )
 from checkfreq.state.adapters.fitting import misfits, only_known
+from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, local_of, tensor_types
 from checkfreq.state.pieces import held
-from checkfreq.state.sink import Sink
 from checkfreq.state.tensors import copy_bits
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
@@ -52,9 +52,9 @@ class ObjectAdapter:
         self._name = name
         self._value = value
 
-    def capture(self, sink: Sink) -> dict[str, Json]:
+    def capture(self, collector: StateCollector) -> dict[str, Json]:
         """See Adapter."""
-        tree = sink.encode(self._value.state_dict(), self._name)
+        tree = collector.encode(self._value.state_dict(), self._name)
         return {"kind": self.kind, "class": type_name(self._value), "tree": tree}
 
     def holdings(self) -> Holdings:
@@ -95,9 +95,9 @@ class DictAdapter:
         self._name = name
         self._value = value
 
-    def capture(self, sink: Sink) -> dict[str, Json]:
+    def capture(self, collector: StateCollector) -> dict[str, Json]:
         """See Adapter."""
-        tree = sink.encode(dict(self._value), self._name)
+        tree = collector.encode(dict(self._value), self._name)
         return {"kind": self.kind, "class": type_name(self._value), "tree": tree}
 
     def holdings(self) -> Holdings:
@@ -147,11 +147,11 @@ def live_dtensors(name: str, state: Callable[[], Any]) -> Mapping[str, Tensor]:
     """
     if len(tensor_types()) == 1:
         return {}
-    sink = Sink()
-    sink.start(name)
+    collector = StateCollector()
+    collector.start(name)
     with contextlib.suppress(StateError):  # state that could not be kept: those met before it
-        sink.encode(state(), name)
-    return {key: tensor for (_, key), tensor in sink.dtensors.items()}
+        collector.encode(state(), name)
+    return {key: tensor for (_, key), tensor in collector.dtensors.items()}
 
 
 def _holdings(live: Mapping[str, Tensor]) -> Holdings:

@@ -18,11 +18,11 @@ from checkfreq.state.adapters.base import (
     type_name,
 )
 from checkfreq.state.adapters.generic import live_dtensors
+from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, local_of, tensor_types
 from checkfreq.state.names import EXTRA_STATE, ModuleIndex, Node, own_state
 from checkfreq.state.pieces import held
 from checkfreq.state.sharding import require_shards_that_are_known
-from checkfreq.state.sink import Sink
 from checkfreq.state.tensors import DTYPE_NAMES, LAZY, require_memory
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
@@ -38,27 +38,29 @@ class ModuleAdapter:
         self._module = module
         self._index = ModuleIndex(module)
 
-    def capture(self, sink: Sink) -> dict[str, Json]:
+    def capture(self, collector: StateCollector) -> dict[str, Json]:
         """See Adapter."""
         self._refresh()
         if self._index.saves_its_own_way:
-            extra = self._capture_state_dict(sink)
+            extra = self._capture_state_dict(collector)
         else:
-            extra = self._capture_directly(sink)
-        own = {*sink.keys}
-        trees = {key: sink.encode(value, f"{self._name}.{key}") for key, value in extra.items()}
+            extra = self._capture_directly(collector)
+        own = {*collector.keys}
+        trees = {
+            key: collector.encode(value, f"{self._name}.{key}") for key, value in extra.items()
+        }
         json: dict[str, Json] = {"kind": self.kind, "class": type_name(self._module)}
         if trees:
             json["extra"] = trees
-            json["extra_tensors"] = [key for key in sink.keys if key not in own]
+            json["extra_tensors"] = [key for key in collector.keys if key not in own]
         return json
 
     def _refresh(self) -> None:
         self._index.refresh()
         require_shards_that_are_known(self._name, (node.module for node in self._index.nodes))
 
-    def _capture_directly(self, sink: Sink) -> dict[str, Any]:
-        add, optimised = sink.add, sink.optimised
+    def _capture_directly(self, collector: StateCollector) -> dict[str, Any]:
+        add, optimised = collector.add, collector.optimised
         nodes = self._index.nodes
         trained = self._is_trained(optimised)
         extra = {}
@@ -71,7 +73,7 @@ class ModuleAdapter:
                 if buffer is not None and own not in module._non_persistent_buffers_set:
                     key = add(node.name(own), buffer, False)
                     if node.own_buffers:
-                        sink.own.add((self._name, key))
+                        collector.own.add((self._name, key))
             if node.extra:
                 extra[node.name(EXTRA_STATE)] = node.module.get_extra_state()
         return extra
@@ -85,19 +87,19 @@ class ModuleAdapter:
             for parameter in node.module._parameters.values()
         )
 
-    def _capture_state_dict(self, sink: Sink) -> dict[str, Any]:
+    def _capture_state_dict(self, collector: StateCollector) -> dict[str, Any]:
         state = self._module.state_dict()
         names = self._index.canonical_names(state)
-        settled, volatile = self._addresses(sink.optimised)
+        settled, volatile = self._addresses(collector.optimised)
         own, own_addresses = self._own_buffers()
         extra = {}
         for raw, value in state.items():
             name = names[raw]
             if isinstance(value, Tensor) and not _is_extra(raw):
                 address = _address(value)
-                key = sink.add(name, value, address in settled and address not in volatile)
+                key = collector.add(name, value, address in settled and address not in volatile)
                 if address in own_addresses or name in own:
-                    sink.own.add((self._name, key))
+                    collector.own.add((self._name, key))
             else:
                 extra[name] = value
         return extra

@@ -31,10 +31,10 @@ from checkfreq.state.adapters.base import (
 from checkfreq.state.adapters.fitting import misfits
 from checkfreq.state.adapters.optimizer_load import OptimizerLoad, parameters_of
 from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict, optimizer_tree
+from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, split_dims, tensor_types
 from checkfreq.state.pieces import held
 from checkfreq.state.sharding import require_optimizer_that_is_known
-from checkfreq.state.sink import Sink
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
 
@@ -62,7 +62,7 @@ class OptimizerAdapter:
         self._scheduled = scheduled
         self._keys: dict[int, dict[str, str]] = {}  # parameter number -> name -> key
 
-    def capture(self, sink: Sink) -> dict[str, Json]:
+    def capture(self, collector: StateCollector) -> dict[str, Json]:
         """See Adapter."""
         json: dict[str, Json] = {"kind": self.kind, "class": type_name(self._optimizer)}
         parameters = parameters_of(self._optimizer)
@@ -71,24 +71,29 @@ class OptimizerAdapter:
         json["device_type"] = parameters[0].device.type if parameters else "cpu"
         if saves_its_own_way(self._optimizer):
             state = self._optimizer.state_dict()
-            json["state_dict"] = sink.encode(state, self._name)
+            json["state_dict"] = collector.encode(state, self._name)
         else:
-            json |= {**self._capture_state(parameters, sink), "groups": self._groups(sink)}
-        if split := self._split_dims(parameters, sink):
+            json |= {
+                **self._capture_state(parameters, collector),
+                "groups": self._groups(collector),
+            }
+        if split := self._split_dims(parameters, collector):
             json["split_dims"] = split
         return json
 
-    def _split_dims(self, parameters: list[Tensor], sink: Sink) -> dict[str, Json]:
+    def _split_dims(self, parameters: list[Tensor], collector: StateCollector) -> dict[str, Json]:
         """How DTensors are cut whose parameter does not show it: it has another shape."""
         found: dict[str, Json] = {}
-        for (name, key), tensor in sink.dtensors.items():
+        for (name, key), tensor in collector.dtensors.items():
             if name == self._name and (match := _STATE_KEY.match(key)):
                 number = int(match[1])
                 if number < len(parameters) and tensor.shape != parameters[number].shape:
                     found[key] = split_dims(tensor)
         return found
 
-    def _capture_state(self, parameters: list[Tensor], sink: Sink) -> dict[str, Json]:
+    def _capture_state(
+        self, parameters: list[Tensor], collector: StateCollector
+    ) -> dict[str, Json]:
         numbers = {id(parameter): i for i, parameter in enumerate(parameters)}
         flat: dict[_Names, list[int]] = {}
         trees: dict[str, Json] = {}
@@ -97,14 +102,14 @@ class OptimizerAdapter:
         for owner, state in self._optimizer.state.items():
             if not isinstance(owner, Tensor):
                 path = f"{self._name}.state[{owner!r}]"
-                other.append([sink.encode(owner, path), sink.encode(state, path)])
+                other.append([collector.encode(owner, path), collector.encode(state, path)])
                 continue
             number = self._number(owner, numbers)
             if _is_flat(state, types):
-                names = self._add_flat(number, state, sink)
+                names = self._add_flat(number, state, collector)
                 flat.setdefault(names, []).append(number)
             else:
-                trees[str(number)] = self._tree(number, state, sink)
+                trees[str(number)] = self._tree(number, state, collector)
         return {
             "flat": [_flat_json(*item, parameters) for item in flat.items()],
             "trees": trees,
@@ -119,31 +124,34 @@ class OptimizerAdapter:
             )
         return numbers[id(owner)]
 
-    def _add_flat(self, number: int, state: dict[str, Tensor], sink: Sink) -> _Names:
-        keys, add = self._keys.get(number), sink.add
+    def _add_flat(self, number: int, state: dict[str, Tensor], collector: StateCollector) -> _Names:
+        keys, add = self._keys.get(number), collector.add
         if keys is None or keys.keys() != state.keys():
             keys = self._keys[number] = {name: f"state.{number}.{name}" for name in state}
         for name, tensor in state.items():
             add(keys[name], tensor, True)
         return tuple(state), tuple([tensor.is_cpu for tensor in state.values()])
 
-    def _tree(self, number: int, state: Any, sink: Sink) -> Json:
+    def _tree(self, number: int, state: Any, collector: StateCollector) -> Json:
         path = f"{self._name}.state.{number}"
         if type(state) is not dict:
-            return {"value": sink.encode(state, path, settled=True)}
+            return {"value": collector.encode(state, path, settled=True)}
         return {
             "items": [
-                [sink.encode(key, path), sink.encode(value, f"{path}.{key}", settled=True)]
+                [
+                    collector.encode(key, path),
+                    collector.encode(value, f"{path}.{key}", settled=True),
+                ]
                 for key, value in state.items()
             ]
         }
 
-    def _groups(self, sink: Sink) -> list[Json]:
+    def _groups(self, collector: StateCollector) -> list[Json]:
         groups = []
         for i, group in enumerate(self._optimizer.param_groups):
             path = f"{self._name}.param_groups[{i}]"
             values = {key: value for key, value in group.items() if key != "params"}
-            json = {"num_params": len(group["params"]), "values": sink.encode(values, path)}
+            json = {"num_params": len(group["params"]), "values": collector.encode(values, path)}
             groups.append(json)
         return groups
 

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from checkfreq.state.adapters.base import Findings, Saved
-from checkfreq.state.sink import Sink
+from checkfreq.state.collector import StateCollector
 from checkfreq.state.tensors import is_device
 from checkfreq.types import Json
 
 
-def capture_rng(sink: Sink, devices: Iterable[torch.device]) -> dict[str, Json]:
-    """Add the generators' states to ``sink`` and return the rest as JSON."""
+def capture_rng(collector: StateCollector, devices: Iterable[torch.device]) -> dict[str, Json]:
+    """Add the generators' states to ``collector`` and return the rest as JSON."""
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
         "python": {
@@ -38,7 +38,7 @@ def capture_rng(sink: Sink, devices: Iterable[torch.device]) -> dict[str, Json]:
         state["numpy"] = numpy.random.get_state(legacy=False)
     for device in sorted(devices, key=str):
         state[str(device)] = _device_module(device).get_rng_state(device)
-    return {"kind": "rng", "state": sink.encode(state, "rng")}
+    return {"kind": "rng", "state": collector.encode(state, "rng")}
 
 
 def _device_module(device: torch.device) -> Any:

@@ -19,7 +19,7 @@ from checkfreq.state.adapters.base import (
     all_of_it,
     type_name,
 )
-from checkfreq.state.sink import Sink
+from checkfreq.state.collector import StateCollector
 from checkfreq.types import Json
 
 # name in state_dict() -> (live tensor, value before the first use)
@@ -39,7 +39,7 @@ class ScalerAdapter:
         self._name = name
         self._scaler = scaler
 
-    def capture(self, sink: Sink) -> dict[str, Json]:
+    def capture(self, collector: StateCollector) -> dict[str, Json]:
         """See Adapter."""
         scaler: Any = self._scaler
         json: dict[str, Json] = {"kind": self.kind, "class": type_name(scaler), "state": {}}
@@ -49,7 +49,7 @@ class ScalerAdapter:
         for key, (live, initial) in _TENSORS.items():
             tensor = getattr(scaler, live)
             state[key] = getattr(scaler, initial) if tensor is None else tensor
-        json["state"] = sink.encode(state, self._name)
+        json["state"] = collector.encode(state, self._name)
         return json
 
     def holdings(self) -> Holdings:

@@ -32,15 +32,15 @@ from torch.utils.data.distributed import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from iterators import CFIterator, EpochOrder, NotResumableError, ResumableDataLoader
-from iterators.order.fingerprint import dataset_fingerprint
-from iterators.order.tickets import (
+from iterators.order.batch_requests import (
+    BatchRequest,
+    BatchRequestCollate,
+    BatchRequestDataset,
     Fetched,
     Seeding,
-    Ticket,
-    TicketCollate,
-    TicketDataset,
     fetches_by_batch,
 )
+from iterators.order.fingerprint import dataset_fingerprint
 from iterators.testing import digest
 from iterators.torch.worker_start import WorkerStart
 from tests.iterators.datasets import Augmented, ByBatch, Folder, Plain
@@ -244,11 +244,11 @@ def tag(worker: int) -> None:
 
 
 def test_the_wrapper_pickles_with_its_dataset() -> None:
-    wrapped = pickle.loads(pickle.dumps(TicketDataset(Tagged(), Seeding(3))))
+    wrapped = pickle.loads(pickle.dumps(BatchRequestDataset(Tagged(), Seeding(3))))
     assert len(wrapped) == 3
     assert wrapped.tag == 0
     wrapped.tag = 70
-    assert wrapped.__getitems__(Ticket(0, [2], 1.0)).samples == [72]
+    assert wrapped.__getitems__(BatchRequest(0, [2], 1.0)).samples == [72]
 
 
 def test_an_unbatched_loader_stays_unbatched() -> None:
@@ -412,7 +412,7 @@ def test_a_subclass_that_serves_as_torch_does_is_rebuilt() -> None:
 def test_pinning_leaves_the_ids_beside_the_data_alone() -> None:
     from torch.utils.data._utils.pin_memory import pin_memory
 
-    delivered = TicketCollate(tuple)(Fetched(Ticket(0, [7], 1.0), ["text"]))
+    delivered = BatchRequestCollate(tuple)(Fetched(BatchRequest(0, [7], 1.0), ["text"]))
     pinned = pin_memory(delivered)
     assert type(pinned) is type(delivered)
     assert (pinned.ids, pinned.weights) == (delivered.ids, delivered.weights)

@@ -26,8 +26,8 @@ from iterators import (
     ResumableSampler,
     ResumeMismatchError,
 )
+from iterators.order.batch_requests import fetches_by_batch
 from iterators.order.fingerprint import dataset_fingerprint
-from iterators.order.tickets import fetches_by_batch
 from iterators.testing import check_resumable, digest, walk
 from tests.iterators.datasets import Augmented, Plain
 

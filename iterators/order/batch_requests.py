@@ -1,6 +1,6 @@
-"""What travels between the sampler and the loader's workers: tickets out, deliveries back.
+"""What travels between the sampler and the loader's workers: requests out, deliveries back.
 
-A ticket asks for one batch. The sampler draws tickets for this rank's share of the global order;
+A request asks for one batch. The sampler draws requests for this rank's share of the global order;
 the dataset wrapper seeds the random generators for each sample before it asks the user's dataset
 for it, so a sample's augmentation depends on (seed, epoch, id) alone, whichever worker makes it;
 the collate wrapper sends back which ids are in the batch. Sampler: training process only. The
@@ -22,7 +22,7 @@ from torch.utils.data import Subset
 from iterators.order.epoch import IDS_AT_ONCE, Order, fold64, fold64_each
 
 
-class Ticket(NamedTuple):
+class BatchRequest(NamedTuple):
     """The samples of one batch, all of one epoch; ``weight`` is 0 for a pad, else 1."""
 
     epoch: int
@@ -73,7 +73,7 @@ class Share:
             start, left = stop, left - taken
 
 
-class TicketSampler:
+class BatchRequestSampler:
     """A batch sampler over this rank's share, from any place of any epoch.
 
     ``aim`` says where the next ``iter`` starts; one object serves all epochs, since persistent
@@ -91,9 +91,9 @@ class TicketSampler:
     def __len__(self) -> int:
         return self._share.batches(self._order.n - self._start)
 
-    def __iter__(self) -> Iterator[Ticket]:
+    def __iter__(self) -> Iterator[BatchRequest]:
         cut, epoch = self._share.cut(self._order, self._start), self._epoch
-        return (Ticket(epoch, ids, weight) for _, ids, weight in cut)
+        return (BatchRequest(epoch, ids, weight) for _, ids, weight in cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +144,9 @@ class Seeding:
 
 
 class Fetched(NamedTuple):
-    """The samples of one batch, not yet collated, and their ticket."""
+    """The samples of one batch, not yet collated, and their request."""
 
-    ticket: Ticket
+    request: BatchRequest
     samples: list[Any]
 
 
@@ -173,8 +173,8 @@ class Wrapped:
         setattr(self._cf_dataset, name, value)
 
 
-class TicketDataset(Wrapped):
-    """The user's dataset, asked by ticket.
+class BatchRequestDataset(Wrapped):
+    """The user's dataset, asked by request.
 
     A dataset whose own ``__getitems__`` fetches a whole batch is seeded once per batch, for its
     first sample: its order is exact at any layout, its augmentation at the same batch size and
@@ -191,25 +191,25 @@ class TicketDataset(Wrapped):
     def __len__(self) -> int:
         return len(self._cf_dataset)
 
-    def __getitems__(self, ticket: Ticket) -> Fetched:
+    def __getitems__(self, request: BatchRequest) -> Fetched:
         fetch = self._by_batch if self._cf_by_batch else self._one_by_one
-        return Fetched(ticket, fetch(ticket))
+        return Fetched(request, fetch(request))
 
-    def _one_by_one(self, ticket: Ticket) -> list[Any]:
+    def _one_by_one(self, request: BatchRequest) -> list[Any]:
         samples = []
-        keys = self._cf_seeding.keys(ticket.epoch, ticket.ids)
-        for sample, key in zip(ticket.ids, keys, strict=True):
+        keys = self._cf_seeding.keys(request.epoch, request.ids)
+        for sample, key in zip(request.ids, keys, strict=True):
             self._cf_seeding.set(key)
             samples.append(self._cf_dataset[sample])
         return samples
 
-    def _by_batch(self, ticket: Ticket) -> list[Any]:
-        self._cf_seeding.plant(ticket.epoch, ticket.ids[0])
-        samples: list[Any] = self._cf_dataset.__getitems__(list(ticket.ids))
-        if len(samples) != len(ticket.ids):
+    def _by_batch(self, request: BatchRequest) -> list[Any]:
+        self._cf_seeding.plant(request.epoch, request.ids[0])
+        samples: list[Any] = self._cf_dataset.__getitems__(list(request.ids))
+        if len(samples) != len(request.ids):
             raise ValueError(
                 f"{type(self._cf_dataset).__name__}.__getitems__ returned {len(samples)} samples "
-                f"for {len(ticket.ids)} ids; exactly-once needs one each"
+                f"for {len(request.ids)} ids; exactly-once needs one each"
             )
         return samples
 
@@ -226,7 +226,7 @@ def fetches_by_batch(dataset: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class TicketCollate:
+class BatchRequestCollate:
     """The user's ``collate_fn``, with the ids beside its result.
 
     ``single``: the loader does not batch (``batch_size=None``), so one sample goes in.
@@ -236,7 +236,7 @@ class TicketCollate:
     single: bool = False
 
     def __call__(self, fetched: Fetched) -> Delivered:
-        ids = np.array(fetched.ticket.ids, dtype=np.int64)
-        weights = np.full(len(ids), fetched.ticket.weight, dtype=np.float32)
+        ids = np.array(fetched.request.ids, dtype=np.int64)
+        weights = np.full(len(ids), fetched.request.weight, dtype=np.float32)
         samples = fetched.samples[0] if self.single else fetched.samples
         return Delivered(ids.tobytes(), weights.tobytes(), self.collate(samples))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from checkfreq.ranks.collective import Word, decide, difference
-from checkfreq.ranks.coordinator import Decision, Wish
+from checkfreq.ranks.coordinator import Decision, Proposal
+from checkfreq.ranks.voting import Vote, decide, difference
 
-NOTHING = Word(Wish(), is_ready=True, is_written=False, next_step=7)
-PERIODIC = replace(NOTHING, wish=Wish("periodic", place="host"))
+NOTHING = Vote(Proposal(), is_ready=True, is_written=False, next_step=7)
+PERIODIC = replace(NOTHING, proposal=Proposal("periodic", place="host"))
 
 
-def decided(*words: Word) -> Decision:
+def decided(*words: Vote) -> Decision:
     return decide(words, attempt="a1")
 
 
@@ -29,7 +29,7 @@ def test_a_periodic_one_is_deferred_on_all_if_one_rank_has_no_slot() -> None:
 
 
 def test_one_that_must_be_taken_waits_for_the_rank_without_a_slot() -> None:
-    must = replace(PERIODIC, wish=Wish("requested", must=True))
+    must = replace(PERIODIC, proposal=Proposal("requested", must=True))
     decision = decided(must, replace(NOTHING, is_ready=False))
     assert decision.attempt == "a1"
     assert decision.waits_for == (1,)
@@ -41,13 +41,13 @@ def test_a_periodic_one_is_deferred_on_all_while_storage_fails_for_one_rank() ->
     decision = decided(PERIODIC, failing)
     assert (decision.attempt, decision.is_held_back) == ("", True)
     assert decision.defer == "2 failed in a row (rank 1)"
-    requested = replace(PERIODIC, wish=Wish("requested", must=True))
+    requested = replace(PERIODIC, proposal=Proposal("requested", must=True))
     assert decided(requested, failing).attempt == "a1"
     assert not decided(PERIODIC, NOTHING).is_held_back
 
 
 def test_a_late_one_is_deferred_with_its_reason() -> None:
-    assert decided(replace(NOTHING, wish=Wish(why_late="late")), NOTHING).defer == "late"
+    assert decided(replace(NOTHING, proposal=Proposal(why_late="late")), NOTHING).defer == "late"
 
 
 def test_a_step_that_all_have_written_is_not_taken_again() -> None:
@@ -63,7 +63,7 @@ def test_a_stop_signal_on_any_rank_stops_all() -> None:
 
 
 def test_a_step_is_confirmed_once_every_directory_holds_the_same_attempt_of_it() -> None:
-    def leader(*durable: tuple[int, str]) -> Word:
+    def leader(*durable: tuple[int, str]) -> Vote:
         return replace(NOTHING, durable=durable)
 
     assert decided(leader((10, "a"), (20, "b")), NOTHING, leader((20, "b"))).confirmed_step == 20
@@ -78,7 +78,7 @@ def test_a_step_is_confirmed_once_every_directory_holds_the_same_attempt_of_it()
 
 
 def test_costs_are_those_of_the_slowest_rank() -> None:
-    def costing(**costs: float) -> Word:
+    def costing(**costs: float) -> Vote:
         return replace(NOTHING, costs=costs)
 
     decision = decided(costing(persist_s=1.0, cost_s=0.3), costing(persist_s=2.0), costing())

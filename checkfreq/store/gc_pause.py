@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """No garbage collection meanwhile.
 
     Two objects are made per tensor in a capture, and one more for its copy, enough to set off

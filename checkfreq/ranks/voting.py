@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from checkfreq.errors import StateError
-from checkfreq.ranks.coordinator import Decision, Wish
+from checkfreq.ranks.coordinator import Decision, Proposal
 from checkfreq.ranks.meetings import Meetings
 from checkfreq.types import Json
 
@@ -25,18 +25,18 @@ Durable = Sequence[tuple[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class Vote:
     """What a rank says at a boundary. ``costs`` are the seconds of ``Profile.RAISED`` it knows.
 
     ``is_restructured``: its state has another structure than when it was last compared.
     ``durable`` are the newest steps, and their attempts, in the directory that it leads; None
     from the others.
     ``held_back`` says why it wants no periodic checkpoint now, where storage fails for it.
-    ``next_step`` is when rank 0 wishes to meet again. ``keep`` and ``metrics`` were given to
+    ``next_step`` is when rank 0 proposes to meet again. ``keep`` and ``metrics`` were given to
     ``save``.
     """
 
-    wish: Wish
+    proposal: Proposal
     is_ready: bool
     is_written: bool
     is_restructured: bool = False
@@ -49,23 +49,23 @@ class Word:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def decide(words: Sequence[Word], *, attempt: str) -> Decision:
+def decide(words: Sequence[Vote], *, attempt: str) -> Decision:
     """The decision that follows from what the ranks said, rank 0 first."""
-    wish = words[0].wish
+    proposal = words[0].proposal
     is_written = all(word.is_written for word in words)
     unready = tuple(rank for rank, word in enumerate(words) if not word.is_ready)
-    takes = bool(wish.reason) and not is_written
+    takes = bool(proposal.reason) and not is_written
     held_back = [f"{word.held_back} (rank {r})" for r, word in enumerate(words) if word.held_back]
-    defers = wish.why_late
-    if takes and not wish.must and not defers:
+    defers = proposal.why_late
+    if takes and not proposal.must and not defers:
         defers = held_back[0] if held_back else _why_unready(unready) if unready else ""
     stops = [f"{word.stop} (rank {rank})" for rank, word in enumerate(words) if word.stop]
     return Decision(
-        reason=wish.reason,
-        must=wish.must,
+        reason=proposal.reason,
+        must=proposal.must,
         attempt=attempt if takes and not defers else "",
-        place=wish.place,
-        waits_for=unready if takes and wish.must else (),
+        place=proposal.place,
+        waits_for=unready if takes and proposal.must else (),
         defer=defers,
         is_written=is_written,
         stop=stops[0] if stops else None,
@@ -146,14 +146,14 @@ class Collective:
         """Whether a meeting was agreed for this boundary."""
         return step >= self._next_step
 
-    def agree(self, phase: str, say: Callable[[], Word], *, state: Structured) -> Decision:
-        """Meet: ``say()`` makes this rank's Word, or raises for all of them.
+    def agree(self, phase: str, say: Callable[[], Vote], *, state: Structured) -> Decision:
+        """Meet: ``say()`` makes this rank's Vote, or raises for all of them.
 
         Raises StateError on every rank, with the names, if their structures of state differ.
         """
 
         def decide_words(words: Sequence[Json]) -> Json:
-            decision = decide([_word(word) for word in words], attempt=uuid.uuid4().hex)
+            decision = decide([_vote(word) for word in words], attempt=uuid.uuid4().hex)
             return dataclasses.asdict(decision)
 
         reply = self.meetings.act(phase, lambda: dataclasses.asdict(say()), decide=decide_words)
@@ -181,8 +181,8 @@ def _are_equal(digests: Sequence[Json]) -> bool:
     return len(set(digests)) == 1
 
 
-def _word(words: Json) -> Word:
-    return Word(**{**words, "wish": Wish(**words["wish"])})
+def _vote(words: Json) -> Vote:
+    return Vote(**{**words, "proposal": Proposal(**words["proposal"])})
 
 
 def difference(listings: Sequence[Mapping[str, str]]) -> str:

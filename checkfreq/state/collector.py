@@ -36,7 +36,7 @@ class TensorRef(NamedTuple):
 make_ref = tuple.__new__  # what TensorRef() calls, without the call in between
 
 
-class Sink:
+class StateCollector:
     """Collects the tensors of one capture, object by object."""
 
     def __init__(

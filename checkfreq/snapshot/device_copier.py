@@ -1,6 +1,6 @@
 """One device's share of a snapshot: which copies run on which stream, and after what.
 
-The compute stream is the one current at the boundary; each lane has one side stream.
+The compute stream is the one current at the boundary; each copier has one side stream.
 
 * Small tensors and volatile ones are copied on the compute stream, so whatever the training
   queues next comes after: the small ones into one staging buffer, the large ones directly.
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes that bound what a lane uses and how it cuts transfers.
+    """Sizes that bound what a copier uses and how it cuts transfers.
 
     small_bytes: below, a transfer costs more to start than to run, so tensors are packed.
     staging_bytes: most that is packed per snapshot; the rest travels by itself.
@@ -54,7 +54,7 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class Share:
-    """What one snapshot has in flight on one lane; everything here lives until ``end``."""
+    """What one snapshot has in flight on one copier; everything here lives until ``end``."""
 
     start: Event
     end: Event = None
@@ -80,7 +80,7 @@ class Share:
             ]
 
 
-class Lane:
+class DeviceCopier:
     """Queues snapshots on one device; ``finish`` and ``give_back`` may run in any thread."""
 
     def __init__(self, device: Device, index: torch.device, *, limits: Limits) -> None:

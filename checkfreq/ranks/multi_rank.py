@@ -1,4 +1,4 @@
-"""A run of many ranks, as the manager sees it: what ``Alone`` does, done by all of them at once.
+"""The coordinator of a run of many ranks: what ``SingleRank`` does, done by all of them together.
 
 Every call is made by all ranks, in the same order. Between the meetings each does its own part.
 """
@@ -15,11 +15,11 @@ from checkfreq.config import CFConfig
 from checkfreq.errors import CheckFreqError, PersistError
 from checkfreq.pacing.profiler import Profiler
 from checkfreq.persist.attempts import Attempt, Marks
-from checkfreq.ranks.collective import Collective, Durable, Word
 from checkfreq.ranks.comparison import compare, doubtful_text, lost_error
-from checkfreq.ranks.coordinator import NO_WISH, NOTHING, Decision, Wish
+from checkfreq.ranks.coordinator import NO_PROPOSAL, NOTHING, Decision, Proposal
 from checkfreq.ranks.joint_restore import JointRestorer
 from checkfreq.ranks.meetings import Meetings
+from checkfreq.ranks.voting import Collective, Durable, Vote
 from checkfreq.restore.restorer import Found, Restorer
 from checkfreq.run.interrupt import StopNotice
 from checkfreq.run.pipeline import Pipeline
@@ -34,7 +34,7 @@ T = TypeVar("T")
 _MOST_NAMES = 20
 
 
-class Together:
+class MultiRank:
     """This rank among the others."""
 
     def __init__(
@@ -64,13 +64,13 @@ class Together:
         self._unequal_metrics: set[str] = set()
 
     def each(self, phase: str, action: Callable[[], T]) -> T:
-        """See Ranks."""
+        """See Coordinator."""
         results: list[T] = []
         self._meetings.act(phase, lambda: results.append(action()))
         return results[0]
 
     def open(self, *, check: Callable[[int], object] | None = None) -> None:
-        """See Ranks and Persistence."""
+        """See Coordinator and Persistence."""
         self._meetings.until(
             "opening the directory",
             partial(self._persistence.try_open, check=check),
@@ -79,26 +79,35 @@ class Together:
         )
 
     def raise_failures(self) -> None:
-        """See Ranks; here it is the next meeting that raises, on all ranks."""
+        """See Coordinator; here it is the next meeting that raises, on all ranks."""
 
     # ---- boundaries
 
     def decide(
-        self, step: int, wish: Callable[[], Wish], *, must_meet: bool, marks: Marks | None = None
+        self,
+        step: int,
+        proposal: Callable[[], Proposal],
+        *,
+        must_meet: bool,
+        marks: Marks | None = None,
     ) -> Decision:
-        """See Ranks."""
+        """See Coordinator."""
         if not must_meet and not self._collective.meets_at(step):
             return NOTHING
-        own = wish if self._role.rank == 0 else lambda: NO_WISH  # rank 0's counts
+        own = proposal if self._role.rank == 0 else lambda: NO_PROPOSAL  # rank 0's counts
         start_s = time.perf_counter()
         decision = self._agree("step()", step, own, marks or Marks())
         self._profiler.met(time.perf_counter() - start_s)
         return decision
 
-    def _agree(self, phase: str, step: int, wish: Callable[[], Wish], marks: Marks) -> Decision:
+    def _agree(
+        self, phase: str, step: int, proposal: Callable[[], Proposal], marks: Marks
+    ) -> Decision:
         """Meet, and take in what does not depend on the phase."""
         decision = self._collective.agree(
-            f"{phase} at step {step}", lambda: self._word(step, wish(), marks), state=self._pipeline
+            f"{phase} at step {step}",
+            lambda: self._vote(step, proposal(), marks),
+            state=self._pipeline,
         )
         self._last_step, self._last_s = step, time.perf_counter()
         self._is_held_back = decision.is_held_back
@@ -122,28 +131,28 @@ class Together:
                 "; ".join(texts),
             )
 
-    def _word(self, step: int, wish: Wish, marks: Marks) -> Word:
+    def _vote(self, step: int, proposal: Proposal, marks: Marks) -> Vote:
         book = self._persistence.book
         book.raise_if_intolerable()
-        return Word(
-            wish,
+        return Vote(
+            proposal,
             is_ready=self._pipeline.has_room,
             is_written=self._pipeline.is_written(step),
             is_restructured=self._pipeline.is_restructured,
             stop=self._notice.received,
             durable=self._durable(),
             costs=self._profiler.costs(),
-            next_step=self._next_meeting(step, wish),
+            next_step=self._next_meeting(step, proposal),
             held_back=self._persistence.alarm.why_held_back(),
             keep=marks.keep,
             metrics=marks.metrics,
         )
 
-    def _next_meeting(self, step: int, wish: Wish) -> int:
-        """The boundary of the next meeting, as rank 0 wishes it."""
+    def _next_meeting(self, step: int, proposal: Proposal) -> int:
+        """The boundary of the next meeting, as rank 0 proposes it."""
         return self._profiler.next_meeting(
             step,
-            is_late=bool(wish.why_late) or self._pipeline.is_deferred,
+            is_late=bool(proposal.why_late) or self._pipeline.is_deferred,
             is_held_back=self._is_held_back,
             iteration_s=self._recent_iteration_s(step),
             every_s=self._config.meet_every_s,
@@ -172,7 +181,7 @@ class Together:
     # ---- checkpoints
 
     def take(self, step: int, decision: Decision, marks: Marks) -> Attempt | None:
-        """See Ranks."""
+        """See Coordinator."""
         marks = Marks(decision.keep, dict(decision.metrics))  # the same in every directory
         if decision.is_written:
             return self._pipeline.mark(step, marks)
@@ -220,14 +229,14 @@ class Together:
             logger.warning("%s", doubtful_text(found))
 
     def require(self, step: int, reason: str, marks: Marks) -> Attempt | None:
-        """See Ranks."""
+        """See Coordinator."""
         decision = self._agree(
-            f"a {reason} checkpoint", step, lambda: Wish(reason, must=True), marks
+            f"a {reason} checkpoint", step, lambda: Proposal(reason, must=True), marks
         )
         return self.take(step, decision, marks)
 
     def outcome(self, step: int, attempt: Attempt | None) -> CheckFreqError | None:
-        """See Ranks."""
+        """See Coordinator."""
         phase = f"waiting for step {step} to be durable"
         self._wait_until(phase, partial(self._pipeline.has_ended, attempt), "it")
         error = None if attempt is None else attempt.error
@@ -237,7 +246,7 @@ class Together:
         return error
 
     def wait(self) -> None:
-        """See Ranks."""
+        """See Coordinator."""
         self._wait_until("wait()", self._pipeline.is_idle, "checkpoints in flight")
         self._settle("wait()", None)
         self.each("wait()", self._persistence.book.raise_if_intolerable)
@@ -260,24 +269,24 @@ class Together:
     # ---- restore, and the end
 
     def note_finished(self, step: int) -> bool:
-        """See Ranks."""
+        """See Coordinator."""
         self._persistence.note_finished(step, finished=True)
         self._wait_until("finish()", self._pipeline.is_answered, "the mark of a finished run")
         return self.is_finished(step)
 
     def is_finished(self, step: int) -> bool:
-        """See Ranks."""
+        """See Coordinator."""
         phase = f"whether the run is finished at step {step}"
         is_one = partial(self._persistence.is_finished, step)
         return bool(self._meetings.act(phase, is_one, decide=all))
 
     def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
-        """See Ranks."""
+        """See Coordinator."""
         self.open(check=restorer.attempt)
         return JointRestorer(restorer, self._meetings, chk=chk, role=self._role).find(step)
 
     def restored(self, step: int) -> None:
-        """See Ranks. Directories of several nodes may hold what was never the same."""
+        """See Coordinator. Directories of several nodes may hold what was never the same."""
         if not self._config.compare_ranks:
             return
 
@@ -293,11 +302,11 @@ class Together:
             self._compare_values()
 
     def leave(self, why: str) -> None:
-        """See Ranks."""
+        """See Coordinator."""
         self._meetings.leave(why)
 
     def close(self) -> None:
-        """See Ranks."""
+        """See Coordinator."""
         self._meetings.close()
 
 

@@ -42,7 +42,7 @@ class _SlotRecord(NamedTuple):
     num_bytes: int
 
 
-class Persister:
+class WorkerClient:
     """One persist worker and its replacement."""
 
     def __init__(self, chk_dir: Path, *, config: CFConfig, role: Role = Role()) -> None:
@@ -303,12 +303,12 @@ class Persister:
             self._tell(request)
 
     def _tell(self, message: p.Message, *, fd: int | None = None) -> None:
-        assert self._channel is not None, "the persister is not started"
+        assert self._channel is not None, "the client is not started"
         with contextlib.suppress(p.ChannelClosedError):  # its death is reported by poll()
             self._channel.send(message, fd=fd)
 
     def _receive(self, timeout_s: float) -> p.Message | None:
-        assert self._channel is not None, "the persister is not started"
+        assert self._channel is not None, "the client is not started"
         try:
             return self._channel.receive(timeout_s=timeout_s)
         except p.ChannelClosedError:
