@@ -1,0 +1,134 @@
+"""How a run ends: a stop signal, ``finish()``, ``close()``, or an exception that passes through."""
+
+from __future__ import annotations
+
+import logging
+
+from checkfreq.errors import PersistError, RankError, StateError
+from checkfreq.persist.attempts import Marks
+from checkfreq.run.loader_deaths import is_of_dead_worker
+from checkfreq.session.session import Session
+
+logger = logging.getLogger("checkfreq.manager")
+
+#: How much earlier than this process its loader workers may be told to stop.
+_NOTICE_S = 2.0
+
+
+class Ending:
+    """Sees to it that the last state is durable, whichever way the run ends."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._progress = session.progress
+        self._pipeline = session.pipeline
+        self._coordinator = session.coordinator
+
+    # ---- told to stop
+
+    def stop(self, received: str) -> None:
+        """Take the final checkpoint: ``received`` names the signal."""
+        self._progress.is_stopping = True
+        logger.warning("%s received: taking the final checkpoint", received)
+        self._session.persistence.record("stop", self._progress.global_step, signal=received)
+        self._session.make_durable("stop", Marks())
+        self._progress.has_stopped = True
+
+    def stops_after(self, error: Exception) -> bool:
+        """See `CFManager.stops_after`."""
+        soon_s = _NOTICE_S if is_of_dead_worker(error) else 0.0
+        if self._progress.is_closed or not self._session.notice.comes_within(soon_s):
+            return False
+        logger.error("a loader failed while the run was to stop", exc_info=error)
+        self._progress.is_stopping = True
+        if self._progress.has_iterated and not self._progress.has_stopped:
+            self._stop_where_it_is()
+        return True
+
+    def _stop_where_it_is(self) -> None:
+        lost = self._session.why_no_boundary()
+        if lost is None:
+            try:
+                self.stop(self._session.notice.received or "a stop signal")
+            except RankError as error:
+                lost = str(error)
+        if lost is not None:
+            logger.warning("stopping with the checkpoints that there are: %s", lost)
+
+    # ---- finished
+
+    def finish(self) -> None:
+        """See `CFManager.finish`."""
+        session, progress = self._session, self._progress
+        session.require_open()
+        session.positions.finish()
+        session.begin(iterating=False)
+        if why_not := session.why_no_boundary():
+            raise StateError(f"finish() between boundaries: {why_not}. Call step() first")
+        session.make_durable("final", progress.take_requested())
+        # The mark comes after the checkpoint it is about: a kill between the two resumes the run.
+        if not self._coordinator.note_finished(progress.global_step):
+            raise PersistError(
+                f"step {progress.global_step} is durable, but not that the run is finished: the "
+                f"mark could not be written to {session.chk_dir} (see the log). Call finish() "
+                "again",
+                step=progress.global_step,
+                phase="finish",
+            )
+        progress.is_finished = True
+        session.say("the run is finished at step %d", progress.global_step)
+
+    # ---- closed
+
+    def close(
+        self, *, timeout_s: float | None = None, failure: BaseException | None = None
+    ) -> None:
+        """``failure``: what ended the training; nothing but what is in flight is finished."""
+        session, progress = self._session, self._progress
+        if progress.is_closed or session.home.is_elsewhere():
+            return
+        clean = failure is None
+        if failure is not None and not (progress.has_stopped and isinstance(failure, SystemExit)):
+            self._coordinator.leave(f"{type(failure).__name__}: {failure}")
+        limit_s = session.config.close_timeout_s if timeout_s is None else timeout_s
+        self._pipeline.begin_close(timeout_s=limit_s)
+        try:
+            self._complete(clean=clean)
+        except BaseException as error:
+            self._coordinator.leave(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            progress.is_closed = True
+            session.notice.uninstall()
+            session.gate.close()
+            try:
+                session.profiler.close(clean=clean or progress.has_stopped)
+            finally:
+                self._pipeline.close()
+                self._coordinator.close()
+
+    def _complete(self, *, clean: bool) -> None:
+        if not clean:
+            self._pipeline.finish_in_flight()
+            return
+        if not self._progress.has_stopped:
+            self._session.positions.finish()
+        if self._progress.has_iterated and not self._progress.has_stopped:
+            self._complete_last_boundary()
+        if self._progress.is_open:
+            self._session.begin(iterating=False)
+            self._coordinator.wait()
+        if self._session.arguments.tolerate_failures is None:
+            self._session.persistence.book.raise_if_last_failed()
+
+    def _complete_last_boundary(self) -> None:
+        step = self._progress.global_step
+        if self._session.gate.at_boundary:
+            self._session.make_durable("final", self._progress.requested or Marks())
+        elif not self._pipeline.is_written(step):
+            logger.warning(
+                "the last boundary, step %d, has no checkpoint and cannot get one: an update was "
+                "attempted since, so the state is no boundary's any more. Call step() after the "
+                "last update",
+                step,
+            )

@@ -1,0 +1,152 @@
+"""How a run goes on from a checkpoint: find it, compare it on all ranks, load it, take it up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from functools import partial
+
+from checkfreq.restore.apply import RestorePlan
+from checkfreq.restore.restorer import Found, Restorer, plan_restore
+from checkfreq.session.session import Session
+from checkfreq.state.positions import by_name
+
+logger = logging.getLogger("checkfreq.manager")
+
+
+class Restoring:
+    """The restore of a run. Nothing is changed on any rank until every rank can load."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._progress = session.progress
+        self._pipeline = session.pipeline
+        self._persistence = session.persistence
+        self._coordinator = session.coordinator
+        self._role = session.role
+
+    def restore(
+        self,
+        step: int | None,
+        *,
+        only: Collection[str] | None,
+        exclude: Collection[str],
+        strict: bool,
+        reopen: bool,
+    ) -> bool:
+        """See `CFManager.restore`."""
+        if self._session.arguments.fresh:
+            self._coordinator.open()
+            return False
+        found = self._find(step)
+        if found is None:
+            self._start_anew()
+            return False
+        plan = self._plan(found, only=only, exclude=exclude, strict=strict)
+        self._load(plan)
+        if only is None and not exclude:
+            self._coordinator.restored(found.step)
+        # Not earlier: a run that failed to restore must not start over.
+        self._progress.may_start = True
+        self._continue_from(found, explicit=step is not None)
+        self._take_up(reopen=reopen)
+        plan.apply_last()
+        self._progress.apply_last = plan.apply_last
+        state_bytes = found.state_bytes
+        del found  # its buffer: the slots can have that memory
+        if self._role.is_alone:
+            self._pipeline.allocate(state_bytes)
+        return True
+
+    # ---- before anything changes
+
+    def _find(self, step: int | None) -> Found | None:
+        restorer = Restorer(
+            self._session.chk_dir,
+            num_threads=self._session.config.writer_threads,
+            before_reading=self._require_memory,
+        )
+        return self._coordinator.find(restorer, step, chk=self._session.chk)
+
+    def _require_memory(self, state_bytes: int) -> None:
+        if self._role.is_alone:  # of many, each reads more, or less, than its slots will hold
+            self._pipeline.require_memory(state_bytes)
+
+    def _start_anew(self) -> None:
+        self._progress.may_start = True
+        if not self._role.shares_all:  # some may hold what was never one of all ranks
+            self._persistence.supersede_after = -1
+
+    def _plan(
+        self, found: Found, *, only: Collection[str] | None, exclude: Collection[str], strict: bool
+    ) -> RestorePlan:
+        compare = partial(
+            plan_restore,
+            found,
+            self._session.chk,
+            path=self._session.chk_dir,
+            rank=self._role.rank,
+            world=self._role.world,
+            only=only,
+            exclude=exclude,
+            strict=strict,
+        )
+        return self._coordinator.each("restore(): comparing", compare)
+
+    # ---- the change
+
+    def _load(self, plan: RestorePlan) -> None:
+        """Restore on all ranks; whatever may fail on one of them before what cannot."""
+        undo: list[Callable[[], None]] = []
+
+        def load() -> None:
+            undo.append(self._session.positions.restore(by_name(plan.all_positions)))
+            undo.append(plan.load())
+
+        try:
+            self._coordinator.each("restore(): loading", load)
+        except Exception:
+            for take_back in reversed(undo):
+                take_back()
+            raise
+        plan.copy()
+
+    # ---- afterwards
+
+    def _continue_from(self, found: Found, *, explicit: bool) -> None:
+        self._progress.global_step = found.step
+        self._progress.restored_step = found.step
+        self._pipeline.continue_from(found.step, attempt=found.manifest.attempt)
+        # With a directory per node, some may hold later steps that are not in all of them.
+        explicit = explicit or not self._role.shares_all
+        self._persistence.supersede_after = found.step if explicit else None
+        for rejected in found.rejected:
+            logger.warning(
+                "step %d does not validate and is quarantined: %s; going back to step %d loses "
+                "%d step(s)",
+                rejected.step,
+                rejected.error,
+                found.step,
+                rejected.step - found.step,
+            )
+            if self._role.leads and rejected.is_here:
+                self._persistence.quarantine(rejected.step, rejected.error)
+        self._session.say("restored step %d from %s", found.step, self._session.chk_dir)
+        lost = max((r.step for r in found.rejected), default=found.step) - found.step
+        self._persistence.record("restored", found.step, steps_lost=lost)
+
+    def _take_up(self, *, reopen: bool) -> None:
+        """Find out whether the run was finished, and say so or have it go on."""
+        progress, step = self._progress, self._progress.global_step
+        progress.is_finished = self._coordinator.is_finished(step)
+        if progress.is_finished and reopen:
+            progress.is_finished = False
+            self._persistence.note_finished(step, finished=False)
+            self._session.say("the run was finished at step %d and is reopened", step)
+        elif progress.is_finished:
+            logger.warning(
+                "this run is finished: finish() was called at step %d. Nothing is trained: "
+                "iterators hand out nothing. To train on, restore(reopen=True); from an earlier "
+                "step, restore(step=...); to start over, fresh=True",
+                step,
+            )

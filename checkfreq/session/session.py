@@ -1,0 +1,151 @@
+"""What a run is made of, and the acts that its boundaries, its restore and its end share."""
+
+from __future__ import annotations
+
+import logging
+
+from checkfreq.console import say
+from checkfreq.errors import CheckFreqError, ConfigError, StateError
+from checkfreq.forks import Home
+from checkfreq.pacing.profile_cache import ProfileCache
+from checkfreq.pacing.profiler import Profiler
+from checkfreq.persist.attempts import Marks
+from checkfreq.ranks.coordinator import Coordinator, SingleRank
+from checkfreq.ranks.meetings import Meetings, ranks_together
+from checkfreq.ranks.multi_rank import MultiRank
+from checkfreq.ranks.rendezvous import MAKING
+from checkfreq.ranks.roles import agree_on_role, agree_on_settings
+from checkfreq.run.pipeline import Pipeline
+from checkfreq.session.arguments import Arguments, Checked
+from checkfreq.session.progress import Progress
+from checkfreq.snapshot.gate import UpdateGate
+from checkfreq.state.positions import Positions
+from checkfreq.types import Role
+
+logger = logging.getLogger("checkfreq.manager")
+
+
+class Session:
+    """The parts of one run, made in the order in which they depend on each other.
+
+    With several ranks every constructor call is a meeting: what fails on one raises on all.
+    """
+
+    def __init__(self, arguments: Arguments) -> None:
+        config = arguments.config
+        meetings = ranks_together(timeout_s=config.rank_timeout_s)
+        checked, role = _checked(arguments, meetings)
+        self.arguments = arguments
+        self.config = config
+        self.chk = arguments.chk
+        self.chk_dir = checked.chk_dir
+        self.cadence = checked.cadence
+        self.notice = checked.notice
+        self.role = role
+        self.home = Home(f"the manager of {checked.chk_dir}")
+        self.progress = Progress(may_start=arguments.fresh)
+        self.positions = Positions(role)
+        self.profiler = _profiler(arguments, checked, role)
+        self.pipeline = Pipeline(
+            checked.chk_dir,
+            arguments.chk,
+            self.positions,
+            config=config,
+            retention=arguments.retention,
+            tolerate_failures=arguments.tolerate_failures,
+            profiler=self.profiler,
+            role=role,
+        )
+        self.persistence = self.pipeline.persistence
+        self.persistence.alarm.current_step = lambda: self.progress.global_step
+        self.coordinator = self._coordinator(meetings)
+        if arguments.fresh:
+            self.persistence.supersede_after = -1
+        self.coordinator.each(MAKING, self.persistence.start)
+        self.gate = UpdateGate(
+            arguments.chk.optimizers, barrier=self.pipeline.barrier, home=self.home
+        )
+
+    def _coordinator(self, meetings: Meetings | None) -> Coordinator:
+        if meetings is None:
+            return SingleRank(self.pipeline, self.notice)
+        return MultiRank(
+            meetings, self.role, self.pipeline, self.profiler, self.notice, config=self.config
+        )
+
+    # ---- what must hold before an act
+
+    def require_open(self) -> None:
+        """StateError once the manager was closed."""
+        if self.progress.is_closed:
+            raise StateError(f"the manager of {self.chk_dir} is closed")
+
+    def begin(self, *, iterating: bool = True) -> None:
+        """First use: own the directory, and refuse to run over somebody's checkpoints."""
+        self.require_open()
+        progress = self.progress
+        if not progress.is_open:
+            self.coordinator.open()
+            self.coordinator.each("the first step()", self._refuse_to_start_over)
+            progress.is_open = True
+        if iterating:
+            progress.has_iterated, progress.apply_last = True, None
+
+    def _refuse_to_start_over(self) -> None:
+        steps = [] if self.progress.may_start else self.persistence.store.steps()
+        if steps:
+            raise ConfigError(
+                f"{self.chk_dir} holds checkpoints (newest: step {steps[-1]}) and restore() "
+                "was not called. Call restore() before training, pass fresh=True to start "
+                "over, or use another directory"
+            )
+
+    def why_no_boundary(self) -> str | None:
+        """What happened since the last boundary; None at one."""
+        if not self.gate.at_boundary:
+            return "an update was attempted since the last one"
+        if (name := self.positions.using_batch()) is not None:
+            return f"iterator {name!r} handed out a batch since the last one"
+        return None
+
+    # ---- a checkpoint that has to be durable
+
+    def make_durable(self, reason: str, marks: Marks) -> None:
+        """Have this boundary's checkpoint on disk; retries once, then raises what failed."""
+        error = self._try_to_make_durable(reason, marks)
+        if error is not None and (error := self._try_to_make_durable(reason, marks)) is not None:
+            raise error
+
+    def _try_to_make_durable(self, reason: str, marks: Marks) -> CheckFreqError | None:
+        step = self.progress.global_step
+        attempt = self.coordinator.require(step, reason, marks)
+        return self.coordinator.outcome(step, attempt)
+
+    # ---- what is said
+
+    def say(self, message: str, *args: object) -> None:
+        """Log at INFO, on rank 0 also shown to users who never configured logging."""
+        say(logger, message, *args, is_shown=self.role.rank == 0)
+
+
+def _checked(arguments: Arguments, meetings: Meetings | None) -> tuple[Checked, Role]:
+    """Check the arguments, on all ranks before any goes on, and agree on who writes what."""
+    if meetings is None:
+        return arguments.checked(), Role()
+    results: list[Checked] = []
+    meetings.act(MAKING, lambda: results.append(arguments.checked()))
+    agree_on_settings(meetings, arguments.common())
+    return results[0], agree_on_role(meetings, results[0].chk_dir, config=arguments.config)
+
+
+def _profiler(arguments: Arguments, checked: Checked, role: Role) -> Profiler:
+    """Rank 0 decides for all, from costs that only its profile keeps."""
+    cadence = checked.cadence
+    decides = cadence is None and role.rank == 0
+    return Profiler(
+        checked.policy,
+        dynamic=arguments.dynamic,
+        interval_steps=None if cadence is None else cadence.interval_steps,
+        summary_writer=arguments.config.summary_writer if role.rank == 0 else None,
+        cache=ProfileCache(checked.chk_dir / "profile.json") if decides else None,
+    )
