@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -34,14 +35,17 @@ def test_closing_without_time_for_the_final_checkpoint_says_so(chk_dir: Path) ->
 
 def test_a_reply_that_waited_for_the_trainer_does_not_count_as_late(chk_dir: Path) -> None:
     training = Training()
-    with managed(chk_dir, training.chk, config=config(persist_timeout_s=0.0)) as manager:
-        manager.save()
-        channel = manager._persistence.client._channel
-        assert channel is not None
-        assert readable(channel.fileno(), timeout_s=120.0), "the worker did not answer"
-        training.steps(manager, 1)
-        assert manager.stats()["num_committed"] == 1
-        assert manager.stats()["num_workers_replaced"] == 0
+    manager = managed(chk_dir, training.chk, config=config(persist_timeout_s=0.0))
+    manager.save()
+    channel = manager._persistence.client._channel
+    assert channel is not None
+    assert readable(channel.fileno(), timeout_s=120.0), "the worker did not answer"
+    training.steps(manager, 1)
+    stats = manager.stats()
+    # The last checkpoint is late where its reply is not there at once: that is another matter.
+    with suppress(PersistError):
+        manager.close()
+    assert (stats["num_committed"], stats["num_workers_replaced"]) == (1, 0)
 
 
 def test_an_attempt_that_cannot_begin_ends_and_is_counted(
