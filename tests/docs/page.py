@@ -1,7 +1,7 @@
 """Run every snippet of a Markdown page: ``python -m tests.docs.page PAGE``, in an empty folder.
 
 ``python`` fences, and set-up code in ``<!-- setup ... -->`` comments, run in page order in one
-namespace. The ``$ command`` lines of ``console`` fences run with bash in the same folder, in page
+namespace; a fence whose first line is ``# NAME.py`` is that file instead, and is written. The ``$ command`` lines of ``console`` fences run with bash in the same folder, in page
 order too; they must exit with 0, or with N where the line ends with ``# exits N``. A command
 goes on behind a backslash at the end of its line. Lines without ``$`` are output that is shown,
 not compared.
@@ -24,6 +24,7 @@ _SNIPPET = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _COMMAND = re.compile(r"^\$ (?P<command>(?:.*\\\n)*.*)$", re.MULTILINE)
+_FILE = re.compile(r"# (\w+\.py)\n")
 _EXITS = re.compile(r"# exits (\d+)$")
 
 
@@ -52,6 +53,8 @@ def run_page(page: Path) -> None:
     for snippet in snippets_of(page.read_text()):
         if snippet.language == "console":
             _run_commands(snippet, page)
+        elif file := _FILE.match(snippet.code):
+            Path(file[1]).write_text(snippet.code)
         else:
             # The page is the file that tracebacks name, with the page's line numbers.
             source = "\n" * snippet.line + snippet.code

@@ -61,6 +61,15 @@ def test_snippets_of_a_page_share_a_namespace_and_a_folder(tmp_path: Path) -> No
     assert ran.returncode == 0, ran.stdout
 
 
+def test_a_fence_that_begins_with_a_file_name_is_that_file(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\n# train.py\nraise SystemExit(3)\n```\n```console\n$ python train.py  # exits 3\n```\n"
+    )
+    ran = run_page(page, tmp_path)
+    assert ran.returncode == 0, ran.stdout
+
+
 @pytest.mark.parametrize(
     ("snippet", "line"),
     [("```python\nassert 1 == 2\n```\n", 4), ("```console\n$ true\n$ false\n```\n", 5)],
