@@ -1,10 +1,10 @@
 """Run every snippet of a Markdown page: ``python -m tests.docs.page PAGE``, in an empty folder.
 
 ``python`` fences, and set-up code in ``<!-- setup ... -->`` comments, run in page order in one
-namespace; a fence whose first line is ``# NAME.py`` is that file instead, and is written. The ``$ command`` lines of ``console`` fences run with bash in the same folder, in page
-order too; they must exit with 0, or with N where the line ends with ``# exits N``. A command
-goes on behind a backslash at the end of its line. Lines without ``$`` are output that is shown,
-not compared.
+namespace. A fence whose first line is ``# NAME.py`` is that file instead, and is written. The
+``$ command`` lines of ``console`` fences run with bash in the same folder, in page order too; they
+must exit with 0, or with N where the line ends with ``# exits N``. A command continues after a
+backslash at the end of its line. Lines without ``$`` are output that is shown, not compared.
 """
 
 from __future__ import annotations

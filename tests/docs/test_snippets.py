@@ -12,7 +12,7 @@ import pytest
 from tests.docs.page import Snippet, snippets_of
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -64,7 +64,8 @@ def test_snippets_of_a_page_share_a_namespace_and_a_folder(tmp_path: Path) -> No
 def test_a_fence_that_begins_with_a_file_name_is_that_file(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "```python\n# train.py\nraise SystemExit(3)\n```\n```console\n$ python train.py  # exits 3\n```\n"
+        "```python\n# train.py\nraise SystemExit(3)\n```\n"
+        "```console\n$ python train.py  # exits 3\n```\n"
     )
     ran = run_page(page, tmp_path)
     assert ran.returncode == 0, ran.stdout
