@@ -36,8 +36,6 @@ autodoc_mock_imports = ["nvidia.dali"]
 nitpicky = True
 nitpick_ignore_regex = [("py:(class|data|exc)", ".*")]
 
-suppress_warnings = ["toc.empty_glob"]
-
 html_theme = "furo"
 html_title = f"checkfreq {release}"
 html_copy_source = False
