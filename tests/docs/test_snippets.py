@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.docs.page import Snippet, snippets_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LIMIT_S = 600.0
 
 
 def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -20,15 +22,22 @@ def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     bin_folder = Path(sys.executable).parent
     path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": path}
-    return subprocess.run(
-        [sys.executable, "-u", "-m", "tests.docs.page", str(page)],
+    command = [sys.executable, "-u", "-m", "tests.docs.page", str(page)]
+    with subprocess.Popen(
+        command,
         cwd=folder,
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=600,
-    )
+        start_new_session=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # commands of the page too: they hold the pipe
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, said)
 
 
 @pytest.mark.more
