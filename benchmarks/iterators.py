@@ -6,7 +6,7 @@
   torchdata's ``StatefulDataLoader``, accelerate's ``skip_first_batches`` and DALI's own
   checkpoints (`benchmarks.resuming`).
 * ``order``: ids per second out of the sampler, in batches of 256.
-* ``cost``: what a position, a batch's ledger, and a sample's ticket and seeding cost.
+* ``cost``: what a position, a batch's ledger, and a sample's request and seeding cost.
 * ``throughput``: images per second of a loader with us, against the same loader without
   (`benchmarks.loading`).
 """
@@ -28,7 +28,7 @@ from benchmarks.loading import measure_throughput
 from benchmarks.record import emit, run
 from benchmarks.resuming import BATCH, Numbers, measure_resume
 from iterators import CFIterator, EpochOrder, Ledger, ResumableDataLoader
-from iterators.tickets import Share, TicketSampler
+from iterators.order.batch_requests import BatchRequestSampler, Share
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def measure_order(args: argparse.Namespace, scratch: Path) -> None:
-    """Millions of ids per second, as tickets and as plain blocks."""
+    """Millions of ids per second, as requests and as plain blocks."""
     for n in args.samples:
         count = min(args.ids, n)
         rates = [
@@ -73,7 +73,7 @@ def measure_order(args: argparse.Namespace, scratch: Path) -> None:
 
 def draw(n: int, count: int) -> None:
     """Take ``count`` ids in batches out of a fresh sampler."""
-    batches = iter(TicketSampler(EpochOrder(n, 0, 0), Share(BATCH)))
+    batches = iter(BatchRequestSampler(EpochOrder(n, 0, 0), Share(BATCH)))
     for _ in range(count // BATCH):
         next(batches)
 

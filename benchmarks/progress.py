@@ -15,7 +15,7 @@ from tqdm import tqdm
 from benchmarks.ranks import Ranks
 from checkfreq import CFManager
 from iterators import CFIterator
-from iterators.cursor import EpochReport
+from iterators.loop.cursor import EpochReport
 
 
 class History:

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.tables import tables_of
 from benchmarks.tables.common import Line
-from checkfreq.surroundings import UNKNOWN, cpu_model, storage_of
+from checkfreq.pacing.environment import UNKNOWN, cpu_model, storage_of
 
 _ROOT = Path(__file__).resolve().parents[1]
 _emitted: list[Line] = []
@@ -35,7 +35,7 @@ def emit(
 
     ``folder`` is on the disk that was written to, ``packages`` are distributions that took part.
     """
-    line = {"benchmark": benchmark, **fields, **surroundings(folder, packages)}
+    line = {"benchmark": benchmark, **fields, **environment(folder, packages)}
     _emitted.append(line)
     print(json.dumps(line), flush=True)
 
@@ -47,7 +47,7 @@ def run(main: Callable[[], object]) -> None:
         print(f"\n{table}", file=sys.stderr)
 
 
-def surroundings(folder: Path | None = None, packages: Sequence[str] = ()) -> dict[str, Any]:
+def environment(folder: Path | None = None, packages: Sequence[str] = ()) -> dict[str, Any]:
     """Commit, command, machine, versions and storage of this run."""
     storage = {} if folder is None else {"storage": _storage(folder)}
     return {

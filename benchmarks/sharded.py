@@ -44,7 +44,7 @@ from benchmarks.record import emit, median_ratio, run
 from benchmarks.rounds import Arm, Seconds, interleaved
 from benchmarks.saving import Work, sample, shown, slowest, spread
 from benchmarks.sharded_states import ReplicatedState, ShardedState, State, training_of
-from checkfreq.distributed.meetings import Meetings, said_by_each
+from checkfreq.ranks.meetings import Meetings, said_by_each
 
 _MEETING = "meeting"
 _MEETINGS, _WARM_UP_MEETINGS = 500, 50

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.record import emit, run
 from checkfreq.config import CFConfig
-from checkfreq.persist.persister import Persister
+from checkfreq.persist.client import WorkerClient
 
 _ROUNDS = 15
 
@@ -52,12 +52,12 @@ def _process(*arguments: str) -> float:
 
 def _worker() -> float:
     with tempfile.TemporaryDirectory() as folder:
-        persister = Persister(Path(folder), config=CFConfig())
+        client = WorkerClient(Path(folder), config=CFConfig())
         start_s = time.perf_counter()
-        persister.start()
-        persister.wait_opened()
+        client.start()
+        client.wait_opened()
         seconds = time.perf_counter() - start_s
-        persister.close(timeout_s=30.0)
+        client.close(timeout_s=30.0)
     return seconds
 
 

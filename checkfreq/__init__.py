@@ -10,12 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from checkfreq.checkpoint import CFCheckpoint as CFCheckpoint
     from checkfreq.config import CFConfig as CFConfig
     from checkfreq.manager import CFManager as CFManager
     from checkfreq.policy.retention import KeepBest as KeepBest
     from checkfreq.policy.retention import KeepLast as KeepLast
-    from checkfreq.reader import load as load
+    from checkfreq.restore.reader import load as load
+    from checkfreq.state.checkpoint import CFCheckpoint as CFCheckpoint
     from checkfreq.types import CFMode as CFMode
     from checkfreq.types import Directory as Directory
     from checkfreq.types import Objective as Objective
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "CFCheckpoint": "checkfreq.checkpoint",
+    "CFCheckpoint": "checkfreq.state.checkpoint",
     "CFConfig": "checkfreq.config",
     "CFManager": "checkfreq.manager",
     "CFMode": "checkfreq.types",
@@ -31,7 +31,7 @@ _HOME = {
     "KeepBest": "checkfreq.policy.retention",
     "KeepLast": "checkfreq.policy.retention",
     "Objective": "checkfreq.types",
-    "load": "checkfreq.reader",
+    "load": "checkfreq.restore.reader",
 }
 
 __all__ = [

@@ -18,32 +18,32 @@ from typing import Any, Self
 
 import torch
 
-from checkfreq.checkpoint import CFCheckpoint
-from checkfreq.checks import cadence, check_arguments, numbers, usable
 from checkfreq.config import CFConfig
 from checkfreq.console import say
-from checkfreq.distributed.meetings import ranks_together
-from checkfreq.distributed.rendezvous import MAKING
-from checkfreq.distributed.roles import agree_on_role, agree_on_settings
-from checkfreq.distributed.together import Together
 from checkfreq.errors import CheckFreqError, ConfigError, PersistError, RankError, StateError
 from checkfreq.events import Event
 from checkfreq.forks import Home
-from checkfreq.interrupt import StopNotice
-from checkfreq.loader_deaths import is_of_dead_worker, is_of_loader
+from checkfreq.pacing.profile_cache import ProfileCache
+from checkfreq.pacing.profiler import Profiler
 from checkfreq.persist.attempts import Marks
-from checkfreq.pipeline import Pipeline
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
 from checkfreq.policy.tuner import Due
-from checkfreq.positions import Positions, PositionSource, by_name
-from checkfreq.profile_cache import ProfileCache
-from checkfreq.profiler import Profiler
-from checkfreq.ranks import NO_WISH, Alone, Decision, Ranks, Wish
-from checkfreq.restore import Found, Restorer, plan_restore
-from checkfreq.snapshot.apply import RestorePlan
+from checkfreq.ranks.coordinator import NO_PROPOSAL, Coordinator, Decision, Proposal, SingleRank
+from checkfreq.ranks.meetings import ranks_together
+from checkfreq.ranks.multi_rank import MultiRank
+from checkfreq.ranks.rendezvous import MAKING
+from checkfreq.ranks.roles import agree_on_role, agree_on_settings
+from checkfreq.restore.apply import RestorePlan
+from checkfreq.restore.restorer import Found, Restorer, plan_restore
+from checkfreq.run.checks import cadence, check_arguments, numbers, usable
+from checkfreq.run.interrupt import StopNotice
+from checkfreq.run.loader_deaths import is_of_dead_worker, is_of_loader
+from checkfreq.run.pipeline import Pipeline
 from checkfreq.snapshot.gate import UpdateGate
-from checkfreq.snapshot.wrappers import was_skipped
+from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.positions import Positions, PositionSource, by_name
+from checkfreq.state.wrappers import was_skipped
 from checkfreq.types import CFMode, Role
 
 logger = logging.getLogger(__name__)
@@ -151,9 +151,9 @@ class CFManager:
         )
         self._persistence = self._pipeline.persistence
         self._persistence.alarm.current_step = lambda: self._global_step
-        self._ranks: Ranks = Alone(self._pipeline, self._notice)
+        self._ranks: Coordinator = SingleRank(self._pipeline, self._notice)
         if meetings is not None:
-            self._ranks = Together(
+            self._ranks = MultiRank(
                 meetings, role, self._pipeline, self._profiler, self._notice, config=config
             )
         if fresh:
@@ -271,7 +271,7 @@ class CFManager:
         self._carry_out(
             self._ranks.decide(
                 self._global_step,
-                lambda: self._wish(epoch_boundary=epoch_boundary),
+                lambda: self._proposal(epoch_boundary=epoch_boundary),
                 must_meet=epoch_boundary or self._requested is not None,
                 marks=self._requested,
             )
@@ -301,31 +301,31 @@ class CFManager:
             step=self._pipeline.last_started_step,
             timer=self._pipeline.timer(),
             num_slots=self._pipeline.num_slots,
-            key=self._pipeline.surroundings() if self._cadence is None else {},
+            key=self._pipeline.environment() if self._cadence is None else {},
         )
 
-    def _wish(self, *, epoch_boundary: bool) -> Wish:
+    def _proposal(self, *, epoch_boundary: bool) -> Proposal:
         """What this process would do at this boundary, were it alone."""
         if self._requested is not None:
-            return Wish("requested", must=True)
+            return Proposal("requested", must=True)
         if self._cadence is None:
-            return self._wish_by_costs()
+            return self._proposal_by_costs()
         due = self._cadence.is_due(
             step=self._global_step,
             last_step=self._pipeline.last_started_step,
             epoch_boundary=epoch_boundary,
         )
         if due or (self._pipeline.is_deferred and self._cadence.interval_steps == 0):
-            return Wish("epoch" if epoch_boundary else "periodic")
-        return NO_WISH
+            return Proposal("epoch" if epoch_boundary else "periodic")
+        return NO_PROPOSAL
 
-    def _wish_by_costs(self) -> Wish:
+    def _proposal_by_costs(self) -> Proposal:
         match self._profiler.due(step=self._global_step):
             case Due.TAKE:
-                return Wish("periodic", place=self._profiler.place.value)
+                return Proposal("periodic", place=self._profiler.place.value)
             case Due.LATE:
-                return Wish(why_late=Due.LATE.value)
-        return NO_WISH
+                return Proposal(why_late=Due.LATE.value)
+        return NO_PROPOSAL
 
     def _carry_out(self, decision: Decision) -> None:
         if decision.defer:

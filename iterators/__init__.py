@@ -21,16 +21,16 @@ if TYPE_CHECKING:
         ResumeMismatchError,
         TrainingStopped,
     )
-    from iterators.grouped import ResumableGroupedBatchSampler
-    from iterators.isolation import isolated_rng
-    from iterators.iterable import ResumableIterableLoader
-    from iterators.ledger import Ledger
-    from iterators.order import EpochOrder
-    from iterators.position import Position
-    from iterators.resident import ResidentDataset
-    from iterators.samplers import ResumableDistributedSampler, ResumableSampler
-    from iterators.shards import ShardedDataset
-    from iterators.torch_loader import ResumableDataLoader
+    from iterators.loop.isolation import isolated_rng
+    from iterators.order.epoch import EpochOrder
+    from iterators.order.ledger import Ledger
+    from iterators.order.position import Position
+    from iterators.torch.grouped import ResumableGroupedBatchSampler
+    from iterators.torch.iterable import ResumableIterableLoader
+    from iterators.torch.loader import ResumableDataLoader
+    from iterators.torch.resident import ResidentDataset
+    from iterators.torch.samplers import ResumableDistributedSampler, ResumableSampler
+    from iterators.torch.shards import ShardedDataset
 
 __all__ = [
     "CFIterator",
@@ -54,17 +54,17 @@ __all__ = [
 
 _HOME = {
     "CFIterator": "cf_iterator",
-    "EpochOrder": "order",
-    "Ledger": "ledger",
-    "Position": "position",
-    "ResidentDataset": "resident",
-    "ResumableDataLoader": "torch_loader",
-    "ResumableDistributedSampler": "samplers",
-    "ResumableGroupedBatchSampler": "grouped",
-    "ResumableSampler": "samplers",
-    "ResumableIterableLoader": "iterable",
-    "ShardedDataset": "shards",
-    "isolated_rng": "isolation",
+    "EpochOrder": "order.epoch",
+    "Ledger": "order.ledger",
+    "Position": "order.position",
+    "ResidentDataset": "torch.resident",
+    "ResumableDataLoader": "torch.loader",
+    "ResumableDistributedSampler": "torch.samplers",
+    "ResumableGroupedBatchSampler": "torch.grouped",
+    "ResumableSampler": "torch.samplers",
+    "ResumableIterableLoader": "torch.iterable",
+    "ShardedDataset": "torch.shards",
+    "isolated_rng": "loop.isolation",
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from iterators.errors import NotResumableError
 from iterators.protocol import Adapter
-from iterators.replay import ReplayAdapter
+from iterators.replay.adapter import ReplayAdapter
 
 logger = logging.getLogger(__name__)
 
@@ -20,9 +20,9 @@ def _torch_adapter(loader: Any, seed: int | None) -> Adapter | None:
         return None
     from torch.utils.data import DataLoader, IterableDataset
 
-    from iterators.iterable import ResumableIterableLoader
-    from iterators.surroundings import indexed_source
-    from iterators.torch_loader import ResumableDataLoader
+    from iterators.order.environment import indexed_source
+    from iterators.torch.iterable import ResumableIterableLoader
+    from iterators.torch.loader import ResumableDataLoader
 
     if not isinstance(loader, DataLoader):
         return None

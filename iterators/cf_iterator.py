@@ -26,14 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iterators.adapters import adapted
-from iterators.counting import Counting
-from iterators.cursor import Cursor, EpochReport, Mark
 from iterators.errors import CorruptPositionError, IterationStateError, TrainingStopped
-from iterators.order import Int64
-from iterators.position import Layout, Position
+from iterators.loop.counting import Counting
+from iterators.loop.cursor import Cursor, EpochReport, Mark
+from iterators.loop.tails import TailWatch
+from iterators.order.epoch import Int64
+from iterators.order.position import Layout, Position
 from iterators.protocol import Adapter, Delivery, Manager
-from iterators.replay import ReplayAdapter
-from iterators.tails import TailWatch
+from iterators.replay.adapter import ReplayAdapter
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from iterators.order import Int64, Order
-from iterators.position import Identity, Layout, Position
+from iterators.order.epoch import Int64, Order
+from iterators.order.position import Identity, Layout, Position
 
 
 class PositionSource(Protocol):

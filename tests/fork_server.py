@@ -22,8 +22,8 @@ FORK_SERVER.set_forkserver_preload(
         "tests.iterators.elastic.program",
         "torch.distributed.fsdp",
         "torch.distributed.tensor",
-        "tests.distributed.tiny",
-        "tests.distributed.training",
-        "tests.snapshot.sharded",
+        "tests.ranks.tiny",
+        "tests.ranks.training",
+        "tests.state.sharded",
     ]
 )

@@ -16,40 +16,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: From the bottom up. A module belongs to the longest name that it begins with.
-LAYERS = {
-    "base": ("types", "config", "console", "errors", "events", "faults"),
-    "store": ("store",),
-    "decide": ("policy",),
-    "act": (
-        "snapshot",
-        "persist",
-        "checkpoint",
-        "checks",
-        "pipeline",
-        "positions",
-        "ranks",
-        "restore",
-        "profiler",
-        "distributed",
-        "interrupt",
-        "forks",
-        "loader_deaths",
-        "timing",
-        "surroundings",
-        "profile_cache",
-        "simulation",
+#: From the bottom up, as ARCHITECTURE.md lists them. A folder imports itself and what is above it
+#: in this list; the modules of the base may import one another.
+BASE = ("types", "errors", "console", "faults", "forks", "events", "config")
+FOLDERS = {
+    "checkfreq": (
+        *("store", "policy", "state", "snapshot", "persist", "restore", "pacing", "run", "ranks"),
+        *("manager", "simulation", "cli", "integrations", "testing"),
     ),
-    "facade": ("manager", "reader"),
-    "edge": ("cli", "integrations", "testing"),
+    "iterators": (
+        *("errors", "order", "protocol", "loop", "replay", "torch", "dali"),
+        *("adapters", "cf_iterator", "testing"),
+    ),
 }
-RANKS = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}
-EDGE = list(LAYERS).index("edge")
+#: The only code that may import both packages.
+EDGE = ("cli", "integrations", "testing")
 TORCH_FREE = (
-    *LAYERS["base"],
-    *LAYERS["store"],
-    *LAYERS["decide"],
-    *("persist.worker", "images", "cli", "simulation"),
+    *BASE,
+    *("store", "policy", "persist.worker", "restore.images", "simulation", "cli"),
 )
 #: What pure decisions may not import: no torch, clock or I/O.
 IMPURE = {"torch", "numpy", "os", "io", "pathlib", "shutil", "socket", "subprocess", "time"}
@@ -111,11 +95,18 @@ def ours(target: str) -> str | None:
     return None
 
 
-def rank_of(name: str) -> int:
-    """Layer of a module of checkfreq, 0 at the bottom."""
-    parts = name.removeprefix("checkfreq.").split(".")
-    assert parts[0] in RANKS, f"{name} has no layer: give it one here and in ARCHITECTURE.md"
-    return RANKS[parts[0]]
+def folder_of(name: str) -> str:
+    """The folder, or the module beside the folders, that a module of ours belongs to."""
+    return name.split(".")[1]
+
+
+def level_of(name: str) -> int:
+    """How far up a module is within its package: 0 for the base."""
+    package, folder = name.split(".")[:2]
+    if package == "checkfreq" and folder in BASE:
+        return 0
+    assert folder in FOLDERS[package], f"{name} has no place: give it one here and in the docs"
+    return 1 + FOLDERS[package].index(folder)
 
 
 def everything_behind(name: str) -> set[str]:
@@ -140,18 +131,30 @@ def torch_free_modules() -> list[str]:
     return [name for part in TORCH_FREE for name in names_in(f"checkfreq.{part}")]
 
 
-@pytest.mark.parametrize("name", [name for name in names_in("checkfreq") if "." in name])
+@pytest.mark.parametrize("name", [name for name in MODULES if "." in name])
 def test_imports_point_down_only(name: str) -> None:
+    package = name.split(".")[0]
     for target in sorted(imported(name) & set(MODULES)):
-        if target.split(".")[0] == "iterators":
-            assert rank_of(name) == EDGE, f"{name} imports {target}: only edge code may"
-        elif target != "checkfreq":
-            assert rank_of(target) <= rank_of(name), f"{name} imports {target}, above it"
+        if target.split(".")[0] != package:
+            assert package == "checkfreq", f"{name} imports {target}: iterators stand alone"
+            assert folder_of(name) in EDGE, f"{name} imports {target}: only edge code may"
+        elif "." in target:
+            assert level_of(target) <= level_of(name), f"{name} imports {target}, above it"
 
 
-@pytest.mark.parametrize("name", names_in("iterators"))
-def test_iterators_import_nothing_from_checkfreq(name: str) -> None:
-    assert not {target for target in imported(name) if target.split(".")[0] == "checkfreq"}
+def test_every_folder_has_a_place_and_every_place_a_folder() -> None:
+    for package, folders in FOLDERS.items():
+        listed = {*folders, *(BASE if package == "checkfreq" else ())}
+        assert {folder_of(name) for name in MODULES if name.startswith(f"{package}.")} == listed
+
+
+@pytest.mark.parametrize("package", FOLDERS)
+def test_architecture_lists_the_folders_in_this_order(package: str) -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text().split("## Layers", 1)[1].split("\n## ", 1)[0]
+    block = text.split(f"```text {package}\n", 1)[1].split("```", 1)[0]
+    rows = [line.split()[0].removesuffix("/") for line in block.splitlines() if line[:1] != " "]
+    base = [" ".join(BASE).split()[0]] if package == "checkfreq" else []
+    assert rows == [*reversed(FOLDERS[package]), *base]
 
 
 @pytest.mark.parametrize("name", names_in("checkfreq.policy"))

@@ -17,13 +17,13 @@ from tests.test_layering import MODULES
 ALLOWED = {
     "checkfreq.store.fileops": "the one place",
     "checkfreq.store.mounts": "/proc, and the directory itself, to tell its file system",
-    "checkfreq.checks": "the directory itself, which is the user's: whether it is writable",
-    "checkfreq.surroundings": "/proc",
+    "checkfreq.run.checks": "the directory itself, which is the user's: whether it is writable",
+    "checkfreq.pacing.environment": "/proc",
     "checkfreq.snapshot.memory": "/proc and /sys",
     "checkfreq.faults": "paths that a test gives in the environment",
-    "checkfreq.distributed.store_thread": "/proc",
+    "checkfreq.ranks.store_thread": "/proc",
     "checkfreq.cli": "/dev/null",
-    "checkfreq.testing": "links that a test plants",
+    "checkfreq.testing.contract": "links that a test plants",
 }
 #: A module's files are the business of these packages, which read no checkpoints.
 OUTSIDE = ("checkfreq.simulation", "checkfreq.cli.simulate")

@@ -32,7 +32,7 @@ _HURRIED_AGAIN_S = 1.0
 
 
 @dataclass(slots=True)
-class Site:
+class OpenDirectory:
     """The opened directory, and what the attempts of one worker share.
 
     ``lock`` and ``held``: the leader's. ``is_hurried``: whether the trainer is gone.
@@ -108,7 +108,7 @@ class Site:
 class Attempt:
     """One rank's checkpoint; ``phase`` tells where it stands."""
 
-    def __init__(self, site: Site, request: p.Persist) -> None:
+    def __init__(self, site: OpenDirectory, request: p.Persist) -> None:
         self._site = site
         self._request = request
         self._pending: Pending | None = None
@@ -295,7 +295,7 @@ class MembersAttempt(Attempt):
         return ""  # the leader does
 
 
-def attempt_of(site: Site, request: p.Persist) -> Attempt:
+def attempt_of(site: OpenDirectory, request: p.Persist) -> Attempt:
     """The attempt that the worker's role asks for."""
     if site.role.is_alone:
         return Attempt(site, request)

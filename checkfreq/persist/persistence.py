@@ -24,7 +24,7 @@ from checkfreq.events import Event, EventLog
 from checkfreq.persist import protocol as p
 from checkfreq.persist.alarm import Alarm
 from checkfreq.persist.attempts import Attempt, AttemptBook, Marks
-from checkfreq.persist.persister import Persister
+from checkfreq.persist.client import WorkerClient
 from checkfreq.policy.backoff import Backoff
 from checkfreq.policy.lifecycle import AttemptState
 from checkfreq.policy.retention import CheckpointInfo, RetentionPolicy
@@ -53,7 +53,7 @@ class Persistence:
         role: Role = Role(),
     ) -> None:
         self.store = CheckpointStore(chk_dir)
-        self.persister = Persister(chk_dir, config=config, role=role)
+        self.client = WorkerClient(chk_dir, config=config, role=role)
         self.book = AttemptBook(
             tolerate_failures=tolerate_failures, release=release, replaces=not role.shares_all
         )
@@ -84,23 +84,23 @@ class Persistence:
 
     def start(self) -> None:
         """Start the worker; does not wait for it."""
-        self.persister.start()
+        self.client.start()
 
     @property
     def open_timeout_s(self) -> float:
         """How long opening may take."""
-        return self.persister.open_timeout_s
+        return self.client.open_timeout_s
 
     def open(self, *, check: Callable[[int], object] | None = None) -> None:
         """Wait until the worker holds the directory, and look at what is there; idempotent.
 
         ``check`` raises if a step's record cannot be read; for a caller that knows some already.
         """
-        self._open(self.persister.wait_opened, check)
+        self._open(self.client.wait_opened, check)
 
     def try_open(self, timeout_s: float, *, check: Callable[[int], object] | None = None) -> bool:
         """``open`` that waits for at most ``timeout_s``; whether the directory is open."""
-        self._open(lambda: self.persister.opens(timeout_s=timeout_s), check)
+        self._open(lambda: self.client.opens(timeout_s=timeout_s), check)
         return self._known is not None
 
     def _open(self, wait: Callable[[], bool], check: Callable[[int], object] | None) -> None:
@@ -132,7 +132,7 @@ class Persistence:
 
     def hand_over(self, attempt: Attempt, objects: Json, own: Json = None) -> None:
         """Give a complete snapshot to the worker (called by the copy thread)."""
-        self.persister.submit(
+        self.client.submit(
             p.Persist(
                 attempt=attempt.id,
                 step=attempt.step,
@@ -157,7 +157,7 @@ class Persistence:
             time.sleep(min(timeout_s, rest_s))  # there is no worker that could reply
             return
         try:
-            while (reply := self.persister.poll(timeout_s=timeout_s)) is not None:
+            while (reply := self.client.poll(timeout_s=timeout_s)) is not None:
                 self._take(reply)
                 timeout_s = 0.0
         except WorkerDiedError as error:
@@ -193,7 +193,7 @@ class Persistence:
     def note_finished(self, step: int, *, finished: bool) -> None:
         """Have it noted whether the run is over with ``step``."""
         if self._role.leads:
-            self.persister.ask(p.AddMark(step, False, {}, finished))
+            self.client.ask(p.AddMark(step, False, {}, finished))
             self.record("finished" if finished else "reopened", step)
 
     def is_finished(self, step: int) -> bool:
@@ -210,20 +210,20 @@ class Persistence:
         if self._known is None or not self._role.leads or not is_news:
             return
         if not self.store.ever_held_common():
-            self.persister.ask(p.Confirm(step))
+            self.client.ask(p.Confirm(step))
         self._prune()
 
     def quarantine(self, step: int, reason: CorruptCheckpointError) -> None:
         """Have a damaged step set aside (by the leader, if that is another rank)."""
         if self._role.leads:
-            self.persister.ask(p.Quarantine(step, str(reason)))
+            self.client.ask(p.Quarantine(step, str(reason)))
         self.record("quarantined", step, reason=str(reason))
         if self._known is not None:
             self._known.pop(step, None)
 
     def close(self, *, timeout_s: float) -> None:
         """Let the worker finish and exit."""
-        if not self.persister.close(timeout_s=timeout_s):
+        if not self.client.close(timeout_s=timeout_s):
             logger.error(
                 "the persist worker did not finish within %.0f s and was killed", timeout_s
             )
@@ -253,7 +253,7 @@ class Persistence:
                 self._forget_gone(reply.steps)
             case p.OpenFailed():
                 logger.error("the new persist worker cannot use the directory: %s", reply.message)
-                self.persister.kill()  # like any dead worker: replaced, its attempts counted
+                self.client.kill()  # like any dead worker: replaced, its attempts counted
                 self._restarts.failed(time.monotonic())
             case p.Trouble():
                 logger.error(
@@ -360,7 +360,7 @@ class Persistence:
         assert self._known is not None
         if not self._role.leads:
             return
-        self.persister.ask(p.AddMark(step, marks.keep, marks.metrics))
+        self.client.ask(p.AddMark(step, marks.keep, marks.metrics))
         old = self._known.get(step, CheckpointInfo(step))
         self._known[step] = CheckpointInfo(
             step, keep=old.keep or marks.keep, metrics={**old.metrics, **marks.metrics}
@@ -377,7 +377,7 @@ class Persistence:
         steps = [step for step in steps if not any(step in asked for asked in self._prunes)]
         if steps:
             self._prunes.append(tuple(steps))
-            self.persister.ask(p.Prune(tuple(steps)))
+            self.client.ask(p.Prune(tuple(steps)))
 
     def _pruned(self, steps: Collection[int]) -> None:
         assert self._known is not None
@@ -406,22 +406,22 @@ class Persistence:
                     now_s - handed_s,
                 )
                 attempt.handed_s = now_s  # the replacement gets as long again
-                self.persister.kill()
+                self.client.kill()
                 return
 
     def _worker_died(self, error: WorkerDiedError) -> None:
         logger.error("%s; starting another", error)
         self.record("worker_died", error.step, error=str(error))
         abandoned = None
-        held = [a for a in self.book.active if self.persister.holds(a.id)]
+        held = [a for a in self.book.active if self.client.holds(a.id)]
         for attempt in held[:1]:  # it works in order: the oldest is what it died with
             if attempt.id in self._handed_twice:
-                self.persister.forget(attempt.id)
+                self.client.forget(attempt.id)
                 abandoned = self.book.abandon(attempt, error)
                 self._failed(abandoned)
             else:
                 self._handed_twice.add(attempt.id)
-        self.persister.replace()
+        self.client.replace()
         self.num_replaced += 1
         if abandoned is not None:
             self._tell_failure(abandoned)
@@ -429,7 +429,7 @@ class Persistence:
     def _tell_failure(self, attempt: Attempt) -> None:
         """Have the leader, if that is another rank, not wait for a part that will not come."""
         if not self._role.leads:
-            self.persister.ask(p.TellFailure(attempt.step, attempt.id, str(attempt.error)))
+            self.client.ask(p.TellFailure(attempt.step, attempt.id, str(attempt.error)))
 
 
 def _versions() -> dict[str, str]:

@@ -26,7 +26,7 @@ from pathlib import Path
 from checkfreq import faults
 from checkfreq.events import Event, EventLog
 from checkfreq.persist import protocol as p
-from checkfreq.persist.commit import Site, attempt_of
+from checkfreq.persist.commit import OpenDirectory, attempt_of
 from checkfreq.persist.holding import HeldDirectory
 from checkfreq.persist.lock import DirectoryLock, LockTimeoutError
 from checkfreq.persist.writer import RateLimiter, SnapshotWriter
@@ -38,7 +38,7 @@ _IOPRIO_WHO_PGRP = 2
 _BEST_EFFORT = 2 << 13
 
 
-class Desk:
+class RequestHandler:
     """Carries out requests, in order, on one thread; the directory is its ``_site`` once open."""
 
     def __init__(self, channel: p.Channel, *, trainer_pid: int) -> None:
@@ -97,7 +97,9 @@ class Desk:
             limiter=self._limiter,
         )
         held = None if lock is None else self._holding(store, lock, request)
-        self._site = Site(request.role, store, writer, lock, held, self.trainer_gone.is_set)
+        self._site = OpenDirectory(
+            request.role, store, writer, lock, held, self.trainer_gone.is_set
+        )
         self._reply(p.Opened(os.getpid()))
 
     def _take_over(self, request: p.Open) -> tuple[JointStore, DirectoryLock | None]:
@@ -183,22 +185,22 @@ def set_io_priority(*, level: int) -> None:
         ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PGRP, 0, _BEST_EFFORT | level)
 
 
-def serve(channel: p.Channel, trainer_pidfd: int, desk: Desk) -> None:
-    """Route messages to the desk until Close, or until the trainer is gone."""
+def serve(channel: p.Channel, trainer_pidfd: int, handler: RequestHandler) -> None:
+    """Route messages to the handler until Close, or until the trainer is gone."""
     requests: queue.SimpleQueue[p.Message | None] = queue.SimpleQueue()
-    clerk = threading.Thread(target=_work, args=(desk, requests), name="checkfreq-persist")
+    clerk = threading.Thread(target=_work, args=(handler, requests), name="checkfreq-persist")
     clerk.start()
     was_dismissed = _route(channel, trainer_pidfd, requests)
     if not was_dismissed:
-        desk.hurry()
+        handler.hurry()
     requests.put(None)
     clerk.join()
 
 
-def _work(desk: Desk, requests: queue.SimpleQueue[p.Message | None]) -> None:
+def _work(handler: RequestHandler, requests: queue.SimpleQueue[p.Message | None]) -> None:
     try:
         while (request := requests.get()) is not None:
-            desk.carry_out(request)
+            handler.carry_out(request)
     except BaseException:
         # A bug of ours: die visibly. The trainer reads the traceback and starts another worker.
         traceback.print_exc()
@@ -235,4 +237,4 @@ def main(argv: list[str]) -> None:
     set_io_priority(level=7)
     faults.set_peer(trainer_pid)
     channel = p.Channel(socket.socket(fileno=socket_fd))
-    serve(channel, pidfd, Desk(channel, trainer_pid=trainer_pid))
+    serve(channel, pidfd, RequestHandler(channel, trainer_pid=trainer_pid))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.errors import StateError
 from checkfreq.snapshot.arena import Pinner
 from checkfreq.snapshot.device import CudaDevice
 from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import HostEngine, SnapshotEngine
-from checkfreq.snapshot.state import read_everything
+from checkfreq.state.capture import read_everything
+from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import SnapshotPlace
 
 

@@ -3,7 +3,7 @@
 ``start`` queues everything and returns; volatile tensors are then fixed in stream order, host
 tensors are copied. ``barrier`` queues a wait on the device. A helper thread waits for the last
 event of each snapshot, which it keeps the source tensors alive for, and reports it. Several
-snapshots may be in flight, each in its own slot. What happens on one device is in lane.py.
+snapshots may be in flight, each in its own slot. What happens on one device is in device_copier.py.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from checkfreq import faults
 from checkfreq.errors import StateError
 from checkfreq.snapshot.arena import Pinner, Slot
 from checkfreq.snapshot.device import Device
+from checkfreq.snapshot.device_copier import DeviceCopier, Limits, Share
 from checkfreq.snapshot.engine import Copy, OnCopied, copy_to_slot
-from checkfreq.snapshot.lane import Lane, Limits, Share
 from checkfreq.types import SnapshotPlace
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class _Job:
     slot: Slot
     on_copied: OnCopied
     error: BaseException | None = None
-    shares: list[tuple[Lane, Share]] = field(default_factory=list)
+    shares: list[tuple[DeviceCopier, Share]] = field(default_factory=list)
 
 
 class DeviceEngine:
@@ -112,14 +112,14 @@ class DeviceEngine:
         self._limits = limits or Limits()
         self._close_timeout_s = close_timeout_s
         self._helper = helper or HelperThread(prepare=device.prepare_thread)
-        self._lanes: dict[torch.device, Lane] = {}
+        self._copiers: dict[torch.device, DeviceCopier] = {}
         self._changed = threading.Condition()
         self._num_active = 0
 
     @property
     def device_stall_s(self) -> float:
         """How long compute streams have waited for copies, as far as it is known yet."""
-        return sum(lane.stall_s for lane in self._lanes.values())
+        return sum(copier.stall_s for copier in self._copiers.values())
 
     # ---- training thread
 
@@ -153,9 +153,9 @@ class DeviceEngine:
 
     def barrier(self, *, timeout_s: float) -> float:
         """See SnapshotEngine. The current streams wait, not the host."""
-        if self._lanes and not self._device.is_capturing():
-            for lane in self._lanes.values():
-                lane.hold_updates()
+        if self._copiers and not self._device.is_capturing():
+            for copier in self._copiers.values():
+                copier.hold_updates()
         return 0.0
 
     def wait_copied(self, *, timeout_s: float) -> bool:
@@ -165,8 +165,8 @@ class DeviceEngine:
 
     def give_back_memory(self) -> None:
         """Free device buffers; the next device snapshot allocates anew. Any thread."""
-        for lane in list(self._lanes.values()):
-            lane.give_back()
+        for copier in list(self._copiers.values()):
+            copier.give_back()
 
     def close(self) -> None:
         """See SnapshotEngine."""
@@ -187,10 +187,10 @@ class DeviceEngine:
         base = torch.frombuffer(job.slot.memory, dtype=torch.uint8)
         on_host, by_device = self._sorted_by_owner(copies)
         for index, group in by_device.items():  # first: devices work while the host copies
-            lane = self._lane(index)
-            share = lane.begin()
-            job.shares.append((lane, share))
-            lane.queue(share, group, base, place=place)
+            copier = self._copier(index)
+            share = copier.begin()
+            job.shares.append((copier, share))
+            copier.queue(share, group, base, place=place)
         for copy in on_host:
             copy_to_slot(copy, job.slot)
 
@@ -207,10 +207,10 @@ class DeviceEngine:
                 by_device.setdefault(owner, []).append(copy)
         return on_host, by_device
 
-    def _lane(self, index: torch.device) -> Lane:
-        if index not in self._lanes:
-            self._lanes[index] = Lane(self._device, index, limits=self._limits)
-        return self._lanes[index]
+    def _copier(self, index: torch.device) -> DeviceCopier:
+        if index not in self._copiers:
+            self._copiers[index] = DeviceCopier(self._device, index, limits=self._limits)
+        return self._copiers[index]
 
     def _pin(self, slot: Slot) -> None:
         """Slots made before the state was on a device are not pinned yet."""
@@ -219,12 +219,12 @@ class DeviceEngine:
 
     def _abandon(self, job: _Job) -> None:
         """Queued copies still write to the slot: the helper waits for them before it is void."""
-        for lane, share in job.shares:
+        for copier, share in job.shares:
             if share.end is None:
                 try:
-                    lane.abandon(share)
+                    copier.abandon(share)
                 except Exception:  # the first error is the one to report
-                    logger.exception("%s: cannot find the end of a failed snapshot", lane.index)
+                    logger.exception("%s: cannot find the end of a failed snapshot", copier.index)
 
     # ---- helper thread
 
@@ -240,11 +240,11 @@ class DeviceEngine:
         job.on_copied(job.error)
 
     def _release(self, job: _Job) -> None:
-        for lane, share in job.shares:
+        for copier, share in job.shares:
             try:
-                lane.finish(share, place=self.place)
+                copier.finish(share, place=self.place)
             except Exception:  # a broken device: the snapshot's own error is reported already
-                logger.exception("%s: cannot tell how much memory is free", lane.index)
+                logger.exception("%s: cannot tell how much memory is free", copier.index)
         job.shares.clear()
 
     def _complete(self, job: _Job) -> None:

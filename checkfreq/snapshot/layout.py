@@ -17,9 +17,9 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from checkfreq.snapshot.captured import CapturedState
-from checkfreq.snapshot.sink import TensorRef
-from checkfreq.snapshot.tensors import DTYPE_NAMES
+from checkfreq.state.captured import CapturedState
+from checkfreq.state.collector import TensorRef
+from checkfreq.state.tensors import DTYPE_NAMES
 from checkfreq.store.parts import file_name
 from checkfreq.types import FileSpec, Json, TensorSpec, round_up_to_page
 

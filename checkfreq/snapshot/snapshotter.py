@@ -27,15 +27,15 @@ from checkfreq.snapshot.engine import (
     slot_fingerprint,
 )
 from checkfreq.snapshot.layout import StateLayout
-from checkfreq.snapshot.state import CapturedState
-from checkfreq.store.collector import collector_paused
+from checkfreq.state.capture import CapturedState
+from checkfreq.store.gc_pause import gc_paused
 from checkfreq.types import FileSpec
 
 logger = logging.getLogger(__name__)
 
 
 class SlotListener(Protocol):
-    """Who must know about slots: the persister."""
+    """Who must know about slots: the worker's client."""
 
     def forget_slots(self) -> None:
         """The slots so far are gone; new ones follow."""
@@ -147,7 +147,7 @@ class Snapshotter:
         layout = self._layout
         assert layout is not None
         self._prepare(slot, layout)
-        with collector_paused():
+        with gc_paused():
             copies = _copies(captured, layout)
         snapshot = Snapshot(slot, copies, layout.total_bytes)
         if self._config.verify_settled:  # else nothing keeps the source tensors after the copy

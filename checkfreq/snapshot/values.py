@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from xxhash import xxh3_64_hexdigest
 
-from checkfreq.snapshot.captured import POSITIONS, Everything
 from checkfreq.snapshot.device import CudaDevice, Device, Event
-from checkfreq.snapshot.sink import TensorRef
+from checkfreq.state.captured import POSITIONS, Everything
+from checkfreq.state.collector import TensorRef
 from checkfreq.types import Json
 
 #: Elements that are looked at to tell a rounding error from other content.

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import xxhash
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError
-from checkfreq.store.collector import collector_paused
+from checkfreq.store.gc_pause import gc_paused
 from checkfreq.types import Json
 
 #: The newest that can be read. What is written is the oldest that can say it.
@@ -40,7 +40,7 @@ STATE_BYTES = 64 << 20
 #: What a record says of a tensor, over what the header of its file does: at most 5, and 14 if its
 #: name is of characters that JSON escapes (measured 2026-11).
 _BYTES_PER_HEADER_BYTE = 16
-#: Containers in one another. What is written goes 300 deep at most (``snapshot.codec``).
+#: Containers in one another. What is written goes 300 deep at most (``state.codec``).
 _MAX_DEPTH = 400
 _MAX_DIMS = 1024
 
@@ -239,7 +239,7 @@ class Manifest:
                 f"{FORMAT_VERSION}. The checkpoint is whole: read it with a newer checkfreq."
             )
         try:
-            with collector_paused():
+            with gc_paused():
                 return _manifest_from(_load_json(data), version)
         except ManifestError as error:
             raise CorruptCheckpointError(

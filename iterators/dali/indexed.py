@@ -23,8 +23,8 @@ from iterators.dali.imports import __version__
 from iterators.dali.operators import sole_pipeline
 from iterators.dali.source import Aim, Record
 from iterators.errors import IterationStateError
-from iterators.order import Order
-from iterators.position import Identity, Layout
+from iterators.order.epoch import Order
+from iterators.order.position import Identity, Layout
 from iterators.protocol import Adapter, Delivery
 
 _VERSIONS = (("dali", __version__), ("numpy", np.__version__), ("torch", str(torch.__version__)))

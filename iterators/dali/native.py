@@ -35,9 +35,9 @@ from iterators.errors import (
     NotResumableError,
     ResumeMismatchError,
 )
-from iterators.position import Identity, Layout, Position
+from iterators.order.environment import rank_and_world
+from iterators.order.position import Identity, Layout, Position
 from iterators.protocol import Adapter, Delivery
-from iterators.surroundings import rank_and_world
 
 logger = logging.getLogger(__name__)
 

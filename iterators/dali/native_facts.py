@@ -18,7 +18,7 @@ from typing import Any
 from iterators.dali.files import absolute, entries_of_folder, lines_of_list, rooted
 from iterators.dali.operators import kind, runs_python, schema, sole_pipeline
 from iterators.errors import NotResumableError
-from iterators.fingerprint import listing_digest
+from iterators.order.fingerprint import listing_digest
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from typing import Any
 from iterators.dali.files import FileList, StrPath
 from iterators.dali.imports import Pipeline, fn
 from iterators.dali.source import OUTPUTS, IndexedSource, Recipe
-from iterators.fingerprint import dataset_fingerprint
-from iterators.seeds import default_seed
-from iterators.surroundings import rank_and_world
-from iterators.tickets import Share
+from iterators.order.batch_requests import Share
+from iterators.order.environment import rank_and_world
+from iterators.order.fingerprint import dataset_fingerprint
+from iterators.order.seeds import default_seed
 
 #: Batches that are in no queue: one ready in the iterator, one being made.
 _SPARE = 2

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iterators.dali.files import FileList
-from iterators.order import EpochOrder, Int64, Order, SequentialOrder, fold64, mix64
-from iterators.tickets import Share
+from iterators.order.batch_requests import Share
+from iterators.order.epoch import EpochOrder, Int64, Order, SequentialOrder, fold64, mix64
 
 Float32: TypeAlias = NDArray[np.float32]
 

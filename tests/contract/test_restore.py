@@ -19,7 +19,7 @@ from checkfreq.errors import (
     NoCheckpointError,
     StateError,
 )
-from checkfreq.restore import Restorer
+from checkfreq.restore.restorer import Restorer
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes
 from iterators import CFIterator, ResumeMismatchError

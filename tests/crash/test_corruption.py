@@ -17,7 +17,7 @@ import torch
 import checkfreq
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
 from checkfreq.errors import CheckFreqError, ConfigError, CorruptCheckpointError
-from checkfreq.restore import Restorer
+from checkfreq.restore.restorer import Restorer
 from checkfreq.store.manifest import MANIFEST_NAME
 
 pytestmark = pytest.mark.crash

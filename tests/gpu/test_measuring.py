@@ -7,9 +7,9 @@ import time
 import pytest
 import torch
 
+from checkfreq.pacing.timing import DeviceTimer, Span
 from checkfreq.snapshot.device import CudaDevice
 from checkfreq.snapshot.device_memory import Nvml, free_device_bytes
-from checkfreq.timing import DeviceTimer, Span
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::UserWarning")]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from checkfreq.checkpoint import CFCheckpoint
-from checkfreq.snapshot.state import capture
-from tests.snapshot.support import bits, restore, state_bits, take
+from checkfreq.state.capture import capture
+from checkfreq.state.checkpoint import CFCheckpoint
+from tests.state.support import bits, restore, state_bits, take
 
 pytestmark = [
     pytest.mark.gpu,

@@ -36,8 +36,8 @@ import checkfreq
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, cli
 from checkfreq.errors import CheckFreqError
 from checkfreq.integrations.dcp import CFStorageReader, CFStorageWriter
-from checkfreq.positions import Positions, by_name
-from checkfreq.restore import Restorer, plan_restore
+from checkfreq.restore.restorer import Restorer, plan_restore
+from checkfreq.state.positions import Positions, by_name
 from iterators.errors import CorruptPositionError, ResumeMismatchError
 from tests.fixtures import make_format_1, make_format_2
 from tests.hostile import grammar

@@ -16,7 +16,7 @@ import torch
 import checkfreq
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.errors import CheckFreqError, CorruptCheckpointError, MismatchError
-from checkfreq.restore import Restorer
+from checkfreq.restore.restorer import Restorer
 from checkfreq.store.manifest import digest_of
 from tests.hostile import fuzz, grammar
 

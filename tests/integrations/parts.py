@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.persist.writer import RateLimiter, SnapshotWriter
+from checkfreq.restore.images import new_buffer
 from checkfreq.snapshot.layout import StateLayout
-from checkfreq.snapshot.state import CapturedState, capture
-from checkfreq.store.images import new_buffer
+from checkfreq.state.capture import CapturedState, capture
+from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.parts import check_shards
 from checkfreq.store.store import CheckpointStore, Pending

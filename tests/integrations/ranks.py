@@ -31,8 +31,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.integrations.dcp import CFStorageReader, CFStorageWriter
+from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import Role
 from tests.fork_server import FORK_SERVER
 from tests.integrations import parts

@@ -25,9 +25,9 @@ from iterators import (
     ResumeMismatchError,
     TrainingStopped,
 )
-from iterators.cursor import Cursor
-from iterators.order import ListedOrder
-from iterators.position import Identity, Layout, Position
+from iterators.loop.cursor import Cursor
+from iterators.order.epoch import ListedOrder
+from iterators.order.position import Identity, Layout, Position
 from iterators.protocol import Adapter, Delivery, Manager, PositionSource
 from iterators.testing import FakeManager
 from tests.iterators.datasets import Augmented, Folder, Plain

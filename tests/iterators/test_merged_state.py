@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from iterators import CFIterator, CorruptPositionError, Position, ResumableDataLoader
-from iterators.ledger import Ledger
-from iterators.position import _check
+from iterators.order.ledger import Ledger
+from iterators.order.position import _check
 from tests.iterators.datasets import Augmented, Plain
 from tests.iterators.ranks import rank_of
 

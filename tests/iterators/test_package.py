@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import iterators
-from iterators.order import EpochOrder
+from iterators.order.epoch import EpochOrder
 
 PACKAGE = Path(iterators.__file__).parent
 

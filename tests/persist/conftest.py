@@ -13,7 +13,7 @@ import pytest
 
 from checkfreq.config import CFConfig
 from checkfreq.persist import protocol as p
-from checkfreq.persist.persister import Persister
+from checkfreq.persist.client import WorkerClient
 from checkfreq.types import FileSpec, TensorSpec
 
 PAGE = 4096
@@ -66,9 +66,9 @@ def slot() -> Iterator[HandMadeSlot]:
 
 
 @pytest.fixture
-def persister(tmp_path: Path, slot: HandMadeSlot) -> Iterator[Persister]:
-    """A started persister that knows the slot."""
-    handle = Persister(tmp_path / "chk", config=CFConfig(takeover_s=120.0))
+def client(tmp_path: Path, slot: HandMadeSlot) -> Iterator[WorkerClient]:
+    """A started client that knows the slot."""
+    handle = WorkerClient(tmp_path / "chk", config=CFConfig(takeover_s=120.0))
     handle.start()
     handle.wait_opened()
     handle.share_slot(0, fd=slot.fd, num_bytes=len(slot.memory))
@@ -90,8 +90,8 @@ def request(step: int, **changes: object) -> p.Persist:
     return p.Persist(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def next_reply(persister: Persister) -> p.Message:
+def next_reply(client: WorkerClient) -> p.Message:
     """The worker's next reply, within a generous deadline."""
-    reply = persister.poll(timeout_s=120.0)
+    reply = client.poll(timeout_s=120.0)
     assert reply is not None, "the worker did not answer within 30 s"
     return reply

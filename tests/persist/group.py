@@ -20,7 +20,7 @@ import pytest
 
 from checkfreq.config import CFConfig
 from checkfreq.persist import protocol as p
-from checkfreq.persist.persister import Persister
+from checkfreq.persist.client import WorkerClient
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes
 from checkfreq.types import Role
@@ -51,7 +51,7 @@ class Rank:
     """One rank: its role, its slot, and the handle on its worker."""
 
     role: Role
-    persister: Persister
+    client: WorkerClient
     memory: mmap.mmap
     images: dict[str, bytes]
 
@@ -64,11 +64,11 @@ class Rank:
             "world": world,
             "part_timeout_s": DEADLINE_S,
         }
-        self.persister.submit(request(step, **{**fields, **changes}))
+        self.client.submit(request(step, **{**fields, **changes}))
 
     def reply(self) -> p.Message:
         """The next one that is about a snapshot."""
-        while isinstance(reply := next_reply(self.persister), p.Opened):
+        while isinstance(reply := next_reply(self.client), p.Opened):
             pass
         return reply
 
@@ -79,7 +79,7 @@ class Rank:
 
     def files(self, step: int) -> dict[str, tuple[int, int]]:
         """Inode and time of change of what this rank wrote, wherever it is now."""
-        root = self.persister._chk_dir
+        root = self.client._chk_dir
         found = [*root.glob(f".tmp-{step}-*"), *root.glob(f"step-*{step}")]
         return {
             path.name: (path.stat().st_ino, path.stat().st_mtime_ns)
@@ -95,18 +95,18 @@ def start_rank(
     """A rank whose worker has opened the directory; ``script``: its first worker's faults."""
     role = role_of(rank, world)
     config = CFConfig(takeover_s=120.0, rank_timeout_s=5.0)
-    persister = Persister(chk_dir, config=config, role=role)
+    client = WorkerClient(chk_dir, config=config, role=role)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("CHECKFREQ_FAULT", script)
-        persister.start()
-    on_exit.callback(persister.kill)
-    memory, images = fill_slot(persister, rank, on_exit=on_exit)
-    persister.wait_opened()
-    return Rank(role, persister, memory, images)
+        client.start()
+    on_exit.callback(client.kill)
+    memory, images = fill_slot(client, rank, on_exit=on_exit)
+    client.wait_opened()
+    return Rank(role, client, memory, images)
 
 
 def fill_slot(
-    persister: Persister, rank: int, *, on_exit: contextlib.ExitStack
+    client: WorkerClient, rank: int, *, on_exit: contextlib.ExitStack
 ) -> tuple[mmap.mmap, dict[str, bytes]]:
     """Slot 0 with the images of a rank's files, made known to its worker."""
     specs, images, at = [], {}, 0
@@ -122,8 +122,8 @@ def fill_slot(
     for spec in specs:
         image = images[spec.name]
         memory[spec.slot_offset : spec.slot_offset + len(image)] = image
-    persister.share_slot(0, fd=fd, num_bytes=at)
-    persister.lay_out_slot(0, tuple(specs))
+    client.share_slot(0, fd=fd, num_bytes=at)
+    client.lay_out_slot(0, tuple(specs))
     return memory, images
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from checkfreq.persist import protocol as p
+from checkfreq.persist.client import WorkerClient
 from checkfreq.persist.lock import DirectoryLock
-from checkfreq.persist.persister import Persister
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes
 from tests.crash.disks import call
@@ -18,68 +18,68 @@ from tests.persist.conftest import next_reply, request
 
 
 @pytest.fixture
-def chk_dir(persister: Persister, tmp_path: Path) -> Path:
+def chk_dir(client: WorkerClient, tmp_path: Path) -> Path:
     """The worker's directory, with one checkpoint of it."""
-    persister.submit(request(3))
-    assert isinstance(next_reply(persister), p.Committed)
+    client.submit(request(3))
+    assert isinstance(next_reply(client), p.Committed)
     return tmp_path / "chk"
 
 
-def expect_retaken(persister: Persister, *, step: int, steps: tuple[int, ...]) -> str:
+def expect_retaken(client: WorkerClient, *, step: int, steps: tuple[int, ...]) -> str:
     """A commit that works, after the worker said that it took the directory again."""
-    persister.submit(request(step))
-    retaken, committed = next_reply(persister), next_reply(persister)
+    client.submit(request(step))
+    retaken, committed = next_reply(client), next_reply(client)
     assert isinstance(retaken, p.Retaken)
     assert retaken.steps == steps
     assert isinstance(committed, p.Committed)
     return retaken.message
 
 
-def expect_refused(persister: Persister, *, step: int) -> str:
-    persister.submit(request(step))
-    reply = next_reply(persister)
+def expect_refused(client: WorkerClient, *, step: int) -> str:
+    client.submit(request(step))
+    reply = next_reply(client)
     assert isinstance(reply, p.Failed)
     assert reply.phase == "begin"
     return reply.message
 
 
 def test_a_directory_that_was_removed_is_made_again_and_that_is_said(
-    persister: Persister, chk_dir: Path
+    client: WorkerClient, chk_dir: Path
 ) -> None:
-    persister.submit(request(4))
-    persister.ask(p.Prune((3,)))
-    assert isinstance(next_reply(persister), p.Committed)
-    assert next_reply(persister) == p.Done("Prune", (3,))
+    client.submit(request(4))
+    client.ask(p.Prune((3,)))
+    assert isinstance(next_reply(client), p.Committed)
+    assert next_reply(client) == p.Done("Prune", (3,))
     shutil.rmtree(chk_dir)
-    message = expect_retaken(persister, step=5, steps=())
+    message = expect_retaken(client, step=5, steps=())
     assert "it was removed while training" in message
     assert message.endswith("earlier checkpoints are gone: step(s) 4")
     assert CheckpointStore(chk_dir).steps() == [5]
     assert (chk_dir / ".lock").exists()
 
 
-def test_a_lock_file_that_was_deleted_is_taken_again(persister: Persister, chk_dir: Path) -> None:
+def test_a_lock_file_that_was_deleted_is_taken_again(client: WorkerClient, chk_dir: Path) -> None:
     (chk_dir / ".lock").unlink()
-    message = expect_retaken(persister, step=4, steps=(3,))
+    message = expect_retaken(client, step=4, steps=(3,))
     assert "its .lock was removed or replaced" in message
     assert "gone" not in message
-    persister.submit(request(5))  # and that is the end of it
-    assert isinstance(next_reply(persister), p.Committed)
+    client.submit(request(5))  # and that is the end of it
+    assert isinstance(next_reply(client), p.Committed)
 
 
 def test_a_lock_file_that_was_deleted_is_taken_again_before_anything_is_removed(
-    persister: Persister, chk_dir: Path
+    client: WorkerClient, chk_dir: Path
 ) -> None:
-    persister.submit(request(4))
-    assert isinstance(next_reply(persister), p.Committed)
+    client.submit(request(4))
+    assert isinstance(next_reply(client), p.Committed)
     (chk_dir / ".lock").unlink()
-    persister.ask(p.Prune((3,)))
-    assert isinstance(next_reply(persister), p.Retaken)
-    assert next_reply(persister) == p.Done("Prune", (3,))
+    client.ask(p.Prune((3,)))
+    assert isinstance(next_reply(client), p.Retaken)
+    assert next_reply(client) == p.Done("Prune", (3,))
 
 
 def test_a_directory_that_another_process_took_is_not_written_until_it_lets_go(
-    persister: Persister, chk_dir: Path
+    client: WorkerClient, chk_dir: Path
 ) -> None:
     (chk_dir / ".lock").unlink()
     other = DirectoryLock(chk_dir)
@@ -87,42 +87,42 @@ def test_a_directory_that_another_process_took_is_not_written_until_it_lets_go(
         timeout_s=0.0, owner_pid=4711, on_wait=lambda text: None, give_up=lambda seconds: True
     )
     for step in (4, 5):
-        message = expect_refused(persister, step=step)
+        message = expect_refused(client, step=step)
         assert f"locked by the persist worker {os.getpid()} of training process 4711" in message
     assert CheckpointStore(chk_dir).steps() == [3]
     other.release()
-    expect_retaken(persister, step=6, steps=(3,))
+    expect_retaken(client, step=6, steps=(3,))
 
 
 def test_another_directory_in_its_place_is_used_if_nothing_newer_is_in_it(
-    persister: Persister, chk_dir: Path
+    client: WorkerClient, chk_dir: Path
 ) -> None:
     chk_dir.rename(chk_dir.with_name("moved"))
     commit_bytes(_opened(chk_dir), 2, {"m": b"older"})
-    message = expect_retaken(persister, step=4, steps=(2,))
+    message = expect_retaken(client, step=4, steps=(2,))
     assert "it was replaced by another directory" in message
     assert "earlier checkpoints are gone: step(s) 3" in message
     assert CheckpointStore(chk_dir).steps() == [2, 4]
 
 
 def test_a_directory_with_newer_steps_of_another_run_is_left_alone_until_ours_is_back(
-    persister: Persister, chk_dir: Path
+    client: WorkerClient, chk_dir: Path
 ) -> None:
     chk_dir.rename(chk_dir.with_name("ours"))
     commit_bytes(_opened(chk_dir), 9, {"m": b"another run's"})
     for step in (4, 5):
-        message = expect_refused(persister, step=step)
+        message = expect_refused(client, step=step)
         assert "has step 9, newer than any of this run" in message
     assert CheckpointStore(chk_dir).steps() == [9]
     chk_dir.rename(chk_dir.with_name("other"))
     assert ".lock" not in os.listdir(chk_dir.with_name("other"))
     chk_dir.with_name("ours").rename(chk_dir)
-    persister.submit(request(6))
-    assert isinstance(next_reply(persister), p.Committed)
+    client.submit(request(6))
+    assert isinstance(next_reply(client), p.Committed)
 
 
 def test_a_file_system_that_went_away_is_not_replaced_by_what_was_under_it(
-    persister: Persister, chk_dir: Path
+    client: WorkerClient, chk_dir: Path
 ) -> None:
     """Seen from the directory: another file system has its place, and nothing of ours is there."""
     try:
@@ -130,30 +130,30 @@ def test_a_file_system_that_went_away_is_not_replaced_by_what_was_under_it(
     except OSError as error:
         pytest.skip(f"this machine cannot mount: {error}")
     try:
-        message = expect_refused(persister, step=4)
+        message = expect_refused(client, step=4)
         assert "on another file system: mount the one that was there" in message
         assert os.listdir(chk_dir) == []
     finally:
         call("umount", str(chk_dir))
-    persister.submit(request(5))
-    assert isinstance(next_reply(persister), p.Committed)
+    client.submit(request(5))
+    assert isinstance(next_reply(client), p.Committed)
 
 
 def test_a_directory_that_went_with_its_file_system_is_not_made_again_elsewhere(
-    persister: Persister, chk_dir: Path, tmp_path: Path
+    client: WorkerClient, chk_dir: Path, tmp_path: Path
 ) -> None:
     try:
         call("mount", "-t", "tmpfs", "tmpfs", str(tmp_path))
     except OSError as error:
         pytest.skip(f"this machine cannot mount: {error}")
     try:
-        message = expect_refused(persister, step=4)
+        message = expect_refused(client, step=4)
         assert "it was removed while training, and its file system with it" in message
         assert os.listdir(tmp_path) == []
     finally:
         call("umount", str(tmp_path))
-    persister.submit(request(5))
-    assert isinstance(next_reply(persister), p.Committed)
+    client.submit(request(5))
+    assert isinstance(next_reply(client), p.Committed)
 
 
 def _opened(chk_dir: Path) -> CheckpointStore:

@@ -40,8 +40,8 @@ class Rank:
             role=role,
         )
         self.persistence.start()
-        self.on_exit.callback(self.persistence.persister.kill)
-        memory, _ = fill_slot(self.persistence.persister, role.rank, on_exit=self.on_exit)
+        self.on_exit.callback(self.persistence.client.kill)
+        memory, _ = fill_slot(self.persistence.client, role.rank, on_exit=self.on_exit)
         self.slot = Slot(0, -1, len(memory), memory, 0)
         self.persistence.open()
 
@@ -65,7 +65,7 @@ class Rank:
 
     def wait_for_steps(self, *steps: int) -> None:
         persistence = self.persistence
-        assert persistence.wait_until(lambda: not persistence.persister.is_busy, timeout_s=120.0)
+        assert persistence.wait_until(lambda: not persistence.client.is_busy, timeout_s=120.0)
         assert persistence.store.steps() == list(steps)
 
 
@@ -114,7 +114,7 @@ def test_a_member_writes_no_events_marks_or_removals(group: Group, open_rank: Op
     error = CorruptCheckpointError("x", check="x", expected=1, got=2)
     member.persistence.quarantine(OLD_STEP, error)
 
-    assert not member.persistence.persister.is_busy
+    assert not member.persistence.client.is_busy
     assert member.persistence.last_event is not None
     assert member.persistence.close(timeout_s=120.0) is None
     group.verify(2)
@@ -181,7 +181,7 @@ def test_a_leaders_replacement_is_told_of_attempts_that_only_others_handed_over(
     copying = Attempt(2, leader.slot, "periodic", Marks(), time.perf_counter(), id="a2")
     leader.persistence.book.add(copying)
     member.save(2)
-    worker = leader.persistence.persister._process
+    worker = leader.persistence.client._process
     assert worker is not None
     worker.kill()
     worker.wait()
@@ -247,7 +247,7 @@ def test_a_members_part_with_which_two_workers_died_is_told_to_the_leader(
 
     assert leader.finish(attempt) is AttemptState.FAILED
     assert "rank 1 wrote no part: the persist worker for" in str(attempt.error)
-    member.persistence.persister.kill()
+    member.persistence.client.kill()
     monkeypatch.delenv("CHECKFREQ_FAULT")
 
 
@@ -260,8 +260,8 @@ def test_a_part_with_which_two_workers_died_after_it_was_there_is_committed(
     lost = member.hand_over(2)
     assert member.finish(lost) is AttemptState.FAILED
     assert leader.finish(leader.hand_over(2)) is AttemptState.COMMITTED
-    persister = member.persistence.persister
-    assert member.persistence.wait_until(lambda: not persister.is_busy, timeout_s=120.0)
+    client = member.persistence.client
+    assert member.persistence.wait_until(lambda: not client.is_busy, timeout_s=120.0)
     group.verify(2)
     assert not group.pending
 
@@ -297,7 +297,7 @@ def test_a_removal_that_is_not_answered_yet_is_not_asked_for_again(
         rank.persistence.confirm(step)
 
     assert [
-        asked.steps for asked in rank.persistence.persister._asked if isinstance(asked, p.Prune)
+        asked.steps for asked in rank.persistence.client._asked if isinstance(asked, p.Prune)
     ] == [(OLD_STEP,), (2,)]
     assert rank.persistence.confirmed_step == 3
     gate.touch()

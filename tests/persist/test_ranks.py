@@ -16,8 +16,8 @@ from checkfreq import faults
 from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError, PersistError, WorkerDiedError
 from checkfreq.persist import protocol as p
-from checkfreq.persist.commit import Site, attempt_of
-from checkfreq.persist.persister import Persister
+from checkfreq.persist.client import WorkerClient
+from checkfreq.persist.commit import OpenDirectory, attempt_of
 from checkfreq.persist.writer import RateLimiter, SnapshotWriter
 from checkfreq.store.joint import JointStore
 from checkfreq.types import Role
@@ -78,8 +78,8 @@ def expect_failed(rank: Rank, said: str) -> p.Failed:
 
 
 def wait_until_killed(rank: Rank) -> None:
-    assert rank.persister._process is not None
-    assert rank.persister._process.wait(120.0) == -signal.SIGKILL
+    assert rank.client._process is not None
+    assert rank.client._process.wait(120.0) == -signal.SIGKILL
 
 
 # All goes well.
@@ -147,8 +147,8 @@ def test_a_member_refuses_to_change_the_set(
     asked: p.Prune | p.AddMark | p.Quarantine, group: Group
 ) -> None:
     _, member = group.start(2)
-    member.persister.ask(asked)
-    reply = next_reply(member.persister)
+    member.client.ask(asked)
+    reply = next_reply(member.client)
     assert isinstance(reply, p.Trouble)
     assert "rank 0 leads, not rank 1" in reply.message
     group.verify()
@@ -158,7 +158,7 @@ def test_a_member_refuses_to_change_the_set(
 def test_a_member_waits_for_no_lock_and_two_leaders_exclude_each_other(group: Group) -> None:
     group.start(2)
     config = CFConfig(takeover_s=0.1, rank_timeout_s=0.1)
-    other = Persister(group.chk_dir, config=config, role=role_of(0, 2))
+    other = WorkerClient(group.chk_dir, config=config, role=role_of(0, 2))
     other.start()
     try:
         with pytest.raises(ConfigError, match=f"training process {os.getpid()}"):
@@ -172,17 +172,17 @@ def test_a_successor_waits_as_long_as_it_was_told_and_else_as_long_as_parts_may_
 ) -> None:
     told = CFConfig(takeover_s=3.0, rank_timeout_s=20.0, num_slots=2)
     for role in (Role(), Role(0, 2, (0,)), role_of(0, 2)):
-        assert Persister(tmp_path, config=told, role=role)._takeover_s == 3.0
+        assert WorkerClient(tmp_path, config=told, role=role)._takeover_s == 3.0
     config = CFConfig(rank_timeout_s=20.0, num_slots=2)
-    assert Persister(tmp_path, config=config)._takeover_s == 60.0
-    assert Persister(tmp_path, config=config, role=Role(0, 2, (0,)))._takeover_s == 60.0
-    assert Persister(tmp_path, config=config, role=role_of(0, 2))._takeover_s == 100.0
+    assert WorkerClient(tmp_path, config=config)._takeover_s == 60.0
+    assert WorkerClient(tmp_path, config=config, role=Role(0, 2, (0,)))._takeover_s == 60.0
+    assert WorkerClient(tmp_path, config=config, role=role_of(0, 2))._takeover_s == 100.0
 
 
 def test_a_successor_says_that_it_waited_no_longer_than_it_was_told(group: Group) -> None:
     group.start(2)
     config = CFConfig(takeover_s=0.1, rank_timeout_s=3600.0)
-    other = Persister(group.chk_dir, config=config, role=role_of(0, 2))
+    other = WorkerClient(group.chk_dir, config=config, role=role_of(0, 2))
     other.start()
     try:
         with pytest.raises(ConfigError, match=r"after \d+\.\d s"):
@@ -224,8 +224,8 @@ def test_a_member_killed_at_the_point_costs_the_attempt_and_nothing_else(
     assert not group.pending
     with pytest.raises(WorkerDiedError, match="while it held step 2"):
         victim.reply()
-    victim.persister.forget("attempt2")
-    victim.persister.replace()
+    victim.client.forget("attempt2")
+    victim.client.replace()
     for rank in (leader, healthy, victim):
         rank.submit(3)
     for rank in (leader, healthy, victim):
@@ -316,7 +316,7 @@ def test_a_leader_killed_at_the_point_is_replaced_and_finishes_with_the_parts_th
     renamed = LEADER_POINTS.index(point) > LEADER_POINTS.index("commit.rename")
     group.verify(*([2] if renamed else []))
 
-    leader.persister.replace()
+    leader.client.replace()
 
     assert expect_committed(leader, 2).kept_existing is renamed
     group.verify(2)
@@ -333,7 +333,7 @@ def test_a_member_replaced_after_its_part_was_written_does_not_write_it_again(
     written = member.files(2)
     assert len(written) == 2
 
-    member.persister.replace()
+    member.client.replace()
 
     expect_committed(member, 2)
     assert member.files(2) == written
@@ -350,7 +350,7 @@ def test_a_member_replaced_after_the_commit_leaves_nothing_behind(group: Group) 
     leader.submit(2)
     expect_committed(leader, 2)
 
-    member.persister.replace()
+    member.client.replace()
 
     expect_committed(member, 2)
     group.verify(2)
@@ -364,7 +364,7 @@ def test_a_member_replaced_within_the_deadline_costs_nothing(point: str, group: 
     member.submit(2)
     wait_until_killed(member)
 
-    member.persister.replace()
+    member.client.replace()
 
     expect_committed(member, 2)
     expect_committed(leader, 2)
@@ -378,7 +378,7 @@ def test_a_leaders_replacement_keeps_parts_of_attempts_that_it_was_not_given_yet
     member.submit(2)
     expect_committed(member, 2)
 
-    leader.persister.replace()
+    leader.client.replace()
 
     leader.submit(2)
     expect_committed(leader, 2)
@@ -389,7 +389,7 @@ def test_a_new_leader_sweeps_what_an_earlier_run_left(group: Group) -> None:
     leader, member = group.start(2)
     member.submit(2)
     expect_committed(member, 2)
-    leader.persister.kill()
+    leader.client.kill()
     group.start(1)
     assert not group.pending
 
@@ -423,7 +423,9 @@ def test_a_leader_without_its_trainer_does_not_wait_as_long_again_for_a_lost_ran
 ) -> None:
     store = JointStore(tmp_path)
     writer = SnapshotWriter(num_threads=1, chunk_bytes=1 << 20, limiter=RateLimiter(None))
-    site = Site(role_of(0, 2), store, writer, None, is_hurried=lambda: True, layouts={0: ()})
+    site = OpenDirectory(
+        role_of(0, 2), store, writer, None, is_hurried=lambda: True, layouts={0: ()}
+    )
     with mmap.mmap(-1, 4096) as memory:
         site.slots[0] = memory
         for step, part_timeout_s, said in ((2, 0.01, "0.01 s"), (3, 60.0, "1 s")):
@@ -436,7 +438,7 @@ def test_a_worker_whose_trainer_is_gone_gives_up_at_the_deadline_too(
     group: Group, tmp_path: Path
 ) -> None:
     (leader,) = group.start(1)
-    leader.persister.close(timeout_s=120.0)
+    leader.client.close(timeout_s=120.0)
     command = [
         sys.executable,
         "-m",

@@ -14,17 +14,17 @@ import pytest
 from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError, WorkerDiedError
 from checkfreq.persist import protocol as p
-from checkfreq.persist.persister import Persister
+from checkfreq.persist.client import WorkerClient
 from checkfreq.store.store import CheckpointStore
 from tests.persist.conftest import HandMadeSlot, next_reply, request
 
 
 def test_a_snapshot_becomes_a_checkpoint_that_verifies(
-    persister: Persister, slot: HandMadeSlot, tmp_path: Path
+    client: WorkerClient, slot: HandMadeSlot, tmp_path: Path
 ) -> None:
-    persister.submit(request(7))
+    client.submit(request(7))
 
-    reply = next_reply(persister)
+    reply = next_reply(client)
 
     assert isinstance(reply, p.Committed)
     assert reply.num_bytes == sum(file.num_bytes for file in slot.files)
@@ -36,12 +36,12 @@ def test_a_snapshot_becomes_a_checkpoint_that_verifies(
 
 
 def test_the_instant_of_the_commit_is_on_the_trainers_clock(
-    persister: Persister, slot: HandMadeSlot
+    client: WorkerClient, slot: HandMadeSlot
 ) -> None:
     before_s = time.perf_counter()
-    persister.submit(request(7))
+    client.submit(request(7))
 
-    reply = next_reply(persister)
+    reply = next_reply(client)
 
     assert isinstance(reply, p.Committed)
     begun_s = reply.ended_s - reply.persist_s
@@ -49,12 +49,12 @@ def test_the_instant_of_the_commit_is_on_the_trainers_clock(
     assert before_s < begun_s < written_s < reply.ended_s < time.perf_counter()
 
 
-def test_requests_are_carried_out_in_order(persister: Persister, tmp_path: Path) -> None:
+def test_requests_are_carried_out_in_order(client: WorkerClient, tmp_path: Path) -> None:
     for step in (1, 2, 3):
-        persister.submit(request(step))
-    persister.ask(p.Prune((1, 2)))
+        client.submit(request(step))
+    client.ask(p.Prune((1, 2)))
 
-    replies = [next_reply(persister) for _ in range(4)]
+    replies = [next_reply(client) for _ in range(4)]
 
     assert [reply.step for reply in replies if isinstance(reply, p.Committed)] == [1, 2, 3]
     assert replies[-1] == p.Done("Prune", (1, 2))
@@ -62,95 +62,95 @@ def test_requests_are_carried_out_in_order(persister: Persister, tmp_path: Path)
 
 
 def test_a_pin_and_metrics_given_with_the_request_are_stored(
-    persister: Persister, tmp_path: Path
+    client: WorkerClient, tmp_path: Path
 ) -> None:
-    persister.submit(request(4, keep=True, metrics={"accuracy": 0.5}))
+    client.submit(request(4, keep=True, metrics={"accuracy": 0.5}))
 
-    assert isinstance(next_reply(persister), p.Committed)
+    assert isinstance(next_reply(client), p.Committed)
     mark = CheckpointStore(tmp_path / "chk").marks()[4]
     assert mark.keep
     assert mark.metrics == {"accuracy": 0.5}
 
 
 def test_a_failed_persist_brings_the_workers_traceback_and_leaves_nothing_behind(
-    persister: Persister, tmp_path: Path
+    client: WorkerClient, tmp_path: Path
 ) -> None:
-    persister.lay_out_slot(0, ())
-    persister.submit(request(5, slot=9))
+    client.lay_out_slot(0, ())
+    client.submit(request(5, slot=9))
 
-    reply = next_reply(persister)
+    reply = next_reply(client)
 
     assert isinstance(reply, p.Failed)
     assert "KeyError" in reply.child_traceback
     assert not [name for name in os.listdir(tmp_path / "chk") if name.startswith(".tmp")]
 
 
-def test_a_killed_worker_is_reported_with_how_it_died(persister: Persister) -> None:
-    assert persister._process is not None
-    os.kill(persister._process.pid, signal.SIGKILL)
-    persister.submit(request(3))
+def test_a_killed_worker_is_reported_with_how_it_died(client: WorkerClient) -> None:
+    assert client._process is not None
+    os.kill(client._process.pid, signal.SIGKILL)
+    client.submit(request(3))
 
     with pytest.raises(WorkerDiedError, match="killed by SIGKILL while it held step 3"):
-        next_reply(persister)
+        next_reply(client)
 
 
 def test_a_replacement_is_told_everything_and_finishes_the_snapshot(
-    persister: Persister, tmp_path: Path
+    client: WorkerClient, tmp_path: Path
 ) -> None:
-    assert persister._process is not None
-    os.kill(persister._process.pid, signal.SIGKILL)
-    persister._process.wait()
-    persister.submit(request(3))
+    assert client._process is not None
+    os.kill(client._process.pid, signal.SIGKILL)
+    client._process.wait()
+    client.submit(request(3))
 
-    persister.replace()
+    client.replace()
 
-    assert isinstance(next_reply(persister), p.Opened)
-    assert isinstance(next_reply(persister), p.Committed)
+    assert isinstance(next_reply(client), p.Opened)
+    assert isinstance(next_reply(client), p.Committed)
     assert CheckpointStore(tmp_path / "chk").verify(3).step == 3
 
 
 def test_maintenance_asked_of_a_dead_worker_is_asked_of_its_replacement(
-    persister: Persister, tmp_path: Path
+    client: WorkerClient, tmp_path: Path
 ) -> None:
-    persister.submit(request(3))
-    assert isinstance(next_reply(persister), p.Committed)
-    assert persister._process is not None
-    os.kill(persister._process.pid, signal.SIGKILL)
-    persister._process.wait()
-    persister.ask(p.AddMark(3, keep=True, metrics={}))
+    client.submit(request(3))
+    assert isinstance(next_reply(client), p.Committed)
+    assert client._process is not None
+    os.kill(client._process.pid, signal.SIGKILL)
+    client._process.wait()
+    client.ask(p.AddMark(3, keep=True, metrics={}))
 
-    persister.replace()
+    client.replace()
 
-    assert isinstance(next_reply(persister), p.Opened)
-    assert next_reply(persister) == p.Done("AddMark", (3,))
+    assert isinstance(next_reply(client), p.Opened)
+    assert next_reply(client) == p.Done("AddMark", (3,))
     assert CheckpointStore(tmp_path / "chk").marks()[3].keep
-    persister.replace()
-    assert isinstance(next_reply(persister), p.Opened)
-    assert persister.poll(timeout_s=0.2) is None, "it was asked again"
+    client.replace()
+    assert isinstance(next_reply(client), p.Opened)
+    assert client.poll(timeout_s=0.2) is None, "it was asked again"
 
 
 def test_slots_that_were_given_up_are_not_shown_to_a_replacement(
-    persister: Persister, slot: HandMadeSlot, tmp_path: Path
+    client: WorkerClient, slot: HandMadeSlot, tmp_path: Path
 ) -> None:
     gone = os.memfd_create("gone")
     os.ftruncate(gone, 4096)
-    persister.share_slot(1, fd=gone, num_bytes=4096)
-    persister.forget_slots()
+    client.share_slot(1, fd=gone, num_bytes=4096)
+    client.forget_slots()
     os.close(gone)
-    persister.share_slot(0, fd=slot.fd, num_bytes=len(slot.memory))
-    persister.lay_out_slot(0, slot.files)
+    client.share_slot(0, fd=slot.fd, num_bytes=len(slot.memory))
+    client.lay_out_slot(0, slot.files)
 
-    persister.replace()
-    persister.submit(request(5))
+    client.replace()
+    client.submit(request(5))
 
-    assert isinstance(next_reply(persister), p.Opened)
-    assert isinstance(next_reply(persister), p.Committed)
+    assert isinstance(next_reply(client), p.Opened)
+    assert isinstance(next_reply(client), p.Committed)
 
 
 def test_a_second_run_on_the_same_directory_is_refused_and_the_holder_is_named(
-    persister: Persister, tmp_path: Path
+    client: WorkerClient, tmp_path: Path
 ) -> None:
-    other = Persister(tmp_path / "chk", config=CFConfig(takeover_s=0.2))
+    other = WorkerClient(tmp_path / "chk", config=CFConfig(takeover_s=0.2))
     other.start()
     try:
         with pytest.raises(ConfigError, match=f"training process {os.getpid()}"):
@@ -160,20 +160,20 @@ def test_a_second_run_on_the_same_directory_is_refused_and_the_holder_is_named(
 
 
 def test_the_worker_ignores_interrupts_and_polite_termination(
-    persister: Persister, tmp_path: Path
+    client: WorkerClient, tmp_path: Path
 ) -> None:
-    assert persister._process is not None
+    assert client._process is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        os.kill(persister._process.pid, number)
-    persister.submit(request(2))
+        os.kill(client._process.pid, number)
+    client.submit(request(2))
 
-    assert isinstance(next_reply(persister), p.Committed)
+    assert isinstance(next_reply(client), p.Committed)
 
 
-def test_closing_finishes_what_was_asked_before(persister: Persister, tmp_path: Path) -> None:
-    persister.submit(request(8))
+def test_closing_finishes_what_was_asked_before(client: WorkerClient, tmp_path: Path) -> None:
+    client.submit(request(8))
 
-    assert persister.close(timeout_s=120.0)
+    assert client.close(timeout_s=120.0)
 
     assert CheckpointStore(tmp_path / "chk").steps() == [8]
 
@@ -189,7 +189,7 @@ def test_the_worker_imports_neither_torch_nor_numpy() -> None:
 def test_a_replacement_begins_anew_what_a_killed_worker_had_begun(
     tmp_path: Path, slot: HandMadeSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handle = Persister(tmp_path / "chk", config=CFConfig())
+    handle = WorkerClient(tmp_path / "chk", config=CFConfig())
     monkeypatch.setenv("CHECKFREQ_FAULT", "commit.write_manifest:kill-self")
     handle.start()
     monkeypatch.delenv("CHECKFREQ_FAULT")

@@ -1,6 +1,6 @@
 """What the 2021 code (msr-fiddle/CheckFreq) got wrong in its policy, one test a row.
 
-Row 22 (the cached profile's key) is in tests/test_profile_cache.py, row 23 (short runs) in
+Row 22 (the cached profile's key) is in tests/pacing/test_profile_cache.py, row 23 (short runs) in
 tests/contract/test_auto.py, row 24 (buffers) in tests/contract/test_defects.py.
 """
 

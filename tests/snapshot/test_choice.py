@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.config import CFConfig
 from checkfreq.snapshot.arena import Arena
 from checkfreq.snapshot.choice import engine_for
 from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import HostEngine, SnapshotEngine
 from checkfreq.snapshot.snapshotter import Snapshotter
-from checkfreq.snapshot.state import capture
+from checkfreq.state.capture import capture
+from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import FileSpec
 from tests.snapshot.fake_device import FakeDevice, Scripted
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from checkfreq.config import CFConfig
 from checkfreq.errors import StateError
 from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.device_copier import Limits
 from checkfreq.snapshot.device_engine import DeviceEngine, DevicePinner
 from checkfreq.snapshot.engine import Copy
-from checkfreq.snapshot.lane import Limits
 from checkfreq.types import SnapshotPlace
 from tests.snapshot.fake_device import Chooser, FakeDevice, Scripted, Seeded, every_schedule
 

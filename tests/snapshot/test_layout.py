@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load
 from torch import nn
 
-from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.snapshot.layout import StateLayout
-from checkfreq.snapshot.state import capture
+from checkfreq.state.capture import capture
+from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import PAGE_BYTES
-from tests.snapshot.support import bits, take
+from tests.state.support import bits, take
 
 
 class Mixed(nn.Module):

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from checkfreq.checkpoint import CFCheckpoint
 from checkfreq.config import CFConfig
 from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.engine import HostEngine
 from checkfreq.snapshot.snapshotter import Snapshot, Snapshotter
-from checkfreq.snapshot.state import capture
+from checkfreq.state.capture import capture
+from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import FileSpec
 
 _WITHIN_S = 120.0

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError, StateError
 from checkfreq.integrations.dcp.reads import Place
-from checkfreq.snapshot.tensors import DTYPES
+from checkfreq.state.tensors import DTYPES
 from checkfreq.store.boxes import Box
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry
 from checkfreq.store.parts import stem_of

@@ -21,16 +21,16 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from checkfreq.errors import ConfigError, printable
 from checkfreq.integrations.dcp.chunks import StoredTensor, own_json, rank_for, tensors_of
-from checkfreq.snapshot.adapters.base import Saved
-from checkfreq.snapshot.adapters.generic import tree_value
-from checkfreq.snapshot.adapters.module import module_state_dict
-from checkfreq.snapshot.adapters.optimizer_tree import optimizer_state_dict
-from checkfreq.snapshot.adapters.rng import rng_state
-from checkfreq.snapshot.codec import decode_tree
-from checkfreq.snapshot.pieces import SavedTensor
-from checkfreq.snapshot.soundness import only_content
-from checkfreq.snapshot.state import GRADIENTS, POSITIONS
-from checkfreq.snapshot.tensors import DTYPE_NAMES, decode_torch
+from checkfreq.restore.soundness import only_content
+from checkfreq.state.adapters.base import Saved
+from checkfreq.state.adapters.generic import tree_value
+from checkfreq.state.adapters.module import module_state_dict
+from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict
+from checkfreq.state.adapters.rng import rng_state
+from checkfreq.state.capture import GRADIENTS, POSITIONS
+from checkfreq.state.codec import decode_tree
+from checkfreq.state.pieces import SavedTensor
+from checkfreq.state.tensors import DTYPE_NAMES, decode_torch
 from checkfreq.store.manifest import Manifest
 from checkfreq.types import Json
 

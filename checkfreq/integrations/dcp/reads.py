@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkfreq.errors import CorruptCheckpointError
+from checkfreq.restore.images import new_buffer
 from checkfreq.store.fileops import ReadFile
-from checkfreq.store.images import new_buffer
 from checkfreq.store.manifest import Manifest, TensorEntry, digest_of
 from checkfreq.store.store import CheckpointStore
 from checkfreq.types import PAGE_BYTES, round_up_to_page

@@ -30,12 +30,12 @@ from checkfreq.integrations.dcp.commit import ATTEMPT, Commit, join
 from checkfreq.integrations.dcp.contents import DCP
 from checkfreq.integrations.dcp.paths import split_path
 from checkfreq.persist.writer import RateLimiter, SnapshotWriter
-from checkfreq.snapshot.captured import CapturedState
-from checkfreq.snapshot.codec import encode_tree
+from checkfreq.restore.images import new_buffer
 from checkfreq.snapshot.layout import StateLayout
-from checkfreq.snapshot.sink import TensorRef
-from checkfreq.snapshot.tensors import detached
-from checkfreq.store.images import new_buffer
+from checkfreq.state.captured import CapturedState
+from checkfreq.state.codec import encode_tree
+from checkfreq.state.collector import TensorRef
+from checkfreq.state.tensors import detached
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.parts import stem_of
 from checkfreq.store.store import CheckpointStore, Pending

@@ -16,8 +16,8 @@ from iterators import EpochOrder
 from iterators.dali import FileReader
 from iterators.dali.files import FileList
 from iterators.dali.source import Aim, IndexedSource, Recipe, records, uniforms
-from iterators.order import SequentialOrder
-from iterators.tickets import Share, TicketSampler
+from iterators.order.batch_requests import BatchRequestSampler, Share
+from iterators.order.epoch import SequentialOrder
 
 ROOT = Path(iterators.dali.__file__).parents[2]
 
@@ -165,9 +165,9 @@ def test_the_share_is_that_of_the_torch_adapter(
     order = EpochOrder(n, 3, 1)
     for rank in range(world) if start <= n else ():
         share = Share(batch, world, rank, tail)
-        sampler = TicketSampler(order, share)
+        sampler = BatchRequestSampler(order, share)
         sampler.aim(order, epoch=1, start=start)
-        expected = [[(one, ticket.weight) for one in ticket.ids] for ticket in sampler]
+        expected = [[(one, request.weight) for one in request.ids] for request in sampler]
         found = [
             list(zip(one.ids.tolist(), one.weights.tolist(), strict=True))
             for one in records(order, share, Aim(3, 1, start))

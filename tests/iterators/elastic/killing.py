@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from iterators import EpochOrder, Ledger, Position
-from iterators.ledger import ledger_of_range
+from iterators.order.ledger import ledger_of_range
 from tests.fork_server import FORK_SERVER
 from tests.iterators.elastic.program import Data, Life, run_rank, undisturbed
 

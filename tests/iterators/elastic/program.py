@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from iterators import CFIterator, Ledger, ResumableDataLoader
-from iterators.digest import digest
+from iterators.testing.digest import digest
 from tests.iterators.datasets import Augmented
 
 if TYPE_CHECKING:

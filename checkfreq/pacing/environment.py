@@ -1,0 +1,75 @@
+"""What measured costs depend on besides the training itself: machine, storage, versions.
+
+Part of the key of a cached profile, so everything here is stable between runs on the same
+machine, and nothing here fails: what cannot be told is "unknown".
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from checkfreq import __version__
+from checkfreq.snapshot.device import devices_in_use
+from checkfreq.store.mounts import MOUNTINFO, mount_of
+
+UNKNOWN = "unknown"
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def environment(chk_dir: Path) -> dict[str, Any]:
+    """JSON-able facts about what this process runs on and writes to.
+
+    Accelerators count once they are in use: to be called after the first weight update.
+    """
+    return {
+        "devices": [torch.cuda.get_device_name(index) for index in devices_in_use()],
+        "cpu": cpu_model(),
+        "cores": num_cores(),
+        "threads": torch.get_num_threads(),
+        "storage": storage_of(chk_dir),
+        "checkfreq": __version__,
+        "torch": str(torch.__version__),
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "cuda": torch.version.cuda or torch.version.hip,
+    }
+
+
+def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
+    """The model name of the first processor, or at least its architecture."""
+    try:
+        text = cpuinfo.read_text(errors="replace")
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(\S.*?)\s*$", text, re.MULTILINE)
+    return found[1] if found else platform.machine() or UNKNOWN
+
+
+def num_cores() -> int:
+    """Processors that the scheduler may put this process on."""
+    return len(os.sched_getaffinity(0))
+
+
+# ---- storage
+
+
+def storage_of(path: Path, *, mountinfo: Path = MOUNTINFO) -> str:
+    """File system type, source and device number of what holds ``path`` (or will hold it).
+
+    Number 0 stands for a file system without a block device: the rest is given out anew at
+    each mount.
+    """
+    mount = mount_of(path, mountinfo=mountinfo)
+    if mount is None:
+        return UNKNOWN
+    device = "0" if mount.device.startswith("0:") else mount.device
+    return f"{mount.fs_type} {_printable(mount.source)} {device}"
+
+
+def _printable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()

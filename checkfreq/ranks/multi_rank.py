@@ -1,0 +1,314 @@
+"""The coordinator of a run of many ranks: what ``SingleRank`` does, done by all of them together.
+
+Every call is made by all ranks, in the same order. Between the meetings each does its own part.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+from checkfreq.config import CFConfig
+from checkfreq.errors import CheckFreqError, PersistError
+from checkfreq.pacing.profiler import Profiler
+from checkfreq.persist.attempts import Attempt, Marks
+from checkfreq.ranks.comparison import compare, doubtful_text, lost_error
+from checkfreq.ranks.coordinator import NO_PROPOSAL, NOTHING, Decision, Proposal
+from checkfreq.ranks.joint_restore import JointRestorer
+from checkfreq.ranks.meetings import Meetings
+from checkfreq.ranks.voting import Collective, Durable, Vote
+from checkfreq.restore.restorer import Found, Restorer
+from checkfreq.run.interrupt import StopNotice
+from checkfreq.run.pipeline import Pipeline
+from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.types import Role, SnapshotPlace
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: In an event, of what differs from rank to rank.
+_MOST_NAMES = 20
+
+
+class MultiRank:
+    """This rank among the others."""
+
+    def __init__(
+        self,
+        meetings: Meetings,
+        role: Role,
+        pipeline: Pipeline,
+        profiler: Profiler,
+        notice: StopNotice,
+        *,
+        config: CFConfig,
+    ) -> None:
+        self._meetings = meetings
+        self._collective = Collective(meetings)
+        self._role = role
+        self._pipeline = pipeline
+        self._persistence = pipeline.persistence
+        self._profiler = profiler
+        self._notice = notice
+        meetings.is_hurried = lambda: notice.is_set
+        self._config = config
+        self._last_step: int | None = None
+        self._is_held_back = False
+        self._last_s = time.perf_counter()
+        self._may_compare = config.compare_ranks
+        self._noted_step: int | None = None
+        self._unequal_metrics: set[str] = set()
+
+    def each(self, phase: str, action: Callable[[], T]) -> T:
+        """See Coordinator."""
+        results: list[T] = []
+        self._meetings.act(phase, lambda: results.append(action()))
+        return results[0]
+
+    def open(self, *, check: Callable[[int], object] | None = None) -> None:
+        """See Coordinator and Persistence."""
+        self._meetings.until(
+            "opening the directory",
+            partial(self._persistence.try_open, check=check),
+            timeout_s=self._persistence.open_timeout_s,
+            what="its checkpoint directory",
+        )
+
+    def raise_failures(self) -> None:
+        """See Coordinator; here it is the next meeting that raises, on all ranks."""
+
+    # ---- boundaries
+
+    def decide(
+        self,
+        step: int,
+        proposal: Callable[[], Proposal],
+        *,
+        must_meet: bool,
+        marks: Marks | None = None,
+    ) -> Decision:
+        """See Coordinator."""
+        if not must_meet and not self._collective.meets_at(step):
+            return NOTHING
+        own = proposal if self._role.rank == 0 else lambda: NO_PROPOSAL  # rank 0's counts
+        start_s = time.perf_counter()
+        decision = self._agree("step()", step, own, marks or Marks())
+        self._profiler.met(time.perf_counter() - start_s)
+        return decision
+
+    def _agree(
+        self, phase: str, step: int, proposal: Callable[[], Proposal], marks: Marks
+    ) -> Decision:
+        """Meet, and take in what does not depend on the phase."""
+        decision = self._collective.agree(
+            f"{phase} at step {step}",
+            lambda: self._vote(step, proposal(), marks),
+            state=self._pipeline,
+        )
+        self._last_step, self._last_s = step, time.perf_counter()
+        self._is_held_back = decision.is_held_back
+        self._profiler.take_over(decision.costs)
+        self._confirm(decision.confirmed_step)
+        self._warn_of_metrics(decision.unequal)
+        self._compare_values()
+        return decision
+
+    def _warn_of_metrics(self, unequal: Mapping[str, Sequence[float | None]]) -> None:
+        """Once for each name: rank 0's value is the checkpoint's."""
+        texts = [
+            f"{name} is {', '.join(map(_told, values))} on ranks 0, 1, ..."
+            for name, values in unequal.items()
+            if name not in self._unequal_metrics
+        ]
+        self._unequal_metrics |= {*unequal}
+        if texts and self._role.rank == 0:
+            logger.warning(
+                "save(metrics=...): %s: rank 0's is stored. Reduce it over the ranks first",
+                "; ".join(texts),
+            )
+
+    def _vote(self, step: int, proposal: Proposal, marks: Marks) -> Vote:
+        book = self._persistence.book
+        book.raise_if_intolerable()
+        return Vote(
+            proposal,
+            is_ready=self._pipeline.has_room,
+            is_written=self._pipeline.is_written(step),
+            is_restructured=self._pipeline.is_restructured,
+            stop=self._notice.received,
+            durable=self._durable(),
+            costs=self._profiler.costs(),
+            next_step=self._next_meeting(step, proposal),
+            held_back=self._persistence.alarm.why_held_back(),
+            keep=marks.keep,
+            metrics=marks.metrics,
+        )
+
+    def _next_meeting(self, step: int, proposal: Proposal) -> int:
+        """The boundary of the next meeting, as rank 0 proposes it."""
+        return self._profiler.next_meeting(
+            step,
+            is_late=bool(proposal.why_late) or self._pipeline.is_deferred,
+            is_held_back=self._is_held_back,
+            iteration_s=self._recent_iteration_s(step),
+            every_s=self._config.meet_every_s,
+            since_last=self._since_last(step),
+        )
+
+    def _recent_iteration_s(self, step: int) -> float | None:
+        """T, or what iterations have taken since the last meeting, if that is longer or all that
+        is known."""
+        known_s, num_steps = self._profiler.iteration_s, self._since_last(step)
+        if num_steps == 0:
+            return known_s
+        return max(known_s or 0.0, (time.perf_counter() - self._last_s) / num_steps)
+
+    def _since_last(self, step: int) -> int:
+        """Boundaries since the last meeting; 0 before the first of this process."""
+        return 0 if self._last_step is None else step - self._last_step
+
+    def _durable(self) -> Durable | None:
+        return list(self._persistence.book.durable) if self._role.leads else None
+
+    def _confirm(self, step: int | None) -> None:
+        if step is not None:
+            self._pipeline.confirm(step)
+
+    # ---- checkpoints
+
+    def take(self, step: int, decision: Decision, marks: Marks) -> Attempt | None:
+        """See Coordinator."""
+        marks = Marks(decision.keep, dict(decision.metrics))  # the same in every directory
+        if decision.is_written:
+            return self._pipeline.mark(step, marks)
+        if decision.waits_for:
+            self._wait_until("waiting for slots", self._pipeline.wait_for_room, "a free slot")
+        if decision.place:
+            self._pipeline.set_place(SnapshotPlace(decision.place))
+        try:
+            self._note_values(step)
+            return self._pipeline.checkpoint(
+                step, decision.reason, marks, must=decision.must, agreed=decision.attempt
+            )
+        except Exception as error:  # the others take it, and will wait for this rank
+            self._meetings.leave(f"{type(error).__name__}: {error}")
+            raise
+
+    def _note_values(self, step: int) -> None:
+        """At the run's first checkpoint: what is to be the same on all ranks is compared at their
+        next meeting, when devices are done with it, so that nothing waits for them."""
+        if not self._may_compare:
+            return
+        start_s = time.perf_counter()
+        self._pipeline.note_values()
+        self._profiler.held_once(time.perf_counter() - start_s)
+        self._may_compare = False
+        self._noted_step = step
+
+    def _compare_values(self) -> None:
+        """Raises StateError on all ranks if weights would be lost; says once what else differs."""
+        if self._noted_step is None:
+            return
+        found = compare(self._meetings, self._pipeline)
+        if found is None:
+            return
+        step, self._noted_step = self._noted_step, None
+        if found and self._role.leads:
+            names = {
+                "lost": [*found.lost][:_MOST_NAMES],
+                "doubtful": [*found.doubtful][:_MOST_NAMES],
+            }
+            self._persistence.record("ranks differ", step, **names)
+        if found.lost:
+            raise lost_error(found, step=step)
+        if found and self._role.rank == 0:
+            logger.warning("%s", doubtful_text(found))
+
+    def require(self, step: int, reason: str, marks: Marks) -> Attempt | None:
+        """See Coordinator."""
+        decision = self._agree(
+            f"a {reason} checkpoint", step, lambda: Proposal(reason, must=True), marks
+        )
+        return self.take(step, decision, marks)
+
+    def outcome(self, step: int, attempt: Attempt | None) -> CheckFreqError | None:
+        """See Coordinator."""
+        phase = f"waiting for step {step} to be durable"
+        self._wait_until(phase, partial(self._pipeline.has_ended, attempt), "it")
+        error = None if attempt is None else attempt.error
+        failed = self._settle(phase, error)
+        if failed and error is None:
+            return PersistError(failed, step=step, phase="another rank")
+        return error
+
+    def wait(self) -> None:
+        """See Coordinator."""
+        self._wait_until("wait()", self._pipeline.is_idle, "checkpoints in flight")
+        self._settle("wait()", None)
+        self.each("wait()", self._persistence.book.raise_if_intolerable)
+
+    def _wait_until(self, phase: str, is_done: Callable[[float], bool], what: str) -> None:
+        with self._pipeline.waiting():
+            self._meetings.until(phase, is_done, timeout_s=self._pipeline.patience_s(), what=what)
+
+    def _settle(self, phase: str, error: CheckFreqError | None) -> str:
+        """Hear after a wait on which ranks it failed ("" if on none), and what is durable now."""
+        settled = self._collective.settle(
+            phase,
+            None if error is None else str(error),
+            durable=self._durable(),
+        )
+        self._confirm(settled.confirmed_step)
+        self._compare_values()
+        return settled.failed
+
+    # ---- restore, and the end
+
+    def note_finished(self, step: int) -> bool:
+        """See Coordinator."""
+        self._persistence.note_finished(step, finished=True)
+        self._wait_until("finish()", self._pipeline.is_answered, "the mark of a finished run")
+        return self.is_finished(step)
+
+    def is_finished(self, step: int) -> bool:
+        """See Coordinator."""
+        phase = f"whether the run is finished at step {step}"
+        is_one = partial(self._persistence.is_finished, step)
+        return bool(self._meetings.act(phase, is_one, decide=all))
+
+    def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
+        """See Coordinator."""
+        self.open(check=restorer.attempt)
+        return JointRestorer(restorer, self._meetings, chk=chk, role=self._role).find(step)
+
+    def restored(self, step: int) -> None:
+        """See Coordinator. Directories of several nodes may hold what was never the same."""
+        if not self._config.compare_ranks:
+            return
+
+        def note() -> bool:
+            try:
+                self._pipeline.note_values()
+            except CheckFreqError:  # not all there yet: the first checkpoint will say so
+                return False
+            return True
+
+        if self._meetings.act("restore(): reading what was loaded", note, decide=all):
+            self._noted_step = step
+            self._compare_values()
+
+    def leave(self, why: str) -> None:
+        """See Coordinator."""
+        self._meetings.leave(why)
+
+    def close(self) -> None:
+        """See Coordinator."""
+        self._meetings.close()
+
+
+def _told(value: float | None) -> str:
+    return "nothing" if value is None else repr(value)

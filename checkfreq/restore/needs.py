@@ -1,0 +1,100 @@
+"""Which files of a checkpoint a rank has to read: all of what is replicated, its own, and shards
+that overlap what it holds. So N ranks restoring what N ranks wrote read each byte once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from checkfreq.state.captured import POSITIONS
+from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.pieces import TensorRecord
+from checkfreq.store.boxes import Box
+from checkfreq.store.parts import file_name, stem_of
+from checkfreq.types import Json, Role
+
+
+class RecordedFile(Protocol):
+    """A file in a manifest."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tensors(self) -> Sequence[TensorRecord]: ...
+
+
+class Recorded(Protocol):
+    """What is asked of a manifest."""
+
+    @property
+    def world(self) -> int: ...
+    @property
+    def files(self) -> Collection[RecordedFile]: ...
+    @property
+    def objects(self) -> Mapping[str, Json]: ...
+    @property
+    def ranks(self) -> Mapping[int, Mapping[str, Json]]: ...
+
+
+def needed_files(chk: CFCheckpoint, manifest: Recorded, role: Role) -> set[str]:
+    """Names of the files from which this rank's live state can be restored."""
+    files = {file.name: file for file in manifest.files}
+    needed = set(files)
+    is_new, first = role.rank not in manifest.ranks, min(manifest.ranks, default=0)
+    names = {name for own in manifest.ranks.values() for name in own}.union(manifest.objects)
+    for name in names - {POSITIONS}:  # which may be called as the fields of an object are
+        live = _Live(chk, manifest, name)
+        for rank, own in manifest.ranks.items():
+            file = files.get(file_name(stem_of(name, rank)))
+            if file is None:
+                continue
+            boxes = own.get(name, {}).get("shards", {})
+            is_own = rank == (first if is_new else role.rank)
+            is_own &= any(record.name not in boxes for record in file.tensors)
+            is_own &= not is_new or "kind" not in own.get(name, {})
+            if not is_own and not live.overlaps(file, boxes):
+                needed.discard(file.name)
+    return needed
+
+
+def _names_of(manifest: Recorded, name: str) -> dict[str, list[str]]:
+    """By key, the tied names."""
+    owns = (own.get(name, {}) for own in manifest.ranks.values())
+    found: dict[str, list[str]] = {}
+    for json in (manifest.objects.get(name, {}), *owns):
+        for tied, key in json.get("aliases", {}).items():
+            found.setdefault(key, []).append(tied)
+    return found
+
+
+class _Live:
+    """What the live object called ``name`` holds; asked for by every file of every rank."""
+
+    def __init__(self, chk: CFCheckpoint, manifest: Recorded, name: str) -> None:
+        adapter = chk.adapters.get(name)
+        self._holdings = None if adapter is None else adapter.holdings()
+        self._tied = _names_of(manifest, name)
+        self._held: dict[str, list[Box]] = {}
+
+    def overlaps(self, file: RecordedFile, boxes: Mapping[str, Json]) -> bool:
+        """Whether a file holds a part of what is held here."""
+        return any(
+            _meets(held, Box(tuple(boxes[record.name][1]), tuple(record.shape)))
+            for record in file.tensors
+            if record.name in boxes
+            for held in self._of(record.name, tuple(boxes[record.name][0]))
+        )
+
+    def _of(self, key: str, shape: tuple[int, ...]) -> list[Box]:
+        if self._holdings is None:
+            return []
+        if key not in self._held:
+            names = (key, *self._tied.get(key, ()))
+            self._held[key] = [box for name in names for box in self._holdings(name, shape)]
+        return self._held[key]
+
+
+def _meets(held: Box, box: Box) -> bool:
+    """Another number of dimensions is a mismatch, to be reported with what was read."""
+    return len(held.sizes) != len(box.sizes) or held.overlap(box) is not None

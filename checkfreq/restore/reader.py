@@ -1,0 +1,104 @@
+"""``checkfreq.load``: a checkpoint as plain state dicts, without the run that wrote it.
+
+No manager, no lock, no training code, and nothing on disk is changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from checkfreq.errors import ConfigError, NoCheckpointError, StorageError, storage_errors
+from checkfreq.restore.restorer import Found, Restorer, plan_restore
+from checkfreq.snapshot.memory import available_host_bytes
+from checkfreq.store.fileops import Kind
+from checkfreq.store.manifest import MANIFEST_NAME
+from checkfreq.store.store import CheckpointStore, step_of
+
+logger = logging.getLogger(__name__)
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    step: int | None = None,
+    only: Collection[str] | None = None,
+    into: Mapping[str, Any] | None = None,
+    strict: bool = True,
+    rank: int = 0,
+) -> dict[str, Any]:
+    """Read a checkpoint directory and return its state dicts by tracked name.
+
+    ``path`` is a run's ``chk_dir``, or one ``step-...`` directory in it. Without ``step`` the
+    newest checkpoint that validates is read. Tensors are on the CPU and own their memory;
+    names that were tied come back as the same tensor, and shards as whole tensors. What each
+    rank had of its own ("rng", names given as ``per_rank``) is returned as ``rank`` had it.
+    ``only`` limits what is returned. ``into`` maps tracked names to live objects, which are
+    loaded in place as ``CFManager.restore`` would; ``strict=False`` then loads what fits.
+
+    Raises NoCheckpointError, CorruptCheckpointError, MismatchError (nothing was changed), and
+    ConfigError for what ``CFStorageWriter`` wrote: values in it are pickled.
+    """
+    from checkfreq.restore.apply import materialise, require_rank
+
+    with storage_errors(f"reading {path}"):
+        chk_dir, step = _split(Path(path), step)
+        found = Restorer(chk_dir, before_reading=_require_memory).find(step)
+    if found is None:
+        raise NoCheckpointError(f"{chk_dir} holds no checkpoint")
+    for rejected in found.rejected:
+        logger.warning("step %d does not validate, skipped: %s", rejected.step, rejected.error)
+    _refuse_dcp(found, chk_dir)
+    loaded = found.loaded()
+    require_rank(loaded, rank, path=str(chk_dir))
+    if into is not None:
+        _load_into(found, into, chk_dir, only=only, strict=strict, rank=rank)
+    return materialise(loaded, only=only, path=str(chk_dir), rank=rank)
+
+
+def _refuse_dcp(found: Found, chk_dir: Path) -> None:
+    if any(isinstance(o, dict) and o.get("kind") == "dcp" for o in found.manifest.objects.values()):
+        raise ConfigError(
+            f"step {found.step} in {chk_dir} was written by torch.distributed.checkpoint: read it "
+            "with dcp.load(state_dict, storage_reader=CFStorageReader(path, step, "
+            "trust_pickle=True)), of checkfreq.integrations.dcp, if you know who wrote it"
+        )
+
+
+def _require_memory(num_bytes: int) -> None:
+    available = available_host_bytes()
+    if available is not None and num_bytes > available:
+        text = f"expected room for {num_bytes} bytes of tensors, found {available} bytes free"
+        raise StorageError(errno.ENOMEM, text)
+
+
+def _load_into(
+    found: Found,
+    into: Mapping[str, Any],
+    chk_dir: Path,
+    *,
+    only: Collection[str] | None,
+    strict: bool,
+    rank: int,
+) -> None:
+    from checkfreq.state.checkpoint import CFCheckpoint
+
+    names = set(into) if only is None else set(into) & set(only)
+    chk = CFCheckpoint(rng=False, **{name: into[name] for name in names})
+    plan = plan_restore(found, chk, path=chk_dir, only=names, exclude=(), strict=strict, rank=rank)
+    plan.apply()
+
+
+def _split(path: Path, step: int | None) -> tuple[Path, int | None]:
+    """The run's directory, and the step if ``path`` is that of one (or of a link in its place)."""
+    path = path.absolute()
+    named = step_of(path.name)
+    if step is None and named is not None:
+        ops = CheckpointStore(path.parent).ops
+        if ops.kind(path) is Kind.LINK or ops.exists(path / MANIFEST_NAME):
+            return path.parent, named
+    return path, step

@@ -1,0 +1,216 @@
+"""Whether the state that a manifest describes makes sense, whatever is live.
+
+Digests show damage; they do not show that a manifest was made up. So every object is decoded
+once as a reader would, with stand-ins for tensors: nothing runs here but our own decoding of what
+is in the checkpoint, and whatever goes wrong is the checkpoint's fault. That is corruption, which
+is walked past, and it is found before anything live is looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from checkfreq.errors import CheckFreqError, CorruptCheckpointError
+from checkfreq.restore.needs import Recorded
+from checkfreq.state.adapters.base import LoadedFile, RankFile, Saved
+from checkfreq.state.adapters.generic import tree_value
+from checkfreq.state.adapters.module import module_state_dict
+from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict, optimizer_tree
+from checkfreq.state.adapters.rng import require_rng_fields
+from checkfreq.state.adapters.scaler import require_scaler_fields
+from checkfreq.state.capture import POSITIONS
+from checkfreq.state.codec import decode_tree
+from checkfreq.state.gradients import require_gradient_fields
+from checkfreq.state.tensors import DTYPES, decode_torch, sizes_of
+from checkfreq.store.gc_pause import gc_paused
+from checkfreq.store.parts import file_name, stem_of
+from checkfreq.types import Json
+
+#: What torch.distributed.checkpoint wrote; only its own reader looks into it.
+_DCP = "dcp"
+#: In a position: what several ranks had under one name (``checkfreq.state.positions``).
+_CARRIED = "$carried"
+
+
+class _Outline(Saved):
+    """The saved state of one object, whose tensors have a dtype and nothing in them.
+
+    ``is_partial``: other directories hold tensors of it.
+    """
+
+    is_partial = False
+    _stand_ins: ClassVar[dict[str, Tensor]] = {}
+
+    def owned(self, name: str, device: str = "cpu") -> Tensor:
+        """A stand-in."""
+        if self.is_partial and self.aliases.get(name, name) not in self.records:
+            return torch.empty(0, device="cpu")
+        dtype = self.record(name).dtype
+        if dtype not in self._stand_ins:
+            self._stand_ins[dtype] = torch.empty(0, dtype=DTYPES[dtype], device="cpu")
+        return self._stand_ins[dtype]
+
+    def decode(
+        self, node: Json, *, on_cpu: bool = False, live: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> Any:
+        """The value of a tree, with stand-ins."""
+        return decode_tree(node, leaf=lambda tag, inner: decode_torch(tag, inner, self.owned))
+
+
+@contextlib.contextmanager
+def only_content(path: str) -> Iterator[None]:
+    """Of what looks at nothing but the checkpoint at ``path``, all errors are its corruption."""
+    try:
+        yield
+    except CheckFreqError:
+        raise
+    except Exception as error:
+        raise CorruptCheckpointError(
+            path,
+            check="state of its objects",
+            expected="what this version can read",
+            got=f"{type(error).__name__}: {error!s:.200}",
+        ) from error
+
+
+def require_sound(manifest: Recorded, *, path: str) -> None:
+    """Raise CorruptCheckpointError, for ``path``, unless all of the state can be read back."""
+    with only_content(path), gc_paused():
+        _require_sound(manifest, path)
+
+
+def _require_sound(manifest: Recorded, path: str) -> None:
+    _require_objects(manifest)
+    for saved in _outlines(manifest, path):
+        saved.is_partial = 0 < len(manifest.ranks) < manifest.world
+        _CHECKS[saved.field("kind")](saved)
+    for own in (manifest.objects, *manifest.ranks.values()):
+        for node in own.get(POSITIONS, {}).values():
+            _require_position(decode_tree(node))
+
+
+def _require_objects(manifest: Recorded) -> None:
+    for rank, own in [(None, manifest.objects), *manifest.ranks.items()]:
+        for name, json in own.items():
+            _require(isinstance(json, dict), f"object {name!r:.80}", json)
+            if name == POSITIONS:
+                continue
+            _require_texts(json.get("aliases", {}), "aliases")
+            shards = json.get("shards", {})
+            is_placed = rank is not None or not shards or json.get("kind") == _DCP
+            _require(isinstance(shards, dict) and is_placed, "shards", shards)
+            for place in shards.values():
+                shape, offsets = map(sizes_of, place)
+                _require(len(shape) == len(offsets), "shard", place)
+            for described in json.get("sharded_tensors", {}).values():
+                dtype, shape = described
+                _require(dtype in DTYPES, "dtype", dtype)
+                sizes_of(shape)
+            own_tensors = json.get("own_tensors", [])
+            _require(isinstance(own_tensors, list), "own_tensors", own_tensors)
+
+
+def _outlines(manifest: Recorded, path: str) -> Iterator[_Outline]:
+    """Every object that is the same for all ranks once, and every one that is a rank's own."""
+    files = {file.name: LoadedFile(file.tensors, None) for file in manifest.files}
+
+    def parts(name: str, ranks: list[int], own: int | None) -> Iterator[RankFile]:
+        for rank in ranks:
+            file = files.get(file_name(stem_of(name, rank)))
+            if file is not None:
+                boxes = manifest.ranks[rank].get(name, {}).get("shards", {})
+                yield RankFile(file, boxes, is_own=_all if rank == own else _nothing)
+
+    ranks = sorted(manifest.ranks)
+    first = next((r for r in ranks if manifest.ranks[r].keys() - {POSITIONS}), None)
+    for name, json in manifest.objects.items():
+        if name != POSITIONS and json.get("kind") != _DCP:
+            file = files.get(file_name(name))
+            yield _Outline(name, json, file, path=path, parts=list(parts(name, ranks, first)))
+    for rank in ranks:
+        for name, json in manifest.ranks[rank].items():
+            if name != POSITIONS and json.get("kind", _DCP) != _DCP:
+                file = files.get(file_name(name))
+                yield _Outline(name, json, file, path=path, parts=list(parts(name, [rank], rank)))
+
+
+def _all(key: str) -> bool:
+    return True
+
+
+def _nothing(key: str) -> bool:
+    return False
+
+
+def _require_module(saved: Saved) -> None:
+    extra = saved.field("extra", {})
+    _require(isinstance(extra, dict), "extra", extra)
+    module_state_dict(saved)
+
+
+def _require_optimizer(saved: Saved) -> None:
+    _require_text(saved, "class")
+    _require_text(saved, "device_type")
+    for shape in saved.field("shapes"):
+        sizes_of(shape)
+    for dims in saved.field("split_dims", {}).values():
+        _require(all(dim is None or (type(dim) is int and dim >= 0) for dim in dims), "dims", dims)
+    tree = optimizer_tree(saved)
+    for group in () if tree is None else tree.groups:
+        _require("params" not in group.values, "entries of a group", "params")
+        count = group.num_params
+        _require(type(count) is int and 0 <= count <= 1 << 31, "num_params", count)
+    if tree is not None:
+        count = sum(group.num_params for group in tree.groups)
+        _require(len(tree.shapes) == count, "number of parameters", count)
+        numbers = [*tree.state, *tree.whole]
+        _require(all(type(n) is int and 0 <= n < count for n in numbers), "parameters", numbers)
+    optimizer_state_dict(saved)
+
+
+def _require_tree(saved: Saved) -> None:
+    _require_text(saved, "class")
+    tree_value(saved)
+
+
+def _require_dict(saved: Saved) -> None:
+    value = tree_value(saved)
+    _require(isinstance(value, dict), "content of a dict", value)
+
+
+def _require_position(position: Any) -> None:
+    _require(isinstance(position, dict), "position", position)
+    carried = position.get(_CARRIED, [])
+    good = isinstance(carried, list) and all(isinstance(c, dict | None) for c in carried)
+    _require(good, "positions carried on", carried)
+
+
+def _require_texts(value: Json, what: str) -> None:
+    good = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+    _require(good, what, value)
+
+
+def _require_text(saved: Saved, key: str) -> None:
+    _require(isinstance(saved.field(key), str), key, saved.field(key))
+
+
+def _require(holds: bool, what: str, got: object) -> None:
+    if not holds:
+        raise ValueError(f"{what}: got {got!r:.80}")
+
+
+_CHECKS: dict[str, Callable[[Saved], None]] = {
+    "module": _require_module,
+    "optimizer": _require_optimizer,
+    "scaler": require_scaler_fields,
+    "object": _require_tree,
+    "dict": _require_dict,
+    "rng": require_rng_fields,
+    "gradients": require_gradient_fields,
+}

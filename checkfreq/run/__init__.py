@@ -1,0 +1,1 @@
+"""What drives a run: the pipeline behind a boundary, stop signals, and checks of arguments."""

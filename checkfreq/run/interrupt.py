@@ -1,0 +1,105 @@
+"""Notices that the run must end: a signal from a scheduler or a cloud.
+
+Before the first boundary nobody could act on one, so the signals are left alone until then: they
+end a process that still starts, restores or hangs, as they would without checkfreq. From then on
+the handler only sets a flag, and calls the handler it replaced; everything else happens at the
+next boundary. One that comes again changes nothing: launchers and schedulers send a signal to the
+process and to its group. A forked process inherits the handler: there the signal does what it did
+before.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from checkfreq.errors import ConfigError
+from checkfreq.run.loader_deaths import QuietChildren
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.02
+
+
+class StopNotice:
+    """A flag raised by any of the given signals, from ``install`` on."""
+
+    def __init__(self, signal_names: Sequence[str]) -> None:
+        self._numbers = [_signal_number(name) for name in signal_names]
+        self._previous: dict[int, Any] = {}
+        self._pid = os.getpid()
+        self._was_installed = False
+        self._listening = False
+        self._children = QuietChildren()
+        self.received: str | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """True once a signal came."""
+        return self.received is not None
+
+    def comes_within(self, seconds: float) -> bool:
+        """Whether a signal came, or does so very soon; in the main thread."""
+        end_s = time.monotonic() + seconds
+        while not self.is_set and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
+        return self.is_set
+
+    def install(self) -> None:
+        """Start listening, once; elsewhere than in the main thread it says so and does nothing."""
+        if self._was_installed:
+            return
+        self._was_installed = True
+        if threading.current_thread() is not threading.main_thread():
+            logger.warning(
+                "stop signals are not watched: CFManager is used outside the main thread"
+            )
+            return
+        self._listening = True
+        for number in self._numbers:
+            self._previous[number] = signal.signal(number, self._handle)
+
+    def uninstall(self) -> None:
+        """Put the previous handlers back, unless somebody replaced ours meanwhile.
+
+        That somebody may put ours back later (a second manager, closed after this one): it
+        then only passes the signal on.
+        """
+        self._listening = False
+        self._children.uninstall()
+        for number, previous in self._previous.items():
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, previous if previous is not None else signal.SIG_DFL)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        listens = self._listening and os.getpid() == self._pid
+        if listens:
+            self.received = signal.Signals(number).name
+            self._children.install()
+        previous = self._previous.get(number)
+        if callable(previous):
+            previous(number, frame)
+        elif not listens and previous != signal.SIG_IGN:
+            self._take_default(number)
+
+    def _take_default(self, number: int) -> None:
+        """Let it do what it does, unless a handler on top of this one decides on that."""
+        if signal.getsignal(number) == self._handle:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
+def _signal_number(name: str) -> int:
+    number = signal.Signals.__members__.get(name)
+    if number is None or number in (signal.SIGKILL, signal.SIGSTOP):
+        raise ConfigError(
+            f"CFConfig.stop_signals: expected names of signals that can be caught, like "
+            f"'SIGTERM', got {name!r}"
+        )
+    return number

@@ -1,0 +1,332 @@
+"""torch.nn.Module: parameters and buffers under canonical names, and extra state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from checkfreq.state.adapters.base import (
+    Changes,
+    Fallible,
+    Findings,
+    Holdings,
+    Saved,
+    type_name,
+)
+from checkfreq.state.adapters.generic import live_dtensors
+from checkfreq.state.collector import StateCollector
+from checkfreq.state.dtensors import is_dtensor, local_of, tensor_types
+from checkfreq.state.names import EXTRA_STATE, ModuleIndex, Node, own_state
+from checkfreq.state.pieces import held
+from checkfreq.state.sharding import require_shards_that_are_known
+from checkfreq.state.tensors import DTYPE_NAMES, LAZY, require_memory
+from checkfreq.store.boxes import Box
+from checkfreq.types import Json
+
+
+class ModuleAdapter:
+    """Reads a module directly, or by ``state_dict()`` where hooks or overrides ask for it."""
+
+    kind = "module"
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self._name = name
+        self._module = module
+        self._index = ModuleIndex(module)
+
+    def capture(self, collector: StateCollector) -> dict[str, Json]:
+        """See Adapter."""
+        self._refresh()
+        if self._index.saves_its_own_way:
+            extra = self._capture_state_dict(collector)
+        else:
+            extra = self._capture_directly(collector)
+        own = {*collector.keys}
+        trees = {
+            key: collector.encode(value, f"{self._name}.{key}") for key, value in extra.items()
+        }
+        json: dict[str, Json] = {"kind": self.kind, "class": type_name(self._module)}
+        if trees:
+            json["extra"] = trees
+            json["extra_tensors"] = [key for key in collector.keys if key not in own]
+        return json
+
+    def _refresh(self) -> None:
+        self._index.refresh()
+        require_shards_that_are_known(self._name, (node.module for node in self._index.nodes))
+
+    def _capture_directly(self, collector: StateCollector) -> dict[str, Any]:
+        add, optimised = collector.add, collector.optimised
+        nodes = self._index.nodes
+        trained = self._is_trained(optimised)
+        extra = {}
+        for node in nodes:
+            module, steady = node.module, trained and node.weights_settled
+            for own, parameter in module._parameters.items():
+                if parameter is not None:
+                    add(node.name(own), parameter, steady and _settled(parameter, optimised))
+            for own, buffer in module._buffers.items():
+                if buffer is not None and own not in module._non_persistent_buffers_set:
+                    key = add(node.name(own), buffer, False)
+                    if node.own_buffers:
+                        collector.own.add((self._name, key))
+            if node.extra:
+                extra[node.name(EXTRA_STATE)] = node.module.get_extra_state()
+        return extra
+
+    def _is_trained(self, optimised: frozenset[int]) -> bool:
+        # Frozen weights of a module that no optimizer touches may be a teacher's or a hand-made
+        # average's, which something else writes.
+        return any(
+            id(parameter) in optimised
+            for node in self._index.nodes
+            for parameter in node.module._parameters.values()
+        )
+
+    def _capture_state_dict(self, collector: StateCollector) -> dict[str, Any]:
+        state = self._module.state_dict()
+        names = self._index.canonical_names(state)
+        settled, volatile = self._addresses(collector.optimised)
+        own, own_addresses = self._own_buffers()
+        extra = {}
+        for raw, value in state.items():
+            name = names[raw]
+            if isinstance(value, Tensor) and not _is_extra(raw):
+                address = _address(value)
+                key = collector.add(name, value, address in settled and address not in volatile)
+                if address in own_addresses or name in own:
+                    collector.own.add((self._name, key))
+            else:
+                extra[name] = value
+        return extra
+
+    def _own_buffers(self) -> tuple[set[str], set[int]]:
+        """Names and addresses of what differs from rank to rank: hooks may give other names."""
+        found = self._index.own_buffers()
+        return {*found}, {*map(_address, found.values())} - {0}
+
+    def _addresses(self, optimised: frozenset[int]) -> tuple[set[int], set[int]]:
+        """Addresses of settled parameters, and of everything else the module owns."""
+        settled, volatile = {0}, {0}  # 0: no elements, or no memory yet
+        trained = self._is_trained(optimised)
+        for node in self._index.nodes:
+            steady = trained and node.weights_settled
+            for _, tensor, is_parameter in own_state(node):
+                fixed = steady and is_parameter and _settled(tensor, optimised)
+                (settled if fixed else volatile).add(_address(tensor))
+        return settled, volatile
+
+    def prepare(self, saved: Saved, findings: Findings) -> Changes:
+        """See Adapter."""
+        self._refresh()
+        trees: dict[str, Json] = saved.field("extra", {})
+        cut = self._cut_tensors() if trees else {}
+        for tree in trees.values():
+            saved.check(tree, live=cut)
+        names = module_tensors(saved)
+        live, there = self._live_tensors(), {*names}
+        extras = self._live_extras()
+        kept = [name for name in live if saved.is_of_other_ranks(name)]
+        for name in kept:
+            findings.notes.append(f"{self._name}.{name}: each rank had its own, this one had none")
+            del live[name]
+        findings.compare_names(self._name, [*names, *trees], [*live, *extras])
+        fitting = {
+            name: tensor
+            for name, tensor in live.items()
+            if name in there and self._fits(name, tensor, saved, findings)
+        }
+        self._compare_ties(fitting, saved, findings)
+        common = {name: node for name, node in extras.items() if name in trees}
+        if self._index.loads_its_own_way or self._index.saves_its_own_way:
+            strict = not findings.mismatches
+            load = self._by_load_state_dict(saved, fitting, common, strict=strict, kept=kept)
+            return Changes(fallible=[load])
+        return self._directly(saved, fitting, common)
+
+    def holdings(self) -> Holdings:
+        """See Adapter."""
+        self._refresh()
+        live = {**self._live_tensors(), **self._cut_tensors()}
+
+        def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
+            if key in live and not isinstance(live[key], LAZY):
+                yield held(live[key])[1]
+            elif EXTRA_STATE in key:
+                yield Box.whole(shape)
+
+        return of
+
+    def _live_tensors(self) -> dict[str, Tensor]:
+        if not self._index.saves_its_own_way:
+            found: dict[str, Tensor] = {}
+            for node in self._index.nodes:
+                found.update((key, tensor) for key, tensor, _ in own_state(node))
+            return found
+        state = self._module.state_dict()
+        names = self._index.canonical_names(state)
+        return {
+            names[raw]: value
+            for raw, value in state.items()
+            if isinstance(value, Tensor) and not _is_extra(raw)
+        }
+
+    def _live_extras(self) -> dict[str, Node | None]:
+        if not self._index.saves_its_own_way:
+            return {n.name(EXTRA_STATE): n for n in self._index.nodes if n.extra}
+        state = self._module.state_dict()
+        names = self._index.canonical_names(state)
+        return {
+            names[raw]: None
+            for raw, value in state.items()
+            if not isinstance(value, Tensor) or _is_extra(raw)
+        }
+
+    def _cut_tensors(self) -> Mapping[str, Tensor]:
+        """By key, the DTensors that extra state may hold, as they are cut now."""
+        if len(tensor_types()) == 1:
+            return {}
+        extras = {
+            name: node.module.get_extra_state() if node is not None else self._extra_of(name)
+            for name, node in self._live_extras().items()
+        }
+        held_here = live_dtensors(self._name, lambda: extras)
+        live = self._live_tensors() if extras else {}
+        return {**{key: tensor for key, tensor in live.items() if is_dtensor(tensor)}, **held_here}
+
+    def _extra_of(self, name: str) -> Any:
+        state = self._module.state_dict()
+        raws = {canonical: raw for raw, canonical in self._index.canonical_names(state).items()}
+        return state[raws[name]]
+
+    def _fits(self, name: str, live: Tensor, saved: Saved, findings: Findings) -> bool:
+        record = saved.record(name)
+        if isinstance(live, LAZY):
+            return True  # its own hook gives it the saved shape
+        require_memory(f"{self._name}.{name}", live)
+        shape, dtype = tuple(live.shape), DTYPE_NAMES.get(live.dtype, str(live.dtype))
+        if shape == tuple(record.shape):
+            saved.require(name, live)
+            if dtype == record.dtype:
+                return True
+        findings.different.append(
+            f"{self._name}.{name}: checkpoint has {record.dtype}{list(record.shape)}, "
+            f"live is {dtype}{list(shape)}"
+        )
+        return shape == tuple(record.shape)
+
+    def _compare_ties(
+        self, fitting: Mapping[str, Tensor], saved: Saved, findings: Findings
+    ) -> None:
+        """Two saved tensors cannot both go into one live tensor."""
+        first: dict[object, str] = {}
+        for name, tensor in fitting.items():
+            address = _address(tensor)
+            place = (address, tensor.shape, tensor.stride()) if address else name
+            twin = first.setdefault(place, name)
+            if saved.record(twin).name != saved.record(name).name:
+                findings.different.append(
+                    f"{self._name}.{name}: live is tied to {twin}, checkpoint has two tensors"
+                )
+
+    def _directly(
+        self, saved: Saved, fitting: Mapping[str, Tensor], extras: Mapping[str, Node | None]
+    ) -> Changes:
+        def copy() -> None:
+            with torch.no_grad():
+                for name, tensor in fitting.items():
+                    saved.copy_to(tensor, name)
+
+        trees = saved.field("extra", {})
+        fallible = [
+            Fallible(
+                f"{self._name}.{name}",
+                partial(_keep_extra_state, node.module),
+                partial(self._set_extra_state, node.module, saved, trees[name]),
+            )
+            for name, node in extras.items()
+            if node is not None
+        ]
+        return Changes(fallible=fallible, copies=[copy])
+
+    def _set_extra_state(self, module: nn.Module, saved: Saved, tree: Json) -> None:
+        module.set_extra_state(saved.decode(tree, live=self._cut_tensors()))
+
+    def _by_load_state_dict(
+        self,
+        saved: Saved,
+        fitting: Mapping[str, Tensor],
+        extras: Mapping[str, Node | None],
+        *,
+        strict: bool,
+        kept: Collection[str],
+    ) -> Fallible:
+        """``kept`` are names of which the live values stay: a strict load wants them all."""
+        trees = saved.field("extra", {})
+
+        def load() -> None:
+            now = self._module.state_dict() if kept else {}
+            raw = {name: raw for raw, name in self._raw_names().items()}
+            there = [raw[name] for name in kept if raw.get(name) in now]
+            state = {raw.get(n, n): saved.owned_like(t, n) for n, t in fitting.items()}
+            state.update((name, _kept(now[name])) for name in there)
+            cut = self._cut_tensors() if extras else {}
+            state.update(
+                (raw.get(name, name), saved.decode(trees[name], live=cut)) for name in extras
+            )
+            self._module.load_state_dict(state, strict=strict)
+
+        return Fallible(self._name, self._keep, load)
+
+    def _raw_names(self) -> dict[str, str]:
+        return self._index.canonical_names(self._module.state_dict())
+
+    def _keep(self) -> Callable[[], None]:
+        kept = {
+            name: _kept(value) if isinstance(value, Tensor) else value
+            for name, value in self._module.state_dict().items()
+            if not isinstance(value, LAZY)
+        }
+        return lambda: _ignore(self._module.load_state_dict(kept, strict=False))
+
+
+def _settled(parameter: Tensor, optimised: frozenset[int]) -> bool:
+    return id(parameter) in optimised or not parameter.requires_grad
+
+
+def _is_extra(raw_name: str) -> bool:
+    return raw_name.rpartition(".")[2] == EXTRA_STATE
+
+
+def _address(tensor: Tensor) -> int:
+    return 0 if isinstance(tensor, LAZY) else local_of(tensor).data_ptr()
+
+
+def _kept(value: Tensor) -> Tensor:
+    live = value.detach()
+    return live.clone() if is_dtensor(live) else live.to("cpu", copy=True)
+
+
+def _ignore(_: object) -> None:
+    return None
+
+
+def _keep_extra_state(module: nn.Module) -> Callable[[], None]:
+    return partial(module.set_extra_state, module.get_extra_state())
+
+
+def module_tensors(saved: Saved) -> list[str]:
+    """Names of the parameters and buffers in a saved module, tied names included."""
+    hidden = set(saved.field("extra_tensors", []))
+    return [name for name in saved.names() if name not in hidden]
+
+
+def module_state_dict(saved: Saved) -> dict[str, Any]:
+    """A state dict with canonical names, of owned CPU tensors; tied names share one tensor."""
+    state: dict[str, Any] = {name: saved.owned(name) for name in module_tensors(saved)}
+    trees: dict[str, Json] = saved.field("extra", {})
+    return {**state, **{name: saved.decode(tree) for name, tree in trees.items()}}

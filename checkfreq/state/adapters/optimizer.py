@@ -1,0 +1,242 @@
+"""torch.optim.Optimizer: read and written directly, so that no value changes its dtype.
+
+``Optimizer.load_state_dict`` casts state to the parameter's dtype (fp32 state of bf16
+parameters would be rounded) and ``state_dict()`` is slow; both are used only where hooks or an
+override ask for them. Tensors are called ``state.<parameter number>.<name>``. Parameters whose
+state is a flat dict of tensors, nearly all, share one record per set of names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeGuard
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from checkfreq.errors import StateError
+from checkfreq.state.adapters.base import (
+    Changes,
+    Fallible,
+    Findings,
+    Holdings,
+    Saved,
+    all_of_it,
+    type_name,
+)
+from checkfreq.state.adapters.fitting import misfits
+from checkfreq.state.adapters.optimizer_load import OptimizerLoad, parameters_of
+from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict, optimizer_tree
+from checkfreq.state.collector import StateCollector
+from checkfreq.state.dtensors import is_dtensor, split_dims, tensor_types
+from checkfreq.state.pieces import held
+from checkfreq.state.sharding import require_optimizer_that_is_known
+from checkfreq.store.boxes import Box
+from checkfreq.types import Json
+
+#: Key of a tensor in a parameter's state, up to its name there.
+_STATE_KEY = re.compile(r"state(?:\.|\[)(\d+)\]?\.")
+
+#: Names in the state of a parameter, and which of the tensors are on the host.
+_Names = tuple[tuple[str, ...], tuple[bool, ...]]
+
+
+class OptimizerAdapter:
+    """One optimizer; ``scheduled`` are the hyper-parameters that a tracked scheduler drives."""
+
+    kind = "optimizer"
+
+    def __init__(
+        self,
+        name: str,
+        optimizer: Optimizer,
+        *,
+        scheduled: Callable[[], frozenset[str]] = frozenset,
+    ) -> None:
+        self._name = name
+        self._optimizer = optimizer
+        self._scheduled = scheduled
+        self._keys: dict[int, dict[str, str]] = {}  # parameter number -> name -> key
+
+    def capture(self, collector: StateCollector) -> dict[str, Json]:
+        """See Adapter."""
+        json: dict[str, Json] = {"kind": self.kind, "class": type_name(self._optimizer)}
+        parameters = parameters_of(self._optimizer)
+        require_optimizer_that_is_known(self._name, self._optimizer, parameters)
+        json["shapes"] = [list(parameter.shape) for parameter in parameters]
+        json["device_type"] = parameters[0].device.type if parameters else "cpu"
+        if saves_its_own_way(self._optimizer):
+            state = self._optimizer.state_dict()
+            json["state_dict"] = collector.encode(state, self._name)
+        else:
+            json |= {
+                **self._capture_state(parameters, collector),
+                "groups": self._groups(collector),
+            }
+        if split := self._split_dims(parameters, collector):
+            json["split_dims"] = split
+        return json
+
+    def _split_dims(self, parameters: list[Tensor], collector: StateCollector) -> dict[str, Json]:
+        """How DTensors are cut whose parameter does not show it: it has another shape."""
+        found: dict[str, Json] = {}
+        for (name, key), tensor in collector.dtensors.items():
+            if name == self._name and (match := _STATE_KEY.match(key)):
+                number = int(match[1])
+                if number < len(parameters) and tensor.shape != parameters[number].shape:
+                    found[key] = split_dims(tensor)
+        return found
+
+    def _capture_state(
+        self, parameters: list[Tensor], collector: StateCollector
+    ) -> dict[str, Json]:
+        numbers = {id(parameter): i for i, parameter in enumerate(parameters)}
+        flat: dict[_Names, list[int]] = {}
+        trees: dict[str, Json] = {}
+        other: list[Json] = []
+        types = tensor_types()
+        for owner, state in self._optimizer.state.items():
+            if not isinstance(owner, Tensor):
+                path = f"{self._name}.state[{owner!r}]"
+                other.append([collector.encode(owner, path), collector.encode(state, path)])
+                continue
+            number = self._number(owner, numbers)
+            if _is_flat(state, types):
+                names = self._add_flat(number, state, collector)
+                flat.setdefault(names, []).append(number)
+            else:
+                trees[str(number)] = self._tree(number, state, collector)
+        return {
+            "flat": [_flat_json(*item, parameters) for item in flat.items()],
+            "trees": trees,
+            "other": other,
+        }
+
+    def _number(self, owner: Tensor, numbers: dict[int, int]) -> int:
+        if id(owner) not in numbers:
+            raise StateError(
+                f"{self._name}.state holds state of a tensor {list(owner.shape)} that is in no "
+                "param_group; remove the entry, or add the parameter to a group"
+            )
+        return numbers[id(owner)]
+
+    def _add_flat(self, number: int, state: dict[str, Tensor], collector: StateCollector) -> _Names:
+        keys, add = self._keys.get(number), collector.add
+        if keys is None or keys.keys() != state.keys():
+            keys = self._keys[number] = {name: f"state.{number}.{name}" for name in state}
+        for name, tensor in state.items():
+            add(keys[name], tensor, True)
+        return tuple(state), tuple([tensor.is_cpu for tensor in state.values()])
+
+    def _tree(self, number: int, state: Any, collector: StateCollector) -> Json:
+        path = f"{self._name}.state.{number}"
+        if type(state) is not dict:
+            return {"value": collector.encode(state, path, settled=True)}
+        return {
+            "items": [
+                [
+                    collector.encode(key, path),
+                    collector.encode(value, f"{path}.{key}", settled=True),
+                ]
+                for key, value in state.items()
+            ]
+        }
+
+    def _groups(self, collector: StateCollector) -> list[Json]:
+        groups = []
+        for i, group in enumerate(self._optimizer.param_groups):
+            path = f"{self._name}.param_groups[{i}]"
+            values = {key: value for key, value in group.items() if key != "params"}
+            json = {"num_params": len(group["params"]), "values": collector.encode(values, path)}
+            groups.append(json)
+        return groups
+
+    def holdings(self) -> Holdings:
+        """See Adapter."""
+        if saves_its_own_way(self._optimizer) or loads_its_own_way(self._optimizer):
+            return all_of_it  # what its keys stand for is its own affair
+        parameters = parameters_of(self._optimizer)
+
+        def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
+            found = _STATE_KEY.match(key)
+            number = int(found[1]) if found else len(parameters)
+            if number >= len(parameters):
+                yield Box.whole(shape)
+                return
+            state = self._optimizer.state.get(parameters[number])
+            live = state.get(key[found.end() :]) if found and isinstance(state, dict) else None
+            cut = [t for t in (live, parameters[number]) if _is_cut(t, shape)]
+            yield from (held(t)[1] for t in cut) if cut else (Box.whole(shape),)
+
+        return of
+
+    def prepare(self, saved: Saved, findings: Findings) -> Changes:
+        """See Adapter."""
+        parameters = parameters_of(self._optimizer)
+        require_optimizer_that_is_known(self._name, self._optimizer, parameters)
+        tree = optimizer_tree(saved)
+        if tree is None:
+            state = saved.check(saved.field("state_dict"))
+            if unfit := list(misfits(self._name, self._optimizer, state)):
+                findings.different += unfit
+                return Changes()
+            return Changes(fallible=[self._by_load_state_dict(saved)])
+        load = OptimizerLoad(self._name, self._optimizer, saved, tree)
+        if not load.compare(findings, self._scheduled()):
+            return Changes()
+        if loads_its_own_way(self._optimizer):
+            return Changes(fallible=[self._by_load_state_dict(saved, load.live_dtensors())])
+        return Changes(copies=[load.apply])
+
+    def _by_load_state_dict(
+        self, saved: Saved, live: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> Fallible:
+        def keep() -> Callable[[], None]:
+            return partial(self._optimizer.load_state_dict, deepcopy(self._optimizer.state_dict()))
+
+        def load() -> None:
+            self._optimizer.load_state_dict(optimizer_state_dict(saved, live=live))
+
+        return Fallible(self._name, keep, load)
+
+
+def _is_cut(tensor: Any, shape: tuple[int, ...]) -> TypeGuard[Tensor]:
+    return is_dtensor(tensor) and tuple(tensor.shape) == shape
+
+
+def _is_flat(state: Any, types: frozenset[type]) -> bool:
+    if type(state) is not dict:
+        return False
+    for name, value in state.items():
+        if type(value) not in types or type(name) is not str:
+            return False
+    return True
+
+
+def _flat_json(names: _Names, numbers: list[int], parameters: list[Tensor]) -> dict[str, Json]:
+    json: dict[str, Json] = {"names": list(names[0]), "params": numbers}
+    if not parameters[0].is_cpu:
+        json["host"] = [name for name, on_host in zip(*names, strict=True) if on_host]
+    return json
+
+
+def saves_its_own_way(optimizer: Optimizer) -> bool:
+    """True if only ``state_dict()`` knows the state: hooks or an override."""
+    return bool(
+        optimizer._optimizer_state_dict_pre_hooks
+        or optimizer._optimizer_state_dict_post_hooks
+        or type(optimizer).state_dict is not Optimizer.state_dict
+    )
+
+
+def loads_its_own_way(optimizer: Optimizer) -> bool:
+    """True if only ``load_state_dict()`` may set the state."""
+    return bool(
+        optimizer._optimizer_load_state_dict_pre_hooks
+        or optimizer._optimizer_load_state_dict_post_hooks
+        or type(optimizer).load_state_dict is not Optimizer.load_state_dict
+    )

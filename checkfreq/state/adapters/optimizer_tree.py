@@ -1,0 +1,145 @@
+"""The saved state of an optimizer in one shape, however it was read.
+
+Values stay JSON nodes: whoever places a tensor decides where it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from checkfreq.state.adapters.base import Saved
+from checkfreq.state.tensors import ON_PARAMETER
+from checkfreq.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class SavedGroup:
+    """One param_group: how many parameters, and its other entries as JSON nodes."""
+
+    num_params: int
+    values: dict[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerTree:
+    """``state`` maps a parameter's number to [name node, value node] pairs.
+
+    ``whole`` holds the state of a parameter that is not a dict; ``other`` state that belongs
+    to no parameter. ``device_type`` is where the parameters were.
+    """
+
+    groups: list[SavedGroup]
+    state: dict[int, list[tuple[Json, Json]]]
+    whole: dict[int, Json]
+    other: list[tuple[Json, Json]]
+    shapes: list[list[int]]
+    device_type: str
+
+
+def optimizer_tree(saved: Saved) -> OptimizerTree | None:
+    """The tree, or None if an override's ``state_dict()`` has a shape of its own."""
+    try:
+        if "state_dict" in saved.json:
+            return _from_state_dict(saved)
+        return _from_fields(saved)
+    except (KeyError, TypeError, ValueError) as error:
+        raise saved.corrupt("state of the optimizer", "groups and state", repr(error)) from error
+
+
+def _from_fields(saved: Saved) -> OptimizerTree:
+    state: dict[int, list[tuple[Json, Json]]] = {}
+    for record in saved.field("flat"):
+        host = set(record.get("host", ()))
+        for number in record["params"]:
+            state[number] = [(name, _flat(number, name, host)) for name in record["names"]]
+    whole = {}
+    for text, tree in saved.field("trees").items():
+        if "items" in tree:
+            state[int(text)] = [(name, value) for name, value in tree["items"]]
+        else:
+            whole[int(text)] = tree["value"]
+    return OptimizerTree(
+        groups=[SavedGroup(g["num_params"], _entries(g["values"])) for g in saved.field("groups")],
+        state=state,
+        whole=whole,
+        other=[(key, value) for key, value in saved.field("other")],
+        shapes=saved.field("shapes"),
+        device_type=saved.field("device_type"),
+    )
+
+
+def _flat(number: int, name: str, host: set[str]) -> dict[str, Json]:
+    node: dict[str, Json] = {"$tensor": f"state.{number}.{name}"}
+    return node if name in host else {**node, "device": ON_PARAMETER}
+
+
+def _from_state_dict(saved: Saved) -> OptimizerTree | None:
+    tree: Any = saved.field("state_dict")
+    if not isinstance(tree, dict) or not {"state", "param_groups"} <= tree.keys():
+        return None
+    groups = tree["param_groups"]
+    state = dict(tree["state"].get("$dict", ()))
+    if not all(isinstance(number, int) and _is_plain(item) for number, item in state.items()):
+        return None
+    if not all(_is_plain(group) and "params" in group for group in groups):
+        return None
+    return OptimizerTree(
+        groups=[
+            SavedGroup(len(g["params"]), {k: v for k, v in g.items() if k != "params"})
+            for g in groups
+        ],
+        state={number: list(item.items()) for number, item in state.items()},
+        whole={},
+        other=[],
+        shapes=saved.field("shapes"),
+        device_type=saved.field("device_type"),
+    )
+
+
+def _is_plain(node: Json) -> bool:
+    return isinstance(node, dict) and not next(iter(node), "").startswith("$")
+
+
+def _entries(node: Json) -> dict[str, Json]:
+    if _is_plain(node):
+        return dict(node)
+    return dict(node["$dict"])
+
+
+def optimizer_state_dict(
+    saved: Saved, *, live: Mapping[str, Tensor] = MappingProxyType({})
+) -> dict[str, Any]:
+    """What ``optimizer.state_dict()`` returned, of owned CPU tensors, or DTensors like ``live``."""
+    if "state_dict" in saved.json:
+        node = saved.field("state_dict")
+        state: dict[str, Any] = saved.decode(node, on_cpu=True, live=live)
+        return state
+    tree = optimizer_tree(saved)
+    assert tree is not None
+    numbered: dict[Any, Any] = {
+        number: {
+            saved.decode(name): saved.decode(value, on_cpu=True, live=live) for name, value in items
+        }
+        for number, items in sorted(tree.state.items())
+    }
+    numbered.update(
+        (number, saved.decode(node, on_cpu=True)) for number, node in tree.whole.items()
+    )
+    numbered.update(
+        (saved.decode(key), saved.decode(value, on_cpu=True)) for key, value in tree.other
+    )
+    return {"state": numbered, "param_groups": _numbered_groups(saved, tree.groups)}
+
+
+def _numbered_groups(saved: Saved, groups: list[SavedGroup]) -> list[dict[str, Any]]:
+    packed, start = [], 0
+    for group in groups:
+        values = {key: saved.decode(node, on_cpu=True) for key, node in group.values.items()}
+        packed.append({**values, "params": list(range(start, start + group.num_params))})
+        start += group.num_params
+    return packed

@@ -1,0 +1,186 @@
+"""Reading the training state at an iteration boundary.
+
+``capture`` runs on the training thread at every checkpoint. It has no side effects: it creates
+no optimizer state, waits for no device, draws no random number and copies no tensor. Names are
+resolved to tensors anew each time, since objects rebind their tensors (LBFGS at each step).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from checkfreq.errors import StateError
+from checkfreq.state.adapters.rng import capture_rng
+from checkfreq.state.captured import GRADIENTS, POSITIONS, RNG, CapturedState, Everything
+from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.collector import StateCollector, TensorRef
+from checkfreq.state.gradients import Gradients, capture_gradients
+from checkfreq.state.parts import alone, part_of
+from checkfreq.state.structure import structure_digest, structure_listing
+from checkfreq.store.gc_pause import gc_paused
+from checkfreq.types import Json, Role
+
+__all__ = [
+    "GRADIENTS",
+    "POSITIONS",
+    "RNG",
+    "CapturedState",
+    "TensorRef",
+    "capture",
+    "read_everything",
+    "structure_digest",
+    "structure_listing",
+]
+
+
+_ALONE = Role()
+_NO_GRADIENTS: Gradients = MappingProxyType({})
+
+
+def capture(
+    chk: CFCheckpoint,
+    *,
+    positions: Mapping[str, Mapping[str, Any]] | None = None,
+    gradients: Gradients = _NO_GRADIENTS,
+    barrier_on_device: bool,
+    role: Role = _ALONE,
+) -> CapturedState:
+    """Read everything that ``chk`` tracks; returns the part of it that ``role`` writes.
+
+    ``gradients`` are those that wait for a later update (see ``PendingGradients``).
+    ``barrier_on_device``: the next weight update waits on the device, so every host tensor is
+    volatile. Raises StateError naming the path of whatever cannot be kept.
+    """
+    with gc_paused():
+        everything = read_everything(
+            chk,
+            positions=positions or {},
+            gradients=gradients,
+            barrier_on_device=barrier_on_device,
+            world=role.world,
+        )
+        return alone(everything) if role.is_alone else part_of(everything, role)
+
+
+def read_everything(
+    chk: CFCheckpoint,
+    *,
+    positions: Mapping[str, Mapping[str, Any]],
+    gradients: Gradients = _NO_GRADIENTS,
+    barrier_on_device: bool,
+    world: int = 1,
+) -> Everything:
+    """The whole state as this process sees it, whoever writes it."""
+    collector = StateCollector(optimised=chk.optimised(), barrier_on_device=barrier_on_device)
+    objects: dict[str, Json] = {}
+    spans: dict[str, tuple[int, int]] = {}
+    for name, adapter in chk.adapters.items():
+        collector.start(name)
+        begin = len(collector.refs)
+        objects[name] = adapter.capture(collector)
+        spans[name] = (begin, len(collector.refs))
+    if chk.settled or chk.volatile:
+        _declare(chk, collector, barrier_on_device=barrier_on_device)
+    own_tensors = _own_tensors(chk, collector)
+    if chk.rng:
+        devices = {ref.tensor.device for ref in collector.refs if not ref.tensor.is_cpu}
+        collector.start(RNG)
+        begin = len(collector.refs)
+        objects[RNG] = capture_rng(collector, devices)
+        spans[RNG] = (begin, len(collector.refs))
+    if gradients:
+        collector.start(GRADIENTS)
+        begin = len(collector.refs)
+        objects[GRADIENTS] = capture_gradients(collector, gradients, world=world)
+        spans[GRADIENTS] = (begin, len(collector.refs))
+    for name, aliases in collector.aliases.items():
+        objects[name]["aliases"] = aliases
+    if positions:
+        collector.start(POSITIONS)
+        objects[POSITIONS] = {
+            name: _position(name, position, collector) for name, position in positions.items()
+        }
+        spans[POSITIONS] = (len(collector.refs), len(collector.refs))
+    own_objects = frozenset((*chk.own_objects, RNG, POSITIONS, GRADIENTS))
+    return Everything(
+        collector.refs, spans, objects, collector.aliases, collector.cuts, own_objects, own_tensors
+    )
+
+
+def _position(name: str, position: Mapping[str, Any], collector: StateCollector) -> Json:
+    before = len(collector.refs)
+    node = collector.encode(dict(position), f"position of iterator {name!r}")
+    if len(collector.refs) != before:
+        raise StateError(
+            f"position of iterator {name!r} holds a tensor ({collector.refs[-1].key}); "
+            "expected numbers, strings and lists"
+        )
+    return node
+
+
+def _declare(chk: CFCheckpoint, collector: StateCollector, *, barrier_on_device: bool) -> None:
+    """Apply ``settled=`` and ``volatile=``; the longest matching name wins."""
+    declared = {**dict.fromkeys(chk.settled, True), **dict.fromkeys(chk.volatile, False)}
+    unmatched = set(declared)
+    for index, matches in _matches(collector, declared):
+        unmatched.difference_update(matches)
+        ref = collector.refs[index]
+        settled = declared[max(matches, key=len)]
+        if settled and barrier_on_device and ref.tensor.is_cpu:
+            settled = False
+        collector.refs[index] = ref._replace(settled=settled)
+    _require_matches(chk, unmatched, "settled= or volatile=")
+
+
+def _own_tensors(chk: CFCheckpoint, collector: StateCollector) -> frozenset[tuple[str, str]]:
+    """(object, key) of tensors that differ from rank to rank: found to, or declared."""
+    declared = [name for name in chk.per_rank if name not in chk.own_objects]
+    if not declared:
+        return frozenset(collector.own)
+    unmatched, own = set(declared), set(collector.own)
+    for index, matches in _matches(collector, declared):
+        unmatched.difference_update(matches)
+        ref = collector.refs[index]
+        own.add((ref.stem, ref.key))
+        if index in collector.cuts:
+            raise StateError(
+                f"per_rank= names {ref.stem}.{ref.key}, which is a DTensor: every rank keeps its "
+                "shard as it is. Leave it out"
+            )
+    _require_matches(chk, unmatched, "per_rank=")
+    return frozenset(own)
+
+
+def _matches(collector: StateCollector, declared: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    """Every tensor with the declared names that cover it, or one of its tied names."""
+    other_names = _other_names(collector)
+    for index, ref in enumerate(collector.refs):
+        names = [ref.key, *other_names.get((ref.stem, ref.key), ())]
+        matches = [d for d in declared if any(covers(d, ref.stem, n) for n in names)]
+        if matches:
+            yield index, matches
+
+
+def _other_names(collector: StateCollector) -> dict[tuple[str, str], list[str]]:
+    names: dict[tuple[str, str], list[str]] = {}
+    for object_name, aliases in collector.aliases.items():
+        for alias, key in aliases.items():
+            names.setdefault((object_name, key), []).append(alias)
+    return names
+
+
+def covers(declared: str, object_name: str, key: str) -> bool:
+    """Whether a declared name stands for the tensor: its name, or a prefix of it."""
+    return f"{object_name}.{key}.".startswith(f"{declared}.")
+
+
+def _require_matches(chk: CFCheckpoint, unmatched: set[str], argument: str) -> None:
+    # Optimizers, scalers and dicts may get the tensor later; a module has all it will have.
+    for name in sorted(unmatched):
+        if "." in name and chk.adapters[name.partition(".")[0]].kind == "module":
+            raise StateError(
+                f"{argument} names {name!r}, which is no tensor of the tracked module; "
+                "expected a name as in state_dict(), or a prefix of some"
+            )

@@ -1,0 +1,175 @@
+"""CFCheckpoint: the named stateful objects that are checkpointed together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from checkfreq.errors import ConfigError, StateError
+from checkfreq.state.adapters.base import Adapter
+from checkfreq.state.adapters.generic import DictAdapter, ObjectAdapter
+from checkfreq.state.adapters.module import ModuleAdapter
+from checkfreq.state.adapters.optimizer import OptimizerAdapter
+from checkfreq.state.adapters.scaler import ScalerAdapter
+from checkfreq.state.wrappers import unwrapped
+
+
+class CFCheckpoint:
+    """What a checkpoint holds: ``CFCheckpoint(model=model, optimizer=optimizer)``.
+
+    Each keyword is a name and an object with ``state_dict``/``load_state_dict``, or a plain
+    dict, which is restored in place. ``rng`` adds the random generators of Python, NumPy, torch
+    and of the devices that hold tracked tensors.
+
+    ``settled`` and ``volatile`` name objects, tensors or prefixes ("ema", "model.head.weight")
+    whose class differs from the default: a settled tensor is changed by weight updates only,
+    so its copy may overlap with the next forward and backward pass; when in doubt, volatile.
+
+    ``per_rank`` names what differs from rank to rank where there are several ("meters"): a whole
+    object, or tensors of a module ("model.bn1", a prefix too). Each rank keeps its own. Random
+    generators, iterators' positions, buffers of DistributedDataParallel with
+    ``broadcast_buffers=False`` (if the wrapper itself is tracked) and statistics of batch norms
+    under ``fully_shard`` need not be named. A rank that there was not before keeps its generators
+    and what was named, and takes the first rank's buffers.
+
+    Gradients that a backward pass left for an update after the boundary (groups of batches that go
+    over it) are kept with the tracked optimizer that they wait for, each rank's own, and come back
+    to as many ranks as there were. Sparse ones are not, nor what FSDP2 keeps in places of its own
+    under ``set_requires_gradient_sync(False)``.
+
+    Of a wrapper that only passes calls on, such as those that accelerate's ``prepare`` returns, the
+    optimizer or scheduler inside is tracked.
+
+    Raises StateError for an object that has no state to keep, ConfigError for names that
+    contradict each other.
+    """
+
+    def __init__(
+        self,
+        *,
+        rng: bool = True,
+        settled: Iterable[str] = (),
+        volatile: Iterable[str] = (),
+        per_rank: Iterable[str] = (),
+        **tracked: Any,
+    ) -> None:
+        self.rng = rng
+        self.settled = _names("settled", settled, tracked)
+        self.volatile = _names("volatile", volatile, tracked)
+        self.per_rank = _names("per_rank", per_rank, tracked)
+        both = sorted({*self.settled} & {*self.volatile})
+        if both:
+            raise ConfigError(f"CFCheckpoint: {', '.join(both)} cannot be settled and volatile")
+        for name, value in tracked.items():
+            _require_stateful(name, value)
+        self._given = dict(tracked)
+        self._tracked = {name: unwrapped(name, value) for name, value in tracked.items()}
+        self._adapters = {name: self._adapter(name, one) for name, one in self._tracked.items()}
+        self._require_own_modules()
+
+    @property
+    def tracked(self) -> Mapping[str, Any]:
+        """Names and objects, in the order given; of a wrapper, what is inside."""
+        return MappingProxyType(self._tracked)
+
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        """How each tracked object is read and restored."""
+        return MappingProxyType(self._adapters)
+
+    @property
+    def optimizers(self) -> dict[str, Optimizer]:
+        """The tracked optimizers."""
+        return {n: value for n, value in self._tracked.items() if isinstance(value, Optimizer)}
+
+    @property
+    def steppers(self) -> dict[str, Optimizer]:
+        """The tracked optimizers as they were given: in a wrapper whose ``step`` decides more."""
+        return {name: self._given[name] for name in self.optimizers}
+
+    @property
+    def own_objects(self) -> frozenset[str]:
+        """Tracked objects that differ from rank to rank as a whole."""
+        return frozenset(self.per_rank) & frozenset(self._tracked)
+
+    def optimised(self) -> frozenset[int]:
+        """``id`` of every parameter that a tracked optimizer updates, as of now."""
+        return frozenset(
+            [
+                id(parameter)
+                for optimizer in self.optimizers.values()
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+            ]
+        )
+
+    def _adapter(self, name: str, value: Any) -> Adapter:
+        if isinstance(value, nn.Module):
+            return ModuleAdapter(name, value)
+        if isinstance(value, Optimizer):
+            return OptimizerAdapter(name, value, scheduled=lambda: self._scheduled(value))
+        if isinstance(value, GradScaler) and type(value).state_dict is GradScaler.state_dict:
+            return ScalerAdapter(name, value)
+        if isinstance(value, dict) and not hasattr(value, "state_dict"):
+            return DictAdapter(name, value)
+        return ObjectAdapter(name, value)
+
+    def _require_own_modules(self) -> None:
+        for name in self.per_rank:
+            owner = name.partition(".")[0]
+            if name != owner and self._adapters[owner].kind != "module":
+                raise ConfigError(
+                    f"CFCheckpoint(per_rank=...): {name!r} is inside of a "
+                    f"{self._adapters[owner].kind}, of which only the whole can differ from rank "
+                    f"to rank; expected {owner!r}"
+                )
+
+    def _scheduled(self, optimizer: Optimizer) -> frozenset[str]:
+        """Hyper-parameters that tracked schedulers change by themselves."""
+        driven: set[str] = set()
+        for value in self._tracked.values():
+            if isinstance(value, LRScheduler) and _drives(value, optimizer):
+                driven.add("lr")
+                if getattr(value, "cycle_momentum", False) or getattr(value, "use_beta1", False):
+                    driven.update(("momentum", "betas"))
+        return frozenset(driven)
+
+
+def _drives(scheduler: LRScheduler, optimizer: Optimizer) -> bool:
+    return getattr(scheduler, "optimizer", None) is optimizer
+
+
+def _names(argument: str, names: Iterable[str], tracked: Mapping[str, Any]) -> tuple[str, ...]:
+    names = (names,) if isinstance(names, str) else tuple(names)
+    for name in names:
+        if name.partition(".")[0] not in tracked:
+            raise ConfigError(
+                f"CFCheckpoint({argument}=...): {name!r} does not begin with a tracked name; "
+                f"expected one of {', '.join(tracked) or 'none'}"
+            )
+    return names
+
+
+def _require_stateful(name: str, value: Any) -> None:
+    if not name.isidentifier():
+        raise StateError(f"CFCheckpoint: {name!r} cannot name a file; use a Python identifier")
+    if isinstance(value, dict):
+        return
+    methods = (getattr(value, method, None) for method in ("state_dict", "load_state_dict"))
+    if isinstance(value, type) or not all(callable(method) for method in methods):
+        what = f"the class {value.__qualname__}" if isinstance(value, type) else _describe(value)
+        raise StateError(
+            f"CFCheckpoint({name}=...): {what} has no state that can be kept; expected an object "
+            "with state_dict() and load_state_dict(), or a plain dict. Leave it out, or give it "
+            "those methods"
+        )
+
+
+def _describe(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__module__}.{type(value).__qualname__}"

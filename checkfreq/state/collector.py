@@ -1,0 +1,157 @@
+"""Where adapters put the tensors of the objects they read: unique per file, classified.
+
+A tensor that an object reaches by two names (tied weights) is kept once, under the name met
+first; the other name becomes an alias. Addresses are compared, which is sound because every
+tensor added stays referenced until the capture ends. Used by the training thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import KeysView
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from checkfreq.errors import StateError
+from checkfreq.state.codec import encode_tree
+from checkfreq.state.dtensors import Cut, cut_of, is_dtensor, local_of
+from checkfreq.state.tensors import detached, encode_torch, is_ordinary
+from checkfreq.types import Json
+
+
+class TensorRef(NamedTuple):
+    """One tensor to copy: a live one, detached, on the storage it had at the boundary.
+
+    ``stem`` is the name of its file, without the suffix: the object's, on one rank.
+    ``settled``: only a weight update changes it, so its copy may last until the next one.
+    A NamedTuple because one is made per tensor on the training thread (0.3 us against 0.9).
+    """
+
+    stem: str
+    key: str
+    tensor: Tensor
+    settled: bool
+
+
+make_ref = tuple.__new__  # what TensorRef() calls, without the call in between
+
+
+class StateCollector:
+    """Collects the tensors of one capture, object by object."""
+
+    def __init__(
+        self,
+        *,
+        optimised: frozenset[int] = frozenset(),
+        barrier_on_device: bool = False,
+    ) -> None:
+        #: ``id`` of every parameter in a group of a tracked optimizer.
+        self.optimised = optimised
+        self.refs: list[TensorRef] = []
+        self.aliases: dict[str, dict[str, str]] = {}
+        #: Of each ref that is a DTensor's local tensor: its place in the whole.
+        self.cuts: dict[int, Cut] = {}
+        #: (object, key) of every DTensor, aliases included.
+        self.dtensors: dict[tuple[str, str], Tensor] = {}
+        #: (object, key) of tensors that differ from rank to rank.
+        self.own: set[tuple[str, str]] = set()
+        self._host_is_volatile = barrier_on_device
+        self.start("")
+
+    def start(self, object_name: str) -> None:
+        """Begin the next object: keys and aliases are its own."""
+        self._object = object_name
+        self._by_address: dict[int, int] = {}  # the first tensor there; views follow in _more
+        self._more: dict[int, list[int]] = {}
+        self._keys: dict[str, None] = {}
+
+    @property
+    def keys(self) -> KeysView[str]:
+        """Names used in the current object so far, in order, aliases included."""
+        return self._keys.keys()
+
+    def add(self, key: str, tensor: Tensor, settled: bool) -> str:
+        """Keep ``tensor`` under ``key``; the key returned is another one if it is an alias.
+
+        Raises StateError for a tensor that cannot be kept and for a key used twice.
+        """
+        plain = is_ordinary(tensor)
+        live = tensor.detach() if plain else self._other(key, tensor)
+        if settled and self._host_is_volatile and live.is_cpu:
+            settled = False
+        if key in self._keys:
+            raise StateError(f"{self._object}: two tensors are called {key!r}; rename one")
+        self._keys[key] = None
+        index = len(self.refs)
+        address = live.data_ptr() or self._stand_in(tensor)  # 0 for a tensor without elements
+        if address and self._by_address.setdefault(address, index) != index:
+            twin = self._twin(address, live)
+            if twin is not None:
+                self.cuts.pop(index, None)
+                return self._alias(key, twin, settled)
+            self._more.setdefault(address, []).append(index)
+        self.refs.append(make_ref(TensorRef, (self._object, key, live, settled)))
+        return key
+
+    def _other(self, key: str, tensor: Tensor) -> Tensor:
+        path = f"{self._object}.{key}"
+        if not is_dtensor(tensor):
+            return detached(tensor, path)
+        live = detached(local_of(tensor), path)
+        self.cuts[len(self.refs)] = cut_of(tensor, path)
+        self.dtensors[self._object, key] = tensor
+        return live
+
+    def _stand_in(self, tensor: Tensor) -> int:
+        """For an empty shard: all ranks must see the same ties, also those without elements."""
+        if len(self.refs) not in self.cuts:
+            return 0
+        local = local_of(tensor)  # state_dict() makes new tensors, on the same storage
+        return hash((local.untyped_storage()._cdata, local.storage_offset()))
+
+    def _twin(self, address: int, live: Tensor) -> int | None:
+        """Index of the tensor with exactly these bytes, if one was added."""
+        indices: list[int] = [self._by_address[address], *self._more.get(address, ())]
+        for index in indices:
+            if self.cuts.get(index) != self.cuts.get(len(self.refs)):
+                continue
+            if _same_bytes(self.refs[index].tensor, live):
+                return index
+        return None
+
+    def _alias(self, key: str, index: int, settled: bool) -> str:
+        ref = self.refs[index]
+        if not settled and ref.settled:  # what one name may change is not settled by the other
+            self.refs[index] = ref._replace(settled=False)
+        self.aliases.setdefault(self._object, {})[key] = ref.key
+        return ref.key
+
+    def encode(self, value: Any, path: str, *, settled: bool = False) -> Json:
+        """JSON of a value; tensors inside are kept under their path within the object.
+
+        ``path`` starts with the object's name. Raises StateError naming the path of what
+        cannot be kept.
+        """
+
+        def add(tensor: Tensor, where: str) -> str:
+            return self.add(self._free_key(where), tensor, settled)
+
+        return encode_tree(value, path, leaf=lambda leaf, where: encode_torch(leaf, where, add))
+
+    def _free_key(self, path: str) -> str:
+        key = wanted = path.removeprefix(self._object).removeprefix(".") or "value"
+        number = 2
+        while key in self._keys:  # {"a.b": x, "a": {"b": y}} make one path twice
+            key, number = f"{wanted}#{number}", number + 1
+        return key
+
+
+def _same_bytes(one: Tensor, other: Tensor) -> bool:
+    return bool(
+        one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.dtype == other.dtype
+        and one.device == other.device
+        and one.is_conj() == other.is_conj()
+        and one.is_neg() == other.is_neg()
+    )

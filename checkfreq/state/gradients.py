@@ -1,0 +1,242 @@
+"""Gradients that wait for a later update: a loop may carry them over a boundary.
+
+They are pending where a backward pass came after the optimizer's last step. A loop that leaves
+``.grad`` as the step found it, and clears it before the next backward pass, has none: at each step
+one gradient of the optimizer is remembered as the witness, by identity and version, and nobody
+writes to it before it is cleared. So a boundary without a checkpoint costs nothing, and one with
+a checkpoint a look at one tensor, or at ``.grad`` of each parameter where the witness is gone.
+
+Of two optimizers that step in one iteration, the second one's backward pass may reach the first
+one's parameters (a GAN): those gradients are never applied, so a step makes witnesses for all that
+have stepped since the boundary. Each rank keeps its own: they differ until they are reduced.
+Training thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from checkfreq.state.adapters.base import Findings, Saved
+from checkfreq.state.adapters.optimizer_load import parameters_of
+from checkfreq.state.collector import StateCollector
+from checkfreq.state.dtensors import local_of
+from checkfreq.state.pieces import SavedTensor
+from checkfreq.state.tensors import DTYPES
+from checkfreq.types import Json
+
+logger = logging.getLogger(__name__)
+
+#: By name of the optimizer, the number of a parameter and its gradient.
+Gradients: TypeAlias = Mapping[str, Mapping[int, Tensor]]
+
+#: Parameters, and the gradients they get.
+_Pairs: TypeAlias = list[tuple[Tensor, Tensor]]
+
+
+class _Witness(NamedTuple):
+    """One gradient as an optimizer's step left it; it is not kept alive."""
+
+    parameter: Tensor
+    gradient: weakref.ref[Tensor]
+    version: int
+
+
+class PendingGradients:
+    """Tells which gradients of the tracked optimizers no update has used."""
+
+    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+        self._optimizers = dict(optimizers)
+        self._witnesses: dict[str, _Witness] = {}
+        self._stepped: dict[str, None] = {}
+        self._warned = False
+        self._hooks = [
+            optimizer.register_step_post_hook(partial(self._after_step, name))
+            for name, optimizer in optimizers.items()
+        ]
+
+    def used(self, name: str) -> None:
+        """The optimizer called so has stepped, or a GradScaler skipped it."""
+        self._stepped[name] = None
+        for stepped in self._stepped:
+            self._remember(stepped)
+
+    def pass_boundary(self) -> None:
+        """Note an iteration boundary."""
+        self._stepped.clear()
+
+    def read(self) -> Gradients:
+        """The pending gradients, live; sparse ones are left out with a warning."""
+        found = {name: self._pending(name) for name in self._optimizers}
+        return {name: gradients for name, gradients in found.items() if gradients}
+
+    def close(self) -> None:
+        """Remove the hooks; idempotent."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _after_step(self, name: str, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.used(name)
+
+    def _remember(self, name: str) -> None:
+        last = self._witnesses.get(name)
+        gradient = None if last is None else last.parameter.grad
+        if last is None or gradient is None or gradient.layout is not torch.strided:
+            self._find_witness(name)
+            return
+        local = local_of(gradient)
+        self._witnesses[name] = _Witness(last.parameter, weakref.ref(local), local._version)
+
+    def _find_witness(self, name: str) -> None:
+        parameters = parameters_of(self._optimizers[name])
+        found = next((p for p in parameters if _has_gradient(p)), None)
+        if found is None or found.grad is None:
+            self._witnesses.pop(name, None)
+            return
+        local = local_of(found.grad)
+        self._witnesses[name] = _Witness(found, weakref.ref(local), local._version)
+
+    def _is_as_left(self, name: str) -> bool:
+        """Whether the witness is still there and nothing was added to it."""
+        witness = self._witnesses.get(name)
+        if witness is None or witness.parameter.grad is None:
+            return False
+        gradient = local_of(witness.parameter.grad)
+        return witness.gradient() is gradient and gradient._version == witness.version
+
+    def _pending(self, name: str) -> dict[int, Tensor]:
+        if self._is_as_left(name):
+            return {}
+        found = {
+            number: parameter.grad
+            for number, parameter in enumerate(parameters_of(self._optimizers[name]))
+            if parameter.grad is not None
+        }
+        kept = {number: one for number, one in found.items() if one.layout is torch.strided}
+        if len(kept) < len(found):
+            self._warn_of_sparse(name)
+        return kept if _any_nonzero(map(local_of, kept.values())) else {}
+
+    def _warn_of_sparse(self, name: str) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s: sparse gradients wait for an update that comes after this checkpoint, and "
+                "cannot be kept: a run restored from it continues without them. Update before "
+                "the boundary, or use dense gradients",
+                name,
+            )
+
+
+def _has_gradient(parameter: Tensor) -> bool:
+    return parameter.grad is not None and parameter.grad.layout is torch.strided
+
+
+def _any_nonzero(gradients: Iterable[Tensor]) -> bool:
+    """Whether one is not all zeros, as ``zero_grad(set_to_none=False)`` leaves it.
+
+    Waits for the device; only where gradients were written to since the last step.
+    """
+    there = [one for one in gradients if one.numel()]
+    if not there:
+        return False
+    with torch.no_grad():
+        largest = torch.nn.utils.get_total_norm(there, float("inf"))
+    return bool(largest != 0)  # NaN counts too
+
+
+# ---- in a checkpoint
+
+
+def capture_gradients(
+    collector: StateCollector, gradients: Gradients, *, world: int
+) -> dict[str, Json]:
+    """Add the gradients (of DTensors the local ones) to ``collector``; return the rest as JSON."""
+    numbers: dict[str, Json] = {}
+    for name, found in gradients.items():
+        numbers[name] = list(found)
+        for number, gradient in found.items():
+            collector.add(_key(name, number), local_of(gradient), False)
+    return {"kind": "gradients", "world": world, "parameters": numbers}
+
+
+def require_gradient_fields(saved: Saved) -> None:
+    """Raise unless what was saved is that of waiting gradients, whatever is live."""
+    if type(saved.field("world")) is not int:
+        raise saved.corrupt("gradients", "a number of ranks", saved.field("world"))
+    for name, numbers in _numbers_of(saved).items():
+        for number in numbers:
+            saved.record(_key(name, number))
+
+
+def prepare_gradients(
+    optimizers: Mapping[str, Optimizer], saved: Saved, findings: Findings, *, world: int
+) -> Callable[[], None] | None:
+    """A function that sets the gradients of ``optimizers``; it owns its data.
+
+    It may be called again: what a script cleared or added to meanwhile is put back. None if they
+    cannot be used here; then a note says so.
+    """
+    if saved.field("world") != world:
+        findings.notes.append(
+            f"gradients that waited for an update (of {saved.field('world')} rank(s), here are "
+            f"{world}): those batches do not count"
+        )
+        return None
+    pairs: _Pairs = []
+    for name, numbers in _numbers_of(saved).items():
+        if name in optimizers:
+            pairs += _pairs(name, parameters_of(optimizers[name]), numbers, saved, findings)
+    return partial(_set_all, pairs)
+
+
+def _pairs(
+    name: str, parameters: list[Tensor], numbers: list[int], saved: Saved, findings: Findings
+) -> Iterator[tuple[Tensor, Tensor]]:
+    for number in numbers:
+        record = saved.record(_key(name, number))
+        parameter = parameters[number] if number < len(parameters) else None
+        if parameter is None or not _fits(parameter, record):
+            findings.different.append(
+                f"{name} parameter {number}: checkpoint has a gradient {record.dtype}"
+                f"{list(record.shape)}, which does not fit the live parameter"
+            )
+            continue
+        gradient = torch.empty_like(parameter.detach(), dtype=DTYPES[record.dtype])
+        with torch.no_grad():
+            saved.copy_to(local_of(gradient), record.name)
+        yield parameter, gradient
+
+
+def _fits(parameter: Tensor, record: SavedTensor) -> bool:
+    accepted = getattr(parameter, "grad_dtype", parameter.dtype)  # None: any
+    is_accepted = accepted is None or accepted is DTYPES[record.dtype]
+    return is_accepted and tuple(local_of(parameter).shape) == tuple(record.shape)
+
+
+def _numbers_of(saved: Saved) -> dict[str, list[int]]:
+    found = saved.field("parameters")
+    is_whole = isinstance(found, dict) and all(
+        isinstance(numbers, list) and all(type(one) is int and one >= 0 for one in numbers)
+        for numbers in found.values()
+    )
+    if not is_whole:
+        raise saved.corrupt("gradients", "numbers of parameters by optimizer", found)
+    return dict(found)
+
+
+def _set_all(pairs: _Pairs) -> None:
+    for parameter, gradient in pairs:
+        parameter.grad = gradient.clone()
+
+
+def _key(name: str, number: int) -> str:
+    return f"{name}.{number}"

@@ -1,0 +1,1 @@
+"""Where a training loop stands in its data: the cursor, counted batches, and epoch tails."""

@@ -1,0 +1,243 @@
+"""Two places in the data: what was delivered, and what the last boundary covers.
+
+``Cursor`` is the bookkeeping under ``CFIterator``, pure: no loader, no manager. ``live`` moves
+when a batch is handed out and at the end of an epoch; ``commit`` moves ``saved`` up to it. Only
+``saved`` is checkpointed, so a batch that was delivered but not yet used is served again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from iterators.order.epoch import Int64, Order, Permutation
+from iterators.order.ledger import (
+    AuditBitmap,
+    Ledger,
+    ids_of_places,
+    ledger_of_places,
+    ledger_of_range,
+)
+from iterators.order.position import Identity, Layout, Position
+from iterators.protocol import Adapter, Delivery
+
+#: A fault that repeats itself is clear from its first samples; the ids are all there.
+_MOST_NAMED = 20
+
+_range_ledger = lru_cache(maxsize=8)(ledger_of_range)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A live place. ``crossed``: an epoch ended since the last boundary.
+
+    ``state`` is the loader's own (``Delivery.state``) behind the last batch.
+    """
+
+    epoch: int = 0
+    place: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+    uncommitted: int = 0
+    crossed: bool = False
+    state: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochReport:
+    """What one epoch served to this rank, against what it should have.
+
+    ``not_served`` counts places behind which the epoch was left (an early ``break``, or the tail
+    under "drop"). ``exact``: the ledger equals that of this rank's places (the epoch was served
+    exactly once if that holds on every rank); None if the loader cannot say, or what a restored
+    position says of the places before it is incomplete. ``served`` counts samples, or places
+    where the loader has no order. ``doubled`` and ``missing`` are ids of samples, and ``faults``
+    names the first of each with its place, only with ``audit=True``.
+    """
+
+    epoch: int
+    served: int
+    not_served: int
+    ledger: Ledger
+    exact: bool | None
+    doubled: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
+    faults: tuple[str, ...] = ()
+
+
+class Cursor:
+    """Where one iterator stands. Training thread only."""
+
+    live: Mark
+    _base: Mark
+
+    def __init__(self, adapter: Adapter, *, audit: bool = False) -> None:
+        self._adapter = adapter
+        self._identity: Identity = adapter.identity
+        self._layout: Layout = adapter.layout
+        self._ranks = (adapter.rank,) if adapter.layout.world > 1 else ()
+        self._audit = audit
+        self._bitmap: AuditBitmap | None = None
+        #: Delivered since the last boundary: how many before it, and the samples.
+        self._unmarked: list[tuple[int, Int64 | tuple[()]]] = []
+        self.step = 0
+        self._begin(self._origin())
+        self.saved = self._position(self.live, self.step)
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Move ``live`` over one batch."""
+        counted = _counted(delivery)
+        if self._bitmap is not None:
+            self._unmarked.append((self.live.uncommitted, counted))
+        self.live = replace(
+            self.live,
+            place=delivery.end,
+            ledger=self.live.ledger + Ledger.of(counted),
+            uncommitted=self.live.uncommitted + 1,
+            state=delivery.state,
+        )
+
+    def commit(self) -> None:
+        """Pass a boundary: ``saved`` catches up with ``live``."""
+        self.step += 1
+        self._mark_delivered()
+        self.live = replace(self.live, uncommitted=0, crossed=False)
+        self.saved = self._position(self.live, self.step)
+
+    def end_epoch(self) -> EpochReport:
+        """Move ``live`` to the start of the next epoch."""
+        self._mark_delivered()
+        report, live = self._report(), self.live
+        self._begin(
+            Mark(live.epoch + 1, uncommitted=live.uncommitted, crossed=True, state=live.state)
+        )
+        return report
+
+    def rewind(self, mark: Mark) -> None:
+        """Take back deliveries, all of the same epoch, that no boundary will ever cover."""
+        self.live = mark
+        self._unmarked = [one for one in self._unmarked if one[0] < mark.uncommitted]
+
+    def load(self, position: Position) -> None:
+        """Continue from a restored position. Only rank 0 keeps its ledger: ledgers add."""
+        rank = self._adapter.rank
+        ledger = position.ledger if rank == 0 else Ledger()
+        state = position.states[rank] if rank < len(position.states) else None
+        self.step = position.step
+        self._identity = self._adapter.identity  # a default seed gave way to the position's
+        self._begin(Mark(position.epoch, position.position, ledger, state=state))
+        self._knows_before = rank > 0 or ledger.count == position.position
+        self.saved = self._position(self.live, self.step)
+
+    def position_after(self, *, epoch_over: bool) -> Position:
+        """The position if a boundary were passed now."""
+        live, step = self.live, self.step + (1 if self.live.uncommitted else 0)
+        return self._position(Mark(live.epoch + 1, state=live.state) if epoch_over else live, step)
+
+    def _origin(self) -> Mark:
+        epoch, place = self._adapter.origin
+        order = self._adapter.order(epoch) if place and self._adapter.rank == 0 else None
+        return Mark(epoch, place, Ledger() if order is None else expected_ledger(order, place))
+
+    def _begin(self, mark: Mark) -> None:
+        """Start to serve at ``mark``: from here on, this rank's places are evenly spaced."""
+        self._base = self.live = mark
+        self._knows_before = True
+        if self._audit:
+            self._start_audit()
+
+    def _position(self, mark: Mark, step: int) -> Position:
+        return Position(
+            self._identity,
+            mark.epoch,
+            mark.place,
+            step,
+            mark.ledger,
+            self._layout,
+            states=() if mark.state is None else (mark.state,),
+            ranks=self._ranks,
+        )
+
+    def _report(self) -> EpochReport:
+        live, order = self.live, self._adapter.order(self.live.epoch)
+        doubled, missing = self._audited()
+        return EpochReport(
+            live.epoch,
+            live.place if order is None else live.ledger.count,
+            max(0, self._identity.n - live.place),
+            live.ledger,
+            None if order is None else self._exact(order),
+            doubled,
+            missing,
+            (*self._named("doubled", doubled), *self._named("missing", missing)),
+        )
+
+    def _exact(self, order: Order) -> bool | None:
+        """Whether this rank's ledger is that of its places, and rank 0's of all before too."""
+        base, live, world = self._base, self.live, self._layout.world
+        if world == 1 and self._knows_before:
+            return live.ledger == expected_ledger(order, live.place)
+        own = ledger_of_places(order, base.place + self._adapter.rank, live.place, world)
+        if live.ledger - base.ledger != own:
+            return False
+        if not self._knows_before:
+            return None
+        return self._adapter.rank > 0 or base.ledger == expected_ledger(order, base.place)
+
+    def _start_audit(self) -> None:
+        """A fresh bitmap; after a restore, the places already served are taken as served."""
+        order = self._adapter.order(self.live.epoch)
+        if not isinstance(order, Permutation):
+            raise ValueError("audit=True needs a permutation of samples that the loader knows")
+        self._bitmap, self._unmarked = AuditBitmap(order.n), []
+        for ids in ids_of_places(order, 0, self._base.place):
+            self._bitmap.mark(ids)
+
+    def _mark_delivered(self) -> None:
+        """Enter what was delivered into the audit; until now a rewind could take it back."""
+        for _, ids in self._unmarked:
+            if self._bitmap is not None:
+                self._bitmap.mark(ids)
+        self._unmarked.clear()
+
+    def _own_ids(self, order: Order, stop: int) -> Iterator[Int64]:
+        start = self._base.place + self._adapter.rank
+        return ids_of_places(order, start, stop, self._layout.world)
+
+    def _audited(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Which samples came more than once, and which of this rank's places did not come."""
+        order = self._adapter.order(self.live.epoch)
+        if self._bitmap is None or order is None:
+            return (), ()
+        missing = [self._bitmap.missing(ids) for ids in self._own_ids(order, self.live.place)]
+        lacking = np.sort(np.concatenate(missing)) if missing else ()
+        return tuple(self._bitmap.doubled()), tuple(int(one) for one in lacking)
+
+    def _named(self, what: str, samples: tuple[int, ...]) -> list[str]:
+        order = self._adapter.order(self.live.epoch)
+        if not samples or not isinstance(order, Permutation):
+            return []
+        samples = samples[:_MOST_NAMED]
+        places = order.positions(samples).tolist()
+        return [
+            f"{what}: {self._adapter.name_of(one)} (id {one}), place {place} of epoch "
+            f"{self.live.epoch}"
+            for one, place in zip(samples, places, strict=True)
+        ]
+
+
+def expected_ledger(order: Order, place: int) -> Ledger:
+    """The ledger of the first ``place`` samples of ``order``, from the shorter side."""
+    if not isinstance(order, Permutation) or place <= order.n // 2:
+        return ledger_of_places(order, 0, place)
+    return _range_ledger(order.n) - ledger_of_places(order, place, order.n)
+
+
+def _counted(delivery: Delivery) -> Int64 | tuple[()]:
+    """The samples of a batch that count: pads do not."""
+    if delivery.ids is None or delivery.weights is None:
+        return () if delivery.ids is None else delivery.ids
+    return delivery.ids if delivery.weights.all() else delivery.ids[delivery.weights > 0]

@@ -1,0 +1,1 @@
+"""Which sample comes where, and everything that this depends on."""

@@ -1,0 +1,256 @@
+"""Where training stands in its data: the numbers that determine every later batch.
+
+A ``Position`` is what an iterator saves in a checkpoint, as a JSON-able dictionary under 1 kB
+with its own check sum. ``Identity`` are the fields that must agree on a restore (what data, in
+what order); ``Layout`` those that may change (how it is spread over ranks and processes).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from zlib import crc32
+
+from iterators.errors import CorruptPositionError, ResumeMismatchError
+from iterators.order.ledger import Ledger
+
+POSITION_VERSION = 2
+
+_ADVICE = {
+    "algorithm": "Use the kind of loader of the interrupted run: shuffle (or do not) as it did, "
+    "and give an iterable dataset the same methods (state_dict, indexed_source).",
+    "n": "Restore with the dataset the checkpoint was trained on, or start a new run.",
+    "fingerprint": "The dataset was swapped, renamed or edited. If it holds the same samples in "
+    "the same order, give both runs the same fingerprint='...' (ResumableDataLoader, samplers).",
+    "seed": "Use the seed of the interrupted run.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the data is and in which order: a position fits only an equal identity.
+
+    ``n`` counts the places of one epoch (samples; 0 for an iterable or replayed loader, which
+    cannot say). ``tail`` is the policy for the last, partial batch; it may change, with a warning.
+    """
+
+    algorithm: str
+    n: int
+    fingerprint: str
+    seed: int
+    tail: str = "short"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the data is spread; kept for the log, and for adapters that are bound to it.
+
+    ``batch`` is per rank.
+    """
+
+    world: int = 1
+    batch: int = 0
+    workers: int = 0
+    versions: tuple[tuple[str, str], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able form."""
+        return {
+            "world": self.world,
+            "batch": self.batch,
+            "workers": self.workers,
+            "versions": dict(self.versions),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One point of a run: ``position`` places of ``epoch`` are behind it, ``step`` boundaries too.
+
+    ``ledger`` covers the samples of this epoch behind the point (this rank's, when several
+    ranks load: see ``merged``). ``states`` holds, for loaders whose place alone does not say how
+    to continue, each rank's own state (JSON-able); it is empty for all others. ``ranks`` says
+    whose ledger and states they are, of ``layout.world``; it is empty where they are everyone's.
+    """
+
+    identity: Identity
+    epoch: int = 0
+    position: int = 0
+    step: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+    layout: Layout = field(default_factory=Layout)
+    states: tuple[Any, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON-able form that ``from_dict`` reads; about 10 us and 500 bytes and ``states``."""
+        state = {
+            "version": POSITION_VERSION,
+            "algorithm": self.identity.algorithm,
+            "n": self.identity.n,
+            "fingerprint": self.identity.fingerprint,
+            "seed": self.identity.seed,
+            "tail": self.identity.tail,
+            "epoch": self.epoch,
+            "position": self.position,
+            "step": self.step,
+            "ledger": self.ledger.to_dict(),
+            "layout": self.layout.to_dict(),
+            "states": list(self.states),
+        }
+        if self.ranks:
+            state["ranks"] = list(self.ranks)
+        return {**state, "check": _check(state)}
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> Position:
+        """Read a saved position; ``CorruptPositionError`` if any field is damaged."""
+        _require_intact(state)
+        try:
+            return cls._parsed(state)
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise CorruptPositionError(
+                f"the saved position cannot be read ({type(error).__name__}: {error})"
+            ) from error
+
+    @classmethod
+    def _parsed(cls, state: Mapping[str, Any]) -> Position:
+        numbers = {name: _count(state, name) for name in ("n", "seed", "epoch", "position", "step")}
+        n, place = numbers["n"], numbers["position"]
+        if n and place > n:
+            raise ValueError(f"position {place} lies past the {n} places of an epoch")
+        texts = [_text(state, name) for name in ("algorithm", "fingerprint", "tail")]
+        layout = state["layout"]
+        return cls(
+            Identity(texts[0], n, texts[1], numbers["seed"], texts[2]),
+            numbers["epoch"],
+            place,
+            numbers["step"],
+            Ledger.from_dict(state["ledger"]),
+            Layout(
+                _count(layout, "world"),
+                _count(layout, "batch"),
+                _count(layout, "workers"),
+                tuple(layout["versions"].items()),
+            ),
+            tuple(_list(state, "states")) if state["version"] > 1 else (),
+            _ranks(state) if "ranks" in state else (),
+        )
+
+    def require(self, live: Identity) -> None:
+        """Raise ``ResumeMismatchError`` unless this position was saved for the data of ``live``."""
+        for name, advice in _ADVICE.items():
+            expected, found = getattr(self.identity, name), getattr(live, name)
+            if expected != found:
+                raise ResumeMismatchError(name, expected=expected, found=found, advice=advice)
+
+    def merged(self, *others: Position) -> Position:
+        """One global position from those of all ranks, in the order of the ranks.
+
+        They are equal but for their ledgers, which add, and states, which are put side by side;
+        workers and versions may differ. A share of the data that several ranks load (tensor
+        parallel) counts once. ``ValueError`` if the ranks do not stand at the same point, or
+        some are missing.
+        """
+        for number, other in enumerate(others, 1):
+            _require_same_point(self, other, number)
+        parts = _one_per_share((self, *others))
+        ledger = sum((part.ledger for part in parts), Ledger())
+        states = tuple(state for part in parts for state in part.states)
+        return replace(self, ledger=ledger, states=states, ranks=())
+
+
+def _require_same_point(first: Position, other: Position, number: int) -> None:
+    """``number``: how many positions stand before ``other``."""
+    ranks = f"rank {_named(first.ranks or (0,))}", f"rank {_named(other.ranks or (number,))}"
+    if first.identity != other.identity:
+        raise ValueError(
+            f"ranks read different data: {ranks[0]} {first.identity}, {ranks[1]} {other.identity}"
+        )
+    here, there = _point(first), _point(other)
+    if here != there:
+        raise ValueError(
+            f"ranks stand at different points: {ranks[0]} at {here}, {ranks[1]} at {there}"
+        )
+
+
+def _point(position: Position) -> str:
+    layout = position.layout
+    return (
+        f"epoch {position.epoch}, place {position.position}, step {position.step} (world "
+        f"{layout.world}, batch {layout.batch})"
+    )
+
+
+def _one_per_share(parts: tuple[Position, ...]) -> list[Position]:
+    """The parts of ranks 0 to world - 1; positions that do not say whose they are, all as given."""
+    if not any(part.ranks for part in parts):
+        return list(parts)
+    shares: dict[tuple[int, ...], Position] = {}
+    for part in parts:
+        same = shares.setdefault(part.ranks, part)
+        if (same.ledger, same.states) != (part.ledger, part.states):
+            raise ValueError(f"two positions of rank(s) {_named(part.ranks)} differ")
+    found = sorted(rank for ranks in shares for rank in ranks)
+    world = parts[0].layout.world
+    if found != list(range(world)):
+        raise ValueError(
+            f"positions of ranks {_named(range(world))} are needed, found: {_named(found)}"
+        )
+    return [shares[ranks] for ranks in sorted(shares)]
+
+
+def _named(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks)) or "all"
+
+
+def _require_intact(state: Mapping[str, Any]) -> None:
+    if not isinstance(state, Mapping):
+        raise CorruptPositionError(f"a position is a dictionary, got {type(state).__name__}")
+    version = state.get("version")
+    if type(version) is int and version > POSITION_VERSION:
+        raise CorruptPositionError(
+            f"the position was written by a newer version of this library (format {version}; "
+            f"this one reads up to {POSITION_VERSION}): upgrade to resume from it"
+        )
+    content = {name: value for name, value in state.items() if name != "check"}
+    if version not in (1, POSITION_VERSION) or state.get("check") != _check(content):
+        raise CorruptPositionError("the saved position is damaged: its check sum does not fit")
+
+
+def _check(state: Mapping[str, Any]) -> int:
+    try:
+        text = json.dumps(state, sort_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CorruptPositionError(f"the saved position is not plain JSON: {error}") from error
+    return crc32(text.encode())
+
+
+def _count(state: Mapping[str, Any], name: str) -> int:
+    value = state[name]
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name} must be a count, got {value!r}")
+    return value
+
+
+def _list(state: Mapping[str, Any], name: str) -> list[Any]:
+    value = state[name]
+    if not isinstance(value, list):
+        raise ValueError(f"{name} must be a list, got {value!r}")
+    return value
+
+
+def _ranks(state: Mapping[str, Any]) -> tuple[int, ...]:
+    ranks = _list(state, "ranks")
+    if not ranks or any(type(rank) is not int or rank < 0 for rank in ranks):
+        raise ValueError(f"ranks must be a list of ranks, got {ranks!r}")
+    return tuple(ranks)
+
+
+def _text(state: Mapping[str, Any], name: str) -> str:
+    value = state[name]
+    if type(value) is not str:
+        raise ValueError(f"{name} must be text, got {value!r}")
+    return value

@@ -1,0 +1,236 @@
+"""What a given torch ``DataLoader`` says about its data, in our terms, or why it cannot be said.
+
+Read-only: nothing here iterates a loader or a sampler.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, TypedDict
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from iterators.errors import IterationStateError, NotResumableError
+from iterators.order.environment import length_of
+from iterators.torch.samplers import ResumableDistributedSampler, ResumableSampler
+
+logger = logging.getLogger(__name__)
+
+Tail: TypeAlias = Literal["short", "drop"]
+
+_OURS = (ResumableDistributedSampler, ResumableSampler)
+
+#: What of a ``DataLoader`` decides what it serves; the names with one ``_`` are torch's own.
+_SERVING = ("__iter__", "_get_iterator", "_index_sampler", "_auto_collation")
+
+
+class LoaderSettings(TypedDict, total=False):
+    """``DataLoader`` settings that pass through unchanged; meanings and defaults are torch's."""
+
+    num_workers: int
+    collate_fn: Callable[[list[Any]], Any] | None
+    pin_memory: bool
+    pin_memory_device: str
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    prefetch_factor: int | None
+    persistent_workers: bool
+    snapshot_every_n_steps: int  # StatefulDataLoader's; its snapshots are not used
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What a given loader's samplers say, in our terms; None where they say nothing.
+
+    ``tail`` is the policy of what forms the batches. A sampler's own ``drop_last`` only evens out
+    the ranks, which the tail does here; ``_log_kept`` tells where that serves more.
+    """
+
+    batch_size: int | None
+    tail: Tail = "short"
+    seed: int | None = None
+    shuffle: bool = False
+    rank: int | None = None
+    world: int | None = None
+    fingerprint: str | None = None
+
+
+def read_sampling(loader: DataLoader[Any], *, seed: int | None, custom_order: bool) -> Sampling:
+    """How ``loader`` batches, shuffles and shares; ``NotResumableError`` if that is unknown.
+
+    ``seed`` goes before that of torch's samplers; ``ValueError`` for another one than ours has.
+    ``custom_order``: the user replaces the sampler's order, so any sampler will do.
+    """
+    require_plain(loader)
+    if isinstance(loader.dataset, IterableDataset):
+        return Sampling(loader.batch_size, tail_of(loader), seed)
+    batches: Any = loader.batch_sampler
+    if batches is None:
+        found = Sampling(None, seed=seed)
+        return _read_sampler(loader, loader.sampler, found, custom_order)
+    if not _is_a(batches, BatchSampler):
+        raise NotResumableError(
+            f"{type(batches).__name__} decides in its own way which samples form a batch, so a "
+            "position in our order means nothing to it. Use "
+            "ResumableDataLoader(dataset, batch_size, order=lambda seed, epoch: ids)"
+        )
+    found = Sampling(batches.batch_size, tail_of(batches), seed)
+    return _read_sampler(loader, batches.sampler, found, custom_order)
+
+
+def tail_of(batching: Any) -> Tail:
+    """What becomes of a partial batch, in our words."""
+    return "drop" if batching.drop_last else "short"
+
+
+def engine_of(loader: DataLoader[Any]) -> type[DataLoader[Any]]:
+    """torchdata's ``StatefulDataLoader`` for one of those, else torch's own class."""
+    stateful = _torchdatas("StatefulDataLoader")
+    return stateful if stateful is not None and isinstance(loader, stateful) else DataLoader
+
+
+def _torchdatas(name: str) -> Any:
+    """A class of torchdata's; None if nobody imported it, so that nothing can be one."""
+    for module in ("torchdata.stateful_dataloader", "torchdata.stateful_dataloader.sampler"):
+        if hasattr(sys.modules.get(module), name):
+            return getattr(sys.modules[module], name)
+    return None
+
+
+def _is_a(sampler: object, kind: type) -> bool:
+    """Whether ``sampler`` is torch's ``kind`` itself, or what torchdata puts in its place."""
+    names: dict[type, str] = {DistributedSampler: "StatefulDistributedSampler"}
+    return type(sampler) in (kind, _torchdatas(names.get(kind, kind.__name__)))
+
+
+def _shares(sampler: object) -> bool:
+    """Whether ``sampler`` shares the samples out to ranks."""
+    return type(sampler) in _OURS or _is_a(sampler, DistributedSampler)
+
+
+def require_plain(loader: DataLoader[Any]) -> None:
+    """``NotResumableError`` if ``loader`` serves its batches in some way of its own."""
+    kind, engine = type(loader), engine_of(loader)
+    for name in _SERVING:
+        if getattr(kind, name, None) is not getattr(engine, name, None):
+            raise NotResumableError(
+                f"{kind.__name__} overrides DataLoader.{name}, so what it serves is unknown. "
+                "Give its dataset to ResumableDataLoader"
+            )
+    if not getattr(loader, "in_order", True):
+        raise NotResumableError(
+            "in_order=False lets batches overtake each other, so counting them says nothing "
+            "about which were served. Use in_order=True"
+        )
+
+
+def _read_sampler(
+    loader: DataLoader[Any], sampler: Any, found: Sampling, custom_order: bool
+) -> Sampling:
+    if type(sampler) in _OURS:
+        found = _read_ours(sampler, found)
+    if _shares(sampler):
+        seed = _seed_of(sampler) if found.seed is None else found.seed
+        found = replace(found, rank=sampler.rank, world=sampler.num_replicas, seed=seed)
+    if custom_order:
+        return found
+    shuffle = _shuffles(sampler)
+    if shuffle is None or _covered(sampler) != length_of(loader.dataset):
+        raise NotResumableError(
+            f"the order of {_described(sampler)} cannot be entered in the middle. Give the same "
+            "order as a function: ResumableDataLoader.like(loader, order=lambda seed, epoch: ids); "
+            "for a part of a dataset use torch.utils.data.Subset with shuffle=True"
+        )
+    if _shares(sampler) and found.tail == "short":
+        _log_kept(sampler)
+    return replace(found, shuffle=shuffle)
+
+
+def _seed_of(sampler: Any) -> int | None:
+    """A sampler's seed; None for the 0 that torch's has if it was given none."""
+    seed: int = sampler.seed
+    return seed if type(sampler) in _OURS else seed or None
+
+
+def _log_kept(sampler: Any) -> None:
+    """Say which samples ``drop_last`` of a sampler would have left out."""
+    n = len(sampler.dataset)
+    left_out = n % sampler.num_replicas
+    if sampler.drop_last and left_out:
+        logger.info(
+            "all %d samples of an epoch are served, where %s(drop_last=True) alone would serve %d: "
+            "the last batch is shared evenly. Use the DataLoader's drop_last=True to drop it",
+            n,
+            type(sampler).__name__,
+            n - left_out,
+        )
+
+
+def _read_ours(sampler: ResumableDistributedSampler, found: Sampling) -> Sampling:
+    """Its order is also the loader's; its place must still be the start, or it would be lost."""
+    if sampler.epoch or sampler.progress:
+        raise IterationStateError(
+            f"{type(sampler).__name__} stands at sample {sampler.progress} of epoch "
+            f"{sampler.epoch}, but CFIterator keeps the place itself. Give it a new sampler, and "
+            "load the sampler's state_dict() into the CFIterator"
+        )
+    if found.seed not in (None, sampler.seed):
+        raise ValueError(f"seed is {found.seed} here and {sampler.seed} in the loader's sampler")
+    return replace(found, fingerprint=sampler.identity.fingerprint)
+
+
+def _shuffles(sampler: Any) -> bool | None:
+    """Whether a sampler of torch's or ours shuffles; None for one we do not know."""
+    if _shares(sampler):
+        return bool(sampler.shuffle)
+    if _is_a(sampler, RandomSampler) and not sampler.replacement:
+        return True
+    return False if _is_a(sampler, SequentialSampler) else None
+
+
+def _covered(sampler: Any) -> int:
+    """How many samples a sampler goes through over all ranks."""
+    if _is_a(sampler, RandomSampler):
+        return int(sampler.num_samples)
+    data: Any = sampler.dataset if _shares(sampler) else sampler.data_source
+    return len(data)
+
+
+def _described(sampler: Any) -> str:
+    if _is_a(sampler, RandomSampler):
+        return (
+            f"RandomSampler(replacement={sampler.replacement}, num_samples={sampler.num_samples})"
+        )
+    known = _shuffles(sampler) is not None
+    name = type(sampler).__name__
+    return f"{name} over other data than the loader's" if known else f"the custom sampler {name}"
+
+
+def settings_of(loader: DataLoader[Any]) -> LoaderSettings:
+    """Everything about ``loader`` that is not its dataset, its batches or its order."""
+    settings: LoaderSettings = {
+        "num_workers": loader.num_workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "pin_memory_device": loader.pin_memory_device,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": loader.persistent_workers,
+    }
+    snapshots = getattr(loader, "snapshot_every_n_steps", None)
+    if snapshots is not None:
+        settings["snapshot_every_n_steps"] = snapshots
+    return settings

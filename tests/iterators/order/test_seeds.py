@@ -1,0 +1,198 @@
+"""The seed of a loader that was given none."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from iterators import (
+    CFIterator,
+    ResumableDataLoader,
+    ResumableIterableLoader,
+    ResumableSampler,
+    ResumeMismatchError,
+)
+from iterators.testing import digest
+from tests.iterators.datasets import Augmented, Plain
+from tests.iterators.streams import Opaque
+from tests.state.ranks import run_ranks
+
+_SHORT = timedelta(seconds=0.5)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def seed_of(iterator: CFIterator) -> int:
+    seed: int = iterator.state_dict()["seed"]
+    return seed
+
+
+def served(iterator: CFIterator) -> list[Any]:
+    """Order and augmentation of an epoch."""
+    return [(batch["id"].tolist(), batch["torch"].tolist()) for batch in iterator]
+
+
+def loader(**settings: Any) -> DataLoader[Any]:
+    return DataLoader(Augmented(40), 8, **{"shuffle": True, **settings})
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(5)
+
+
+def test_manual_seed_decides_order_and_augmentation() -> None:
+    seen = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        seen.append(served(CFIterator(loader())))
+    assert seen[0] == seen[2]
+    ids = [[one for batch, _ in epoch for one in batch] for epoch in seen]
+    assert ids[0] != ids[1]
+    drawn = [
+        {one: row for batch in epoch for one, row in zip(*batch, strict=True)} for epoch in seen
+    ]
+    assert not any(drawn[0][one] == drawn[1][one] for one in range(40))
+
+
+def test_the_generator_of_the_loader_or_its_sampler_goes_before_torchs() -> None:
+    assert seed_of(CFIterator(loader())) == 5
+    assert seed_of(CFIterator(loader(generator=generator(8)))) == 8
+    sampler = RandomSampler(Augmented(40), generator=generator(9))
+    assert seed_of(CFIterator(loader(shuffle=False, sampler=sampler))) == 9
+    assert seed_of(CFIterator(loader(generator=generator(8)), seed=3)) == 3
+
+
+def test_asking_for_the_seed_draws_nothing() -> None:
+    own, before = generator(8), torch.get_rng_state()
+    CFIterator(loader(generator=own))
+    assert torch.equal(own.get_state(), generator(8).get_state())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_distributed_samplers_seed_is_one_unless_it_is_its_default() -> None:
+    for seed, found in ((4, 4), (0, 5)):
+        sampler: Any = DistributedSampler(Augmented(40), 1, 0, seed=seed)
+        assert seed_of(CFIterator(loader(shuffle=False, sampler=sampler))) == found
+    ours = ResumableSampler(Augmented(40))
+    assert seed_of(CFIterator(loader(shuffle=False, sampler=ours))) == 0
+
+
+def test_every_kind_of_loader_follows(tmp_path: Path) -> None:
+    assert seed_of(CFIterator(ResumableDataLoader(Plain(4), 2))) == 5
+    assert seed_of(CFIterator(ResumableIterableLoader(Opaque([4]), 2))) == 5
+    assert seed_of(CFIterator(DataLoader(Opaque([4]), 2, generator=generator(8)))) == 8
+
+
+def test_a_loader_without_a_seed_takes_the_iterators_and_one_with_its_own_refuses_another() -> None:
+    made = CFIterator(ResumableDataLoader(Plain(40), 2, shuffle=True), seed=7)
+    expected = CFIterator(ResumableDataLoader(Plain(40), 2, shuffle=True, seed=7))
+    assert [batch.tolist() for batch in made] == [batch.tolist() for batch in expected]
+    with pytest.raises(ValueError, match="seed is 7 here and 8 in the loader"):
+        CFIterator(ResumableDataLoader(Plain(40), 2, seed=8), seed=7)
+    with pytest.raises(ValueError, match="seed must lie in"):
+        CFIterator(ResumableDataLoader(Plain(40), 2), seed=-1)
+
+
+@pytest.mark.parametrize(("seed", "level"), [(6, "WARNING"), (2**40, "INFO")])
+def test_a_restored_run_keeps_its_seed_and_says_so_if_the_scripts_differs(
+    seed: int, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = CFIterator(loader())
+    expected = served(first)
+    batches = iter(CFIterator(loader()))
+    next(batches)
+    position = CFIterator(loader())
+    for _ in position.steps(2):
+        pass
+    torch.manual_seed(seed)  # 2**40: as in a script that sets none
+    caplog.set_level(logging.INFO)
+    resumed = CFIterator(loader())
+    resumed.load_state_dict(position.state_dict())
+    (record,) = caplog.records
+    assert record.levelname == level
+    assert f"its own seed, 5; this script's is {seed}" in record.message
+    assert served(resumed) == expected[2:]
+    assert seed_of(resumed) == 5
+    assert resumed.last_report is None
+    resumed.finish()
+    assert resumed.last_report is not None
+    assert resumed.last_report.exact
+
+
+def test_a_restored_run_says_nothing_if_the_seeds_agree(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    CFIterator(loader()).load_state_dict(CFIterator(loader()).state_dict())
+    assert not caplog.records
+
+
+def test_a_seed_that_was_given_must_be_that_of_the_restored_run() -> None:
+    saved = CFIterator(loader(), seed=3).state_dict()
+    for given in (
+        CFIterator(loader(), seed=4),
+        CFIterator(ResumableDataLoader(Augmented(40), 8, shuffle=True, seed=4)),
+        CFIterator(ResumableDataLoader(Augmented(40), 8, shuffle=True), seed=4),
+    ):
+        with pytest.raises(ResumeMismatchError, match="seed"):
+            given.load_state_dict(saved)
+        assert seed_of(given) == 4
+
+
+def test_an_iterable_dataset_keeps_the_seed_of_the_restored_run() -> None:
+    def numbers() -> CFIterator:
+        return CFIterator(DataLoader(Opaque([12]), 2))
+
+    first = numbers()
+    for _ in first.steps(2):
+        pass
+    torch.manual_seed(6)
+    resumed = numbers()
+    resumed.load_state_dict(first.state_dict())
+    assert digest(list(resumed)) == digest(list(first))
+    assert seed_of(resumed) == 5
+
+
+def test_seeds_of_64_bits_go_through_a_position() -> None:
+    torch.manual_seed(2**64 - 1)
+    saved = json.loads(json.dumps(CFIterator(loader()).state_dict()))
+    assert saved["seed"] == 2**64 - 1
+    torch.manual_seed(1)
+    resumed = CFIterator(loader())
+    resumed.load_state_dict(saved)
+    assert seed_of(resumed) == 2**64 - 1
+
+
+def _seeds_of_a_rank(role: Any) -> tuple[list[int], str]:
+    torch.manual_seed(100 + role.rank)  # as scripts do for dropout
+    both = [CFIterator(ResumableDataLoader(Plain(9), 2)) for _ in range(2)]
+    torch.manual_seed(200 + role.rank)
+    both.append(CFIterator(ResumableDataLoader(Plain(9), 2)))
+    alone = ResumableDataLoader(Plain(9), 2, rank=0, world=1)  # shared with nobody
+    seeds = [*map(seed_of, both), alone.identity.seed]
+    if role.rank == 0:
+        return seeds, ""
+    torch.distributed.distributed_c10d._get_default_store().set_timeout(_SHORT)
+    with pytest.raises(RuntimeError) as failure:
+        ResumableDataLoader(Plain(9), 2)
+    return seeds, str(failure.value)
+
+
+@pytest.mark.dist
+def test_ranks_take_the_first_ones_seed_and_wait_for_it_no_longer_than_the_group(
+    tmp_path: Path,
+) -> None:
+    (first, _), (second, said) = run_ranks(tmp_path, 2, _seeds_of_a_rank)
+    assert first == [100, 100, 200, 200]
+    assert second == [100, 100, 200, 201]
+    assert "rank 1 waited 0.5 s" in said
+    assert "or pass seed=" in said

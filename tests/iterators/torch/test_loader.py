@@ -1,0 +1,558 @@
+"""The map-style adapter: what is shared, what is rebuilt, what is refused."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+from torch.utils.data.distributed import DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from iterators import CFIterator, EpochOrder, NotResumableError, ResumableDataLoader
+from iterators.order.batch_requests import (
+    BatchRequest,
+    BatchRequestCollate,
+    BatchRequestDataset,
+    Fetched,
+    Seeding,
+    fetches_by_batch,
+)
+from iterators.order.fingerprint import dataset_fingerprint
+from iterators.testing import digest
+from iterators.torch.worker_start import WorkerStart
+from tests.iterators.datasets import Augmented, ByBatch, Folder, Plain
+
+
+def ids_of(loader: ResumableDataLoader, *, epoch: int = 0, start: int = 0) -> list[list[int]]:
+    return [
+        one.ids.tolist() for one in loader.open(epoch=epoch, start=start) if one.ids is not None
+    ]
+
+
+def generators() -> str:
+    return digest([torch.get_rng_state(), repr(random.getstate()), list(np.random.get_state())])  # type: ignore[arg-type]
+
+
+# Sharing out
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 12, 13, 29])
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("batch", [1, 3, 4])
+def test_the_ranks_share_every_global_batch_without_gap_or_overlap(
+    n: int, world: int, batch: int
+) -> None:
+    ranks = [
+        list(
+            ResumableDataLoader(Plain(n), batch, shuffle=True, seed=5, rank=rank, world=world).open(
+                epoch=2, start=0
+            )
+        )
+        for rank in range(world)
+    ]
+    order = EpochOrder(n, 5, 2).ids(np.arange(n)).tolist()
+    assert len({len(rank) for rank in ranks}) == 1
+    for index, parts in enumerate(zip(*ranks, strict=True)):
+        expected = order[index * batch * world : (index + 1) * batch * world]
+        counted = [part.ids[part.weights > 0].tolist() for part in parts]
+        assert sorted(chain.from_iterable(counted)) == sorted(expected)
+        sizes = [len(part) for part in counted]
+        assert max(sizes) - min(sizes) <= 1
+        assert all(len(part.ids) >= 1 for part in parts), "a rank got an empty batch"
+        assert {part.end for part in parts} == {min((index + 1) * batch * world, n)}
+
+
+def test_an_idle_rank_gets_one_flagged_pad() -> None:
+    loader = ResumableDataLoader(Plain(9), 4, rank=1, world=2)
+    tail = list(loader.open(epoch=0, start=0))[-1]
+    assert tail.data.tolist() == [8]
+    assert tail.weights is not None
+    assert tail.weights.tolist() == [0.0]
+
+
+def test_a_dropped_tail_is_dropped_from_any_start() -> None:
+    loader = ResumableDataLoader(Plain(11), 2, tail="drop", rank=0, world=2)
+    assert len(loader) == 2
+    assert ids_of(loader) == [[0, 2], [4, 6]]
+    assert ids_of(loader, start=6) == [[6, 8]]
+    assert loader.batches_left(8) == 0
+    assert ids_of(loader, start=8) == []
+
+
+def test_a_block_boundary_does_not_show_in_the_order() -> None:
+    loader = ResumableDataLoader(Plain(20_000), 4096, shuffle=True, seed=1)
+    served = np.concatenate(ids_of(loader, start=5))
+    assert np.array_equal(served, EpochOrder(20_000, 1, 0).ids(np.arange(5, 20_000)))
+
+
+def test_the_process_group_gives_rank_and_world() -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert ResumableDataLoader(Plain(4), 2).layout.world == 1
+    finally:
+        dist.destroy_process_group()
+
+
+# Seeding
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loading_leaves_the_callers_generators_alone(workers: int) -> None:
+    before = generators()
+    loader = ResumableDataLoader(Augmented(7), 3, shuffle=True, num_workers=workers)
+    for _ in loader.open(epoch=0, start=0):
+        assert generators() == before
+
+
+def test_generators_that_are_not_seeded_are_the_callers() -> None:
+    loader = ResumableDataLoader(Augmented(4), 4, seeded=("torch",))
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    (delivery,) = loader.open(epoch=0, start=0)
+    random.seed(1)
+    np.random.seed(1)
+    assert delivery.data["python"].tolist() == [random.random() for _ in range(4)]
+    assert delivery.data["numpy"].tolist() == [np.random.rand() for _ in range(4)]
+
+
+def test_a_failing_sample_still_gives_the_generators_back() -> None:
+    class Failing(Plain):
+        def __getitem__(self, index: int) -> int:
+            raise OSError("no such file")
+
+    before = generators()
+    with pytest.raises(OSError, match="no such file"):
+        next(iter(ResumableDataLoader(Failing(2), 2).open(epoch=0, start=0)))
+    assert generators() == before
+
+
+def test_augmentation_depends_on_seed_epoch_and_sample_alone() -> None:
+    def samples(**changes: Any) -> dict[int, str]:
+        arguments = {"batch_size": 4, "seed": 1, "shuffle": True, "epoch": 3, **changes}
+        epoch = arguments.pop("epoch")
+        loader = ResumableDataLoader(Augmented(11), **arguments, collate_fn=list)
+        parts = [part.data for part in loader.open(epoch=epoch, start=0)]
+        return {sample["id"]: digest(sample) for part in parts for sample in part}
+
+    base = samples()
+    assert len(set(base.values())) == 11
+    assert samples(batch_size=3) == base
+    assert samples(num_workers=2) == base
+    assert samples(shuffle=False) == base
+    half = {**samples(rank=0, world=2), **samples(rank=1, world=2)}
+    assert half == base
+    assert not set(samples(seed=2).values()) & set(base.values())
+    assert not set(samples(epoch=4).values()) & set(base.values())
+
+
+def test_a_random_collate_function_gives_the_same_bits_for_any_worker_count() -> None:
+    def served(workers: int) -> list[str]:
+        loader = ResumableDataLoader(
+            Augmented(9), 4, shuffle=True, num_workers=workers, collate_fn=mixing
+        )
+        return [digest(one.data) for one in loader.open(epoch=1, start=4)]
+
+    before = generators()
+    assert served(0) == served(2)
+    assert generators() == before
+
+
+def mixing(samples: list[dict[str, Any]]) -> Any:
+    return torch.rand(3) + len(samples)
+
+
+# Datasets
+
+
+def test_a_dataset_that_fetches_by_batch_is_asked_by_batch() -> None:
+    dataset = ByBatch(10)
+    first = [digest(one.data) for one in ResumableDataLoader(dataset, 4).open(epoch=0, start=0)]
+    assert dataset.calls == 3
+    rest = [digest(one.data) for one in ResumableDataLoader(dataset, 4).open(epoch=0, start=4)]
+    assert rest == first[1:]
+
+
+def test_a_batch_fetch_that_loses_samples_is_refused() -> None:
+    class Losing(ByBatch):
+        def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+            return super().__getitems__(indices[1:])
+
+    with pytest.raises(ValueError, match="returned 3 samples for 4 ids"):
+        list(ResumableDataLoader(Losing(4), 4).open(epoch=0, start=0))
+
+
+def test_a_subset_is_seeded_by_sample_though_it_has_a_batch_fetch() -> None:
+    assert not fetches_by_batch(Subset(Augmented(5), [0, 2]))
+    assert fetches_by_batch(Subset(ByBatch(5), [0, 2]))
+    subset = Subset(Augmented(9), [8, 6, 4, 2, 0])
+
+    def samples(batch: int) -> list[str]:
+        loader = ResumableDataLoader(subset, batch, collate_fn=list)
+        return [digest(one) for part in loader.open(epoch=0, start=0) for one in part.data]
+
+    assert samples(2) == samples(5)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_worker_init_reaches_the_users_dataset(context: str) -> None:
+    loader = ResumableDataLoader(
+        Tagged(), 2, num_workers=1, worker_init_fn=tag, multiprocessing_context=context
+    )
+    assert [one.data.tolist() for one in loader.open(epoch=0, start=0)] == [[70, 71], [72]]
+
+
+class Tagged(Plain):
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.tag = 0
+
+    def __getitem__(self, index: int) -> int:
+        return self.tag + index
+
+
+def tag(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    assert info.dataset.n == 3  # type: ignore[attr-defined]
+    info.dataset.tag = 70  # type: ignore[attr-defined]
+
+
+def test_the_wrapper_pickles_with_its_dataset() -> None:
+    wrapped = pickle.loads(pickle.dumps(BatchRequestDataset(Tagged(), Seeding(3))))
+    assert len(wrapped) == 3
+    assert wrapped.tag == 0
+    wrapped.tag = 70
+    assert wrapped.__getitems__(BatchRequest(0, [2], 1.0)).samples == [72]
+
+
+def test_an_unbatched_loader_stays_unbatched() -> None:
+    loader = ResumableDataLoader.like(DataLoader(Plain(3), batch_size=None))
+    assert [one.data for one in loader.open(epoch=0, start=1)] == [1, 2]
+
+
+# Orders
+
+
+def test_the_users_own_order_replaces_ours() -> None:
+    def order(seed: int, epoch: int) -> list[int]:
+        return [seed, epoch, 0, 0]
+
+    loader = ResumableDataLoader(Plain(9), 3, seed=4, order=order)
+    assert len(loader) == 2
+    assert ids_of(loader, epoch=7) == [[4, 7, 0], [0]]
+    assert loader.identity.algorithm == "listed-1"
+
+
+def test_an_order_that_changes_its_length_is_refused() -> None:
+    loader = ResumableDataLoader(Plain(9), 3, order=lambda seed, epoch: range(5 + epoch))
+    for _ in range(2):  # also when it is asked for again
+        with pytest.raises(ValueError, match="5 ids in epoch 0, 6 in epoch 1"):
+            loader.open(epoch=1, start=0)
+
+
+# Rebuilding a given loader
+
+
+def test_a_rebuilt_loader_keeps_every_other_setting() -> None:
+    loader = DataLoader(
+        Plain(10),
+        batch_size=3,
+        shuffle=True,
+        num_workers=1,
+        collate_fn=tuple,
+        timeout=7,
+        worker_init_fn=tag,
+        multiprocessing_context="spawn",
+        drop_last=True,
+        prefetch_factor=5,
+        persistent_workers=True,
+    )
+    rebuilt = ResumableDataLoader.like(loader, seed=3)
+    engine = rebuilt._engine
+    for name in ("num_workers", "timeout", "prefetch_factor", "pin_memory"):
+        assert getattr(engine, name) == getattr(loader, name)
+    assert engine.worker_init_fn == WorkerStart(tag)
+    assert engine.persistent_workers
+    assert engine.multiprocessing_context is loader.multiprocessing_context
+    assert (rebuilt.identity.algorithm, rebuilt.identity.tail) == ("feistel-1", "drop")
+    assert (rebuilt.identity.seed, rebuilt.layout.batch, len(rebuilt)) == (3, 3, 3)
+
+
+def test_a_rebuilt_loader_serves_what_the_given_one_collates() -> None:
+    loader = ResumableDataLoader.like(DataLoader(Plain(5), 2, collate_fn=tuple))
+    assert [one.data for one in loader.open(epoch=0, start=0)] == [(0, 1), (2, 3), (4,)]
+
+
+def test_a_distributed_sampler_gives_rank_world_and_shuffle() -> None:
+    for shuffle, algorithm in ((True, "feistel-1"), (False, "sequential-1")):
+        sampler = DistributedSampler(Plain(10), num_replicas=3, rank=2, shuffle=shuffle)
+        loader = ResumableDataLoader.like(DataLoader(sampler.dataset, 2, sampler=sampler))
+        assert (loader.rank, loader.layout.world) == (2, 3)
+        assert loader.identity.algorithm == algorithm
+
+
+def test_a_torch_batch_sampler_says_batch_size_and_tail() -> None:
+    batches = BatchSampler(RandomSampler(Plain(10)), 4, drop_last=True)
+    loader = ResumableDataLoader.like(DataLoader(Plain(10), batch_sampler=batches))
+    assert (loader.layout.batch, loader.identity.tail, len(loader)) == (4, "drop", 2)
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+class Changed(DataLoader[int]):
+    def __iter__(self) -> Any:
+        return iter([1, 2])
+
+
+class Prefetched(DataLoader[int]):
+    def _get_iterator(self) -> Any:
+        return iter([1, 2])
+
+
+class OwnIndices(DataLoader[int]):
+    @property
+    def _index_sampler(self) -> Any:
+        return [[1, 2]]
+
+
+class Longer(DataLoader[int]):
+    def __len__(self) -> int:
+        return 7
+
+
+class OwnBatches(BatchSampler):
+    pass
+
+
+class Unsized(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+REFUSED: list[tuple[Callable[[], DataLoader[Any]], str]] = [
+    (lambda: Changed(Plain(3)), "Changed overrides DataLoader.__iter__"),
+    (lambda: Prefetched(Plain(3)), "Prefetched overrides DataLoader._get_iterator"),
+    (lambda: OwnIndices(Plain(3)), "OwnIndices overrides DataLoader._index_sampler"),
+    (lambda: Prefetched(Stream()), "Prefetched overrides DataLoader._get_iterator"),
+    (lambda: DataLoader(Plain(3), num_workers=1, in_order=False), "in_order=False lets batches"),
+    (
+        lambda: DataLoader(
+            Plain(3), batch_sampler=OwnBatches(SequentialSampler(Plain(3)), 2, False)
+        ),
+        "OwnBatches decides in its own way",
+    ),
+    (
+        lambda: DataLoader(Plain(3), sampler=WeightedRandomSampler([1, 2, 3], 3)),
+        "the custom sampler WeightedRandomSampler cannot be entered",
+    ),
+    (
+        lambda: DataLoader(Plain(3), sampler=SubsetRandomSampler([0, 1])),
+        r"order=lambda seed, epoch: ids\); for a part of a dataset use",
+    ),
+    (
+        lambda: DataLoader(Plain(3), sampler=RandomSampler(Plain(3), replacement=True)),
+        r"RandomSampler\(replacement=True",
+    ),
+    (
+        lambda: DataLoader(Plain(3), sampler=RandomSampler(Plain(3), num_samples=2)),
+        r"RandomSampler\(replacement=False, num_samples=2",
+    ),
+    (
+        lambda: DataLoader(Plain(9), sampler=SequentialSampler(Plain(3))),
+        "SequentialSampler over other data than the loader's",
+    ),
+    (
+        lambda: DataLoader(Unsized(), sampler=SequentialSampler(Plain(3))),
+        "Unsized has no length",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "reason"), REFUSED)
+def test_a_loader_that_cannot_be_resumed_is_refused_with_the_reason(
+    make: Callable[[], DataLoader[Any]], reason: str
+) -> None:
+    with pytest.raises(NotResumableError, match=reason):
+        CFIterator(make())
+
+
+def test_a_subclass_that_serves_as_torch_does_is_rebuilt() -> None:
+    assert [batch.tolist() for batch in CFIterator(Longer(Plain(3), 2))] == [[0, 1], [2]]
+
+
+def test_pinning_leaves_the_ids_beside_the_data_alone() -> None:
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    delivered = BatchRequestCollate(tuple)(Fetched(BatchRequest(0, [7], 1.0), ["text"]))
+    pinned = pin_memory(delivered)
+    assert type(pinned) is type(delivered)
+    assert (pinned.ids, pinned.weights) == (delivered.ids, delivered.weights)
+
+
+def test_a_closed_epoch_serves_no_more() -> None:
+    deliveries = ResumableDataLoader(Plain(5), 2).open(epoch=0, start=0)
+    deliveries.close()
+    deliveries.close()
+    assert list(deliveries) == []
+    assert len(ResumableDataLoader(Plain(5), 2)._sampler) == 3
+
+
+class KillsItsWorker(Plain):
+    """Sample 9 kills the worker that loads it, once."""
+
+    def __init__(self, n: int, marker: Path) -> None:
+        super().__init__(n)
+        self.marker = marker
+
+    def __getitem__(self, index: int) -> int:
+        if index == 9 and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+# torchdata 0.11 still calls what torch 2.13 deprecates.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_a_dead_persistent_worker_is_replaced_by_the_next_loop(kind: Any, tmp_path: Path) -> None:
+    dataset = KillsItsWorker(20, tmp_path / "killed")
+    given = kind(dataset, 2, num_workers=2, persistent_workers=True, collate_fn=list)
+    iterator = CFIterator(given)
+    served: list[int] = []
+    with pytest.raises((RuntimeError, OSError, EOFError)):  # how torch notices is a race
+        served.extend(one for batch in iterator for one in batch)
+    served.extend(one for batch in iterator for one in batch)
+    iterator.finish()
+    assert served == list(range(20))
+    assert not multiprocessing.active_children()
+
+
+def test_a_persistent_worker_that_died_between_epochs_is_replaced() -> None:
+    iterator = CFIterator(DataLoader(Plain(6), 2, num_workers=1, persistent_workers=True))
+    assert len(list(iterator)) == 3
+    (worker,) = multiprocessing.active_children()
+    worker.kill()
+    worker.join()
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(iterator)
+    assert [iterator.epoch, len(list(iterator))] == [1, 3]
+    iterator.finish()
+
+
+def test_a_custom_sampler_can_be_replaced_by_an_order() -> None:
+    given = DataLoader(Plain(3), batch_size=2, sampler=WeightedRandomSampler([1, 2, 3], 3))
+    loader = ResumableDataLoader.like(given, order=lambda seed, epoch: [2, 2, 1])
+    assert ids_of(loader) == [[2, 2], [1]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"tail": "straddle"}, "tail must be"),
+        ({"rank": 1}, "give both rank and world"),
+        ({"rank": 2, "world": 2}, "rank must lie in"),
+        ({"seeded": ("cuda",)}, "seeded is a collection"),
+        ({"seeded": "torch"}, "seeded is a collection"),
+        ({"batch_size": 4, "tail": "drop"}, "would serve nothing"),
+        ({"seed": -1, "shuffle": True}, "seed must lie in"),
+        ({"seed": -1}, "seed must lie in"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    arguments: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        ResumableDataLoader(Plain(3), **arguments)
+
+
+def test_an_empty_dataset_is_refused() -> None:
+    with pytest.raises(ValueError, match="Plain is empty"):
+        ResumableDataLoader(Plain(0))
+
+
+def test_an_iterable_dataset_without_a_source_is_refused() -> None:
+    with pytest.raises(NotResumableError, match="Use ResumableIterableLoader"):
+        ResumableDataLoader(Stream())
+
+
+# Fingerprints
+
+NAMES = ["cat/1.jpg", "cat/2.jpg", "dog/1.jpg"]
+
+
+def test_a_moved_folder_is_the_same_data() -> None:
+    assert dataset_fingerprint(Folder("/a", NAMES)) == dataset_fingerprint(Folder("/b/c", NAMES))
+
+
+def test_swapped_renamed_shrunk_and_relabelled_folders_are_other_data() -> None:
+    base = Folder("/a", NAMES)
+    renamed = Folder("/a", ["cat/1.jpg", "cat/3.jpg", "dog/1.jpg"])
+    shrunk = Folder("/a", NAMES[:2])
+    reordered = Folder("/a", NAMES[::-1])
+    relabelled = Folder("/a", NAMES)
+    relabelled.samples[0] = (relabelled.samples[0][0], 9)
+    several = [base, renamed, shrunk, reordered, relabelled, Plain(3), Augmented(3)]
+    assert len({dataset_fingerprint(one) for one in several}) == len(several)
+
+
+def test_a_long_file_list_is_digested_whole() -> None:
+    names = [f"{index}.jpg" for index in range(5_000)]
+    last = Folder("/a", [*names[:-1], "other.jpg"])
+    assert dataset_fingerprint(Folder("/a", names)) != dataset_fingerprint(last)
+
+
+def test_subsets_and_concatenations_are_followed() -> None:
+    base = Plain(9)
+    one, other = Subset(base, [1, 2]), Subset(base, [1, 3])
+    assert dataset_fingerprint(one) == dataset_fingerprint(Subset(Plain(9), [1, 2]))
+    assert dataset_fingerprint(one) != dataset_fingerprint(other)
+    both = [ConcatDataset([one, other]), ConcatDataset([other, one])]
+    assert dataset_fingerprint(both[0]) != dataset_fingerprint(both[1])
+
+
+def test_plain_lists_of_paths_are_digested() -> None:
+    class Paths(Plain):
+        imgs: list[str]
+
+    one, other = Paths(1), Paths(1)
+    one.imgs, other.imgs = ["a.jpg"], ["b.jpg"]
+    assert dataset_fingerprint(one) != dataset_fingerprint(other)
+
+
+def test_a_dataset_or_the_user_may_name_the_data() -> None:
+    class Named(Plain):
+        def data_fingerprint(self) -> str:
+            return "imagenet-2012"
+
+    assert dataset_fingerprint(Named(3)) == "imagenet-2012"
+    assert ResumableDataLoader(Plain(3), fingerprint="mine").identity.fingerprint == "mine"

@@ -1,0 +1,582 @@
+"""The samplers: what torch's serve, from any place, at any world size, each sample once."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from iterators import (
+    CFIterator,
+    CorruptPositionError,
+    EpochOrder,
+    IterationStateError,
+    NotResumableError,
+    Position,
+    ResumableDataLoader,
+    ResumableDistributedSampler,
+    ResumableGroupedBatchSampler,
+    ResumableSampler,
+    ResumeMismatchError,
+)
+from iterators.order.position import _check
+from tests.iterators.datasets import Plain
+
+Samplers = Sequence[Any]
+MakeRanks = Callable[[int], Samplers]
+
+sizes = st.integers(1, 60)
+worlds = st.integers(1, 6)
+#: One run until a kill: the world size, samples per rank and batch, batches until the kill.
+lives = st.lists(st.tuples(worlds, st.integers(1, 5), st.integers(0, 8)), max_size=6)
+
+
+def ranks_of(n: int, world: int, **changes: Any) -> list[ResumableDistributedSampler]:
+    return [ResumableDistributedSampler(Plain(n), world, rank, **changes) for rank in range(world)]
+
+
+def grouped(groups: Sequence[int], world: int, batch: int = 3, **changes: Any) -> Samplers:
+    return [
+        ResumableGroupedBatchSampler(Plain(len(groups)), groups, batch, world, rank, **changes)
+        for rank in range(world)
+    ]
+
+
+def taken(sampler: Any, served: Any, count: int) -> list[Any]:
+    """Up to ``count`` units used in training."""
+    units = [unit for _, unit in zip(range(count), served, strict=False)]
+    sampler.advance(len(units))
+    return units
+
+
+def through_kills(make: MakeRanks, plan: list[tuple[int, int, int]]) -> list[Any]:
+    """Everything used in one epoch: killed and restarted as planned, then served to its end."""
+    history: list[Any] = []
+    state: str | None = None
+    for world, batch, steps in [*plan, (2, 2, 1_000)]:
+        ranks = make(world)
+        for sampler in ranks if state else []:
+            sampler.load_state_dict(json.loads(state or ""))
+        served = [iter(sampler) for sampler in ranks]
+        for _ in range(steps):
+            parts = [taken(*pair, batch) for pair in zip(ranks, served, strict=True)]
+            history.extend(chain.from_iterable(parts))
+            if not any(parts):
+                break
+        state = json.dumps(ranks[0].state_dict())
+    return history
+
+
+# Exactly once
+
+
+@given(sizes, lives, st.booleans(), st.integers(0, 2**64 - 1))
+@settings(max_examples=150)
+def test_every_sample_is_used_once_through_kills_and_changes_of_the_world(
+    n: int, plan: list[tuple[int, int, int]], shuffle: bool, seed: int
+) -> None:
+    history = through_kills(lambda world: ranks_of(n, world, shuffle=shuffle, seed=seed), plan)
+    assert sorted(history) == list(range(n))
+
+
+@given(st.integers(6, 60), lives)
+@settings(max_examples=60)
+def test_drop_last_leaves_out_less_than_one_round_of_the_largest_world(
+    n: int, plan: list[tuple[int, int, int]]
+) -> None:
+    history = through_kills(lambda world: ranks_of(n, world, drop_last=True), plan)
+    assert len(set(history)) == len(history) > n - max(world for world, _, _ in [*plan, (2, 2, 0)])
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 7), lives)
+@settings(max_examples=100)
+def test_grouped_batches_use_every_sample_once_through_kills_and_changes_of_the_world(
+    groups: list[int], batch: int, plan: list[tuple[int, int, int]]
+) -> None:
+    history = through_kills(lambda world: grouped(groups, world, batch), plan)
+    assert sorted(chain.from_iterable(history)) == list(range(len(groups)))
+    (single,) = grouped(groups, 1, batch)
+    assert sorted(history) == sorted(single)
+
+
+@given(sizes, worlds, st.booleans())
+def test_the_ranks_differ_by_at_most_one_and_take_turns_in_one_order(
+    n: int, world: int, shuffle: bool
+) -> None:
+    shares = [list(sampler) for sampler in ranks_of(n, world, shuffle=shuffle, seed=3)]
+    assert [len(sampler) for sampler in ranks_of(n, world)] == [len(share) for share in shares]
+    assert len(shares[0]) - len(shares[-1]) <= 1
+    order = EpochOrder(n, 3, 0).ids(range(n)).tolist() if shuffle else list(range(n))
+    assert shares == [order[rank::world] for rank in range(world)]
+
+
+@given(worlds, st.integers(1, 10), st.integers(0, 5), st.booleans())
+def test_lengths_are_those_of_torchs_sampler_where_it_does_not_pad(
+    world: int, rounds: int, rest: int, shuffle: bool
+) -> None:
+    for n, drop in ((world * rounds, False), (world * rounds, True), (world * rounds + rest, True)):
+        ours = ranks_of(n, world, shuffle=shuffle, drop_last=drop)
+        theirs = [
+            DistributedSampler(Plain(n), world, rank, shuffle=shuffle, drop_last=drop)
+            for rank in range(world)
+        ]
+        assert [len(one) for one in ours] == [len(one) for one in theirs]
+        if not shuffle:
+            assert [list(one) for one in ours] == [list(one) for one in theirs]
+        assert [len(list(one)) for one in ours] == [len(one) for one in ours]
+
+
+def test_epochs_differ_in_order_and_repeat_in_another_process() -> None:
+    (sampler,) = ranks_of(40, 1, seed=1)
+    orders = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        orders.append(list(sampler))
+    assert len({tuple(order) for order in orders}) == 3
+    assert orders == [EpochOrder(40, 1, epoch).ids(range(40)).tolist() for epoch in range(3)]
+
+
+def test_an_order_is_served_in_blocks_that_do_not_show() -> None:
+    sampler = ResumableSampler(Plain(20_000), seed=1)
+    sampler.advance(5)
+    assert np.array_equal(list(sampler), EpochOrder(20_000, 1, 0).ids(range(5, 20_000)))
+
+
+# Resuming
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ResumableDistributedSampler(Plain(23), 3, 1, seed=4),
+        lambda: ResumableDistributedSampler(Plain(23), 3, 1, drop_last=True, shuffle=False),
+        lambda: ResumableSampler(Plain(9), seed=4),
+        lambda: grouped([0, 1, 2, 0, 1] * 5, 2)[1],
+        lambda: grouped([0, 1, 2, 0, 1] * 5, 2, drop_last=True)[1],
+    ],
+    ids=["distributed", "drop_last", "alone", "grouped", "grouped_drop_last"],
+)
+def test_every_place_of_every_epoch_resumes_to_the_same_rest(make: Callable[[], Any]) -> None:
+    sampler = make()
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        whole = list(sampler)
+        for place in range(len(whole) + 1):
+            resumed = make()
+            resumed.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
+            assert (resumed.epoch, resumed.progress) == (epoch, place)
+            assert list(resumed) == whole[place:]
+            assert len(resumed) == len(whole)
+            if place < len(whole):
+                sampler.advance()
+
+
+def test_ranks_that_advance_alike_hold_the_same_place() -> None:
+    ranks = ranks_of(20, 4)
+    for _ in range(5):
+        for sampler in ranks:
+            sampler.advance()
+        assert len({json.dumps(sampler.state_dict()) for sampler in ranks}) == 1
+
+
+def test_the_last_places_reach_rank_0_and_the_others_wait_before_them() -> None:
+    ranks = ranks_of(10, 4)
+    for sampler in ranks:
+        sampler.advance(len(sampler))
+    places = [sampler.state_dict()["position"] for sampler in ranks]
+    assert places == [10, 10, 8, 8]
+    for sampler in ranks:
+        sampler.set_epoch(1)
+    assert {sampler.state_dict()["position"] for sampler in ranks} == {0}
+
+
+@pytest.mark.parametrize("make", [lambda: ranks_of(9, 1)[0], lambda: grouped([7] * 9, 1)[0]])
+def test_a_state_is_json_under_a_kilobyte_and_a_position(make: Callable[[], Any]) -> None:
+    sampler = make()
+    sampler.advance(2)
+    text = json.dumps(sampler.state_dict())
+    assert len(text) < 1_000
+    assert Position.from_dict(json.loads(text)).position == 2
+
+
+def test_a_used_up_epoch_is_empty_and_says_what_to_call(caplog: pytest.LogCaptureFixture) -> None:
+    sampler = ResumableSampler(Plain(3))
+    assert len(list(sampler)) == 3
+    assert not caplog.messages
+    sampler.advance(3)
+    assert list(sampler) == []
+    assert "set_epoch(1) begins the next one" in caplog.text
+
+
+def test_an_iterator_that_is_open_keeps_its_epoch_and_place() -> None:
+    sampler = ResumableSampler(Plain(9), shuffle=False)
+    served = iter(sampler)
+    sampler.advance(4)
+    assert list(served) == list(range(9))
+    assert list(sampler) == [4, 5, 6, 7, 8]
+
+
+def test_the_process_group_gives_rank_and_world() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        sampler = ResumableDistributedSampler(Plain(4))
+        assert (sampler.rank, sampler.num_replicas) == (0, 1)
+    finally:
+        dist.destroy_process_group()
+
+
+# Epochs
+
+
+def test_a_block_left_normally_moves_to_the_next_epoch() -> None:
+    sampler = ResumableSampler(Plain(4))
+    with sampler.in_epoch(2):
+        sampler.advance(3)
+        assert (sampler.epoch, sampler.progress) == (2, 3)
+    assert (sampler.epoch, sampler.progress) == (3, 0)
+    with sampler.in_epoch(2):
+        assert sampler.epoch == 2
+
+
+def test_an_exception_keeps_the_progress_for_its_handler() -> None:
+    sampler = ResumableSampler(Plain(4))
+    with pytest.raises(KeyboardInterrupt), sampler.in_epoch(2):
+        sampler.advance(3)
+        raise KeyboardInterrupt
+    assert (sampler.epoch, sampler.progress) == (2, 3)
+    with sampler.in_epoch(2):
+        assert list(sampler) == EpochOrder(4, 0, 2).ids([3]).tolist()
+
+
+def test_another_epoch_needs_the_progress_used_up_or_reset() -> None:
+    sampler = ResumableSampler(Plain(4))
+    sampler.set_epoch(5)
+    sampler.set_epoch(1)
+    sampler.advance(2)
+    sampler.set_epoch(1)
+    assert sampler.progress == 2
+    with pytest.raises(IterationStateError, match=r"rest of epoch 1: 2 of 4 samples .*reset_prog"):
+        sampler.set_epoch(2)
+    sampler.advance(2)
+    sampler.set_epoch(2)
+    sampler.advance()
+    sampler.reset_progress()
+    assert (sampler.epoch, sampler.progress) == (2, 0)
+    sampler.set_epoch(3)
+
+
+def test_a_restored_sampler_refuses_an_earlier_epoch() -> None:
+    sampler = ResumableSampler(Plain(4))
+    sampler.set_epoch(3)
+    resumed = ResumableSampler(Plain(4))
+    resumed.load_state_dict(sampler.state_dict())
+    with pytest.raises(IterationStateError, match=r"epoch 3. Begin the loop with range\(sampler"):
+        resumed.set_epoch(0)
+    resumed.set_epoch(4)
+    resumed.set_epoch(3)
+
+
+# With torch's DataLoader
+
+
+def trained(loader: DataLoader[Any], sampler: Any, steps: int, unit: Callable[[Any], int]) -> Any:
+    """The ids of ``steps`` batches, each advanced over."""
+    used = []
+    for _, batch in zip(range(steps), loader, strict=False):
+        used += batch.tolist()
+        sampler.advance(unit(batch))
+    return used
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kills", [(1, 1, 1), (2, 3, 0)])
+def test_what_a_loader_prefetched_does_not_count(workers: int, kills: tuple[int, ...]) -> None:
+    history: list[int] = []
+    state = None
+    for steps in (*kills, 100):
+        sampler = ResumableDistributedSampler(Plain(29), seed=2)
+        if state:
+            sampler.load_state_dict(state)
+        loader = DataLoader(Plain(29), 4, sampler=sampler, num_workers=workers)
+        assert len(loader) == 8
+        history += trained(loader, sampler, steps, len)
+        state = sampler.state_dict()
+    assert history == EpochOrder(29, 2, 0).ids(range(29)).tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_grouped_batch_sampler_drives_a_loader(workers: int) -> None:
+    groups = [0, 1] * 11
+    history: list[int] = []
+    state = None
+    for steps in (1, 2, 100):
+        (sampler,) = grouped(groups, 1)
+        if state:
+            sampler.load_state_dict(state)
+        loader = DataLoader(Plain(22), batch_sampler=sampler, num_workers=workers)
+        history += trained(loader, sampler, steps, lambda batch: 1)
+        state = sampler.state_dict()
+    assert history == list(chain.from_iterable(grouped(groups, 1)[0]))
+
+
+def test_persistent_workers_serve_every_epoch_from_one_sampler() -> None:
+    sampler = ResumableSampler(Plain(10))
+    loader = DataLoader(Plain(10), 4, sampler=sampler, num_workers=1, persistent_workers=True)
+    for epoch in range(3):
+        with sampler.in_epoch(epoch):
+            used = trained(loader, sampler, 100, len)
+        assert used == EpochOrder(10, 0, epoch).ids(range(10)).tolist()
+
+
+# Groups
+
+
+@given(st.lists(st.integers(-2, 3), min_size=1, max_size=80), st.integers(1, 9), st.booleans())
+def test_batches_are_whole_but_the_last_of_each_group_and_never_mixed(
+    groups: list[int], batch: int, shuffle: bool
+) -> None:
+    (sampler,) = grouped(groups, 1, batch, shuffle=shuffle)
+    served = list(sampler)
+    assert len(sampler) == len(served)
+    assert all(len({groups[one] for one in part}) == 1 for part in served)
+    short = [part for part in served if len(part) < batch]
+    assert served[len(served) - len(short) :] == short
+    assert len({groups[part[0]] for part in short}) == len(short)
+
+
+def test_unshuffled_batches_come_when_they_are_full() -> None:
+    (sampler,) = grouped([0, 1, 1, 0, 0, 1, 1, 0, 0], 1, 2, shuffle=False)
+    assert list(sampler) == [[1, 2], [0, 3], [5, 6], [4, 7], [8]]
+
+
+def test_dropped_are_short_batches_and_what_does_not_reach_every_rank() -> None:
+    groups = [0, 1, 1, 0, 0, 1, 1, 0, 0]
+    ranks = grouped(groups, 3, 2, shuffle=False, drop_last=True)
+    assert [list(sampler) for sampler in ranks] == [[[1, 2]], [[0, 3]], [[5, 6]]]
+    assert [len(sampler) for sampler in ranks] == [1, 1, 1]
+
+
+def test_batches_of_an_epoch_differ_from_those_of_the_next() -> None:
+    (sampler,) = grouped([0, 1] * 20, 1)
+    first = list(sampler)
+    sampler.set_epoch(1)
+    assert sorted(first) != sorted(sampler)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: ResumableDistributedSampler(Plain(4), 2, 2), "rank must lie in"),
+        (lambda: ResumableDistributedSampler(Plain(4), 2, -1), "rank must lie in"),
+        (lambda: ResumableDistributedSampler(Plain(4), 0, 0), "rank must lie in"),
+        (lambda: ResumableDistributedSampler(Plain(4), 2), "give both rank and world size"),
+        (lambda: ResumableDistributedSampler(Plain(4), rank=0), "give both rank and world size"),
+        (lambda: ResumableSampler(Plain(0)), "Plain is empty"),
+        (lambda: ResumableSampler(Plain(4), seed=-1), "seed must lie in"),
+        (lambda: ResumableSampler(Plain(4), shuffle=False, seed=-1), "seed must lie in"),
+        (lambda: ranks_of(3, 4, drop_last=True), "3 samples do not reach each of 4 ranks"),
+        (lambda: grouped([0, 1], 1, 2, drop_last=True), "0 batches do not reach each of 1 ranks"),
+        (lambda: grouped([0, 1], 1, 0), "batch_size must be at least 1"),
+        (
+            lambda: ResumableGroupedBatchSampler(Plain(3), [0, 1], 2),
+            r"one integer for each of 3 samples, got int64 of shape \(2,\)",
+        ),
+        (
+            lambda: ResumableGroupedBatchSampler(Plain(2), [0.5, 1.0], 2),  # type: ignore[list-item]
+            "got float64",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make: Callable[[], Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        make()
+
+
+def test_a_dataset_without_a_length_is_refused() -> None:
+    with pytest.raises(NotResumableError, match="has no length"):
+        ResumableSampler(object())
+
+
+def test_advancing_too_far_is_refused_and_changes_nothing() -> None:
+    sampler = ranks_of(10, 4)[3]
+    sampler.advance()
+    with pytest.raises(IterationStateError, match=r"advance\(2\) .* 1 of 2 samples .* rank 3"):
+        sampler.advance(2)
+    with pytest.raises(ValueError, match="counts forward, got -1"):
+        sampler.advance(-1)
+    assert sampler.progress == 1
+
+
+@pytest.mark.parametrize(
+    ("saved", "field"),
+    [
+        (lambda: ResumableSampler(Plain(5)), "n"),
+        (lambda: ResumableSampler(Plain(4), fingerprint="other"), "fingerprint"),
+        (lambda: ResumableSampler(Plain(4), seed=1), "seed"),
+        (lambda: ResumableSampler(Plain(4), shuffle=False), "algorithm"),
+    ],
+)
+def test_a_state_of_other_data_or_another_order_is_refused(
+    saved: Callable[[], Any], field: str
+) -> None:
+    sampler = ResumableSampler(Plain(4))
+    with pytest.raises(ResumeMismatchError) as caught:
+        sampler.load_state_dict(saved().state_dict())
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("saved", "field"),
+    [
+        (lambda: grouped([0, 1] * 6, 1, 2), "batch_size"),
+        (lambda: grouped([0, 1] * 6, 1, 3, drop_last=True), "drop_last"),
+        (lambda: grouped([0, 0, 1, 1] * 3, 1), "fingerprint"),
+        (lambda: grouped([0, 1] * 6, 1, shuffle=False), "algorithm"),
+        (lambda: grouped([0, 1] * 6, 1, seed=1), "seed"),
+        (lambda: [ResumableSampler(Plain(4))], "algorithm"),
+    ],
+)
+def test_a_state_of_other_batches_is_refused(saved: Callable[[], Any], field: str) -> None:
+    (sampler,) = grouped([0, 1] * 6, 1)
+    with pytest.raises(ResumeMismatchError) as caught:
+        sampler.load_state_dict(saved()[0].state_dict())
+    assert caught.value.field == field
+
+
+def test_groups_are_the_same_under_other_numbers() -> None:
+    (one,), (other,) = grouped([0, 1] * 6, 1), grouped([-5, 9] * 6, 1)
+    one.load_state_dict(other.state_dict())
+    assert list(one) == list(other)
+
+
+@pytest.mark.parametrize("change", [{"epoch": 2}, {"position": 99}, {"version": 99}])
+def test_a_damaged_state_is_refused_and_changes_nothing(change: dict[str, int]) -> None:
+    sampler = ResumableSampler(Plain(4))
+    state = {**sampler.state_dict(), **change}
+    with pytest.raises(CorruptPositionError):
+        sampler.load_state_dict(state)
+    state["check"] = _check({name: value for name, value in state.items() if name != "check"})
+    if "epoch" not in change:
+        with pytest.raises(CorruptPositionError):
+            sampler.load_state_dict(state)
+    assert (sampler.epoch, sampler.progress) == (0, 0)
+
+
+# Inside CFIterator
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_a_loader_with_our_sampler_is_rebuilt_in_its_order(shuffle: bool, drop_last: bool) -> None:
+    sampler = ResumableDistributedSampler(
+        Plain(10), 3, 2, shuffle=shuffle, seed=8, drop_last=drop_last, fingerprint="mine"
+    )
+    given = DataLoader(Plain(10), 2, sampler=sampler, drop_last=drop_last)
+    loader = ResumableDataLoader.like(given)
+    assert loader.identity == sampler.identity
+    assert (loader.rank, loader.layout.world) == (2, 3)
+    batches = [one.ids.tolist() for one in loader.open(epoch=0, start=0) if one.ids is not None]
+    assert batches[0] == list(sampler)[:2]
+
+
+def test_pre_sharded_data_is_not_split_again() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        sampler = ResumableSampler(Plain(9), seed=8)
+        loader = ResumableDataLoader.like(DataLoader(Plain(9), 2, sampler=sampler))
+        assert (loader.rank, loader.layout.world) == (0, 1)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_the_seed_is_the_samplers_unless_another_one_is_given_which_is_refused() -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Plain(9), 2, sampler=ResumableSampler(Plain(9), seed=8))
+
+    assert CFIterator(loader()).state_dict()["seed"] == 8
+    assert CFIterator(loader(), seed=8).state_dict()["seed"] == 8
+    with pytest.raises(ValueError, match="seed is 0 here and 8 in the loader's sampler"):
+        CFIterator(loader(), seed=0)
+
+
+def test_the_seed_of_torchs_sampler_is_the_default() -> None:
+    def saved(**options: Any) -> int:
+        sampler: Any = DistributedSampler(Plain(9), 1, 0, seed=8)
+        seed: int = CFIterator(DataLoader(Plain(9), sampler=sampler), **options).state_dict()[
+            "seed"
+        ]
+        return seed
+
+    assert (saved(), saved(seed=0), saved(seed=3)) == (8, 0, 3)
+
+
+@pytest.mark.parametrize("kind", [DistributedSampler, ResumableDistributedSampler])
+@pytest.mark.parametrize(("drop_last", "served"), [(False, 103), (True, 100)])
+def test_the_tail_is_the_loaders_whatever_the_sampler_drops(
+    kind: Any, drop_last: bool, served: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    data, counted = Plain(103), 0
+    for rank in range(2):
+        sampler = kind(data, 2, rank, drop_last=True)
+        iterator = CFIterator(DataLoader(data, 50, sampler=sampler, drop_last=drop_last))
+        for _ in iterator:
+            assert iterator.last_weights is not None
+            counted += int(iterator.last_weights.sum())
+    assert counted == served
+    said = f"all 103 samples of an epoch are served, where {kind.__name__}(drop_last=True) alone"
+    assert caplog.text.count(f"{said} would serve 102") == (0 if drop_last else 2)
+
+
+def test_a_sampler_that_is_under_way_is_refused_naming_its_place() -> None:
+    sampler = ResumableSampler(Plain(9))
+    sampler.set_epoch(3)
+    sampler.advance(4)
+    with pytest.raises(IterationStateError, match="sample 4 of epoch 3"):
+        CFIterator(DataLoader(Plain(9), 2, sampler=sampler))
+
+
+def test_an_order_of_the_users_own_replaces_our_samplers_too() -> None:
+    given = DataLoader(Plain(9), 2, sampler=ResumableDistributedSampler(Plain(9), 1, 0, seed=7))
+    loader = ResumableDataLoader.like(given, order=lambda seed, epoch: [seed, epoch])
+    assert [one.data.tolist() for one in loader.open(epoch=1, start=0)] == [[7, 1]]
+
+
+def test_a_sampler_and_a_cf_iterator_continue_each_others_states() -> None:
+    def iterator() -> CFIterator:
+        return CFIterator(DataLoader(Plain(10), 2, sampler=ResumableSampler(Plain(10), seed=8)))
+
+    order = EpochOrder(10, 8, 0).ids(range(10)).tolist()
+    sampler, resumed = ResumableSampler(Plain(10), seed=8), iterator()
+    sampler.advance(4)
+    resumed.load_state_dict(sampler.state_dict())
+    assert [one for batch in resumed.steps(2) for one in batch.tolist()] == order[4:8]
+    sampler.load_state_dict(resumed.state_dict())
+    assert list(sampler) == order[8:]
+    list(resumed.steps(4))
+    assert resumed.last_report is not None
+    assert not resumed.last_report.exact
+
+
+def test_a_sampler_over_other_data_than_the_loaders_is_refused() -> None:
+    with pytest.raises(NotResumableError, match="over other data than the loader's"):
+        CFIterator(DataLoader(Plain(9), 2, sampler=ResumableSampler(Plain(8))))
+
+
+def test_a_batch_sampler_over_ours_says_batch_size_and_tail() -> None:
+    batches = BatchSampler(ResumableSampler(Plain(10)), 4, drop_last=True)
+    loader = ResumableDataLoader.like(DataLoader(Plain(10), batch_sampler=batches))
+    assert (loader.layout.batch, loader.identity.tail, len(loader)) == (4, "drop", 2)

@@ -1,0 +1,340 @@
+"""Shards are interleaved in a closed form, read sequentially, and resumed at any layout."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import pickle
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from iterators import (
+    CFIterator,
+    NotResumableError,
+    Position,
+    ResumableDataLoader,
+    ResumableDistributedSampler,
+    ResumableGroupedBatchSampler,
+    ResumableSampler,
+    ResumeMismatchError,
+    ShardedDataset,
+)
+from iterators.loop.cursor import expected_ledger
+from iterators.testing import check_resumable
+from iterators.torch.shards import ShardOrder
+
+LENGTHS = [4, 1, 0, 7, 3, 5]
+
+
+class Shelf:
+    """Shards named ``0``, ``1``, ...; notes every opening and every record read."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+        self.opened: list[tuple[str, int]] = []
+        self.read: list[str] = []
+        self.closed = 0
+
+    def __call__(self, shard: str, start: int) -> Iterator[str]:
+        self.opened.append((shard, start))
+        try:
+            for record in range(start, self.lengths[int(shard)]):
+                self.read.append(f"{shard}.{record}")
+                yield f"{shard}.{record}"
+        finally:
+            self.closed += 1
+
+
+def names(count: int) -> list[str]:
+    return [str(shard) for shard in range(count)]
+
+
+def records(shard: str, start: int) -> Iterator[str]:
+    """A reader that cannot seek."""
+    whole = (f"{shard}.{record}" for record in range(LENGTHS[int(shard)]))
+    return islice(whole, start, None)
+
+
+def dataset(**options: Any) -> ShardedDataset:
+    return ShardedDataset(names(6), records, **{"lengths": LENGTHS, "lanes": 3, **options})
+
+
+# The order
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=12),
+    st.integers(1, 12),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 3),
+)
+def test_the_order_is_a_permutation_with_an_inverse(
+    lengths: list[int], lanes: int, seed: int, epoch: int
+) -> None:
+    order = ShardOrder(tuple(lengths), min(lanes, len(lengths)), seed, epoch)
+    ids = order.ids(np.arange(order.n))
+    assert sorted(ids.tolist()) == list(range(order.n))
+    assert order.positions(ids).tolist() == list(range(order.n))
+    assert interleaved(order) == ids.tolist()
+
+
+def interleaved(order: ShardOrder) -> list[int]:
+    """The same order the slow way, lane by lane and round by round."""
+    from iterators.torch.shards import _dealt
+
+    first = np.cumsum([0, *order.lengths])
+    lanes = [
+        [int(first[shard]) + record for shard in lane for record in range(order.lengths[shard])]
+        for lane in _dealt(order.lengths, order.lanes, order.seed, order.epoch)
+    ]
+    rounds = range(max(map(len, lanes)))
+    return [lane[index] for index in rounds for lane in lanes if index < len(lane)]
+
+
+GOLDEN = {
+    (0, 0): [12, 5, 4, 13, 6, 15, 14, 7, 16, 0, 8, 17, 1, 9, 18, 2, 10, 19, 3, 11],
+    (0, 1): [12, 5, 0, 13, 6, 1, 14, 7, 2, 15, 8, 3, 16, 9, 4, 17, 10, 18, 11, 19],
+    (7, 0): [0, 15, 4, 1, 16, 12, 2, 17, 13, 3, 18, 14, 5, 19, 6, 7, 8, 9, 10, 11],
+}
+
+
+@pytest.mark.parametrize(("seed", "epoch"), GOLDEN)
+def test_the_order_never_changes(seed: int, epoch: int) -> None:
+    assert ShardOrder(tuple(LENGTHS), 3, seed, epoch).ids(range(20)).tolist() == GOLDEN[seed, epoch]
+
+
+def test_neighbours_come_from_different_shards_and_each_is_read_forwards() -> None:
+    order = ShardOrder((50,) * 12, 4, 3, 0)
+    shards, within = np.divmod(order.ids(np.arange(600)), 50)
+    assert all(len(set(row)) == 4 for row in shards.reshape(-1, 4).tolist())
+    for shard in range(12):
+        assert within[shards == shard].tolist() == list(range(50))
+
+
+def test_places_outside_the_epoch_are_refused() -> None:
+    order = ShardOrder((2, 3), 2, 0, 0)
+    for walk in (order.ids, order.positions):
+        with pytest.raises(IndexError, match=r"\[0, 5\)"):
+            walk([5])
+
+
+# The dataset
+
+
+def test_a_sample_is_found_by_shard_and_record() -> None:
+    whole = dataset()
+    assert len(whole) == 20
+    expected = [f"{shard}.{record}" for shard in range(6) for record in range(LENGTHS[shard])]
+    assert [whole[index] for index in range(20)] == expected
+    assert [whole[index] for index in reversed(range(20))] == expected[::-1]
+    assert whole.sample_name(5) == "3, record 0"
+    with pytest.raises(IndexError, match=r"\[0, 20\)"):
+        whole[20]
+
+
+def test_records_are_counted_once_where_no_lengths_are_given(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    whole = dataset(lengths=None)
+    assert whole.lengths == LENGTHS
+    assert "counted 20 records in 6 shards" in caplog.text
+
+
+def test_going_forward_reads_on_and_decodes_only_what_is_asked_for() -> None:
+    shelf, decoded = Shelf([9, 9]), []
+    whole = ShardedDataset(names(2), shelf, lengths=[9, 9], decode=decoded.append)
+    for index in (1, 10, 4, 5, 17):
+        whole[index]
+    assert shelf.opened == [("0", 1), ("1", 1)]
+    assert decoded == ["0.1", "1.1", "0.4", "0.5", "1.8"]
+    assert shelf.closed == 1, "a shard at its end is closed"
+    whole[3]
+    assert shelf.opened[2:] == [("0", 3)]
+    assert shelf.closed == 2, "a jump back closes what it leaves"
+
+
+def test_few_readers_stay_open() -> None:
+    shelf = Shelf([5] * 9)
+    whole = ShardedDataset(names(9), shelf, lengths=[5] * 9, lanes=2)
+    for shard in range(9):
+        whole[5 * shard]
+    assert shelf.closed == 5
+
+
+def test_a_resume_reads_at_most_the_shards_of_its_place() -> None:
+    shelf = Shelf([10] * 6)
+    whole = ShardedDataset(names(6), shelf, lengths=[10] * 6, lanes=2)
+    for sample in whole.epoch_order(0, 0).ids(np.arange(33, 41)).tolist():
+        whole[sample]
+    assert len(shelf.read) == 8
+    assert len(shelf.opened) <= 4
+
+
+@pytest.mark.parametrize("ask", [[2], [0, 2], [1]])
+def test_a_shard_that_is_too_short_is_named(ask: list[int]) -> None:
+    whole = ShardedDataset(["a.tar"], lambda name, start: iter(["x"][start:]), lengths=[3])
+    with pytest.raises(ValueError, match="shard a.tar has 1 records, but 3 were counted"):
+        for index in ask:
+            whole[index]
+
+
+@pytest.mark.parametrize(
+    "options", [{"lanes": 0}, {"lengths": [1]}, {"lengths": [-1] * 6}, {"names": ["a"]}]
+)
+def test_impossible_arguments_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="lanes must be|need as many (lengths|names)"):
+        dataset(**options)
+
+
+def test_a_read_may_return_a_list() -> None:
+    whole = ShardedDataset(["a", "b"], lambda name, start: [f"{name}{i}" for i in range(3)][start:])
+    assert [whole[index] for index in (0, 1, 4, 2, 5, 0)] == ["a0", "a1", "b1", "a2", "b2", "a0"]
+
+
+def test_open_readers_are_neither_pickled_nor_shared_by_fork() -> None:
+    shelf = Shelf([9])
+    whole = ShardedDataset(["0"], shelf, lengths=[9])
+    assert whole[2] == "0.2"
+    for other in (pickle.loads(pickle.dumps(dataset())), copy.copy(dataset())):
+        assert other[3] == "0.3"
+    whole._readers._pid = os.getpid() + 1  # as a child of a fork sees it
+    assert whole[3] == "0.3"
+    assert shelf.opened == [("0", 2), ("0", 3)]
+
+
+def test_the_fingerprint_sees_names_lengths_and_lanes_but_not_the_folder() -> None:
+    def fingerprint(folder: str, **options: Any) -> str:
+        shards = [f"{folder}/{name}.tar" for name in options.pop("names", "abc")]
+        options = {"lengths": [1, 2, 3], "lanes": 2, **options}
+        return ShardedDataset(shards, records, **options).data_fingerprint()
+
+    base = fingerprint("/data")
+    assert fingerprint("/mnt/other") == base
+    changed = [{"names": "abd"}, {"lengths": [1, 3, 2]}, {"lanes": 3}]
+    assert len({base, *(fingerprint("/data", **one) for one in changed)}) == 4
+
+
+class Handle:
+    """A shard whose text is its address."""
+
+
+def test_shards_without_lasting_names_need_names_or_a_fingerprint() -> None:
+    def handles(**options: Any) -> ShardedDataset:
+        return ShardedDataset(
+            [Handle(), Handle()], lambda shard, start: iter(()), lengths=[1, 2], **options
+        )
+
+    with pytest.raises(NotResumableError, match=r"a Handle has no name .* names=\[\.\.\.\]"):
+        ResumableDataLoader(handles())
+    assert ResumableDataLoader(handles(), fingerprint="mine").identity.fingerprint == "mine"
+    named = [
+        handles(names=["x/a", "x/b"]),
+        handles(names=["y/a", "y/b"]),
+        handles(names=["a", "c"]),
+    ]
+    assert named[0].data_fingerprint() == named[1].data_fingerprint()
+    assert named[0].data_fingerprint() != named[2].data_fingerprint()
+    assert named[0].sample_name(2) == "x/b, record 1"
+
+
+def test_paths_integers_and_tuples_of_them_are_lasting_names() -> None:
+    def fingerprint(shard: Any) -> str:
+        return ShardedDataset([shard], records, lengths=[1]).data_fingerprint()
+
+    assert fingerprint(Path("d/a.tar")) == fingerprint("d/a.tar") == fingerprint(b"d/a.tar")
+    assert fingerprint(3) == fingerprint(np.int64(3))
+    assert fingerprint((Path("a"), 3)) == fingerprint(("a", np.int64(3))) != fingerprint(("a", 4))
+
+
+# In a loader
+
+
+def iterator(*, batch: int = 4, workers: int = 0, shuffle: bool = True, **options: Any) -> Any:
+    loader = DataLoader(dataset(**options), batch, shuffle=shuffle, num_workers=workers)
+    return CFIterator(loader, seed=5, audit=True)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_state_resumes_exactly_with_other_workers(shuffle: bool) -> None:
+    check_resumable(
+        lambda: iterator(shuffle=shuffle), make_resumed=lambda: iterator(shuffle=shuffle, workers=2)
+    )
+
+
+def test_another_batch_size_continues_the_same_order() -> None:
+    first, second = iterator(), iterator(batch=3, workers=1)
+    order = dataset().epoch_order(5, 0)
+    served = [sample for batch in first.steps(2) for sample in batch]
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert Position.from_dict(first.state_dict()).identity.algorithm == "shards-1"
+    for batch in second:
+        served += batch
+    assert served == [dataset()[one] for one in order.ids(range(20)).tolist()]
+    assert second.last_report is None
+    second.finish()
+    assert second.last_report is not None
+    assert second.last_report.exact
+    assert second.last_report.ledger == expected_ledger(order, 20)
+
+
+def test_the_samplers_take_the_order_of_the_shards_as_the_loader_does() -> None:
+    whole = dataset()
+    order = whole.epoch_order(5, 1).ids(range(20)).tolist()
+    sampler = ResumableDistributedSampler(whole, 1, 0, seed=5)
+    sampler.set_epoch(1)
+    assert list(sampler) == order
+    assert list(ResumableSampler(whole, shuffle=False)) == list(range(20))
+    grouped = ResumableGroupedBatchSampler(whole, [0] * 20, 4, 1, 0, seed=5)
+    grouped.set_epoch(1)
+    assert [one for batch in grouped for one in batch] == order
+
+    def resumed() -> CFIterator:
+        given = DataLoader(whole, 4, sampler=ResumableDistributedSampler(whole, 1, 0, seed=5))
+        return CFIterator(given)
+
+    sampler.advance(8)
+    iterator = resumed()
+    iterator.load_state_dict(sampler.state_dict())
+    next(iter(iterator))
+    assert iterator.last_ids is not None
+    assert iterator.last_ids.tolist() == order[8:12]
+
+
+def test_an_order_with_other_places_than_samples_is_the_samplers_too_but_not_in_groups() -> None:
+    class Half(ShardedDataset):
+        def epoch_order(self, seed: int, epoch: int) -> ShardOrder:
+            return ShardOrder((10,), 1, seed, epoch)
+
+    half = Half(names(6), records, lengths=LENGTHS)
+    assert len(ResumableDistributedSampler(half, 2, 1)) == 5
+    assert list(ResumableSampler(half)) == half.epoch_order(0, 0).ids(range(10)).tolist()
+    assert (
+        ResumableSampler(half).identity == ResumableDataLoader(half, shuffle=True, seed=0).identity
+    )
+    with pytest.raises(ValueError, match="Half.epoch_order does not have each sample once"):
+        ResumableGroupedBatchSampler(half, [0] * 20, 4, 1, 0)
+
+
+def test_the_ranks_share_the_shuffled_shards() -> None:
+    ranks = [ResumableDataLoader(dataset(), 3, shuffle=True, rank=r, world=2) for r in range(2)]
+    served = [
+        record for one in ranks for part in one.open(epoch=1, start=0) for record in part.data
+    ]
+    assert sorted(served) == sorted(dataset()[index] for index in range(20))
+    assert ranks[0].name_of(5) == "3, record 0"
+
+
+def test_other_lanes_are_other_data() -> None:
+    with pytest.raises(ResumeMismatchError, match="fingerprint"):
+        iterator(lanes=2).load_state_dict(iterator().state_dict())

@@ -1,0 +1,262 @@
+"""What cannot go well with several ranks is said on all of them, soon and in one sentence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkfreq import CFCheckpoint, CFManager, CFMode
+from tests.crash.processes import verify_all
+from tests.ranks import tiny
+from tests.ranks.ranks import Life, Rank, run, run_well
+
+pytestmark = [pytest.mark.dist]
+
+OFTEN = {"config": {"meet_every_s": 0.2}}
+
+
+def failures(program: Any, folder: Path, world: int = 2, **settings: Any) -> list[Any]:
+    """The errors with which all ranks ended."""
+    heard = run(Life(program, folder, world, settings={**OFTEN, **settings}))
+    assert [one.exit_code for one in heard] == [1] * world, heard
+    return [one.failure for one in heard]
+
+
+def one_step(rank: Rank) -> None:
+    """A manager, one update, one boundary with a checkpoint."""
+    with tiny.managed(rank) as (manager, job):
+        manager.restore()
+        job.update(manager)
+        manager.step()
+        manager.wait()
+
+
+# ---- structures
+
+
+def other_structure(rank: Rank) -> None:
+    rank.arm_trainer()
+    job = tiny.Tiny(rank)
+    match rank.settings["what"], rank.rank:
+        case "shape", 1:
+            job.model.add_module("extra", torch.nn.Linear(3, 3))
+        case "dtype", 1:
+            job.common["more"] = torch.zeros(2, dtype=torch.float64)
+        case "dtype", _:
+            job.common["more"] = torch.zeros(2)
+        case "name", 1:
+            tracked = {**job.tracked(), "teacher": {"x": torch.zeros(1)}}
+            return _train(rank, job, tracked)
+    _train(rank, job, job.tracked())
+    return None
+
+
+def _train(rank: Rank, job: tiny.Tiny, tracked: dict[str, Any]) -> None:
+    chk = CFCheckpoint(per_rank=("own",), **tracked)
+    settings: dict[str, Any] = {"mode": CFMode.MANUAL, "chk_freq": 1, "config": tiny.config(rank)}
+    with CFManager(rank.chk_dir, chk, **settings) as manager:
+        manager.restore()
+        job.model[0].weight.grad = torch.zeros_like(job.model[0].weight)
+        manager.weight_update()
+        manager.step()
+        manager.wait()
+
+
+@pytest.mark.parametrize(
+    ("what", "named"), [("shape", "extra"), ("dtype", "more"), ("name", "teacher")]
+)
+def test_ranks_of_different_structure_are_refused_on_all_with_the_names(
+    what: str, named: str, tmp_path: Path
+) -> None:
+    for failure in failures(other_structure, tmp_path, what=what):
+        assert failure.kind in ("StateError", "ConfigError", "RankError"), failure.trace
+        assert named in failure.text
+        assert "rank 1" in failure.text
+    assert verify_all(tmp_path / "chk") == []
+
+
+# ---- directories and arguments
+
+
+def own_directory(rank: Rank) -> None:
+    """A directory for each rank, said to be shared."""
+    rank.arm_trainer()
+    chk = CFCheckpoint(**tiny.Tiny(rank).tracked())
+    CFManager(rank.life.folder / f"own-{rank.rank}", chk, config=tiny.config(rank))
+
+
+def test_directories_that_are_not_shared_are_refused_on_all_ranks(tmp_path: Path) -> None:
+    for failure in failures(own_directory, tmp_path):
+        assert failure.kind == "ConfigError", failure.trace
+        assert "own-1" in failure.text
+        assert "NODE_LOCAL" in failure.text
+    assert list(tmp_path.glob("own-*/step-*")) == []
+
+
+def other_arguments(rank: Rank) -> None:
+    changes = rank.settings["changes"] if rank.rank == 1 else {}
+    with tiny.managed(rank, **changes) as (manager, _):
+        manager.restore()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"mode": CFMode.AUTO, "chk_freq": None}, "mode"),
+        ({"chk_freq": 7}, "chk_freq"),
+        ({"fresh": True}, "fresh"),
+    ],
+)
+def test_other_arguments_on_one_rank_are_refused_on_all(
+    changes: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    for failure in failures(other_arguments, tmp_path, changes=changes):
+        assert failure.kind == "ConfigError", failure.trace
+        assert named in failure.text
+        assert "rank 1" in failure.text
+
+
+# ---- ranks that are not there, or somewhere else
+
+
+def without_a_group(rank: Rank) -> None:
+    os.environ["WORLD_SIZE"] = "2"
+    tiny.Tiny(rank)
+    with tiny.managed(rank):
+        pass
+
+
+def test_several_ranks_without_a_process_group_are_refused(tmp_path: Path) -> None:
+    heard = run(Life(without_a_group, tmp_path, settings=OFTEN, has_group=False))
+    for one in heard:
+        assert one.failure is not None, one
+        assert one.failure.kind == "ConfigError", one
+        assert "init_process_group" in one.failure.text
+        assert "WORLD_SIZE" in one.failure.text
+
+
+def only_rank_0(rank: Rank) -> None:
+    if rank.rank == 0:
+        with tiny.managed(rank) as (manager, _):
+            manager.restore()
+
+
+def test_a_manager_on_one_rank_only_ends_with_an_error_that_names_the_other(
+    tmp_path: Path,
+) -> None:
+    settings = {"config": {"rank_timeout_s": 2.0}}  # waited out
+    heard = run(Life(only_rank_0, tmp_path, settings=settings))
+    failure = heard[0].failure
+    assert failure is not None
+    assert (failure.kind, failure.ranks) == ("RankError", (1,))
+    assert "CFManager" in failure.text
+
+
+def different_calls(rank: Rank) -> None:
+    with tiny.managed(rank, chk_freq=0) as (manager, job):
+        manager.restore()
+        job.update(manager)
+        manager.step()
+        if rank.rank == 0:
+            manager.save(wait=True)
+        else:
+            manager.wait()
+
+
+def test_ranks_in_different_calls_are_told_which(tmp_path: Path) -> None:
+    for failure in failures(different_calls, tmp_path):
+        assert failure.kind == "RankError", failure.trace
+        assert failure.ranks == (1,)
+        assert "save" in failure.text
+        assert "wait" in failure.text
+
+
+def unequal_loops(rank: Rank) -> None:
+    """Rank 1 leaves the loop two steps before rank 0."""
+    with tiny.managed(rank) as (manager, job):
+        manager.restore()
+        for _ in range(6 - 2 * rank.rank):
+            job.update(manager)
+            manager.step()
+
+
+def test_a_rank_that_leaves_its_loop_early_is_named(tmp_path: Path) -> None:
+    for failure in failures(unequal_loops, tmp_path):
+        assert failure.kind == "RankError", failure.trace
+        assert failure.ranks == (1,)
+
+
+# ---- what is restored
+
+
+def restore(rank: Rank) -> None:
+    with tiny.managed(rank, chk_freq=0) as (manager, _):
+        try:
+            manager.restore(rank.settings.get("step"))
+        finally:
+            rank.send("at", manager.global_step)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    run_well(Life(tiny.train, folder, settings={"steps": 3}))
+    return folder
+
+
+@pytest.fixture
+def copied(saved: Path, tmp_path: Path) -> Path:
+    shutil.copytree(saved / "chk", tmp_path / "chk")
+    return tmp_path
+
+
+PARTS = ["table.rank-00001.safetensors", "rng.rank-00000.safetensors", "model.safetensors"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_missing_file_of_any_rank_makes_all_walk_back_together(part: str, copied: Path) -> None:
+    (copied / "chk/step-00000003" / part).unlink()
+    heard = run_well(Life(restore, copied, settings=OFTEN))
+    assert [one.last("at") for one in heard] == [2, 2]
+    assert (copied / "chk/quarantine/step-00000003").is_dir()
+
+
+def test_a_missing_file_of_a_step_asked_for_is_an_error_on_all(copied: Path) -> None:
+    (copied / "chk/step-00000003" / PARTS[0]).unlink()
+    for failure in failures(restore, copied, step=3):
+        assert failure.kind in ("CorruptCheckpointError", "RankError"), failure.trace
+        assert PARTS[0] in failure.text
+
+
+def test_a_step_that_is_not_there_is_an_error_on_all(copied: Path) -> None:
+    for failure in failures(restore, copied, step=9):
+        assert failure.kind == "NoCheckpointError", failure.trace
+        assert "9" in failure.text
+
+
+def only_one_restores(rank: Rank) -> None:
+    with tiny.managed(rank, chk_freq=0) as (manager, job):
+        if rank.rank == 0:
+            manager.restore()
+        job.update(manager)
+        manager.step()
+
+
+def test_a_restore_on_one_rank_only_is_an_error_on_all(copied: Path) -> None:
+    for failure in failures(only_one_restores, copied):
+        assert failure.kind in ("RankError", "ConfigError"), failure.trace
+        assert "restore()" in failure.text
+
+
+def test_a_checkpoint_of_one_rank_is_restored_by_two_and_the_other_way_round(
+    copied: Path, tmp_path: Path
+) -> None:
+    first = run_well(Life(tiny.train, copied, 1, 1, 1, {"steps": 4}))[0]
+    assert first.last("restored")[0] == 3
+    two = run_well(Life(restore, copied, 2, 2, 2, OFTEN))
+    assert [one.last("at") for one in two] == [4, 4]

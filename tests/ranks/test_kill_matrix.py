@@ -1,0 +1,371 @@
+"""SIGKILL of each trainer and each worker of a run, and of all at once, at every fault point.
+
+Lives follow one another in one directory (or one per rank): each is killed at one point, and the
+next continues from what it left. So every life is the check of the one before it: what it restores
+was a boundary of all ranks, and no older than what was known to be durable. Once its victim is
+dead the other trainers are killed, as a launcher does; workers finish by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkfreq import KeepLast, faults
+from tests.crash.processes import verify_all, wait_unlocked
+from tests.patience import slowness
+from tests.ranks import tiny
+from tests.ranks.ranks import Heard, Life, Rank, Ranks, run, run_well
+
+pytestmark = [pytest.mark.crash, pytest.mark.dist]
+
+WORLD = 2
+STEPS = 5  # of each life, from where it begins
+VICTIMS = ("trainer of rank 0", "trainer of rank 1", "worker of rank 0", "worker of rank 1", "all")
+TRAINERS = ("snapshot.", "socket.", "slot.", "meeting.")
+
+
+@dataclass
+class History:
+    """All that was ever said in one directory, by rank."""
+
+    local: bool
+    digests: list[dict[int, str]] = field(default_factory=lambda: [{} for _ in range(WORLD)])
+    durable: int = 0
+
+    def take(self, heard: list[Heard], what: str) -> None:
+        """Check a life against those before it, and add what it said."""
+        restored = {one.last("restored")[0] for one in heard if one.all("restored")}
+        assert len(restored) <= 1, f"{what}: the ranks restored different steps: {restored}"
+        for rank, one in enumerate(heard):
+            known = self.digests[rank]
+            for step, digest in one.all("restored"):
+                assert digest == known[step], f"{what}: rank {rank} restored no boundary"
+                assert step >= self.durable, f"{what}: step {self.durable} is lost"
+            if one.all("boundary") and not one.all("restored"):
+                assert self.durable == 0, f"{what}: the run started over"
+            for step, digest in one.all("boundary"):
+                same = known.setdefault(step, digest)
+                assert same == digest, f"{what}: step {step} of rank {rank} went otherwise"
+        self.durable = max(self.durable, self.acknowledged(heard))
+
+    def acknowledged(self, heard: list[Heard]) -> int:
+        """The newest step that was known to be durable; where each rank has its own, on all."""
+        newest = [max(one.all("durable"), default=0) for one in heard]
+        return min(newest) if self.local else max(newest)
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL of ``victim`` when the trainer or worker of ``rank`` passes ``point``."""
+
+    victim: str
+    point: str
+    rank: int
+    hit: int = 1
+
+    def applied(self, life: Life, gate: Path) -> Life:
+        """The life with the fault scripts."""
+        by_trainer = self.point.startswith(TRAINERS)
+        if self.victim == "all":
+            action = f"pause-{gate}"
+        else:
+            action = "kill-self" if by_trainer == self.victim.startswith("trainer") else "kill-peer"
+        scripts = {self.rank: f"{self.point}:{action}:{self.hit}"}
+        return replace(life, **{"trainer_faults" if by_trainer else "worker_faults": scripts})
+
+
+def passes(folder: Path, local: bool) -> dict[tuple[str, int], int]:
+    """How often an undisturbed life passes each point, by point and rank."""
+    folder.mkdir(parents=True)
+    life = life_in(folder, 0, local)
+    run_well(replace(life, settings={**life.settings, "steps": 3}))
+    log = folder / "points"
+    restored = replace(life_in(folder, 1, local), fault_log=log)
+    run_well(replace(restored, settings={**restored.settings, "restore": 2, "steps": 2 + STEPS}))
+    found: dict[tuple[str, int], int] = {}
+    for rank in range(WORLD):
+        for process in ("trainer", "worker"):
+            reached = Path(f"{log}-{process}-{rank}").read_text().split()
+            for point in reached:
+                found[point, rank] = found.get((point, rank), 0) + 1
+    return found
+
+
+def short() -> dict[str, float]:
+    """A successor may wait so long for parts that nobody will write any more."""
+    return {"rank_timeout_s": 2.0 * slowness(), "takeover_s": 120.0}
+
+
+def life_in(folder: Path, number: int, local: bool, seed: int = 0, **settings: Any) -> Life:
+    config = {"config": short(), "local": local, "manager": {"retention": KeepLast(3)}}
+    return Life(tiny.train, folder, WORLD, number, seed, {**config, **settings})
+
+
+def kills_of(victim: str, reached: dict[tuple[str, int], int]) -> list[Kill]:
+    """One kill per point that the victim passes; "all" dies at points of either rank in turn."""
+    kills = []
+    for (point, rank), count in sorted(reached.items(), key=lambda item: _place(*item[0])):
+        if victim != "all" and not victim.endswith(str(rank)):
+            continue
+        # The second prune may come when the life is closing and looks no more.
+        hits = {1 if point == "prune.remove" else min(2, count)}
+        if point.startswith("meeting."):
+            hits = set() if victim.startswith("worker") else {1, count // 2}
+        kills += [Kill(victim, point, rank, hit) for hit in sorted(hits) if hit <= count]
+    return kills[::3] if victim == "all" else kills
+
+
+def _place(point: str, rank: int) -> tuple[int, int]:
+    return faults.POINTS.index(point), rank
+
+
+def run_chain(folder: Path, victim: str, kills: list[Kill], local: bool) -> None:
+    """Kill a run once for each of ``kills``, in one directory, and bring it to an end."""
+    history, step = History(local), 2
+    history.take(run_well(life_in(folder, 0, local, steps=step)), "the first life")
+    for number, kill in enumerate(kills, 1):
+        what = f"{kill}, life {number}"
+        settings: dict[str, Any] = {"steps": step + STEPS}
+        if kill.point == "commit.supersede":
+            settings["restore"] = history.durable = an_older_step(folder)
+        life = kill.applied(life_in(folder, number, local, **settings), folder / f"gate-{number}")
+        heard = live(life, kill, folder / f"gate-{number}")
+        history.take(heard, what)
+        check_directories(folder, what)
+        step = max([step, *(max(known, default=0) for known in history.digests)]) - 1
+    last = life_in(folder, len(kills) + 1, local, seed=1, steps=step + STEPS)
+    heard = run_well(last)
+    history.take(heard, "the last life")
+    assert [one.last("done")["last_durable_step"] for one in heard] == [step + STEPS] * WORLD
+    whole = folder / "whole"
+    whole.mkdir()
+    undisturbed = run_well(life_in(whole, 0, local, steps=step + STEPS))
+    for rank, one in enumerate(undisturbed):
+        known = history.digests[rank]
+        assert {s: bits for s, bits in one.all("boundary") if s in known} == known
+
+
+def live(life: Life, kill: Kill, gate: Path) -> list[Heard]:
+    """One life with its kill, which must have struck."""
+    with Ranks(life) as ranks:
+        if kill.victim.startswith("worker"):
+            heard = ranks.finish()
+            assert [one.exit_code for one in heard] == [0] * WORLD, f"{kill}: {heard}"
+            replaced = [one.last("done")["num_workers_replaced"] for one in heard]
+            assert replaced == [int(rank == kill.rank) for rank in range(WORLD)], f"{kill}: {heard}"
+            assert [one.last("done")["num_failed"] for one in heard] == [0] * WORLD, (
+                f"{kill}: {heard}"
+            )
+            return heard
+        if kill.victim == "all":
+            ranks.watch(Path(f"{gate}.reached"))
+            ranks.kill_workers()
+            ranks.kill()
+            heard = ranks.finish()
+            gate.touch()  # for a worker whose process id nobody knew
+            return heard
+        heard = ranks.end_with(kill.rank)
+        assert heard[kill.rank].exit_code == -signal.SIGKILL, f"{kill} was not reached: {heard}"
+        return heard
+
+
+def an_older_step(folder: Path) -> int:
+    """The newest but one that every directory holds."""
+    held = [set(verify_all(chk_dir)) for chk_dir in folder.glob("chk*")]
+    return sorted(set.intersection(*held))[-2]
+
+
+def check_directories(folder: Path, what: str) -> None:
+    for chk_dir in folder.glob("chk*"):
+        wait_unlocked(chk_dir)
+        try:
+            verify_all(chk_dir)
+        except Exception as error:
+            raise AssertionError(f"{what}: {chk_dir.name}: {error}") from error
+
+
+# ---- the matrix, several chains at a time: they mostly wait
+
+LAYOUTS = {"a shared directory": False, "a directory for each rank": True}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def reached(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return cache(lambda local: passes(tmp_path_factory.mktemp("passes") / "run", local))
+
+
+@pytest.fixture(scope="module")
+def chains(
+    pool: ThreadPoolExecutor, reached: Any, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], Future[None]]:
+    """Every chain, under way."""
+    under_way = {}
+    for layout, local in LAYOUTS.items():
+        for victim in VICTIMS:
+            kills = kills_of(victim, reached(local))
+            folder = tmp_path_factory.mktemp("chain")
+            under_way[layout, victim] = pool.submit(run_chain, folder, victim, kills, local)
+    return under_way
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_kill_at_any_point_leaves_the_old_set_or_one_more_and_the_run_continues(
+    layout: str, victim: str, chains: dict[tuple[str, str], Future[None]]
+) -> None:
+    chains[layout, victim].result()
+
+
+def test_every_point_is_passed_by_some_rank(reached: Any) -> None:
+    assert {point for point, _ in reached(False)} == set(faults.POINTS)
+
+
+def test_the_leader_alone_commits(reached: Any) -> None:
+    by_member = {point for point, rank in reached(False) if rank == 1}
+    assert not by_member & {"commit.rename", "commit.pointer", "prune.remove", "parts.merge"}
+    assert {"parts.join", "parts.rename"} <= by_member
+
+
+# ---- those who survive
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Who is lost, where, and where the store is that the ranks meet over."""
+
+    rank: int
+    point: str
+    hit: int
+    store: Any
+
+
+LOSSES = [
+    Loss(1, "meeting.say", 1, "agent"),
+    Loss(1, "meeting.say", 8, "agent"),
+    Loss(1, "meeting.hear", 8, "file"),
+    Loss(1, "snapshot.copy_start", 2, "agent"),
+    Loss(1, "socket.send", 2, "rank 0"),
+    Loss(2, "socket.receive", 1, "agent"),
+    Loss(0, "meeting.say", 8, "agent"),
+    Loss(0, "meeting.hear", 8, "agent"),
+    Loss(0, "snapshot.copy_start", 2, "file"),
+    Loss(0, "socket.send", 2, "agent"),
+    Loss(0, "meeting.say", 8, "rank 0"),
+    Loss(0, "snapshot.copy_end", 2, "rank 0"),
+]
+
+
+@pytest.fixture(scope="module")
+def losses(
+    pool: ThreadPoolExecutor, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Loss, Future[list[Heard]]]:
+    """Every loss, under way."""
+
+    def lose(loss: Loss) -> list[Heard]:
+        config = {"rank_timeout_s": 3.0 * slowness(), "meet_every_s": 0.2}
+        settings = {"steps": 1000, "config": config}
+        scripts = {loss.rank: f"{loss.point}:kill-self:{loss.hit}"}
+        folder = tmp_path_factory.mktemp("loss")
+        return run(Life(tiny.train, folder, 3, 0, 0, settings, scripts, store=loss.store))
+
+    return {loss: pool.submit(lose, loss) for loss in LOSSES}
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.rank}-{loss.point}-{loss.store}")
+def test_a_lost_rank_ends_the_others_with_an_error_that_names_it_and_the_phase(
+    loss: Loss, losses: dict[Loss, Future[list[Heard]]]
+) -> None:
+    heard = losses[loss].result()
+    assert heard[loss.rank].exit_code == -signal.SIGKILL, heard
+    for rank in {0, 1, 2} - {loss.rank}:
+        failure = heard[rank].failure
+        assert failure is not None, heard[rank]
+        assert failure.kind in ("RankError", "PersistError"), failure.trace
+        assert failure.phase
+        assert failure.kind == "PersistError" or failure.ranks == (loss.rank,), failure.text
+        assert f"rank {loss.rank}" in failure.text or f"rank(s) {loss.rank}" in failure.text
+
+
+def test_a_missing_part_is_an_error_on_all_ranks_that_names_who_wrote_none(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    heard = run(
+        Life(
+            tiny.train,
+            tmp_path,
+            settings={
+                "steps": 100_000,
+                "config": {
+                    "rank_timeout_s": 1.0 * slowness(),
+                    "meet_every_s": 0.1,
+                    "close_timeout_s": 1.0,
+                },
+                "manager": {"tolerate_failures": 0, "chk_freq": 2},
+            },
+            worker_faults={1: f"parts.write_manifest:pause-{gate}"},
+        )
+    )
+    gate.touch()
+    for one in heard:
+        assert one.failure is not None, one
+        assert "wrote no part within" in one.failure.text
+        assert "1" in one.failure.text
+    assert verify_all(tmp_path / "chk") == []
+    assert os.listdir(tmp_path / "chk")
+
+
+def kill_own_worker(rank: Rank) -> None:
+    """Rank 0's worker is dead when step 2 is agreed: the others may be ahead of its successor."""
+    with tiny.managed(rank) as (manager, job):
+        manager.restore()
+        for step in range(1, 6):
+            job.update(manager)
+            process = manager._persistence.client._process
+            if rank.rank == 0 and step == 2 and process is not None:
+                process.kill()
+            manager.step()
+        manager.wait()
+    rank.send("num_failed", manager.stats()["num_failed"])
+
+
+def test_parts_written_while_the_leaders_worker_is_replaced_are_not_lost(tmp_path: Path) -> None:
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        heard = run_well(Life(kill_own_worker, folder, settings={"config": short()}))
+        assert [one.last("num_failed") for one in heard] == [0, 0]
+
+
+def test_a_first_checkpoint_that_some_directories_never_got_does_not_end_the_run(
+    tmp_path: Path,
+) -> None:
+    """Rank 1's directory is still empty: no checkpoint was ever one of all ranks."""
+    kill = Kill("all", "commit.mkdir", 1)
+    gate = tmp_path / "gate"
+    life = kill.applied(life_in(tmp_path, 0, local=True, steps=1000), gate)
+    with Ranks(life) as ranks:
+        ranks.watch(Path(f"{gate}.reached"))
+        ranks.watch(tmp_path / "chk-0/step-00000001/manifest.json")
+        ranks.kill_workers()
+        ranks.kill()
+        ranks.finish()
+    assert [verify_all(tmp_path / f"chk-{rank}")[:1] for rank in range(WORLD)] == [[1], []]
+
+    heard = run_well(life_in(tmp_path, 1, local=True, steps=4))
+
+    assert [one.last("done")["last_durable_step"] for one in heard] == [4, 4]

@@ -1,0 +1,273 @@
+"""Ranks meet over a store: here threads of one process, with a store in its memory."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from checkfreq.errors import CheckFreqError, ConfigError, PersistError, RankError, StateError
+from checkfreq.ranks.meetings import Meetings, ranks_of_process, said_by_each
+from checkfreq.ranks.rendezvous import agree_on_token
+
+Act = Callable[[Meetings], Any]
+
+
+def on_ranks(*acts: Act, timeout_s: float = 10.0, store: Any = None) -> list[Any]:
+    """What each rank's function returned or raised."""
+    store = dist.HashStore() if store is None else store
+
+    def run(rank: int) -> Any:
+        meetings = Meetings(store, rank=rank, world=len(acts), timeout_s=timeout_s)
+        try:
+            return acts[rank](meetings)
+        except CheckFreqError as error:
+            return error
+
+    with ThreadPoolExecutor(len(acts)) as pool:
+        return list(pool.map(run, range(len(acts))))
+
+
+def say(words: Any, phase: str = "step", decide: Any = said_by_each) -> Act:
+    return lambda meetings: meetings.meet(phase, words, decide=decide)
+
+
+def test_everybody_hears_what_rank_0_decides_from_what_all_said() -> None:
+    assert on_ranks(*[say(n, decide=sum) for n in (1, 20, 300)]) == [321] * 3
+
+
+def test_words_come_in_the_order_of_the_ranks_meeting_after_meeting() -> None:
+    def act(meetings: Meetings) -> Any:
+        return [meetings.meet("m", [meetings.rank, n], decide=said_by_each) for n in range(20)]
+
+    heard = on_ranks(*[act] * 4)
+    assert heard == [[[[rank, n] for rank in range(4)] for n in range(20)]] * 4
+
+
+def test_a_store_without_extended_calls_does_as_well(tmp_path: Path) -> None:
+    store = dist.FileStore(str(tmp_path / "store"), 3)
+    assert on_ranks(*[say(n, decide=sum) for n in (1, 2, 3)], store=store) == [6] * 3
+
+
+def test_old_words_are_removed_from_the_store() -> None:
+    store = dist.HashStore()
+
+    def act(meetings: Meetings) -> None:
+        for n in range(10):
+            meetings.meet("m", n, decide=said_by_each)
+
+    on_ranks(act, act, store=store)
+    assert store.num_keys() <= 2 * 3
+
+
+def test_a_rank_that_does_not_come_is_named_on_all_others() -> None:
+    def absent(meetings: Meetings) -> None:
+        return None
+
+    first, _, third = on_ranks(say(1), absent, say(3), timeout_s=0.2)
+    for error in (first, third):
+        assert isinstance(error, RankError)
+        assert (error.ranks, error.phase) == ((1,), "step")
+    assert "rank 1 did not come within 0.2 s" in str(first)
+
+
+def test_a_rank_that_was_told_to_stop_waits_for_no_lost_one_for_long() -> None:
+    meetings = Meetings(dist.HashStore(), rank=0, world=2, timeout_s=3600.0, hurried_timeout_s=0.2)
+    meetings.is_hurried = lambda: True
+    with pytest.raises(RankError, match="rank 1 did not come within 0.2 s"):
+        meetings.meet("step", None, decide=said_by_each)
+
+
+def test_a_missing_rank_0_is_named() -> None:
+    def absent(meetings: Meetings) -> None:
+        return None
+
+    _, second, third = on_ranks(absent, say(2), say(3), timeout_s=0.2)
+    assert isinstance(second, RankError)
+    assert second.ranks == (0,)
+    assert isinstance(third, RankError)
+    assert third.ranks == (0,)
+
+
+def test_ranks_in_different_calls_are_told_so() -> None:
+    errors = on_ranks(say(1, "step 4"), say(1, "save at step 3"), say(1, "step 4"))
+    for error in errors:
+        assert isinstance(error, RankError)
+        assert error.ranks == (1,)
+        assert "rank 0 is in step 4, rank 1 is in save at step 3" in str(error)
+
+
+def test_a_rank_that_leaves_ends_the_next_meeting_at_once_with_its_reason() -> None:
+    def leaves(meetings: Meetings) -> None:
+        meetings.meet("step", None, decide=said_by_each)
+        meetings.leave("ValueError: nan loss")
+
+    def stays(meetings: Meetings) -> None:
+        for _ in range(2):
+            meetings.meet("step", None, decide=said_by_each)
+
+    for leaver in (0, 1, 2):
+        heard = on_ranks(*[leaves if rank == leaver else stays for rank in range(3)])
+        for rank, error in enumerate(heard):
+            if rank != leaver:
+                assert isinstance(error, RankError)
+                assert error.ranks == (leaver,)
+                assert f"rank {leaver} left the run: ValueError: nan loss" in str(error)
+
+
+def test_rank_0_that_is_interrupted_in_a_meeting_leaves_no_one_waiting() -> None:
+    def interrupted(said: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def first(meetings: Meetings) -> None:
+        try:
+            meetings.meet("step", None, decide=interrupted)
+        except KeyboardInterrupt:
+            meetings.leave("KeyboardInterrupt")
+
+    _, second = on_ranks(first, say(1))
+    assert isinstance(second, RankError)
+    assert "left the run: KeyboardInterrupt" in str(second)
+
+
+def test_a_rank_that_is_interrupted_while_it_waits_says_so_at_once_to_the_others() -> None:
+    store = dist.HashStore()
+    first, second = (Meetings(store, rank=r, world=2, timeout_s=3600.0) for r in range(2))
+
+    def interrupt() -> None:
+        store.wait(["1/0"])  # rank 0 has come
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            first.meet("step", None, decide=said_by_each)
+    first.leave("KeyboardInterrupt")
+    with pytest.raises(RankError, match="left the run: KeyboardInterrupt"):
+        second.meet("step", None, decide=said_by_each)
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("kind", [ConfigError, StateError])
+def test_an_error_that_rank_0_decides_is_raised_on_all(kind: type[CheckFreqError]) -> None:
+    def refuse(said: Any) -> Any:
+        raise kind("different chk_dir")
+
+    for error in on_ranks(*[say(n, decide=refuse) for n in range(3)]):
+        assert type(error) is kind
+        assert str(error) == "different chk_dir"
+
+
+def test_what_fails_on_one_rank_is_an_error_on_all_and_its_own_there() -> None:
+    def act(meetings: Meetings) -> Any:
+        def work() -> int:
+            if meetings.rank == 1:
+                raise PersistError("disk full", step=3, phase="write")
+            return meetings.rank
+
+        return meetings.act("wait()", work)
+
+    first, second, third = on_ranks(act, act, act)
+    assert type(second) is PersistError
+    assert second.phase == "write"
+    for error in (first, third):
+        assert isinstance(error, RankError)
+        assert error.ranks == (1,)
+        assert str(error) == "wait() failed on rank 1: PersistError: disk full"
+
+
+def test_until_ends_when_it_is_true_on_all() -> None:
+    def act(meetings: Meetings) -> int:
+        asked = 0
+
+        def is_done(wait_s: float) -> bool:
+            nonlocal asked
+            asked += 1
+            return asked > meetings.rank
+
+        meetings.until("wait()", is_done, timeout_s=60, what="it")
+        return asked
+
+    assert on_ranks(act, act, act) == [3, 3, 3]
+
+
+def test_until_names_the_ranks_that_wait_in_vain() -> None:
+    def act(meetings: Meetings) -> None:
+        meetings.until("wait()", lambda s: meetings.rank != 1, timeout_s=0.0, what="a slot")
+
+    for error in on_ranks(act, act):
+        assert isinstance(error, RankError)
+        assert error.ranks == (1,)
+        assert "rank 1 waited 0 s for a slot in vain" in str(error)
+
+
+def test_closing_waits_for_the_others_to_hear_the_last_decision() -> None:
+    heard = []
+
+    def first(meetings: Meetings) -> None:
+        meetings.meet("close()", None, decide=said_by_each)
+        meetings.close()
+        heard.append(0)
+
+    def second(meetings: Meetings) -> None:
+        meetings.meet("close()", None, decide=said_by_each)
+        heard.append(1)
+        meetings.close()
+
+    on_ranks(first, second)
+    assert heard == [1, 0]
+
+
+def test_a_process_launched_as_one_of_several_must_be_connected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="WORLD_SIZE=4.*init_process_group"):
+        ranks_of_process()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert ranks_of_process() == (0, 1)
+
+
+def rendezvous(store: Any, world: int, *, timeout_s: float = 10.0) -> list[Any]:
+    def run(rank: int) -> Any:
+        try:
+            return agree_on_token(store, rank=rank, world=world, timeout_s=timeout_s)
+        except RankError as error:
+            return error
+
+    with ThreadPoolExecutor(world) as pool:
+        return list(pool.map(run, range(world)))
+
+
+def test_all_ranks_agree_on_one_token() -> None:
+    tokens = rendezvous(dist.HashStore(), 4)
+    assert len(set(tokens)) == 1
+
+
+def test_words_of_an_earlier_life_in_the_same_store_are_not_taken_for_this_ones() -> None:
+    store = dist.HashStore()
+    earlier = {rendezvous(store, 3)[0] for _ in range(5)}
+    tokens = rendezvous(store, 4)  # one rank more than in those lives
+    assert len(set(tokens)) == 1
+    assert tokens[0] not in earlier
+
+
+def test_a_member_does_not_follow_an_earlier_lifes_token_while_rank_0_is_late() -> None:
+    store = dist.HashStore()
+    rendezvous(store, 2)
+    with pytest.raises(RankError, match="rank 1 waited .* did not come within 0.1 s") as caught:
+        agree_on_token(store, rank=1, world=2, timeout_s=0.1)
+    assert caught.value.ranks == (0,)
+
+
+def test_a_rank_that_makes_no_manager_is_named_by_rank_0() -> None:
+    with pytest.raises(RankError, match="ranks 1, 2 did not come") as caught:
+        agree_on_token(dist.HashStore(), rank=0, world=3, timeout_s=0.1)
+    assert caught.value.ranks == (1, 2)

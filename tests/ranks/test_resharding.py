@@ -1,0 +1,83 @@
+"""What some ranks saved is, bit for bit, what other numbers of ranks restore."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import checkfreq
+from iterators.testing import digest
+from tests.ranks import tiny, training
+from tests.ranks.ranks import Life, Rank, run_well
+
+pytestmark = [pytest.mark.dist]
+
+Save = Callable[[str, int], tuple[Path, dict[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Save:
+    """The folder of a run that saved at a world, and the whole state there."""
+
+    @cache
+    def save(job: str, world: int) -> tuple[Path, dict[str, str]]:
+        folder = tmp_path_factory.mktemp(f"saved-{job}-{world}")
+        heard = run_well(Life(training.save_some, folder, world, settings={"job": job}))
+        states = [one.last("whole") for one in heard]
+        assert states == [states[0]] * world
+        return folder, states[0]
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("job", "world", "other"),
+    [("fsdp", 2, 2), ("fsdp", 2, 1), ("fsdp", 1, 2), ("fsdp", 4, 2), ("fsdp", 2, 3), ("ddp", 3, 2)],
+)
+def test_the_whole_state_is_equal_at_another_world(
+    job: str, world: int, other: int, saved: Save, tmp_path: Path
+) -> None:
+    folder, whole = saved(job, world)
+    shutil.copytree(folder / "chk", tmp_path / "chk")
+    heard = run_well(Life(training.restore_whole, tmp_path, other, 1, 1, settings={"job": job}))
+    for one in heard:
+        assert one.last("whole") == whole
+
+
+def test_the_model_of_several_ranks_is_loaded_whole_without_any(saved: Save) -> None:
+    folder, whole = saved("fsdp", 4)
+    model: dict[str, Any] = checkfreq.load(folder / "chk", only=["model"])["model"]
+    assert {f"model.{key}": digest(value) for key, value in model.items()} == {
+        key: bits for key, bits in whole.items() if key.startswith("model.")
+    }
+
+
+def own_of(job: tiny.Tiny) -> Any:
+    """What is each rank's own: what was declared so, and the generators."""
+    return dict(job.own), random.getstate(), torch.get_rng_state().tolist()
+
+
+def come_back(rank: Rank) -> None:
+    """Restore, say whether the own state is as it was found, train a step, and save it."""
+    with tiny.managed(rank, chk_freq=0) as (manager, job):
+        before, common = own_of(job), job.common["count"]
+        restored = manager.restore()
+        rank.send("kept", own_of(job) == before, restored, job.common["count"] - common)
+        job.own["drawn"] = (f"by {rank.rank} of {rank.world}",)
+        job.update(manager)
+        manager.step()
+
+
+def test_a_rank_that_is_new_keeps_what_is_its_own_also_after_a_run_of_one(tmp_path: Path) -> None:
+    for number, world in enumerate((1, 2, 3)):
+        heard = run_well(Life(come_back, tmp_path, world, number, seed=number))
+        assert [one.last("kept") for one in heard] == [
+            (rank >= world - 1, number > 0, number) for rank in range(world)
+        ]

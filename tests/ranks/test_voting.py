@@ -1,0 +1,114 @@
+"""What ranks decide from what they say: tables, no processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from checkfreq.ranks.coordinator import Decision, Proposal
+from checkfreq.ranks.voting import Vote, decide, difference
+
+NOTHING = Vote(Proposal(), is_ready=True, is_written=False, next_step=7)
+PERIODIC = replace(NOTHING, proposal=Proposal("periodic", place="host"))
+
+
+def decided(*words: Vote) -> Decision:
+    return decide(words, attempt="a1")
+
+
+def test_rank_0_decides_whether_a_checkpoint_is_due() -> None:
+    assert decided(PERIODIC, NOTHING).attempt == "a1"
+    assert decided(PERIODIC, NOTHING).place == "host"
+    assert decided(NOTHING, PERIODIC).attempt == ""
+
+
+def test_a_periodic_one_is_deferred_on_all_if_one_rank_has_no_slot() -> None:
+    decision = decided(PERIODIC, replace(NOTHING, is_ready=False))
+    assert decision.attempt == ""
+    assert "rank 1" in decision.defer
+
+
+def test_one_that_must_be_taken_waits_for_the_rank_without_a_slot() -> None:
+    must = replace(PERIODIC, proposal=Proposal("requested", must=True))
+    decision = decided(must, replace(NOTHING, is_ready=False))
+    assert decision.attempt == "a1"
+    assert decision.waits_for == (1,)
+    assert not decision.defer
+
+
+def test_a_periodic_one_is_deferred_on_all_while_storage_fails_for_one_rank() -> None:
+    failing = replace(NOTHING, held_back="2 failed in a row")
+    decision = decided(PERIODIC, failing)
+    assert (decision.attempt, decision.is_held_back) == ("", True)
+    assert decision.defer == "2 failed in a row (rank 1)"
+    requested = replace(PERIODIC, proposal=Proposal("requested", must=True))
+    assert decided(requested, failing).attempt == "a1"
+    assert not decided(PERIODIC, NOTHING).is_held_back
+
+
+def test_a_late_one_is_deferred_with_its_reason() -> None:
+    assert decided(replace(NOTHING, proposal=Proposal(why_late="late")), NOTHING).defer == "late"
+
+
+def test_a_step_that_all_have_written_is_not_taken_again() -> None:
+    written = replace(PERIODIC, is_written=True)
+    assert decided(written, replace(NOTHING, is_written=True)).is_written
+    assert decided(written, replace(NOTHING, is_written=True)).attempt == ""
+    assert decided(written, NOTHING).attempt == "a1"
+
+
+def test_a_stop_signal_on_any_rank_stops_all() -> None:
+    assert decided(NOTHING, NOTHING).stop is None
+    assert decided(NOTHING, replace(NOTHING, stop="SIGTERM")).stop == "SIGTERM (rank 1)"
+
+
+def test_a_step_is_confirmed_once_every_directory_holds_the_same_attempt_of_it() -> None:
+    def leader(*durable: tuple[int, str]) -> Vote:
+        return replace(NOTHING, durable=durable)
+
+    assert decided(leader((10, "a"), (20, "b")), NOTHING, leader((20, "b"))).confirmed_step == 20
+    assert decided(leader((20, "b"), (30, "c")), leader((20, "b"))).confirmed_step == 20
+    assert decided(leader((20, "b")), leader()).confirmed_step is None
+    assert decided(leader((20, "b")), NOTHING).confirmed_step == 20
+    # Rank 0 failed step 20, rank 1 has not committed 30 yet: nothing is in both but 10.
+    held = leader((10, "a"), (30, "c")), leader((10, "a"), (20, "b"))
+    assert decided(*held).confirmed_step == 10
+    # The same number, but not the same checkpoint.
+    assert decided(leader((20, "b")), leader((20, "x"))).confirmed_step is None
+
+
+def test_costs_are_those_of_the_slowest_rank() -> None:
+    def costing(**costs: float) -> Vote:
+        return replace(NOTHING, costs=costs)
+
+    decision = decided(costing(persist_s=1.0, cost_s=0.3), costing(persist_s=2.0), costing())
+    assert decision.costs == {"persist_s": 2.0, "cost_s": 0.3}
+
+
+def test_structures_are_compared_when_one_has_changed() -> None:
+    assert not decided(NOTHING, NOTHING).compares
+    assert decided(NOTHING, replace(NOTHING, is_restructured=True)).compares
+
+
+def test_a_difference_is_told_by_rank_and_name_and_not_without_end() -> None:
+    first = {f"model.{n}": "float32[2]" for n in range(20)}
+    second: dict[str, Any] = {**first, "model.3": "float32[4]"}
+    assert "rank 1: model.3 is float32[4], on rank 0 float32[2]." in difference([first, second])
+    text = difference([first, first, {}])
+    assert "rank 2: model.0 is not there" in text
+    assert "and 15 more" in text
+
+
+def test_rank_0s_marks_count_and_metrics_that_differ_are_told() -> None:
+    nan = float("nan")
+    one = replace(NOTHING, keep=True, metrics={"loss": 0.5, "same": 1.0, "odd": nan})
+    other = replace(NOTHING, metrics={"loss": 0.7, "same": 1.0, "odd": nan, "alone": 3.0})
+    silent = NOTHING
+    decision = decided(one, other, silent)
+    assert decision.keep
+    assert decision.metrics == one.metrics
+    assert decision.unequal == {"alone": [None, 3.0, None], "loss": [0.5, 0.7, None]}
+
+
+def test_metrics_that_only_rank_0_knows_are_no_difference() -> None:
+    assert decided(replace(NOTHING, metrics={"loss": 0.5}), NOTHING).unequal == {}

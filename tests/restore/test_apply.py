@@ -1,0 +1,625 @@
+"""Restoring: every mismatch is listed and nothing changed, or all of it is put in place."""
+
+from __future__ import annotations
+
+import logging
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
+from checkfreq.restore.apply import Loaded, materialise, positions
+from checkfreq.state.checkpoint import CFCheckpoint
+from tests.state.support import bits, plan, restore, state_bits, take
+
+
+class Holder:
+    """A stateful object that can be told to refuse."""
+
+    def __init__(self, value: Any, *, fails: bool = False) -> None:
+        self.value = value
+        self.fails = fails
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+        if self.fails:
+            self.fails = False
+            raise KeyError("no such thing")
+
+
+def adamw(model: nn.Module, *, steps: int = 1, **kwargs: Any) -> torch.optim.AdamW:
+    optimizer = torch.optim.AdamW(model.parameters(), **kwargs)
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+    return optimizer
+
+
+def run(width: int = 3, **kwargs: Any) -> CFCheckpoint:
+    model = nn.Sequential(nn.Linear(2, width), nn.BatchNorm1d(width))
+    return CFCheckpoint(model=model, optimizer=adamw(model, **kwargs), best={"loss": 0.25})
+
+
+class TestMismatch:
+    def test_everything_that_differs_is_listed_at_once_and_nothing_changes(self) -> None:
+        saved = CFCheckpoint(
+            model=nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), old={"x": 1}, rng=False
+        )
+        model = nn.Sequential(nn.Linear(2, 4), nn.Identity(), nn.Linear(4, 1))
+        live = CFCheckpoint(model=model, new={"y": 2})
+        before = state_bits(live)
+        with pytest.raises(MismatchError) as caught:
+            plan(live, take(saved))
+        error = caught.value
+        assert error.path == "chk/step-00000003"
+        assert set(error.missing) == {
+            "model.2.weight",
+            "model.2.bias",
+            "new (the whole object)",
+            "rng (random generators)",
+        }
+        assert set(error.unexpected) == {
+            "old (the whole object)",
+            *(
+                f"model.1.{n}"
+                for n in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+            ),
+        }
+        assert set(error.different) == {
+            "model.0.weight: checkpoint has float32[3, 2], live is float32[4, 2]",
+            "model.0.bias: checkpoint has float32[3], live is float32[4]",
+        }
+        assert state_bits(live) == before
+        assert "strict=False" in str(error)
+
+    def test_another_dtype_is_a_mismatch(self) -> None:
+        model = nn.Linear(2, 2)
+        shot = take(CFCheckpoint(model=model))
+        with pytest.raises(MismatchError, match=r"float32\[2, 2\], live is bfloat16\[2, 2\]"):
+            plan(CFCheckpoint(model=nn.Linear(2, 2).bfloat16()), shot)
+
+    def test_another_kind_of_object_is_a_mismatch(self) -> None:
+        shot = take(CFCheckpoint(thing={"a": 1}))
+        with pytest.raises(MismatchError, match="thing: checkpoint holds a dict, live is a module"):
+            plan(CFCheckpoint(thing=nn.Linear(1, 1)), shot)
+
+    def test_another_optimizer_is_a_mismatch(self) -> None:
+        model = nn.Linear(1, 1)
+        shot = take(CFCheckpoint(o=torch.optim.SGD(model.parameters(), lr=1)))
+        with pytest.raises(MismatchError, match=r"of a torch\.optim\.sgd\.SGD, live is a .*Adam"):
+            plan(CFCheckpoint(o=torch.optim.Adam(model.parameters())), shot)
+
+    def test_another_scheduler_is_a_mismatch(self) -> None:
+        optimizer = adamw(nn.Linear(1, 1))
+        shot = take(CFCheckpoint(s=torch.optim.lr_scheduler.StepLR(optimizer, 2)))
+        with pytest.raises(MismatchError, match=r"of a .*StepLR, live is a .*ExponentialLR"):
+            plan(CFCheckpoint(s=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)), shot)
+
+    def test_another_grouping_is_a_mismatch(self) -> None:
+        model = nn.Linear(1, 1)
+        shot = take(CFCheckpoint(o=torch.optim.SGD(model.parameters(), lr=1)))
+        groups = [{"params": [p]} for p in model.parameters()]
+        with pytest.raises(MismatchError, match=r"groups of \[2\] parameters, live has \[1, 1\]"):
+            plan(CFCheckpoint(o=torch.optim.SGD(groups, lr=1)), shot)
+
+    def test_parameters_in_another_order_are_a_mismatch(self) -> None:
+        model = nn.Linear(3, 2)
+        shot = take(CFCheckpoint(o=adamw(model)))
+        swapped = torch.optim.AdamW([model.bias, model.weight])
+        with pytest.raises(MismatchError, match=r"o parameter 0: .*\[2, 3\], live has \[2\]"):
+            plan(CFCheckpoint(o=swapped), shot)
+
+    def test_a_disabled_scaler_does_not_take_an_enabled_ones_state(self) -> None:
+        shot = take(CFCheckpoint(s=torch.amp.GradScaler("cpu")))
+        with pytest.raises(MismatchError, match="checkpoint has it enabled, live is disabled"):
+            plan(CFCheckpoint(s=torch.amp.GradScaler("cpu", enabled=False)), shot)
+
+    def test_disabled_scalers_match(self) -> None:
+        shot = take(CFCheckpoint(s=torch.amp.GradScaler("cpu", enabled=False)))
+        restore(CFCheckpoint(s=torch.amp.GradScaler("cpu", enabled=False)), shot)
+
+    def test_tied_live_weights_do_not_take_two_different_tensors(self) -> None:
+        shot = take(CFCheckpoint(m=nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))))
+        live = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        live[1].weight = live[0].weight
+        words = r"m\.1\.weight: live is tied to 0\.weight, checkpoint has two tensors"
+        with pytest.raises(MismatchError, match=words):
+            plan(CFCheckpoint(m=live), shot)
+
+    def test_untied_live_weights_take_a_tied_tensor_each(self) -> None:
+        saved = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        saved[1].weight = saved[0].weight
+        live = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        restore(CFCheckpoint(m=live), take(CFCheckpoint(m=saved)))
+        assert bits(live.state_dict()) == bits(saved.state_dict())
+
+
+class TestPartial:
+    def test_a_generator_of_an_absent_device_is_left_alone_and_logged(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        shot = take(CFCheckpoint())
+        shot.loaded.objects["rng"]["state"]["xpu:7"] = {"$tensor": "torch"}
+        with caplog.at_level(logging.WARNING):
+            restore(CFCheckpoint(), shot)
+        assert "rng.xpu:7: not restored, this process has" in caplog.text
+
+    def test_not_strict_loads_what_fits_and_logs_the_rest_once(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        saved = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3))
+        live = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 5))
+        kept = deepcopy(live[1].weight)
+        with caplog.at_level(logging.WARNING):
+            restore(CFCheckpoint(model=live, n={}), take(CFCheckpoint(model=saved)), strict=False)
+        assert bits(live[0].weight) == bits(saved[0].weight)
+        assert bits(live[1].weight) == bits(kept)
+        (record,) = caplog.records
+        for words in ("model.1.weight", "n (the whole object)", "restoring what fits"):
+            assert words in record.getMessage()
+
+    def test_not_strict_casts_a_module_to_the_live_dtype(self) -> None:
+        saved, live = nn.Linear(2, 2), nn.Linear(2, 2).bfloat16()
+        restore(CFCheckpoint(m=live), take(CFCheckpoint(m=saved)), strict=False)
+        assert bits(live.weight) == bits(saved.weight.bfloat16())
+
+    def test_only_and_exclude_choose_by_tracked_name(self) -> None:
+        saved, live = run(), run()
+        before = state_bits(live)
+        restore(live, take(saved), only=("model",))
+        assert state_bits(live)["model"] == state_bits(saved)["model"]
+        assert state_bits(live)["optimizer"] == before["optimizer"]
+        restore(live, take(saved), exclude=("model", "rng"))
+        assert state_bits(live) == state_bits(saved)
+
+    def test_only_leaves_the_generators_alone(self) -> None:
+        saved = run()
+        shot = take(saved)
+        state = torch.get_rng_state()
+        torch.rand(1)
+        restore(saved, shot, only="model")
+        assert not torch.equal(torch.get_rng_state(), state)
+
+    def test_an_unknown_name_is_a_configuration_error(self) -> None:
+        chk = run()
+        with pytest.raises(ConfigError, match=r"only=\.\.\..*unknown modle; expected .*model"):
+            plan(chk, take(chk), only=("modle",))
+
+    def test_positions_are_handed_over_unless_excluded(self) -> None:
+        chk = run()
+        found = {"train": {"epoch": 2, "batch": 7}, "val": {"epoch": 0}}
+        shot = take(chk, positions=found)
+        assert plan(chk, shot).positions == found == positions(shot.loaded.objects)
+        assert plan(chk, shot, exclude=("val",)).positions == {"train": found["train"]}
+        assert plan(chk, shot, only=("model",)).positions == {}
+
+
+class TestInPlace:
+    def test_live_tensors_keep_their_storage(self) -> None:
+        live = run()
+        optimizer = live.optimizers["optimizer"]
+        tensors = [*live.tracked["model"].state_dict().values()]
+        tensors += [t for state in optimizer.state.values() for t in state.values()]
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        saved = run()
+        restore(live, take(saved))
+        assert state_bits(live) == state_bits(saved)
+        tensors = [*live.tracked["model"].state_dict().values()]
+        tensors += [t for state in optimizer.state.values() for t in state.values()]
+        assert [tensor.data_ptr() for tensor in tensors] == addresses
+
+    def test_a_dict_stays_the_same_dict_with_the_same_tensors(self) -> None:
+        tensor = torch.zeros(3)
+        live = {"stale": 1, "best": tensor}
+        restore(CFCheckpoint(d=live), take(CFCheckpoint(d={"best": torch.ones(3), "n": 2})))
+        assert live["best"] is tensor
+        assert tensor.tolist() == [1, 1, 1]
+        assert list(live) == ["best", "n"]
+
+    def test_an_expanded_buffer_takes_its_values(self) -> None:
+        def make(value: float) -> nn.Module:
+            module = nn.Module()
+            module.register_buffer("scale", torch.full((1,), value).expand(4))
+            return module
+
+        live = make(0.0)
+        restore(CFCheckpoint(m=live), take(CFCheckpoint(m=make(2.0))))
+        assert live.scale.tolist() == [2.0] * 4
+        assert live.scale.stride() == (0,)
+
+    def test_aliased_optimizer_tensors_are_one_tensor_again(self) -> None:
+        parameter = nn.Parameter(torch.zeros(2))
+        saved = torch.optim.SGD([parameter], lr=1)
+        shared = torch.ones(2)
+        saved.state[parameter] = {"a": shared, "b": [shared]}
+        shot = take(CFCheckpoint(o=saved))
+        live = torch.optim.SGD([parameter], lr=1)
+        live.state[parameter] = {"a": torch.zeros(2), "b": [torch.zeros(2)]}
+        restore(CFCheckpoint(o=live), shot)
+        assert live.state[parameter]["a"] is live.state[parameter]["b"][0]
+        assert live.state[parameter]["a"].tolist() == [1, 1]
+
+    def test_two_saved_tensors_do_not_land_in_one_live_tensor(self) -> None:
+        parameter = nn.Parameter(torch.zeros(2))
+        saved = torch.optim.SGD([parameter], lr=1)
+        saved.state[parameter] = {"a": torch.zeros(2), "b": torch.ones(2)}
+        live = torch.optim.SGD([parameter], lr=1)
+        shared = torch.full((2,), 7.0)
+        live.state[parameter] = {"a": shared, "b": shared}
+        restore(CFCheckpoint(o=live), take(CFCheckpoint(o=saved)))
+        assert live.state[parameter]["a"].tolist() == [0, 0]
+        assert live.state[parameter]["b"].tolist() == [1, 1]
+
+    def test_state_that_is_not_a_dict_is_kept_too(self) -> None:
+        parameter = nn.Parameter(torch.zeros(2))
+        saved, live = (torch.optim.SGD([parameter], lr=1) for _ in range(2))
+        saved.state[parameter] = [torch.ones(2), 3]
+        shot = take(CFCheckpoint(o=saved))
+        assert bits(materialise(shot.loaded, path="p")["o"]) == bits(saved.state_dict())
+        restore(CFCheckpoint(o=live), shot)
+        assert bits(live.state[parameter]) == bits(saved.state[parameter])
+
+    def test_state_of_no_parameter_is_kept_too(self) -> None:
+        parameter = nn.Parameter(torch.zeros(2))
+        saved = torch.optim.SGD([parameter], lr=1)
+        saved.state["global"] = {"count": 3, "mean": torch.ones(1)}  # type: ignore[index]
+        live = torch.optim.SGD([parameter], lr=1)
+        restore(CFCheckpoint(o=live), take(CFCheckpoint(o=saved)))
+        assert bits(live.state["global"]) == bits(saved.state["global"])  # type: ignore[index]
+
+    def test_a_tensor_learning_rate_stays_the_same_tensor(self) -> None:
+        model = nn.Linear(1, 1)
+        rate = torch.tensor(0.5)
+        live = torch.optim.Adam(model.parameters(), lr=rate)
+        restore(
+            CFCheckpoint(o=live),
+            take(CFCheckpoint(o=torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1)))),
+        )
+        assert live.param_groups[0]["lr"] is rate
+        assert rate.item() == pytest.approx(0.1)
+        restore(
+            CFCheckpoint(o=live),
+            take(CFCheckpoint(o=torch.optim.Adam(model.parameters(), lr=0.25))),
+        )
+        assert live.param_groups[0]["lr"] is rate
+        assert rate.item() == 0.25
+
+
+class TestHyperParameters:
+    def test_differences_are_one_warning_with_old_and_new_values(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        saved = run(lr=0.1, weight_decay=0.5)
+        live = run(lr=0.1, weight_decay=0.25, betas=(0.5, 0.9))
+        with caplog.at_level(logging.WARNING):
+            restore(live, take(saved))
+        (record,) = caplog.records
+        message = record.getMessage()
+        assert "optimizer.param_groups[0].weight_decay: 0.25 -> 0.5" in message
+        assert "optimizer.param_groups[0].betas: (0.5, 0.9) -> (0.9, 0.999)" in message
+        assert ".lr" not in message
+        assert live.optimizers["optimizer"].param_groups[0]["weight_decay"] == 0.5
+
+    def test_what_a_tracked_scheduler_drives_is_not_reported(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def make() -> CFCheckpoint:
+            model = nn.Linear(1, 1)
+            optimizer = adamw(model)
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+            return CFCheckpoint(optimizer=optimizer, scheduler=scheduler)
+
+        saved = make()
+        saved.optimizers["optimizer"].step()
+        saved.tracked["scheduler"].step()
+        with caplog.at_level(logging.WARNING):
+            restore(make(), take(saved))
+        assert not caplog.records
+
+    def test_how_to_compute_stays_the_scripts_choice(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        saved, live = run(foreach=True), run(fused=True)
+        with caplog.at_level(logging.WARNING):
+            restore(live, take(saved))
+        group = live.optimizers["optimizer"].param_groups[0]
+        assert group["fused"] is True
+        assert group["foreach"] is None
+        (record,) = caplog.records
+        assert "fused: True -> None" in record.getMessage()
+
+
+class TestUserCode:
+    def test_a_failing_load_state_dict_rolls_back_what_was_loaded_before(self) -> None:
+        def make(value: int, *, fails: bool = False) -> CFCheckpoint:
+            return CFCheckpoint(
+                first=Holder([value]),
+                scaler=torch.amp.GradScaler("cpu", init_scale=float(value)),
+                second=Holder([value], fails=fails),
+                model=nn.Linear(2, 2),
+                d={"value": value},
+            )
+
+        live = make(1, fails=True)
+        before = state_bits(live)
+        shot = take(make(2))
+        restored = plan(live, shot)
+        with pytest.raises(StateError, match=r"^second: .*KeyError.*nothing was changed.*exclude"):
+            restored.apply()
+        assert state_bits(live) == before
+        restore(live, shot)
+        assert live.tracked["second"].value == [2]
+
+    def test_an_object_that_cannot_be_put_back_is_named(self) -> None:
+        class Stubborn(Holder):
+            def load_state_dict(self, state: dict[str, Any]) -> None:
+                raise RuntimeError("never")
+
+        live = CFCheckpoint(thing=Stubborn(1))
+        with pytest.raises(StateError, match="could not be put back: thing"):
+            plan(live, take(CFCheckpoint(thing=Holder(2)))).apply()
+
+    def test_an_object_whose_state_cannot_be_copied_is_restored_all_the_same(self) -> None:
+        live = CFCheckpoint(thing=Holder(i for i in "no deep copy"))
+        restore(live, take(CFCheckpoint(thing=Holder(2))))
+        assert live.tracked["thing"].value == 2
+        shot = take(live)
+        live = CFCheckpoint(thing=Holder((i for i in "no deep copy"), fails=True))
+        with pytest.raises(StateError, match="could not be put back: thing"):
+            plan(live, shot).apply()
+
+    def test_loaded_objects_own_their_tensors(self) -> None:
+        live = CFCheckpoint(thing=Holder(None))
+        restore(live, take(CFCheckpoint(thing=Holder({"t": torch.arange(4.0)}))))
+        assert live.tracked["thing"].value["t"].tolist() == [0, 1, 2, 3]
+
+    def test_a_stateful_value_need_not_be_a_dict(self) -> None:
+        class Counter(Holder):
+            def state_dict(self) -> Any:
+                return self.value
+
+            def load_state_dict(self, state: Any) -> None:
+                self.value = state
+
+        live = CFCheckpoint(c=Counter(1))
+        restore(live, take(CFCheckpoint(c=Counter(None))))
+        assert live.tracked["c"].value is None
+
+
+class WithExtra(nn.Module):
+    """Extra state of a number and a tensor."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2))
+        self.extra: Any = {"count": count, "tensor": torch.full((2,), float(count))}
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        if state == "bad":
+            raise ValueError("bad extra state")
+        self.extra = state
+
+
+class Renaming(nn.Linear):
+    """Saves and loads in a way of its own."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[prefix + "packed"] = torch.cat([self.weight, self.bias[:, None]], 1).detach()
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        packed = state[prefix + "packed"]
+        self.weight = nn.Parameter(packed[:, :-1])
+        self.bias = nn.Parameter(packed[:, -1])
+
+
+class TestModules:
+    @pytest.mark.parametrize("hooked", [False, True])
+    def test_extra_state_comes_back(self, hooked: bool) -> None:
+        saved, live = nn.Sequential(WithExtra(3)), nn.Sequential(WithExtra(1))
+        if hooked:
+            saved.register_state_dict_post_hook(lambda *args: None)
+            live.register_load_state_dict_post_hook(lambda *args: None)
+        restore(CFCheckpoint(m=live), take(CFCheckpoint(m=saved)))
+        assert bits(live.state_dict()) == bits(saved.state_dict())
+
+    def test_extra_state_that_is_a_weight_is_not_stored_twice(self) -> None:
+        saved = WithExtra(1)
+        saved.extra = saved.weight.detach()
+        shot = take(CFCheckpoint(rng=False, m=saved))
+        assert [t.name for t in shot.layout.files[0].tensors] == ["weight"]
+        live = WithExtra(2)
+        restore(CFCheckpoint(rng=False, m=live), shot)
+        assert bits(live.extra) == bits(saved.weight)
+
+    def test_failing_set_extra_state_changes_nothing(self) -> None:
+        saved = WithExtra(1)
+        saved.extra = "bad"
+        live = WithExtra(2)
+        before = bits(live.state_dict())
+        with pytest.raises(StateError, match=r"^m\._extra_state: .*bad extra state"):
+            plan(CFCheckpoint(m=live), take(CFCheckpoint(m=saved))).apply()
+        assert bits(live.state_dict()) == before
+
+    def test_a_module_with_its_own_format_uses_it_both_ways(self) -> None:
+        saved, live = nn.Sequential(Renaming(2, 3)), nn.Sequential(Renaming(2, 3))
+        shot = take(CFCheckpoint(rng=False, m=saved))
+        assert [t.name for t in shot.layout.files[0].tensors] == ["0.packed"]
+        restore(CFCheckpoint(rng=False, m=live), shot)
+        assert bits(live.state_dict()) == bits(saved.state_dict())
+
+    def test_a_load_hook_sees_the_state(self) -> None:
+        seen: list[str] = []
+        live = nn.Linear(2, 2)
+        live.register_load_state_dict_pre_hook(lambda module, state, *args: seen.extend(state))
+        saved = nn.Linear(2, 2)
+        restore(CFCheckpoint(m=live), take(CFCheckpoint(m=saved)))
+        assert seen == ["weight", "bias"]
+        assert bits(live.weight) == bits(saved.weight)
+
+    def test_a_lazy_module_takes_its_shape_from_the_checkpoint(self) -> None:
+        live = nn.Sequential(nn.LazyLinear(2))
+        saved = nn.Sequential(nn.Linear(5, 2))
+        restore(CFCheckpoint(m=live), take(CFCheckpoint(m=saved)))
+        assert bits(live.state_dict()) == bits(saved.state_dict())
+
+
+class TestHookedOptimizers:
+    @pytest.mark.parametrize("side", ["save", "load", "both"])
+    def test_state_comes_back_through_state_dict_hooks(self, side: str) -> None:
+        saved, live = run(), run(steps=0)
+        if side in ("save", "both"):
+            saved.optimizers["optimizer"].register_state_dict_post_hook(lambda *args: None)
+        if side in ("load", "both"):
+            live.optimizers["optimizer"].register_load_state_dict_post_hook(lambda *args: None)
+        restore(live, take(saved))
+        assert state_bits(live) == state_bits(saved)
+
+    def test_a_format_of_its_own_is_left_to_the_class(self) -> None:
+        class Own(torch.optim.SGD):
+            def state_dict(self) -> Any:
+                return {"mine": self.param_groups[0]["lr"]}
+
+            def load_state_dict(self, state: Any) -> None:
+                self.param_groups[0]["lr"] = state["mine"]
+
+        saved, live = Own(nn.Linear(1, 1).parameters(), lr=0.5), Own([torch.ones(1)], lr=0.1)
+        restore(CFCheckpoint(o=live), take(CFCheckpoint(o=saved)))
+        assert live.param_groups[0]["lr"] == 0.5
+
+
+class TestMaterialise:
+    def test_state_dicts_come_back_without_any_training_object(self) -> None:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[1].weight = model[0].weight
+        optimizer = adamw(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale(torch.ones(1))
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        chk = CFCheckpoint(
+            model=model, optimizer=optimizer, scaler=scaler, s=scheduler, d={"x": torch.ones(2)}
+        )
+        shot = take(chk, positions={"train": {"epoch": 1}})
+        found = materialise(shot.loaded, path="p")
+        shot.overwrite()
+        assert found.keys() == {"model", "optimizer", "scaler", "s", "d", "rng"}
+        for name in ("model", "optimizer", "scaler", "s"):
+            assert bits(dict(found[name])) == bits(dict(chk.tracked[name].state_dict()))
+        assert found["model"]["0.weight"] is found["model"]["1.weight"]
+        assert bits(found["d"]) == bits(chk.tracked["d"])
+        fresh = torch.optim.AdamW(model.parameters())
+        fresh.load_state_dict(found["optimizer"])
+        nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).load_state_dict(found["model"])
+
+    def test_hooked_and_nested_optimizers_come_back(self) -> None:
+        model = nn.Linear(2, 2)
+        lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+        def closure() -> torch.Tensor:
+            lbfgs.zero_grad()
+            loss: torch.Tensor = model(torch.ones(1, 2)).square().sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        lbfgs.step(closure)  # type: ignore[no-untyped-call]
+        hooked = adamw(model)
+        hooked.register_state_dict_post_hook(lambda *args: None)
+        chk = CFCheckpoint(lbfgs=lbfgs, hooked=hooked)
+        found = materialise(take(chk).loaded, path="p")
+        assert bits(found["lbfgs"]) == bits(lbfgs.state_dict())
+        assert bits(found["hooked"]) == bits(hooked.state_dict())
+
+    def test_only_chooses_and_unknown_names_are_errors(self) -> None:
+        shot = take(run())
+        assert materialise(shot.loaded, only=("best",), path="p") == {"best": {"loss": 0.25}}
+        with pytest.raises(ConfigError, match="unknown nothing"):
+            materialise(shot.loaded, only="nothing", path="p")
+
+    def test_read_only_memory_will_do(self) -> None:
+        chk = run()
+        shot = take(chk)
+        files = {
+            name: type(file)(file.tensors, memoryview(bytes(file.image)))
+            for name, file in shot.loaded.files.items()
+        }
+        found = materialise(Loaded(shot.loaded.objects, files), path="p")
+        assert bits(found["model"]) == bits(dict(chk.tracked["model"].state_dict()))
+
+
+class TestNonsense:
+    """Checkpoints that validate and still make no sense."""
+
+    @pytest.mark.parametrize(
+        ("name", "change"),
+        [
+            ("best", {"kind": "dict"}),
+            ("best", {"kind": "dict", "tree": {"$newer": 1}}),
+            ("best", {"kind": "dict", "tree": {"$tensor": "gone"}}),
+            ("optimizer", {"kind": "optimizer", "class": "torch.optim.adamw.AdamW", "flat": 3}),
+        ],
+        ids=str,
+    )
+    def test_it_is_reported_as_corrupt_with_path_and_object(self, name: str, change: Any) -> None:
+        chk = run()
+        shot = take(chk)
+        shot.loaded.objects[name] = change  # type: ignore[index]
+        before = state_bits(chk)
+        with pytest.raises(CorruptCheckpointError, match=rf"^chk/step-00000003: {name}: "):
+            plan(chk, shot)
+        assert state_bits(chk) == before
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"dtype": "float3"}, "dtype of weight: expected one of"),
+            ({"shape": (9, 9)}, "bytes of weight: expected 324, got 16"),
+            ({"offset": 1}, "place of weight: expected aligned"),
+            ({"offset": 1 << 20}, "place of weight: expected aligned and within"),
+            ({"name": "other"}, "a tensor 'weight', got none"),
+        ],
+        ids=str,
+    )
+    def test_a_tensor_record_that_contradicts_the_file_is_corrupt(
+        self, change: dict[str, Any], words: str
+    ) -> None:
+        chk = CFCheckpoint(rng=False, d={"weight": torch.ones(4)})
+        shot = take(chk)
+        file = shot.loaded.files["d.safetensors"]
+        records = [replace(record, **change) for record in file.tensors]
+        shot.loaded.files["d.safetensors"] = type(file)(records, file.image)  # type: ignore[index]
+        with pytest.raises(CorruptCheckpointError, match=words):
+            plan(chk, shot)
+
+    def test_an_unknown_kind_is_corrupt_for_a_reader(self) -> None:
+        with pytest.raises(CorruptCheckpointError, match="x: kind of object"):
+            materialise(Loaded({"x": {"kind": "novel"}}, {}), path="p")
+
+
+@pytest.mark.parametrize("only", ["model", "optimizer"])
+def test_what_has_no_memory_yet_is_refused(only: str) -> None:
+    shot = take(run())
+    chk = run()
+    chk.tracked["model"].to("meta")
+    (group,) = chk.tracked["optimizer"].param_groups
+    group["params"] = [*chk.tracked["model"].parameters()]
+    with pytest.raises(StateError, match=rf"{only}.*: .*meta device.* call to_empty\(\) before"):
+        restore(chk, shot, only=only)
+
+
+def test_optimizer_state_on_the_meta_device_is_refused() -> None:
+    shot = take(run())
+    chk = run()
+    for state in chk.tracked["optimizer"].state.values():
+        state["exp_avg"] = state["exp_avg"].to("meta")
+    with pytest.raises(StateError, match=r"optimizer\.state\.0\.exp_avg: .*meta device"):
+        restore(chk, shot)

@@ -1,0 +1,200 @@
+"""Reading file images: everything is verified, whatever the chunks, or nothing is returned."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from checkfreq.errors import CorruptCheckpointError, StorageError
+from checkfreq.restore.images import Image, new_buffer, read_images, room_for
+from checkfreq.store.fileops import LocalFileOps, ReadFile
+from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry, digest_of
+from checkfreq.store.store import CheckpointStore
+from checkfreq.testing import commit_bytes, page_aligned
+from checkfreq.types import PAGE_BYTES
+
+PAGE = 4096
+FILES = {"model.safetensors": bytes(range(256)) * 100, "optimizer.safetensors": b"x" * 10}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    made = CheckpointStore(tmp_path)
+    made.open()
+    commit_bytes(made, 1, FILES)
+    return made
+
+
+def read(
+    store: CheckpointStore, manifest: Manifest | None = None, *, chunk_bytes: int = 8 << 20
+) -> Mapping[str, Image]:
+    manifest = manifest or store.manifest(1)
+    buffer = memoryview(mmap.mmap(-1, max(room_for(manifest.files), PAGE)))
+    return read_images(
+        store, manifest.step, manifest.files, buffer, num_threads=2, chunk_bytes=chunk_bytes
+    )
+
+
+def damage(store: CheckpointStore, name: str, at: int) -> None:
+    path = store.path(1) / name
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 100, PAGE, 3 * PAGE, 8 << 20])
+def test_every_byte_arrives_at_any_chunk_size(store: CheckpointStore, chunk_bytes: int) -> None:
+    if chunk_bytes < 100:
+        commit_bytes(store, 1, {"small.safetensors": b"abc"}, supersede_after=0)
+    images = read(store, chunk_bytes=chunk_bytes)
+    for name, image in images.items():
+        assert image.entry.name == name
+        assert image.view == (store.path(1) / name).read_bytes()
+
+
+def test_each_file_begins_at_a_page_and_room_is_what_that_takes(store: CheckpointStore) -> None:
+    manifest = store.manifest(1)
+    sizes = [-(-file.num_bytes // PAGE) * PAGE for file in manifest.files]
+    assert room_for(manifest.files) == sum(sizes)
+    buffer = memoryview(mmap.mmap(-1, room_for(manifest.files)))
+    read_images(store, manifest.step, manifest.files, buffer)
+    start = 0
+    for file, size in zip(manifest.files, sizes, strict=True):
+        data = (store.path(1) / file.name).read_bytes()
+        assert buffer[start : start + file.num_bytes] == data
+        start += size
+
+
+def test_tensors_without_elements_have_a_place_and_a_digest(store: CheckpointStore) -> None:
+    commit_bytes(store, 2, {"empty.safetensors": b""})
+    images = read(store, store.manifest(2))
+    (tensor,) = images["empty.safetensors"].entry.tensors
+    assert tensor.num_bytes == 0
+    assert read(store, store.manifest(2), chunk_bytes=1)
+
+
+def test_a_checkpoint_without_files_has_no_images(store: CheckpointStore) -> None:
+    commit_bytes(store, 2, {})
+    assert read(store, store.manifest(2)) == {}
+
+
+@pytest.mark.parametrize("chunk_bytes", [PAGE, 8 << 20])
+@pytest.mark.parametrize(("at", "what"), [(9, "digest of header"), (-1, "digest of tensor data")])
+def test_a_changed_byte_is_corruption_that_names_file_and_part(
+    store: CheckpointStore, at: int, what: str, chunk_bytes: int
+) -> None:
+    damage(store, "model.safetensors", at)
+    with pytest.raises(CorruptCheckpointError) as caught:
+        read(store, chunk_bytes=chunk_bytes)
+    assert caught.value.path == str(store.path(1) / "model.safetensors")
+    assert caught.value.check == what
+    assert caught.value.expected != caught.value.got
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_file_of_another_size_is_corruption(store: CheckpointStore, change: int) -> None:
+    path = store.path(1) / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data[:change] if change < 0 else data + b"x")
+    with pytest.raises(CorruptCheckpointError, match="size"):
+        read(store)
+
+
+def test_a_missing_file_is_corruption(store: CheckpointStore) -> None:
+    (store.path(1) / "optimizer.safetensors").unlink()
+    with pytest.raises(CorruptCheckpointError, match=r"optimizer\.safetensors"):
+        read(store)
+
+
+class Shrinking(LocalFileOps):
+    """Files that lose their last page between being opened and being read; or fail."""
+
+    def __init__(self, root: Path, error: OSError | None = None) -> None:
+        super().__init__(root)
+        self._error = error
+        self.closed = 0
+
+    def open_for_read(self, path: Path) -> ReadFile:
+        return _ShortRead(super().open_for_read(path), self)
+
+
+class _ShortRead:
+    def __init__(self, file: ReadFile, ops: Shrinking) -> None:
+        self._file, self._ops = file, ops
+
+    @property
+    def size(self) -> int:
+        return self._file.size
+
+    @property
+    def direct(self) -> bool:
+        return self._file.direct
+
+    def preadinto(self, view: memoryview, offset: int) -> int:
+        if self._ops._error is not None:
+            raise self._ops._error
+        return self._file.preadinto(view, offset) - 1
+
+    def close(self) -> None:
+        self._ops.closed += 1
+        self._file.close()
+
+
+def test_a_short_read_is_an_error_of_the_disk_not_corruption(store: CheckpointStore) -> None:
+    ops = Shrinking(store.root)
+    with pytest.raises(OSError, match="the file shrank"):
+        read(CheckpointStore(store.root, ops=ops))
+    assert ops.closed == len(FILES)
+
+
+def test_a_read_error_passes_through_and_closes_everything(store: CheckpointStore) -> None:
+    ops = Shrinking(store.root, OSError(5, "Input/output error"))
+    with pytest.raises(OSError, match="Input/output error"):
+        read(CheckpointStore(store.root, ops=ops), chunk_bytes=PAGE)
+    assert ops.closed == len(FILES)
+
+
+def test_tensors_are_checked_in_groups_of_about_a_chunk(store: CheckpointStore) -> None:
+    """Many small tensors, one of them damaged: found at any grouping."""
+    header = page_aligned(b"h" * PAGE)[:PAGE]
+    data = bytes(range(250)) * 40
+    tensors = tuple(
+        TensorEntry(f"t{i}", "uint8", (100,), PAGE + i * 100, 100, digest_of(data[i * 100 :][:100]))
+        for i in range(100)
+    )
+    entry = FileEntry("many.safetensors", PAGE + len(data), PAGE, digest_of(header), tensors)
+    pending = store.begin(3, attempt="many")
+    payload = pending.create_payload(entry.name, entry.num_bytes)
+    image = page_aligned(header + data)
+    payload.pwrite(memoryview(image), 0)
+    pending.finish_payload(payload, entry.num_bytes)
+    store.commit(pending, Manifest(3, "many", 1, 0.0, {}, (entry,), {}))
+    manifest = store.manifest(3)
+    for chunk_bytes in (PAGE, 2 * PAGE, 1 << 20):
+        assert read(store, manifest, chunk_bytes=chunk_bytes)
+    path = store.path(3) / entry.name
+    damaged = bytearray(path.read_bytes())
+    damaged[PAGE + 5050] ^= 1
+    path.write_bytes(damaged)
+    for chunk_bytes in (PAGE, 2 * PAGE, 1 << 20):
+        with pytest.raises(CorruptCheckpointError, match="digest of tensor t50"):
+            read(store, manifest, chunk_bytes=chunk_bytes)
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 62, 1 << 80])
+def test_files_larger_than_any_memory_are_refused_with_a_sentence(num_bytes: int) -> None:
+    with pytest.raises(StorageError, match=f"reading needs {num_bytes} bytes of memory"):
+        new_buffer(num_bytes)
+
+
+def test_a_new_buffer_is_page_aligned_writable_and_large_enough() -> None:
+    for num_bytes in (0, 1, PAGE_BYTES, 3 * PAGE_BYTES + 1):
+        buffer = new_buffer(num_bytes)
+        assert len(buffer) >= max(num_bytes, 1)
+        buffer[:1] = b"x"
+        address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        assert address % PAGE_BYTES == 0

@@ -1,0 +1,64 @@
+"""The stop notice: a flag, the handlers it replaces, the ones it meets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from checkfreq.errors import ConfigError
+from checkfreq.run.interrupt import StopNotice
+
+
+@pytest.fixture(autouse=True)
+def _keep_handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_signal_sets_the_flag_and_its_name() -> None:
+    notice = StopNotice(["SIGUSR1", "SIGUSR2"])
+    notice.install()
+    assert not notice.is_set
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert notice.is_set
+    assert notice.received == "SIGUSR2"
+    notice.uninstall()
+    notice.uninstall()
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+
+
+def test_an_ignored_signal_is_a_notice_while_listening_and_ignored_after() -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    notice = StopNotice(["SIGUSR1"])
+    notice.install()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert notice.is_set
+    notice.uninstall()
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
+
+
+@pytest.mark.parametrize("name", ["SIGTREM", "SIGKILL", "SIGSTOP", "TERM", ""])
+def test_a_name_that_cannot_be_caught_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="signals that can be caught"):
+        StopNotice([name])
+
+
+def test_a_handler_put_back_after_it_was_uninstalled_only_passes_the_signal_on() -> None:
+    """In a process of its own: the default action of the signal is to end it."""
+    code = (
+        "import os, signal\n"
+        "from checkfreq.run.interrupt import StopNotice\n"
+        "one, two = StopNotice(['SIGTERM']), StopNotice(['SIGTERM'])\n"
+        "one.install(); two.install(); one.uninstall(); two.uninstall()\n"
+        "assert signal.getsignal(signal.SIGTERM) == one._handle\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    assert result.returncode == -signal.SIGTERM, result.stderr.decode()

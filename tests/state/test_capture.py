@@ -1,0 +1,293 @@
+"""Capturing: no side effects, nothing skipped, and each clause of settled and volatile."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from checkfreq.errors import StateError
+from checkfreq.state.capture import capture
+from checkfreq.state.checkpoint import CFCheckpoint
+from tests.state.support import bits
+
+
+def classes(chk: CFCheckpoint, *, barrier_on_device: bool = False) -> dict[str, bool]:
+    captured = capture(chk, barrier_on_device=barrier_on_device)
+    return {f"{ref.stem}.{ref.key}": ref.settled for ref in captured.tensors}
+
+
+def trained(model: nn.Module, kind: Any = torch.optim.SGD, **kwargs: Any) -> torch.optim.Optimizer:
+    optimizer: torch.optim.Optimizer = kind(
+        [p for p in model.parameters() if p.requires_grad], lr=0.1, **kwargs
+    )
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+class TestClassification:
+    def test_parameters_in_groups_and_optimizer_state_are_settled(self) -> None:
+        model = nn.Linear(2, 2)
+        chk = CFCheckpoint(rng=False, model=model, opt=trained(model, momentum=0.9))
+        assert all(classes(chk).values())
+
+    def test_buffers_are_volatile(self) -> None:
+        model = nn.BatchNorm1d(2)
+        found = classes(CFCheckpoint(rng=False, model=model, opt=trained(model)))
+        assert [name for name, settled in found.items() if settled] == [
+            "model.weight",
+            "model.bias",
+        ]
+
+    def test_frozen_parameters_beside_trained_ones_are_settled(self) -> None:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[0].requires_grad_(False)
+        assert all(classes(CFCheckpoint(rng=False, model=model, opt=trained(model))).values())
+
+    def test_parameters_in_no_tracked_optimizer_are_volatile(self) -> None:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+        found = classes(CFCheckpoint(rng=False, model=model, opt=optimizer))
+        assert list(found.values()) == [True, True, False, False]
+
+    def test_a_module_that_no_optimizer_touches_is_volatile_even_if_frozen(self) -> None:
+        model = nn.Linear(2, 2)
+        average = nn.Linear(2, 2).requires_grad_(False)
+        found = classes(CFCheckpoint(rng=False, model=model, ema=average, opt=trained(model)))
+        assert not found["ema.weight"]
+
+    def test_averaged_models_are_volatile_wherever_they_sit(self) -> None:
+        holder = nn.Module()
+        holder.net = nn.Linear(2, 2)
+        holder.ema = AveragedModel(holder.net).requires_grad_(False)
+        found = classes(CFCheckpoint(rng=False, model=holder, opt=trained(holder.net)))
+        assert [n for n, settled in found.items() if settled] == [
+            "model.net.weight",
+            "model.net.bias",
+        ]
+
+    @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+    def test_max_norm_embeddings_are_volatile_and_their_optimizer_state_is_not(
+        self, kind: Callable[..., nn.Module]
+    ) -> None:
+        model = kind(4, 2, max_norm=1.0)
+        chk = CFCheckpoint(rng=False, model=model, opt=trained(model, momentum=0.9))
+        assert classes(chk) == {"model.weight": False, "opt.state.0.momentum_buffer": True}
+
+    def test_max_norm_set_later_is_noticed(self) -> None:
+        model = nn.Embedding(4, 2)
+        chk = CFCheckpoint(rng=False, model=model, opt=trained(model))
+        assert classes(chk) == {"model.weight": True}
+        model.max_norm = 1.0
+        assert classes(chk) == {"model.weight": False}
+
+    def test_an_alias_of_mixed_classes_is_volatile(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 2, bias=False), nn.Embedding(2, 4, max_norm=1.0))
+        model[1].weight = model[0].weight
+        chk = CFCheckpoint(rng=False, model=model, opt=trained(model))
+        assert classes(chk) == {"model.0.weight": False}
+
+    def test_tensors_inside_param_groups_are_volatile(self) -> None:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1), capturable=False)
+        found = classes(CFCheckpoint(rng=False, model=model, opt=optimizer))
+        assert found["opt.param_groups[0].lr"] is False
+
+    def test_random_generators_scalers_dicts_and_other_objects_are_volatile(self) -> None:
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(torch.ones(1))
+        chk = CFCheckpoint(scaler=scaler, best={"x": torch.ones(1)}, other=Holder(torch.ones(1)))
+        found = classes(chk)
+        assert {"scaler.scale", "best.x", "other.value", "rng.torch"} <= found.keys()
+        assert not any(found.values())
+
+    def test_every_host_tensor_is_volatile_when_the_barrier_is_on_the_device(self) -> None:
+        model = nn.Linear(2, 2)
+        chk = CFCheckpoint(model=model, opt=trained(model, torch.optim.AdamW), settled=("model",))
+        assert not any(classes(chk, barrier_on_device=True).values())
+
+    def test_declarations_override_and_the_more_specific_one_wins(self) -> None:
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        chk = CFCheckpoint(
+            rng=False,
+            model=model,
+            opt=trained(model),
+            ema=nn.Linear(2, 2),
+            settled=("ema", "model.1.running_mean"),
+            volatile=("model.1", "ema.bias"),
+        )
+        found = classes(chk)
+        assert found["ema.weight"]
+        assert not found["ema.bias"]
+        assert found["model.0.weight"]
+        assert not found["model.1.weight"]
+        assert found["model.1.running_mean"]
+
+    def test_a_declaration_reaches_a_tied_weight_by_either_name(self) -> None:
+        model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+        model[1].weight = model[0].weight
+        chk = CFCheckpoint(rng=False, model=model, opt=trained(model), volatile=("model.1.weight",))
+        assert classes(chk) == {"model.0.weight": False}
+
+    def test_a_declared_name_that_matches_nothing_is_an_error(self) -> None:
+        chk = CFCheckpoint(model=nn.Linear(2, 2), volatile=("model.wieght",))
+        with pytest.raises(StateError, match=r"'model\.wieght'.*no tensor of the tracked module"):
+            classes(chk)
+
+    def test_hooked_modules_are_classified_the_same_way(self) -> None:
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        chk = CFCheckpoint(rng=False, model=model, opt=trained(model))
+        direct = classes(chk)
+        model.register_state_dict_post_hook(lambda *args: None)
+        assert classes(chk) == direct
+
+
+class Holder:
+    """The least that can be tracked."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+class TestSideEffects:
+    def test_capture_creates_no_optimizer_state(self) -> None:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        capture(CFCheckpoint(model=model, opt=optimizer), barrier_on_device=False)
+        assert len(optimizer.state) == 0
+
+    def test_capture_draws_no_random_number(self) -> None:
+        def generators() -> Any:
+            return bits([random.getstate(), str(np.random.get_state()), torch.get_rng_state()])
+
+        before = generators()
+        capture(CFCheckpoint(model=nn.Identity()), barrier_on_device=False)
+        assert generators() == before
+
+    @pytest.mark.parametrize("enabled", [True, False])
+    def test_garbage_collection_is_left_as_it_was(self, enabled: bool) -> None:
+        seen: list[bool] = []
+        thing = Holder(1)
+        thing.state_dict = lambda: {"at": seen.append(gc.isenabled())}  # type: ignore[method-assign]
+        was = gc.isenabled()
+        try:
+            (gc.enable if enabled else gc.disable)()
+            capture(CFCheckpoint(thing=thing), barrier_on_device=False)
+            assert gc.isenabled() is enabled
+        finally:
+            (gc.enable if was else gc.disable)()
+        assert seen == [False]
+
+    def test_captured_tensors_are_the_live_storage_without_a_graph(self) -> None:
+        model = nn.Linear(2, 2)
+        ref = capture(CFCheckpoint(model=model), barrier_on_device=False).tensors[0]
+        assert ref.tensor.data_ptr() == model.weight.data_ptr()
+        assert not ref.tensor.requires_grad
+
+    def test_captured_storage_survives_a_rebinding_of_the_parameter(self) -> None:
+        model = nn.Linear(2, 2)
+        kept = model.weight.detach().clone()
+        ref = capture(CFCheckpoint(model=model), barrier_on_device=False).tensors[0]
+        model.weight.data = torch.zeros(2, 2)
+        assert torch.equal(ref.tensor, kept)
+
+
+def test_aliases_share_an_entry_and_overlapping_views_do_not() -> None:
+    base = torch.arange(6.0)
+    chk = CFCheckpoint(
+        rng=False, d={"a": base, "same": base.view(6), "row": base[:3], "twice": base[:3]}
+    )
+    captured = capture(chk, barrier_on_device=False)
+    assert [ref.key for ref in captured.tensors] == ["a", "row"]
+    assert captured.aliases == {"d": {"same": "a", "twice": "row"}}
+
+
+def test_paths_that_read_the_same_get_different_keys() -> None:
+    chk = CFCheckpoint(rng=False, d={"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}})
+    captured = capture(chk, barrier_on_device=False)
+    assert [ref.key for ref in captured.tensors] == ["a.b", "a.b#2"]
+
+
+def test_positions_are_kept_beside_the_objects() -> None:
+    captured = capture(
+        CFCheckpoint(rng=False), positions={"train": {"epoch": 3}}, barrier_on_device=False
+    )
+    assert captured.objects == {"$positions": {"train": {"epoch": 3}}}
+    with pytest.raises(StateError, match="position of iterator 'train' holds a tensor"):
+        capture(CFCheckpoint(), positions={"train": {"x": torch.ones(1)}}, barrier_on_device=False)
+
+
+class Labelled(torch.Tensor):
+    """A subclass that adds no data."""
+
+
+def test_a_plain_tensor_subclass_is_kept_as_its_values() -> None:
+    live = torch.ones(2).as_subclass(Labelled)
+    ref = capture(CFCheckpoint(rng=False, d={"x": live}), barrier_on_device=False).tensors[0]
+    assert type(ref.tensor) is torch.Tensor
+    assert ref.tensor.data_ptr() == live.data_ptr()
+
+
+def test_a_default_device_and_dtype_change_nothing() -> None:
+    with torch.device("meta"):
+        captured = capture(CFCheckpoint(d={"x": np.ones(2)}), barrier_on_device=False)
+    assert all(ref.tensor.is_cpu for ref in captured.tensors)
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(2)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("tensor", "words"),
+        [
+            (lambda: torch.empty(2, device="meta"), "meta device"),
+            (lambda: torch.eye(2).to_sparse(), "sparse_coo"),
+            (lambda: torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged), "nested"),
+            (lambda: torch.empty(2, dtype=torch.uint4), "torch.uint4"),
+        ],
+        ids=["meta", "sparse", "nested", "uint4"],
+    )
+    def test_a_tensor_that_bytes_do_not_describe_is_named(
+        self, tensor: Callable[[], Tensor], words: str
+    ) -> None:
+        model = nn.Module()
+        model.inner = nn.Module()
+        model.inner.register_buffer("odd", tensor())
+        with pytest.raises(StateError, match=rf"^model\.inner\.odd: .*{words}"):
+            classes(CFCheckpoint(model=model))
+
+    def test_a_lazy_parameter_is_named(self) -> None:
+        with pytest.raises(StateError, match=r"^model\.layer\.weight: .*one forward pass"):
+            classes(CFCheckpoint(model=Lazy()))
+
+    def test_an_unserialisable_leaf_is_named_by_its_path(self) -> None:
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+        optimizer.param_groups[0]["foo"] = object()
+        with pytest.raises(StateError, match=r"^optimizer\.param_groups\[0\]\.foo: type object"):
+            classes(CFCheckpoint(optimizer=optimizer))
+
+    def test_optimizer_state_of_an_unknown_parameter_is_named(self) -> None:
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+        optimizer.state[torch.ones(7)] = {"x": torch.ones(7)}
+        with pytest.raises(StateError, match=r"optimizer\.state holds state of a tensor \[7\]"):
+            classes(CFCheckpoint(optimizer=optimizer))

@@ -1,0 +1,58 @@
+"""CFCheckpoint accepts what can be kept and refuses the rest when it is constructed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from checkfreq.errors import ConfigError, StateError
+from checkfreq.state.checkpoint import CFCheckpoint
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (object(), "a builtins.object"),
+        (None, "None"),
+        ([1], "a builtins.list"),
+        (nn.Linear, "the class Linear"),
+        (torch.ones(1), "a torch.Tensor"),
+    ],
+    ids=["object", "None", "list", "class", "tensor"],
+)
+def test_an_object_without_state_is_refused_by_name(value: Any, words: str) -> None:
+    with pytest.raises(StateError, match=rf"CFCheckpoint\(thing=\.\.\.\): {words} has no state"):
+        CFCheckpoint(thing=value)
+
+
+def test_a_name_that_cannot_be_a_file_is_refused() -> None:
+    with pytest.raises(StateError, match="'a/b' cannot name a file"):
+        CFCheckpoint(**{"a/b": {}})
+
+
+def test_rng_is_a_switch_and_not_an_object() -> None:
+    assert CFCheckpoint().rng
+    assert not CFCheckpoint(rng=False).rng
+    assert dict(CFCheckpoint().tracked) == {}
+
+
+def test_declared_names_begin_with_a_tracked_one() -> None:
+    with pytest.raises(ConfigError, match=r"volatile=\.\.\..*'ema'.*expected one of model"):
+        CFCheckpoint(model=nn.Linear(1, 1), volatile=("ema",))
+
+
+def test_a_name_cannot_be_settled_and_volatile() -> None:
+    with pytest.raises(ConfigError, match="model cannot be settled and volatile"):
+        CFCheckpoint(model=nn.Linear(1, 1), settled="model", volatile=["model"])
+
+
+def test_optimizers_are_listed_by_name() -> None:
+    model = nn.Linear(1, 1)
+    first = torch.optim.SGD(model.parameters(), lr=0.1)
+    second = torch.optim.Adam(model.parameters())
+    chk = CFCheckpoint(model=model, first=first, second=second)
+    assert chk.optimizers == {"first": first, "second": second}
+    assert chk.optimised() == {id(p) for p in model.parameters()}

@@ -1,0 +1,218 @@
+"""JSON trees: every supported type comes back as it was, and nothing else goes in."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import subprocess
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from datetime import timedelta
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkfreq.errors import StateError
+from checkfreq.state.codec import decode_tree, encode_tree
+
+
+def through_json(value: Any) -> Any:
+    text = json.dumps(encode_tree(value, "x"), allow_nan=False, sort_keys=True)
+    return decode_tree(json.loads(text))
+
+
+VALUES: list[Any] = [
+    None,
+    True,
+    0,
+    -(2**63),
+    2**128 + 1,
+    1.5,
+    -0.0,
+    5e-324,
+    math.inf,
+    -math.inf,
+    "naïve",
+    "\udcff broken",
+    "",
+    1 + 2j,
+    complex(math.inf, -0.0),
+    b"\x00\xff",
+    bytearray(b"abc"),
+    (),
+    (1, (2, [3])),
+    [],
+    {},
+    {"a": {"b": []}},
+    {1: "a", (2, 3): "b", None: "c", False: "d", 2.5: "e"},
+    {"$tuple": [1]},
+    OrderedDict([("z", 1), ("a", 2)]),
+    Counter({30: 1, 60: 2}),
+    defaultdict(list, {"a": [1]}),
+    defaultdict(None, {}),
+    deque([1, 2], maxlen=5),
+    {1, 2, 3},
+    set(),
+    frozenset({("a", 1)}),
+    slice(1, None, 2),
+    range(0, 10, 3),
+    ...,
+    timedelta(days=1, microseconds=3),
+    Path("/data/x"),
+    PurePosixPath("a/b"),
+    np.float32(0.1),
+    np.float64(math.nan),
+    np.int64(-5),
+    np.bool_(True),
+    np.str_("abc"),
+    np.datetime64("2026-01-01"),
+    np.dtype("float32"),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda v: f"{type(v).__name__}-{v!r}"[:40])
+def test_value_comes_back_equal_and_of_the_same_type(value: Any) -> None:
+    back = through_json(value)
+    assert type(back) is type(value)
+    assert repr(back) == repr(value)
+
+
+def test_nan_keeps_its_sign_and_payload() -> None:
+    import struct
+
+    strange = struct.unpack(">d", bytes.fromhex("fff8000000000123"))[0]
+    assert struct.pack(">d", through_json(strange)).hex() == "fff8000000000123"
+
+
+def test_order_of_dict_keys_survives_without_sorting() -> None:
+    tree = json.loads(json.dumps(encode_tree({"z": 1, "a": 2}, "x")))
+    assert list(decode_tree(tree)) == ["z", "a"]
+
+
+def test_defaultdict_keeps_its_factory_and_deque_its_limit() -> None:
+    assert through_json(defaultdict(int, a=1))["missing"] == 0
+    assert through_json(deque([1], maxlen=3)).maxlen == 3
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(["ab", "c"]),
+        np.array([[1, 2], [3, 4]], dtype=">i4"),
+        np.zeros((0, 3)),
+        np.array(7.0),
+        np.array([1], dtype="m8[s]"),
+    ],
+    ids=str,
+)
+def test_numpy_arrays_come_back_without_torch(array: Any) -> None:
+    back = through_json(array)
+    assert back.dtype == array.dtype
+    assert back.shape == array.shape
+    assert back.tobytes() == array.tobytes()
+    assert back.flags.writeable
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+class MyDict(dict):  # type: ignore[type-arg]
+    pass
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        Colour.RED,
+        Pair(1, 2),
+        MyDict(),
+        lambda: 0,
+        defaultdict(lambda: 0),
+        np.array([object()]),
+        np.zeros(2, dtype=[("a", "i4")]),
+        np.ma.masked_array([1]),
+        int,
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_what_cannot_come_back_exactly_is_refused_with_its_path(value: Any) -> None:
+    with pytest.raises(StateError, match=r"^optimizer\.param_groups\[0\]\.foo: .*without pickle"):
+        encode_tree({"param_groups": [{"foo": value}]}, "optimizer")
+
+
+def test_a_bad_key_and_a_bad_set_member_are_named() -> None:
+    with pytest.raises(StateError, match="x key <object"):
+        encode_tree({object(): 1}, "x")
+    with pytest.raises(StateError, match="x member"):
+        encode_tree({object()}, "x")
+
+
+def test_a_structure_that_contains_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(StateError, match=r"x\[0\] contains itself"):
+        encode_tree(loop, "x")
+
+
+def test_a_shared_but_acyclic_value_is_not_a_loop() -> None:
+    shared = [1]
+    assert through_json([shared, shared]) == [[1], [1]]
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"$newer": 1},
+        {"$tuple": 5},
+        {"$dict": [1]},
+        {"$defaultdict": [], "factory": "x"},
+        {"$int": "z"},
+    ],
+    ids=str,
+)
+def test_malformed_trees_raise_value_error(node: Any) -> None:
+    with pytest.raises(ValueError, match=r"malformed|unknown tag|invalid literal"):
+        decode_tree(node)
+
+
+trees = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=()))
+    | st.binary(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text() | st.integers() | st.tuples(st.integers()), inner)
+    ),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=150)
+@given(trees)
+def test_any_tree_of_plain_values_round_trips(tree: Any) -> None:
+    assert repr(through_json_unsorted(tree)) == repr(tree)
+
+
+def through_json_unsorted(value: Any) -> Any:
+    return decode_tree(json.loads(json.dumps(encode_tree(value, "x"), allow_nan=False)))
+
+
+def test_codec_imports_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys, checkfreq.state.codec; sys.exit(bool({'torch', 'numpy'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=240, check=False).returncode == 0

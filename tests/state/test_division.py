@@ -1,0 +1,64 @@
+"""Replicated tensors are divided completely, without overlap, and evenly."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkfreq.state.division import Item, divide
+
+
+def portions_of(items: list[Item], num_members: int) -> list[float]:
+    """Bytes per member; every row of every item is taken once."""
+    loads = [0.0] * num_members
+    for item, portions in zip(items, divide(items, num_members), strict=True):
+        rows: list[int] = []
+        for member, span in portions:
+            begin, end = span or (0, max(1, item.num_rows))
+            rows += range(begin, end)
+            loads[member] += item.num_bytes * (end - begin) / max(1, item.num_rows)
+        assert rows == [*range(max(1, item.num_rows))]
+    return loads
+
+
+items = st.builds(
+    lambda rows, row_bytes, stays: Item(max(1, rows) * row_bytes, rows, stays),
+    st.integers(0, 40),
+    st.integers(0, 500),
+    st.booleans(),
+)
+
+
+@given(st.lists(items, max_size=30), st.integers(1, 6))
+def test_every_row_of_every_tensor_is_taken_once(found: list[Item], num_members: int) -> None:
+    portions_of(found, num_members)
+
+
+@pytest.mark.parametrize("num_members", [2, 3, 4, 7])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [(1000, 4096)],
+        [(64, 9_408), *[(512, 2048)] * 20, (1000, 2048)],
+        [(50257, 3072), (1024, 3072), *[(768, 3072), (3072, 768), (1, 768)] * 24],
+        [(0, 1000)] * 400,
+    ],
+)
+def test_members_differ_by_less_than_a_quarter(
+    sizes: list[tuple[int, int]], num_members: int
+) -> None:
+    loads = portions_of(
+        [Item(max(1, rows) * row_bytes, rows, False) for rows, row_bytes in sizes], num_members
+    )
+    assert max(loads) < 1.25 * min(loads)
+
+
+def test_what_stays_counts_for_the_first() -> None:
+    staying, moving = Item(300, 0, True), Item(900, 900, False)
+    assert portions_of([staying, moving], 4) == [300, 300, 300, 300]
+    assert portions_of([Item(600, 0, True), moving], 4) == [600, 300, 300, 300]
+
+
+def test_one_member_takes_all() -> None:
+    assert portions_of([Item(600, 0, True), Item(90, 9, False)], 1) == [690]

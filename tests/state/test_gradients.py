@@ -1,0 +1,247 @@
+"""Gradients that wait for a later update."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import checkfreq
+from checkfreq.errors import CorruptCheckpointError, MismatchError
+from checkfreq.state.capture import GRADIENTS
+from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.gradients import PendingGradients
+from checkfreq.types import Role
+from tests.contract.runs import managed
+from tests.state.ranks import Manifest, part, restored
+from tests.state.support import Shot, plan, restore, take
+
+
+class Watched:
+    """Two layers, an optimizer for each unless ``together``, and what is pending."""
+
+    def __init__(self, *, together: bool = True) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+        self.optimizers = {
+            f"optimizer{i or ''}": torch.optim.SGD(params, lr=0.1)
+            for i, params in enumerate(
+                [[*self.model.parameters()]]
+                if together
+                else [[*layer.parameters()] for layer in self.model]
+            )
+        }
+        self.pending = PendingGradients(self.optimizers)
+        self.chk = CFCheckpoint(model=self.model, **self.optimizers)
+
+    def backward(self) -> None:
+        self.model(torch.randn(4, 3)).square().mean().backward()
+
+    def step(self) -> None:
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+
+    def gradients(self) -> list[Tensor | None]:
+        return [parameter.grad for parameter in self.model.parameters()]
+
+    def shot(self) -> Shot:
+        return take(self.chk, gradients=self.pending.read())
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    made = Watched()
+    yield made
+    made.pending.close()
+
+
+def test_gradients_of_a_backward_pass_that_no_step_followed_are_pending(watched: Watched) -> None:
+    assert not watched.pending.read()
+    for _ in range(2):  # before the first step, and after one
+        watched.backward()
+        (name, found), *rest = watched.pending.read().items()
+        assert (name, rest) == ("optimizer", [])
+        assert [found[number] for number in range(4)] == watched.gradients()
+        watched.step()
+        watched.pending.pass_boundary()
+        watched.model.zero_grad()
+
+
+def test_what_a_step_left_behind_is_not_pending_until_something_is_added(watched: Watched) -> None:
+    watched.backward()
+    watched.step()
+    watched.pending.pass_boundary()
+    assert not watched.pending.read()
+    watched.backward()
+    assert watched.pending.read()
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_that_were_cleared_after_the_step_are_not_pending(
+    watched: Watched, to_none: bool
+) -> None:
+    watched.backward()
+    watched.step()
+    watched.model.zero_grad(set_to_none=to_none)
+    assert not watched.pending.read()
+    watched.backward()
+    assert watched.pending.read()
+
+
+def test_gradients_that_are_not_numbers_are_pending_like_any(watched: Watched) -> None:
+    watched.backward()
+    watched.model[0].weight.grad.fill_(float("nan"))  # type: ignore[union-attr]
+    assert watched.pending.read()
+
+
+def test_what_a_second_optimizers_backward_pass_adds_to_the_first_ones_is_not_pending() -> None:
+    watched = Watched(together=False)
+    for optimizer in watched.optimizers.values():  # as a GAN's two are trained
+        watched.model.zero_grad()
+        watched.backward()
+        optimizer.step()
+    assert not watched.pending.read()
+
+
+def test_the_gradients_of_an_optimizer_that_steps_less_often_are_pending_meanwhile() -> None:
+    watched = Watched(together=False)
+    often, rarely = watched.optimizers.values()
+    for _ in range(3):
+        watched.backward()
+        often.step()
+        often.zero_grad()
+        watched.pending.pass_boundary()
+        assert [*watched.pending.read()] == ["optimizer1"]
+    rarely.step()
+    assert not watched.pending.read()
+
+
+def test_a_step_that_a_scaler_skipped_has_used_its_gradients(tmp_path: Path) -> None:
+    watched, scaler = Watched(), torch.amp.GradScaler("cpu")
+    chk = CFCheckpoint(model=watched.model, scaler=scaler, **watched.optimizers)
+    with managed(tmp_path, chk, chk_freq=1) as manager:
+        scaler.scale(watched.model(torch.full((4, 3), torch.inf)).mean()).backward()
+        manager.weight_update(scaler=scaler)
+        manager.step()
+        manager.wait()
+        assert not list(tmp_path.glob("step-*/*gradients*"))
+    watched.pending.close()
+
+
+def test_sparse_gradients_are_left_out_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = nn.Sequential(nn.Embedding(4, 3, sparse=True), nn.Linear(3, 1))
+    pending = PendingGradients({"optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            model(torch.tensor([1, 2])).mean().backward()
+            assert [*pending.read()["optimizer"]] == [1, 2]
+    (record,) = caplog.records
+    assert "optimizer: sparse gradients" in record.message
+
+
+def test_a_checkpoint_without_pending_gradients_says_nothing_of_them(watched: Watched) -> None:
+    watched.backward()
+    watched.step()
+    shot = watched.shot()
+    assert GRADIENTS not in shot.loaded.objects
+    assert sorted(shot.loaded.files) == ["model.safetensors", "rng.safetensors"]
+
+
+def test_pending_gradients_come_back_bit_for_bit_as_often_as_they_are_applied(
+    watched: Watched,
+) -> None:
+    watched.backward()
+    shot, expected = watched.shot(), [one.clone() for one in watched.gradients() if one is not None]
+    fresh = Watched()
+    plan_ = plan(fresh.chk, shot)
+    plan_.apply()
+    shot.overwrite()
+    for _ in range(2):
+        plan_.apply_last()
+        assert all(map(torch.equal, fresh.gradients(), expected))
+        fresh.backward()  # adds to what was set, not to what will be
+        fresh.model.zero_grad(set_to_none=False)
+    assert fresh.pending.read() == {}
+
+
+def test_gradients_of_an_optimizer_that_is_not_restored_stay_out(watched: Watched) -> None:
+    watched.backward()
+    fresh = Watched()
+    plan(fresh.chk, watched.shot(), only=["model"]).apply_last()
+    assert fresh.gradients() == [None] * 4
+
+
+def test_a_gradient_that_does_not_fit_its_parameter_is_a_mismatch_that_names_it(
+    watched: Watched,
+) -> None:
+    watched.backward()
+    shot = watched.shot()
+    shot.loaded.objects["$gradients"]["parameters"]["optimizer"] = [0, 1, 2, 3]
+    model = nn.Sequential(nn.Linear(5, 2), nn.Linear(2, 1))
+    chk = CFCheckpoint(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(MismatchError, match=r"0: checkpoint has a gradient float32\[2, 3"):
+        plan(chk, shot)
+
+
+@pytest.mark.parametrize("numbers", [7, {"optimizer": 3}, {"optimizer": [-1]}, {"optimizer": [9]}])
+def test_a_record_of_gradients_that_makes_no_sense_is_corrupt(
+    watched: Watched, numbers: Any
+) -> None:
+    watched.backward()
+    shot = watched.shot()
+    shot.loaded.objects[GRADIENTS]["parameters"] = numbers
+    with pytest.raises(CorruptCheckpointError, match="gradients"):
+        plan(Watched().chk, shot)
+
+
+def test_each_rank_gets_its_own_gradients_back_and_no_rank_those_of_other_ranks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parts, expected = [], []
+    for rank in range(2):
+        watched = Watched()
+        watched.backward() if rank else None
+        role = Role(rank, 2, (0, 1))
+        parts.append(part(watched.chk, role, gradients=watched.pending.read()))
+        expected.append(watched.gradients())
+    manifest = Manifest.merged(parts)
+    for rank in range(2):
+        fresh = Watched()
+        restored(fresh.chk, manifest, rank, world=2).apply_last()
+        for found, wanted in zip(fresh.gradients(), expected[rank], strict=True):
+            assert (found is None and wanted is None) or torch.equal(found, wanted)  # type: ignore[arg-type]
+    for rank, world in ((0, 1), (0, 3), (2, 3)):
+        fresh = Watched()
+        caplog.clear()
+        restored(fresh.chk, manifest, rank, world=world).apply_last()
+        assert fresh.gradients() == [None] * 4
+        assert f"update (of 2 rank(s), here are {world})" in caplog.text
+
+
+def test_readers_without_the_training_see_the_state_alone(tmp_path: Path) -> None:
+    watched = Watched()
+    with managed(tmp_path, watched.chk) as manager:
+        watched.backward()
+        manager.step()
+        manager.save(wait=True)
+    assert [path.name for path in tmp_path.glob("step-*/*gradients*")]
+    assert sorted(checkfreq.load(tmp_path)) == ["model", "optimizer", "rng"]
+    watched.pending.close()
+
+
+def test_clearing_gradients_between_restore_and_the_first_batch_takes_nothing(
+    watched: Watched,
+) -> None:
+    watched.backward()
+    fresh = Watched()
+    plan_ = restore(fresh.chk, watched.shot())
+    fresh.model.zero_grad()
+    plan_.apply_last()
+    assert all(one is not None for one in fresh.gradients())

@@ -1,0 +1,405 @@
+"""Parts as one process can see them: what each role would write of the same state."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
+from checkfreq.restore.apply import materialise
+from checkfreq.restore.needs import needed_files
+from checkfreq.restore.reader import load
+from checkfreq.restore.restorer import Restorer, plan_restore
+from checkfreq.run.pipeline import first_device
+from checkfreq.state.capture import capture, structure_digest, structure_listing
+from checkfreq.state.captured import CapturedState, Everything
+from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.collector import TensorRef
+from checkfreq.types import Role
+from tests.fixtures.make_format_2 import FOLDER
+from tests.state.ranks import Manifest, everyone, part, restored
+from tests.state.support import bits, state_bits
+
+
+class Net(nn.Module):
+    """A parameter of many rows, tied ones, a scalar, buffers, a channels-last convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(40, 300)
+        self.one = nn.Linear(8, 8, bias=False)
+        self.other = nn.Linear(8, 8, bias=False)
+        self.other.weight = self.one.weight
+        self.conv = nn.Conv2d(3, 70, 3).to(memory_format=torch.channels_last)
+        self.norm = nn.BatchNorm1d(4)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.none = nn.Parameter(torch.empty(0, 3))
+
+
+def run(seed: int, **options: Any) -> CFCheckpoint:
+    torch.manual_seed(seed)
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters())
+    for parameter in net.parameters():
+        parameter.grad = torch.rand_like(parameter)
+    optimizer.step()
+    return CFCheckpoint(model=net, optimizer=optimizer, run={"best": 0.1 * seed}, **options)
+
+
+def parts_of(chk: CFCheckpoint, roles: list[Role]) -> Manifest:
+    return Manifest.merged([part(chk, role) for role in roles])
+
+
+def sizes(manifest: Manifest, world: int) -> list[int]:
+    found = [0] * world
+    for file in manifest.files:
+        rank = int(file.name.split("rank-")[1][:5]) if "rank-" in file.name else 0
+        found[rank] += sum(record.num_bytes for record in file.tensors)
+    return found
+
+
+def test_the_leader_writes_what_all_have_and_the_others_their_generators() -> None:
+    chk = run(1)
+    manifest = parts_of(chk, everyone(3))
+    names = {file.name for file in manifest.files}
+    own = {f"rng.rank-{rank:05d}.safetensors" for rank in range(3)}
+    assert names == {"model.safetensors", "optimizer.safetensors", *own}
+    assert {*manifest.objects} == {"model", "optimizer", "run"}
+    assert [{*own} for own in manifest.ranks.values()] == [{"rng"}] * 3
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_split_state_is_balanced_and_comes_back_bit_for_bit(world: int) -> None:
+    chk = run(1)
+    manifest = parts_of(chk, everyone(world, split=True))
+    loads = sizes(manifest, world)
+    assert max(loads) < 1.25 * min(loads)
+    for rank in (0, world - 1):
+        other = run(2)
+        restored(other, manifest, rank)
+        assert state_bits(other) == state_bits(chk)
+    whole = materialise(manifest.loaded(), path="p")
+    assert {n: bits(t) for n, t in whole["model"].items()} == bits(
+        dict(chk.tracked["model"].state_dict())
+    )
+
+
+def test_what_a_forward_pass_may_change_is_not_split() -> None:
+    manifest = parts_of(run(1), everyone(4, split=True))
+    (file,) = [file for file in manifest.files if file.name == "model.safetensors"]
+    names = {record.name for record in file.tensors}
+    assert {"norm.running_mean", "norm.num_batches_tracked", "none"} <= names
+
+
+def test_groups_of_one_node_each_hold_everything() -> None:
+    chk = run(1)
+    group = (2, 3)
+    manifest = parts_of(chk, [Role(rank, 4, group, split=True) for rank in group])
+    other = run(2)
+    restored(other, manifest, 3)
+    assert state_bits(other) == state_bits(chk)
+
+
+def test_objects_and_tensors_declared_per_rank_are_each_ranks_own() -> None:
+    declared = ("run", "model.norm", "model.other")
+    chks = [run(seed, per_rank=declared) for seed in (1, 2)]
+    manifest = Manifest.merged(
+        [part(chk, role) for chk, role in zip(chks, everyone(2), strict=True)]
+    )
+    for rank in (0, 1):
+        found = materialise(manifest.loaded(), path="p", rank=rank)
+        assert found["run"] == chks[rank].tracked["run"]
+        live = chks[rank].tracked["model"].state_dict()
+        for name in ("one.weight", "other.weight", "norm.weight", "norm.running_var"):
+            assert bits(found["model"][name]) == bits(live[name])
+        assert bits(found["model"]["scale"]) == bits(chks[0].tracked["model"].scale)
+        other = run(3, per_rank=declared)
+        restored(other, manifest, rank)
+        assert bits(other.tracked["model"].one.weight) == bits(live["one.weight"])
+    with pytest.raises(ConfigError, match=r"nothing of rank 2; expected one of 0, 1"):
+        materialise(manifest.loaded(), path="p", rank=2)
+
+
+def test_a_new_rank_is_told_what_it_keeps(caplog: pytest.LogCaptureFixture) -> None:
+    declared = ("run", "model.norm")
+    manifest = parts_of(run(1, per_rank=declared), everyone(2))
+    chk = run(2, per_rank=declared)
+    before = bits(chk.tracked["model"].norm.state_dict())
+    restored(chk, manifest, 2)
+    assert chk.tracked["run"] == {"best": 0.2}
+    assert bits(chk.tracked["model"].norm.state_dict()) == before
+    for text in ("model.norm.weight: each rank", "run (each rank", "rng (each rank"):
+        assert text in caplog.text
+
+
+def test_a_rank_that_is_new_after_a_run_of_one_keeps_what_is_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    declared = ("run", "model.norm", "model.other")  # tied to one
+    one = part(run(1, per_rank=declared), Role())
+    manifest = Manifest(one.objects, {}, one.files)
+    chk = run(2, per_rank=declared)
+    model = chk.tracked["model"]
+    before = bits([model.norm.state_dict(), model.other.weight])
+    torch.manual_seed(5)
+    generator = torch.get_rng_state()
+    restored(chk, manifest, 1)
+    assert chk.tracked["run"] == {"best": 0.2}
+    assert bits([model.norm.state_dict(), model.other.weight]) == before
+    assert bits(model.wide.weight) == bits(run(1).tracked["model"].wide.weight)
+    for text in ("model.norm.weight: each rank", "model.other.weight: each", "run (each rank"):
+        assert text in caplog.text
+    first = run(2, per_rank=declared)
+    restored(first, manifest, 0)
+    assert first.tracked["run"] == {"best": 0.1}
+    assert torch.equal(torch.get_rng_state(), generator) is False
+
+
+def test_a_new_rank_keeps_a_tensor_that_is_its_own_by_a_tied_name() -> None:
+    declared = ("model.other",)
+    manifest = parts_of(run(1, per_rank=declared), everyone(2))
+    chk = run(2, per_rank=declared)
+    before = bits(chk.tracked["model"].one.weight)
+    restored(chk, manifest, 2)
+    assert bits(chk.tracked["model"].one.weight) == before
+
+
+def test_a_rank_of_which_only_positions_are_here_is_a_new_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    chk = run(1, per_rank=("run", "model.norm"))
+    places = {"train": {"at": 3}}
+    one = part(chk, Role(0, 2, (0,)), positions=places)
+    manifest = Manifest(one.objects, {0: one.own, 1: {"$positions": places}}, one.files)
+    other = run(2, per_rank=("run", "model.norm"))
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    plan = restored(other, manifest, 1)
+    assert plan.positions == places
+    assert torch.equal(torch.get_rng_state(), before)
+    assert other.tracked["run"] == {"best": 0.2}
+    for text in ("model.norm.weight: each rank", "run (each rank", "rng (each rank"):
+        assert text in caplog.text
+    with pytest.raises(ConfigError, match="nothing of rank 1"):
+        materialise(manifest.loaded(), path="p", rank=1)
+
+
+def test_ranks_without_generators_or_other_objects_of_their_own_are_not_new() -> None:
+    chk = run(1, rng=False)
+    manifest = Manifest.merged(
+        [part(chk, role, positions={"train": {"at": 3}}) for role in everyone(2)]
+    )
+    found = materialise(manifest.loaded(), path="p", rank=1)
+    assert bits(found["model"]["scale"]) == bits(chk.tracked["model"].scale)
+    with pytest.raises(MismatchError, match="rng"):
+        restored(run(2), manifest, 1)
+
+
+def test_a_second_rank_keeps_its_generators_where_one_rank_wrote() -> None:
+    one = part(run(1), Role())
+    manifest = Manifest(one.objects, {}, one.files)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    restored(run(5), manifest, 1)
+    torch.manual_seed(5)
+    assert torch.equal(torch.get_rng_state(), before)
+    plan = restored(run(2), manifest, 1, exclude="rng")
+    assert plan.positions == {}
+
+
+def test_an_object_that_is_only_of_other_ranks_is_unexpected_if_it_is_not_live() -> None:
+    manifest = parts_of(run(1, per_rank="run"), everyone(2))
+    live = run(2).tracked
+    chk = CFCheckpoint(model=live["model"], optimizer=live["optimizer"])
+    with pytest.raises(MismatchError, match=r"unexpected.*run \(the whole object\)"):
+        restored(chk, manifest, 2)
+
+
+@pytest.mark.parametrize("name", ["modle", "optimizer.state", "run.best"])
+def test_a_name_that_cannot_differ_from_rank_to_rank_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        run(1, per_rank=name)
+
+
+def test_a_name_of_no_tensor_of_a_module_is_refused_when_it_is_read() -> None:
+    with pytest.raises(StateError, match=r"per_rank= names 'model\.nrom'"):
+        capture(run(1, per_rank="model.nrom"), barrier_on_device=False)
+
+
+def test_a_rank_needs_what_all_have_and_its_own() -> None:
+    chk = run(1, per_rank="model.norm")
+    manifest = parts_of(chk, everyone(2))
+    for rank, role in enumerate(everyone(2)):
+        other = {f"{name}.rank-{1 - rank:05d}.safetensors" for name in ("rng", "model")}
+        assert needed_files(chk, manifest, role) == {f.name for f in manifest.files} - other
+    alone = CFCheckpoint(model=chk.tracked["model"])
+    assert "optimizer.rank-00001.safetensors" not in needed_files(alone, manifest, Role())
+
+
+def test_a_split_state_needs_the_files_of_all() -> None:
+    chk = run(1)
+    manifest = parts_of(chk, everyone(2, split=True))
+    needed = needed_files(chk, manifest, everyone(2)[1])
+    assert {f.name for f in manifest.files} - needed == {"rng.rank-00000.safetensors"}
+
+
+def test_one_rank_has_no_structure_to_compare() -> None:
+    captured = capture(run(1), barrier_on_device=False)
+    assert captured.own is None
+    assert (structure_digest(captured), structure_listing(captured)) == ("", {})
+
+
+def test_structures_differ_by_names_dtypes_shapes_ties_and_classes() -> None:
+    def listed(value: Any) -> dict[str, str]:
+        captured = capture(CFCheckpoint(d=value), barrier_on_device=False, role=Role(1, 2, (0, 1)))
+        assert captured.tensors[-1].stem == "rng.rank-00001"
+        return structure_listing(captured)
+
+    x = torch.zeros(3)
+    assert listed({"x": x, "y": x}) == {
+        "d": "builtins.dict", "d.x": "float32[3]", "d.y": "the same as x",
+    }  # fmt: skip
+    assert listed({"x": x.int()})["d.x"] == "int32[3]"
+
+
+def mixed_up(manifest: Manifest, place: Any) -> Manifest:
+    ranks = {rank: dict(own) for rank, own in manifest.ranks.items()}
+    key = next(iter(ranks[1]["optimizer"]["shards"]))
+    ranks[1]["optimizer"] = {"shards": {**ranks[1]["optimizer"]["shards"], key: place}}
+    return Manifest(manifest.objects, ranks, manifest.files)
+
+
+@pytest.mark.parametrize(
+    ("place", "check"),
+    [("x", "box of"), ([[1], [9]], "box of"), ([[5000, 40], [0, 0]], "shards of")],
+)
+def test_shards_that_make_no_sense_are_corrupt(place: Any, check: str) -> None:
+    manifest = mixed_up(parts_of(run(1), everyone(2, split=True)), place)
+    with pytest.raises(CorruptCheckpointError, match=check):
+        restored(run(2), manifest, 0)
+
+
+def test_a_shard_that_was_not_read_is_missed_before_anything_changes() -> None:
+    manifest = parts_of(run(1), everyone(2, split=True))
+    chk = run(2)
+    before = state_bits(chk)
+    names = {f.name for f in manifest.files if f.name != "optimizer.rank-00001.safetensors"}
+    with pytest.raises(
+        StateError, match=r"chk/step-00000003: optimizer\.[a-z0-9_.]+: of its shape"
+    ):
+        restored(chk, manifest, 0, names)
+    assert state_bits(chk) == before
+
+
+def test_files_that_were_not_read_are_known_to_be_there() -> None:
+    restorer = Restorer(FOLDER)
+    found = restorer.find(None)
+    assert found is not None
+    half = replace(found, images={"model.safetensors": found.images["model.safetensors"]})
+    files = half.loaded().files
+    assert files.keys() == {file.name for file in found.manifest.files}
+    assert [name for name, file in files.items() if file.image is not None] == [*half.images]
+    other = CFCheckpoint(rng=False, model=nn.ModuleDict({"2": nn.Linear(2, 3)}))
+    with pytest.raises(MismatchError, match=r"unexpected.*; model\.tied"):
+        plan_restore(half, other, path=FOLDER, only=("model",), exclude=(), strict=True)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_live_objects_are_loaded_as_the_rank_that_is_asked_for_had_them(rank: int) -> None:
+    norm = nn.ModuleDict({"1": nn.BatchNorm1d(3)})
+    found = load(FOLDER, only=("model",), into={"model": norm}, strict=False, rank=rank)
+    assert bits(norm["1"].running_mean) == bits(found["model"]["1.running_mean"])
+    assert bits(load(FOLDER, rank=1 - rank)["model"]["1.running_mean"]) != bits(
+        norm["1"].running_mean
+    )
+
+
+def test_an_unknown_rank_is_refused_before_anything_is_loaded() -> None:
+    norm = nn.ModuleDict({"1": nn.BatchNorm1d(3)})
+    before = bits(norm.state_dict())
+    with pytest.raises(ConfigError, match=r"nothing of rank 2; expected one of 0, 1"):
+        load(FOLDER, only=("model",), into={"model": norm}, strict=False, rank=2)
+    assert bits(norm.state_dict()) == before
+
+
+class Named(torch.optim.SGD):
+    """Calls its state by the names of the parameters."""
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        momenta = {f"{i}.exp": state["exp"] for i, state in enumerate(self.state.values())}
+        return {"state": momenta, "names": [*momenta]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # type: ignore[override]
+        for held, value in zip(self.state.values(), state["state"].values(), strict=True):
+            held["exp"] = value
+
+
+def named(seed: float) -> CFCheckpoint:
+    weights = [nn.Parameter(torch.zeros(600)) for _ in range(3)]
+    optimizer = Named(weights)
+    for i, weight in enumerate(weights):
+        optimizer.state[weight] = {"exp": torch.full((600,), seed + i)}
+    return CFCheckpoint(rng=False, optimizer=optimizer)
+
+
+def test_state_that_an_optimizer_names_itself_is_needed_whole_and_missed_early() -> None:
+    saved, live = named(1.0), named(5.0)
+    manifest = parts_of(saved, everyone(2, split=True))
+    assert needed_files(live, manifest, Role(1, 2, (0, 1))) == {f.name for f in manifest.files}
+    before = state_bits(live)
+    with pytest.raises(StateError, match="this directory lacks"):
+        restored(live, manifest, 1, set())
+    assert state_bits(live) == before
+    restored(live, manifest, 1)
+    assert state_bits(live) == state_bits(saved)
+
+
+def test_what_decides_who_writes_a_tensor_is_part_of_the_structure() -> None:
+    def digest(*, split: bool, **options: Any) -> str:
+        role = Role(0, 2, (0, 1), split)
+        return structure_digest(capture(run(1, **options), barrier_on_device=False, role=role))
+
+    volatile = {"volatile": "model.wide"}
+    assert digest(split=True) == digest(split=True)
+    assert digest(split=True) != digest(split=True, **volatile)
+    assert digest(split=False) == digest(split=False, **volatile)
+
+
+def test_iterators_may_be_called_as_fields_of_objects_are() -> None:
+    chk = run(1)
+    places = {name: {"at": 3} for name in ("aliases", "shards", "kind")}
+    manifest = Manifest.merged([part(chk, role, positions=places) for role in everyone(2)])
+    for role in everyone(2):
+        needed = needed_files(chk, manifest, role)
+        assert restored(run(2), manifest, role.rank, needed).positions == places
+
+
+def test_one_rank_needs_nothing_of_torch_distributed() -> None:
+    """A second of imports is spared, and a torch that was built without it is enough."""
+    code = (
+        "import sys, torch\n"
+        "before = {name for name in sys.modules if name.startswith('torch.distributed')}\n"
+        "sys.modules.update({f'torch.distributed.{n}': None for n in ('tensor', 'checkpoint')})\n"
+        "from checkfreq.state.checkpoint import CFCheckpoint\n"
+        "from checkfreq.state.capture import capture\n"
+        "import checkfreq.manager, checkfreq.restore.reader\n"
+        "chk = CFCheckpoint(model=torch.nn.Linear(2, 2), d={'x': torch.ones(1)})\n"
+        "assert len(capture(chk, barrier_on_device=False).tensors) >= 3\n"
+        "after = {name for name in sys.modules if name.startswith('torch.distributed')}\n"
+        "assert {n for n in after - before if sys.modules[n] is not None} == set()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_rank_that_writes_nothing_of_a_device_still_measures_time_there() -> None:
+    own = TensorRef("rng.rank-00001", "cpu", torch.zeros(2), False)
+    device = torch.device("meta")
+    theirs = TensorRef("model", "weight", torch.zeros(2, device=device), True)
+    whole = Everything([theirs, own], {}, {}, {})
+    assert first_device(CapturedState([own], {}, {}, {}, whole)) == device

@@ -1,0 +1,220 @@
+"""Positions of the iterators of one rank and of several, across restores at other worlds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from checkfreq.errors import ConfigError
+from checkfreq.state.positions import Positions, RankStates, by_name
+from checkfreq.types import Role
+from iterators import CFIterator
+from tests.iterators.ranks import rank_of
+
+State = dict[str, Any]
+
+
+class Source:
+    """An iterator without a way to merge."""
+
+    marks_steps = False
+    is_using_batch = False
+
+    def __init__(self, place: str = "fresh") -> None:
+        self.place = place
+
+    def state_dict(self) -> State:
+        return {"place": self.place, "layout": {"batch": 1}}
+
+    def load_state_dict(self, state: State, /) -> None:
+        if state["place"] == "refused":
+            raise ValueError("refused")
+        self.place = state["place"]
+
+    def finish(self) -> None:
+        self.place = "finished"
+
+
+class Merging(Source):
+    """One that shows what it merged; None where the ranks do not share the data."""
+
+    def merged_state(self, states: Sequence[State]) -> State | None:
+        places = [state["place"] for state in states]
+        return None if "own" in places[0] else {"place": "+".join(places)}
+
+
+def of_world(world: int) -> list[Positions]:
+    group = tuple(range(world))
+    return [Positions(Role(rank, world, group)) for rank in group]
+
+
+def saved(ranks: list[Positions]) -> dict[str, RankStates]:
+    """What a checkpoint of these ranks holds, as a restore is given it."""
+    parts = [json.loads(json.dumps(one.read())) for one in ranks]
+    return by_name(dict(enumerate(parts)))
+
+
+def registered(ranks: list[Positions], source: type[Source], name: str = "train") -> list[Source]:
+    sources = [source(f"{rank}") for rank in range(len(ranks))]
+    for one, its in zip(ranks, sources, strict=True):
+        one.register(name, its)
+    return sources
+
+
+def restored(world: int, states: Mapping[str, RankStates]) -> list[Positions]:
+    ranks = of_world(world)
+    for one in ranks:
+        one.restore(states)
+    return ranks
+
+
+def places(sources: list[Source]) -> list[str]:
+    return [source.place for source in sources]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_source_that_can_merge_gets_one_of_all(world: int, late: bool) -> None:
+    before = of_world(2)
+    registered(before, Merging)
+    after = of_world(world)
+    sources = [] if late else registered(after, Merging)
+    for one in after:
+        one.restore(saved(before))
+    if late:
+        sources = registered(after, Merging)
+    assert places(sources) == ["0+1"] * world
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_source_that_cannot_gets_its_own_and_a_new_rank_the_first_ones(late: bool) -> None:
+    before = of_world(2)
+    registered(before, Source)
+    after = of_world(3)
+    sources = [] if late else registered(after, Source)
+    for one in after:
+        one.restore(saved(before))
+    if late:
+        sources = registered(after, Source)
+    assert places(sources) == ["0", "1", "0"]
+
+
+def test_ranks_that_do_not_share_the_data_get_their_own() -> None:
+    after = restored(3, {"train": [{"place": "own 0"}, {"place": "own 1"}]})
+    assert places(registered(after, Merging)) == ["own 0", "own 1", "own 0"]
+
+
+def test_an_iterator_of_one_rank_alone_is_restored_from_what_that_saved() -> None:
+    before = of_world(3)
+    before[1].register("val", Source("there"))
+    states = saved(before)
+    assert states["val"][0] is None
+    for _ in range(2):  # a stale copy that another rank carries on would disturb the second
+        after = restored(3, states)
+        source = Merging()
+        after[1].register("val", source)
+        assert source.place == "there"
+        states = saved(after)
+
+
+def test_what_waits_is_carried_on_by_the_leader_through_any_worlds() -> None:
+    before = of_world(3)
+    registered(before, Merging)
+    states = saved(before)
+    for world in (2, 1, 5):
+        states = saved(restored(world, states))
+        assert [state is None for state in states["train"]] == [False] + [True] * (world - 1)
+    assert places(registered(restored(3, states), Merging)) == ["0+1+2"] * 3
+    assert places(registered(restored(4, states), Source)) == ["0", "1", "2", "0"]
+
+
+def test_one_rank_keeps_what_waits_as_it_was() -> None:
+    state = {"place": "somewhere", "layout": None}
+    alone = Positions()
+    alone.restore({"train": state})
+    assert alone.read() == {"train": state}
+    assert alone.layouts() == {"train": None}
+    alone.restore({"train": [state]})
+    assert alone.read() == {"train": state}
+
+
+def test_several_ranks_carry_on_what_one_saved() -> None:
+    states = saved(restored(2, {"train": {"place": "somewhere"}}))
+    assert places(registered(restored(2, states), Merging)) == ["somewhere"] * 2
+
+
+def test_positions_are_sorted_by_name_and_rank() -> None:
+    assert by_name({}) == {}
+    found: dict[int, dict[str, State]] = {2: {"val": {"place": "2"}}, 0: {"train": {"place": "0"}}}
+    assert by_name(found) == {
+        "val": [None, None, {"place": "2"}],
+        "train": [{"place": "0"}, None, None],
+    }
+
+
+def test_a_refused_position_puts_everything_back() -> None:
+    positions, source = Positions(), Source("before")
+    positions.register("train", source)
+    positions.register("val", Source())
+    with pytest.raises(ValueError, match="refused"):
+        positions.restore(
+            {
+                "train": [{"place": "restored"}],
+                "later": [{"place": "waits"}],
+                "val": [{"place": "refused"}],
+            }
+        )
+    assert source.place == "before"
+    assert positions.read().keys() == {"train", "val"}
+
+
+def test_a_restore_can_be_taken_back() -> None:
+    positions, source = Positions(), Source("before")
+    positions.register("train", source)
+    take_back = positions.restore({"train": [{"place": "a"}], "later": [{"place": "b"}]})
+    assert source.place == "a"
+    take_back()
+    assert source.place == "before"
+    assert positions.read().keys() == {"train"}
+
+
+def test_a_name_in_use_and_a_second_iterator_that_marks_steps_are_refused() -> None:
+    class Marking(Source):
+        marks_steps = True
+
+    positions = Positions()
+    positions.register("train", Marking())
+    with pytest.raises(ConfigError, match="'train' is registered"):
+        positions.register("train", Source())
+    with pytest.raises(ConfigError, match="both mark steps"):
+        positions.register("other", Marking())
+
+
+def test_a_batch_in_use_and_the_end_reach_every_iterator() -> None:
+    positions, source = Positions(), Source()
+    positions.register("train", source)
+    assert positions.using_batch() is None
+    source.is_using_batch = True
+    assert positions.using_batch() == "train"
+    positions.finish()
+    assert source.place == "finished"
+
+
+def test_iterators_of_ours_go_on_together_at_another_world() -> None:
+    make = rank_of(24)
+    before, first = of_world(2), [make(rank, 2, 3) for rank in range(2)]
+    for one, iterator in zip(before, first, strict=True):
+        one.register("train", iterator)
+    ids = [sorted(i.last_ids.tolist()) for i in first for _ in i.steps(2) if i.last_ids is not None]
+    rest: list[CFIterator] = [make(rank, 3, 2) for rank in range(3)]
+    for one, iterator in zip(restored(3, saved(before)), rest, strict=True):
+        one.register("train", iterator)
+    for iterator in rest:
+        for _ in iterator:
+            assert iterator.last_ids is not None
+            assert iterator.last_weights is not None
+            ids.append(iterator.last_ids[iterator.last_weights > 0].tolist())
+    assert sorted(sample for batch in ids for sample in batch) == list(range(24))
