@@ -13,7 +13,7 @@ PART ?= 1
 FULLY_COVERED := checkfreq/store/*,checkfreq/policy/*,checkfreq/restore/images.py,checkfreq/testing/crashing.py,iterators/order/epoch.py
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-more lint bench bench-gpu test-gpu system clean
+.PHONY: help demo test test-more lint docs bench bench-gpu test-gpu system clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -34,6 +34,10 @@ lint: $(VENV)/.dev ## ruff and mypy
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy --strict checkfreq iterators
+
+docs: $(VENV)/.docs ## the documentation, into build/docs; a warning is an error
+	$(PY) -m sphinx -qW --keep-going -b html docs build/docs
+	@echo "open build/docs/index.html"
 
 bench: $(VENV)/.peers ## the suite on the CPU (about 20 minutes); appends to benchmarks/results, rewrites the pages
 	$(PY) -m benchmarks run --minutes 25 $(ONLY)
@@ -67,6 +71,10 @@ $(VENV)/.bench: setup.py constraints.txt
 
 $(VENV)/.peers: $(VENV)/.bench
 	$(PIP) --editable '.[peers]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.bench
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.bench

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "benchmarks/README.md")
+PAGES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "benchmarks/README.md", *PAGES)
 #: A path of ours in backquotes: it begins with a folder of the checkout or names a file there.
 PATH = re.compile(
-    r"`((?:checkfreq|iterators|benchmarks|tests|docker)/[\w./-]*|[A-Z]\w+\.(?:md|txt|toml))`"
+    r"`((?:checkfreq|iterators|benchmarks|tests|docker|docs)/[\w./-]*|[A-Z]\w+\.(?:md|txt|toml))`"
 )
 
 
@@ -44,13 +45,17 @@ def test_every_make_command_in_a_document_is_a_target(document: str) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_module_that_a_document_runs_exists(document: str) -> None:
-    for module in re.findall(r"python3? -m (benchmarks\.\w+)", text_of(document)):
+    for module in re.findall(r"python3? -m (benchmarks(?:\.\w+)*)(?![.\w])", text_of(document)):
         path = ROOT / Path(*module.split("."))
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
 
 
 def test_readme_names_the_two_commands_of_a_fresh_machine() -> None:
     assert {"make demo", "make test"} <= set(re.findall(r"make [a-z]+", text_of("README.md")))
+
+
+def test_readme_is_short_enough_to_be_read() -> None:
+    assert len(text_of("README.md").splitlines()) <= 130
 
 
 def test_architecture_is_short_enough_to_be_read() -> None:

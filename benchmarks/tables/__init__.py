@@ -69,10 +69,15 @@ def write_pages() -> None:
 
 
 def with_tables(text: str, *, results: Path = RESULTS) -> str:
-    """The text with every table made anew from the committed result lines."""
+    """The text with every table made anew from the committed result lines.
+
+    The place of a table that nothing here makes stays as it is.
+    """
 
     def made(place: re.Match[str]) -> str:
-        table = TABLES[place[2]]
+        table = TABLES.get(place[2])
+        if table is None:
+            return place[0]
         return f"{place[1]}{table.build(lines_of(table.benchmark, results))}{place[3]}"
 
     return _PLACE.sub(made, text)

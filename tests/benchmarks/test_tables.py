@@ -1,4 +1,4 @@
-"""README's figures are the committed result lines."""
+"""The figures of the pages are the committed result lines."""
 
 from __future__ import annotations
 
