@@ -1,0 +1,73 @@
+"""Every snippet of the documentation runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.page import Snippet, snippets_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
+
+def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a page in a process and a folder of its own."""
+    bin_folder = Path(sys.executable).parent
+    path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": path}
+    return subprocess.run(
+        [sys.executable, "-u", "-m", "tests.docs.page", str(page)],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_snippet_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    ran = run_page(page, tmp_path)
+    assert ran.returncode == 0, ran.stdout
+
+
+def test_snippets_are_set_up_code_python_and_console_fences_in_page_order() -> None:
+    text = (
+        "<!-- setup\nx = 1\n-->\n\n```text\nnot run\n```\n\n"
+        "- item\n\n  ```python\n  y = x\n  ```\n\n```console\n$ true\nshown\n```\n"
+    )
+    assert list(snippets_of(text)) == [
+        Snippet("python", "x = 1\n", 1),
+        Snippet("python", "y = x\n", 11),
+        Snippet("console", "$ true\nshown\n", 15),
+    ]
+
+
+def test_snippets_of_a_page_share_a_namespace_and_a_folder(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- setup\nname = 'made'\n-->\n```python\nopen(name, 'w').close()\n```\n"
+        "```console\n$ test -e made && \\\n    mv made moved\n$ false  # exits 1\n```\n"
+        "```python\nassert __import__('os').path.exists('moved')\n```\n"
+    )
+    ran = run_page(page, tmp_path)
+    assert ran.returncode == 0, ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("snippet", "line"),
+    [("```python\nassert 1 == 2\n```\n", 4), ("```console\n$ true\n$ false\n```\n", 5)],
+)
+def test_a_snippet_that_fails_is_named_by_its_line(snippet: str, line: int, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# A page\n\n{snippet}")
+    ran = run_page(page, tmp_path)
+    assert ran.returncode != 0
+    assert f'page.md", line {line}' in ran.stdout or f"page.md:{line}:" in ran.stdout
