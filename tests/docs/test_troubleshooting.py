@@ -61,13 +61,18 @@ def trees() -> tuple[tuple[str, ast.Module], ...]:
 
 @cache
 def texts() -> tuple[str, ...]:
-    """Every text in the source."""
-    found = (text_of(node) for _, tree in trees() for node in ast.walk(tree) if _is_text(node))
-    return tuple({text for text in found if text})
+    """Every text in the source but docstrings."""
+    found = {text_of(node) for _, tree in trees() for node in _texts_in(tree)}
+    return tuple(text for text in found if text)
 
 
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp)
+def _texts_in(tree: ast.Module) -> Iterator[ast.expr]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Expr):  # a docstring is a statement of its own
+            children = ast.iter_child_nodes(node)
+            yield from (
+                c for c in children if isinstance(c, ast.Constant | ast.JoinedStr | ast.BinOp)
+            )
 
 
 def messages() -> Iterator[tuple[str, str]]:
@@ -78,7 +83,7 @@ def messages() -> Iterator[tuple[str, str]]:
                 continue
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             is_logged = isinstance(node.func, ast.Attribute) and name in LOGGED
-            if is_logged or name in SAID_IN_WORDS or _is_warning(node):
+            if is_logged or name in SAID_IN_WORDS or (name == "log" and _is_warning(node)):
                 said = next(filter(None, map(text_of, node.args)), "")
                 if len(re.findall(r"[a-z]{2,}", said)) > 1:
                     yield f"{path}:{node.lineno}", said
