@@ -1,7 +1,8 @@
 """The object a training loop holds: decides at each boundary, takes snapshots, restores.
 
-``step`` reads top down: reap what ended, count the boundary, decide, snapshot. Everything
-here belongs to the training thread; the copy thread only hands a finished snapshot over.
+The public contract, and the order of a boundary: reap attempts that ended, count the step, decide,
+take a snapshot. What a run is made of and how it updates, restores and ends is in ``session/``.
+Everything here belongs to the training thread.
 """
 
 from __future__ import annotations
@@ -38,25 +39,35 @@ logger = logging.getLogger(__name__)
 
 Closure = Callable[[], Any]
 
-#: Exit status of a run that was told to stop, as of the iterators' ``TrainingStopped``.
+#: Exit status of a run that was told to stop, the same as the iterators' ``TrainingStopped``.
 _STOPPED = 75
 
 
 class CFManager:
     """Checkpoints one training run into one directory.
 
-    ``chk_dir`` is made if needed and belongs to this run alone. ``chk`` names the state.
-    ``mode`` MANUAL checkpoints every ``chk_freq`` boundaries (0: at epoch boundaries and on
-    ``save`` only). ``max_overhead`` and ``mtbf_s`` (seconds) guide AUTO. ``retention`` chooses
-    what to delete. Storage that fails never ends the training: each failure is an ERROR that says
-    what is at risk, and tries come at pauses that grow to 5 minutes (``CFConfig.on_failure`` hears
-    of it too); with a number, more than ``tolerate_failures`` failures in a row raise instead.
-    ``fresh=True`` starts over in a directory that holds checkpoints: they are set aside.
+    Args:
+        chk_dir: the directory of this run alone; created if it does not exist.
+        chk: the state to checkpoint.
+        mode: AUTO chooses the interval from measured costs; MANUAL takes it from ``chk_freq``.
+        chk_freq: boundaries between checkpoints in MANUAL; 0 checkpoints at epoch boundaries and
+            on ``save`` only.
+        max_overhead: the bound in AUTO: the fraction of training time that periodic checkpoints
+            may add.
+        dynamic: adapt the interval while training runs, rather than keep the first one chosen.
+        mtbf_s: mean time between failures in seconds; AUTO then does not checkpoint more often
+            than pays off.
+        retention: which checkpoints to keep.
+        tolerate_failures: None never lets failing storage end the training: each failure is logged
+            as an ERROR that says what is at risk and passed to ``CFConfig.on_failure``, and retries
+            come at pauses that grow to 5 minutes. With a number, more failures in a row raise.
+        fresh: start over in a directory that holds checkpoints, which are set aside.
+        config: every other setting.
 
-    Raises ConfigError for arguments that contradict each other or a directory that cannot be
-    written. Use as a context manager, or call ``close``. Not thread safe. In a fork of the process
-    that made it, it says so once and does nothing: updates wait for nothing, boundaries and
-    ``close`` are the parent's.
+    Raises ConfigError for arguments that contradict each other, or a directory that cannot be
+    written. Use it as a context manager, or call ``close``. Not thread-safe. In a fork of the
+    process that made it, a manager warns once and does nothing: updates do not wait, and
+    boundaries and ``close`` are the parent's.
     """
 
     def __init__(
@@ -133,7 +144,7 @@ class CFManager:
 
     @property
     def update_attempts(self) -> int:
-        """Weight updates attempted in this process, skipped ones included."""
+        """Weight updates attempted in this process, including skipped ones."""
         return self._gate.attempts
 
     # ---- boundaries
@@ -141,9 +152,9 @@ class CFManager:
     def step(self) -> None:
         """Pass an iteration boundary: after a weight update and before the next batch.
 
-        CFIterator calls it; a loop without one calls it once per update. Raises what went
-        wrong in the background, and ConfigError at the first call in a directory that holds
-        checkpoints when ``restore`` was not called.
+        CFIterator calls it; a loop without one calls it once per update. Raises errors of the
+        background work, and ConfigError at the first call if the directory holds checkpoints and
+        ``restore`` was not called.
         """
         self._pass_boundary(epoch_boundary=False)
 
@@ -163,7 +174,7 @@ class CFManager:
         self._gradients.pass_boundary()
         self._progress.global_step += 1
         self._profile(is_epoch=epoch_boundary)
-        self._notice.install()  # at the first one: until now a signal could only end the process
+        self._notice.install()  # at the first boundary: before it there is nothing to save
         self._carry_out(
             self._coordinator.decide(
                 self._progress.global_step,
@@ -175,10 +186,10 @@ class CFManager:
         self._progress.boundaries_s += time.perf_counter() - self._pipeline.waited_s - since_s
 
     def _profile(self, *, is_epoch: bool) -> None:
-        """Tell the profiler that an iteration ended; at the first boundary, have it begin."""
+        """Tell the profiler that an iteration ended; at the first boundary, start it."""
         if self._profiler.has_begun:
             pipeline = self._pipeline
-            # What the host was held for is hidden where a device has work queued.
+            # While a device has work queued, time spent on the host costs training nothing.
             met_s = 0.0 if self._is_on_device else self._profiler.met_s
             own_s = 0.0 if self._is_on_device else self._progress.boundaries_s - met_s
             self._profiler.boundary(
@@ -201,7 +212,7 @@ class CFManager:
         )
 
     def _proposal(self, *, epoch_boundary: bool) -> Proposal:
-        """What this process would do at this boundary, were it alone."""
+        """What this rank would do at this boundary."""
         if self._progress.requested is not None:
             return Proposal("requested", must=True)
         if self._cadence is None:
@@ -234,32 +245,31 @@ class CFManager:
             self._ending.stop(decision.stop)
 
     def stops_after(self, error: Exception) -> bool:
-        """A loader failed: whether that is part of being told to stop, its workers being told too.
+        """Whether a loader failed because the run was told to stop, and its workers with it.
 
-        Then the last boundary's checkpoint is durable, if it could still be made: not if a batch
-        is in use. What it raises is what kept that checkpoint from becoming durable.
+        If so, the last boundary's checkpoint is durable when this returns, if it could still be
+        taken: not while a batch is in use. Raises what kept it from becoming durable.
         """
         return self._ending.stops_after(error)
 
     @property
     def should_stop(self) -> bool:
-        """True once a stop signal came; leave the loop at the next boundary.
+        """True once a stop signal was received; leave the loop at the next boundary.
 
-        Signals are watched from the first boundary on: one that comes before ends the process, as
-        it would without a manager, since there is nothing to be saved yet.
-
-        With several ranks: once they agreed on it, at the same boundary on all of them.
+        Signals are handled from the first boundary on: an earlier one ends the process as it would
+        without a manager, since there is nothing to save yet. With several ranks it becomes true on
+        all of them at the same boundary.
         """
         return self._progress.is_stopping or (self._session.role.is_alone and self._notice.is_set)
 
     @property
     def stopped(self) -> bool:
-        """True once a stop signal came and the final checkpoint is durable."""
+        """True once a stop signal was received and the final checkpoint is durable."""
         return self._progress.has_stopped
 
     @property
     def global_step(self) -> int:
-        """Boundaries passed since training began, those before a restore included."""
+        """Boundaries passed since training began, including those before a restore."""
         return self._progress.global_step
 
     # ---- checkpoints
@@ -269,14 +279,14 @@ class CFManager:
     ) -> None:
         """Checkpoint at this boundary; between boundaries, at the next one.
 
-        ``keep`` pins the checkpoint against retention; ``metrics`` are stored with it, NaN and
-        infinities as they are. Of several ranks, rank 0's count; a WARNING names what differs.
-        ``wait=True`` returns once it is durable, and raises StateError between boundaries or
-        the PersistError of the attempt. A step is written once: a second request for the same
-        step only adds its marks.
+        ``keep`` exempts the checkpoint from retention; ``metrics`` are stored with it, NaN and
+        infinities included. With several ranks, rank 0's metrics are stored, and a WARNING names
+        those that differ. ``wait=True`` returns once the checkpoint is durable; it raises
+        StateError between boundaries, and PersistError if the attempt fails. A step is written
+        once: a second request for the same step only adds its marks.
 
-        With an iterator, a batch in use is between boundaries: its forward pass may have changed
-        BatchNorm statistics and drawn random numbers.
+        With an iterator, the time while a batch is in use is between boundaries: the forward pass
+        may have changed BatchNorm statistics and drawn random numbers.
         """
         marks = Marks(keep=keep, metrics=numbers(metrics or {}))
         if self._home.is_elsewhere():
@@ -301,8 +311,8 @@ class CFManager:
     def wait(self) -> None:
         """Return once every snapshot taken so far is durable or has failed.
 
-        Raises the latest failure if there were more in a row than ``tolerate_failures``, if that
-        is a number; ``stats()["last_durable_step"]`` says what is durable.
+        Raises the latest failure if ``tolerate_failures`` is a number and more failed in a row;
+        ``stats()["last_durable_step"]`` is the newest durable step.
         """
         if self._home.is_elsewhere():
             return
@@ -310,9 +320,9 @@ class CFManager:
         self._coordinator.wait()
 
     def finish(self) -> None:
-        """Say that the training is over, so that starting it again does not train any more.
+        """Mark the run as finished, so that starting it again trains no further.
 
-        For a run that ends before its last epoch (early stopping, a target that is reached)::
+        For a run that ends before its last epoch (early stopping, a target reached)::
 
             for epoch in train_loader.epochs(90):
                 for batch in train_loader: ...
@@ -320,16 +330,16 @@ class CFManager:
                     cf_manager.finish()
                     break
 
-        Passes the boundary that an iterator still owes, has its checkpoint durable, and then notes
-        durably that the run is over. From then on, and after ``restore()`` when the same script is
-        started again, ``finished`` is True, iterators that mark steps hand out nothing, and
-        ``step()`` raises StateError; a loop without an iterator asks ``finished``. Killed before
-        that is noted, the run goes on from its last checkpoint as any other. Idempotent.
+        Passes the boundary that an iterator still owes, makes its checkpoint durable, and then
+        durably marks the run as finished. From then on, and after ``restore()`` when the same
+        script is started again, ``finished`` is True, iterators that mark steps yield nothing, and
+        ``step()`` raises StateError; a loop without an iterator checks ``finished``. A run killed
+        before the mark is durable resumes from its last checkpoint like any other. Idempotent.
 
-        ``restore(reopen=True)`` trains on all the same, ``restore(step=...)`` from an earlier
-        step, ``fresh=True`` starts over.
+        To train further use ``restore(reopen=True)``, ``restore(step=...)`` for an earlier step, or
+        ``fresh=True`` to start over. With several ranks, all of them call it.
 
-        Raises StateError between boundaries, PersistError if it cannot be made durable.
+        Raises StateError between boundaries, PersistError if the mark cannot be made durable.
         """
         if self._progress.is_finished or self._home.is_elsewhere():
             return
@@ -367,17 +377,17 @@ class CFManager:
         strict: bool = True,
         reopen: bool = False,
     ) -> bool:
-        """Bring the newest valid checkpoint, or ``step``, back into the live objects.
+        """Load the newest valid checkpoint, or that of ``step``, into the live objects.
 
         Returns False if the directory never held a checkpoint (a first run), or with
         ``fresh=True``. ``only`` and ``exclude`` select tracked names; ``strict=False`` loads
         what fits. Newer checkpoints that do not validate are reported and quarantined. After
-        restoring an older ``step``, the first commit sets the later ones aside. If the run was
-        finished with the restored step (``finish``), so it stays, unless ``reopen`` is set.
+        restoring an older ``step``, the first commit sets the later ones aside. A run that was
+        finished at the restored step stays finished unless ``reopen`` is set.
 
-        Raises StateError once iteration began, NoCheckpointError for a step that is not there,
-        CorruptCheckpointError if nothing validates, MismatchError (nothing was changed) if the
-        structure differs.
+        Raises StateError once iteration began, NoCheckpointError for a step that does not exist,
+        CorruptCheckpointError if nothing validates, and MismatchError if the structure differs;
+        nothing was changed then.
         """
         if self._home.is_elsewhere():
             raise StateError(
@@ -398,7 +408,7 @@ class CFManager:
     # ---- iterators
 
     def register_position(self, name: str, source: PositionSource, /) -> None:
-        """Checkpoint an iterator's position under ``name``; a restored one is applied now.
+        """Checkpoint an iterator's position under ``name``; if one was restored, apply it now.
 
         Raises ConfigError for a name in use, or a second iterator that marks steps.
         """
@@ -418,10 +428,11 @@ class CFManager:
             )
 
     def before_first_batch(self) -> None:
-        """Put restored generators and gradients in place, now that the loader's iterator is built.
+        """Put restored generators and gradients in place once more, before the first batch.
 
-        Every pass until this process's first boundary begins so: a look at a batch before
-        training must not shift what training draws, nor ``zero_grad()`` take what is carried over.
+        Building a loader's iterator may draw random numbers. Every pass until this process's first
+        boundary starts here: looking at a batch before training must not shift what training
+        draws, nor may ``zero_grad()`` discard gradients that were carried over.
         """
         progress = self._progress
         if progress.apply_last is None or progress.has_iterated or self._home.is_elsewhere():
@@ -431,12 +442,11 @@ class CFManager:
     # ---- life
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Checkpoint the last boundary if it is not durable, finish, and end the worker.
+        """Make the last boundary durable, finish what is in flight, and end the worker.
 
         Takes at most ``timeout_s`` (default ``CFConfig.close_timeout_s``); then the worker is
-        killed.
-        Raises what kept the last checkpoint from becoming durable, however many failures are
-        tolerated. Idempotent.
+        killed. Raises what kept the last checkpoint from becoming durable, however many failures
+        are tolerated. Idempotent.
         """
         self._ending.close(timeout_s=timeout_s)
 
@@ -460,12 +470,12 @@ class CFManager:
             logger.exception("while stopping after %s", kind.__name__)
         try:
             self._ending.close(failure=SystemExit(_STOPPED) if stops else error)
-        except Exception:  # the one in flight must not be masked
+        except Exception:  # it must not mask the exception in flight
             logger.exception("while closing after %s", kind.__name__)
         if stops:
             raise SystemExit(_STOPPED) from error
 
-    # ---- what happened
+    # ---- statistics
 
     @property
     def last_event(self) -> Event | None:
@@ -473,7 +483,7 @@ class CFManager:
         return self._persistence.last_event
 
     def stats(self) -> dict[str, Any]:
-        """What happened so far, as data. Times in seconds, sizes in bytes."""
+        """What happened so far, as data; times in seconds, sizes in bytes."""
         book = self._persistence.book
         return {
             **self._profiler.stats(),

@@ -1,5 +1,7 @@
-"""Many ranks: how they talk, who writes what, what they decide together, and how they restore.
+"""One rank or many: how ranks talk, who writes what, how they decide and restore together.
 
-``meetings`` is the transport, ``roles`` and ``collective`` what is agreed over it,
-``joint_restore`` the restore. All of it on the training thread.
+``coordinator`` is what a session asks for, in a run of one rank or (``multi_rank``) of many.
+``meetings`` is the transport, over the store of torch.distributed; ``roles`` and ``voting`` are
+what ranks agree on over it, ``joint_restore`` is their restore. All of it belongs to the training
+thread, except the calls to the store (``store_thread``).
 """

@@ -1,8 +1,8 @@
-"""Whether what ranks are to have alike is alike: at a run's first checkpoint, after a restore.
+"""Compares replicated state across ranks: at a run's first checkpoint, and after a restore.
 
-Of it the first rank's alone is kept, so what another rank had would be lost without a word.
-Weights and their optimizer's state that are different are an error; a rounding error between
-ranks, and what a forward pass or a rank's own code may change, are a warning.
+Only the first rank's copy of replicated state is saved, so values that differ on another rank would
+be lost silently. Different weights or optimizer state are an error. Differences of the size of
+rounding errors, and state that a forward pass or a rank's own code may change, are a warning.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from checkfreq.types import Json
 
 _PHASE = "comparing the values of the state"
 _SHOWN = 5
-#: More are not told apart by their numbers.
+#: Only so many tensors are sampled, to tell rounding from different content.
 _LOOKED_AT = 64
-#: Of a tensor's largest number, what a rounding error may come to.
+#: A difference of up to this fraction of a tensor's largest number counts as rounding.
 _ROUNDING = 0.05
 
 
 class Compared(Protocol):
-    """Who knows the values: the pipeline."""
+    """What knows the values: the pipeline."""
 
     def values_digest(self) -> str | None:
-        """Equal on ranks of equal values; None while devices are not done."""
+        """Equal on ranks with equal values; None while devices are still computing it."""
         ...
 
     def values_listing(self) -> dict[str, str]:
-        """A digest of each, by name."""
+        """The digest of each value, by name."""
         ...
 
     def weights(self) -> Collection[str]:
-        """Names of what only a weight update changes."""
+        """Names of the state that only a weight update changes."""
         ...
 
     def samples(self, names: Collection[str]) -> dict[str, list[float]]:
-        """Some numbers of each of these tensors."""
+        """A few evenly spaced numbers of each of these tensors."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """Names of what differs from rank 0's, and the ranks on which it does."""
+    """What differs from rank 0: names, each with the ranks on which it differs."""
 
     lost: Mapping[str, Sequence[int]]
     doubtful: Mapping[str, Sequence[int]]
@@ -56,9 +56,9 @@ class Differing:
 
 
 def compare(meetings: Meetings, state: Compared) -> Differing | None:
-    """What differs; None if it is not known yet: the ranks are to ask again when they meet.
+    """What differs; None if devices have not finished: ask again at the next meeting.
 
-    Every meeting here is of all ranks, and more than one is held only where something differs.
+    One meeting of all ranks, and further ones only if something differs.
     """
     verdict = meetings.act(_PHASE, state.values_digest, decide=_verdict)
     if verdict is None:
@@ -80,7 +80,7 @@ def _verdict(digests: Sequence[Json]) -> Json:
 
 
 def _listed(listings: Sequence[Mapping[str, str]]) -> Json:
-    """By name, the ranks whose digest is not rank 0's. What one rank left out is left out."""
+    """By name, the ranks whose digest differs from rank 0's; a name that one lacks is skipped."""
     names = [n for n in listings[0] if all(n in listing for listing in listings)]
     found = {
         name: [rank for rank, listing in enumerate(listings) if listing[name] != listings[0][name]]
@@ -96,7 +96,7 @@ def _of_other_content(samples: Sequence[Mapping[str, Sequence[float]]]) -> Json:
 
 
 def is_rounding(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether numbers are the same but for rounding; infinities and NaN have to be the same."""
+    """Whether numbers are equal up to rounding; infinities and NaN must be identical."""
     if len(one) != len(other):
         return False
     pairs = list(zip(one, other, strict=True))
@@ -109,27 +109,27 @@ def is_rounding(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def lost_error(found: Differing, *, step: int) -> StateError:
-    """For weights of which only the first rank's are kept."""
+    """The error for weights that differ: only the first rank's would be saved."""
     return StateError(
-        f"ranks hold different values of what is to be the same on all of them: "
-        f"{listed(found.lost)}. Of it the first rank's alone is kept, in the checkpoint of step "
-        f"{step} too: the others' would be lost. Name what each rank has of its own in "
-        "CFCheckpoint(per_rank=...), tensors of a module or whole objects; make equal what "
-        "should be; or pass CFConfig(compare_ranks=False) if the first rank's is the one to keep"
+        f"ranks hold different values where all should hold the same: {listed(found.lost)}. Only "
+        f"the first rank's values are saved, also in the checkpoint of step {step}: the others' "
+        "would be lost. Name state that differs between ranks in CFCheckpoint(per_rank=...), "
+        "tensors of a module or whole objects; make the ranks equal if they should be; or pass "
+        "CFConfig(compare_ranks=False) to keep the first rank's values"
     )
 
 
 def doubtful_text(found: Differing) -> str:
-    """For what may well be meant so."""
+    """The warning for differences that may be intended."""
     return (
-        f"values that are taken to be the same on all ranks differ: {listed(found.doubtful)}. The "
-        "first rank's are kept, and every rank gets them at a restore. Name what each rank has of "
-        "its own in CFCheckpoint(per_rank=...)"
+        f"values that should be the same on all ranks differ: {listed(found.doubtful)}. The first "
+        "rank's are saved, and a restore gives them to every rank. Name state that differs between "
+        "ranks in CFCheckpoint(per_rank=...)"
     )
 
 
 def listed(ranks: Mapping[str, Sequence[int]]) -> str:
-    """The first few names, with the ranks that differ from rank 0."""
+    """The first few names, each with the ranks that differ from rank 0."""
     shown = [f"{name} (rank {', '.join(map(str, found))})" for name, found in ranks.items()]
     more = [f"and {len(shown) - _SHOWN} more"] * (len(shown) > _SHOWN)
     return ", ".join([*shown[:_SHOWN], *more])

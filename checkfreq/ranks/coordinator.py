@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What one rank would do at this boundary: a checkpoint for ``reason``, or none ("").
+    """What one rank would do at this boundary: take a checkpoint for ``reason``, or none ("").
 
-    ``must``: it waits for a slot; otherwise it is deferred. ``why_late``: it is due, and would
-    have to wait. ``place`` is where the snapshot is to be taken ("": wherever that is).
+    ``must``: wait for a slot rather than defer. ``why_late``: why a checkpoint that is due cannot
+    be taken now. ``place``: where to take the snapshot ("": where the last one was taken).
     """
 
     reason: str = ""
@@ -38,16 +38,17 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What all ranks do: a checkpoint for ``reason``, if any.
+    """What all ranks do at a boundary: take a checkpoint for ``reason``, if it is not empty.
 
-    ``defer`` says why a periodic one has to wait. ``stop`` names the signal that came. Of many
-    ranks: ``attempt`` is the checkpoint's id ("": there is none to take), ``waits_for`` the ranks
-    without a slot, ``is_written`` that the step is on its way on all, ``confirmed_step`` is
-    committed in every directory, ``costs`` are the highest, ``next_step`` is when to meet again,
-    ``compares`` that the structure of the state changed somewhere, and ``is_held_back`` that
-    storage fails on some, which pauses periodic ones. ``keep`` and ``metrics`` are rank 0's marks
-    for the checkpoint; ``unequal`` are the metrics that others have otherwise, with the values of
-    all ranks.
+    ``defer`` says why a periodic checkpoint has to wait; ``stop`` names a signal that was received.
+
+    With many ranks also: ``attempt``, the id of the checkpoint ("": none is taken); ``waits_for``,
+    the ranks without a free slot; ``is_written``, whether every rank has this step written or on
+    its way; ``confirmed_step``, committed in every directory; ``costs``, the highest of any rank;
+    ``next_step``, the boundary of the next meeting; ``compares``, whether the structure of the
+    state changed on some rank; ``is_held_back``, whether storage fails on some rank, which pauses
+    periodic checkpoints. ``keep`` and ``metrics`` are rank 0's marks for the checkpoint;
+    ``unequal`` holds the metrics on which ranks disagree, with the values of all ranks.
     """
 
     reason: str = ""
@@ -68,7 +69,7 @@ class Decision:
     unequal: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
 
-#: What most boundaries come to: shared, since they come often.
+#: Most boundaries propose and decide nothing: shared, so that they allocate nothing.
 NO_PROPOSAL = Proposal()
 NOTHING = Decision()
 
@@ -85,7 +86,7 @@ class Coordinator(Protocol):
         ...
 
     def raise_failures(self) -> None:
-        """Raise if more checkpoints in a row have failed than are tolerated; before a boundary."""
+        """Before a boundary: raise if more checkpoints in a row failed than the user tolerates."""
         ...
 
     def decide(
@@ -96,48 +97,51 @@ class Coordinator(Protocol):
         must_meet: bool,
         marks: Marks | None = None,
     ) -> Decision:
-        """What to do at a boundary. ``must_meet``: it is one at which all ranks know to meet.
-        ``marks``: of the checkpoint that was asked for."""
+        """What to do at the boundary ``step``.
+
+        ``must_meet``: every rank knows that all meet at this boundary. ``marks`` belong to a
+        checkpoint that the user requested.
+        """
         ...
 
     def take(self, step: int, decision: Decision, marks: Marks) -> Attempt | None:
-        """Take the checkpoint that was decided; None if it is durable already."""
+        """Take the checkpoint decided on; None if this step is durable already."""
         ...
 
     def require(self, step: int, reason: str, marks: Marks) -> Attempt | None:
-        """Take a checkpoint that has to be taken, waiting for a slot; None if it is durable."""
+        """Take a checkpoint now, waiting for a slot if need be; None if this step is durable."""
         ...
 
     def outcome(self, step: int, attempt: Attempt | None) -> CheckFreqError | None:
-        """Wait for an attempt's end; why it is no checkpoint, if it is none."""
+        """Wait until an attempt has ended; returns its error, None if it is durable."""
         ...
 
     def wait(self) -> None:
-        """Return once nothing is in flight; raise what was not tolerated."""
+        """Return once nothing is in flight; raise failures that the user does not tolerate."""
         ...
 
     def note_finished(self, step: int) -> bool:
-        """Have it noted that the run is over with ``step``; whether that is durable everywhere."""
+        """Mark the run as finished at ``step``; returns whether the mark is durable everywhere."""
         ...
 
     def is_finished(self, step: int) -> bool:
-        """Whether every directory of the run says so."""
+        """Whether every directory of the run marks it as finished at ``step``."""
         ...
 
     def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
-        """Open the directory; read ``step``, or the newest that is valid; None on a first run."""
+        """Open the directory; read ``step`` or the newest valid one; None on a first run."""
         ...
 
     def restored(self, step: int) -> None:
-        """All of a checkpoint was loaded; raise where ranks have other weights than the rest."""
+        """A whole checkpoint was loaded: raise if the weights of the ranks differ now."""
         ...
 
     def leave(self, why: str) -> None:
-        """An exception ends the training here."""
+        """Tell the other ranks that an exception ends the training on this one."""
         ...
 
     def close(self) -> None:
-        """After everything else; idempotent."""
+        """End the coordination, after everything else; idempotent."""
         ...
 
 

@@ -1,10 +1,10 @@
-"""How the ranks of a run talk: short meetings over the key-value store of torch.distributed.
+"""How ranks communicate: short meetings over the key-value store of torch.distributed.
 
-Each rank says something, rank 0 decides, and all hear the decision; who does not come in time is
-named on every rank, and so is rank 0 if the store itself does not answer. No process group and no
-collective of the training's is used, so nothing can cross with its own communication; no meeting
-is held outside the training thread, which has a ``StoreThread`` ask the store. What a meeting
-costs is measured by ``benchmarks/sharded.py --only meeting``.
+Every rank says something, rank 0 decides, and all ranks receive the decision. A rank that does not
+arrive in time is named on every rank; so is rank 0 if the store itself does not answer. Meetings
+use no process group, so they cannot interleave with the collectives of the training. They are held
+in the training thread, which has a ``StoreThread`` call the store. ``python -m benchmarks.sharded
+--only meeting`` measures what one costs.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ T = TypeVar("T")
 
 __all__ = ["Meetings", "ranks_of_process", "ranks_together", "said_by_each"]
 
-#: Managers made so far in this process: every rank makes them in the same order.
+#: Numbers the managers of this process: every rank makes them in the same order.
 _managers = count(1)
 
-#: How long rank 0 stays for the others to hear its last words: it may keep the store.
+#: How long rank 0 waits, while closing, for the others to read its last reply: its process may
+#: host the store, which is gone when it exits.
 _FAREWELL_S = 5.0
-#: How long a store that only has to note something is waited for.
+#: How long to wait for the store when there is only something to write.
 _NOTING_S = 1.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 5e-5, 0.05
 
-#: Errors on which all ranks agree, by the name in a reply.
+#: Errors that a decision raises on every rank, by their names in a reply.
 _AGREED: Mapping[str, type[CheckFreqError]] = {"ConfigError": ConfigError, "StateError": StateError}
 
 Decide = Callable[[Sequence[Json]], Json]
 
 
 def ranks_of_process() -> tuple[int, int]:
-    """Rank and world of this process: (0, 1) when it is alone.
+    """Rank and world size of this process: (0, 1) if it trains alone.
 
     Raises ConfigError if it was launched as one of several, and they are not connected yet.
     """
@@ -66,22 +67,22 @@ def ranks_of_process() -> tuple[int, int]:
 
 
 def said_by_each(said: Sequence[Json]) -> Json:
-    """A decision that is no decision: everybody hears what everybody said."""
+    """Decides nothing: every rank receives what each rank said."""
     return list(said)
 
 
 def ranks_together(*, timeout_s: float) -> Meetings | None:
-    """The meetings of this process's run; None if it is alone."""
+    """The meetings of this process's run; None for a run of one rank."""
     _, world = ranks_of_process()
     return None if world == 1 else Meetings.of_process_group(timeout_s=timeout_s)
 
 
 class Meetings:
-    """The meetings of one manager's ranks, held in the same order by all of them.
+    """The meetings of one manager's ranks, which hold them in the same order.
 
-    ``store`` keeps the words; ``thread`` alone uses it. No rank waits longer than ``timeout_s``
-    for the others to come, nor than ``hurried_timeout_s`` once it was told to stop: launchers
-    kill 30 s after that.
+    ``store`` holds the messages; only ``thread`` uses it. No rank waits longer than ``timeout_s``
+    for the others to arrive, nor longer than ``hurried_timeout_s`` once it was told to stop:
+    launchers kill 30 s after the signal.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Meetings:
         self.world = world
         self.timeout_s = timeout_s
         self._hurried_s = min(timeout_s, hurried_timeout_s)
-        #: Whether a stop signal came: then there is less time for the others.
+        #: Whether a stop signal was received: then waits are shorter.
         self.is_hurried: Callable[[], bool] = lambda: False
         self._store = store
         self._thread = StoreThread() if thread is None else thread
@@ -109,7 +110,7 @@ class Meetings:
 
     @classmethod
     def of_process_group(cls, *, timeout_s: float) -> Meetings:
-        """Meetings of all ranks of the default process group, beside its own traffic."""
+        """Meetings of all ranks of the default process group, over a connection of their own."""
         distributed: Any = torch.distributed
         rank, world = distributed.get_rank(), distributed.get_world_size()
         prefix, thread = f"checkfreq/{next(_managers)}", StoreThread()
@@ -131,11 +132,11 @@ class Meetings:
     # ---- meeting
 
     def meet(self, phase: str, said: Json, *, decide: Decide) -> Json:
-        """Say something, and hear what rank 0 decides from what all ranks said, in their order.
+        """Say something, and receive what rank 0 decides from what all ranks said, in rank order.
 
         ``decide`` runs on rank 0; a ConfigError, StateError or RankError that it raises is raised
-        on every rank. Raises RankError, naming them, if ranks do not come, have left, or came to
-        another meeting.
+        on every rank. Raises RankError, naming the ranks, if some do not arrive, have left the run,
+        or are in a different meeting.
         """
         self._number += 1
         faults.reach("meeting.say")
@@ -157,9 +158,10 @@ class Meetings:
         return reply["reply"]
 
     def act(self, phase: str, action: Callable[[], Json], *, decide: Decide = said_by_each) -> Json:
-        """Do something on every rank, then meet; if it failed on one, it is an error on all.
+        """Do something on every rank, then meet; a failure on one rank is an error on all.
 
-        The rank on which ``action`` raised raises that; the others a RankError with its words.
+        The rank on which ``action`` raised raises the same error; the others raise a RankError
+        with its text.
         """
         failure: Exception | None = None
         try:
@@ -207,12 +209,12 @@ class Meetings:
     def _have_done(
         self, action: Callable[[Callable[[], bool]], T], *, timeout_s: float | None = None
     ) -> T:
-        """Do it in the store's thread, as long as patience lasts."""
+        """Run ``action`` in the store's thread, waiting as long as patience lasts."""
         patience_s = self._patience_s if timeout_s is None else lambda: timeout_s
         return self._thread.call(action, patience_s=patience_s)
 
     def _patience_s(self) -> float:
-        """A run that was told to stop has no time for a rank that is most likely gone."""
+        """How long to wait for others: less once told to stop, when a missing rank is gone."""
         return self._hurried_s if self.is_hurried() else self.timeout_s
 
     # ---- in the store's thread
@@ -220,12 +222,12 @@ class Meetings:
     def _preside(
         self, decide: Decide, number: int, words: Json, is_wanted: Callable[[], bool]
     ) -> Json:
-        """Rank 0's part: hear all, decide, answer."""
+        """Rank 0's part: collect what all ranks say, decide, reply."""
         phase = words["phase"]
         self._owes_reply = True
         self._say(number, self.rank, words)
         missing = self._wait_for(number, range(self.world), is_wanted)
-        if not is_wanted():  # interrupted: the others are told why this rank leaves
+        if not is_wanted():  # interrupted: the caller tells the others why this rank leaves
             return None
         if missing:
             error = self._missing(missing, phase)
@@ -237,7 +239,7 @@ class Meetings:
         return reply
 
     def _attend(self, number: int, words: Json, is_wanted: Callable[[], bool]) -> Json:
-        """Another rank's part: say, and hear what was decided."""
+        """Any other rank's part: say something, and receive the decision."""
         self._say(number, self.rank, words)
         if self._wait_for(number, ["all"], is_wanted):
             missing = [rank for rank in range(self.world) if not self._is_there(number, rank)]
@@ -251,7 +253,7 @@ class Meetings:
         self._owes_reply = False
 
     def _forget(self, old: int) -> None:
-        """Remove own words that everybody has heard: whoever came here heard those before."""
+        """Delete own messages of an old meeting: a rank that came to a later one has read them."""
         if old >= 1:
             self._store.delete_key(f"{old}/{self.rank}")
             if self.rank == 0:
@@ -276,10 +278,10 @@ class Meetings:
         is_wanted: Callable[[], bool],
         timeout_s: float | None = None,
     ) -> list[Any]:
-        """Wait for what others say; returns who has said nothing at the deadline.
+        """Wait until all keys are there; returns the keys that are missing at the deadline.
 
-        Looks ever less often, but never waits much longer than it would have had to. The store's
-        own wait would not be told of a hurry.
+        Polls at growing pauses, a quarter of the time waited so far, so that it never waits much
+        longer than necessary. The store's own wait could not be cut short by a stop signal.
         """
         names = [f"{number}/{key}" for key in keys]
         start_s = time.monotonic()
@@ -294,7 +296,7 @@ class Meetings:
     def _is_there(self, number: int, key: object) -> bool:
         return bool(self._store.check([f"{number}/{key}"]))
 
-    # ---- what follows from it
+    # ---- replies and errors
 
     def _decided(self, phase: str, words: Sequence[Json], decide: Decide) -> Json:
         try:
@@ -323,7 +325,7 @@ class Meetings:
     # ---- leaving
 
     def leave(self, why: str) -> None:
-        """Tell the others not to wait for this rank: their next meeting raises at once."""
+        """Leave the run: the next meeting of the others raises at once instead of waiting."""
         if self._over:
             return
         self._over = True
@@ -339,7 +341,7 @@ class Meetings:
         self._part(part, timeout_s=_NOTING_S)
 
     def close(self) -> None:
-        """After the last meeting: rank 0 stays until the others have heard it, for a while."""
+        """After the last meeting: rank 0 waits a while until the others have read its reply."""
         if self._over or self._broken:
             self._thread.stop()
             return
@@ -356,17 +358,17 @@ class Meetings:
         self._part(part, timeout_s=timeout_s)
 
     def _part(self, action: Callable[[Callable[[], bool]], None], *, timeout_s: float) -> None:
-        """Do the last thing in the store's thread."""
+        """Make the last call to the store, and end its thread."""
         try:
             self._have_done(action, timeout_s=timeout_s)
         except (SilentStore, RuntimeError):
-            logger.debug("not everybody heard the good-bye", exc_info=True)
+            logger.debug("some ranks may not have read the last message", exc_info=True)
         finally:
             self._thread.stop()
 
 
 def _without_store(error: Exception, *, rank: int, phase: str) -> RankError:
-    """``rank`` heard nobody: the store is gone, or its keeper hangs or is out of reach."""
+    """``rank`` has no answer: the process that hosts the store is gone, hangs or is unreachable."""
     keeper = (
         f"the store of torch.distributed, which rank 0 or a launcher beside it keeps: {error}. "
         "Its process has ended or hangs, or its node is lost"

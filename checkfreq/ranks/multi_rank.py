@@ -1,6 +1,6 @@
-"""The coordinator of a run of many ranks: what ``SingleRank`` does, done by all of them together.
+"""The coordinator of a run of many ranks: all of them do together what ``SingleRank`` does alone.
 
-Every call is made by all ranks, in the same order. Between the meetings each does its own part.
+All ranks make the same calls in the same order. Between meetings each rank does its own part.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from checkfreq.ranks.comparison import compare, doubtful_text, lost_error
 from checkfreq.ranks.coordinator import NO_PROPOSAL, NOTHING, Decision, Proposal
 from checkfreq.ranks.joint_restore import JointRestorer
 from checkfreq.ranks.meetings import Meetings
-from checkfreq.ranks.voting import Collective, Durable, Vote
+from checkfreq.ranks.voting import Durable, Vote, Voting
 from checkfreq.restore.restorer import Found, Restorer
 from checkfreq.run.interrupt import StopNotice
 from checkfreq.run.pipeline import Pipeline
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: In an event, of what differs from rank to rank.
+#: An event lists at most so many of the names that differ between ranks.
 _MOST_NAMES = 20
 
 
@@ -48,7 +48,7 @@ class MultiRank:
         config: CFConfig,
     ) -> None:
         self._meetings = meetings
-        self._collective = Collective(meetings)
+        self._voting = Voting(meetings)
         self._role = role
         self._pipeline = pipeline
         self._persistence = pipeline.persistence
@@ -79,7 +79,7 @@ class MultiRank:
         )
 
     def raise_failures(self) -> None:
-        """See Coordinator; here it is the next meeting that raises, on all ranks."""
+        """See Coordinator. Failures are votes here: the next meeting raises, on all ranks."""
 
     # ---- boundaries
 
@@ -92,9 +92,9 @@ class MultiRank:
         marks: Marks | None = None,
     ) -> Decision:
         """See Coordinator."""
-        if not must_meet and not self._collective.meets_at(step):
+        if not must_meet and not self._voting.meets_at(step):
             return NOTHING
-        own = proposal if self._role.rank == 0 else lambda: NO_PROPOSAL  # rank 0's counts
+        own = proposal if self._role.rank == 0 else lambda: NO_PROPOSAL  # only rank 0's counts
         start_s = time.perf_counter()
         decision = self._agree("step()", step, own, marks or Marks())
         self._profiler.met(time.perf_counter() - start_s)
@@ -103,8 +103,8 @@ class MultiRank:
     def _agree(
         self, phase: str, step: int, proposal: Callable[[], Proposal], marks: Marks
     ) -> Decision:
-        """Meet, and take in what does not depend on the phase."""
-        decision = self._collective.agree(
+        """Vote, and apply what every decision brings, whatever its phase."""
+        decision = self._voting.agree(
             f"{phase} at step {step}",
             lambda: self._vote(step, proposal(), marks),
             state=self._pipeline,
@@ -118,9 +118,9 @@ class MultiRank:
         return decision
 
     def _warn_of_metrics(self, unequal: Mapping[str, Sequence[float | None]]) -> None:
-        """Once for each name: rank 0's value is the checkpoint's."""
+        """Warn once about each metric on which ranks disagree: rank 0's value is stored."""
         texts = [
-            f"{name} is {', '.join(map(_told, values))} on ranks 0, 1, ..."
+            f"{name} is {', '.join(map(_shown, values))} on ranks 0, 1, ..."
             for name, values in unequal.items()
             if name not in self._unequal_metrics
         ]
@@ -160,8 +160,8 @@ class MultiRank:
         )
 
     def _recent_iteration_s(self, step: int) -> float | None:
-        """T, or what iterations have taken since the last meeting, if that is longer or all that
-        is known."""
+        """Seconds per iteration: the profiler's estimate, or the mean since the last meeting if
+        that is longer, or if there is no estimate yet."""
         known_s, num_steps = self._profiler.iteration_s, self._since_last(step)
         if num_steps == 0:
             return known_s
@@ -194,13 +194,16 @@ class MultiRank:
             return self._pipeline.checkpoint(
                 step, decision.reason, marks, must=decision.must, agreed=decision.attempt
             )
-        except Exception as error:  # the others take it, and will wait for this rank
+        except Exception as error:  # the others take theirs, and would wait for this rank
             self._meetings.leave(f"{type(error).__name__}: {error}")
             raise
 
     def _note_values(self, step: int) -> None:
-        """At the run's first checkpoint: what is to be the same on all ranks is compared at their
-        next meeting, when devices are done with it, so that nothing waits for them."""
+        """At the run's first checkpoint, start digesting what should be equal on all ranks.
+
+        The digests are compared at the next meeting, when devices have finished computing them:
+        nothing waits for a device.
+        """
         if not self._may_compare:
             return
         start_s = time.perf_counter()
@@ -210,7 +213,7 @@ class MultiRank:
         self._noted_step = step
 
     def _compare_values(self) -> None:
-        """Raises StateError on all ranks if weights would be lost; says once what else differs."""
+        """Raise StateError on all ranks if weights would be lost; warn of other differences."""
         if self._noted_step is None:
             return
         found = compare(self._meetings, self._pipeline)
@@ -256,8 +259,8 @@ class MultiRank:
             self._meetings.until(phase, is_done, timeout_s=self._pipeline.patience_s(), what=what)
 
     def _settle(self, phase: str, error: CheckFreqError | None) -> str:
-        """Hear after a wait on which ranks it failed ("" if on none), and what is durable now."""
-        settled = self._collective.settle(
+        """After a wait: which ranks failed ("" if none), and note which step is durable now."""
+        settled = self._voting.settle(
             phase,
             None if error is None else str(error),
             durable=self._durable(),
@@ -266,7 +269,7 @@ class MultiRank:
         self._compare_values()
         return settled.failed
 
-    # ---- restore, and the end
+    # ---- restore and end
 
     def note_finished(self, step: int) -> bool:
         """See Coordinator."""
@@ -286,14 +289,16 @@ class MultiRank:
         return JointRestorer(restorer, self._meetings, chk=chk, role=self._role).find(step)
 
     def restored(self, step: int) -> None:
-        """See Coordinator. Directories of several nodes may hold what was never the same."""
+        """See Coordinator. Directories of different nodes may hold different weights."""
         if not self._config.compare_ranks:
             return
 
         def note() -> bool:
             try:
                 self._pipeline.note_values()
-            except CheckFreqError:  # not all there yet: the first checkpoint will say so
+            except (
+                CheckFreqError
+            ):  # not complete before the first update: the first checkpoint will compare
                 return False
             return True
 
@@ -310,5 +315,5 @@ class MultiRank:
         self._meetings.close()
 
 
-def _told(value: float | None) -> str:
+def _shown(value: float | None) -> str:
     return "nothing" if value is None else repr(value)

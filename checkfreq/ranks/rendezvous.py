@@ -1,8 +1,8 @@
-"""How the ranks find one another in a store that may hold the words of an earlier life.
+"""How ranks find one another in a store that may still hold keys of an earlier start.
 
-After an elastic restart the launcher's store is the same, and so are the keys. So rank 0 puts a
-fresh token down, every rank answers it with a number of its own, and whoever finds that number
-in rank 0's list knows that the token is of this life: it becomes part of every later key.
+After an elastic restart the launcher's store is the same, and so are the keys. So rank 0 publishes
+a fresh token, every rank answers it with a random number, and a rank that finds its number in rank
+0's list knows that the token belongs to this start: it becomes a prefix of every later key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.001, 0.05
 
 
 def agree_on_token(store: Any, *, rank: int, world: int, timeout_s: float) -> str:
-    """A text that all ranks of this life share, and no earlier one.
+    """A text that all ranks of this start share, and no earlier start had.
 
     Raises RankError, naming them, for ranks that do not come within ``timeout_s``.
     """
@@ -64,7 +64,7 @@ class _Member:
         self._answered = ""
 
     def token(self) -> str | None:
-        """The token that rank 0 confirmed with this process's number in its list."""
+        """The token, once rank 0 lists this process's number under it."""
         if not self._store.check(["round"]):
             return None
         token = self._store.get("round").decode()
@@ -83,7 +83,7 @@ class _Member:
 
 
 def _answers(store: Any, token: str, world: int) -> dict[str, str]:
-    """The number of each rank that has answered the token."""
+    """The numbers of the ranks that answered the token, by rank."""
     found = {}
     for rank in range(1, world):
         if store.check([f"answer/{rank}"]):
@@ -94,7 +94,7 @@ def _answers(store: Any, token: str, world: int) -> dict[str, str]:
 
 
 def names_of(ranks: Sequence[int]) -> str:
-    """Ranks in a sentence."""
+    """Ranks as words of a sentence: "rank 3", "ranks 1, 2"."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 

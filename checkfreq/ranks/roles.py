@@ -1,8 +1,8 @@
-"""Who writes what: found out when the managers of all ranks are made.
+"""Who writes what: the roles that ranks agree on when their managers are made.
 
-Each rank leaves a file in its checkpoint directory and looks whose files it sees: ranks that see
-one another's share a directory, and the first of them commits there. So a directory that is not
-shared although it should be is noticed before anything is written.
+Every rank puts a file into its checkpoint directory and lists which ranks' files it sees. Ranks
+that see each other's files share a directory, and the first of them commits there. A directory
+that should be shared and is not is thus noticed before anything is written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from checkfreq.types import Directory, Json, Role
 
 
 def agree_on_settings(meetings: Meetings, settings: Mapping[str, object]) -> None:
-    """ConfigError on every rank, naming the first setting that is not the same on all."""
+    """Raise ConfigError on every rank, naming the first setting that differs, if one does."""
     said = {name: repr(value) for name, value in settings.items()}
     meetings.meet(MAKING, said, decide=_require_equal)
 
@@ -39,9 +39,9 @@ def _require_equal(said: Sequence[Json]) -> Json:
 
 
 def agree_on_role(meetings: Meetings, chk_dir: Path, *, config: CFConfig) -> Role:
-    """This rank's role, found by looking which ranks see the same directory.
+    """This rank's role, from which ranks see the same directory.
 
-    Raises ConfigError on every rank if all should and do not.
+    Raises ConfigError on every rank if the directory should be shared by all ranks and is not.
     """
     token = meetings.meet(MAKING, None, decide=lambda said: uuid.uuid4().hex)
     own = chk_dir / f".rank-{token}-{meetings.rank}"
@@ -80,7 +80,7 @@ def _require_shared(sees: Sequence[Json]) -> None:
 
 
 def _require_consistent(sees: Sequence[Json]) -> None:
-    """Whoever sees another's file shares its directory, so both must see the same."""
+    """Ranks that see each other's files share a directory, so both must see the same files."""
     for rank, seen in enumerate(sees):
         odd = [other for other in seen["ranks"] if sees[other]["ranks"] != seen["ranks"]]
         if odd or rank not in seen["ranks"]:

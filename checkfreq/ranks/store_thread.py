@@ -1,9 +1,9 @@
-"""Calls to the store of torch.distributed, made in a thread of their own.
+"""Calls to the store of torch.distributed, made in a separate thread.
 
-A call to a store whose keeper is stopped, or whose node is lost, never returns: no deadline is
-kept within it, and no signal is handled in the thread that made it. So the training thread has
-the calls made here and waits outside, where it can give up and hear signals. Of the two threads
-at most one does something at any time.
+A call to a store whose host process is stopped, or whose node is lost, never returns: it keeps no
+deadline, and the thread that made it handles no signal. So the training thread has this thread
+make the calls and waits outside, where it can give up and handle signals. At any time at most one
+of the two threads is doing anything.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ __all__ = ["SilentStore", "StoreThread"]
 
 T = TypeVar("T")
 
-#: What is asked keeps its own deadline; if it has not ended so long after it, it is stuck.
+#: A call keeps its own deadline; if it has not returned so long after that, it is stuck.
 _GRACE_S = 2.0
-#: How soon it is noticed that a deadline has come nearer.
+#: How often to look whether the deadline was brought forward by a stop signal.
 _LOOK_S = 0.1
-#: How long the thread may take to end once nothing keeps it.
+#: How long the thread may take to end once nothing blocks it.
 _END_S = 5.0
 
 
 class SilentStore(Exception):
-    """The store has not answered in time, and is not asked again."""
+    """The store did not answer in time, and is not asked again."""
 
 
 class StoreThread:
-    """Does what it is asked, one thing after the other; the first that is stuck is the last.
+    """Runs calls one after the other, until one is stuck: that is the last.
 
-    The thread is started when it is needed, and is gone after ``stop``. It does not keep the
-    process from ending.
+    The thread starts when it is first needed and ends with ``stop``. It is a daemon: it does not
+    keep the process from exiting.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class StoreThread:
         self._is_stuck = False
 
     def clone(self, store: Any, *, timeout_s: float) -> Any:
-        """A client of the same store, for this thread alone."""
+        """A connection of its own to the same store, for this thread alone."""
         self._port = _port_of(store)
         self._others = _connections(self._port)
         cloned = self.call(lambda is_wanted: store.clone(), patience_s=lambda: timeout_s)
@@ -60,10 +60,10 @@ class StoreThread:
     def call(
         self, action: Callable[[Callable[[], bool]], T], *, patience_s: Callable[[], float]
     ) -> T:
-        """What ``action`` returns or raises.
+        """Run ``action`` in the thread; returns its result or raises its error.
 
-        It must end by itself once ``patience_s()`` are over, or what it is given says that it is
-        not wanted any more: the wait was interrupted. Raises SilentStore if it does not end.
+        ``action`` must return by itself after ``patience_s()`` seconds, or once the function it is
+        passed returns False: the wait was interrupted. Raises SilentStore if it does neither.
         """
         if self._is_stuck:
             raise SilentStore("it did not answer before")
@@ -96,10 +96,10 @@ class StoreThread:
             self._thread.start()
 
     def _give_up(self) -> None:
-        """Have the stuck call fail, by ending its connection.
+        """Make the stuck call fail by shutting its connection down.
 
-        A thread that returned from it while the interpreter is being torn down would abort the
-        process (by its C++ frames), so it must not be left there.
+        It must not stay stuck: a call that returned while the interpreter shuts down would unwind
+        C++ frames in a thread that Python has ended, which aborts the process.
         """
         self._is_stuck = True
         own = _connections(self._port) - self._others if self._own is None else self._own
@@ -112,7 +112,7 @@ class StoreThread:
 
 
 class _Task(Generic[T]):
-    """Something to do, and what came of it."""
+    """A call, and its result or error."""
 
     def __init__(self, action: Callable[[Callable[[], bool]], T]) -> None:
         self._action = action
@@ -124,7 +124,7 @@ class _Task(Generic[T]):
     def do(self) -> None:
         try:
             self._results.append(self._action(lambda: self.is_wanted))
-        except BaseException as error:  # of whatever kind: it is raised where it was asked
+        except BaseException as error:  # of any kind: it is raised again in the caller's thread
             self._error = error
         self.is_over.set()
 
@@ -140,14 +140,14 @@ def _work(tasks: SimpleQueue[_Task[Any] | None]) -> None:
 
 
 def _port_of(store: Any) -> int | None:
-    """The port of a TCPStore, under whatever prefixes; of another store None."""
+    """The port of a TCPStore below any prefixes; None for another kind of store."""
     while (below := getattr(store, "underlying_store", None)) is not None:
         store = below
     return getattr(store, "port", None)
 
 
 def _connections(port: int | None) -> set[int]:
-    """This process's descriptors of connections to that port."""
+    """The descriptors of this process's connections to ``port``."""
     if port is None:
         return set()
     return {number for number in map(int, os.listdir("/proc/self/fd")) if _leads_to(port, number)}

@@ -1,8 +1,9 @@
-"""What the ranks of a run agree on at a boundary: one decision, at one step, for all of them.
+"""How ranks vote: at a boundary every rank casts a `Vote`, and one `Decision` holds for all.
 
-Rank 0's costs, raised to the highest of any rank, and its clock decide when a checkpoint is due;
-every rank says whether it could take one, what failed, and whether it was told to stop. The next
-meeting is agreed at each, so that boundaries without one cost nothing. Pure, but for the meetings.
+Rank 0 proposes when a checkpoint is due, from its clock and the highest costs of any rank. Every
+rank says whether it can take one, what failed, and whether it was told to stop. Each meeting also
+settles when the next one is, so that boundaries in between cost nothing. Pure, but for the
+meetings.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ Durable = Sequence[tuple[int, str]]
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What a rank says at a boundary. ``costs`` are the seconds of ``Profile.RAISED`` it knows.
+    """What a rank says at a boundary.
 
-    ``is_restructured``: its state has another structure than when it was last compared.
-    ``durable`` are the newest steps, and their attempts, in the directory that it leads; None
-    from the others.
-    ``held_back`` says why it wants no periodic checkpoint now, where storage fails for it.
-    ``next_step`` is when rank 0 proposes to meet again. ``keep`` and ``metrics`` were given to
-    ``save``.
+    ``is_ready``: it could take a snapshot now. ``is_written``: it has this step written, or on its
+    way. ``is_restructured``: the structure of its state changed since ranks last compared theirs.
+    ``stop``: the signal it received. ``durable``: the newest steps, and their attempts, in the
+    directory that it leads; None from ranks that lead none. ``costs``: its measured seconds, by
+    the names in ``Profile.RAISED``. ``next_step``: the boundary at which rank 0 proposes to meet
+    again. ``held_back``: why it wants no periodic checkpoint now (its storage fails). ``keep`` and
+    ``metrics`` were passed to ``save``.
     """
 
     proposal: Proposal
@@ -49,17 +51,17 @@ class Vote:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def decide(words: Sequence[Vote], *, attempt: str) -> Decision:
-    """The decision that follows from what the ranks said, rank 0 first."""
-    proposal = words[0].proposal
-    is_written = all(word.is_written for word in words)
-    unready = tuple(rank for rank, word in enumerate(words) if not word.is_ready)
+def decide(votes: Sequence[Vote], *, attempt: str) -> Decision:
+    """The decision that follows from the votes, rank 0's first."""
+    proposal = votes[0].proposal
+    is_written = all(vote.is_written for vote in votes)
+    unready = tuple(rank for rank, vote in enumerate(votes) if not vote.is_ready)
     takes = bool(proposal.reason) and not is_written
-    held_back = [f"{word.held_back} (rank {r})" for r, word in enumerate(words) if word.held_back]
+    held_back = [f"{vote.held_back} (rank {r})" for r, vote in enumerate(votes) if vote.held_back]
     defers = proposal.why_late
     if takes and not proposal.must and not defers:
         defers = held_back[0] if held_back else _why_unready(unready) if unready else ""
-    stops = [f"{word.stop} (rank {rank})" for rank, word in enumerate(words) if word.stop]
+    stops = [f"{vote.stop} (rank {rank})" for rank, vote in enumerate(votes) if vote.stop]
     return Decision(
         reason=proposal.reason,
         must=proposal.must,
@@ -69,21 +71,21 @@ def decide(words: Sequence[Vote], *, attempt: str) -> Decision:
         defer=defers,
         is_written=is_written,
         stop=stops[0] if stops else None,
-        confirmed_step=confirmed([word.durable for word in words]),
-        costs=_highest([word.costs for word in words]),
-        next_step=words[0].next_step,
-        compares=any(word.is_restructured for word in words),
+        confirmed_step=confirmed([vote.durable for vote in votes]),
+        costs=_highest([vote.costs for vote in votes]),
+        next_step=votes[0].next_step,
+        compares=any(vote.is_restructured for vote in votes),
         is_held_back=bool(held_back),
-        keep=words[0].keep,
-        metrics=words[0].metrics,
-        unequal=_unequal([word.metrics for word in words]),
+        keep=votes[0].keep,
+        metrics=votes[0].metrics,
+        unequal=_unequal([vote.metrics for vote in votes]),
     )
 
 
 def _unequal(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
-    """By name, the values on all ranks, where one gives another than rank 0 does.
+    """Metrics on which a rank differs from rank 0: by name, the values of all ranks.
 
-    A rank that gives none at all agrees: only rank 0 may know it.
+    A rank that does not pass a metric agrees with rank 0, which may be the only one to know it.
     """
     found = {}
     for name in sorted({name for given in metrics for name in given}):
@@ -98,15 +100,15 @@ def _why_unready(ranks: Sequence[int]) -> str:
 
 
 def confirmed(durable: Sequence[Durable | None]) -> int | None:
-    """The newest step of which every directory holds the same attempt."""
+    """The newest step of which every directory holds the same attempt; None if there is none."""
     held = [{(step, attempt) for step, attempt in found} for found in durable if found is not None]
     common = set.intersection(*held) if held else set()
     return max((step for step, _ in common), default=None)
 
 
 def _settle(said: Sequence[Json]) -> Json:
-    failed = [f"rank {rank}: {word['error']}" for rank, word in enumerate(said) if word["error"]]
-    step = confirmed([word["durable"] for word in said])
+    failed = [f"rank {rank}: {vote['error']}" for rank, vote in enumerate(said) if vote["error"]]
+    step = confirmed([vote["durable"] for vote in said])
     return {"failed": "; ".join(failed), "confirmed_step": step}
 
 
@@ -117,14 +119,14 @@ def _highest(costs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """How a checkpoint ended: ``failed`` says which ranks failed and why, "" if none did."""
+    """How a checkpoint ended: ``failed`` says on which ranks it failed and why ("" if on none)."""
 
     failed: str
     confirmed_step: int | None
 
 
 class Structured(Protocol):
-    """Who knows the structure of the state: the pipeline."""
+    """What knows the structure of the state: the pipeline."""
 
     def structure_digest(self) -> str:
         """Equal on ranks of equal structure."""
@@ -135,28 +137,28 @@ class Structured(Protocol):
         ...
 
 
-class Collective:
-    """The boundaries at which the ranks meet, and what they decide there."""
+class Voting:
+    """The boundaries at which the ranks vote, and what they decide."""
 
     def __init__(self, meetings: Meetings) -> None:
         self.meetings = meetings
         self._next_step = 0
 
     def meets_at(self, step: int) -> bool:
-        """Whether a meeting was agreed for this boundary."""
+        """Whether the ranks agreed to meet at this boundary."""
         return step >= self._next_step
 
     def agree(self, phase: str, say: Callable[[], Vote], *, state: Structured) -> Decision:
-        """Meet: ``say()`` makes this rank's Vote, or raises for all of them.
+        """Vote: ``say()`` makes this rank's vote; if it raises, the meeting fails on all ranks.
 
         Raises StateError on every rank, with the names, if their structures of state differ.
         """
 
-        def decide_words(words: Sequence[Json]) -> Json:
-            decision = decide([_vote(word) for word in words], attempt=uuid.uuid4().hex)
+        def decide_votes(votes: Sequence[Json]) -> Json:
+            decision = decide([_vote(vote) for vote in votes], attempt=uuid.uuid4().hex)
             return dataclasses.asdict(decision)
 
-        reply = self.meetings.act(phase, lambda: dataclasses.asdict(say()), decide=decide_words)
+        reply = self.meetings.act(phase, lambda: dataclasses.asdict(say()), decide=decide_votes)
         decision = Decision(**{**reply, "waits_for": tuple(reply["waits_for"])})
         if decision.compares:
             self._compare(state)
@@ -164,7 +166,7 @@ class Collective:
         return decision
 
     def settle(self, phase: str, error: str | None, *, durable: Durable | None) -> Settled:
-        """Meet after a wait: ``error`` is why this rank's part failed, if it did."""
+        """Meet after a wait; ``error`` says why this rank's part failed, None if it did not."""
         said = {"error": error, "durable": durable}
         reply = self.meetings.meet(phase, said, decide=_settle)
         return Settled(reply["failed"], reply["confirmed_step"])
@@ -181,12 +183,12 @@ def _are_equal(digests: Sequence[Json]) -> bool:
     return len(set(digests)) == 1
 
 
-def _vote(words: Json) -> Vote:
-    return Vote(**{**words, "proposal": Proposal(**words["proposal"])})
+def _vote(said: Json) -> Vote:
+    return Vote(**{**said, "proposal": Proposal(**said["proposal"])})
 
 
 def difference(listings: Sequence[Mapping[str, str]]) -> str:
-    """A sentence that says on which ranks which names differ from rank 0's, and how."""
+    """The error text for ranks whose state differs from rank 0's: which names, and how."""
     first, texts = listings[0], []
     for rank, listing in enumerate(listings[1:], 1):
         names = sorted(n for n in {*first, *listing} if first.get(n) != listing.get(n))

@@ -1,11 +1,10 @@
-"""Notices that the run must end: a signal from a scheduler or a cloud.
+"""Stop signals: how a scheduler or a cloud tells a run to end.
 
-Before the first boundary nobody could act on one, so the signals are left alone until then: they
-end a process that still starts, restores or hangs, as they would without checkfreq. From then on
-the handler only sets a flag, and calls the handler it replaced; everything else happens at the
-next boundary. One that comes again changes nothing: launchers and schedulers send a signal to the
-process and to its group. A forked process inherits the handler: there the signal does what it did
-before.
+Before the first boundary there is nothing to save and nothing to act on a signal, so signals keep
+their usual effect: they end a process that is still starting, restoring or hanging. From the first
+boundary on, the handler sets a flag and calls the handler it replaced; everything else happens at
+the next boundary. A second signal changes nothing: launchers and schedulers signal both the process
+and its group. A forked process inherits the handler; there the signal does what it did before.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ class StopNotice:
 
     @property
     def is_set(self) -> bool:
-        """True once a signal came."""
+        """True once a signal was received."""
         return self.received is not None
 
     def comes_within(self, seconds: float) -> bool:
-        """Whether a signal came, or does so very soon; in the main thread."""
+        """Whether a signal was received, or is within ``seconds``; for the main thread."""
         end_s = time.monotonic() + seconds
         while not self.is_set and time.monotonic() < end_s:
             time.sleep(_LOOK_S)
         return self.is_set
 
     def install(self) -> None:
-        """Start listening, once; elsewhere than in the main thread it says so and does nothing."""
+        """Start listening, once. Outside the main thread, warn and do nothing."""
         if self._was_installed:
             return
         self._was_installed = True
@@ -68,8 +67,8 @@ class StopNotice:
     def uninstall(self) -> None:
         """Put the previous handlers back, unless somebody replaced ours meanwhile.
 
-        That somebody may put ours back later (a second manager, closed after this one): it
-        then only passes the signal on.
+        They may put ours back later (a second manager that is closed after this one): it then
+        only passes signals on.
         """
         self._listening = False
         self._children.uninstall()
@@ -89,7 +88,7 @@ class StopNotice:
             self._take_default(number)
 
     def _take_default(self, number: int) -> None:
-        """Let it do what it does, unless a handler on top of this one decides on that."""
+        """Let the signal take its default effect, unless a handler above this one decides."""
         if signal.getsignal(number) == self._handle:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

@@ -1,8 +1,8 @@
-"""Loader workers that die of the signal which tells the run to stop.
+"""Loader workers that are killed by the same signal that tells the run to stop.
 
-A launcher may signal every process of the run, and a loader whose worker is gone fails, one way or
-another, where the training thread happens to be. Then the run is to end as one that was told to
-stop, and not by that error.
+A launcher may signal every process of the run. A loader whose worker is gone then raises, wherever
+the training thread happens to be. Such a run should end as one that was told to stop, not with the
+loader's error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LOADERS = "torch.utils.data."
 
 
 def is_of_loader(error: BaseException) -> bool:
-    """Whether it was raised in torch's loader, or by its handler of SIGCHLD."""
+    """Whether the error was raised in torch's loader, or by its SIGCHLD handler."""
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_globals.get("__name__", "").startswith(_LOADERS):
@@ -28,7 +28,7 @@ def is_of_loader(error: BaseException) -> bool:
 
 
 def is_of_dead_worker(error: BaseException) -> bool:
-    """Whether it is what a loader says, or the transport of its batches, when a worker is gone."""
+    """Whether a loader, or the transport of its batches, raises such an error for a dead worker."""
     text = str(error)
     says = "killed by signal" in text or "exited unexpectedly" in text
     is_loaders = isinstance(error, RuntimeError) and "DataLoader worker" in text and says
@@ -36,17 +36,17 @@ def is_of_dead_worker(error: BaseException) -> bool:
 
 
 class QuietChildren:
-    """Has the handler of SIGCHLD raise nothing; to be used in the main thread.
+    """Keeps the SIGCHLD handler from raising; for use in the main thread only.
 
-    Torch's raises when a worker has died, in the middle of whatever the training thread does. The
-    batches that are there are as good as ever, and the first fetch without one finds out.
+    Torch's handler raises when a worker has died, in the middle of whatever the training thread is
+    doing. Batches already delivered are still good, and the next fetch that lacks one will notice.
     """
 
     def __init__(self) -> None:
         self._previous: Any = None
 
     def install(self) -> None:
-        """Begin; a second time does nothing."""
+        """Replace the handler; a second call does nothing."""
         previous = signal.getsignal(signal.SIGCHLD)
         if callable(previous) and previous != self._handle:
             self._previous = previous

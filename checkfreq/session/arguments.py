@@ -1,4 +1,4 @@
-"""The arguments of CFManager, and what is made of them before anything starts."""
+"""The arguments of CFManager: checked, on every rank, before anything starts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What valid arguments come to. ``cadence`` is None in AUTO, where the policy decides."""
+    """What valid arguments yield. ``cadence`` is None in AUTO, where the policy decides."""
 
     chk_dir: Path
     cadence: ManualCadence | None
