@@ -1,8 +1,8 @@
 """A compiled model: ``torch.compile`` needs nothing more.
 
-A checkpoint of it fits the model that is not compiled, and the other way round. Batches of one
-size (``drop_last=True``) give every process the same kernels: where sizes vary, torch compiles for
-varying sizes as soon as it has seen two, which a resumed process may do at another batch.
+A checkpoint of it fits the model that is not compiled, and the other way round. With batches of
+one size (``drop_last=True``) every process runs the same kernels. Where sizes vary, torch compiles
+again when it meets the second one, which in a resumed process may be a different one.
 
     python -m benchmarks.examples.compiled chk/ [inductor | aot_eager]
 
