@@ -29,7 +29,7 @@ def main(chk_dir: str) -> None:
     loader = DataLoader(data, batch_size=32, shuffle=True)
     model = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", growth_interval=20)  # grows soon, so that steps overflow
+    scaler = torch.amp.GradScaler("cpu", growth_interval=20)  # grows often: some steps overflow
 
     chk = CFCheckpoint(model=model, optimizer=optimizer, scaler=scaler)
     with CFManager(chk_dir, chk) as cf_manager:

@@ -47,7 +47,9 @@ def main(chk_dir: str) -> None:
                 model.eval()
                 loss = nn.functional.cross_entropy(model(inputs[2048:]), labels[2048:]).item()
                 model.train()
-            cf_manager.save(metrics={"loss": loss})  # at the epoch's last boundary, still to come
+            cf_manager.save(
+                metrics={"loss": loss}
+            )  # taken at the epoch's last boundary, after this
             if loss < best["loss"]:
                 best.update(loss=loss, step=cf_manager.global_step + 1)
             print(f"epoch {epoch}: validation loss {loss:.6f}")

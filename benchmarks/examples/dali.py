@@ -1,7 +1,7 @@
-"""NVIDIA DALI, on the CPU: a pipeline of one's own that reads in our order.
+"""NVIDIA DALI on the CPU: a pipeline of your own, with random augmentation.
 
-``FileReader`` takes the place of ``fn.readers.file``. Random augmentation comes out of it as data,
-``num_uniforms`` numbers in [0, 1) for each sample, so that it depends on the seed, the epoch and
+``FileReader`` replaces ``fn.readers.file``. The random numbers for augmentation come out of it as
+data, ``num_uniforms`` of them in [0, 1) for each sample, so they depend on the seed, the epoch and
 the sample alone. A few small images are made in ``images/`` first.
 
     python -m benchmarks.examples.dali chk/ images/

@@ -1,12 +1,12 @@
 """DistributedDataParallel: the loop stays as it is, and every rank runs it.
 
-The iterator gives each rank its share of the data, without a sampler. A restart may have another
-number of ranks; with the same number it repeats every bit. Start it with
+The iterator gives each rank its share of the data, without a sampler. A restart may
+have a different number of ranks; with the same number it ends with the same bits. Start it with
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \\
         --max-restarts 3 -m benchmarks.examples.ddp chk/
 
-and kill a rank: torchrun starts all of them again, and they go on from the last checkpoint.
+and kill a rank: torchrun starts all of them again, and they continue from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ NUM_SAMPLES = 4096
 def settle_buckets(model: DistributedDataParallel) -> None:
     """Two backward passes that are thrown away, for bit-for-bit resumes above two ranks.
 
-    DDP lays its gradient buckets out anew when the second pass begins, and their layout decides in
-    which order three or more ranks are summed. So every process makes these passes before its first
-    update. In evaluation mode they change neither buffers nor random generators.
+    DDP rebuilds its gradient buckets when the second pass begins, and their layout decides in which
+    order the gradients of three or more ranks are summed. So every process makes these passes
+    before its first update. In evaluation mode they change neither buffers nor random generators.
     """
     model.eval()
     for _ in range(2):
@@ -55,7 +55,7 @@ def main(chk_dir: str) -> None:
     settle_buckets(model)
 
     chk = CFCheckpoint(model=model, optimizer=optimizer, learnt=learnt)
-    config = CFConfig(rank_timeout_s=20)  # so long may a restart wait for a rank that is dead
+    config = CFConfig(rank_timeout_s=20)  # also how long a restart may wait for a dead rank
     with CFManager(chk_dir, chk, config=config) as cf_manager:
         train_loader = CFIterator(loader, cf_manager=cf_manager)
         if not cf_manager.restore():

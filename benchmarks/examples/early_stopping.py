@@ -1,8 +1,8 @@
 """Early stopping: ``finish()`` says durably that the run is over.
 
-What decides, the best loss and the epochs since, is a plain dict that is tracked: otherwise a
-restart would be patient all over again. Started once more, the finished run restores its last
-checkpoint, says so, and trains nothing.
+The best loss and the number of epochs since are in a tracked dict: otherwise the count would start
+over at each restart. Started once more, a finished run restores its last checkpoint, says that it
+is finished, and trains nothing.
 
     python -m benchmarks.examples.early_stopping chk/
 """

@@ -1,8 +1,8 @@
 """An exponential moving average of the weights, updated after each step.
 
-The average is tracked like any other module. It is copied at the boundary, before the next
-iteration begins; ``settled=["ema"]`` and ``with cf_manager.updating():`` around the update let the
-copy go on beside the next forward and backward pass, which pays for large models.
+The average is tracked like any other module, which would copy it before the next iteration begins.
+For large models, ``settled=["ema"]`` and ``with cf_manager.updating():`` around its update let the
+copy run during the next forward and backward pass, as that of the weights does.
 
     python -m benchmarks.examples.ema chk/
 """

@@ -1,7 +1,7 @@
 """FSDP2: every rank keeps, and writes, its shards of the model and the optimizer.
 
-A restart may have another number of ranks: shards are put together from what was written. Start
-it with
+A restart may have a different number of ranks: each reads the parts of the saved shards that it
+needs. Start it with
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \\
         --max-restarts 3 -m benchmarks.examples.fsdp chk/
@@ -39,7 +39,7 @@ def main(chk_dir: str) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # of the sharded parameters
 
     chk = CFCheckpoint(model=model, optimizer=optimizer)
-    config = CFConfig(rank_timeout_s=20)  # so long may a restart wait for a rank that is dead
+    config = CFConfig(rank_timeout_s=20)  # also how long a restart may wait for a dead rank
     with CFManager(chk_dir, chk, config=config) as cf_manager:
         train_loader = CFIterator(loader, cf_manager=cf_manager)
         if not cf_manager.restore():

@@ -1,6 +1,6 @@
 """A GAN: two models and two optimizers, both stepped in each iteration.
 
-With several optimizers ``weight_update`` is told which one to step. The boundary comes when the
+With several optimizers, ``weight_update`` is told which one to step. The boundary comes when the
 loop asks for the next batch, so a checkpoint holds both models after the same iteration.
 
     python -m benchmarks.examples.gan chk/
@@ -51,7 +51,7 @@ def main(chk_dir: str) -> None:
                 loss.backward()
                 cf_manager.weight_update(generator_steps)
                 generator_steps.zero_grad()
-                critic_steps.zero_grad()  # of what the generator's loss left in the critic
+                critic_steps.zero_grad()  # what the generator's loss left in the critic
             print(f"epoch {epoch}: {loss.item():.6f} against {critic_loss.item():.6f}")
     states = [one.state_dict() for one in (generator, critic, generator_steps, critic_steps)]
     print("digest", digest(states))

@@ -1,8 +1,8 @@
 """An iterable dataset, read by two workers, that can say where it stands.
 
-With ``state_dict`` and ``load_state_dict`` it continues at the next sample; without, its samples
-would be made again up to the place. Each worker has a copy of the dataset and a state of its own,
-so the number of workers has to stay the same until the epoch ends.
+With ``state_dict`` and ``load_state_dict`` it resumes at the next sample; without them, its
+samples would be made again up to the position. Each worker has a copy of the dataset and its own
+state, so the number of workers has to stay the same until the epoch ends.
 
     python -m benchmarks.examples.iterable chk/
 """

@@ -22,7 +22,7 @@ EPOCHS = 8
 
 
 class LoRA(nn.Module):
-    """A frozen linear layer, and a product of two narrow matrices that is added to it."""
+    """A frozen linear layer, plus the product of two narrow matrices."""
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""A plain DataLoader with a resumable sampler, for loops that are to stay as they are.
+"""A plain DataLoader with a resumable sampler, for loops that should stay as they are.
 
-The sampler is tracked like any other object; ``advance`` tells it what was used, so what the
+The sampler is tracked like any other object. ``advance`` tells it what was used, so that what the
 loader has only prefetched does not count. Under DDP use ``ResumableDistributedSampler``.
 
     python -m benchmarks.examples.samplers chk/
@@ -34,7 +34,7 @@ def main(chk_dir: str) -> None:
     with CFManager(chk_dir, chk) as cf_manager:
         cf_manager.restore()
         for epoch in range(sampler.epoch, EPOCHS):
-            sampler.set_epoch(epoch)  # keeps the place, in the epoch that was restored
+            sampler.set_epoch(epoch)  # keeps the position in the restored epoch
             for x, y in loader:
                 loss = nn.functional.cross_entropy(model(x), y)
                 loss.backward()

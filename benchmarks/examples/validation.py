@@ -1,8 +1,8 @@
 """Validation after each epoch, by a loader whose workers stay alive.
 
 Such workers draw from torch's generator when they start: once in a run that is never killed, once
-more after each restart. ``isolated_rng()`` puts the generators back, so that training goes on with
-the same random numbers either way.
+more after each restart. ``isolated_rng()`` puts the generators back, so that training continues
+with the same random numbers either way.
 
     python -m benchmarks.examples.validation chk/
 """

@@ -1,7 +1,6 @@
-"""Runs the programs of ``benchmarks/examples`` as a user does, and kills them while they train.
+"""Runs the programs of ``benchmarks/examples`` as a user would, and kills them while they train.
 
-An example says nothing of its progress but what it prints; that a checkpoint is durable shows in
-its directory.
+When to kill one is decided by its checkpoint directory: after the first checkpoint is durable.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tests.fork_server import FORK_SERVER
 
 PACKAGE = "benchmarks.examples"
 DEADLINE_S = 240.0
-#: What examples print, as against what is said by checkfreq, torchrun and a rank that is killed.
+#: Lines that examples print, as opposed to those of checkfreq, torchrun and a rank that is killed.
 SAID = re.compile(r"^(?:epoch|step|each|best|digest)\b.*", re.MULTILINE)
 
 
@@ -46,22 +45,24 @@ class Running(Protocol):
         ...
 
     def exit_code(self) -> int | None:
-        """The status it ended with, negative if by a signal."""
+        """Its exit status, once it has ended; negative if a signal ended it."""
         ...
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Kill whatever still runs."""
         ...
 
 
-class Alone:
-    """A process forked from the server that has torch imported: a run costs its own time."""
+class Forked:
+    """One process, forked from a server that has imported torch: a run costs its own time."""
 
     def __init__(self, name: str, arguments: list[str], output: Path) -> None:
         self._process: BaseProcess = FORK_SERVER.Process(
-            target=play, args=(name, arguments, output)
+            target=run_in_fork, args=(name, arguments, output)
         )
         self._process.start()
+        assert self._process.pid is not None
+        self._pid = self._process.pid
 
     def ended(self, timeout_s: float) -> bool:
         return bool(wait([self._process.sentinel], timeout_s))
@@ -74,17 +75,21 @@ class Alone:
         return self._process.exitcode
 
     def close(self) -> None:
+        """A loader worker whose trainer dies as it starts takes init for its parent, and stays."""
         self._process.kill()
         self._process.join()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
 
 
-def play(name: str, arguments: list[str], output: Path) -> None:
+def run_in_fork(name: str, arguments: list[str], output: Path) -> None:
     """The process: ``python -W error -m benchmarks.examples.<name> <arguments>``."""
+    os.setpgid(0, 0)
     with output.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    multiprocessing.set_start_method("fork", force=True)  # for loaders; or the fork server's rules
+    multiprocessing.set_start_method("fork", force=True)  # for loaders, as outside of a fork server
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
     torch.set_num_threads(1)
@@ -93,7 +98,7 @@ def play(name: str, arguments: list[str], output: Path) -> None:
 
 
 class Launched:
-    """Ranks under torchrun, which starts all of them again when one was killed."""
+    """Ranks under torchrun, which starts all of them again when one is killed."""
 
     def __init__(self, name: str, arguments: list[str], output: Path, *, ranks: int) -> None:
         command = [sys.executable, "-W", "ignore", "-m", *TORCHRUN, "--max-restarts", "1"]
@@ -115,8 +120,8 @@ class Launched:
 
     def kill(self, dice: random.Random) -> None:
         ranks = self._ranks()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(dice.choice(ranks), signal.SIGKILL) if ranks else None
+        dice.shuffle(ranks)
+        kill_all(ranks[:1])
 
     def exit_code(self) -> int | None:
         return self._launcher.wait(DEADLINE_S)
@@ -125,13 +130,20 @@ class Launched:
         ranks = self._ranks()
         self._launcher.kill()
         self._launcher.wait()
-        for rank in ranks:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rank, signal.SIGKILL)
+        kill_all(ranks)
 
     def _ranks(self) -> list[int]:
+        if self.ended(0.0):
+            return []
         listed = Path(f"/proc/{self._launcher.pid}/task").glob("*/children")
         return [int(pid) for one in listed for pid in one.read_text().split()]
+
+
+def kill_all(pids: list[int]) -> None:
+    """SIGKILL those that still live."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +160,11 @@ class Example:
         arguments = [str(folder / "chk"), *self.arguments]
         output = folder / "output"
         if self.ranks == 1:
-            return contextlib.closing(Alone(self.name, arguments, output))
+            return contextlib.closing(Forked(self.name, arguments, output))
         return contextlib.closing(Launched(self.name, arguments, output, ranks=self.ranks))
 
     def run(self, folder: Path) -> float:
-        """Run it to its end; the seconds from its first checkpoint on."""
+        """Run it to its end; returns the seconds since its first checkpoint."""
         with self.started(folder) as running:
             await_checkpoint(running, folder)
             since_s = time.monotonic()
@@ -160,7 +172,7 @@ class Example:
             return time.monotonic() - since_s
 
     def run_killed(self, folder: Path, *, within_s: float, dice: random.Random) -> bool:
-        """Kill it at a random instant and have it run to its end; False if it ended before."""
+        """Kill it at a random instant, and run it to its end; False if it ended before the kill."""
         with self.started(folder) as running:
             await_checkpoint(running, folder)
             if not running.ended(dice.uniform(0.0, within_s)):
@@ -178,7 +190,7 @@ class Example:
 
 
 def await_checkpoint(running: Running, folder: Path) -> None:
-    """Return when a checkpoint is durable."""
+    """Return when the first checkpoint is durable."""
     deadline_s = time.monotonic() + DEADLINE_S
     while not list((folder / "chk").glob("step-*")):
         assert time.monotonic() < deadline_s, output_of(folder)
@@ -187,10 +199,10 @@ def await_checkpoint(running: Running, folder: Path) -> None:
 
 
 def output_of(folder: Path) -> str:
-    """All that its runs printed."""
+    """Everything that its runs printed."""
     return (folder / "output").read_text(errors="replace")
 
 
 def said_in(folder: Path) -> list[str]:
-    """Lines that the example itself printed, in all its runs there."""
+    """The lines that the example itself printed, in all its runs there."""
     return SAID.findall(output_of(folder))
