@@ -1,7 +1,7 @@
 """Python state of your own: an object with a state dict, and a plain dict.
 
 Whatever training depends on, or is reported at the end, has to be tracked: a running average, a
-curriculum, counters. State dicts hold tensors, arrays, numbers, texts and containers of those;
+curriculum, counters. State dicts hold tensors, arrays, numbers, strings and containers of those;
 nothing is pickled. Here the dict counts how often each sample was learnt, and the count shows
 after any number of kills that none was missed and none learnt twice.
 
