@@ -1,4 +1,4 @@
-"""Writes docs/files.md: every file of both packages, with the first sentence of its docstring.
+"""Writes docs/files.md: every file of both packages, with the first paragraph of its docstring.
 
 Run it from the checkout, ``python docs/files.py``; a test fails while the page is out of date.
 """
@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "files.md"
 HEAD = """# Every file
 
-One row per file, from the first sentence of its docstring (`python docs/files.py` writes this page).
-Where to begin reading: [ARCHITECTURE.md](../ARCHITECTURE.md).
+One row per file, from its docstring; `python docs/files.py` writes this page. Where to begin reading:
+`ARCHITECTURE.md`.
 """
 
 
@@ -42,10 +42,9 @@ def section(folder: Path) -> str:
 
 
 def purpose(path: Path) -> str:
-    """The first paragraph of a module's docstring, on one line, as far as its first sentence."""
+    """The first paragraph of a module's docstring, on one line."""
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
-    line = " ".join(text.split("\n\n")[0].split()).replace("``", "`").replace("|", "\\|")
-    return line
+    return " ".join(text.split("\n\n")[0].split()).replace("``", "`").replace("|", "\\|")
 
 
 if __name__ == "__main__":
