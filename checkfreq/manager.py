@@ -247,8 +247,8 @@ class CFManager:
     def stops_after(self, error: Exception) -> bool:
         """Whether a loader failed because the run was told to stop, and its workers with it.
 
-        If so, the last boundary's checkpoint is durable when this returns, if it could still be
-        taken: not while a batch is in use. Raises what kept it from becoming durable.
+        If so, the last boundary's checkpoint is durable when this returns, unless a batch is in
+        use: then it can no longer be taken. Raises what kept it from becoming durable.
         """
         return self._ending.stops_after(error)
 
@@ -282,8 +282,8 @@ class CFManager:
         ``keep`` exempts the checkpoint from retention; ``metrics`` are stored with it, NaN and
         infinities included. With several ranks, rank 0's metrics are stored, and a WARNING names
         those that differ. ``wait=True`` returns once the checkpoint is durable; it raises
-        StateError between boundaries, and PersistError if the attempt fails. A step is written
-        once: a second request for the same step only adds its marks.
+        StateError between boundaries, and PersistError if the attempt fails. Each step is
+        written only once, so a second request for the same step just adds its marks.
 
         With an iterator, the time while a batch is in use is between boundaries: the forward pass
         may have changed BatchNorm statistics and drawn random numbers.

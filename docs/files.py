@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "files.md"
 HEAD = """# Every file
 
-One row per file, from its docstring; `python docs/files.py` writes this page. Where to begin reading:
+One row per file, from its docstring; `python docs/files.py` writes this page. Begin reading with
 `ARCHITECTURE.md`.
 """
 
