@@ -247,8 +247,8 @@ class CFManager:
     def stops_after(self, error: Exception) -> bool:
         """Whether a loader failed because the run was told to stop, and its workers with it.
 
-        If so, the last boundary's checkpoint is durable when this returns, unless a batch is in
-        use: then it can no longer be taken. Raises what kept it from becoming durable.
+        If so, the last boundary's checkpoint is durable when this returns, unless a batch was in
+        use and it could no longer be taken. Raises what kept it from becoming durable.
         """
         return self._ending.stops_after(error)
 
