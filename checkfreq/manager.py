@@ -147,17 +147,17 @@ class CFManager:
             retention=retention,
             tolerate_failures=tolerate_failures,
             profiler=self._profiler,
+            current_step=lambda: self._global_step,
             role=role,
         )
         self._persistence = self._pipeline.persistence
-        self._persistence.alarm.current_step = lambda: self._global_step
         self._ranks: Coordinator = SingleRank(self._pipeline, self._notice)
         if meetings is not None:
             self._ranks = MultiRank(
                 meetings, role, self._pipeline, self._profiler, self._notice, config=config
             )
         if fresh:
-            self._persistence.supersede_after = -1
+            self._persistence.start_over()
         self._ranks.each(MAKING, self._persistence.start)
         self._optimizers = chk.optimizers
         self._steppers = chk.steppers
@@ -518,7 +518,7 @@ class CFManager:
 
     def all_steps(self) -> list[int]:
         """All committed steps in the directory, ascending."""
-        return self._persistence.store.steps()
+        return self._persistence.steps()
 
     # ---- restore
 
@@ -562,7 +562,7 @@ class CFManager:
         if found is None:
             self._may_start = True
             if not self._role.shares_all:  # some may hold what was never one of all ranks
-                self._persistence.supersede_after = -1
+                self._persistence.start_over()
             return False
         compare = partial(plan_restore, found, self._chk, path=self._chk_dir)
         compare = partial(compare, rank=self._role.rank, world=self._role.world)
@@ -614,10 +614,9 @@ class CFManager:
     def _continue_from(self, found: Found, *, explicit: bool) -> None:
         self._global_step = found.step
         self._restored_step = found.step
-        self._pipeline.continue_from(found.step, attempt=found.manifest.attempt)
-        # With a directory per node, some may hold later steps that are not in all of them.
-        explicit = explicit or not self._role.shares_all
-        self._persistence.supersede_after = found.step if explicit else None
+        self._pipeline.continue_from(
+            found.step, attempt=found.manifest.attempt, was_chosen=explicit
+        )
         for rejected in found.rejected:
             logger.warning(
                 "step %d does not validate and is quarantined: %s; going back to step %d loses "
@@ -694,7 +693,7 @@ class CFManager:
             self._iterated, self._apply_last = True, None
 
     def _refuse_to_start_over(self) -> None:
-        steps = [] if self._may_start else self._persistence.store.steps()
+        steps = [] if self._may_start else self._persistence.steps()
         if steps:
             raise ConfigError(
                 f"{self._chk_dir} holds checkpoints (newest: step {steps[-1]}) and restore() "
@@ -753,7 +752,7 @@ class CFManager:
         if self._opened:
             self.wait()
         if self._tolerate_failures is None:
-            self._persistence.book.raise_if_last_failed()
+            self._persistence.raise_if_last_failed()
 
     def _finish_last_boundary(self) -> None:
         if self._gate.at_boundary:
@@ -803,18 +802,13 @@ class CFManager:
 
     def stats(self) -> dict[str, Any]:
         """What happened so far, as data. Times in seconds, sizes in bytes."""
-        book = self._persistence.book
         return {
             **self._profiler.stats(),
             "place": self._pipeline.place.value if self._opened else None,
             "global_step": self._global_step,
             "restored_step": self._restored_step,
-            "last_durable_step": book.last_durable_step,
-            "num_committed": book.num_committed,
-            "num_failed": book.num_failed,
+            **self._persistence.stats(),
             "num_deferred": self._pipeline.num_deferred,
-            "num_in_flight": len(book.active),
-            "num_workers_replaced": self._persistence.num_replaced,
             "state_bytes": self._pipeline.state_bytes,
             "stall_s": self._pipeline.stall_s,
         }

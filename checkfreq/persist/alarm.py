@@ -32,6 +32,7 @@ class Alarm:
         on_failure: Callable[[FailureNotice], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        current_step: Callable[[], int] = lambda: 0,
     ) -> None:
         self._tolerate_failures = tolerate_failures
         self._on_failure = on_failure
@@ -40,13 +41,12 @@ class Alarm:
         self._backoff = Backoff()
         self._durable_step: int | None = None
         self._durable_unix_s = wall()
-        #: Boundaries that training has passed.
-        self.current_step: Callable[[], int] = lambda: 0
+        self._current_step = current_step
 
     @property
     def steps_at_risk(self) -> int:
         """Iterations that a kill would lose now."""
-        return max(0, self.current_step() - (self._durable_step or 0))
+        return max(0, self._current_step() - (self._durable_step or 0))
 
     def why_held_back(self) -> str:
         """Why no periodic checkpoint is to be tried now; "" if one may."""

@@ -137,6 +137,22 @@ class AttemptBook:
             # Nobody may count on the step, and remove older ones for it, until it is replaced.
             self.last_durable_step, self.last_written_step = self._durable_before, None
 
+    def continue_from(self, step: int, attempt: str) -> None:
+        """``step`` was restored, as ``attempt`` wrote it: it is durable."""
+        self.last_durable_step = step
+        self.durable.append((step, attempt))
+
+    def confirm(self, step: int) -> bool:
+        """All ranks know that ``step`` is durable; True if that is news."""
+        is_news = step != self.last_durable_step
+        self.last_durable_step = step
+        return is_news
+
+    def is_written(self, step: int) -> bool:
+        """Whether ``step``, or this rank's part of it, is durable or in flight."""
+        ended = (self.last_durable_step, self.last_written_step)
+        return step in ended or self.find(step) is not None
+
     def take_void(self) -> list[Attempt]:
         """End and return the attempts whose copy, or whose hand-over, failed."""
         void = [a for a in self._active.values() if a.error is not None]

@@ -89,18 +89,20 @@ class WorkerClient:
         """How long opening may take: a predecessor's worker, and the start of this one."""
         return self._takeover_s + _START_GRACE_S
 
-    def wait_opened(self) -> bool:
-        """Return True once the worker holds the directory's lock.
+    def wait_opened(self) -> None:
+        """Return once the worker holds the directory's lock.
 
         Raises ConfigError when another run keeps it for ``takeover_s``, or when the directory
         cannot be used; WorkerDiedError when the worker ends instead.
         """
-        if not self.opens(timeout_s=self.open_timeout_s):
+        if not self.poll_opened(timeout_s=self.open_timeout_s):
             raise self._death("open")
-        return True
 
-    def opens(self, *, timeout_s: float) -> bool:
-        """``wait_opened`` for at most ``timeout_s``; whether the directory is held now."""
+    def poll_opened(self, *, timeout_s: float) -> bool:
+        """Wait at most ``timeout_s`` for the directory's lock; returns ``has_opened``.
+
+        Raises what ``wait_opened`` raises, except for the timeout.
+        """
         deadline = time.monotonic() + timeout_s
         while not self._opened:
             reply = self._receive(max(0.0, deadline - time.monotonic()))
@@ -124,8 +126,16 @@ class WorkerClient:
         return self._process is not None and self._process.poll() is None
 
     @property
-    def is_busy(self) -> bool:
-        """Whether the worker has a request that it has not answered."""
+    def has_opened(self) -> bool:
+        """Whether the worker said that it holds the directory."""
+        return self._opened
+
+    @property
+    def has_unanswered_requests(self) -> bool:
+        """Whether maintenance was asked for (``ask``) that the worker has not answered.
+
+        Persists do not count: see ``holds``.
+        """
         return bool(self._asked)
 
     def replace(self) -> None:

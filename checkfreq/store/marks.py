@@ -24,7 +24,7 @@ _NOT_FINITE = ("nan", "inf", "-inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class StepMark:
     """What was said of a step after it was written: pinned or not, and its metrics.
 
     ``finished``: the run is over with this step.
@@ -64,9 +64,9 @@ def _number(value: Json) -> float:
     raise TypeError(value)
 
 
-def read_marks(data: bytes, *, path: Path) -> dict[int, Mark]:
+def read_marks(data: bytes, *, path: Path) -> dict[int, StepMark]:
     """The marks in a file's bytes; lines that are no marks (torn by a crash) are skipped."""
-    marks: dict[int, Mark] = {}
+    marks: dict[int, StepMark] = {}
     for number, line in enumerate(data.splitlines(), 1):
         try:
             _apply(marks, json.loads(line))
@@ -76,13 +76,13 @@ def read_marks(data: bytes, *, path: Path) -> dict[int, Mark]:
     return marks
 
 
-def _apply(marks: dict[int, Mark], record: Json) -> None:
+def _apply(marks: dict[int, StepMark], record: Json) -> None:
     step, keep, finished = record["step"], record["keep"], record.get("finished")
     metrics = {name: _number(value) for name, value in dict(record["metrics"]).items()}
     if type(step) is not int or not {type(keep), type(finished)} <= {bool, type(None)}:
         raise TypeError(step, keep, finished)
-    old = Mark() if record.get("reset") else marks.get(step, Mark())
-    marks[step] = Mark(
+    old = StepMark() if record.get("reset") else marks.get(step, StepMark())
+    marks[step] = StepMark(
         old.keep if keep is None else keep,
         {**old.metrics, **metrics},
         old.finished if finished is None else finished,

@@ -48,7 +48,7 @@ from checkfreq.store.manifest import (
     Manifest,
     most_bytes,
 )
-from checkfreq.store.marks import MARKS_MAX_BYTES, Mark, mark_line, read_marks
+from checkfreq.store.marks import MARKS_MAX_BYTES, StepMark, mark_line, read_marks
 from checkfreq.store.verify import expect_size, header_bytes, verify_digests
 from checkfreq.types import round_up_to_page
 
@@ -412,7 +412,7 @@ class CheckpointStore:
             else:
                 raise self._none_valid(rejected)
 
-    def marks(self) -> dict[int, Mark]:
+    def marks(self) -> dict[int, StepMark]:
         """What was said of each step. Lines that a crash tore are skipped."""
         return read_marks(self._marks_bytes(), path=self.root / _MARKS)
 

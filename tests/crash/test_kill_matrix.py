@@ -137,7 +137,7 @@ def test_a_worker_killed_while_it_opens_the_directory_is_replaced(tmp_path: Path
         mode=CFMode.MANUAL,
         chk_freq=1,
     ) as manager:
-        worker = manager._persistence.client._process
+        worker = manager._persistence._client._process
         assert worker is not None
         worker.kill()
         assert not manager.restore()

@@ -48,7 +48,7 @@ def train(training: Training, manager: CFManager, num_steps: int) -> None:
 
 
 def worker_pid(manager: CFManager) -> int:
-    process = manager._persistence.client._process
+    process = manager._persistence._client._process
     assert process is not None
     return process.pid
 

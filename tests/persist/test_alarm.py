@@ -24,8 +24,8 @@ class Run:
             on_failure=self.told.append,
             clock=lambda: self.now_s,
             wall=lambda: 1e9 + self.now_s,
+            current_step=lambda: 42,
         )
-        self.alarm.current_step = lambda: 42
 
 
 def test_a_failure_says_since_when_nothing_is_durable_and_what_a_kill_would_lose(

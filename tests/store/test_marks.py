@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from checkfreq.store.marks import Mark, mark_line, read_marks
+from checkfreq.store.marks import StepMark, mark_line, read_marks
 
 WHERE = Path("marks.jsonl")
 
@@ -46,5 +46,5 @@ def test_a_metric_that_is_no_number_is_skipped_with_a_warning(
     value: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines = f'{{"step": 3, "keep": null, "metrics": {{"loss": {value}}}}}\n{mark_line(4)}'
-    assert read_marks(lines.encode(), path=WHERE) == {4: Mark()}
+    assert read_marks(lines.encode(), path=WHERE) == {4: StepMark()}
     assert "no mark" in caplog.text

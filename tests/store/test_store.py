@@ -19,7 +19,7 @@ from checkfreq.errors import (
 )
 from checkfreq.store.fileops import Kind, LocalFileOps, ReadFile
 from checkfreq.store.manifest import STATE_BYTES, FileEntry, Manifest, digest_of
-from checkfreq.store.marks import Mark
+from checkfreq.store.marks import StepMark
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import CrashingFileOps, commit_bytes
 
@@ -310,7 +310,7 @@ def test_marks_of_superseded_steps_do_not_pass_to_their_successors(
     for step in (1, 2):
         store.add_mark(step, keep=True, metrics={"loss": 1.5})
     commit(store, 2, after=1)
-    assert store.marks() == {1: Mark(True, {"loss": 1.5}), 2: Mark()}
+    assert store.marks() == {1: StepMark(True, {"loss": 1.5}), 2: StepMark()}
 
 
 def test_a_failure_of_the_pointer_does_not_deny_the_commit(
@@ -615,8 +615,8 @@ def test_marks_add_up(store: CheckpointStore) -> None:
     store.add_mark(2, metrics={"loss": float("inf")})
     store.add_mark(2, keep=False)
     assert store.marks() == {
-        1: Mark(True, {"loss": 0.5, "accuracy": 0.25}),
-        2: Mark(False, {"loss": float("inf")}),
+        1: StepMark(True, {"loss": 0.5, "accuracy": 0.25}),
+        2: StepMark(False, {"loss": float("inf")}),
     }
 
 
@@ -632,7 +632,7 @@ def test_the_marks_of_a_long_run_stay_short_and_those_of_its_checkpoints_are_kep
     before = path.stat().st_size
     store.prune([1001])
     assert path.stat().st_size < before / 100
-    expected = {1002: Mark(True, {"loss": 0.5}), 1003: Mark(finished=True)}
+    expected = {1002: StepMark(True, {"loss": 0.5}), 1003: StepMark(finished=True)}
     assert store.marks() == expected
     for _ in range(100):  # short: not written anew at each prune
         store.add_mark(1003, finished=True)
@@ -658,7 +658,7 @@ def test_marks_that_cannot_be_shortened_do_not_deny_what_was_removed(
         full.add_mark(2, metrics={"loss": 0.5})
     assert full.prune([1]) == [1]
     assert "marks.jsonl is not shortened" in caplog.text
-    assert full.marks() == {2: Mark(False, {"loss": 0.5})}
+    assert full.marks() == {2: StepMark(False, {"loss": 0.5})}
 
 
 NO_MARKS = [
@@ -681,7 +681,7 @@ def test_lines_that_are_no_marks_are_skipped(
 ) -> None:
     (store.root / "marks.jsonl").write_text(line)
     store.add_mark(2, keep=True)
-    assert store.marks() == {2: Mark(True, {})}
+    assert store.marks() == {2: StepMark(True, {})}
     assert "skipped line 1, which is no mark" in caplog.text
 
 
