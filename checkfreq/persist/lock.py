@@ -37,7 +37,7 @@ class LockTimeoutError(TimeoutError):
         super().__init__(f"still locked by {holder} after {waited_s:.1f} s")
 
 
-class Hold(enum.Enum):
+class LockState(enum.Enum):
     """What became of a lock that was taken."""
 
     HELD = "held"
@@ -91,14 +91,14 @@ class DirectoryLock:
         """The directory that is there now is the one that `hold` is about."""
         self._directory = self._ops.identity(self._chk_dir)
 
-    def hold(self) -> Hold:
+    def state(self) -> LockState:
         """What became of it since it was first acquired."""
         try:
             if self._ops.identity(self._chk_dir) != self._directory:
-                return Hold.REPLACED
+                return LockState.REPLACED
         except FileNotFoundError:
-            return Hold.GONE
-        return Hold.HELD if self.is_held() else Hold.UNLOCKED
+            return LockState.GONE
+        return LockState.HELD if self.is_held() else LockState.UNLOCKED
 
     def is_on_file_system_of(self, path: Path) -> bool:
         """Whether ``path`` is on the file system that the directory was on when it was locked."""

@@ -26,8 +26,8 @@ from pathlib import Path
 from checkfreq import faults
 from checkfreq.events import Event, EventLog
 from checkfreq.persist import protocol as p
-from checkfreq.persist.commit import OpenDirectory, attempt_of
-from checkfreq.persist.holding import HeldDirectory
+from checkfreq.persist.commit import OpenDirectory, task_for
+from checkfreq.persist.guard import DirectoryGuard
 from checkfreq.persist.lock import DirectoryLock, LockTimeoutError
 from checkfreq.persist.writer import RateLimiter, SnapshotWriter
 from checkfreq.store.joint import JointStore
@@ -39,7 +39,7 @@ _BEST_EFFORT = 2 << 13
 
 
 class RequestHandler:
-    """Carries out requests, in order, on one thread; the directory is its ``_site`` once open."""
+    """Carries out requests, in order, on one thread; ``_directory`` is there once it is open."""
 
     def __init__(self, channel: p.Channel, *, trainer_pid: int) -> None:
         self._channel = channel
@@ -59,7 +59,7 @@ class RequestHandler:
             case p.SlotMemory():
                 self._map_slot(request)
             case p.SlotLayout():
-                self._site.layouts[request.slot] = request.files
+                self._directory.layouts[request.slot] = request.files
             case p.Persist():
                 self._persist(request)
             case p.Prune() | p.AddMark() | p.Quarantine() | p.Confirm() | p.TellFailure():
@@ -97,7 +97,7 @@ class RequestHandler:
             limiter=self._limiter,
         )
         held = None if lock is None else self._holding(store, lock, request)
-        self._site = OpenDirectory(
+        self._directory = OpenDirectory(
             request.role, store, writer, lock, held, self.trainer_gone.is_set
         )
         self._reply(p.Opened(os.getpid()))
@@ -120,8 +120,8 @@ class RequestHandler:
         self._events = EventLog(root / "events.jsonl", store.ops)
         return store, lock
 
-    def _holding(self, store: JointStore, lock: DirectoryLock, request: p.Open) -> HeldDirectory:
-        return HeldDirectory(
+    def _holding(self, store: JointStore, lock: DirectoryLock, request: p.Open) -> DirectoryGuard:
+        return DirectoryGuard(
             store,
             lock,
             owner_pid=self._trainer_pid,
@@ -132,14 +132,16 @@ class RequestHandler:
     def _map_slot(self, request: p.SlotMemory) -> None:
         fd = self._channel.take_fd()
         try:
-            self._site.slots[request.slot] = mmap.mmap(fd, request.num_bytes, prot=mmap.PROT_READ)
+            self._directory.slots[request.slot] = mmap.mmap(
+                fd, request.num_bytes, prot=mmap.PROT_READ
+            )
         finally:
             os.close(fd)
 
     # ---- persisting
 
     def _persist(self, request: p.Persist) -> None:
-        attempt = attempt_of(self._site, request)
+        attempt = task_for(self._directory, request)
         reply: p.Committed | p.Failed
         try:
             reply = attempt.run()
@@ -166,7 +168,7 @@ class RequestHandler:
     def _maintain(self, request: p.Maintenance) -> None:
         name = type(request).__name__
         try:
-            steps = self._site.maintain(request)
+            steps = self._directory.maintain(request)
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
             self._reply(p.Trouble(name, message, traceback.format_exc()))

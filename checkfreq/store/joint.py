@@ -89,21 +89,21 @@ class JointStore(CheckpointStore):
         ranks: Collection[int],
         *,
         timeout_s: float,
-        hurried_timeout_s: float = math.inf,
-        is_hurried: Callable[[], bool] = lambda: False,
+        orphaned_timeout_s: float = math.inf,
+        is_orphaned: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Return once the parts of these ranks are there; PersistError names those that are not.
 
         At once if one of them says that it failed. Otherwise there is nothing to be told by:
-        another machine writes them. Once ``is_hurried()``, the wait is no longer than that time.
+        another machine writes them. Once ``is_orphaned()``, the wait is no longer than that time.
         """
         faults.reach("parts.wait")
         start_s, pause_s = clock(), _FIRST_PAUSE_S
         while missing := self._missing(pending, ranks):
             self._require_no_failure(pending, missing)
-            limit_s = min(timeout_s, hurried_timeout_s) if is_hurried() else timeout_s
+            limit_s = min(timeout_s, orphaned_timeout_s) if is_orphaned() else timeout_s
             left_s = start_s + limit_s - clock()
             if left_s <= 0:
                 named = ", ".join(str(rank) for rank in missing)

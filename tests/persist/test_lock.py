@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from checkfreq.errors import ForeignEntryError, StorageError
-from checkfreq.persist.lock import DirectoryLock, Hold, LockTimeoutError
+from checkfreq.persist.lock import DirectoryLock, LockState, LockTimeoutError
 from checkfreq.store.mounts import mount_of
 
 
@@ -153,17 +153,17 @@ def test_it_tells_what_became_of_it(tmp_path: Path) -> None:
     chk_dir.mkdir()
     lock = DirectoryLock(chk_dir)
     acquire(lock)
-    assert lock.hold() is Hold.HELD
+    assert lock.state() is LockState.HELD
     (chk_dir / ".lock").unlink()
-    assert lock.hold() is Hold.UNLOCKED
+    assert lock.state() is LockState.UNLOCKED
     chk_dir.rename(tmp_path / "moved")
-    assert lock.hold() is Hold.GONE
+    assert lock.state() is LockState.GONE
     chk_dir.mkdir()
-    assert lock.hold() is Hold.REPLACED
+    assert lock.state() is LockState.REPLACED
     acquire(lock)
-    assert lock.hold() is Hold.REPLACED
+    assert lock.state() is LockState.REPLACED
     lock.accept()
-    assert lock.hold() is Hold.HELD
+    assert lock.state() is LockState.HELD
     lock.release()
 
 

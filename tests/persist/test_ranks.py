@@ -17,7 +17,7 @@ from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError, PersistError, WorkerDiedError
 from checkfreq.persist import protocol as p
 from checkfreq.persist.client import WorkerClient
-from checkfreq.persist.commit import OpenDirectory, attempt_of
+from checkfreq.persist.commit import OpenDirectory, task_for
 from checkfreq.persist.writer import RateLimiter, SnapshotWriter
 from checkfreq.store.joint import JointStore
 from checkfreq.types import Role
@@ -424,12 +424,12 @@ def test_a_leader_without_its_trainer_does_not_wait_as_long_again_for_a_lost_ran
     store = JointStore(tmp_path)
     writer = SnapshotWriter(num_threads=1, chunk_bytes=1 << 20, limiter=RateLimiter(None))
     site = OpenDirectory(
-        role_of(0, 2), store, writer, None, is_hurried=lambda: True, layouts={0: ()}
+        role_of(0, 2), store, writer, None, is_orphaned=lambda: True, layouts={0: ()}
     )
     with mmap.mmap(-1, 4096) as memory:
         site.slots[0] = memory
         for step, part_timeout_s, said in ((2, 0.01, "0.01 s"), (3, 60.0, "1 s")):
-            attempt = attempt_of(site, request(step, world=2, part_timeout_s=part_timeout_s))
+            attempt = task_for(site, request(step, world=2, part_timeout_s=part_timeout_s))
             with pytest.raises(PersistError, match=rf"rank\(s\) 1 wrote no part within {said} "):
                 attempt.run()
 

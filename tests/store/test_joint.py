@@ -209,8 +209,8 @@ def test_a_leader_in_a_hurry_waits_less_long_for_a_missing_part(store: JointStor
             pending,
             [1, 2],
             timeout_s=60.0,
-            hurried_timeout_s=3.0,
-            is_hurried=lambda: time.now_s > 102.0,
+            orphaned_timeout_s=3.0,
+            is_orphaned=lambda: time.now_s > 102.0,
             clock=time.clock,
             sleep=time.sleep,
         )

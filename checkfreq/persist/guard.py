@@ -13,11 +13,11 @@ import errno
 from collections.abc import Callable
 
 from checkfreq.errors import StorageError
-from checkfreq.persist.lock import DirectoryLock, Hold, LockTimeoutError
+from checkfreq.persist.lock import DirectoryLock, LockState, LockTimeoutError
 from checkfreq.store.store import CheckpointStore
 
 
-class HeldDirectory:
+class DirectoryGuard:
     """A directory whose lock this process took.
 
     ``on_retaken`` is told in words what happened, and the steps that are there.
@@ -39,38 +39,38 @@ class HeldDirectory:
         self._on_retaken = on_retaken
         self._known = set(store.steps())
 
-    def look(self) -> None:
+    def note_steps(self) -> None:
         """Remember which steps are there, all of them this run's or older."""
         self._known = set(self._store.steps())
 
     def ensure(self) -> None:
         """Return with the directory held; StorageError where it cannot be, or should not."""
-        hold = self._lock.hold()
-        if hold is Hold.HELD:
+        state = self._lock.state()
+        if state is LockState.HELD:
             return
-        if hold is Hold.GONE:
+        if state is LockState.GONE:
             self._make_again()
-        self._require_ours(hold)  # a directory of others' does not even get a lock file
-        self._lock_again(hold)
+        self._require_ours(state)  # a directory of others' does not even get a lock file
+        self._lock_again(state)
         try:
-            self._require_ours(hold)
+            self._require_ours(state)
             self._store.open(keep_pending=self._shares)
         except BaseException:
             self._lock.release()
             raise
         self._lock.accept()
         before = self._known
-        self.look()
-        self._on_retaken(self._account(hold, before), tuple(sorted(self._known)))
+        self.note_steps()
+        self._on_retaken(self._account(state, before), tuple(sorted(self._known)))
 
     def _make_again(self) -> None:
         root = self._store.root
         nearest = next(path for path in root.parents if self._store.ops.exists(path))
         if not self._lock.is_on_file_system_of(nearest):
-            raise self._refusal(Hold.GONE, "and its file system with it: mount that again")
+            raise self._refusal(LockState.GONE, "and its file system with it: mount that again")
         self._store.make()
 
-    def _lock_again(self, hold: Hold) -> None:
+    def _lock_again(self, state: LockState) -> None:
         try:
             self._lock.acquire(
                 timeout_s=0.0,
@@ -80,29 +80,29 @@ class HeldDirectory:
             )
         except LockTimeoutError as error:
             raise self._refusal(
-                hold, f"and it is locked by {error.holder} now: end one of the two runs"
+                state, f"and it is locked by {error.holder} now: end one of the two runs"
             ) from error
 
-    def _require_ours(self, hold: Hold) -> None:
+    def _require_ours(self, state: LockState) -> None:
         there = set(self._store.steps())
         if not self._lock.is_on_file_system_of(self._store.root) and not self._known <= there:
-            raise self._refusal(hold, "on another file system: mount the one that was there")
+            raise self._refusal(state, "on another file system: mount the one that was there")
         newest = max(self._known, default=-1)
         if newer := sorted(step for step in there if step > newest):
             raise self._refusal(
-                hold,
+                state,
                 f"and what is there now has step {newer[-1]}, newer than any of this run: put "
                 "this run's directory back, or move those steps away",
             )
 
-    def _refusal(self, hold: Hold, why: str) -> StorageError:
-        text = f"{hold.value} while training, {why}. Nothing is written there until then"
+    def _refusal(self, state: LockState, why: str) -> StorageError:
+        text = f"{state.value} while training, {why}. Nothing is written there until then"
         return StorageError(errno.ESTALE, text, str(self._store.root))
 
-    def _account(self, hold: Hold, before: set[int]) -> str:
+    def _account(self, state: LockState, before: set[int]) -> str:
         gone = sorted(before - self._known)
         lost = f"; earlier checkpoints are gone: step(s) {_named(gone)}" if gone else ""
-        return f"{self._store.root}: {hold.value} while training; it is locked again{lost}"
+        return f"{self._store.root}: {state.value} while training; it is locked again{lost}"
 
 
 def _named(steps: list[int]) -> str:
