@@ -1,8 +1,8 @@
-"""What is said while checkpoints fail: since when nothing is durable, and what a kill would cost.
+"""Reports while checkpoints fail: since when nothing is durable, and what a kill would lose.
 
-Storage may fail for hours. Training goes on, tries come at growing pauses, and each failure is one
-ERROR and one call of ``CFConfig.on_failure``; so is the first success after it. Belongs to the
-training thread. Times: ``clock`` for pauses, ``wall`` for people.
+Storage may fail for hours. Training goes on, retries come at growing pauses, and each failure is
+logged as one ERROR and passed to ``CFConfig.on_failure``; so is the first success afterwards, as
+a WARNING. Belongs to the training thread. ``clock`` measures pauses; ``wall`` is for people.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 class Alarm:
-    """Failures in a row, and the newest checkpoint there was before them.
+    """Counts failures in a row, and knows the newest durable checkpoint before them.
 
-    ``tolerate_failures``: None, and there are pauses; with a number a failure is tried again at
-    the next interval, since so many in a row end the training.
+    With ``tolerate_failures`` None there are pauses between tries. With a number there are none:
+    the next interval tries again, since that many failures in a row end the training.
+    ``current_step`` tells how many boundaries training has passed.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class Alarm:
 
     @property
     def steps_at_risk(self) -> int:
-        """Iterations that a kill would lose now."""
+        """Iterations that would be lost if the run were killed now."""
         return max(0, self._current_step() - (self._durable_step or 0))
 
     def why_held_back(self) -> str:
-        """Why no periodic checkpoint is to be tried now; "" if one may."""
+        """Why no periodic checkpoint should be tried now; "" if one may be."""
         pause_s = self._pause_s()
         num = self._backoff.num_in_row
         return f"{num} failed in a row; the next try is in {pause_s:.0f} s" if pause_s else ""
@@ -74,7 +75,7 @@ class Alarm:
         self._tell(notice)
 
     def succeeded(self, step: int) -> None:
-        """A checkpoint, or this rank's part of it, is durable; news after a failure."""
+        """A checkpoint, or this rank's part of it, is durable; reported after a failure."""
         num_failed, since_s = self._backoff.num_in_row, self._durable_unix_s
         self._backoff.succeeded()
         if not num_failed:
@@ -119,5 +120,5 @@ class Alarm:
             return
         try:
             self._on_failure(notice)
-        except Exception:  # an alert that cannot be sent must not end training
+        except Exception:  # a broken alert must not end training
             logger.exception("CFConfig.on_failure raised; training goes on")

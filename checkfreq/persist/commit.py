@@ -1,8 +1,8 @@
-"""One snapshot on its way from a slot to the directory, as the rank's role asks.
+"""The worker's side of one persist: from a snapshot in a slot to a committed checkpoint.
 
-A rank that is alone makes the checkpoint. Of several that share the directory one leads: it
-waits for the others' parts and commits; the others write a part each. Runs on the worker's
-one thread that carries requests out.
+A single rank writes the whole checkpoint. Where several ranks share the directory, each writes
+its part; one of them, the leader, then waits for the others' parts and commits. Everything here
+runs on the worker's request thread.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import Pending
 from checkfreq.types import FileSpec, Role
 
-#: Room left on the disk beyond a checkpoint's own bytes: manifest, pointer, events.
+#: Free space required beyond the checkpoint's own bytes, for the manifest, pointer and events.
 _SPARE_BYTES = 4 << 20
-#: How long a leader whose trainer is gone waits for the others' parts at least, and how long
-#: once it did so in vain: a rank that is lost writes no later part either.
+#: A leader whose trainer is gone waits at least this long for the others' parts: its successor is
+#: waiting for the lock. The second timeout applies once a part did not come, since a rank that is
+#: lost writes no later part either.
 _ORPHAN_PARTS_S = 10.0
 _ORPHAN_PARTS_AGAIN_S = 1.0
 
 
 @dataclass(slots=True)
 class OpenDirectory:
-    """The opened directory, and what the attempts of one worker share.
+    """The opened directory, and the state that one worker's tasks share.
 
-    ``lock`` and ``held``: the leader's. ``is_orphaned``: whether the trainer is gone.
+    ``lock`` and ``guard`` are None in a member, which neither locks the directory nor changes the
+    set of checkpoints. ``is_orphaned`` tells whether the trainer is gone.
     """
 
     role: Role
@@ -47,33 +49,35 @@ class OpenDirectory:
     slots: dict[int, mmap.mmap] = field(default_factory=dict)
     layouts: dict[int, tuple[FileSpec, ...]] = field(default_factory=dict)
     #: A commit of this worker has set the later steps aside. Snapshots that were handed over
-    #: before the trainer knew ask for it again, and would set aside this run's own steps.
+    #: before the trainer heard of that commit still carry the same request, and would now set
+    #: aside this run's own steps.
     has_superseded: bool = False
-    #: The trainer is gone, and so was a part that a commit waited for.
+    #: After the trainer died, a commit waited for a part that never came.
     has_waited_in_vain: bool = False
 
     def ensure_held(self) -> None:
-        """Take the directory again if somebody removed, replaced or unlocked it meanwhile.
+        """Lock the directory again if someone removed, replaced or unlocked it.
 
-        Raises StorageError where that is not safe. A member leaves it to the leader.
+        Raises StorageError where that is not safe. Does nothing in a member: the leader's worker
+        does it.
         """
         if self.guard is not None:
             self.guard.ensure()
 
     def note_steps(self) -> None:
-        """Note what is in the directory after this worker changed it."""
+        """Record which steps are there after this worker changed the directory."""
         if self.guard is not None:
             self.guard.note_steps()
 
     def require_lock(self, consequence: str = "") -> None:
-        """PermissionError unless this worker may change the set of checkpoints."""
+        """Raise PermissionError unless this worker may change the set of checkpoints."""
         if self.lock is None:
             raise PermissionError(f"rank {self.role.leader} leads, not rank {self.role.rank}")
         if not self.lock.is_held():
             raise PermissionError(f"the lock on the checkpoint directory was lost{consequence}")
 
     def maintain(self, request: p.Maintenance) -> tuple[int, ...]:
-        """Change the directory besides commits; returns the steps concerned."""
+        """Carry out a maintenance request; returns the steps it concerned."""
         if isinstance(request, p.TellFailure):
             return self._tell_failure(request)
         self.ensure_held()
@@ -106,7 +110,7 @@ class OpenDirectory:
 
 
 class PersistTask:
-    """One rank's checkpoint; ``phase`` tells where it stands."""
+    """One ``Persist`` request, carried out as a single rank does it; ``phase`` names the stage."""
 
     def __init__(self, directory: OpenDirectory, request: p.Persist) -> None:
         self._directory = directory
@@ -117,7 +121,7 @@ class PersistTask:
         self.phase = "prepare"
 
     def run(self) -> p.Committed:
-        """Do all of it; raises what went wrong, after which `clean_up` is to be called."""
+        """Write and commit the checkpoint; if this raises, call `clean_up` with the error."""
         request = self._request
         num_bytes = sum(file.num_bytes for file in self._directory.layouts[request.slot])
         kept_existing = self._carry_out(num_bytes + _SPARE_BYTES)
@@ -136,13 +140,13 @@ class PersistTask:
         )
 
     def clean_up(self, error: Exception) -> None:
-        """Remove what was written, after ``run`` raised ``error``."""
+        """Remove the files written before ``run`` raised ``error``."""
         if self._pending is not None:
-            with contextlib.suppress(OSError):  # the disk may be gone; open() cleans up later
+            with contextlib.suppress(OSError):  # the disk may be gone; the next open() cleans up
                 self._directory.store.abort(self._pending)
 
     def _carry_out(self, num_bytes: int) -> bool:
-        """Make the step durable; True if it was there already."""
+        """Make the step durable; True if it was already there."""
         self.phase = "begin"
         request = self._request
         self._directory.ensure_held()
@@ -156,8 +160,9 @@ class PersistTask:
         self.phase = "commit"
         directory.require_lock("; not committing")
         after = None if directory.has_superseded else self._request.supersede_after
-        # Where other directories have shares of the step, one of another attempt is no part of
-        # what is committed there now: kept, it would leave the run without a common step.
+        # Where other directories hold shares of the step, an existing checkpoint of an earlier
+        # attempt does not belong to what they commit now. Keeping it would leave the run without
+        # a step that all directories have.
         result = directory.store.commit(
             pending, manifest, supersede_after=after, keep_existing=directory.role.shares_all
         )
@@ -195,7 +200,10 @@ class PersistTask:
         )
 
     def _add_marks(self) -> str:
-        """Store what came with the request; returns what went wrong: the step is committed."""
+        """Store the marks that came with the request; returns a warning, "" if there is none.
+
+        Does not raise: the step is committed, whatever becomes of its marks.
+        """
         request = self._request
         if not (request.keep or request.metrics):
             return ""
@@ -207,14 +215,15 @@ class PersistTask:
 
 
 class LeaderTask(PersistTask):
-    """The leader's: its own part, then the others', then the commit."""
+    """The leader's task: write its own part, wait for the others', merge, commit."""
 
     def _carry_out(self, num_bytes: int) -> bool:
         self.phase = "begin"
         request, directory = self._request, self._directory
         directory.ensure_held()
         if directory.store.is_committed(request.step, attempt=request.attempt):
-            # By a worker that was killed before it could say so; the parts are used up.
+            # Committed by a worker that was killed before it replied. The parts were removed
+            # before that commit: waiting for them again would time out.
             directory.has_superseded = (
                 directory.has_superseded or request.supersede_after is not None
             )
@@ -228,7 +237,7 @@ class LeaderTask(PersistTask):
         return self._commit(self._pending, manifest)
 
     def clean_up(self, error: Exception) -> None:
-        """Remove what everybody wrote: parts may be there although this rank never began."""
+        """Remove the parts of all ranks: they may be there although this rank never began."""
         request = self._request
         if self._pending is not None:
             self._pending.close()
@@ -247,7 +256,7 @@ class LeaderTask(PersistTask):
         return self._directory.store.merge_parts(pending, own, others)
 
     def _wait_for_parts(self, pending: Pending, ranks: list[int]) -> None:
-        # A successor waits for the directory, and parts take about as long as one another.
+        # Parts take about equally long to write, so twice this rank's own time is ample.
         least_s = _ORPHAN_PARTS_AGAIN_S if self._directory.has_waited_in_vain else _ORPHAN_PARTS_S
         self._directory.store.wait_for_parts(
             pending,
@@ -259,17 +268,17 @@ class LeaderTask(PersistTask):
 
 
 class MemberTask(PersistTask):
-    """Any other rank's: its part, and nothing after that."""
+    """The task of every other rank: write its part."""
 
     def clean_up(self, error: Exception) -> None:
         request, rank, store = self._request, self._directory.role.rank, self._directory.store
         with contextlib.suppress(OSError):
             if self._pending is not None:
                 store.leave(self._pending, rank=rank)
-        if isinstance(error, PersistError):  # the leader gave up before
+        if isinstance(error, PersistError):  # the leader gave the attempt up and knows
             return
         why = f"{type(error).__name__}: {error} (during {self.phase})"
-        with contextlib.suppress(OSError):  # then it waits for the part in vain
+        with contextlib.suppress(OSError):  # else the leader waits until its timeout
             store.tell_failure(request.step, attempt=request.attempt, rank=rank, why=why)
 
     def _carry_out(self, num_bytes: int) -> bool:
@@ -287,7 +296,7 @@ class MemberTask(PersistTask):
             part = self._manifest(self._write(pending))
             self.phase = "part"
             self._directory.store.write_part(pending, part)
-        except FileNotFoundError as error:  # only the leader removes anything there
+        except FileNotFoundError as error:  # only a leader that gave up removes the folder
             raise PersistError(
                 f"rank {self._directory.role.leader}, which leads, gave up the attempt: "
                 f"{error.filename or pending.path} is gone",
@@ -296,11 +305,11 @@ class MemberTask(PersistTask):
             ) from error
 
     def _add_marks(self) -> str:
-        return ""  # the leader does
+        return ""  # the leader stores them, once
 
 
 def task_for(directory: OpenDirectory, request: p.Persist) -> PersistTask:
-    """The attempt that the worker's role asks for."""
+    """The task for a request, by the role of this worker's rank."""
     if directory.role.is_alone:
         return PersistTask(directory, request)
     return (LeaderTask if directory.role.leads else MemberTask)(directory, request)

@@ -1,10 +1,10 @@
-"""Keeping a checkpoint directory while people and other programs move things under a run.
+"""Keeps a checkpoint directory locked while people and other programs move it under a run.
 
-Looked at before each commit and each change. A directory that was removed is made again, one
-that was replaced or whose lock file was deleted is locked again, and the trainer is told. Not
-where another process holds the lock now, where steps lie that are newer than any of this run,
-or where the file system itself seems to have gone: then nothing is written, and the next
-commit looks again.
+Checked before every commit and every other change. A directory that was removed is created
+again; one that was replaced, or whose lock file was deleted, is locked again; the trainer is
+told. There are three exceptions: another process holds the lock now, the directory holds steps
+that are newer than any of this run, or the file system itself is gone (unmounted). Then nothing
+is written, and the next commit checks again.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from checkfreq.store.store import CheckpointStore
 
 
 class DirectoryGuard:
-    """A directory whose lock this process took.
+    """Watches a directory whose lock this process took.
 
-    ``on_retaken`` is told in words what happened, and the steps that are there.
+    ``shares``: other ranks write parts there. ``on_retaken`` is called with a message and the
+    steps in the directory after it was locked again.
     """
 
     def __init__(
@@ -40,28 +41,28 @@ class DirectoryGuard:
         self._known = set(store.steps())
 
     def note_steps(self) -> None:
-        """Remember which steps are there, all of them this run's or older."""
+        """Record which steps are there: all of them are this run's or older."""
         self._known = set(self._store.steps())
 
     def ensure(self) -> None:
-        """Return with the directory held; StorageError where it cannot be, or should not."""
+        """Lock the directory again if need be; StorageError if that fails or is not safe."""
         state = self._lock.state()
         if state is LockState.HELD:
             return
         if state is LockState.GONE:
             self._make_again()
-        self._require_ours(state)  # a directory of others' does not even get a lock file
+        self._require_ours(state)  # before locking: another run's directory gets no lock file
         self._lock_again(state)
         try:
-            self._require_ours(state)
+            self._require_ours(state)  # again, now that no other run can commit meanwhile
             self._store.open(keep_pending=self._shares)
         except BaseException:
             self._lock.release()
             raise
-        self._lock.accept()
+        self._lock.remember_directory()
         before = self._known
         self.note_steps()
-        self._on_retaken(self._account(state, before), tuple(sorted(self._known)))
+        self._on_retaken(self._retaken_text(state, before), tuple(sorted(self._known)))
 
     def _make_again(self) -> None:
         root = self._store.root
@@ -99,7 +100,7 @@ class DirectoryGuard:
         text = f"{state.value} while training, {why}. Nothing is written there until then"
         return StorageError(errno.ESTALE, text, str(self._store.root))
 
-    def _account(self, state: LockState, before: set[int]) -> str:
+    def _retaken_text(self, state: LockState, before: set[int]) -> str:
         gone = sorted(before - self._known)
         lost = f"; earlier checkpoints are gone: step(s) {_named(gone)}" if gone else ""
         return f"{self._store.root}: {state.value} while training; it is locked again{lost}"

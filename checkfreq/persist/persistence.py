@@ -1,7 +1,7 @@
 """Phase two as the manager sees it: snapshots go in, durable checkpoints and failures come out.
 
-Owns the worker's client, the attempts in flight, the catalog of the directory, and the log of
-events. A dead or stuck worker is replaced, and every attempt it held is handed over again; an
+Owns the worker's client, the attempts in flight, the catalog of the directory, and the run's
+log. A dead or stuck worker is replaced, and every attempt it held is handed over again; an
 attempt with which two workers died has failed. Belongs to the training thread, except
 ``hand_over``.
 """
@@ -12,11 +12,11 @@ import logging
 import platform
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from checkfreq import __version__
 from checkfreq.config import CFConfig
-from checkfreq.console import say
 from checkfreq.errors import CorruptCheckpointError, WorkerDiedError
 from checkfreq.events import Event, EventLog
 from checkfreq.persist import protocol as p
@@ -24,6 +24,7 @@ from checkfreq.persist.alarm import Alarm
 from checkfreq.persist.attempts import Attempt, AttemptBook, Marks
 from checkfreq.persist.catalog import BEFORE_EVERY_STEP, Catalog
 from checkfreq.persist.client import WorkerClient
+from checkfreq.persist.run_log import RunLog
 from checkfreq.policy.backoff import Backoff
 from checkfreq.policy.lifecycle import AttemptState
 from checkfreq.policy.retention import RetentionPolicy
@@ -75,12 +76,12 @@ class Persistence:
         self._config = config
         self._role = role
         self._on_ended = on_ended
-        self._events = EventLog(
+        events = EventLog(
             chk_dir / "events.jsonl",
             self._store.ops if role.leads else None,
             max_bytes=config.max_events_bytes,
         )
-        self._last_event: Event | None = None
+        self._log = RunLog(events, is_rank_0=role.rank == 0)
         #: The first commit sets aside the checkpoints of later steps than this one.
         self._supersede_after: int | None = None
         self._num_replaced = 0
@@ -90,7 +91,7 @@ class Persistence:
     # ---- opening
 
     def start(self) -> None:
-        """Start the worker; does not wait for it."""
+        """Start the worker, without waiting for it."""
         self._client.start()
 
     @property
@@ -137,7 +138,7 @@ class Persistence:
         sets_aside = was_chosen or not self._role.shares_all
         self._supersede_after = step if sets_aside else None
 
-    # ---- slots: what the snapshotter tells of them
+    # ---- slots
 
     def forget_slots(self) -> None:
         """See SlotListener."""
@@ -154,7 +155,7 @@ class Persistence:
     # ---- attempts
 
     def begin(self, attempt: Attempt) -> None:
-        """A snapshot was begun, and will be handed over or end here."""
+        """A snapshot was begun: its attempt is in flight from now on."""
         self._book.add(attempt)
 
     def note_stall(self, stall_s: float) -> None:
@@ -163,7 +164,7 @@ class Persistence:
             attempt.stall_s += stall_s
 
     def hand_over(self, attempt: Attempt, objects: Json, own: Json = None) -> None:
-        """Give a complete snapshot to the worker (called by the copy thread)."""
+        """Give a complete snapshot to the worker (called on the copy thread)."""
         self._client.submit(
             p.Persist(
                 attempt=attempt.id,
@@ -181,12 +182,15 @@ class Persistence:
         )
 
     def reap(self, *, timeout_s: float = 0.0) -> None:
-        """Take in what happened since; waits at most ``timeout_s`` for the first reply."""
+        """Process failed copies, replies, and the worker's death, if any.
+
+        Waits at most ``timeout_s`` for the first reply.
+        """
         for attempt in self._book.take_void():
             self._tell_failure(attempt)
             self._failed(attempt)
         if self._restarts.num_in_row and (rest_s := self._restarts.left_s(time.monotonic())) > 0:
-            time.sleep(min(timeout_s, rest_s))  # there is no worker that could reply
+            time.sleep(min(timeout_s, rest_s))  # no worker is running that could reply
             return
         try:
             while (reply := self._client.poll(timeout_s=timeout_s)) is not None:
@@ -194,30 +198,30 @@ class Persistence:
                 timeout_s = 0.0
         except WorkerDiedError as error:
             self._worker_died(error)
-        self._check_deadlines()  # after the replies: one of them may have been waiting for us
+        # After the replies: an attempt may look late only because its reply was not read yet.
+        self._check_deadlines()
 
     def wait_until(
         self, condition: Callable[[], bool], *, timeout_s: float, look_every_s: float = 1.0
     ) -> bool:
         """Reap until ``condition()`` holds; False at the deadline.
 
-        ``look_every_s``: how often to look where no reply tells that it holds.
+        ``look_every_s``: how often to check a condition that no reply of the worker announces.
         """
         deadline_s = time.monotonic() + timeout_s
         while not condition():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return False
-            self.reap(
-                timeout_s=min(left_s, _LOOK_FOR_COPY_S if self._is_copying() else look_every_s)
-            )
+            pause_s = _LOOK_FOR_COPY_S if self._is_copying() else look_every_s
+            self.reap(timeout_s=min(left_s, pause_s))
         return True
 
     def _is_copying(self) -> bool:
         return any(a.state is AttemptState.COPYING for a in self._book.active)
 
     def add_marks(self, step: int, marks: Marks) -> None:
-        """Pin, or give metrics to, a step that is on its way or committed."""
+        """Pin, or add metrics to, a step that is in flight or committed."""
         attempt = self._book.find(step)
         if attempt is not None:
             attempt.mark(marks)
@@ -225,7 +229,7 @@ class Persistence:
             self._send_marks(step, marks)
 
     def note_finished(self, step: int, *, finished: bool) -> None:
-        """Have it noted whether the run is over with ``step``."""
+        """Ask the worker to record whether the run is finished with ``step``."""
         if self._role.leads:
             self._client.ask(p.AddMark(step, False, {}, finished))
             self.record("finished" if finished else "reopened", step)
@@ -245,25 +249,24 @@ class Persistence:
             self._prune()
 
     def quarantine(self, step: int, reason: CorruptCheckpointError) -> None:
-        """Have a damaged step set aside (by the leader, if that is another rank)."""
+        """Ask the worker to set a damaged step aside; on a member, only record the event."""
         if self._role.leads:
             self._client.ask(p.Quarantine(step, str(reason)))
         self.record("quarantined", step, reason=str(reason))
         self._catalog.remove(step)
 
     def close(self, *, timeout_s: float) -> None:
-        """Let the worker finish and exit."""
+        """Let the worker finish and exit; kill it after ``timeout_s``."""
         if not self._client.close(timeout_s=timeout_s):
             logger.error(
                 "the persist worker did not finish within %.0f s and was killed", timeout_s
             )
 
     def record(self, kind: str, step: int, **data: object) -> None:
-        """Note an event: in memory and in events.jsonl."""
-        self._last_event = Event(kind, step, data)
-        self._events.append(self._last_event)
+        """Record an event: as ``last_event`` and in events.jsonl."""
+        self._log.record(kind, step, **data)
 
-    # ---- questions
+    # ---- state, for the manager and the pipeline
 
     @property
     def num_in_flight(self) -> int:
@@ -292,11 +295,11 @@ class Persistence:
         return self._store.steps()
 
     def is_finished(self, step: int) -> bool:
-        """Whether the directory says that the run is over with ``step``."""
+        """Whether the directory records that the run is finished with ``step``."""
         return self._store.marks().get(step, StepMark()).finished
 
     def why_held_back(self) -> str:
-        """Why no periodic checkpoint is to be tried now, after failures; "" if one may."""
+        """Why no periodic checkpoint should be tried now, after failures; "" if one may be."""
         return self._alarm.why_held_back()
 
     def raise_if_intolerable(self) -> None:
@@ -310,7 +313,7 @@ class Persistence:
     @property
     def last_event(self) -> Event | None:
         """The latest event of this process."""
-        return self._last_event
+        return self._log.last_event
 
     def stats(self) -> dict[str, int | None]:
         """Counts for ``CFManager.stats``."""
@@ -342,7 +345,9 @@ class Persistence:
                 self._catalog.remove_missing(reply.steps)
             case p.OpenFailed():
                 logger.error("the new persist worker cannot use the directory: %s", reply.message)
-                self._client.kill()  # like any dead worker: replaced, its attempts counted
+                # From here as with any dead worker: the next poll reports its death, and ``reap``
+                # replaces it after a pause.
+                self._client.kill()
                 self._restarts.failed(time.monotonic())
             case p.Trouble():
                 logger.error(
@@ -362,11 +367,7 @@ class Persistence:
             self._catalog.remove_later_than(self._supersede_after)
             self._supersede_after = None
         self._catalog.add(attempt)
-        if reply.warning:
-            logger.warning("step %d is committed, but %s", attempt.step, reply.warning)
-        if reply.kept_existing:
-            logger.warning("step %d was already there and validates: kept as it is", attempt.step)
-        self._report(attempt, reply)
+        self._log.committed(attempt, reply, costs=partial(self._on_ended, attempt))
         self._alarm.succeeded(attempt.step)
         if not reply.is_part:
             self._alarm.durable(attempt.step)
@@ -374,51 +375,13 @@ class Persistence:
             self._send_marks(attempt.step, attempt.late_marks)
         self._prune()
 
-    def _report(self, attempt: Attempt, reply: p.Committed) -> None:
-        copy_s = (attempt.copied_s or attempt.started_s) - attempt.started_s
-        rate = reply.num_bytes / max(reply.persist_s, 1e-9)
-        say(
-            logger,
-            "checkpoint of step %d (%s): %.1f MiB, held training %.2f ms, copied in %.3f s, "
-            "persisted in %.3f s (%.2f GB/s)",
-            attempt.step,
-            attempt.reason,
-            reply.num_bytes / 2**20,
-            attempt.stall_s * 1e3,
-            copy_s,
-            reply.persist_s,
-            rate / 1e9,
-            is_shown=self._role.rank == 0 and self._book.num_committed == 1,
-        )
-        self.record(
-            "committed",
-            attempt.step,
-            reason=attempt.reason,
-            num_bytes=reply.num_bytes,
-            stall_s=attempt.stall_s,
-            copy_s=copy_s,
-            write_s=reply.write_s,
-            persist_s=reply.persist_s,
-            durable_monotonic_s=attempt.durable_s,
-            bytes_per_s=rate,
-            direct=reply.direct,
-            kept_existing=reply.kept_existing,
-            costs=self._on_ended(attempt),
-        )
-
     def _failed(self, attempt: Attempt) -> None:
         assert attempt.error is not None
         self._handed_twice.discard(attempt.id)
         if self._role.leads:
             self._catalog.add_if_left(attempt)
         self._on_ended(attempt)
-        self.record(
-            "failed",
-            attempt.step,
-            reason=attempt.reason,
-            error=str(attempt.error),
-            steps_at_risk=self._alarm.steps_at_risk,
-        )
+        self._log.failed(attempt, steps_at_risk=self._alarm.steps_at_risk)
         self._alarm.failed(attempt.step, attempt.error)
 
     def _send_marks(self, step: int, marks: Marks) -> None:
@@ -433,11 +396,13 @@ class Persistence:
     # ---- death
 
     def _check_deadlines(self) -> None:
+        """Kill a worker that is stuck; the next poll notices, and replaces it."""
         now_s = time.perf_counter()
         limit_s = self._config.persist_timeout_s
         waits_for_parts = self._role.leads and len(self._role.group) > 1
         for attempt in self._book.active:
-            if waits_for_parts:  # for those of each attempt before this one too
+            # The worker takes attempts one by one, and may wait for parts with each of them.
+            if waits_for_parts:
                 limit_s += self._config.rank_timeout_s
             handed_s = attempt.handed_s
             if handed_s is None or attempt.error is not None:
@@ -449,16 +414,17 @@ class Persistence:
                     attempt.step,
                     now_s - handed_s,
                 )
-                attempt.handed_s = now_s  # the replacement gets as long again
+                attempt.handed_s = now_s  # the replacement gets the same time again
                 self._client.kill()
                 return
 
     def _worker_died(self, error: WorkerDiedError) -> None:
+        """Replace the worker; an attempt with which a second worker died has failed."""
         logger.error("%s; starting another", error)
         self.record("worker_died", error.step, error=str(error))
         abandoned = None
         held = [a for a in self._book.active if self._client.holds(a.id)]
-        for attempt in held[:1]:  # it works in order: the oldest is what it died with
+        for attempt in held[:1]:  # it works in order, so it died with the oldest
             if attempt.id in self._handed_twice:
                 self._client.forget(attempt.id)
                 abandoned = self._book.abandon(attempt, error)
@@ -471,7 +437,7 @@ class Persistence:
             self._tell_failure(abandoned)
 
     def _tell_failure(self, attempt: Attempt) -> None:
-        """Have the leader, if that is another rank, not wait for a part that will not come."""
+        """On a member: tell the leader not to wait for a part that will not come."""
         if not self._role.leads:
             self._client.ask(p.TellFailure(attempt.step, attempt.id, str(attempt.error)))
 

@@ -162,7 +162,7 @@ def test_it_tells_what_became_of_it(tmp_path: Path) -> None:
     assert lock.state() is LockState.REPLACED
     acquire(lock)
     assert lock.state() is LockState.REPLACED
-    lock.accept()
+    lock.remember_directory()
     assert lock.state() is LockState.HELD
     lock.release()
 

@@ -201,7 +201,9 @@ def test_a_leader_that_cannot_change_the_directory_waits_on(
         store.wait_for_parts(pending, [1], timeout_s=1.0, clock=time.clock, sleep=time.sleep)
 
 
-def test_a_leader_in_a_hurry_waits_less_long_for_a_missing_part(store: JointStore) -> None:
+def test_a_leader_whose_trainer_is_gone_waits_less_long_for_a_missing_part(
+    store: JointStore,
+) -> None:
     pending = leader_begins(store, shares()[0])
     time = FakeTime()
     with pytest.raises(PersistError, match=r"rank\(s\) 1, 2 wrote no part within 3 s"):
