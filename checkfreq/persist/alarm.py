@@ -81,7 +81,7 @@ class Alarm:
         if not num_failed:
             return
         logger.warning(
-            "checkpoints are durable again: step %d, after %d that failed and %.0f s",
+            "checkpoints are durable again: step %d, after %d failed in %.0f s",
             step,
             num_failed,
             self._wall() - since_s,
@@ -105,14 +105,13 @@ class Alarm:
     def _at_risk(self, notice: FailureNotice) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(notice.durable_unix_s))
         ago_s = self._wall() - notice.durable_unix_s
-        what = "since the run began"
+        what = "No checkpoint of this run"
         if notice.durable_step is not None:
-            what = f"newer than step {notice.durable_step}"
+            what = f"No checkpoint newer than step {notice.durable_step}"
         retry = f"in {notice.retry_in_s:.0f} s" if notice.retry_in_s else "at the next interval"
         return (
-            f"Nothing {what} is durable, for {ago_s:.0f} s (since {since}). Killed now, the run "
-            f"would lose {notice.steps_at_risk} iteration(s). Training goes on; the next try is "
-            f"{retry}"
+            f"{what} has become durable for {ago_s:.0f} s (since {since}). A kill now would lose "
+            f"{notice.steps_at_risk} iteration(s). Training goes on; the next try is {retry}"
         )
 
     def _tell(self, notice: FailureNotice) -> None:

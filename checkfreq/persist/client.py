@@ -362,6 +362,6 @@ class WorkerClient:
     def _open_failure(self, reply: p.OpenFailed) -> str:
         return (
             f"cannot use {self._chk_dir} as a checkpoint directory: {reply.message}. "
-            "Give each run a directory of its own, writable by it; if the previous run is "
+            "Give each run its own directory, writable by it; if the previous run is "
             "still saving, wait for it or raise CFConfig.takeover_s."
         )

@@ -45,7 +45,7 @@ def test_a_failed_persist_is_logged_as_error_and_training_goes_on(
         records = [r for r in caplog.records if r.levelno == logging.ERROR]
         assert len(records) == 1
         assert "checkpoint of step 2 failed (1 in a row)" in records[0].message
-        assert "Nothing newer than step 1 is durable" in records[0].message
+        assert "No checkpoint newer than step 1 has become durable" in records[0].message
         assert "No space left" in records[0].message
         assert manager.all_steps() == [1]
         manager.wait()

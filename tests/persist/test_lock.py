@@ -1,4 +1,4 @@
-"""The lock on a directory: one holder, named to those who wait."""
+"""The lock on a directory: one holder, which waiting processes are told of."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_file_system_without_locks_is_named_and_what_to_do(code: int, tmp_path
     assert not lock.is_held()
 
 
-def test_another_error_of_locking_is_the_systems_own(tmp_path: Path) -> None:
+def test_any_other_error_of_flock_is_raised_as_it_is(tmp_path: Path) -> None:
     def flock(fd: int, operation: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -148,7 +148,7 @@ def test_another_error_of_locking_is_the_systems_own(tmp_path: Path) -> None:
     assert not isinstance(caught.value, StorageError)
 
 
-def test_it_tells_what_became_of_it(tmp_path: Path) -> None:
+def test_its_state_says_why_it_is_no_longer_held(tmp_path: Path) -> None:
     chk_dir = tmp_path / "chk"
     chk_dir.mkdir()
     lock = DirectoryLock(chk_dir)
@@ -168,7 +168,7 @@ def test_it_tells_what_became_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", ["link", "fifo"])
-def test_what_is_no_file_of_ours_is_not_locked(plant: str, tmp_path: Path) -> None:
+def test_a_link_or_a_fifo_is_not_locked(plant: str, tmp_path: Path) -> None:
     target = tmp_path / "bashrc"
     target.write_text("mine")
     chk_dir = tmp_path / "chk"

@@ -145,22 +145,7 @@ def test_without_other_directories_nothing_needs_to_be_confirmed(open_rank: Open
     rank.wait_for_steps(2)
 
 
-def test_a_step_confirmed_before_the_directory_is_open_removes_nothing_yet(
-    tmp_path: Path,
-) -> None:
-    persistence = Persistence(
-        tmp_path,
-        config=CFConfig(),
-        retention=KeepLast(1),
-        tolerate_failures=0,
-        release=lambda slot: None,
-        role=NODE_LOCAL,
-    )
-    persistence.confirm(3)
-    assert persistence._catalog._confirmed_step == 3
-
-
-def test_a_leader_that_waits_for_parts_is_not_taken_for_stuck(
+def test_a_leader_that_waits_for_parts_does_not_count_as_stuck(
     group: Group, open_rank: Open
 ) -> None:
     patient = CFConfig(persist_timeout_s=0.0, rank_timeout_s=20.0)
@@ -196,7 +181,7 @@ def test_a_leaders_replacement_is_told_of_attempts_that_only_others_handed_over(
     group.verify(2)
 
 
-def test_a_step_taken_again_as_another_directory_failed_it_replaces_the_one_that_is_here(
+def test_a_step_that_is_retaken_after_another_directory_failed_replaces_the_one_here(
     group: Group, open_rank: Open
 ) -> None:
     rank = open_rank(NODE_LOCAL)
@@ -308,7 +293,7 @@ def test_a_removal_that_is_not_answered_yet_is_not_asked_for_again(
 
 
 class Looking(Persistence):
-    """Notes for how long each look at the worker's replies would wait."""
+    """Records how long each ``reap`` would have waited."""
 
     waited_s: list[float]
 
@@ -316,7 +301,7 @@ class Looking(Persistence):
         self.waited_s.append(timeout_s)
 
 
-def test_what_no_reply_tells_of_is_looked_for_as_often_as_was_asked(tmp_path: Path) -> None:
+def test_a_condition_that_no_reply_announces_is_checked_as_often_as_asked(tmp_path: Path) -> None:
     looking = Looking(
         tmp_path,
         config=CFConfig(),
