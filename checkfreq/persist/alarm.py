@@ -77,7 +77,7 @@ class Alarm:
     def succeeded(self, step: int) -> None:
         """A checkpoint, or this rank's part of it, is durable; reported after a failure."""
         num_failed, since_s = self._backoff.num_in_row, self._durable_unix_s
-        self._backoff.succeeded()
+        self._backoff.succeeded()  # resets the number in a row, which the notice then has as 0
         if not num_failed:
             return
         logger.warning(

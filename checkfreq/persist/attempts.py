@@ -222,7 +222,7 @@ class AttemptBook:
         attempt.ended_s = time.perf_counter()
         del self._active[attempt.id]
         faults.reach("slot.release")
-        self._release(attempt.slot)
+        self._release(attempt.slot)  # only now: the worker read the slot until it replied
 
     def _count_failure(self, attempt: Attempt) -> None:
         self.num_failed += 1

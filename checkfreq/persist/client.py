@@ -73,6 +73,7 @@ class WorkerClient:
         with contextlib.ExitStack() as on_failure:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             on_failure.callback(ours.close)
+            # Memory, not a pipe: the trainer reads it only after a death, and a full pipe blocks.
             stderr_fd = os.memfd_create("checkfreq-worker-stderr", os.MFD_CLOEXEC)
             on_failure.callback(os.close, stderr_fd)
             os.fchmod(stderr_fd, 0o600)
@@ -274,6 +275,7 @@ class WorkerClient:
             self._in_flight[attempt] = dataclasses.replace(request, supersede_after=None)
 
     def _spawn(self, socket_fd: int, stderr_fd: int) -> subprocess.Popen[bytes]:
+        # Opened here, not by the worker: our process id may mean another process by then.
         pidfd = os.pidfd_open(os.getpid())
         try:
             return self._popen(socket_fd, pidfd, stderr_fd)
@@ -289,7 +291,7 @@ class WorkerClient:
             # a program that reads the trainer's output would wait for it.
             stdout=subprocess.DEVNULL,
             stderr=stderr_fd,
-            start_new_session=True,
+            start_new_session=True,  # Ctrl-C and a closed terminal signal the trainer's group
             env=worker_environment(),
         )
 

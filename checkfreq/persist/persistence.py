@@ -368,7 +368,7 @@ class Persistence:
             self._supersede_after = None
         self._catalog.add(attempt)
         self._log.committed(attempt, reply, costs=partial(self._on_ended, attempt))
-        self._alarm.succeeded(attempt.step)
+        self._alarm.succeeded(attempt.step)  # before ``durable``: it reports since when none was
         if not reply.is_part:
             self._alarm.durable(attempt.step)
         if attempt.late_marks is not None:

@@ -294,6 +294,7 @@ class Channel:
     """One end of the socket pair."""
 
     def __init__(self, sock: socket.socket, *, send_timeout_s: float = 60.0) -> None:
+        # For sends. Receives poll first, with a timeout of their own.
         sock.settimeout(send_timeout_s)
         self._socket = sock
         self._input = select.poll()
@@ -316,6 +317,7 @@ class Channel:
         with self._send_lock:
             try:
                 if fd is not None:
+                    # May send only part of the frame; the rest must not carry the descriptor again.
                     sent = socket.send_fds(self._socket, [frame], [fd])
                     frame = frame[sent:]
                 self._socket.sendall(frame)

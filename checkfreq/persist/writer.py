@@ -53,6 +53,8 @@ class RateLimiter:
         with self._lock:
             start_s = max(self._clock(), self._next_start_s)
             self._next_start_s = start_s + num_bytes / self._max_bytes_per_s
+        # Outside the lock, so that the next thread can take its turn; on the event, so that
+        # ``lift`` ends the wait.
         self._lifted.wait(start_s - self._clock())
 
     def lift(self) -> None:
@@ -104,8 +106,8 @@ class SnapshotWriter:
             for future in done:
                 future.result()
         finally:
-            stop.set()
-            wait(futures)
+            stop.set()  # after a failure, tasks that have not begun return at once
+            wait(futures)  # no thread may still read the slot once it is given back
 
     def _write_tasks(
         self, file: FileSpec, slot: memoryview, payload: Payload, stop: threading.Event
@@ -159,6 +161,7 @@ def _group_bytes(group: Sequence[TensorSpec]) -> int:
 def _interleave(
     writes: Iterator[Callable[[], None]], digests: Iterator[Callable[[], None]]
 ) -> Iterator[Callable[[], None]]:
+    """Alternate them, so that the disk is not idle while digests are computed."""
     for pair in zip_longest(writes, digests):
         yield from (task for task in pair if task is not None)
 

@@ -38,6 +38,7 @@ def fault_of(shape: Shape, boxes: Sequence[Placed], *, whole: bool = True) -> st
     for one, other in _overlaps(filled):
         return f"expected each element once, found {one} and {other}"
     found, expected = sum(placed.box.num_elements for placed in filled), math.prod(shape)
+    # Without overlaps and outliers, as many elements as the tensor has means all of them.
     if whole and found != expected:
         ranks = ", ".join(str(rank) for rank in sorted({placed.rank for placed in boxes}))
         return f"expected {expected} elements of {list(shape)}, found {found} from rank(s) {ranks}"

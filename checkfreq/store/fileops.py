@@ -366,6 +366,7 @@ class LocalFileOps:
         fd = _open_folder(base, os.O_PATH if names else access)
         try:
             for number, name in enumerate(names, start=1):
+                # O_PATH on the way: search permission is enough for a directory passed through.
                 way = access if number == len(names) else os.O_PATH
                 inner = _open_inner(fd, name, way, base, names[:number])
                 os.close(fd)
@@ -505,7 +506,7 @@ class _LocalPayload(_Descriptor):
 
     def datasync(self) -> None:
         self._calls.fdatasync(self._fd)
-        if not self._direct:
+        if not self._direct:  # leave the page cache to the data loader
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 

@@ -114,6 +114,7 @@ def merge(leader: Manifest, parts: Sequence[Manifest]) -> Manifest:
 
 def check_shards(manifest: Manifest) -> None:
     """PersistError unless the shards of every sharded tensor fit together."""
+    # With a directory per node, this manifest has the parts of some ranks only.
     whole = len(manifest.ranks) == manifest.world
     tensors = _by_tensor(manifest)
     for name, key in _announced(manifest) if whole else ():
