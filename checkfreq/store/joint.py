@@ -220,7 +220,7 @@ class JointStore(CheckpointStore):
         if failed:
             texts = (self._failure(pending, rank) for rank in failed)
             why = "; ".join(
-                f"rank {rank} wrote no part: {text or 'it cannot say why'}"
+                f"rank {rank} wrote no part: {text or 'it could not say why'}"
                 for rank, text in zip(failed, texts, strict=True)
             )
             raise PersistError(

@@ -526,7 +526,7 @@ class CheckpointStore:
             for old in self._marked({step, *superseded}):
                 self._append_mark(mark_line(old, reset=True))
         except (CheckFreqError, OSError) as error:
-            logger.warning("step %d is committed, its pointer is not updated: %s", step, error)
+            logger.warning("step %d is committed, but its pointer is not updated: %s", step, error)
 
     # Moves and directories.
 
@@ -697,8 +697,8 @@ class CheckpointStore:
         for step in set(self.links()) - self._links_told:
             self._links_told.add(step)
             logger.warning(
-                "%s is a symbolic link: it is no checkpoint, and what it leads to is neither read "
-                "nor touched. Give the directory that it leads to as the path, or move it here",
+                "%s is a symbolic link, not a checkpoint: its target is neither read nor changed. "
+                "Pass the directory that holds the target as the path, or move the target here",
                 self.path(step),
             )
 

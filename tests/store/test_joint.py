@@ -307,7 +307,7 @@ def test_a_member_on_a_full_disk_tells_that_it_failed() -> None:
 
     disk.watch = refuse
     store.tell_failure(5, attempt="a5", rank=1, why="disk full")
-    with pytest.raises(PersistError, match="rank 1 wrote no part: it cannot say why"):
+    with pytest.raises(PersistError, match="rank 1 wrote no part: it could not say why"):
         store.wait_for_parts(pending, [1], timeout_s=10.0)
 
 

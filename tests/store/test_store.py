@@ -318,7 +318,7 @@ def test_a_commit_succeeds_even_if_the_pointer_cannot_be_written(
 ) -> None:
     disk.fail_after(10, inject(errno.ENOSPC))
     assert not commit_bytes(memory, 1, {"m": b"x"}).kept_existing
-    assert "step 1 is committed, its pointer is not updated" in caplog.text
+    assert "step 1 is committed, but its pointer is not updated" in caplog.text
     assert not disk.exists(MEMORY / "latest")
 
 
@@ -721,7 +721,7 @@ def test_a_link_named_like_a_step_is_no_checkpoint_and_is_warned_of_once(
     assert (store.steps(), store.links()) == ([1], [9])
     for _ in range(2):
         assert store.newest_valid(check=store.verify).step == 1
-    assert caplog.text.count("is a symbolic link: it is no checkpoint") == 1
+    assert caplog.text.count("is a symbolic link, not a checkpoint") == 1
     store.require(1)
     with pytest.raises(NoCheckpointError, match="no step 9 .step-00000009 is a symbolic link"):
         store.require(9)
