@@ -25,9 +25,9 @@ from checkfreq.types import FileSpec, Role
 
 #: Free space required beyond the checkpoint's own bytes, for the manifest, pointer and events.
 _SPARE_BYTES = 4 << 20
-#: A leader whose trainer is gone waits at least this long for the others' parts: its successor is
-#: waiting for the lock. The second timeout applies once a part did not come, since a rank that is
-#: lost writes no later part either.
+#: Once its trainer is gone, a leader waits this long for the others' parts (or twice as long as its
+#: own took, if that is longer) instead of ``part_timeout_s``: the next run may wait for the lock.
+#: The second timeout applies after a part did not come: a lost rank writes no later part either.
 _ORPHAN_PARTS_S = 10.0
 _ORPHAN_PARTS_AGAIN_S = 1.0
 
@@ -256,7 +256,7 @@ class LeaderTask(PersistTask):
         return self._directory.store.merge_parts(pending, own, others)
 
     def _wait_for_parts(self, pending: Pending, ranks: list[int]) -> None:
-        # Parts take about equally long to write, so twice this rank's own time is ample.
+        # All parts take about equally long to write.
         least_s = _ORPHAN_PARTS_AGAIN_S if self._directory.has_waited_in_vain else _ORPHAN_PARTS_S
         self._directory.store.wait_for_parts(
             pending,
