@@ -194,7 +194,7 @@ class Persistence:
             return
         try:
             while (reply := self._client.poll(timeout_s=timeout_s)) is not None:
-                self._take(reply)
+                self._on_reply(reply)
                 timeout_s = 0.0
         except WorkerDiedError as error:
             self._worker_died(error)
@@ -327,7 +327,7 @@ class Persistence:
 
     # ---- replies
 
-    def _take(self, reply: p.Message) -> None:
+    def _on_reply(self, reply: p.Message) -> None:
         match reply:
             case p.Committed():
                 self._committed(self._book.commit(reply), reply)

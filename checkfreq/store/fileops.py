@@ -224,13 +224,13 @@ class LocalFileOps:
             os.mkdir(name, dir_fd=folder)
 
     def listdir(self, path: Path) -> list[str]:
-        with self._folder(path, os.O_RDONLY) as folder, _saying(path):
+        with self._folder(path, os.O_RDONLY) as folder, _naming(path):
             return sorted(os.listdir(folder))
 
     def scan(self, path: Path) -> Mapping[str, Kind]:
         with (
             self._folder(path, os.O_RDONLY) as folder,
-            _saying(path),
+            _naming(path),
             os.scandir(folder) as found,
         ):
             return {entry.name: _kind_of(entry) for entry in sorted(found, key=_name_of)}
@@ -277,7 +277,7 @@ class LocalFileOps:
             self._calls.fsync(fd)
 
     def sync_dir(self, path: Path) -> None:
-        with self._folder(path, os.O_RDONLY) as folder, _saying(path):
+        with self._folder(path, os.O_RDONLY) as folder, _naming(path):
             try:
                 self._calls.fsync(folder)
             except OSError as error:
@@ -323,7 +323,7 @@ class LocalFileOps:
             _write_all(fd, f"{chr(10) if torn else ''}{line}\n".encode())
 
     def free_bytes(self, path: Path) -> int:
-        with self._folder(path, os.O_RDONLY) as folder, _saying(path):
+        with self._folder(path, os.O_RDONLY) as folder, _naming(path):
             status = self._calls.statvfs(folder)
         if status.f_blocks == 0:  # some network and FUSE file systems: unknown, not full
             return UNKNOWN_BYTES
@@ -378,14 +378,14 @@ class LocalFileOps:
     @contextlib.contextmanager
     def _entry(self, path: Path) -> Iterator[tuple[int, str]]:
         """A descriptor of the directory that contains an entry, and the entry's name."""
-        with self._folder(path.parent) as folder, _saying(path):
+        with self._folder(path.parent) as folder, _naming(path):
             yield folder, path.name
 
     def _status(self, path: Path) -> os.stat_result:
         if self._below(path)[1]:
             with self._entry(path) as (folder, name):
                 return os.stat(name, dir_fd=folder, follow_symlinks=False)
-        with _saying(path):
+        with _naming(path):
             return os.stat(path)
 
     @contextlib.contextmanager
@@ -393,7 +393,7 @@ class LocalFileOps:
         """A descriptor of a regular file."""
         fd = self._open_regular(path, flags)
         try:
-            with _saying(path):
+            with _naming(path):
                 yield fd
         finally:
             os.close(fd)
@@ -542,7 +542,7 @@ class _LocalRead(_Descriptor):
 
 
 def _open_folder(path: Path, access: int) -> int:
-    with _saying(path):
+    with _naming(path):
         return os.open(path, _FOLDER | access)
 
 
@@ -561,7 +561,7 @@ def _open_inner(folder: int, name: str, access: int, base: Path, names: Sequence
 
 
 @contextlib.contextmanager
-def _saying(path: Path) -> Iterator[None]:
+def _naming(path: Path) -> Iterator[None]:
     """Give OSErrors of the block the whole path: the calls see only a name and a descriptor."""
     try:
         yield

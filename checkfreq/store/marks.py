@@ -45,8 +45,8 @@ def mark_line(
     reset: bool = False,
 ) -> str:
     """One line, without its newline."""
-    told = {name: _as_json(value) for name, value in (metrics or {}).items()}
-    record: dict[str, Json] = {"step": step, "keep": keep, "metrics": told}
+    values = {name: _as_json(value) for name, value in (metrics or {}).items()}
+    record: dict[str, Json] = {"step": step, "keep": keep, "metrics": values}
     if finished is not None:
         record["finished"] = finished
     return json.dumps({**record, "reset": True} if reset else record, allow_nan=False)

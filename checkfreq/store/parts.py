@@ -117,10 +117,10 @@ def check_shards(manifest: Manifest) -> None:
     # With a directory per node, this manifest has the parts of some ranks only.
     whole = len(manifest.ranks) == manifest.world
     tensors = _by_tensor(manifest)
-    for name, key in _announced(manifest) if whole else ():
+    for name, key in _listed_tensors(manifest) if whole else ():
         if (name, key) not in tensors:
-            said = "expected shards, found none"
-            _refuse(manifest, f"tensor {key!r:.80} of {name!r:.80}: {said} from any rank")
+            problem = "expected shards, found none"
+            _refuse(manifest, f"tensor {key!r:.80} of {name!r:.80}: {problem} from any rank")
     for (name, key), shards in tensors.items():
         where = f"tensor {key!r:.80} of {name!r:.80}"
         if any(shard.whole_file for shard in shards):
@@ -149,7 +149,7 @@ class _Shard:
 def _by_tensor(manifest: Manifest) -> dict[tuple[str, str], list[_Shard]]:
     tensors = {file.name: {entry.name: entry for entry in file.tensors} for file in manifest.files}
     found: dict[tuple[str, str], list[_Shard]] = {}
-    for rank, name, key, shape, offsets in _said(manifest):
+    for rank, name, key, shape, offsets in _declared_shards(manifest):
         entry = tensors.get(file_of(name, rank), {}).get(key)
         if entry is None:
             _refuse(
@@ -163,7 +163,7 @@ def _by_tensor(manifest: Manifest) -> dict[tuple[str, str], list[_Shard]]:
     return found
 
 
-def _said(manifest: Manifest) -> Iterator[tuple[int, str, str, Shape, Shape]]:
+def _declared_shards(manifest: Manifest) -> Iterator[tuple[int, str, str, Shape, Shape]]:
     """(rank, object's name, key, global shape, offsets) of every shard that a rank declares."""
     for rank, own in manifest.ranks.items():
         for name, value in own.items():
@@ -174,12 +174,12 @@ def _said(manifest: Manifest) -> Iterator[tuple[int, str, str, Shape, Shape]]:
                 _refuse(manifest, f"rank {rank}'s {name!r:.80}: shards: expected an object")
             for key, place in shards.items():
                 if not _is_place(place):
-                    said = f"expected [[global shape], [offsets]], found {place!r:.80}"
-                    _refuse(manifest, f"rank {rank}'s {name!r:.80}: shard {key!r:.80}: {said}")
+                    problem = f"expected [[global shape], [offsets]], found {place!r:.80}"
+                    _refuse(manifest, f"rank {rank}'s {name!r:.80}: shard {key!r:.80}: {problem}")
                 yield rank, name, key, tuple(place[0]), tuple(place[1])
 
 
-def _announced(manifest: Manifest) -> Iterator[tuple[str, str]]:
+def _listed_tensors(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """(object's name, key) of the tensors that the leader lists as sharded."""
     for name, value in manifest.objects.items():
         if isinstance(value, dict):

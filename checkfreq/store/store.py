@@ -154,7 +154,7 @@ class CheckpointStore:
     def __init__(self, root: Path, *, ops: FileOps | None = None) -> None:
         self.root = root.absolute()  # a later chdir must not move it
         self.ops: FileOps = LocalFileOps(self.root) if ops is None else ops
-        self._links_told: set[int] = set()
+        self._links_logged: set[int] = set()
         #: Above this size the file of marks is rewritten, without removed steps.
         self._long_marks_bytes = _LONG_MARKS_BYTES
 
@@ -396,7 +396,7 @@ class CheckpointStore:
         prunes meanwhile are ignored. Raises NoCheckpointError if the directory never held a
         checkpoint, CorruptCheckpointError if it did and none validates.
         """
-        self._tell_links()
+        self._log_links()
         before: list[int] | None = None
         while True:
             rejected: list[Rejected] = []
@@ -693,9 +693,9 @@ class CheckpointStore:
         except (FileNotFoundError, ForeignEntryError):
             return {}
 
-    def _tell_links(self) -> None:
-        for step in set(self.links()) - self._links_told:
-            self._links_told.add(step)
+    def _log_links(self) -> None:
+        for step in set(self.links()) - self._links_logged:
+            self._links_logged.add(step)
             logger.warning(
                 "%s is a symbolic link, not a checkpoint: its target is neither read nor changed. "
                 "Pass the directory that holds the target as the path, or move the target here",
