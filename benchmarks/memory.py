@@ -60,7 +60,7 @@ class Usage:
 
 def worker_pid(manager: CFManager) -> int:
     """The persist worker of a manager whose directory is locked by it."""
-    process = manager._persistence.client._process
+    process = manager._persistence._client._process
     assert process is not None
     return process.pid
 

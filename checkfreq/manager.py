@@ -364,7 +364,7 @@ class CFManager:
 
     def all_steps(self) -> list[int]:
         """All committed steps in the directory, ascending."""
-        return self._persistence.store.steps()
+        return self._persistence.steps()
 
     # ---- restore
 
@@ -484,18 +484,13 @@ class CFManager:
 
     def stats(self) -> dict[str, Any]:
         """What happened so far, as data; times in seconds, sizes in bytes."""
-        book = self._persistence.book
         return {
+            **self._persistence.stats(),
             **self._profiler.stats(),
             "place": self._pipeline.place.value if self._progress.is_open else None,
             "global_step": self._progress.global_step,
             "restored_step": self._progress.restored_step,
-            "last_durable_step": book.last_durable_step,
-            "num_committed": book.num_committed,
-            "num_failed": book.num_failed,
             "num_deferred": self._pipeline.num_deferred,
-            "num_in_flight": len(book.active),
-            "num_workers_replaced": self._persistence.num_replaced,
             "state_bytes": self._pipeline.state_bytes,
             "stall_s": self._pipeline.stall_s,
         }

@@ -311,7 +311,7 @@ def test_a_directory_shared_by_two_managers_is_refused_to_the_second(
         ):
             getattr(late, first_call)()
         assert f"training process {os.getpid()}" in str(caught.value)
-        assert "Give each run a directory of its own" in str(caught.value)
+        assert "Give each run its own directory" in str(caught.value)
         assert "takeover_s" in str(caught.value)
         train(holder, first)
     assert CheckpointStore(tmp_path / "chk").steps() == [1, 2]

@@ -32,7 +32,7 @@ def run(**settings):
 
 run(max_overhead=0.5).close()
 manager = run(mode=CFMode.MANUAL, chk_freq=1)
-worker = manager._persistence.client._process.pid
+worker = manager._persistence._client._process.pid
 resource.prlimit(worker, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
 manager.weight_update()
 manager.step()

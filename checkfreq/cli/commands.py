@@ -12,7 +12,7 @@ from checkfreq.cli import text
 from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError, printable
 from checkfreq.store.fileops import Kind
 from checkfreq.store.manifest import FileEntry, Manifest
-from checkfreq.store.marks import Mark
+from checkfreq.store.marks import StepMark
 from checkfreq.store.store import CheckpointStore
 from checkfreq.types import Json
 
@@ -38,7 +38,7 @@ def ls(store: CheckpointStore, args: argparse.Namespace) -> int:
     return 0
 
 
-def _row(store: CheckpointStore, step: int, mark: Mark | None) -> dict[str, object]:
+def _row(store: CheckpointStore, step: int, mark: StepMark | None) -> dict[str, object]:
     row: dict[str, object] = {"step": step, "marks": text.mark(mark)}
     try:
         manifest = store.inspect(step)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from checkfreq.errors import printable
-from checkfreq.store.marks import Mark
+from checkfreq.store.marks import StepMark
 from checkfreq.types import Json
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -29,7 +29,7 @@ def moment(unix_s: float) -> str:
         return f"{unix_s:g}"
 
 
-def mark(given: Mark | None) -> str:
+def mark(given: StepMark | None) -> str:
     """``keep finished accuracy=0.91``, or nothing."""
     if given is None:
         return ""

@@ -1,6 +1,6 @@
 """Phase two: a separate process turns snapshots into checkpoints.
 
-``client`` is the trainer's handle, ``worker`` the process, ``commit`` what it does with a
-snapshot, ``protocol`` what they say to each other. Nothing here imports torch, and the worker
-never touches an accelerator.
+``persistence`` is what the rest of the trainer calls; it talks to the ``worker`` process through
+``client``, in the messages of ``protocol``. ``commit`` is how the worker carries out a persist.
+The worker imports no torch and never touches an accelerator.
 """

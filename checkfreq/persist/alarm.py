@@ -1,8 +1,8 @@
-"""What is said while checkpoints fail: since when nothing is durable, and what a kill would cost.
+"""Reports while checkpoints fail: since when nothing is durable, and what a kill would lose.
 
-Storage may fail for hours. Training goes on, tries come at growing pauses, and each failure is one
-ERROR and one call of ``CFConfig.on_failure``; so is the first success after it. Belongs to the
-training thread. Times: ``clock`` for pauses, ``wall`` for people.
+Storage may fail for hours. Training goes on, retries come at growing pauses, and each failure is
+logged as one ERROR and passed to ``CFConfig.on_failure``; so is the first success afterwards, as
+a WARNING. Belongs to the training thread. ``clock`` measures pauses; ``wall`` is for people.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 class Alarm:
-    """Failures in a row, and the newest checkpoint there was before them.
+    """Counts failures in a row, and knows the newest durable checkpoint before them.
 
-    ``tolerate_failures``: None, and there are pauses; with a number a failure is tried again at
-    the next interval, since so many in a row end the training.
+    With ``tolerate_failures`` None there are pauses between tries. With a number there are none:
+    the next interval tries again, since that many failures in a row end the training.
+    ``current_step`` tells how many boundaries training has passed.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Alarm:
         on_failure: Callable[[FailureNotice], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        current_step: Callable[[], int] = lambda: 0,
     ) -> None:
         self._tolerate_failures = tolerate_failures
         self._on_failure = on_failure
@@ -40,16 +42,15 @@ class Alarm:
         self._backoff = Backoff()
         self._durable_step: int | None = None
         self._durable_unix_s = wall()
-        #: Boundaries that training has passed.
-        self.current_step: Callable[[], int] = lambda: 0
+        self._current_step = current_step
 
     @property
     def steps_at_risk(self) -> int:
-        """Iterations that a kill would lose now."""
-        return max(0, self.current_step() - (self._durable_step or 0))
+        """Iterations that would be lost if the run were killed now."""
+        return max(0, self._current_step() - (self._durable_step or 0))
 
     def why_held_back(self) -> str:
-        """Why no periodic checkpoint is to be tried now; "" if one may."""
+        """Why no periodic checkpoint should be tried now; "" if one may be."""
         pause_s = self._pause_s()
         num = self._backoff.num_in_row
         return f"{num} failed in a row; the next try is in {pause_s:.0f} s" if pause_s else ""
@@ -74,13 +75,13 @@ class Alarm:
         self._tell(notice)
 
     def succeeded(self, step: int) -> None:
-        """A checkpoint, or this rank's part of it, is durable; news after a failure."""
+        """A checkpoint, or this rank's part of it, is durable; reported after a failure."""
         num_failed, since_s = self._backoff.num_in_row, self._durable_unix_s
-        self._backoff.succeeded()
+        self._backoff.succeeded()  # resets the number in a row, which the notice then has as 0
         if not num_failed:
             return
         logger.warning(
-            "checkpoints are durable again: step %d, after %d that failed and %.0f s",
+            "checkpoints are durable again: step %d, after %d failed in %.0f s",
             step,
             num_failed,
             self._wall() - since_s,
@@ -104,14 +105,13 @@ class Alarm:
     def _at_risk(self, notice: FailureNotice) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(notice.durable_unix_s))
         ago_s = self._wall() - notice.durable_unix_s
-        what = "since the run began"
+        what = "No checkpoint of this run"
         if notice.durable_step is not None:
-            what = f"newer than step {notice.durable_step}"
+            what = f"No checkpoint newer than step {notice.durable_step}"
         retry = f"in {notice.retry_in_s:.0f} s" if notice.retry_in_s else "at the next interval"
         return (
-            f"Nothing {what} is durable, for {ago_s:.0f} s (since {since}). Killed now, the run "
-            f"would lose {notice.steps_at_risk} iteration(s). Training goes on; the next try is "
-            f"{retry}"
+            f"{what} has become durable for {ago_s:.0f} s (since {since}). A kill now would lose "
+            f"{notice.steps_at_risk} iteration(s). Training goes on; the next try is {retry}"
         )
 
     def _tell(self, notice: FailureNotice) -> None:
@@ -119,5 +119,5 @@ class Alarm:
             return
         try:
             self._on_failure(notice)
-        except Exception:  # an alert that cannot be sent must not end training
+        except Exception:  # a broken alert must not end training
             logger.exception("CFConfig.on_failure raised; training goes on")

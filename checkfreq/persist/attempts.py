@@ -1,8 +1,9 @@
-"""The attempts of one run: which snapshots are on their way, which became durable, which failed.
+"""The attempts of one run: which snapshots are in flight, became durable, or failed.
 
-One ``Attempt`` per snapshot, from the boundary that took it to its end state. Replies of the
-worker end attempts and free their slots; failures are counted, and raised when there are more in a
-row than the user tolerates, if that is a number. Belongs to the training thread, except ``copied``.
+There is one ``Attempt`` per snapshot, from the boundary that took it to its end state. The
+worker's replies end attempts and free their slots. Failures are counted, and raised when more
+fail in a row than the user tolerates (never, if that is None). Belongs to the training thread,
+except ``copied`` and ``spoil``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NUM_REMEMBERED = 16
 
 @dataclass(slots=True)
 class Marks:
-    """A pin and metrics for a step."""
+    """What the user wants recorded with a checkpoint: a pin, and metrics."""
 
     keep: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
@@ -33,7 +34,7 @@ class Marks:
         return self.keep or bool(self.metrics)
 
     def merge(self, other: Marks) -> None:
-        """Add another request's marks."""
+        """Add the marks of another request for the same step."""
         self.keep = self.keep or other.keep
         self.metrics.update(other.metrics)
 
@@ -42,9 +43,10 @@ class Marks:
 class Attempt:
     """One snapshot on its way to a checkpoint. Times are ``time.perf_counter`` seconds.
 
-    ``ended_s``: when this process learned of the end; ``durable_s``: when the worker had
-    committed. That, the time and the bytes of the persist are None without a commit.
-    ``copy_s``, ``device_copy_s``: the copies to the host and within the device, on its clock.
+    ``ended_s``: when this process learned of the end. ``durable_s``: when the worker had
+    committed; it, ``persist_s`` and ``num_bytes`` are None without a commit. ``copy_s`` and
+    ``device_copy_s``: how long the copies to the host and within the device took, on the device's
+    clock. ``stall_s``: how long training waited for this snapshot.
     """
 
     step: int
@@ -67,12 +69,12 @@ class Attempt:
     error: CheckFreqError | None = None
 
     def spoil(self, error: BaseException) -> None:
-        """The snapshot cannot become a checkpoint (any thread); ``take_void`` ends it."""
+        """The snapshot cannot become a checkpoint (any thread); ``take_void`` ends the attempt."""
         self.error = SnapshotError(f"the snapshot of step {self.step} failed: {error!r}")
         self.error.__cause__ = error
 
     def copied(self, error: BaseException | None) -> bool:
-        """Note the end of the copy (any thread); True if the snapshot may be handed over."""
+        """The copy ended (any thread); returns whether the snapshot may be handed over."""
         self.copied_s = time.perf_counter()
         if error is not None:
             self.spoil(error)
@@ -82,16 +84,17 @@ class Attempt:
         return True
 
     def mark(self, marks: Marks) -> None:
-        """Add marks that came after the attempt began; they are written after the commit."""
+        """Add marks requested after the attempt began; they are stored after the commit."""
         if self.late_marks is None:
             self.late_marks = Marks()
         self.late_marks.merge(marks)
 
 
 class AttemptBook:
-    """Attempts in flight and the score of those that ended.
+    """The attempts in flight, and the results of those that ended.
 
-    ``replaces``: a step that is taken again, because it failed elsewhere, replaces what is here.
+    ``replaces``: if a step is taken again, because it failed in another directory, the new
+    checkpoint replaces the one in this directory.
     """
 
     def __init__(
@@ -110,9 +113,10 @@ class AttemptBook:
         self.num_committed = 0
         self.num_failed = 0
         self.last_durable_step: int | None = None
-        #: Of which at least this rank's part is durable.
+        #: The newest step of which at least this rank's part is durable.
         self.last_written_step: int | None = None
-        #: The newest checkpoints, by step and attempt.
+        #: The newest durable checkpoints, step and attempt: ranks compare them to find a step
+        #: that every directory has.
         self.durable: deque[tuple[int, str]] = deque(maxlen=_NUM_REMEMBERED)
         self._durable_before: int | None = None
 
@@ -123,19 +127,36 @@ class AttemptBook:
 
     @property
     def num_active(self) -> int:
-        """How many have not ended."""
+        """How many attempts have not ended."""
         return len(self._active)
 
     def find(self, step: int) -> Attempt | None:
-        """The attempt in flight for ``step``, if there is one; the newest, if it was retaken."""
+        """The attempt in flight for ``step``, the newest if there are two; None without one."""
         return next((a for a in reversed(self._active.values()) if a.step == step), None)
 
     def add(self, attempt: Attempt) -> None:
-        """A snapshot was begun."""
+        """A snapshot was begun; the attempt is in flight from now on."""
         self._active[attempt.id] = attempt
         if self._replaces and attempt.step == self.last_durable_step:
-            # Nobody may count on the step, and remove older ones for it, until it is replaced.
+            # Until it is replaced the step does not count as durable: retention would remove
+            # older ones that the run may have to go back to.
             self.last_durable_step, self.last_written_step = self._durable_before, None
+
+    def continue_from(self, step: int, attempt: str) -> None:
+        """``step`` was restored, as ``attempt`` wrote it: it is durable."""
+        self.last_durable_step = step
+        self.durable.append((step, attempt))
+
+    def confirm(self, step: int) -> bool:
+        """All ranks know that ``step`` is durable; True if that is news."""
+        is_news = step != self.last_durable_step
+        self.last_durable_step = step
+        return is_news
+
+    def is_written(self, step: int) -> bool:
+        """Whether ``step``, or this rank's part of it, is durable or in flight."""
+        ended = (self.last_durable_step, self.last_written_step)
+        return step in ended or self.find(step) is not None
 
     def take_void(self) -> list[Attempt]:
         """End and return the attempts whose copy, or whose hand-over, failed."""
@@ -177,14 +198,14 @@ class AttemptBook:
         return attempt
 
     def abandon(self, attempt: Attempt, error: CheckFreqError) -> Attempt:
-        """The worker died with this attempt once too often."""
+        """A second worker died with this attempt: it has failed."""
         attempt.error = error
         self._end(attempt, AttemptState.FAILED)
         self._count_failure(attempt)
         return attempt
 
     def raise_if_intolerable(self) -> None:
-        """Raise the latest failure when there were too many in a row; counting starts anew."""
+        """Raise the latest failure if more failed in a row than tolerated; the count restarts."""
         if self._tolerate_failures is None or self._last_error is None:
             return
         if self._failures_in_row > self._tolerate_failures:
@@ -201,7 +222,7 @@ class AttemptBook:
         attempt.ended_s = time.perf_counter()
         del self._active[attempt.id]
         faults.reach("slot.release")
-        self._release(attempt.slot)
+        self._release(attempt.slot)  # only now: the worker read the slot until it replied
 
     def _count_failure(self, attempt: Attempt) -> None:
         self.num_failed += 1

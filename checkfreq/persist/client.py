@@ -1,9 +1,9 @@
-"""The trainer's handle on the persist worker.
+"""The trainer's client of the persist worker.
 
-Starts it, tells it about slots and layouts, hands over snapshots, collects replies, notices
-its death and replaces it. What the worker must know is kept here until it is no longer
-needed, so that a replacement can be told everything, the snapshots in flight included: they
-still lie in the trainer's arena. ``submit`` may be called from any thread; everything else
+Starts the worker, tells it about slots and layouts, hands over snapshots, collects replies,
+notices its death and replaces it. Everything that the worker was told is kept here as long as it
+matters, and a replacement is told all of it again. That includes the snapshots in flight, since
+they are still in the trainer's arena. ``submit`` may be called from any thread; everything else
 from the training thread.
 """
 
@@ -31,9 +31,12 @@ from checkfreq.types import FileSpec, Role
 
 logger = logging.getLogger(__name__)
 
+#: From the end of its socket, or from SIGKILL, to the end of a worker.
 _EXIT_GRACE_S = 5.0
+#: A start takes about 0.1 s; much longer where a network file system must serve the interpreter.
 _START_GRACE_S = 60.0
-_TAKEOVER_S = 60.0  # of a run of one rank
+#: The default of ``CFConfig.takeover_s`` with one rank.
+_TAKEOVER_S = 60.0
 _STDERR_TAIL_BYTES = 16 << 10
 
 
@@ -43,7 +46,7 @@ class _SlotRecord(NamedTuple):
 
 
 class WorkerClient:
-    """One persist worker and its replacement."""
+    """One persist worker at a time: the first, or a replacement."""
 
     def __init__(self, chk_dir: Path, *, config: CFConfig, role: Role = Role()) -> None:
         self._chk_dir = chk_dir.absolute()
@@ -59,10 +62,10 @@ class WorkerClient:
         self._channel: p.Channel | None = None
         self._stderr_fd = -1
 
-    # ---- life
+    # ---- start and end
 
     def start(self) -> None:
-        """Start a worker and have it lock the directory; returns without waiting."""
+        """Start a worker and ask it to lock the directory; does not wait for either."""
         with self._lock:
             self._start()
 
@@ -70,6 +73,7 @@ class WorkerClient:
         with contextlib.ExitStack() as on_failure:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             on_failure.callback(ours.close)
+            # Memory, not a pipe: the trainer reads it only after a death, and a full pipe blocks.
             stderr_fd = os.memfd_create("checkfreq-worker-stderr", os.MFD_CLOEXEC)
             on_failure.callback(os.close, stderr_fd)
             os.fchmod(stderr_fd, 0o600)
@@ -86,21 +90,23 @@ class WorkerClient:
 
     @property
     def open_timeout_s(self) -> float:
-        """How long opening may take: a predecessor's worker, and the start of this one."""
+        """How long opening may take: the previous run's worker may have to finish first."""
         return self._takeover_s + _START_GRACE_S
 
-    def wait_opened(self) -> bool:
-        """Return True once the worker holds the directory's lock.
+    def wait_opened(self) -> None:
+        """Return once the worker holds the directory's lock.
 
-        Raises ConfigError when another run keeps it for ``takeover_s``, or when the directory
-        cannot be used; WorkerDiedError when the worker ends instead.
+        Raises ConfigError if another run keeps the lock for ``takeover_s`` or the directory cannot
+        be used, and WorkerDiedError if the worker ends first.
         """
-        if not self.opens(timeout_s=self.open_timeout_s):
+        if not self.poll_opened(timeout_s=self.open_timeout_s):
             raise self._death("open")
-        return True
 
-    def opens(self, *, timeout_s: float) -> bool:
-        """``wait_opened`` for at most ``timeout_s``; whether the directory is held now."""
+    def poll_opened(self, *, timeout_s: float) -> bool:
+        """Wait at most ``timeout_s`` for the directory's lock; returns ``has_opened``.
+
+        Raises what ``wait_opened`` raises, except for the timeout.
+        """
         deadline = time.monotonic() + timeout_s
         while not self._opened:
             reply = self._receive(max(0.0, deadline - time.monotonic()))
@@ -124,15 +130,24 @@ class WorkerClient:
         return self._process is not None and self._process.poll() is None
 
     @property
-    def is_busy(self) -> bool:
-        """Whether the worker has a request that it has not answered."""
+    def has_opened(self) -> bool:
+        """Whether the worker said that it holds the directory."""
+        return self._opened
+
+    @property
+    def has_unanswered_requests(self) -> bool:
+        """Whether maintenance was asked for (``ask``) that the worker has not answered.
+
+        Persists do not count: see ``holds``.
+        """
         return bool(self._asked)
 
     def replace(self) -> None:
-        """Start another worker and tell it all that the old one knew."""
-        with self._lock:  # a snapshot handed over meanwhile goes to the new worker, once
+        """Start another worker and tell it everything that the old one knew."""
+        with self._lock:  # ``submit`` on another thread waits: the snapshot is sent once
             self.kill()
-            # Others may write parts, also of attempts that this rank has not handed over yet.
+            # Other ranks may be writing parts, even of attempts that this rank has yet to hand
+            # over: the new leader's worker must not sweep them away.
             self._start(keep_pending=len(self._role.group) > 1)
 
     def kill(self) -> None:
@@ -143,12 +158,14 @@ class WorkerClient:
             try:
                 self._process.wait(_EXIT_GRACE_S)
             except subprocess.TimeoutExpired:  # stuck in the kernel, on a disk that hangs
-                logger.error("the persist worker %d does not die", self._process.pid)
+                logger.error(
+                    "the persist worker %d was killed and has not ended", self._process.pid
+                )
         if self._channel is not None:
             self._channel.close()
 
     def close(self, *, timeout_s: float) -> bool:
-        """Let the worker finish what it was given and exit; False if it had to be killed."""
+        """Let the worker finish its requests and exit; False if it had to be killed."""
         if self._process is None or self._channel is None:
             return True
         with contextlib.suppress(p.ChannelClosedError):
@@ -158,7 +175,7 @@ class WorkerClient:
             clean = True
         except subprocess.TimeoutExpired:
             clean = False
-        self._take_last_words()
+        self._take_final_replies()
         self.kill()
         os.close(self._stderr_fd)
         self._stderr_fd = -1
@@ -172,8 +189,8 @@ class WorkerClient:
         self._channel = None
         return clean
 
-    def _take_last_words(self) -> None:
-        """Replies sent before the worker ended; what failed is at least said."""
+    def _take_final_replies(self) -> None:
+        """Read the replies sent before the worker ended, and log what failed."""
         while (reply := self._receive(0.0)) is not None:
             self._answered(reply)
             if isinstance(reply, p.Trouble | p.Failed):
@@ -184,34 +201,37 @@ class WorkerClient:
     # ---- work
 
     def forget_slots(self) -> None:
-        """The slots so far are gone, none of them in use; their descriptors may be closed."""
+        """The slots so far were freed, none of them in use; their descriptors may be closed."""
         self._slots.clear()
         self._layouts.clear()
 
     def share_slot(self, slot: int, *, fd: int, num_bytes: int) -> None:
-        """Tell which memory slot ``slot`` is; ``fd`` must stay open until told otherwise."""
+        """Share a slot's memory with the worker.
+
+        ``fd`` must stay open until ``forget_slots``: a replacement is sent it again.
+        """
         self._slots[slot] = _SlotRecord(fd, num_bytes)
         self._tell(p.SlotMemory(slot, num_bytes), fd=fd)
 
     def lay_out_slot(self, slot: int, files: tuple[FileSpec, ...]) -> None:
-        """Tell what lies where in a slot, before the first snapshot that is laid out so."""
+        """Tell the worker a slot's layout, before the first snapshot with that layout."""
         self._layouts[slot] = files
         self._tell(p.SlotLayout(slot, files))
 
     def submit(self, request: p.Persist) -> None:
-        """Hand over a complete snapshot. Any thread; a dead worker is noticed by ``poll``."""
+        """Hand over a complete snapshot. Any thread; ``poll`` reports a dead worker."""
         faults.reach("socket.send")
         with self._lock:
             self._in_flight[request.attempt] = request
             self._tell(request)
 
     def ask(self, request: p.Maintenance) -> None:
-        """Request maintenance; carried out in order, the answer comes through ``poll``."""
+        """Request maintenance. Requests are carried out in order; ``poll`` returns the answer."""
         self._asked.append(request)
         self._tell(request)
 
     def holds(self, attempt: str) -> bool:
-        """Whether a snapshot was handed over and has no answer yet."""
+        """Whether the attempt's snapshot was handed over and not answered yet."""
         with self._lock:
             return attempt in self._in_flight
 
@@ -222,14 +242,14 @@ class WorkerClient:
         """
         reply = self._receive(timeout_s)
         if reply is None and not self.is_alive():
-            reply = self._receive(0.0)  # sent between our look and its end
+            reply = self._receive(0.0)  # it may have replied between ``_receive`` and its end
             if reply is None:
                 raise self._death("persist")
         self._answered(reply)
         return reply
 
     def _answered(self, reply: p.Message | None) -> None:
-        """Forget what a replacement need not be told any more."""
+        """Drop what a replacement no longer needs to be told."""
         match reply:
             case p.Opened():
                 self._opened = True
@@ -243,18 +263,19 @@ class WorkerClient:
                 self._asked.popleft()  # answers come in the order of the requests
 
     def forget(self, attempt: str) -> None:
-        """Do not hand this snapshot to a replacement."""
+        """Do not hand this attempt's snapshot to a replacement."""
         with self._lock:
             self._in_flight.pop(attempt, None)
 
     # ---- inside
 
     def _supersede_no_more(self) -> None:
-        """The later steps are set aside: a replacement must not do it again."""
+        """The later steps are set aside: a replacement must not set aside this run's own."""
         for attempt, request in self._in_flight.items():
             self._in_flight[attempt] = dataclasses.replace(request, supersede_after=None)
 
     def _spawn(self, socket_fd: int, stderr_fd: int) -> subprocess.Popen[bytes]:
+        # Opened here, not by the worker: our process id may mean another process by then.
         pidfd = os.pidfd_open(os.getpid())
         try:
             return self._popen(socket_fd, pidfd, stderr_fd)
@@ -266,15 +287,17 @@ class WorkerClient:
             worker_command((socket_fd, pidfd, os.getpid(), self._config.nice)),
             pass_fds=(socket_fd, pidfd),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # an inherited pipe would outlive the trainer with us
+            # A pipe inherited from the trainer would stay open as long as the worker runs, and
+            # a program that reads the trainer's output would wait for it.
+            stdout=subprocess.DEVNULL,
             stderr=stderr_fd,
-            start_new_session=True,
+            start_new_session=True,  # Ctrl-C and a closed terminal signal the trainer's group
             env=worker_environment(),
         )
 
     @property
     def _takeover_s(self) -> float:
-        """A predecessor's worker may wait for parts of each snapshot before it lets go."""
+        """How long to wait for the lock: the previous worker may wait for parts of each slot."""
         config = self._config
         if config.takeover_s is not None:
             return config.takeover_s
@@ -298,13 +321,13 @@ class WorkerClient:
             self._tell(p.SlotMemory(slot, record.num_bytes), fd=record.fd)
         for slot, files in self._layouts.items():
             self._tell(p.SlotLayout(slot, files))
-        # What was asked concerns steps committed before those in flight.
+        # Requests first: they concern steps that were committed before those in flight.
         for request in [*self._asked, *self._in_flight.values()]:
             self._tell(request)
 
     def _tell(self, message: p.Message, *, fd: int | None = None) -> None:
         assert self._channel is not None, "the client is not started"
-        with contextlib.suppress(p.ChannelClosedError):  # its death is reported by poll()
+        with contextlib.suppress(p.ChannelClosedError):  # ``poll`` reports a dead worker
             self._channel.send(message, fd=fd)
 
     def _receive(self, timeout_s: float) -> p.Message | None:
@@ -341,6 +364,6 @@ class WorkerClient:
     def _open_failure(self, reply: p.OpenFailed) -> str:
         return (
             f"cannot use {self._chk_dir} as a checkpoint directory: {reply.message}. "
-            "Give each run a directory of its own, writable by it; if the previous run is "
+            "Give each run its own directory, writable by it; if the previous run is "
             "still saving, wait for it or raise CFConfig.takeover_s."
         )

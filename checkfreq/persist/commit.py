@@ -1,8 +1,8 @@
-"""One snapshot on its way from a slot to the directory, as the rank's role asks.
+"""The worker's side of one persist: from a snapshot in a slot to a committed checkpoint.
 
-A rank that is alone makes the checkpoint. Of several that share the directory one leads: it
-waits for the others' parts and commits; the others write a part each. Runs on the worker's
-one thread that carries requests out.
+A single rank writes the whole checkpoint. Where several ranks share the directory, each writes
+its part; one of them, the leader, then waits for the others' parts and commits. Everything here
+runs on the worker's request thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from checkfreq.errors import PersistError
 from checkfreq.persist import protocol as p
-from checkfreq.persist.holding import HeldDirectory
+from checkfreq.persist.guard import DirectoryGuard
 from checkfreq.persist.lock import DirectoryLock
 from checkfreq.persist.writer import SnapshotWriter, WriteResult
 from checkfreq.store.joint import JointStore
@@ -23,65 +23,69 @@ from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import Pending
 from checkfreq.types import FileSpec, Role
 
-#: Room left on the disk beyond a checkpoint's own bytes: manifest, pointer, events.
+#: Free space required beyond the checkpoint's own bytes, for the manifest, pointer and events.
 _SPARE_BYTES = 4 << 20
-#: How long a leader whose trainer is gone waits for the others' parts at least, and how long
-#: once it did so in vain: a rank that is lost writes no later part either.
-_HURRIED_S = 10.0
-_HURRIED_AGAIN_S = 1.0
+#: Once its trainer is gone, a leader waits this long for the others' parts (or twice as long as its
+#: own took, if that is longer) instead of ``part_timeout_s``: the next run may wait for the lock.
+#: The second timeout applies after a part did not come: a lost rank writes no later part either.
+_ORPHAN_PARTS_S = 10.0
+_ORPHAN_PARTS_AGAIN_S = 1.0
 
 
 @dataclass(slots=True)
 class OpenDirectory:
-    """The opened directory, and what the attempts of one worker share.
+    """The opened directory, and the state that one worker's tasks share.
 
-    ``lock`` and ``held``: the leader's. ``is_hurried``: whether the trainer is gone.
+    ``lock`` and ``guard`` are None in a member, which neither locks the directory nor changes the
+    set of checkpoints. ``is_orphaned`` tells whether the trainer is gone.
     """
 
     role: Role
     store: JointStore
     writer: SnapshotWriter
     lock: DirectoryLock | None
-    held: HeldDirectory | None = None
-    is_hurried: Callable[[], bool] = lambda: False
+    guard: DirectoryGuard | None = None
+    is_orphaned: Callable[[], bool] = lambda: False
     slots: dict[int, mmap.mmap] = field(default_factory=dict)
     layouts: dict[int, tuple[FileSpec, ...]] = field(default_factory=dict)
     #: A commit of this worker has set the later steps aside. Snapshots that were handed over
-    #: before the trainer knew ask for it again, and would set aside this run's own steps.
+    #: before the trainer heard of that commit still carry the same request, and would now set
+    #: aside this run's own steps.
     has_superseded: bool = False
-    #: The trainer is gone, and so was a part that a commit waited for.
+    #: After the trainer died, a commit waited for a part that never came.
     has_waited_in_vain: bool = False
 
-    def keep_directory(self) -> None:
-        """Take the directory again if somebody removed, replaced or unlocked it meanwhile.
+    def ensure_held(self) -> None:
+        """Lock the directory again if someone removed, replaced or unlocked it.
 
-        Raises StorageError where that is not safe. A member leaves it to the leader.
+        Raises StorageError where that is not safe. Does nothing in a member: the leader's worker
+        does it.
         """
-        if self.held is not None:
-            self.held.ensure()
+        if self.guard is not None:
+            self.guard.ensure()
 
-    def look_around(self) -> None:
-        """Note what is in the directory after this worker changed it."""
-        if self.held is not None:
-            self.held.look()
+    def note_steps(self) -> None:
+        """Record which steps are there after this worker changed the directory."""
+        if self.guard is not None:
+            self.guard.note_steps()
 
     def require_lock(self, consequence: str = "") -> None:
-        """PermissionError unless this worker may change the set of checkpoints."""
+        """Raise PermissionError unless this worker may change the set of checkpoints."""
         if self.lock is None:
             raise PermissionError(f"rank {self.role.leader} leads, not rank {self.role.rank}")
         if not self.lock.is_held():
             raise PermissionError(f"the lock on the checkpoint directory was lost{consequence}")
 
     def maintain(self, request: p.Maintenance) -> tuple[int, ...]:
-        """Change the directory besides commits; returns the steps concerned."""
+        """Carry out a maintenance request; returns the steps it concerned."""
         if isinstance(request, p.TellFailure):
             return self._tell_failure(request)
-        self.keep_directory()
+        self.ensure_held()
         self.require_lock()
         match request:
             case p.Prune():
                 self.store.prune(request.steps)
-                self.look_around()
+                self.note_steps()
                 there = self.store.steps()
                 return tuple(step for step in request.steps if step not in there)
             case p.AddMark():
@@ -93,7 +97,7 @@ class OpenDirectory:
                 )
             case p.Quarantine():
                 self.store.quarantine(request.step, request.reason)
-                self.look_around()
+                self.note_steps()
             case p.Confirm():
                 self.store.note_common(request.step)
         return (request.step,)
@@ -105,11 +109,11 @@ class OpenDirectory:
         return (request.step,)
 
 
-class Attempt:
-    """One rank's checkpoint; ``phase`` tells where it stands."""
+class PersistTask:
+    """One ``Persist`` request, carried out as a single rank does it; ``phase`` names the stage."""
 
-    def __init__(self, site: OpenDirectory, request: p.Persist) -> None:
-        self._site = site
+    def __init__(self, directory: OpenDirectory, request: p.Persist) -> None:
+        self._directory = directory
         self._request = request
         self._pending: Pending | None = None
         self._start_s = self._written_s = time.perf_counter()
@@ -117,9 +121,9 @@ class Attempt:
         self.phase = "prepare"
 
     def run(self) -> p.Committed:
-        """Do all of it; raises what went wrong, after which `clean_up` is to be called."""
+        """Write and commit the checkpoint; if this raises, call `clean_up` with the error."""
         request = self._request
-        num_bytes = sum(file.num_bytes for file in self._site.layouts[request.slot])
+        num_bytes = sum(file.num_bytes for file in self._directory.layouts[request.slot])
         kept_existing = self._carry_out(num_bytes + _SPARE_BYTES)
         ended_s = time.perf_counter()
         return p.Committed(
@@ -132,46 +136,47 @@ class Attempt:
             direct=self._is_direct,
             kept_existing=kept_existing,
             warning=self._add_marks(),
-            is_part=not self._site.role.leads,
+            is_part=not self._directory.role.leads,
         )
 
     def clean_up(self, error: Exception) -> None:
-        """Remove what was written, after ``run`` raised ``error``."""
+        """Remove the files written before ``run`` raised ``error``."""
         if self._pending is not None:
-            with contextlib.suppress(OSError):  # the disk may be gone; open() cleans up later
-                self._site.store.abort(self._pending)
+            with contextlib.suppress(OSError):  # the disk may be gone; the next open() cleans up
+                self._directory.store.abort(self._pending)
 
     def _carry_out(self, num_bytes: int) -> bool:
-        """Make the step durable; True if it was there already."""
+        """Make the step durable; True if it was already there."""
         self.phase = "begin"
         request = self._request
-        self._site.keep_directory()
-        self._pending = self._site.store.begin(
+        self._directory.ensure_held()
+        self._pending = self._directory.store.begin(
             request.step, attempt=request.attempt, num_bytes=num_bytes
         )
         return self._commit(self._pending, self._manifest(self._write(self._pending)))
 
     def _commit(self, pending: Pending, manifest: Manifest) -> bool:
-        site = self._site
+        directory = self._directory
         self.phase = "commit"
-        site.require_lock("; not committing")
-        after = None if site.has_superseded else self._request.supersede_after
-        # Where other directories have shares of the step, one of another attempt is no part of
-        # what is committed there now: kept, it would leave the run without a common step.
-        result = site.store.commit(
-            pending, manifest, supersede_after=after, keep_existing=site.role.shares_all
+        directory.require_lock("; not committing")
+        after = None if directory.has_superseded else self._request.supersede_after
+        # Where other directories hold shares of the step, an existing checkpoint of an earlier
+        # attempt does not belong to what they commit now. Keeping it would leave the run without
+        # a step that all directories have.
+        result = directory.store.commit(
+            pending, manifest, supersede_after=after, keep_existing=directory.role.shares_all
         )
-        site.has_superseded = site.has_superseded or after is not None
-        site.look_around()
+        directory.has_superseded = directory.has_superseded or after is not None
+        directory.note_steps()
         return result.kept_existing
 
     def _write(self, pending: Pending) -> WriteResult:
         self.phase = "write"
-        files = self._site.layouts[self._request.slot]
+        files = self._directory.layouts[self._request.slot]
         payloads = [pending.create_payload(file.name, file.num_bytes) for file in files]
         try:
-            with memoryview(self._site.slots[self._request.slot]) as slot:
-                written = self._site.writer.write(files, slot, payloads)
+            with memoryview(self._directory.slots[self._request.slot]) as slot:
+                written = self._directory.writer.write(files, slot, payloads)
             self.phase = "sync"
             for file, payload in zip(files, payloads, strict=True):
                 pending.finish_payload(payload, file.num_bytes)
@@ -182,7 +187,7 @@ class Attempt:
         return written
 
     def _manifest(self, written: WriteResult) -> Manifest:
-        request, role = self._request, self._site.role
+        request, role = self._request, self._directory.role
         return Manifest(
             step=request.step,
             attempt=request.attempt,
@@ -195,83 +200,91 @@ class Attempt:
         )
 
     def _add_marks(self) -> str:
-        """Store what came with the request; returns what went wrong: the step is committed."""
+        """Store the marks that came with the request; returns a warning, "" if there is none.
+
+        Does not raise: the step is committed, whatever becomes of its marks.
+        """
         request = self._request
         if not (request.keep or request.metrics):
             return ""
         try:
-            self._site.maintain(p.AddMark(request.step, request.keep, request.metrics))
+            self._directory.maintain(p.AddMark(request.step, request.keep, request.metrics))
         except Exception as error:
             return f"its pin or metrics were not stored: {type(error).__name__}: {error}"
         return ""
 
 
-class LeadersAttempt(Attempt):
-    """The leader's: its own part, then the others', then the commit."""
+class LeaderTask(PersistTask):
+    """The leader's task: write its own part, wait for the others', merge, commit."""
 
     def _carry_out(self, num_bytes: int) -> bool:
         self.phase = "begin"
-        request, site = self._request, self._site
-        site.keep_directory()
-        if site.store.is_committed(request.step, attempt=request.attempt):
-            # By a worker that was killed before it could say so; the parts are used up.
-            site.has_superseded = site.has_superseded or request.supersede_after is not None
+        request, directory = self._request, self._directory
+        directory.ensure_held()
+        if directory.store.is_committed(request.step, attempt=request.attempt):
+            # Committed by a worker that was killed before it replied. The parts were removed
+            # before that commit: waiting for them again would time out.
+            directory.has_superseded = (
+                directory.has_superseded or request.supersede_after is not None
+            )
             return True
-        self._pending = site.store.lead(request.step, attempt=request.attempt, num_bytes=num_bytes)
-        manifest = site.store.record_left(self._pending)
+        self._pending = directory.store.lead(
+            request.step, attempt=request.attempt, num_bytes=num_bytes
+        )
+        manifest = directory.store.record_left(self._pending)
         if manifest is None:
             manifest = self._gather(self._pending, self._manifest(self._write(self._pending)))
         return self._commit(self._pending, manifest)
 
     def clean_up(self, error: Exception) -> None:
-        """Remove what everybody wrote: parts may be there although this rank never began."""
+        """Remove the parts of all ranks: they may be there although this rank never began."""
         request = self._request
         if self._pending is not None:
             self._pending.close()
         with contextlib.suppress(OSError):
-            self._site.store.give_up(request.step, attempt=request.attempt)
+            self._directory.store.give_up(request.step, attempt=request.attempt)
 
     def _gather(self, pending: Pending, own: Manifest) -> Manifest:
         self.phase = "parts"
-        role = self._site.role
+        role = self._directory.role
         others = [rank for rank in role.group if rank != role.rank]
         try:
             self._wait_for_parts(pending, others)
         except PersistError:
-            self._site.has_waited_in_vain = self._site.is_hurried()
+            self._directory.has_waited_in_vain = self._directory.is_orphaned()
             raise
-        return self._site.store.merge_parts(pending, own, others)
+        return self._directory.store.merge_parts(pending, own, others)
 
     def _wait_for_parts(self, pending: Pending, ranks: list[int]) -> None:
-        # A successor waits for the directory, and parts take about as long as one another.
-        least_s = _HURRIED_AGAIN_S if self._site.has_waited_in_vain else _HURRIED_S
-        self._site.store.wait_for_parts(
+        # All parts take about equally long to write.
+        least_s = _ORPHAN_PARTS_AGAIN_S if self._directory.has_waited_in_vain else _ORPHAN_PARTS_S
+        self._directory.store.wait_for_parts(
             pending,
             ranks,
             timeout_s=self._request.part_timeout_s,
-            hurried_timeout_s=max(least_s, 2 * (self._written_s - self._start_s)),
-            is_hurried=self._site.is_hurried,
+            orphaned_timeout_s=max(least_s, 2 * (self._written_s - self._start_s)),
+            is_orphaned=self._directory.is_orphaned,
         )
 
 
-class MembersAttempt(Attempt):
-    """Any other rank's: its part, and nothing after that."""
+class MemberTask(PersistTask):
+    """The task of every other rank: write its part."""
 
     def clean_up(self, error: Exception) -> None:
-        request, rank, store = self._request, self._site.role.rank, self._site.store
+        request, rank, store = self._request, self._directory.role.rank, self._directory.store
         with contextlib.suppress(OSError):
             if self._pending is not None:
                 store.leave(self._pending, rank=rank)
-        if isinstance(error, PersistError):  # the leader gave up before
+        if isinstance(error, PersistError):  # the leader gave the attempt up and knows
             return
         why = f"{type(error).__name__}: {error} (during {self.phase})"
-        with contextlib.suppress(OSError):  # then it waits for the part in vain
+        with contextlib.suppress(OSError):  # else the leader waits until its timeout
             store.tell_failure(request.step, attempt=request.attempt, rank=rank, why=why)
 
     def _carry_out(self, num_bytes: int) -> bool:
         self.phase = "join"
-        request, role = self._request, self._site.role
-        self._pending = self._site.store.join(
+        request, role = self._request, self._directory.role
+        self._pending = self._directory.store.join(
             request.step, attempt=request.attempt, rank=role.rank, num_bytes=num_bytes
         )
         if self._pending is not None:
@@ -282,21 +295,21 @@ class MembersAttempt(Attempt):
         try:
             part = self._manifest(self._write(pending))
             self.phase = "part"
-            self._site.store.write_part(pending, part)
-        except FileNotFoundError as error:  # only the leader removes anything there
+            self._directory.store.write_part(pending, part)
+        except FileNotFoundError as error:  # only a leader that gave up removes the folder
             raise PersistError(
-                f"rank {self._site.role.leader}, which leads, gave up the attempt: "
+                f"rank {self._directory.role.leader}, which leads, gave up the attempt: "
                 f"{error.filename or pending.path} is gone",
                 step=pending.step,
                 phase=self.phase,
             ) from error
 
     def _add_marks(self) -> str:
-        return ""  # the leader does
+        return ""  # the leader stores them, once
 
 
-def attempt_of(site: OpenDirectory, request: p.Persist) -> Attempt:
-    """The attempt that the worker's role asks for."""
-    if site.role.is_alone:
-        return Attempt(site, request)
-    return (LeadersAttempt if site.role.leads else MembersAttempt)(site, request)
+def task_for(directory: OpenDirectory, request: p.Persist) -> PersistTask:
+    """The task for a request, by the role of this worker's rank."""
+    if directory.role.is_alone:
+        return PersistTask(directory, request)
+    return (LeaderTask if directory.role.leads else MemberTask)(directory, request)

@@ -1,9 +1,9 @@
 """The command that starts the worker: the trainer's interpreter and packages, and nothing else.
 
-``python -m`` would look for modules in the current directory first, which may be anybody's. The
-worker is isolated instead (``-I``: the standard library and what is installed), and told where the
-trainer found the few packages that it needs, so that it finds them too where they come from
-``PYTHONPATH``, a zip archive or a source tree. Of those places it imports nothing else.
+``python -m`` would search the current directory for modules first, where anyone may have put
+files. The worker runs isolated instead (``-I``: the standard library and installed packages), and
+is told where the trainer found the few packages it needs, in case that is ``PYTHONPATH``, a zip
+archive or a source tree. It imports nothing else from those locations.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import xxhash
 
 import checkfreq
 
-#: The first line is what lists of processes show. The trainer's checkfreq comes before an installed
-#: one, since both must be the same; any installed copy of the others will do.
+#: Process listings show the first line. The trainer's checkfreq comes before an installed one,
+#: since trainer and worker must be of one version; any installed copy of the others will do.
 _PROGRAM = """\
 # checkfreq.persist.worker
 import json, sys
@@ -47,7 +47,7 @@ def worker_command(arguments: Sequence[object]) -> list[str]:
 
 
 def worker_environment() -> dict[str, str]:
-    """The trainer's, without its devices and without what would make Python import other files."""
+    """The trainer's environment without its devices, and without what changes Python's imports."""
     kept = {name: value for name, value in os.environ.items() if name not in _IMPORTING}
     return {**kept, "CUDA_VISIBLE_DEVICES": ""}
 
@@ -56,7 +56,7 @@ _IMPORTING = ("PYTHONPATH", "PYTHONSTARTUP", "PYTHONINSPECT")
 
 
 def _isolation() -> Sequence[str]:
-    if "PYTHONHOME" in os.environ:  # -I forgets where the standard library is
+    if "PYTHONHOME" in os.environ:  # -I ignores it, and would not find the standard library
         return ("-P", "-s")
     return ("-I",)
 

@@ -1,10 +1,10 @@
 """The lock on a checkpoint directory: one writer at a time, held by the persist worker.
 
-``flock`` on ``chk_dir/.lock``: the kernel lets go when the worker ends, however it ends. The
-worker opens it, never the trainer, because a forked loader process would keep an inherited
-descriptor, and with it the lock. Readers never lock.
+``flock`` on ``chk_dir/.lock``: the kernel releases it when the worker ends, however it ends. The
+worker opens the file, never the trainer: a forked loader process would inherit the descriptor,
+and keep the lock as long as it runs. Readers never lock.
 
-Whoever removes or replaces the directory, or the file, takes the lock away: `hold` tells.
+Removing or replacing the directory or the lock file takes the lock away: see `state`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from checkfreq.store.fileops import LocalFileOps
 from checkfreq.store.mounts import mount_of
 
 _RETRY_S = 0.05
-#: Ours has about a hundred bytes.
+#: The record of a holder has about a hundred bytes.
 _MAX_BYTES = 4096
+#: Errors of ``flock`` on a file system without locks.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 
@@ -37,19 +38,19 @@ class LockTimeoutError(TimeoutError):
         super().__init__(f"still locked by {holder} after {waited_s:.1f} s")
 
 
-class Hold(enum.Enum):
-    """What became of a lock that was taken."""
+class LockState(enum.Enum):
+    """Whether a lock that was acquired is still held, and why not."""
 
     HELD = "held"
-    #: The directory is the same, its lock file is not.
+    #: The directory is the same, but its lock file is not.
     UNLOCKED = "its .lock was removed or replaced"
-    #: Another directory has its place.
+    #: A different directory has the same path now.
     REPLACED = "it was replaced by another directory"
     GONE = "it was removed"
 
 
 class DirectoryLock:
-    """Exclusive ownership of one checkpoint directory. ``flock``: the system's, or a test's."""
+    """Exclusive ownership of one checkpoint directory. Tests pass their own ``flock``."""
 
     def __init__(self, chk_dir: Path, *, flock: Callable[[int, int], None] = fcntl.flock) -> None:
         self._chk_dir = chk_dir
@@ -67,11 +68,11 @@ class DirectoryLock:
         on_wait: Callable[[str], None],
         give_up: Callable[[float], bool],
     ) -> None:
-        """Take the lock, waiting for a predecessor's worker to finish.
+        """Take the lock, waiting at most ``timeout_s`` for the previous run's worker to finish.
 
-        ``on_wait(holder)`` is called once if there is anything to wait for, and
-        ``give_up(seconds)`` sleeps between tries and says whether to stop early.
-        Raises LockTimeoutError, naming the holder.
+        ``on_wait(holder)`` is called once if another process has the lock. ``give_up(seconds)``
+        sleeps between tries and returns whether to stop early. Raises LockTimeoutError, naming
+        the holder.
         """
         start_s = time.monotonic()
         waiting = False
@@ -85,20 +86,20 @@ class DirectoryLock:
                 on_wait(holder)
         self._write_holder(owner_pid)
         if self._directory is None:
-            self.accept()
+            self.remember_directory()
 
-    def accept(self) -> None:
-        """The directory that is there now is the one that `hold` is about."""
+    def remember_directory(self) -> None:
+        """From now on `state` compares with the directory that is there now."""
         self._directory = self._ops.identity(self._chk_dir)
 
-    def hold(self) -> Hold:
-        """What became of it since it was first acquired."""
+    def state(self) -> LockState:
+        """Whether the lock is still held on the directory that `remember_directory` saw."""
         try:
             if self._ops.identity(self._chk_dir) != self._directory:
-                return Hold.REPLACED
+                return LockState.REPLACED
         except FileNotFoundError:
-            return Hold.GONE
-        return Hold.HELD if self.is_held() else Hold.UNLOCKED
+            return LockState.GONE
+        return LockState.HELD if self.is_held() else LockState.UNLOCKED
 
     def is_on_file_system_of(self, path: Path) -> bool:
         """Whether ``path`` is on the file system that the directory was on when it was locked."""
@@ -116,9 +117,10 @@ class DirectoryLock:
         return there == (ours.st_dev, ours.st_ino)
 
     def release(self) -> None:
-        """Let go; idempotent."""
+        """Release the lock; idempotent."""
         if self._fd is not None:
-            self._flock(self._fd, fcntl.LOCK_UN)  # a process forked meanwhile has a copy of it
+            # Closing is not enough: a process forked meanwhile has a copy of the descriptor.
+            self._flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = None
 
@@ -140,7 +142,7 @@ class DirectoryLock:
         return True
 
     def _refusal(self, error: OSError) -> OSError:
-        """What to do where a file system has no locks."""
+        """The error to raise: where a file system has no locks, one that says what to do."""
         if error.errno not in _NO_LOCKS:
             return error
         mount = mount_of(self._chk_dir)

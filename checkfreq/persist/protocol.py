@@ -1,9 +1,11 @@
-"""What trainer and persist worker say to each other.
+"""The messages between trainer and persist worker.
 
-A message is a frozen dataclass sent as a 4-byte length and JSON over a stream socket pair;
-slot memory travels as a file descriptor beside its message. Order is kept both ways, and the
-worker carries requests out in the order of their arrival. Any thread may send (one lock
-around the bytes of a message); one thread receives.
+A message is a frozen dataclass, sent as a 4-byte length and JSON over a stream socket pair. Slot
+memory is passed as a file descriptor with its message. Order is kept in both directions, and the
+worker carries requests out in the order in which they arrive. Any thread may send (a lock keeps
+the bytes of a message together); one thread receives.
+
+Both ends are the same version of this package, on one machine, so messages are not validated.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ class ChannelClosedError(ConnectionError):
 class Open:
     """Lock ``chk_dir`` (waiting at most ``takeover_s``) and make it ready.
 
-    ``role``: a member neither locks it nor changes anything in it but its own parts.
-    ``keep_pending``: other ranks may be writing parts, which are not to be swept away.
+    ``role``: a member does not lock it, and changes nothing in it but its own parts.
+    ``keep_pending``: keep unfinished checkpoints, because other ranks may be writing parts.
     """
 
     chk_dir: str
@@ -51,7 +53,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class SlotMemory:
-    """Arena slot ``slot`` is now the ``num_bytes`` of the descriptor that comes along."""
+    """Arena slot ``slot`` is ``num_bytes`` of memory: the descriptor sent with this message."""
 
     slot: int
     num_bytes: int
@@ -59,7 +61,7 @@ class SlotMemory:
 
 @dataclass(frozen=True, slots=True)
 class SlotLayout:
-    """What lies where in a slot from now on, so that the message per checkpoint stays small."""
+    """The layout of a slot from now on. Sent once, so that ``Persist`` stays a small message."""
 
     slot: int
     files: tuple[FileSpec, ...]
@@ -70,8 +72,8 @@ class Persist:
     """Slot ``slot`` holds a complete snapshot of ``step``: make it a checkpoint.
 
     ``supersede_after``: with the commit, set aside existing checkpoints of later steps.
-    ``own``, where there are many ranks: the JSON of what is this rank's own. ``part_timeout_s``:
-    how long the leader waits for the others' parts once its own is durable.
+    ``own``: with many ranks, the JSON of this rank's own state. ``part_timeout_s``: how long the
+    leader waits for the others' parts once its own is durable.
     """
 
     attempt: str
@@ -89,7 +91,7 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class AddMark:
-    """Give a committed step a pin or metrics, or say whether the run is over with it."""
+    """Pin a committed step, add metrics to it, or record whether the run is finished with it."""
 
     step: int
     keep: bool
@@ -114,16 +116,17 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """``step`` is committed in every directory of the run: note that there was such a one."""
+    """``step`` is committed in every directory of the run: record that there was such a step."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class TellFailure:
-    """A member's: its snapshot of ``step`` failed before a worker had it, or with two of them.
+    """From a member: there will be no part of ``step``, for the reason ``why``.
 
-    The leader, which waits for its part, is told why there will be none.
+    Its snapshot failed before a worker had it, or two workers died with it. The leader's worker,
+    which waits for the part, gives up at once.
     """
 
     step: int
@@ -133,7 +136,7 @@ class TellFailure:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Finish everything that was asked before, release the lock, exit."""
+    """Finish all earlier requests, release the lock, exit."""
 
 
 # ---- worker to trainer
@@ -141,7 +144,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The directory is locked by ``holder``; still trying."""
+    """``holder`` has the lock; the worker keeps trying until ``takeover_s`` is over."""
 
     holder: str
 
@@ -165,10 +168,10 @@ class OpenFailed:
 class Committed:
     """The checkpoint is durable. ``direct``: written with direct I/O.
 
-    ``persist_s``: from the request to the commit, at ``ended_s``: the worker's
-    ``time.perf_counter()``, which on Linux is CLOCK_MONOTONIC, the same in every process of
-    the machine. ``warning``: what went wrong after the commit ("" for nothing). ``is_part``: a
-    member's part is durable, and nothing is known of the others'.
+    ``persist_s``: seconds from the request to the commit. ``ended_s``: the worker's
+    ``time.perf_counter()`` at the commit; on Linux that is CLOCK_MONOTONIC, which all processes
+    of a machine share. ``warning``: what went wrong after the commit, "" for nothing.
+    ``is_part``: only this member's part is durable; the leader commits the checkpoint.
     """
 
     attempt: str
@@ -204,7 +207,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Retaken:
-    """The directory was removed, replaced or unlocked, and is held again; ``steps`` are in it."""
+    """The directory was removed, replaced or unlocked, and is locked again; it has ``steps``."""
 
     message: str
     steps: tuple[int, ...]
@@ -212,7 +215,7 @@ class Retaken:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Maintenance failed; nothing durable is lost by it."""
+    """Maintenance failed; no checkpoint is lost by that."""
 
     request: str
     message: str
@@ -239,13 +242,14 @@ Message = (
     | Retaken
     | Trouble
 )
-#: What changes the directory besides commits.
+#: Requests that change the directory without committing a checkpoint.
 Maintenance = Prune | AddMark | Quarantine | Confirm | TellFailure
 _TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in Message.__args__}
 
 
 def encode(message: Message) -> bytes:
-    """Return the frame of a message: length, then JSON."""
+    """Return the frame of a message: its length, then its JSON."""
+    # Not ``dataclasses.asdict``: it would copy the whole tree of ``objects``.
     body = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
     text = json.dumps([type(message).__name__, body], default=dataclasses.astuple).encode()
     return _LENGTH.pack(len(text)) + text
@@ -290,6 +294,7 @@ class Channel:
     """One end of the socket pair."""
 
     def __init__(self, sock: socket.socket, *, send_timeout_s: float = 60.0) -> None:
+        # For sends. Receives poll first, with a timeout of their own.
         sock.settimeout(send_timeout_s)
         self._socket = sock
         self._input = select.poll()
@@ -299,18 +304,20 @@ class Channel:
         self._fds: list[int] = []
 
     def fileno(self) -> int:
-        """Descriptor to wait on for input."""
+        """Descriptor to poll for input."""
         return self._socket.fileno()
 
     def send(self, message: Message, *, fd: int | None = None) -> None:
-        """Send one message, with a descriptor if it has one.
+        """Send one message, with the descriptor ``fd`` if given.
 
-        Raises ChannelClosedError if the other side is gone or takes nothing for a minute.
+        Raises ChannelClosedError if the other process is gone, or reads nothing for
+        ``send_timeout_s``.
         """
         frame = encode(message)
         with self._send_lock:
             try:
                 if fd is not None:
+                    # May send only part of the frame; the rest must not carry the descriptor again.
                     sent = socket.send_fds(self._socket, [frame], [fd])
                     frame = frame[sent:]
                 self._socket.sendall(frame)
@@ -320,9 +327,10 @@ class Channel:
                 ) from error
 
     def receive(self, *, timeout_s: float) -> Message | None:
-        """Return the next message, or None if none is complete within ``timeout_s``.
+        """Return the next message; None if none is complete within ``timeout_s``.
 
-        Raises ChannelClosedError once the other side is gone and all it sent was returned.
+        Raises ChannelClosedError once the other process is gone and everything it sent was
+        returned.
         """
         while True:
             message = self._next_frame()
@@ -335,7 +343,7 @@ class Channel:
             self._fill()
 
     def take_fd(self) -> int:
-        """Return the oldest received descriptor that was not taken; the caller owns it."""
+        """Return the oldest received descriptor not taken yet; the caller must close it."""
         return self._fds.pop(0)
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
 """The persist worker: ``main([SOCKET_FD, TRAINER_PIDFD, TRAINER_PID, NICE])``, see ``launch``.
 
-Started once by the trainer, in its own session, with SIGINT and SIGTERM ignored, so that it
-outlives a killed trainer and finishes the snapshots it holds. Imports no torch and never sees
-an accelerator. The main thread routes messages and watches the trainer through a pidfd (a
-forked loader process can keep the socket open, so its end of file proves nothing); one other
-thread carries the requests out in order. Of all processes it alone writes checkpoints; of
-several ranks each has one, and only the leader's holds the lock.
+The trainer starts it in a session of its own, and it ignores SIGINT and SIGTERM: it outlives a
+killed trainer and finishes the snapshots it holds. It imports no torch and sees no accelerator.
+The main thread receives messages and watches the trainer through a pidfd (a forked loader
+process can keep the socket open, so the socket may never report end of file). One other thread,
+the request thread, carries the requests out in order. No other process writes checkpoints. With
+several ranks each has a worker, and only the leader's holds the lock.
 """
 
 from __future__ import annotations
@@ -26,20 +26,27 @@ from pathlib import Path
 from checkfreq import faults
 from checkfreq.events import Event, EventLog
 from checkfreq.persist import protocol as p
-from checkfreq.persist.commit import OpenDirectory, attempt_of
-from checkfreq.persist.holding import HeldDirectory
+from checkfreq.persist.commit import OpenDirectory, task_for
+from checkfreq.persist.guard import DirectoryGuard
 from checkfreq.persist.lock import DirectoryLock, LockTimeoutError
 from checkfreq.persist.writer import RateLimiter, SnapshotWriter
 from checkfreq.store.joint import JointStore
 
+#: ``poll`` returns at once when there is a message or the trainer has ended: the timeout is only
+#: there because every wait has one.
 _POLL_S = 3600.0
+#: Number of the system call ioprio_set(2), which the C library does not wrap, by machine.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PGRP = 2
 _BEST_EFFORT = 2 << 13
 
 
 class RequestHandler:
-    """Carries out requests, in order, on one thread; the directory is its ``_site`` once open."""
+    """Carries out requests, in order, on the request thread.
+
+    ``_directory`` is set by ``Open``, which comes first. ``trainer_died`` is called on the main
+    thread.
+    """
 
     def __init__(self, channel: p.Channel, *, trainer_pid: int) -> None:
         self._channel = channel
@@ -52,14 +59,14 @@ class RequestHandler:
     def carry_out(self, request: p.Message) -> None:
         """Do one request and reply; only an unexpected bug raises."""
         if self._is_refused:
-            return  # the trainer was told, and ends this process
+            return  # the trainer was told, and will end this process
         match request:
             case p.Open():
                 self._open(request)
             case p.SlotMemory():
                 self._map_slot(request)
             case p.SlotLayout():
-                self._site.layouts[request.slot] = request.files
+                self._directory.layouts[request.slot] = request.files
             case p.Persist():
                 self._persist(request)
             case p.Prune() | p.AddMark() | p.Quarantine() | p.Confirm() | p.TellFailure():
@@ -67,12 +74,12 @@ class RequestHandler:
             case _:
                 raise AssertionError(f"not a request: {request}")
 
-    def hurry(self) -> None:
-        """The trainer is gone: nobody is slowed down any more, so finish fast."""
+    def trainer_died(self) -> None:
+        """Finish as fast as possible: there is no training left to slow down."""
         self.trainer_gone.set()
         self._limiter.lift()
         set_io_priority(level=0)
-        with contextlib.suppress(PermissionError):
+        with contextlib.suppress(PermissionError):  # raising one's priority needs privileges
             os.setpriority(os.PRIO_PGRP, 0, 0)
 
     def _reply(self, message: p.Message) -> None:
@@ -96,14 +103,17 @@ class RequestHandler:
             chunk_bytes=request.write_chunk_bytes,
             limiter=self._limiter,
         )
-        held = None if lock is None else self._holding(store, lock, request)
-        self._site = OpenDirectory(
-            request.role, store, writer, lock, held, self.trainer_gone.is_set
+        guard = None if lock is None else self._guard(store, lock, request)
+        self._directory = OpenDirectory(
+            request.role, store, writer, lock, guard, self.trainer_gone.is_set
         )
         self._reply(p.Opened(os.getpid()))
 
     def _take_over(self, request: p.Open) -> tuple[JointStore, DirectoryLock | None]:
-        """A member finds the directory as it is: only the leader's worker puts it in order."""
+        """The store, and the leader's lock. A member takes the directory as it finds it.
+
+        Only the leader's worker cleans up what an interrupted run left.
+        """
         root = Path(request.chk_dir)
         store = JointStore(root)
         store.make()
@@ -120,8 +130,8 @@ class RequestHandler:
         self._events = EventLog(root / "events.jsonl", store.ops)
         return store, lock
 
-    def _holding(self, store: JointStore, lock: DirectoryLock, request: p.Open) -> HeldDirectory:
-        return HeldDirectory(
+    def _guard(self, store: JointStore, lock: DirectoryLock, request: p.Open) -> DirectoryGuard:
+        return DirectoryGuard(
             store,
             lock,
             owner_pid=self._trainer_pid,
@@ -132,32 +142,35 @@ class RequestHandler:
     def _map_slot(self, request: p.SlotMemory) -> None:
         fd = self._channel.take_fd()
         try:
-            self._site.slots[request.slot] = mmap.mmap(fd, request.num_bytes, prot=mmap.PROT_READ)
+            self._directory.slots[request.slot] = mmap.mmap(
+                fd, request.num_bytes, prot=mmap.PROT_READ
+            )
         finally:
             os.close(fd)
 
     # ---- persisting
 
     def _persist(self, request: p.Persist) -> None:
-        attempt = attempt_of(self._site, request)
+        task = task_for(self._directory, request)
         reply: p.Committed | p.Failed
         try:
-            reply = attempt.run()
+            reply = task.run()
         except Exception as error:
-            attempt.clean_up(error)
+            task.clean_up(error)
             reply = p.Failed(
                 request.attempt,
                 request.step,
-                attempt.phase,
+                task.phase,
                 f"{type(error).__name__}: {error}",
                 traceback.format_exc(),
             )
         if self.trainer_gone.is_set():
-            self._record_alone(request, reply)
+            self._record_event(request, reply)
         faults.reach("worker.reply")
         self._reply(reply)
 
-    def _record_alone(self, request: p.Persist, reply: p.Committed | p.Failed) -> None:
+    def _record_event(self, request: p.Persist, reply: p.Committed | p.Failed) -> None:
+        """The trainer writes these events, while it lives."""
         kind = "committed" if isinstance(reply, p.Committed) else "failed"
         self._events.append(Event(kind, request.step, {"after_trainer_death": True}))
 
@@ -166,7 +179,7 @@ class RequestHandler:
     def _maintain(self, request: p.Maintenance) -> None:
         name = type(request).__name__
         try:
-            steps = self._site.maintain(request)
+            steps = self._directory.maintain(request)
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
             self._reply(p.Trouble(name, message, traceback.format_exc()))
@@ -175,10 +188,11 @@ class RequestHandler:
 
 
 def set_io_priority(*, level: int) -> None:
-    """Best-effort I/O class, ``level`` 0 (first) to 7 (last), for all threads of this process.
+    """Set the best-effort I/O class for all threads of this process.
 
-    The worker leads its own process group: a process id would mean one thread. Ignored where
-    the call's number is unknown.
+    ``level`` is 0 (highest priority) to 7. It is set for the process group, which the worker
+    leads: given a process id, Linux would set it for one thread. Does nothing on machines whose
+    system call number is unknown.
     """
     number = _IOPRIO_SET.get(platform.machine())
     if number is not None:
@@ -186,35 +200,40 @@ def set_io_priority(*, level: int) -> None:
 
 
 def serve(channel: p.Channel, trainer_pidfd: int, handler: RequestHandler) -> None:
-    """Route messages to the handler until Close, or until the trainer is gone."""
+    """Pass messages to the handler until Close, or until the trainer is gone.
+
+    Returns once the handler has finished every request that was received.
+    """
     requests: queue.SimpleQueue[p.Message | None] = queue.SimpleQueue()
-    clerk = threading.Thread(target=_work, args=(handler, requests), name="checkfreq-persist")
-    clerk.start()
-    was_dismissed = _route(channel, trainer_pidfd, requests)
-    if not was_dismissed:
-        handler.hurry()
+    thread = threading.Thread(
+        target=_carry_out_all, args=(handler, requests), name="checkfreq-persist"
+    )
+    thread.start()
+    was_closed = _receive_all(channel, trainer_pidfd, requests)
+    if not was_closed:
+        handler.trainer_died()
     requests.put(None)
-    clerk.join()
+    thread.join()
 
 
-def _work(handler: RequestHandler, requests: queue.SimpleQueue[p.Message | None]) -> None:
+def _carry_out_all(handler: RequestHandler, requests: queue.SimpleQueue[p.Message | None]) -> None:
     try:
         while (request := requests.get()) is not None:
             handler.carry_out(request)
     except BaseException:
-        # A bug of ours: die visibly. The trainer reads the traceback and starts another worker.
+        # A bug of ours: die visibly. The trainer reads the traceback and replaces this worker.
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
 
 
-def _route(
+def _receive_all(
     channel: p.Channel, trainer_pidfd: int, requests: queue.SimpleQueue[p.Message | None]
 ) -> bool:
-    """Take messages in; True at Close, False when the trainer is gone."""
+    """Queue messages as they come; True at Close, False when the trainer is gone."""
     while True:
         gone = trainer_pidfd in p.readable(channel.fileno(), trainer_pidfd, timeout_s=_POLL_S)
-        # A dead trainer's last words are still in the socket: take them before leaving.
+        # What a dead trainer had sent is still in the socket: read it before leaving.
         try:
             while (message := channel.receive(timeout_s=0)) is not None:
                 if isinstance(message, p.Close):
@@ -229,7 +248,7 @@ def _route(
 
 
 def main(argv: list[str]) -> None:
-    """Entry point of the process."""
+    """Run the worker; returns when it was told to close, or is done after its trainer's end."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     socket_fd, pidfd, trainer_pid, nice = (int(value) for value in argv)

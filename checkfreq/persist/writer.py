@@ -1,8 +1,8 @@
 """Writes one snapshot from an arena slot to the files of a pending checkpoint.
 
-Several threads write page-aligned chunks with direct I/O; the digests are computed by the
-same threads from the same memory, between the writes. There is no serialisation and no copy:
-the slot's bytes are the files' bytes. All calls release the GIL.
+Several threads write page-aligned chunks with direct I/O, and compute the digests from the same
+memory between writes. There is no serialization and no copy: the slot's bytes are the files'
+bytes. Writing and hashing release the GIL.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from checkfreq import faults
 from checkfreq.store.manifest import FileEntry, TensorEntry
 from checkfreq.types import FileSpec, TensorSpec, round_up_to_page
 
-#: Tensors are digested in groups of about this size: one task per tensor would cost more in
-#: hand-over than in hashing when there are ten thousand small ones.
+#: Tensors are hashed in groups of about this size: with ten thousand small tensors, a task for
+#: each would cost more to schedule than to run.
 _DIGEST_GROUP_BYTES = 32 << 20
 
 
@@ -35,7 +35,7 @@ class Payload(Protocol):
 
 
 class RateLimiter:
-    """Spaces out bytes so that their rate stays under a limit; None means no limit."""
+    """Delays writes so that their rate stays under a limit; None means no limit."""
 
     def __init__(
         self, max_bytes_per_s: int | None, *, clock: Callable[[], float] = time.monotonic
@@ -53,16 +53,18 @@ class RateLimiter:
         with self._lock:
             start_s = max(self._clock(), self._next_start_s)
             self._next_start_s = start_s + num_bytes / self._max_bytes_per_s
+        # Outside the lock, so that the next thread can take its turn; on the event, so that
+        # ``lift`` ends the wait.
         self._lifted.wait(start_s - self._clock())
 
     def lift(self) -> None:
-        """Drop the limit: the trainer is gone and nobody is slowed down by a fast write."""
+        """Drop the limit, also for threads that are waiting: the trainer is gone."""
         self._lifted.set()
 
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What was written: an entry per file, and whether all of it went past the page cache."""
+    """The entries of the files written, and whether all writes bypassed the page cache."""
 
     files: tuple[FileEntry, ...]
     direct: bool
@@ -79,10 +81,10 @@ class SnapshotWriter:
     def write(
         self, files: Sequence[FileSpec], slot: memoryview, payloads: Sequence[Payload]
     ) -> WriteResult:
-        """Write each file image of ``slot`` to its payload; not yet synced.
+        """Write each file image in ``slot`` to its payload, without syncing.
 
-        The last chunk of a file is written up to a page boundary: the caller truncates.
-        Raises the first OSError of any thread, after all of them have stopped.
+        The last chunk of a file is padded to a page boundary: the caller truncates the file.
+        Raises the first OSError of any thread, after all threads have stopped.
         """
         digests: dict[tuple[str, str], str] = {}
         stop = threading.Event()
@@ -104,8 +106,8 @@ class SnapshotWriter:
             for future in done:
                 future.result()
         finally:
-            stop.set()
-            wait(futures)
+            stop.set()  # after a failure, tasks that have not begun return at once
+            wait(futures)  # no thread may still read the slot once it is given back
 
     def _write_tasks(
         self, file: FileSpec, slot: memoryview, payload: Payload, stop: threading.Event
@@ -159,6 +161,7 @@ def _group_bytes(group: Sequence[TensorSpec]) -> int:
 def _interleave(
     writes: Iterator[Callable[[], None]], digests: Iterator[Callable[[], None]]
 ) -> Iterator[Callable[[], None]]:
+    """Alternate them, so that the disk is not idle while digests are computed."""
     for pair in zip_longest(writes, digests):
         yield from (task for task in pair if task is not None)
 

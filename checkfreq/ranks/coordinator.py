@@ -163,7 +163,7 @@ class SingleRank:
 
     def raise_failures(self) -> None:
         """See Coordinator."""
-        self._persistence.book.raise_if_intolerable()
+        self._persistence.raise_if_intolerable()
 
     def decide(
         self,
@@ -175,7 +175,7 @@ class SingleRank:
     ) -> Decision:
         """See Coordinator."""
         own = proposal()
-        if own.reason and not own.must and (why := self._persistence.alarm.why_held_back()):
+        if own.reason and not own.must and (why := self._persistence.why_held_back()):
             own = Proposal(why_late=why)
         if own is NO_PROPOSAL and self._notice.received is None:
             return NOTHING
@@ -198,7 +198,7 @@ class SingleRank:
     def wait(self) -> None:
         """See Coordinator."""
         self._pipeline.wait_for_all()
-        self._persistence.book.raise_if_intolerable()
+        self._persistence.raise_if_intolerable()
 
     def note_finished(self, step: int) -> bool:
         """See Coordinator."""

@@ -132,8 +132,7 @@ class MultiRank:
             )
 
     def _vote(self, step: int, proposal: Proposal, marks: Marks) -> Vote:
-        book = self._persistence.book
-        book.raise_if_intolerable()
+        self._persistence.raise_if_intolerable()
         return Vote(
             proposal,
             is_ready=self._pipeline.has_room,
@@ -143,7 +142,7 @@ class MultiRank:
             durable=self._durable(),
             costs=self._profiler.costs(),
             next_step=self._next_meeting(step, proposal),
-            held_back=self._persistence.alarm.why_held_back(),
+            held_back=self._persistence.why_held_back(),
             keep=marks.keep,
             metrics=marks.metrics,
         )
@@ -172,11 +171,11 @@ class MultiRank:
         return 0 if self._last_step is None else step - self._last_step
 
     def _durable(self) -> Durable | None:
-        return list(self._persistence.book.durable) if self._role.leads else None
+        return self._persistence.durable_attempts() if self._role.leads else None
 
     def _confirm(self, step: int | None) -> None:
         if step is not None:
-            self._pipeline.confirm(step)
+            self._persistence.confirm(step)
 
     # ---- checkpoints
 
@@ -252,7 +251,7 @@ class MultiRank:
         """See Coordinator."""
         self._wait_until("wait()", self._pipeline.is_idle, "checkpoints in flight")
         self._settle("wait()", None)
-        self.each("wait()", self._persistence.book.raise_if_intolerable)
+        self.each("wait()", self._persistence.raise_if_intolerable)
 
     def _wait_until(self, phase: str, is_done: Callable[[float], bool], what: str) -> None:
         with self._pipeline.waiting():

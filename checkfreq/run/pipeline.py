@@ -72,6 +72,7 @@ class Pipeline:
         retention: RetentionPolicy,
         tolerate_failures: int | None,
         profiler: Profiler,
+        current_step: Callable[[], int],
         role: Role = Role(),
     ) -> None:
         self._role = role
@@ -90,15 +91,14 @@ class Pipeline:
             retention=retention,
             tolerate_failures=tolerate_failures,
             release=self._arena.release,
+            on_ended=self._ended,
+            current_step=current_step,
             role=role,
         )
-        self.persistence.on_ended = self._ended
-        if not role.shares_all:
-            self.persistence.confirmed_step = -1
         self._snapshotter = Snapshotter(
             choose_engine=partial(engine_for, chk, pinner=pinner, place=config.snapshot_place),
             arena=self._arena,
-            listener=self.persistence.client,
+            listener=self.persistence,
             config=config,
         )
         self._is_deferred = False
@@ -141,7 +141,8 @@ class Pipeline:
     @property
     def is_quiet(self) -> bool:
         """True while the worker has nothing to do."""
-        return not self.persistence.book.num_active and not self.persistence.client.is_busy
+        persistence = self.persistence
+        return not persistence.num_in_flight and not persistence.has_unanswered_requests
 
     @property
     def has_room(self) -> bool:
@@ -294,21 +295,10 @@ class Pipeline:
         """Get slots ready for a state of which only the size is known: one just restored."""
         self._snapshotter.allocate(state_bytes)
 
-    def continue_from(self, step: int, *, attempt: str) -> None:
-        """``step`` was restored: it is durable, and the next is counted from it."""
+    def continue_from(self, step: int, *, attempt: str, was_chosen: bool) -> None:
+        """``step`` was restored: intervals count from it; see also ``Persistence``."""
         self.last_started_step = step
-        self.persistence.book.last_durable_step = step
-        self.persistence.book.durable.append((step, attempt))
-        self.persistence.alarm.durable(step)
-
-    def confirm(self, step: int) -> None:
-        """All ranks know now that ``step`` is committed in every directory."""
-        if not self._role.leads:
-            if step != self.persistence.book.last_durable_step:
-                self.persistence.alarm.durable(step)
-            self.persistence.book.last_durable_step = step
-        elif not self._role.shares_all:
-            self.persistence.confirm(step)
+        self.persistence.continue_from(step, attempt=attempt, was_chosen=was_chosen)
 
     # ---- the gate
 
@@ -322,8 +312,7 @@ class Pipeline:
         self._host_stall_s += stall_s
         self._barrier_s += stall_s
         if stall_s:
-            for attempt in self.persistence.book.active[-1:]:
-                attempt.stall_s += stall_s
+            self.persistence.note_stall(stall_s)
         changed = self._snapshotter.changed_settled() if self._config.verify_settled else []
         if changed:
             raise StateError(
@@ -354,7 +343,7 @@ class Pipeline:
         attempt = Attempt(
             step, slot, reason, marks, time.perf_counter(), id=agreed or uuid.uuid4().hex
         )
-        self.persistence.book.add(attempt)
+        self.persistence.begin(attempt)
         self.last_started_step = step
         self._is_deferred = False
         self._profiler.started(attempt)
@@ -387,14 +376,11 @@ class Pipeline:
         """Add marks to a step that is written, or on its way: then its attempt."""
         if marks and self._role.leads:
             self.persistence.add_marks(step, marks)
-        return self.persistence.book.find(step)
+        return self.persistence.in_flight(step)
 
     def is_written(self, step: int) -> bool:
         """Whether ``step``, or this rank's part of it, is durable or on its way."""
-        book = self.persistence.book
-        return step in (book.last_durable_step, book.last_written_step) or (
-            book.find(step) is not None
-        )
+        return self.persistence.is_written(step)
 
     def _capture(self) -> CapturedState:
         return capture(
@@ -452,19 +438,19 @@ class Pipeline:
 
     def is_idle(self, timeout_s: float) -> bool:
         """Wait at most so long until no attempt is in flight; whether that is so."""
-        book = self.persistence.book
-        return self.persistence.wait_until(lambda: not book.active, timeout_s=timeout_s)
+        return self.persistence.wait_until(self._has_nothing_in_flight, timeout_s=timeout_s)
 
     def is_answered(self, timeout_s: float) -> bool:
         """Wait at most so long until the worker has done all it was asked; whether it has."""
         return self.persistence.wait_until(
-            lambda: not self.persistence.client.is_busy, timeout_s=timeout_s
+            lambda: not self.persistence.has_unanswered_requests, timeout_s=timeout_s
         )
 
     def wait_answered(self) -> None:
         """Wait until the worker has done all it was asked to."""
         self._wait_until(
-            lambda: not self.persistence.client.is_busy, "the worker to note what it was asked"
+            lambda: not self.persistence.has_unanswered_requests,
+            "the worker to note what it was asked",
         )
 
     @contextmanager
@@ -479,7 +465,10 @@ class Pipeline:
 
     def wait_idle(self) -> None:
         """Wait until no attempt is in flight."""
-        self._wait_until(lambda: not self.persistence.book.active, "checkpoints in flight")
+        self._wait_until(self._has_nothing_in_flight, "checkpoints in flight")
+
+    def _has_nothing_in_flight(self) -> bool:
+        return self.persistence.num_in_flight == 0
 
     def _wait_until(
         self, condition: Callable[[], bool], what: str, *, look_every_s: float = 1.0
@@ -505,9 +494,7 @@ class Pipeline:
 
     def finish_in_flight(self) -> None:
         """Wait for what is in flight; at the deadline it is left."""
-        self.persistence.wait_until(
-            lambda: not self.persistence.book.active, timeout_s=self.patience_s()
-        )
+        self.persistence.wait_until(self._has_nothing_in_flight, timeout_s=self.patience_s())
 
     def close(self) -> None:
         """End the helper threads and the worker, and free the slots."""

@@ -119,7 +119,7 @@ class Ending:
             self._session.begin(iterating=False)
             self._coordinator.wait()
         if self._session.arguments.tolerate_failures is None:
-            self._session.persistence.book.raise_if_last_failed()
+            self._session.persistence.raise_if_last_failed()
 
     def _complete_last_boundary(self) -> None:
         step = self._progress.global_step

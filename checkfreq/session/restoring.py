@@ -75,7 +75,7 @@ class Restoring:
     def _start_anew(self) -> None:
         self._progress.may_start = True
         if not self._role.shares_all:  # some may hold what was never one of all ranks
-            self._persistence.supersede_after = -1
+            self._persistence.start_over()
 
     def _plan(
         self, found: Found, *, only: Collection[str] | None, exclude: Collection[str], strict: bool
@@ -116,10 +116,9 @@ class Restoring:
     def _continue_from(self, found: Found, *, explicit: bool) -> None:
         self._progress.global_step = found.step
         self._progress.restored_step = found.step
-        self._pipeline.continue_from(found.step, attempt=found.manifest.attempt)
-        # With a directory per node, some may hold later steps that are not in all of them.
-        explicit = explicit or not self._role.shares_all
-        self._persistence.supersede_after = found.step if explicit else None
+        self._pipeline.continue_from(
+            found.step, attempt=found.manifest.attempt, was_chosen=explicit
+        )
         for rejected in found.rejected:
             logger.warning(
                 "step %d does not validate and is quarantined: %s; going back to step %d loses "

@@ -54,13 +54,13 @@ class Session:
             retention=arguments.retention,
             tolerate_failures=arguments.tolerate_failures,
             profiler=self.profiler,
+            current_step=lambda: self.progress.global_step,
             role=role,
         )
         self.persistence = self.pipeline.persistence
-        self.persistence.alarm.current_step = lambda: self.progress.global_step
         self.coordinator = self._coordinator(meetings)
         if arguments.fresh:
-            self.persistence.supersede_after = -1
+            self.persistence.start_over()
         self.coordinator.each(MAKING, self.persistence.start)
         self.gate = UpdateGate(
             arguments.chk.optimizers, barrier=self.pipeline.barrier, home=self.home
@@ -92,7 +92,7 @@ class Session:
             progress.has_iterated, progress.apply_last = True, None
 
     def _refuse_to_start_over(self) -> None:
-        steps = [] if self.progress.may_start else self.persistence.store.steps()
+        steps = [] if self.progress.may_start else self.persistence.steps()
         if steps:
             raise ConfigError(
                 f"{self.chk_dir} holds checkpoints (newest: step {steps[-1]}) and restore() "

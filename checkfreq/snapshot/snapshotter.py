@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class SlotListener(Protocol):
-    """Who must know about slots: the worker's client."""
+    """Who must know about slots: ``Persistence``, which tells the worker."""
 
     def forget_slots(self) -> None:
         """The slots so far are gone; new ones follow."""

@@ -1,4 +1,4 @@
-"""Boxes: axis-aligned parts of a tensor, as offsets and sizes. Pure; no torch."""
+"""Boxes: axis-aligned regions of a tensor (shards), as offsets and sizes. Pure; no torch."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import NamedTuple
 
 
 class Box(NamedTuple):
-    """``sizes`` elements from ``offsets`` on, per dimension."""
+    """The region that starts at ``offsets`` and has ``sizes`` elements, per dimension."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
     @classmethod
     def whole(cls, shape: Iterable[int]) -> Box:
-        """All of a tensor."""
+        """The box that is a whole tensor of that shape."""
         sizes = tuple(shape)
         return cls((0,) * len(sizes), sizes)
 
     @property
     def num_elements(self) -> int:
-        """How many elements lie in it; 1 for the box of a scalar."""
+        """How many elements it has; 1 for the box of a scalar."""
         return math.prod(self.sizes)
 
     def is_whole(self, shape: Iterable[int]) -> bool:
-        """Whether it is all of a tensor of that shape."""
+        """Whether it is the whole of a tensor of that shape."""
         return self == Box.whole(shape)
 
     def lies_in(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of that shape has such a part."""
+        """Whether the box fits in a tensor of that shape."""
         return len(shape) == len(self.sizes) == len(self.offsets) and all(
             min(offset, size) >= 0 and offset + size <= length
             for offset, size, length in zip(self.offsets, self.sizes, shape, strict=True)
         )
 
     def overlap(self, other: Box) -> Box | None:
-        """The part that both have; None if there is none."""
+        """The intersection with another box; None if it is empty."""
         begins = tuple(map(max, self.offsets, other.offsets))
         sizes = tuple(
             min(one + num, two + length) - begin
@@ -47,12 +47,12 @@ class Box(NamedTuple):
         return Box(begins, sizes) if all(size > 0 for size in sizes) else None
 
     def within(self, other: Box) -> Box:
-        """The same box, by its place in ``other``, in which it lies."""
+        """The same box, with offsets relative to ``other``, which contains it."""
         offsets = (mine - its for mine, its in zip(self.offsets, other.offsets, strict=True))
         return Box(tuple(offsets), self.sizes)
 
     def without(self, others: Iterable[Box]) -> list[Box]:
-        """What is left, as boxes that do not overlap, when others are cut out of it."""
+        """The rest of this box without ``others``, as boxes that do not overlap."""
         left = [self] if self.num_elements else []
         for other in others:
             left = [piece for box in left for piece in _cut_out(box, other)]

@@ -1,7 +1,7 @@
-"""Whether boxes cover a larger tensor exactly: all of it, and nothing twice. Pure.
+"""Checks that shards cover a tensor exactly: every element once. Pure.
 
-Time is about n log n for shardings that cut along dimensions; only what no straight cut
-separates is compared pair by pair.
+Takes about O(n log n) for shardings that split along dimensions. Only boxes that no straight cut
+separates are compared pair by pair.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Placed(NamedTuple):
 
 
 def fault_of(shape: Shape, boxes: Sequence[Placed], *, whole: bool = True) -> str:
-    """What is wrong with the cover, expected against found; "" if nothing is.
+    """What is wrong with the cover, as expected and found; "" if nothing is.
 
-    ``whole``: that nothing is missing is asked for too.
+    ``whole``: also require that no element is missing.
     """
     for placed in boxes:
         if not placed.box.lies_in(shape):
@@ -38,6 +38,7 @@ def fault_of(shape: Shape, boxes: Sequence[Placed], *, whole: bool = True) -> st
     for one, other in _overlaps(filled):
         return f"expected each element once, found {one} and {other}"
     found, expected = sum(placed.box.num_elements for placed in filled), math.prod(shape)
+    # Without overlaps and outliers, as many elements as the tensor has means all of them.
     if whole and found != expected:
         ranks = ", ".join(str(rank) for rank in sorted({placed.rank for placed in boxes}))
         return f"expected {expected} elements of {list(shape)}, found {found} from rank(s) {ranks}"
@@ -45,7 +46,7 @@ def fault_of(shape: Shape, boxes: Sequence[Placed], *, whole: bool = True) -> st
 
 
 def _overlaps(boxes: Sequence[Placed]) -> Iterator[tuple[Placed, Placed]]:
-    """Pairs that overlap. Boxes on two sides of a straight cut do not."""
+    """Pairs that overlap: divide and conquer, since boxes on two sides of a cut do not."""
     stack = [list(boxes)]
     while stack:
         group = stack.pop()
@@ -57,7 +58,7 @@ def _overlaps(boxes: Sequence[Placed]) -> Iterator[tuple[Placed, Placed]]:
 
 
 def _cut(boxes: Sequence[Placed]) -> list[list[Placed]]:
-    """The groups into which planes across the first dimension that has any separate them."""
+    """Groups separated by planes across the first dimension that has such planes; else one."""
     pieces: list[list[Placed]] = []
     for dim in range(len(boxes[0].box.offsets)):
         pieces, end = [], -1

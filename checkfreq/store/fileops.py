@@ -1,20 +1,21 @@
 """Every path operation of commit and recovery, and every fsync of the project.
 
-`FileOps` is the contract, `LocalFileOps` the real one; `checkfreq.testing` has one in memory
-that forgets what was not synced, and the suite both pass. Nothing here decides an order:
-that is `store.py`. What an operation promises after a power cut:
+`FileOps` is the contract and `LocalFileOps` its real implementation. `checkfreq.testing` has one
+in memory that forgets what was not synced, and the test suite that both pass. `store.py`, not
+this module, decides the order of operations. What an operation guarantees after a power cut:
 
 * file contents and length: only after `sync_file`, or a payload's `datasync`;
 * an entry (created, renamed, removed): only after `sync_dir` of the directory it is in.
 
-A checkpoint directory is untrusted input. What is below it is reached from an open descriptor
-of it, name by name, and a link on the way is an error; only regular files are read and written,
-and no more bytes of them than the caller allows. The directory itself, and what is above it,
-is the user's own: links in its path are followed. Modes are left to the umask.
+A checkpoint directory is untrusted input. Entries below it are opened from a descriptor of it,
+one name at a time, and a symbolic link on the way is an error. Only regular files are read and
+written, and no more bytes are read than the caller allows. The path of the directory itself is
+the user's choice: links in it are followed. Modes are left to the umask.
 
 Payloads are written with direct I/O, which costs a tenth of the processor time of buffered
-writes and leaves the page cache to the data loader. Where it is refused the file goes on
-buffered, synced in bounded pieces. `pwrite` and `preadinto` may be called by many threads.
+writes and leaves the page cache to the data loader. Where direct I/O is refused, the file is
+written buffered and synced in bounded pieces. `pwrite` and `preadinto` may be called by many
+threads.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from typing import Protocol
 from checkfreq.errors import ForeignEntryError, StorageError
 from checkfreq.types import round_up_to_page
 
-#: The most that is read of a file for which nobody says more.
+#: Default bound of `FileOps.read_bytes`.
 SMALL_FILE_BYTES = 64 << 20
-#: What `FileOps.free_bytes` returns where the file system does not say.
+#: What `FileOps.free_bytes` returns where the file system reports no sizes.
 UNKNOWN_BYTES = 2**63 - 1
-#: Our directories are three deep; deeper trees are somebody else's.
+#: Our own trees are three levels deep. The bound keeps a made-up tree from exhausting the stack.
 _MOST_LEVELS = 64
 _READ_BYTES = 1 << 16
 
@@ -48,7 +49,7 @@ _NO_PREALLOCATION = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 class Kind(enum.Enum):
-    """What an entry of a directory is."""
+    """The kind of a directory entry."""
 
     FILE = "a regular file"
     DIRECTORY = "a directory"
@@ -57,7 +58,7 @@ class Kind(enum.Enum):
 
 
 class PayloadFile(Protocol):
-    """A file being written once, in any order, by any number of threads."""
+    """A file that is written once, in any order, by any number of threads."""
 
     @property
     def direct(self) -> bool:
@@ -66,8 +67,8 @@ class PayloadFile(Protocol):
     def pwrite(self, view: memoryview, offset: int) -> None:
         """Write the whole of ``view`` at ``offset``.
 
-        Direct I/O wants the view's address, its length and ``offset`` in multiples of
-        ``PAGE_BYTES``; anything else turns the file to buffered writes. Raises OSError.
+        Direct I/O needs the view's address, its length and ``offset`` to be multiples of
+        ``PAGE_BYTES``; otherwise the file falls back to buffered writes. Raises OSError.
         """
 
     def truncate(self, num_bytes: int) -> None:
@@ -77,11 +78,11 @@ class PayloadFile(Protocol):
         """Make contents and length durable, through the descriptor that wrote them."""
 
     def close(self) -> None:
-        """Let the file go, synced or not; closing twice is harmless."""
+        """Close the file, synced or not; idempotent."""
 
 
 class ReadFile(Protocol):
-    """A file being read, by any number of threads."""
+    """A file that is read, by any number of threads."""
 
     @property
     def size(self) -> int:
@@ -92,20 +93,20 @@ class ReadFile(Protocol):
         """Whether reads still bypass the page cache."""
 
     def preadinto(self, view: memoryview, offset: int) -> int:
-        """Fill ``view`` from ``offset``; bytes read, fewer than asked only at the end.
+        """Fill ``view`` from ``offset``; returns the bytes read, fewer only at the end of the file.
 
-        The alignment rule is that of `PayloadFile.pwrite`. Raises OSError.
+        Alignment matters as for `PayloadFile.pwrite`. Raises OSError.
         """
 
     def close(self) -> None:
-        """Let the file go; closing twice is harmless."""
+        """Close the file; idempotent."""
 
 
 class FileOps(Protocol):
-    """What the store asks of a file system. Every method raises OSError.
+    """What the store needs from a file system. Every method may raise OSError.
 
-    ForeignEntryError, which is one, stands for a link on the way to an entry, and for an entry
-    that is asked for its contents and is neither a file nor a directory.
+    ForeignEntryError, a subclass, is raised for a symbolic link on the way to an entry, and when
+    contents are asked for of an entry that is neither a file nor a directory.
     """
 
     def mkdir(self, path: Path, *, parents: bool = False) -> None:
@@ -115,16 +116,16 @@ class FileOps(Protocol):
         """Names in a directory, sorted."""
 
     def scan(self, path: Path) -> Mapping[str, Kind]:
-        """Names in a directory, sorted, and what each one is."""
+        """Names in a directory, sorted, and the kind of each."""
 
     def kind(self, path: Path) -> Kind | None:
-        """What is there under this name, not what it leads to; None: nothing."""
+        """The kind of the entry, a link not followed; None if there is none."""
 
     def exists(self, path: Path) -> bool:
-        """Whether there is anything under this name."""
+        """Whether there is an entry with this name, a dangling link included."""
 
     def is_dir(self, path: Path) -> bool:
-        """Whether it is a directory."""
+        """Whether the entry is a directory, a link not followed."""
 
     def file_size(self, path: Path) -> int:
         """Length of a regular file in bytes; IsADirectoryError for a directory."""
@@ -133,7 +134,7 @@ class FileOps(Protocol):
         """The whole file; StorageError (EFBIG), before anything is read, if it is larger."""
 
     def write_file(self, path: Path, data: bytes) -> None:
-        """Create or overwrite a small file; nothing of it is durable yet."""
+        """Create or overwrite a small file; not durable yet."""
 
     def sync_file(self, path: Path) -> None:
         """Make a file's contents and length durable."""
@@ -142,39 +143,39 @@ class FileOps(Protocol):
         """Make a directory's entries durable."""
 
     def rename(self, src: Path, dst: Path) -> None:
-        """Move an entry, atomically; an existing ``dst`` is FileExistsError.
+        """Move an entry atomically; FileExistsError if ``dst`` exists.
 
-        A link is moved itself. OSError (EXDEV) where the file system cannot: a directory of
-        overlayfs's lower layer.
+        A link itself is moved, not its target. OSError (EXDEV) where the file system cannot
+        rename, such as a directory of a lower layer of overlayfs.
         """
 
     def unlink(self, path: Path) -> None:
-        """Remove a file, or a link itself; IsADirectoryError for a directory."""
+        """Remove a file, or a link but not its target; IsADirectoryError for a directory."""
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory and all it holds; a crash can leave part of it.
+        """Remove a directory and its contents; a crash can leave part of it.
 
-        Links in it are removed, and nothing that they lead to. NotADirectoryError for anything
-        but a directory.
+        Links in it are removed, but not their targets. NotADirectoryError for anything but a
+        directory.
         """
 
     def replace_file(self, path: Path, data: bytes, *, sync: bool = True) -> None:
-        """Put ``data`` under a name in one step: readers see the old or the new, whole.
+        """Replace a small file atomically: readers see the whole old or the whole new contents.
 
-        Without ``sync`` a power cut may leave neither. A link of that name is replaced itself.
+        Without ``sync`` a power cut may leave neither. A link is replaced, not its target.
         """
 
     def append_line(self, path: Path, line: str) -> None:
-        """Append a line, after ending a last line that an earlier crash tore."""
+        """Append a line; if a crash tore the last one, end that first."""
 
     def free_bytes(self, path: Path) -> int:
         """Bytes that this process may still write to the file system of ``path``.
 
-        ``UNKNOWN_BYTES`` where the file system gives no sizes at all.
+        ``UNKNOWN_BYTES`` where the file system reports no sizes.
         """
 
     def create_payload(self, path: Path, *, num_bytes: int) -> PayloadFile:
-        """Create a file of about ``num_bytes``; FileExistsError if it is there already."""
+        """Create a file of about ``num_bytes``; FileExistsError if it exists."""
 
     def open_for_read(self, path: Path) -> ReadFile:
         """Open an existing file."""
@@ -182,7 +183,7 @@ class FileOps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SystemCalls:
-    """The calls that devices refuse, shorten or fail; tests put their own in their place."""
+    """The system calls that devices may refuse, shorten or fail; tests substitute their own."""
 
     open: Callable[..., int] = os.open
     pwrite: Callable[[int, memoryview, int], int] = os.pwrite
@@ -194,10 +195,10 @@ class SystemCalls:
 
 
 class LocalFileOps:
-    """`FileOps` over the operating system, for the directory ``root`` and what is in it.
+    """`FileOps` of the operating system, for the directory ``root`` and everything below it.
 
-    ``direct=False`` never tries direct I/O; ``piece_bytes`` is the most that a buffered
-    payload leaves unsynced.
+    ``direct=False`` never tries direct I/O. ``piece_bytes``: a buffered payload is synced whenever
+    this many bytes are unsynced.
     """
 
     def __init__(
@@ -223,13 +224,13 @@ class LocalFileOps:
             os.mkdir(name, dir_fd=folder)
 
     def listdir(self, path: Path) -> list[str]:
-        with self._folder(path, os.O_RDONLY) as folder, _saying(path):
+        with self._folder(path, os.O_RDONLY) as folder, _naming(path):
             return sorted(os.listdir(folder))
 
     def scan(self, path: Path) -> Mapping[str, Kind]:
         with (
             self._folder(path, os.O_RDONLY) as folder,
-            _saying(path),
+            _naming(path),
             os.scandir(folder) as found,
         ):
             return {entry.name: _kind_of(entry) for entry in sorted(found, key=_name_of)}
@@ -252,14 +253,14 @@ class LocalFileOps:
         return status.st_size
 
     def identity(self, path: Path) -> tuple[int, int]:
-        """Numbers of the file system and of the file: equal for the same file only."""
+        """Device and inode number: two paths have the same only if they are the same file."""
         status = self._status(path)
         return status.st_dev, status.st_ino
 
     def read_bytes(self, path: Path, *, max_bytes: int = SMALL_FILE_BYTES) -> bytes:
         with self._file(path, os.O_RDONLY) as fd:
             size = os.fstat(fd).st_size
-            # Once more after the read: it may have grown, or be of a kind that has no size.
+            # Checked again after the read: the file may have grown, or report no size (procfs).
             data = b"" if size > max_bytes else _read_all(fd, size, max_bytes + 1)
         if (found := max(size, len(data))) > max_bytes:
             text = f"expected at most {max_bytes} bytes, found {found}"
@@ -276,17 +277,17 @@ class LocalFileOps:
             self._calls.fsync(fd)
 
     def sync_dir(self, path: Path) -> None:
-        with self._folder(path, os.O_RDONLY) as folder, _saying(path):
+        with self._folder(path, os.O_RDONLY) as folder, _naming(path):
             try:
                 self._calls.fsync(folder)
             except OSError as error:
-                # A file system without the notion says EINVAL: there is nothing to wait for.
+                # EINVAL: this file system has no sync of directories, so there is nothing to do.
                 if error.errno != errno.EINVAL:
                     raise
 
     def rename(self, src: Path, dst: Path) -> None:
         with self._entry(src) as (from_folder, name), self._entry(dst) as (to_folder, new_name):
-            # rename(2) would replace an empty directory. Looking first is enough: only the
+            # rename(2) would replace an empty directory. Checking first is no race: only the
             # process that holds the directory's lock renames anything in it.
             if self.exists(dst):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(dst))
@@ -303,10 +304,10 @@ class LocalFileOps:
     def replace_file(self, path: Path, data: bytes, *, sync: bool = True) -> None:
         temporary = path.with_name(f".{path.name}.new")
         with contextlib.suppress(FileNotFoundError):
-            self.unlink(temporary)  # whatever a crash, or anybody, left there
+            self.unlink(temporary)  # left by a crash, or put there by someone
         try:
             self.write_file(temporary, data)
-            if sync:  # or a power cut may leave the new name with no bytes
+            if sync:  # otherwise a power cut may leave the new name with an empty file
                 self.sync_file(temporary)
             with self._entry(path) as (folder, name):
                 os.replace(temporary.name, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -322,9 +323,9 @@ class LocalFileOps:
             _write_all(fd, f"{chr(10) if torn else ''}{line}\n".encode())
 
     def free_bytes(self, path: Path) -> int:
-        with self._folder(path, os.O_RDONLY) as folder, _saying(path):
+        with self._folder(path, os.O_RDONLY) as folder, _naming(path):
             status = self._calls.statvfs(folder)
-        if status.f_blocks == 0:  # some network and FUSE file systems: not full, unknown
+        if status.f_blocks == 0:  # some network and FUSE file systems: unknown, not full
             return UNKNOWN_BYTES
         return status.f_bavail * status.f_frsize
 
@@ -339,13 +340,17 @@ class LocalFileOps:
         return _LocalRead(fd, direct, self._calls)
 
     def open_to_lock(self, path: Path) -> int:
-        """Descriptor of a small file to read, write and lock, made if it is missing."""
+        """A descriptor of a small file to read, write and lock; created if it is missing."""
         return self._open_regular(path, os.O_RDWR | os.O_CREAT)
 
-    # Names. Nothing else opens anything below the root.
+    # From paths to descriptors. Nothing else opens anything below the root.
 
     def _below(self, path: Path) -> tuple[Path, list[str]]:
-        """A directory that is the user's own, and the names that lead from it to ``path``."""
+        """The directory to start from, and the names from it to ``path``, to open one by one.
+
+        For a path below the root that is the root. Any other path is the user's own: it is
+        returned as it is, without names.
+        """
         text = str(path.absolute())
         names = text[len(self._prefix) :].split("/") if text.startswith(self._prefix) else []
         if not any(names):
@@ -361,6 +366,7 @@ class LocalFileOps:
         fd = _open_folder(base, os.O_PATH if names else access)
         try:
             for number, name in enumerate(names, start=1):
+                # O_PATH on the way: search permission is enough for a directory passed through.
                 way = access if number == len(names) else os.O_PATH
                 inner = _open_inner(fd, name, way, base, names[:number])
                 os.close(fd)
@@ -371,15 +377,15 @@ class LocalFileOps:
 
     @contextlib.contextmanager
     def _entry(self, path: Path) -> Iterator[tuple[int, str]]:
-        """A descriptor of the directory that an entry is in, and its name there."""
-        with self._folder(path.parent) as folder, _saying(path):
+        """A descriptor of the directory that contains an entry, and the entry's name."""
+        with self._folder(path.parent) as folder, _naming(path):
             yield folder, path.name
 
     def _status(self, path: Path) -> os.stat_result:
         if self._below(path)[1]:
             with self._entry(path) as (folder, name):
                 return os.stat(name, dir_fd=folder, follow_symlinks=False)
-        with _saying(path):
+        with _naming(path):
             return os.stat(path)
 
     @contextlib.contextmanager
@@ -387,13 +393,13 @@ class LocalFileOps:
         """A descriptor of a regular file."""
         fd = self._open_regular(path, flags)
         try:
-            with _saying(path):
+            with _naming(path):
                 yield fd
         finally:
             os.close(fd)
 
     def _open_regular(self, path: Path, flags: int) -> int:
-        # Without blocking: whoever opens a FIFO waits for its other end.
+        # O_NONBLOCK, since opening a FIFO would otherwise block until its other end is opened.
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with self._entry(path) as (folder, name):
             try:
@@ -417,12 +423,12 @@ class LocalFileOps:
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-            # Linux makes the file before it finds that it cannot be opened that way.
+            # Linux creates the file before it refuses O_DIRECT, so it exists by now.
             flags &= ~os.O_EXCL
         return self._open_regular(path, flags), False
 
     def _preallocate(self, fd: int, num_bytes: int) -> None:
-        """Claim the blocks now: a full disk is found before a gigabyte has been written."""
+        """Reserve the blocks, so that a full disk fails before gigabytes are written."""
         try:
             self._calls.fallocate(fd, 0, round_up_to_page(num_bytes))
         except OSError as error:
@@ -432,7 +438,7 @@ class LocalFileOps:
 
 
 class _Descriptor:
-    """An open file that begins direct, perhaps, and can be turned to buffered I/O."""
+    """An open file that may use direct I/O, and falls back to buffered I/O if that is refused."""
 
     def __init__(self, fd: int, direct: bool, calls: SystemCalls) -> None:
         self._fd = fd
@@ -451,10 +457,10 @@ class _Descriptor:
             os.close(fd)
 
     def _refused(self, error: OSError, was_direct: bool) -> bool:
-        """Turn to buffered I/O if direct I/O was the reason for ``error``."""
+        """Fall back to buffered I/O if ``error`` came from direct I/O; returns whether to retry."""
         if error.errno != errno.EINVAL or not was_direct:
             return False
-        # Another thread may have turned it already: then trying once more is right too.
+        # Another thread may have changed the flag already; retrying is right in that case too.
         flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
         fcntl.fcntl(self._fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
         self._direct = False
@@ -486,13 +492,13 @@ class _LocalPayload(_Descriptor):
         return count
 
     def _bound_unsynced(self, count: int) -> None:
-        """Sync every so many bytes, so that no sync at the end stalls the whole machine."""
+        """Sync every ``piece_bytes``: one large sync at the end would stall the machine."""
         with self._lock:
             self._unsynced_bytes += count
             full = self._unsynced_bytes >= self._piece_bytes
             if full:
                 self._unsynced_bytes = 0
-        if full:
+        if full:  # outside the lock: other threads go on writing
             self.datasync()
 
     def truncate(self, num_bytes: int) -> None:
@@ -500,7 +506,7 @@ class _LocalPayload(_Descriptor):
 
     def datasync(self) -> None:
         self._calls.fdatasync(self._fd)
-        if not self._direct:
+        if not self._direct:  # leave the page cache to the data loader
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -514,7 +520,8 @@ class _LocalRead(_Descriptor):
         return self._size
 
     def preadinto(self, view: memoryview, offset: int) -> int:
-        # Asking again after the last byte would be unaligned, hence a refusal: stop by size.
+        # Stop at the known size: a read that continues after the last byte has an unaligned
+        # offset, which direct I/O refuses.
         wanted = min(len(view), max(self._size - offset, 0))
         done = 0
         while done < wanted:
@@ -531,11 +538,11 @@ class _LocalRead(_Descriptor):
         except OSError as error:
             if not self._refused(error, was_direct):
                 raise
-            return -1  # nothing read, ask again
+            return -1  # nothing was read; the caller retries
 
 
 def _open_folder(path: Path, access: int) -> int:
-    with _saying(path):
+    with _naming(path):
         return os.open(path, _FOLDER | access)
 
 
@@ -554,8 +561,8 @@ def _open_inner(folder: int, name: str, access: int, base: Path, names: Sequence
 
 
 @contextlib.contextmanager
-def _saying(path: Path) -> Iterator[None]:
-    """Errors name the whole path."""
+def _naming(path: Path) -> Iterator[None]:
+    """Give OSErrors of the block the whole path: the calls see only a name and a descriptor."""
     try:
         yield
     except StorageError:
@@ -589,7 +596,7 @@ def _kind(mode: int) -> Kind:
 
 
 def _kind_of(entry: os.DirEntry[str]) -> Kind:
-    """As `_kind`, from what the listing said: no call per entry."""
+    """Like `_kind`, from the listing itself, without a system call per entry."""
     if entry.is_symlink():
         return Kind.LINK
     if entry.is_dir(follow_symlinks=False):
@@ -602,7 +609,7 @@ def _name_of(entry: os.DirEntry[str]) -> str:
 
 
 def _read_all(fd: int, size: int, most: int) -> bytes:
-    """The file, of about ``size`` bytes; no more than ``most`` of them."""
+    """The contents of a file of about ``size`` bytes; stops after ``most`` bytes."""
     pieces, num_bytes, wanted = [], 0, size + 1
     while piece := os.read(fd, min(wanted, most - num_bytes)):
         pieces.append(piece)

@@ -1,16 +1,16 @@
-"""Several ranks commit one checkpoint: each writes its part, the leader makes them one.
+"""One checkpoint written by several ranks: each writes a part, and the leader commits them all.
 
-All write into the directory of the same attempt, whose name they agreed on::
+They write into one directory, named after the attempt that they agreed on::
 
     .tmp-<step>-<attempt>/  payloads of every rank, part-<rank>.json of every rank but the leader
                             (or failed-<rank>.txt, which says why there is none)
 
-A part manifest is written last, under its name in one instant, so that a part which is there
-is whole. The leader waits for all, merges them into the manifest, and commits as a single rank
-does. A member touches only what is its own, and nothing at all once its part is there: the
-leader may be committing. A leader that gives up removes the directory under the members' hands,
-and again before a later attempt; what may be of attempts yet to come it leaves alone. A worker
-that takes over from one that was killed goes on from what is there.
+A part manifest is written last and appears by a rename, so a part that is visible is complete.
+The leader waits for all parts, merges them into the manifest, and commits as a single rank does.
+A member touches only its own files, and none of them once its part manifest is there, since the
+leader may be committing. A leader that gives up removes the directory, even while members write
+to it, and once more before its next attempt; it never removes a directory that may belong to a
+later attempt. A worker that replaces one that was killed continues with the files it finds.
 """
 
 from __future__ import annotations
@@ -38,32 +38,37 @@ from checkfreq.store.store import CheckpointStore, Pending, pending_of
 
 logger = logging.getLogger(__name__)
 
+#: Pauses between looks for missing parts double from one to the other. Ranks finish at about the
+#: same time, so the first looks come quickly; polling a network file system costs its server.
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
 _LOOK = ".look"
-#: Why a rank wrote no part: a message with a traceback.
+#: The text in which a rank says why it wrote no part may include a traceback.
 _FAILURE_MAX_BYTES = 1 << 20
 
 
 class JointStore(CheckpointStore):
-    """The checkpoints under ``root``, that several ranks may write."""
+    """The checkpoints under ``root``, where several ranks may write one together."""
 
     def __init__(self, root: Path, *, ops: FileOps | None = None) -> None:
         super().__init__(root, ops=ops)
-        #: Steps and attempts that this leader committed or gave up: nobody needs them any more.
+        #: Attempts that this leader aborted, by step and id: what members still write is removed.
         self._ended: set[tuple[int, str]] = set()
 
-    # The leader, who holds the lock.
+    # For the leader, which holds the lock.
 
     def lead(self, step: int, *, attempt: str, num_bytes: int = 0) -> Pending:
-        """Start writing what the leader itself contributes; other ranks may have begun."""
+        """Start writing the leader's own part; other ranks may have begun theirs."""
         self._remove_leftovers(step, attempt)
         self._require_room(step, num_bytes)
         faults.reach("commit.mkdir")
         return self._enter(step, attempt)
 
     def give_up(self, step: int, *, attempt: str) -> None:
-        """Drop an attempt, whoever wrote of it, now and again when there is more of it."""
+        """Remove an attempt's directory, with the parts of all ranks.
+
+        Members may still be writing there and create it again, so `lead` removes it once more.
+        """
         self.abort(Pending(step, attempt, self._pending_path(step, attempt), self.ops))
 
     def abort(self, pending: Pending) -> None:
@@ -72,15 +77,15 @@ class JointStore(CheckpointStore):
         super().abort(pending)
 
     def is_committed(self, step: int, *, attempt: str) -> bool:
-        """Whether the attempt became the checkpoint of its step; if so, durably."""
+        """Whether the attempt became the checkpoint of its step; if so, it is durable on return."""
         record = self._record_in(self.path(step))
         if record is None or record.attempt != attempt:
             return False
-        self.ops.sync_dir(self.root)  # whoever renamed it may not have come so far
+        self.ops.sync_dir(self.root)  # the worker that renamed it may have died before its sync
         return True
 
     def record_left(self, pending: Pending) -> Manifest | None:
-        """The whole record that a killed leader left: all that it names is durable."""
+        """The complete record that a killed leader left, if any: all files it names are durable."""
         return self._record_in(pending.path)
 
     def wait_for_parts(
@@ -89,21 +94,22 @@ class JointStore(CheckpointStore):
         ranks: Collection[int],
         *,
         timeout_s: float,
-        hurried_timeout_s: float = math.inf,
-        is_hurried: Callable[[], bool] = lambda: False,
+        orphaned_timeout_s: float = math.inf,
+        is_orphaned: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Return once the parts of these ranks are there; PersistError names those that are not.
+        """Wait until the parts of these ranks are there; PersistError names the missing ones.
 
-        At once if one of them says that it failed. Otherwise there is nothing to be told by:
-        another machine writes them. Once ``is_hurried()``, the wait is no longer than that time.
+        Polls the directory, since other machines write there and cannot notify us. Raises at once
+        when a rank left a file that says it failed. Once ``is_orphaned()``, waits no longer than
+        ``orphaned_timeout_s`` in all.
         """
         faults.reach("parts.wait")
         start_s, pause_s = clock(), _FIRST_PAUSE_S
         while missing := self._missing(pending, ranks):
             self._require_no_failure(pending, missing)
-            limit_s = min(timeout_s, hurried_timeout_s) if is_hurried() else timeout_s
+            limit_s = min(timeout_s, orphaned_timeout_s) if is_orphaned() else timeout_s
             left_s = start_s + limit_s - clock()
             if left_s <= 0:
                 named = ", ".join(str(rank) for rank in missing)
@@ -119,17 +125,17 @@ class JointStore(CheckpointStore):
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def merge_parts(self, pending: Pending, own: Manifest, ranks: Collection[int]) -> Manifest:
-        """The manifest of all, out of the leader's ``own`` and the parts of ``ranks``.
+        """The manifest of all ranks, merged from the leader's ``own`` and the parts of ``ranks``.
 
-        Raises PersistError for a part that is damaged, of something else, or does not fit.
+        Raises PersistError for a part that is damaged, of a different checkpoint, or does not fit.
         """
         faults.reach("parts.merge")
         return merge(own, [self._part(pending, own, rank) for rank in ranks])
 
-    # The other ranks, who hold no lock.
+    # For the other ranks, which hold no lock.
 
     def join(self, step: int, *, attempt: str, rank: int, num_bytes: int = 0) -> Pending | None:
-        """Start writing a rank's part; None if it is there already, or committed."""
+        """Start writing a rank's part; None if it was written already, or is committed."""
         faults.reach("parts.join")
         if self._has_part(step, attempt, rank):
             return None
@@ -137,9 +143,9 @@ class JointStore(CheckpointStore):
         return self._enter(step, attempt)
 
     def write_part(self, pending: Pending, part: Manifest) -> None:
-        """Put the part manifest in its place, the rank's payloads being finished.
+        """Write the part manifest, after the rank's payloads are finished.
 
-        Raises FileNotFoundError when the leader gave up and removed the directory.
+        Raises FileNotFoundError if the leader gave up and removed the directory.
         """
         self._check_payloads(pending, part)
         (rank,) = part.ranks
@@ -150,26 +156,28 @@ class JointStore(CheckpointStore):
         faults.reach("parts.sync_manifest")
         self.ops.sync_file(hidden)
         faults.reach("parts.rename")
-        pending.disown_created()  # whatever happens now: the leader may be committing them
+        # Before the rename, which may succeed and still report an error: from then on the
+        # leader may be committing these files, and they must not be removed.
+        pending.disown_created()
         self.ops.rename(hidden, path)
         self._sync_pending(pending.path)
 
     def tell_failure(self, step: int, *, attempt: str, rank: int, why: str) -> None:
-        """Have the leader give the attempt up now, and not when it has waited in vain.
+        """Tell the leader that there will be no part, so that it gives up without a timeout.
 
-        Nothing is told of a part that is there: the leader may be committing it.
+        Does nothing if the part is there: the leader may be committing it.
         """
         if self._has_part(step, attempt, rank):
             return
         path = self._enter(step, attempt).path / failure_name(rank)
         hidden = _hidden(path)
-        with contextlib.suppress(OSError):  # a full disk may have room for the name alone
+        with contextlib.suppress(OSError):  # a full disk may still take an empty file
             self.ops.write_file(hidden, why.encode(errors="replace")[:_FAILURE_MAX_BYTES])
-        with contextlib.suppress(FileExistsError):  # told before
-            self.ops.rename(hidden, path)  # in one step: the leader may be looking
+        with contextlib.suppress(FileExistsError):  # the leader was told before
+            self.ops.rename(hidden, path)  # atomically: the leader may be reading the directory
 
     def leave(self, pending: Pending, *, rank: int) -> None:
-        """Remove what a rank wrote of a part that it cannot finish; the rest is the leader's."""
+        """Remove a rank's files of a part that it cannot finish, and nothing else."""
         pending.remove_created()
         with contextlib.suppress(FileNotFoundError):
             self.ops.unlink(_hidden(pending.path / part_name(rank)))
@@ -183,10 +191,10 @@ class JointStore(CheckpointStore):
         return Pending(step, attempt, path, self.ops, is_shared=True)
 
     def _remove_leftovers(self, step: int, attempt: str) -> None:
-        """Directories of attempts before this one: the leader takes one after the other.
+        """Remove directories of earlier attempts; the leader works on one attempt at a time.
 
-        Not of every attempt of this step: it may have been taken again since this one began,
-        and the members may be done with that.
+        Not those of other attempts of this step: the step may have been taken again since this
+        attempt began, and members may have written their parts of that one already.
         """
         self._ended = {ended for ended in self._ended if ended[0] >= step}
         for name in self.ops.listdir(self.root):
@@ -197,8 +205,8 @@ class JointStore(CheckpointStore):
                 self._try_to_remove(name, until="the next checkpoint")
 
     def _look_afresh(self, directory: Path) -> None:
-        """Change the directory, so that a network file system lists it anew, not as it was."""
-        with contextlib.suppress(OSError):  # the disk is full, or the list is as good as it gets
+        """Change the directory, so that a network file system does not list it from its cache."""
+        with contextlib.suppress(OSError):  # then the listing stays as stale as it may be
             self.ops.write_file(directory / _LOOK, b"")
             self.ops.unlink(directory / _LOOK)
 
@@ -212,7 +220,7 @@ class JointStore(CheckpointStore):
         if failed:
             texts = (self._failure(pending, rank) for rank in failed)
             why = "; ".join(
-                f"rank {rank} wrote no part: {text or 'it cannot say why'}"
+                f"rank {rank} wrote no part: {text or 'it could not say why'}"
                 for rank, text in zip(failed, texts, strict=True)
             )
             raise PersistError(
@@ -237,10 +245,14 @@ class JointStore(CheckpointStore):
             return None
 
     def _has_part(self, step: int, attempt: str, rank: int) -> bool:
-        """Looked for where it goes from one place to the next, so that it is never missed."""
+        """Whether a rank's part was written, in whichever of three places it is now.
+
+        In the order in which a part moves (its own file, the merged record, the committed step),
+        so that it is not missed if the leader moves it in between.
+        """
         path = self._pending_path(step, attempt)
         if self.ops.exists(path / part_name(rank)):
-            self._sync_pending(path)  # the worker that wrote it may not have come so far
+            self._sync_pending(path)  # the worker that wrote it may have died before its sync
             return True
         record = self._record_in(path)
         if record is not None and rank in record.ranks:
@@ -255,10 +267,13 @@ class JointStore(CheckpointStore):
             return None
 
     def _sync_pending(self, path: Path) -> None:
-        """For the sake of those who take over: the leader syncs all there is before it commits."""
+        """Sync so that a worker that takes over finds the part after a power cut.
+
+        A failure is no error: the leader syncs the directory before it commits.
+        """
         try:
             self.ops.sync_dir(path)
-        except FileNotFoundError:  # the leader took it
+        except FileNotFoundError:  # the leader committed or removed it
             pass
         except OSError as error:
             logger.warning("%s could not be synced by a member: %s", path, error)

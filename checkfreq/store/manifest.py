@@ -1,17 +1,17 @@
-"""The commit record: what a checkpoint's files are, byte for byte, and its non-tensor state.
+"""The commit record: a checkpoint's files, byte for byte, and its non-tensor state.
 
-``manifest.json`` is JSON that people can read. Its first line is the same in every format
+``manifest.json`` is JSON that people can read. Its first line has the same form in every format
 version, so that a reader can tell a newer manifest from a damaged one::
 
     {"format_version": 1, "digest": "<xxh3_64 of the whole file with this digest as zeros>",
 
-Version 1 is a checkpoint of one rank; version 2 has ``ranks``, and is written only then. A
-manifest is checked when it is made and again when it is read, by the same code. The tensors of
-a file follow its header without holes, so every byte of every file is under a digest. Digests
-are xxh3_64 as 16 hexadecimal digits. No torch, no I/O.
+Version 1 is a checkpoint of one rank. Version 2 has ``ranks``, and is written only for many. A
+manifest is validated when it is made and again when it is read, by the same code. The tensors of
+a file follow its header without gaps, so every byte of every file is covered by a digest. Digests
+are xxh3_64, as 16 hexadecimal digits. No torch, no I/O.
 
-A manifest is no larger than `most_bytes` of the headers beside it: what is said of a tensor takes
-a few times what the header says of it, and all other state has a fixed allowance.
+The size of a manifest is bounded by `most_bytes`: a tensor's entry takes a few times the bytes of
+its entry in the file's header, and all other state has a fixed allowance.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from checkfreq.errors import ConfigError, CorruptCheckpointError
 from checkfreq.store.gc_pause import gc_paused
 from checkfreq.types import Json
 
-#: The newest that can be read. What is written is the oldest that can say it.
+#: The newest version that can be read. Each manifest is written in the oldest that can express it.
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 
-#: For everything that is no tensor. A list of a million numbers takes a third of it.
+#: Allowance for everything but tensors. A list of a million numbers takes a third of it.
 STATE_BYTES = 64 << 20
-#: What a record says of a tensor, over what the header of its file does: at most 5, and 14 if its
-#: name is of characters that JSON escapes (measured 2026-11).
+#: A tensor's entry here, over its entry in the file's header: at most 5 times as long, and 14 if
+#: JSON escapes every character of its name (measured 2026-11).
 _BYTES_PER_HEADER_BYTE = 16
-#: Containers in one another. What is written goes 300 deep at most (``state.codec``).
+#: Levels of nested containers. ``state.codec`` writes at most 300.
 _MAX_DEPTH = 400
 _MAX_DIMS = 1024
 
@@ -54,7 +54,7 @@ _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DTYPE = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _RANK = re.compile(r"0|[1-9][0-9]{0,8}")
 
-#: Bytes per element; a dtype not named here is taken at its entry's word.
+#: Bytes per element. A dtype not listed here may be newer than this code: its size is not checked.
 _ITEM_BYTES = {
     **dict.fromkeys(("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2"), 1),
     **dict.fromkeys(("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
@@ -64,7 +64,7 @@ _ITEM_BYTES = {
     "complex128": 16,
 }
 
-#: Bounded in length and depth: a damaged manifest may hold anything.
+#: For error messages, bounded in length and depth: a damaged manifest may hold anything.
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 120
 
@@ -72,7 +72,7 @@ T = TypeVar("T")
 
 
 class ManifestError(ValueError):
-    """A manifest that says something impossible: ``check``, ``expected`` against ``got``."""
+    """A manifest with an impossible value, named by ``check``: ``expected`` against ``got``."""
 
     def __init__(self, check: str, expected: object, got: object) -> None:
         self.check = check
@@ -83,7 +83,7 @@ class ManifestError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor: its key, torch's dtype name, shape, where its bytes are, their digest."""
+    """One tensor: its key, torch's dtype name, shape, the place and digest of its bytes."""
 
     name: str
     dtype: str
@@ -93,7 +93,9 @@ class TensorEntry:
     digest: str
 
     def __post_init__(self) -> None:
-        if not self._is_sound():  # in one go: there may be a million of them
+        # One expression decides, since there may be a million tensors; the slow, exact checks
+        # run only to find out what is wrong.
+        if not self._is_sound():
             self._refuse()
 
     def _is_sound(self) -> bool:
@@ -110,7 +112,7 @@ class TensorEntry:
         )
 
     def _refuse(self) -> None:
-        """Raise ManifestError for what is wrong; a dtype that is not known is not."""
+        """Raise ManifestError for what is wrong; returns if it is only a dtype not known here."""
         _require(isinstance(self.name, str), "tensor name", "a string", self.name)
         where = f"tensor {self.name!r:.80}"
         _matches(_DTYPE, self.dtype, f"{where}: dtype", "the name of a dtype")
@@ -151,7 +153,7 @@ class FileEntry:
         self._check_tiling()
 
     def in_file_order(self) -> tuple[TensorEntry, ...]:
-        """The tensors by offset, empty ones before the one that begins where they lie."""
+        """The tensors by offset; empty ones come before the tensor that starts at their offset."""
         return tuple(sorted(self.tensors, key=lambda tensor: (tensor.offset, tensor.num_bytes)))
 
     def _check_tiling(self) -> None:
@@ -167,7 +169,7 @@ class FileEntry:
 class Manifest:
     """One checkpoint. ``objects`` holds the JSON state tree of each tracked name.
 
-    ``ranks``, of many ranks: by rank, the JSON of what is its own, by name. Empty for one rank.
+    ``ranks``: the JSON of each rank's own state, by rank and name. Empty for a run of one rank.
     """
 
     step: int
@@ -198,7 +200,7 @@ class Manifest:
 
     @property
     def format_version(self) -> int:
-        """The oldest version that can say it."""
+        """The oldest format version that can express this manifest."""
         return 2 if self.ranks else 1
 
     @property
@@ -214,20 +216,20 @@ class Manifest:
         raise KeyError(name)
 
     def encode(self) -> bytes:
-        """The file's bytes; ValueError if ``objects`` holds what JSON cannot say."""
+        """The file's bytes; ValueError if ``objects`` holds what JSON cannot express."""
         head = f'{{"format_version": {self.format_version}, "digest": "'.encode()
         tail = f'",\n{_body_text(self)}}}\n'.encode("ascii")
         return head + digest_of(head, _NO_DIGEST, tail).encode() + tail
 
     @staticmethod
     def decode(data: bytes, *, path: Path | str) -> Manifest:
-        """The manifest in ``data``, which ``path`` (for messages) held.
+        """The manifest in ``data``; ``path`` is the file it came from, for messages.
 
-        Raises CorruptCheckpointError when it is damaged or says something impossible, and
-        ConfigError when it is whole but of a newer format than this version can read.
+        Raises CorruptCheckpointError if it is damaged or has impossible values, and ConfigError
+        if it is intact but of a newer format than this version can read.
         """
         frame = _FRAME.match(data)
-        if frame is None:  # not quoted: it may be a file of somebody else's
+        if frame is None:  # its bytes are not quoted: the file may not be ours
             raise CorruptCheckpointError(
                 str(path), check="first line", expected="a manifest", got="something else"
             )
@@ -248,7 +250,7 @@ class Manifest:
 
 
 def most_bytes(header_bytes: int) -> int:
-    """The most that a manifest takes, of files whose headers have so many bytes that say something.
+    """The largest manifest for files whose headers have ``header_bytes`` with content.
 
     The writer refuses a larger one (`CheckpointStore.commit`), and readers do not open it.
     """
@@ -264,7 +266,7 @@ def digest_of(*pieces: bytes | bytearray | memoryview) -> str:
 
 
 def _body_text(manifest: Manifest) -> str:
-    """Every field after the frame: a line per field, tensor and tracked object."""
+    """Every field after the first line: one line per field, tensor and tracked object."""
     fields = [
         f'"step": {manifest.step}',
         f'"attempt": {_text(manifest.attempt)}',
@@ -319,6 +321,10 @@ def _check_own_digest(data: bytes, frame: re.Match[bytes], path: Path | str) -> 
         raise CorruptCheckpointError(str(path), check="own digest", expected=expected, got=got)
 
 
+# Decoding is written by hand: the schema library we tried (msgspec 0.22, 2026-11) accepts repeated
+# keys silently, and would replace only the code below, not the checks of values above.
+
+
 def _load_json(data: bytes) -> Json:
     try:
         return json.loads(
@@ -338,7 +344,7 @@ def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def _require_depth(value: Json) -> None:
-    """What is nested deeper could not be read, nor shown, without more stack than there is."""
+    """ManifestError for deeper nesting: decoding it, or showing it, would overflow the stack."""
     level = [value]
     for _ in range(_MAX_DEPTH):
         nodes = [node.values() if isinstance(node, dict) else node for node in level]
@@ -374,7 +380,7 @@ def _manifest_from(value: Json, version: int) -> Manifest:
 def _ranks_from(value: Json) -> dict[int, Json]:
     found = _as_object(value, "ranks")
     _require(bool(found), "ranks", "at least one", found)
-    for rank in found:  # one way to write a number: two keys are never the same rank
+    for rank in found:  # no leading zeros, so that two keys are never the same rank
         _matches(_RANK, rank, "rank", "a whole number in decimal digits")
     return {int(rank): own for rank, own in found.items()}
 
@@ -430,7 +436,7 @@ def _count(value: Any, check: str) -> None:
 
 
 def _can_be(shape: Iterable[int]) -> bool:
-    """Whether a tensor, an empty one too, can have the shape: its strides must be numbers."""
+    """Whether a tensor can have the shape, even an empty one: its strides must fit in 64 bits."""
     return math.prod(max(size, 1) for size in shape) <= _LARGEST
 
 
@@ -455,7 +461,7 @@ def _is_time(value: Any) -> bool:
 
 
 def _is_file_name(value: Any) -> bool:
-    """A name that stays inside the checkpoint and is neither hidden nor the manifest's."""
+    """Whether a name stays inside the checkpoint, and is neither hidden nor the manifest's."""
     if not isinstance(value, str) or value == MANIFEST_NAME or not value.isprintable():
         return False
     return not value.startswith(".") and "/" not in value and 0 < len(value.encode()) <= 255

@@ -1,7 +1,8 @@
-"""``marks.jsonl``: what was said of a step after it was written, one JSON line each.
+"""``marks.jsonl``: pins, metrics and the end of the run, one JSON line each.
 
-A step's directory is never modified, so pins and metrics that come later live here. Later
-lines add to earlier ones; ``reset`` forgets them, when a step's place was taken by another.
+A committed step's directory is never modified, so what is added to a step later is stored here.
+Later lines add to earlier ones. A line with ``reset`` drops the earlier ones of its step, when a
+different checkpoint of the same step was committed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from checkfreq.types import Json
 
-#: A line of marks is about a hundred bytes.
+#: A line has about a hundred bytes, so this is more than any run writes.
 MARKS_MAX_BYTES = 64 << 20
 
 logger = logging.getLogger(__name__)
@@ -24,10 +25,10 @@ _NOT_FINITE = ("nan", "inf", "-inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """What was said of a step after it was written: pinned or not, and its metrics.
+class StepMark:
+    """The marks of one committed step: pinned or not, its metrics, whether the run ended with it.
 
-    ``finished``: the run is over with this step.
+    ``persist.attempts.Marks`` is what a user asks to have recorded; this is what is on disk.
     """
 
     keep: bool = False
@@ -44,15 +45,15 @@ def mark_line(
     reset: bool = False,
 ) -> str:
     """One line, without its newline."""
-    told = {name: _as_json(value) for name, value in (metrics or {}).items()}
-    record: dict[str, Json] = {"step": step, "keep": keep, "metrics": told}
+    values = {name: _as_json(value) for name, value in (metrics or {}).items()}
+    record: dict[str, Json] = {"step": step, "keep": keep, "metrics": values}
     if finished is not None:
         record["finished"] = finished
     return json.dumps({**record, "reset": True} if reset else record, allow_nan=False)
 
 
 def _as_json(value: float) -> Json:
-    """JSON has no NaN and no infinities: then a text, "nan", "inf" or "-inf"."""
+    """JSON has no NaN or infinities: they become the strings "nan", "inf" and "-inf"."""
     return value if math.isfinite(value) else str(float(value))
 
 
@@ -64,25 +65,25 @@ def _number(value: Json) -> float:
     raise TypeError(value)
 
 
-def read_marks(data: bytes, *, path: Path) -> dict[int, Mark]:
-    """The marks in a file's bytes; lines that are no marks (torn by a crash) are skipped."""
-    marks: dict[int, Mark] = {}
+def read_marks(data: bytes, *, path: Path) -> dict[int, StepMark]:
+    """The marks in a file's bytes, by step; skips lines torn by a crash, with a warning."""
+    marks: dict[int, StepMark] = {}
     for number, line in enumerate(data.splitlines(), 1):
         try:
             _apply(marks, json.loads(line))
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            # Not quoted: the file may be somebody else's.
-            logger.warning("%s: skipped line %d, which is no mark", path, number)
+            # The line is not quoted: the file may not be ours, and hold anything.
+            logger.warning("%s: skipped line %d, which is not a mark", path, number)
     return marks
 
 
-def _apply(marks: dict[int, Mark], record: Json) -> None:
+def _apply(marks: dict[int, StepMark], record: Json) -> None:
     step, keep, finished = record["step"], record["keep"], record.get("finished")
     metrics = {name: _number(value) for name, value in dict(record["metrics"]).items()}
     if type(step) is not int or not {type(keep), type(finished)} <= {bool, type(None)}:
         raise TypeError(step, keep, finished)
-    old = Mark() if record.get("reset") else marks.get(step, Mark())
-    marks[step] = Mark(
+    old = StepMark() if record.get("reset") else marks.get(step, StepMark())
+    marks[step] = StepMark(
         old.keep if keep is None else keep,
         {**old.metrics, **metrics},
         old.finished if finished is None else finished,

@@ -1,4 +1,4 @@
-"""Which file system a directory is on, as the kernel lists them. Reads only."""
+"""Finds the file system that a directory is on, in the kernel's list of mounts. Reads only."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Mount:
 
 
 def mount_of(path: Path, *, mountinfo: Path = MOUNTINFO) -> Mount | None:
-    """The mount that holds ``path``, or will hold it; None if that cannot be told."""
+    """The mount that ``path`` is on, or would be if it existed; None if that is unknown."""
     try:
         place = _nearest_existing(path)
         number = os.stat(place).st_dev
         mounts = list(_mounts(mountinfo.read_text(errors="surrogateescape")))
-    except (OSError, RuntimeError, ValueError):  # a loop of links, a name that cannot be
+    except (OSError, RuntimeError, ValueError):  # also a loop of links, or an invalid name
         return None
     return _mount_of(place, f"{os.major(number)}:{os.minor(number)}", mounts)
 
@@ -38,7 +38,7 @@ def _nearest_existing(path: Path) -> Path:
 
 
 def _mounts(text: str) -> Iterator[Mount]:
-    """The lines `id parent major:minor root point options ... - type source ...` (proc(5))."""
+    """Parse lines `id parent major:minor root point options ... - type source ...` (proc(5))."""
     for line in text.splitlines():
         left, dash, right = line.partition(" - ")
         before, after = left.split(), right.split()
@@ -47,9 +47,10 @@ def _mounts(text: str) -> Iterator[Mount]:
 
 
 def _mount_of(place: Path, device: str, mounts: list[Mount]) -> Mount | None:
-    """The mount with that device number; else (btrfs has others) the one it lies under.
+    """The mount with that device number; without one, the mount that ``place`` lies under.
 
-    Of several the innermost around ``place``, and of those the latest, which hides the others.
+    Files on btrfs have a device number that is not their mount's. Of several mounts, the innermost
+    around ``place``; of several at one mount point, the latest, which hides the others.
     """
     around = [mount for mount in mounts if place.is_relative_to(mount.mount_point)]
     same = [mount for mount in mounts if mount.device == device]

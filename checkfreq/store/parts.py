@@ -1,13 +1,14 @@
-"""What several ranks contribute to one checkpoint, and how it becomes one manifest. Pure.
+"""The parts that ranks write of one checkpoint, and their merge into one manifest. Pure.
 
-A part is a manifest of its own, ``part-<rank>.json``: the files that a rank wrote and, under
-its number in ``ranks``, the JSON of its own objects, which may say that tensors in the rank's
-file of an object are boxes of larger ones::
+A part is itself a manifest, ``part-<rank>.json``. It lists the files that the rank wrote and, in
+``ranks`` under the rank's number, the JSON of the rank's own objects. That JSON may declare
+tensors in the rank's file of an object to be shards of larger tensors::
 
     "shards": {"layer.weight": [[global shape], [offsets]]}
 
-What the leader says of all, ``objects``, may name them under an object's "sharded_tensors".
-Nothing is merged that does not fit together; the error names rank, expected and found.
+The leader's ``objects`` may list the same tensors as an object's "sharded_tensors": then at least
+one shard of each must be there. Parts that do not fit together are not merged; the error names
+the rank, and what was expected and found.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _PART = re.compile(r"part-([0-9]{5,9})\.json")
 
 
 def part_name(rank: int) -> str:
-    """The name of a rank's part manifest."""
+    """File name of a rank's part manifest."""
     return f"part-{rank:05d}.json"
 
 
 def rank_of(name: str) -> int | None:
-    """The rank whose part manifest is called so; None for other files."""
+    """The rank whose part manifest has this name; None for other files."""
     match = _PART.fullmatch(name)
     if match is None or name != part_name(int(match[1])):
         return None
@@ -40,29 +41,29 @@ def rank_of(name: str) -> int | None:
 
 
 def failure_name(rank: int) -> str:
-    """The name of the file in which a rank says why it writes no part."""
+    """Name of the file in which a rank says why there is no part of it."""
     return f"failed-{rank:05d}.txt"
 
 
 def file_name(stem: str) -> str:
-    """Name of the file that holds tensors; the stem is an object's name, or ``stem_of`` one."""
+    """Name of a file of tensors; the stem is an object's name, or from ``stem_of``."""
     return f"{stem}.safetensors"
 
 
 def stem_of(name: str, rank: int) -> str:
-    """Stem of the file with a rank's own tensors, and boxes of larger ones, of an object."""
+    """Stem of the file with an object's tensors that are one rank's own, shards included."""
     return f"{name}.rank-{rank:05d}"
 
 
 def file_of(name: str, rank: int) -> str:
-    """That file."""
+    """Name of that file."""
     return file_name(stem_of(name, rank))
 
 
 def decode_part(data: bytes, *, path: object, of: Manifest, rank: int) -> Manifest:
-    """The part in ``data``, of ``rank``, to go with the leader's ``of``.
+    """The part of ``rank`` in ``data``; ``of`` is the leader's own manifest.
 
-    Raises PersistError unless it is a whole part of the same checkpoint.
+    Raises PersistError unless it is a complete part of the same checkpoint.
     """
     try:
         part = Manifest.decode(data, path=str(path))
@@ -81,7 +82,7 @@ def decode_part(data: bytes, *, path: object, of: Manifest, rank: int) -> Manife
 
 
 def check_sizes(part: Manifest, sizes: Mapping[str, int | None], *, rank: int) -> None:
-    """PersistError unless each file of the part has its size (None: it is not there)."""
+    """PersistError unless each file of the part has the size listed (None: it is missing)."""
     for file in part.files:
         found = sizes[file.name]
         if found != file.num_bytes:
@@ -92,11 +93,11 @@ def check_sizes(part: Manifest, sizes: Mapping[str, int | None], *, rank: int) -
 
 
 def merge(leader: Manifest, parts: Sequence[Manifest]) -> Manifest:
-    """One manifest out of the leader's own (its rank in ``ranks``) and the others' parts.
+    """Merge the leader's own manifest (its rank in ``ranks``) and the others' parts into one.
 
-    Raises PersistError when two of them wrote the same file or rank, or when the boxes of a
-    tensor overlap, contradict each other or leave something out. Where other ranks commit
-    into other directories, something is always left out, and is not asked for.
+    Raises PersistError if two of them have the same file or rank, or if the shards of a tensor
+    overlap, contradict each other or leave elements out. Where other ranks commit into other
+    directories, elements are always missing here, and that is not checked.
     """
     ranks = dict(leader.ranks)
     files = list(leader.files)
@@ -112,13 +113,14 @@ def merge(leader: Manifest, parts: Sequence[Manifest]) -> Manifest:
 
 
 def check_shards(manifest: Manifest) -> None:
-    """PersistError unless the boxes of every sharded tensor fit together."""
+    """PersistError unless the shards of every sharded tensor fit together."""
+    # With a directory per node, this manifest has the parts of some ranks only.
     whole = len(manifest.ranks) == manifest.world
     tensors = _by_tensor(manifest)
-    for name, key in _announced(manifest) if whole else ():
+    for name, key in _listed_tensors(manifest) if whole else ():
         if (name, key) not in tensors:
-            said = "expected shards, found none"
-            _refuse(manifest, f"tensor {key!r:.80} of {name!r:.80}: {said} from any rank")
+            problem = "expected shards, found none"
+            _refuse(manifest, f"tensor {key!r:.80} of {name!r:.80}: {problem} from any rank")
     for (name, key), shards in tensors.items():
         where = f"tensor {key!r:.80} of {name!r:.80}"
         if any(shard.whole_file for shard in shards):
@@ -136,7 +138,7 @@ def check_shards(manifest: Manifest) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """A box of a tensor of ``shape``; ``whole_file``: the tensor is also in the object's file."""
+    """A shard of a tensor of ``shape``; ``whole_file``: the object's file has the tensor too."""
 
     placed: Placed
     shape: Shape
@@ -147,7 +149,7 @@ class _Shard:
 def _by_tensor(manifest: Manifest) -> dict[tuple[str, str], list[_Shard]]:
     tensors = {file.name: {entry.name: entry for entry in file.tensors} for file in manifest.files}
     found: dict[tuple[str, str], list[_Shard]] = {}
-    for rank, name, key, shape, offsets in _said(manifest):
+    for rank, name, key, shape, offsets in _declared_shards(manifest):
         entry = tensors.get(file_of(name, rank), {}).get(key)
         if entry is None:
             _refuse(
@@ -161,24 +163,24 @@ def _by_tensor(manifest: Manifest) -> dict[tuple[str, str], list[_Shard]]:
     return found
 
 
-def _said(manifest: Manifest) -> Iterator[tuple[int, str, str, Shape, Shape]]:
-    """(rank, object's name, key, global shape, offsets) of every shard there is said to be."""
+def _declared_shards(manifest: Manifest) -> Iterator[tuple[int, str, str, Shape, Shape]]:
+    """(rank, object's name, key, global shape, offsets) of every shard that a rank declares."""
     for rank, own in manifest.ranks.items():
         for name, value in own.items():
-            if name.startswith("$"):  # no object: the names in it are users'
+            if name.startswith("$"):  # not an object: any key in it may be a user's name
                 continue
             shards = value.get("shards", {}) if isinstance(value, dict) else {}
             if not isinstance(shards, dict):
                 _refuse(manifest, f"rank {rank}'s {name!r:.80}: shards: expected an object")
             for key, place in shards.items():
                 if not _is_place(place):
-                    said = f"expected [[global shape], [offsets]], found {place!r:.80}"
-                    _refuse(manifest, f"rank {rank}'s {name!r:.80}: shard {key!r:.80}: {said}")
+                    problem = f"expected [[global shape], [offsets]], found {place!r:.80}"
+                    _refuse(manifest, f"rank {rank}'s {name!r:.80}: shard {key!r:.80}: {problem}")
                 yield rank, name, key, tuple(place[0]), tuple(place[1])
 
 
-def _announced(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """(object's name, key) of the tensors that the leader says are in shards."""
+def _listed_tensors(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """(object's name, key) of the tensors that the leader lists as sharded."""
     for name, value in manifest.objects.items():
         if isinstance(value, dict):
             yield from ((name, key) for key in value.get("sharded_tensors", ()))
@@ -206,7 +208,7 @@ def _same(
 
 
 def _files_of(part: Manifest, rank: int) -> Iterable[FileEntry]:
-    """A rank's files carry its number, so that no two ranks ever write the same one."""
+    """The part's files. Their names end in the rank, so that no two ranks write the same file."""
     ending = file_of("", rank)
     for file in part.files:
         if not file.name.endswith(ending):

@@ -1,10 +1,10 @@
-"""The commit records of one directory, each parsed once for as long as its bytes stay the same.
+"""Caches the commit records of one directory; a record is parsed again only if its bytes change.
 
-A restore asks for a step's record several times: to read what it names, to see what else is
-there, and whether another attempt took the step's place meanwhile. The bytes are read each time,
-so that nothing is believed of what changed; parsing them again is what would take long (0.2 s
-for 10,000 tensors, measured 2026-11). For one restore, by one thread. Only the newest record is
-kept whole, of the others the attempt: there may be hundreds.
+A restore needs a step's record several times: to read the files it lists, to list what else is
+there, and to see whether another attempt replaced the step meanwhile. The bytes are read each
+time, so a change is never missed; it is parsing that takes long (0.2 s for 10,000 tensors,
+measured 2026-11). Used by one thread, during one restore. Only the newest record is kept whole,
+and the attempt of each other one: there may be hundreds of steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Records:
         self._attempts: dict[int, tuple[bytes, str]] = {}
 
     def manifest(self, step: int) -> Manifest:
-        """See CheckpointStore; the newest is one object while its bytes stay the same."""
+        """See CheckpointStore. The newest is the same object as long as its bytes are the same."""
         record = self._store.record(step)
         digest = xxh3_128_digest(record)
         if self._newest is not None and self._newest[:2] == (step, digest):
@@ -32,7 +32,7 @@ class Records:
         return self._parse(step, record, digest)
 
     def attempt(self, step: int) -> str:
-        """The attempt that the step's record is of; raises what ``manifest`` raises."""
+        """The attempt that wrote the step; raises what ``manifest`` raises."""
         record = self._store.record(step)
         digest = xxh3_128_digest(record)
         known, attempt = self._attempts.get(step, (b"", ""))

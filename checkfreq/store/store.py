@@ -1,20 +1,23 @@
 """The checkpoints of one directory: begin, commit, list, walk back, quarantine, prune.
 
-A directory called ``step-<n>`` is complete and is never modified. It comes into being in
-one instant, the rename in `CheckpointStore.commit`, after everything in it is durable, so
-that a crash anywhere leaves the old set, or the old set plus one::
+A directory named ``step-<n>`` is complete and is never modified. It appears atomically, by the
+rename in `CheckpointStore.commit`, after everything in it is durable. So a crash at any instant
+leaves the old set of checkpoints, or the old set plus one::
 
     .tmp-<step>-<attempt>/ ->  step-<step>/  ->  superseded/, quarantine/, or .trash-<step>/
 
-Where the file system cannot rename a directory (overlayfs, one of a lower layer), the file
-``.gone-<step>`` stands for the move: while it is there the step is none, whatever is left of it.
+Where the file system cannot rename a directory (one of a lower layer of overlayfs), the file
+``.gone-<step>`` takes the place of the rename: while it exists, the step does not count as a
+checkpoint, whatever is left of its directory.
 
-Readers (`steps`, `manifest`, `verify`, `newest_valid`, ...) take no lock, change nothing
-and believe nothing that fails validation; a link of a step's name is no checkpoint. The other
-methods are for the one process that holds the directory's lock, one call at a time; only a
-payload's `pwrite` is for many threads.
-Errors of the file system come out as OSError and are never taken for corruption, except
-that a file which a committed directory lacks is, or one that is no file or far too large.
+Readers (`steps`, `manifest`, `verify`, `newest_valid`, ...) take no lock, change nothing, and
+trust nothing that fails validation; a symbolic link named like a step is not a checkpoint. The
+other methods are for the one process that holds the directory's lock, one call at a time; only a
+payload's `pwrite` may be called by many threads.
+
+Errors of the file system are raised as OSError and never taken for corruption, with three
+exceptions: a file missing from a committed directory, one that is not a regular file, and one
+that is far too large.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ from checkfreq.store.manifest import (
     Manifest,
     most_bytes,
 )
-from checkfreq.store.marks import MARKS_MAX_BYTES, Mark, mark_line, read_marks
+from checkfreq.store.marks import MARKS_MAX_BYTES, StepMark, mark_line, read_marks
 from checkfreq.store.verify import expect_size, header_bytes, verify_digests
 from checkfreq.types import round_up_to_page
 
@@ -60,7 +63,7 @@ _PAYLOAD = ".safetensors"
 _STALE = (".tmp-", ".trash-")
 _GONE = re.compile(r"\.gone-([0-9]{1,18})")
 _COPY_BYTES = 8 << 20
-#: Of a run with a directory per node: the first step that was committed in all of them.
+#: The file that `note_common` writes: a step that was committed in every directory of the run.
 _COMMON = "common"
 _MARKS = "marks.jsonl"
 _LONG_MARKS_BYTES = 16 << 10
@@ -70,9 +73,9 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Pending:
-    """A checkpoint that is being written, in a directory no reader looks into.
+    """A checkpoint being written, in a directory that readers ignore.
 
-    ``is_shared``: other ranks write into it too, and a worker that was killed may have begun.
+    ``is_shared``: other ranks write into it too, and a killed worker may have left files in it.
     """
 
     step: int
@@ -94,7 +97,7 @@ class Pending:
         return file
 
     def finish_payload(self, file: PayloadFile, num_bytes: int) -> None:
-        """Cut the padding of the last page off, make the file durable and close it."""
+        """Cut off the padding of the last page, make the file durable and close it."""
         faults.reach("commit.truncate")
         file.truncate(num_bytes)
         faults.reach("commit.sync_payload")
@@ -103,16 +106,16 @@ class Pending:
         self._open.remove(file)
 
     def close(self) -> None:
-        """Close payloads that were not finished; no thread may still be writing them."""
+        """Close unfinished payloads; no thread may still be writing to them."""
         while self._open:
             self._open.pop().close()
 
     def disown_created(self) -> None:
-        """From now on the payload files that were created here are another's to remove."""
+        """Leave the payload files created here alone from now on: the leader may commit them."""
         self._created.clear()
 
     def remove_created(self) -> None:
-        """Remove the payload files that were created here, and nothing that others wrote."""
+        """Remove the payload files created here, and nothing that others wrote."""
         self.close()
         for path in self._created:
             with contextlib.suppress(FileNotFoundError):
@@ -121,7 +124,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """Where the step is, and whether it was there already (the new one was dropped)."""
+    """Where the step is, and whether an existing checkpoint was kept instead of the new one."""
 
     path: Path
     kept_existing: bool
@@ -149,10 +152,10 @@ class CheckpointStore:
     """The checkpoints under ``root``."""
 
     def __init__(self, root: Path, *, ops: FileOps | None = None) -> None:
-        self.root = root.absolute()  # wherever the process goes
+        self.root = root.absolute()  # a later chdir must not move it
         self.ops: FileOps = LocalFileOps(self.root) if ops is None else ops
-        self._links_told: set[int] = set()
-        #: Above it, the file of marks is rewritten without those of steps that are gone.
+        self._links_logged: set[int] = set()
+        #: Above this size the file of marks is rewritten, without removed steps.
         self._long_marks_bytes = _LONG_MARKS_BYTES
 
     # Writing: for the holder of the lock.
@@ -160,8 +163,8 @@ class CheckpointStore:
     def open(self, *, keep_pending: bool = False) -> None:
         """Make the directory, and remove what interrupted commits and prunes left in it.
 
-        ``keep_pending``: not what was being committed; other ranks may be writing parts of it.
-        What cannot be removed (a worker of an earlier run still writes in it) is left.
+        ``keep_pending``: keep unfinished checkpoints, since other ranks may be writing parts.
+        What cannot be removed is left (a member's worker of an earlier run may still write to it).
         """
         self.make()
         names = self.ops.listdir(self.root)
@@ -173,13 +176,13 @@ class CheckpointStore:
             self._try_to_bury(step)
 
     def make(self) -> None:
-        """Make the directory and its missing parents, each of their entries durable."""
+        """Make the directory and its missing parents, and their entries durable."""
         if not self.ops.is_dir(self.root):
             self._make_durable_dir(self.root)
             return
         try:
-            self.ops.sync_dir(self.root.parent)  # whoever made it may not have come so far
-        except OSError as error:  # a parent that may be entered and not read
+            self.ops.sync_dir(self.root.parent)  # whoever made it may not have synced its entry
+        except OSError as error:  # the parent may have search permission only
             logger.info("%s is not synced: %s", self.root.parent, error)
 
     def begin(self, step: int, *, attempt: str, num_bytes: int = 0) -> Pending:
@@ -200,22 +203,24 @@ class CheckpointStore:
     ) -> CommitResult:
         """Turn a pending checkpoint, its payloads finished, into the checkpoint of its step.
 
-        ``supersede_after``: first move every later step to ``superseded/`` (-1: all of them).
-        A step that is there, validates and is not superseded is kept and ``pending`` is
-        dropped (without ``keep_existing`` that step is superseded too); one that is there and
-        does not is quarantined. When this returns the checkpoint survives a power cut. After
-        an error the earlier ones are as they were (only the last sync's leaves the new one
-        among them): call `abort`. Raises OSError, and PersistError when payloads and manifest
-        disagree.
+        ``supersede_after``: first move every later step to ``superseded/`` (-1: all steps).
+
+        If the step already exists and is not superseded: one that validates is kept, and
+        ``pending`` is dropped (without ``keep_existing`` the old one is superseded instead); one
+        that does not validate is quarantined.
+
+        On return the checkpoint survives a power cut. After an error, call `abort`: the earlier
+        checkpoints are as they were, and the new one is among them only if the very last sync
+        failed. Raises OSError, and PersistError if payloads and manifest disagree.
         """
         self._check_payloads(pending, manifest)
         if self.ops.exists(self._tombstone(pending.step)):
-            self._bury(pending.step)  # or what takes its place would be as dead
+            self._bury(pending.step)  # else the file would hide the new checkpoint as well
         superseded = self._steps_after(supersede_after)
         if pending.step not in superseded and self._holds_valid(pending.step):
             if keep_existing:
                 self.abort(pending)
-                self.ops.sync_dir(self.root)  # it may be there without ever having been synced
+                self.ops.sync_dir(self.root)  # its rename may never have been synced
                 return CommitResult(self.path(pending.step), kept_existing=True)
             superseded = [pending.step, *superseded]
         self._write_record(pending.path, manifest)
@@ -226,14 +231,14 @@ class CheckpointStore:
         return CommitResult(self.path(pending.step), kept_existing=False)
 
     def abort(self, pending: Pending) -> None:
-        """Drop a pending checkpoint; what cannot be removed now, `open` removes later."""
+        """Remove a pending checkpoint; what cannot be removed now, the next `open` removes."""
         pending.close()
         if not self.ops.exists(pending.path):
             return
         self._try_to_remove(pending.path.name, until="the next start")
 
     def quarantine(self, step: int, reason: str) -> Path:
-        """Set a bad checkpoint aside, with the reason in a text file beside it; where it went."""
+        """Move a step to ``quarantine/``, beside a text file with the reason; its new path."""
         target = self._set_aside(step, "quarantine")
         self._sync_moves("quarantine")
         note = target.with_name(f"{target.name}.reason.txt")
@@ -241,9 +246,9 @@ class CheckpointStore:
         return target
 
     def prune(self, steps: Iterable[int]) -> list[int]:
-        """Remove steps; those removed, ascending.
+        """Remove steps; returns the removed ones, ascending.
 
-        If none of the others looks valid, the newest of ``steps`` that does is kept.
+        If none of the other steps looks valid, keeps the newest of ``steps`` that does.
         """
         present = self.steps()
         doomed = sorted(set(steps).intersection(present))
@@ -253,8 +258,8 @@ class CheckpointStore:
         moved = [self._move_to_trash(step) for step in doomed]
         trash = [path for path in moved if path is not None]
         if trash:
-            # Before anything in them goes: else a power cut could bring a final name back
-            # with half of its files.
+            # Before any file is removed: otherwise a power cut could undo the rename but not the
+            # removals, and leave a directory with a step's name and half of its files.
             self.ops.sync_dir(self.root)
         for path in trash:
             self._remove(path)
@@ -269,16 +274,16 @@ class CheckpointStore:
         metrics: Mapping[str, float] | None = None,
         finished: bool | None = None,
     ) -> None:
-        """Pin or unpin a step (None: leave it), and add metrics to it; durable on return.
+        """Pin or unpin a step (None: neither), and add metrics to it; durable on return.
 
-        ``finished``: whether the run is over with it.
+        ``finished``: whether the run is finished with this step.
         """
         self._append_mark(mark_line(step, keep=keep, metrics=metrics, finished=finished))
 
     def note_common(self, step: int) -> None:
-        """Remember that a step was committed in every directory of a run; durable on return.
+        """Record that a step was committed in every directory of a run; durable on return.
 
-        Before that, what only some directories hold is no checkpoint of the run.
+        Until then, steps that only some directories hold do not count as checkpoints of the run.
         """
         self.ops.replace_file(self.root / _COMMON, f"{step}\n".encode())
         self.ops.sync_dir(self.root)
@@ -294,20 +299,20 @@ class CheckpointStore:
         return self.root / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """Committed steps, ascending; a directory that does not exist has none."""
+        """Committed steps, ascending; empty if the directory does not exist."""
         kinds = self._kinds(self.root)
         gone = _gone_among(kinds)
         found = {step_of(name) for name, kind in kinds.items() if kind is not Kind.LINK}
         return sorted(step for step in found if step is not None and step not in gone)
 
     def links(self) -> list[int]:
-        """Steps in whose place there is a symbolic link, ascending: no checkpoints of ours."""
+        """Steps whose directory name is a symbolic link, ascending; they are not checkpoints."""
         kinds = self._kinds(self.root)
         found = {step_of(name) for name, kind in kinds.items() if kind is Kind.LINK}
         return sorted(step for step in found if step is not None)
 
     def require(self, step: int) -> None:
-        """NoCheckpointError, which says what there is, unless there is such a step."""
+        """Raise NoCheckpointError, listing the steps there are, unless ``step`` is one of them."""
         steps = self.steps()
         if step in steps:
             return
@@ -317,11 +322,11 @@ class CheckpointStore:
         raise NoCheckpointError(f"{self.root} has no step {step}{but}; it has: {there}")
 
     def holds_superseded(self) -> bool:
-        """Whether anything was set aside in favour of another run of the same steps."""
+        """Whether any step was set aside in favour of a later commit, after a run went back."""
         return bool(self._kinds(self.root / "superseded"))
 
     def ever_held(self) -> bool:
-        """Whether a checkpoint is here, or was and had to be quarantined."""
+        """Whether there is a checkpoint, or was one that had to be quarantined."""
         names = self._kinds(self.root / "quarantine")
         return bool(self.steps()) or any(name.startswith("step-") for name in names)
 
@@ -333,15 +338,15 @@ class CheckpointStore:
         return self.parse(step, self.record(step))
 
     def record(self, step: int) -> bytes:
-        """The bytes of the step's commit record, for `parse`, which checks them.
+        """The bytes of the step's commit record, not validated: see `parse`.
 
-        Raises NoCheckpointError, CorruptCheckpointError (there is none), OSError.
+        Raises NoCheckpointError, CorruptCheckpointError (the record is missing), OSError.
         """
         path = self.path(step) / MANIFEST_NAME
         return self._of_committed(step, path, partial(self._read_record, path))
 
     def parse(self, step: int, record: bytes) -> Manifest:
-        """What the step's commit record says; raises as `manifest` if it is no such record."""
+        """Validate and decode a step's commit record; raises like `manifest`."""
         path = self.path(step) / MANIFEST_NAME
         manifest = Manifest.decode(record, path=path)
         if manifest.step != step:
@@ -349,20 +354,20 @@ class CheckpointStore:
         return manifest
 
     def inspect(self, step: int) -> Manifest:
-        """`manifest`, and the presence and size of every file: cheap, reads no payload."""
+        """`manifest`, after checking that every file is there with its size; reads no payload."""
         manifest = self.manifest(step)
         self.check_sizes(step, manifest.files)
         return manifest
 
     def check_sizes(self, step: int, files: Iterable[FileEntry]) -> None:
-        """CorruptCheckpointError for a file that is missing or of another size than its entry."""
+        """CorruptCheckpointError for a file that is missing or differs in size from its entry."""
         for entry in files:
             path = self.path(step) / entry.name
             size = self._of_committed(step, path, partial(self.ops.file_size, path))
             expect_size(path, entry, size)
 
     def verify(self, step: int) -> Manifest:
-        """`manifest`, and every digest of every file."""
+        """`manifest`, after checking every digest of every file."""
         manifest = self.manifest(step)
         for entry in manifest.files:
             file = self.open_payload(step, entry)
@@ -373,7 +378,7 @@ class CheckpointStore:
         return manifest
 
     def open_payload(self, step: int, entry: FileEntry) -> ReadFile:
-        """Open a payload file of a step; CorruptCheckpointError if missing or of another size."""
+        """Open a payload file of a step; CorruptCheckpointError if missing or of the wrong size."""
         path = self.path(step) / entry.name
         file = self._of_committed(step, path, lambda: self.ops.open_for_read(path))
         try:
@@ -386,12 +391,12 @@ class CheckpointStore:
     def newest_valid(self, *, check: Callable[[int], T]) -> Found[T]:
         """Walk back from the newest step to the first for which ``check`` returns.
 
-        ``check`` is `verify`, or anything that raises CorruptCheckpointError for a step that
-        must be walked past; every other error goes to the caller. Steps that another
-        process prunes meanwhile do not count. Raises NoCheckpointError if the directory
-        never held a checkpoint, CorruptCheckpointError if it did and none validates.
+        ``check`` is `verify`, or any function that raises CorruptCheckpointError for a step to
+        be walked past; any other error is raised to the caller. Steps that another process
+        prunes meanwhile are ignored. Raises NoCheckpointError if the directory never held a
+        checkpoint, CorruptCheckpointError if it did and none validates.
         """
-        self._tell_links()
+        self._log_links()
         before: list[int] | None = None
         while True:
             rejected: list[Rejected] = []
@@ -400,20 +405,20 @@ class CheckpointStore:
                 try:
                     return Found(step, check(step), tuple(rejected))
                 except CorruptCheckpointError as error:
-                    # Without the frames of the failed read, and with them its buffers.
+                    # The traceback's frames would keep the failed read's buffers alive.
                     rejected.append(Rejected(step, error.with_traceback(None)))
                 except NoCheckpointError:
                     if self.ops.exists(self.path(step)):
                         raise
-                    if steps == before:  # nothing was pruned: it would be so for ever
+                    if steps == before:  # nothing was pruned: listing again would never end
                         raise self._cannot_be_opened(step) from None
                     before = steps
-                    break  # pruned since it was listed, so there is a newer one: list again
+                    break  # pruned since it was listed, so a newer one was committed: list again
             else:
                 raise self._none_valid(rejected)
 
-    def marks(self) -> dict[int, Mark]:
-        """What was said of each step. Lines that a crash tore are skipped."""
+    def marks(self) -> dict[int, StepMark]:
+        """The marks of each step; lines torn by a crash are skipped."""
         return read_marks(self._marks_bytes(), path=self.root / _MARKS)
 
     # The pieces of a commit.
@@ -428,7 +433,7 @@ class CheckpointStore:
             raise OSError(errno.ENOSPC, f"{text}, {free_bytes} are free", str(self.root))
 
     def _check_payloads(self, pending: Pending, manifest: Manifest) -> None:
-        """A record that does not describe the files beside it must never be written."""
+        """PersistError unless the manifest describes the pending files."""
         wrong = []
         if (manifest.step, manifest.attempt) != (pending.step, pending.attempt):
             wrong.append(f"the manifest is of step {manifest.step}, attempt {manifest.attempt}")
@@ -470,16 +475,17 @@ class CheckpointStore:
     def _require_readable(self, manifest: Manifest, num_bytes: int, directory: Path) -> None:
         if num_bytes > STATE_BYTES and num_bytes > (most := self._most_record_bytes(directory)):
             text = (
-                f"step {manifest.step} was not committed: what is no tensor makes its manifest "
+                f"step {manifest.step} was not committed: its non-tensor state makes its manifest "
                 f"{num_bytes} bytes long, and at most {most} are read back. Keep long lists of "
                 "numbers as tensors or NumPy arrays"
             )
             raise PersistError(text, step=manifest.step, phase="commit")
 
     def _remove_parts(self, directory: Path, manifest: Manifest) -> None:
-        """Parts that are merged, and what workers that were killed left beside them.
+        """Remove the merged parts, and what killed workers left beside them.
 
-        After the manifest: a worker that takes over finds the parts, or the whole record.
+        After the manifest is written, so that a worker that takes over finds either all parts or
+        the complete record.
         """
         held = {MANIFEST_NAME, *(file.name for file in manifest.files)}
         for name in self.ops.listdir(directory):
@@ -502,7 +508,7 @@ class CheckpointStore:
             raise
 
     def _bring_back(self, moved: Sequence[tuple[int, Path]]) -> None:
-        """Undo a supersession whose commit failed: the old set stays the set."""
+        """Undo a supersession whose commit failed: the set of checkpoints stays as it was."""
         try:
             for step, path in reversed(moved):
                 self.ops.rename(path, self.path(step))
@@ -512,20 +518,20 @@ class CheckpointStore:
             logger.error("later steps may have stayed in superseded/: %s", error)
 
     def _after_commit(self, step: int, superseded: Sequence[int]) -> None:
-        """Conveniences: the checkpoint is durable, and a failure here must not deny that."""
+        """Update the pointer and the marks; a failure is only logged: the step is durable."""
         try:
             faults.reach("commit.pointer")
             self.ops.replace_file(self.root / "latest", f"{self.path(step).name}\n".encode())
-            # Whoever held these numbers before, the marks were theirs.
+            # Marks of these numbers were for the checkpoints that had them before.
             for old in self._marked({step, *superseded}):
                 self._append_mark(mark_line(old, reset=True))
         except (CheckFreqError, OSError) as error:
-            logger.warning("step %d is committed, its pointer is not updated: %s", step, error)
+            logger.warning("step %d is committed, but its pointer is not updated: %s", step, error)
 
     # Moves and directories.
 
     def _set_aside(self, step: int, folder: str) -> Path:
-        """Move a step into a folder; it counts as moved for good after `_sync_moves`."""
+        """Move a step into a folder; durable only after `_sync_moves`."""
         self._make_durable_dir(self.root / folder)
         target = self._free_name(self.root / folder / self.path(step).name)
         try:
@@ -537,11 +543,11 @@ class CheckpointStore:
         return target
 
     def _copy_aside(self, step: int, target: Path) -> None:
-        """`_set_aside` where directories cannot be renamed: first the copy, then the removal."""
+        """`_set_aside` where directories cannot be renamed: copy, sync, then remove."""
         copy = self._free_name(self.root / f".trash-copy-{step}")
         self.ops.mkdir(copy)
         for name, kind in self.ops.scan(self.path(step)).items():
-            if kind is Kind.FILE:  # nothing else is ours
+            if kind is Kind.FILE:  # a checkpoint contains nothing else
                 self._copy_file(self.path(step) / name, copy / name)
         self.ops.sync_dir(copy)
         self.ops.rename(copy, target)
@@ -561,14 +567,14 @@ class CheckpointStore:
             copy.datasync()
 
     def _entomb(self, step: int) -> None:
-        """Remove a step that cannot be renamed: it is none from the first sync on."""
+        """Remove a step that cannot be renamed: from the first sync on it does not count."""
         self.ops.write_file(self._tombstone(step), b"")
-        # Before anything in it goes: else a power cut could leave half of a checkpoint.
+        # Before any file is removed: otherwise a power cut could leave half of a checkpoint.
         self.ops.sync_dir(self.root)
         self._bury(step)
 
     def _bury(self, step: int) -> None:
-        """Remove what is left of a step that is none any more, and then what says so."""
+        """Remove what is left of an entombed step, and then its tombstone."""
         if self.ops.exists(self.path(step)):
             self._remove(self.path(step))
             self.ops.sync_dir(self.root)
@@ -584,12 +590,12 @@ class CheckpointStore:
         return self.root / f".gone-{step}"
 
     def _sync_moves(self, folder: str) -> None:
-        # The arrival first: a power cut in between must not leave the step in neither.
+        # The destination first: a power cut in between must not lose the step from both.
         self.ops.sync_dir(self.root / folder)
         self.ops.sync_dir(self.root)
 
     def _move_to_trash(self, step: int) -> Path | None:
-        """Where it went, to be removed after a sync; None if it is gone already."""
+        """Rename a step, to be removed after a sync; None if it had to be removed at once."""
         target = self._free_name(self.root / f".trash-{step}")
         faults.reach("prune.remove")
         try:
@@ -602,7 +608,7 @@ class CheckpointStore:
         return target
 
     def _remove(self, path: Path) -> None:
-        """Remove a directory, or whatever else has its name: a link itself, and no more."""
+        """Remove a directory, or anything else with that name; a link itself, not its target."""
         if self.ops.is_dir(path):
             self.ops.remove_tree(path)
         else:
@@ -616,7 +622,7 @@ class CheckpointStore:
         return candidate
 
     def _make_durable_dir(self, path: Path) -> None:
-        """Make a directory and its missing parents, each entry durable."""
+        """Make a directory and its missing parents, and each entry durable."""
         if self.ops.is_dir(path):
             return
         self._make_durable_dir(path.parent)
@@ -626,7 +632,7 @@ class CheckpointStore:
             kind = self.ops.kind(path)
             if kind in (Kind.LINK, Kind.OTHER):
                 raise ForeignEntryError.at(path, kind.value) from None
-            if kind is not Kind.DIRECTORY:  # else another rank was faster
+            if kind is not Kind.DIRECTORY:  # if it is one, another rank was faster
                 raise
         self.ops.sync_dir(path.parent)
 
@@ -649,14 +655,14 @@ class CheckpointStore:
         return self.ops.read_bytes(path, max_bytes=MARKS_MAX_BYTES)
 
     def _marked(self, steps: set[int]) -> list[int]:
-        """Those of ``steps`` of which something was said; cheap where nothing was."""
+        """Those of ``steps`` that have marks. Cheap if none has: the file is not parsed."""
         data = self._marks_bytes()
         if not any(re.search(rb'"step"\s*:\s*%d\b' % step, data) for step in steps):
             return []
         return sorted(steps.intersection(read_marks(data, path=self.root / _MARKS)))
 
     def _forget_marks_of_others(self, steps: set[int]) -> None:
-        """Keep the file short: what was said of steps that were removed is of no use any more."""
+        """Drop the marks of removed steps, once the file has become long."""
         path = self.root / _MARKS
         if not self.ops.exists(path) or self.ops.file_size(path) <= self._long_marks_bytes:
             return
@@ -673,7 +679,7 @@ class CheckpointStore:
             self.ops.replace_file(path, data)
             self.ops.sync_dir(self.root)
         except (CheckFreqError, OSError) as error:
-            # Those steps are removed, and a failure here must not deny that.
+            # Only logged: the steps are removed, and the caller must learn that.
             logger.warning("%s is not shortened: %s", path, error)
         else:
             self._long_marks_bytes = max(_LONG_MARKS_BYTES, 2 * len(data))
@@ -681,23 +687,26 @@ class CheckpointStore:
     # The pieces of reading.
 
     def _kinds(self, path: Path) -> Mapping[str, Kind]:
-        """What is in a directory; nothing, if there is no such directory of ours."""
+        """The entries of a directory; none if it is missing, or is a link."""
         try:
             return self.ops.scan(path)
         except (FileNotFoundError, ForeignEntryError):
             return {}
 
-    def _tell_links(self) -> None:
-        for step in set(self.links()) - self._links_told:
-            self._links_told.add(step)
+    def _log_links(self) -> None:
+        for step in set(self.links()) - self._links_logged:
+            self._links_logged.add(step)
             logger.warning(
-                "%s is a symbolic link: it is no checkpoint, and what it leads to is neither read "
-                "nor touched. Give the directory that it leads to as the path, or move it here",
+                "%s is a symbolic link, not a checkpoint: its target is neither read nor changed. "
+                "Pass the directory that holds the target as the path, or move the target here",
                 self.path(step),
             )
 
     def _of_committed(self, step: int, path: Path, read: Callable[[], T]) -> T:
-        """``read()``, in whose place what is no file, or far too large, is corruption."""
+        """``read()`` of a file that a committed step must have.
+
+        If it is missing, not a regular file, or far too large, that is corruption.
+        """
         try:
             return read()
         except StorageError as error:
@@ -720,7 +729,11 @@ class CheckpointStore:
         )
 
     def _read_record(self, path: Path) -> bytes:
-        """The bytes of a record; CorruptCheckpointError if there are more than it can need."""
+        """The bytes of a record; CorruptCheckpointError if they are more than a record can have.
+
+        The bound is cheap for a record below the fixed allowance; only above it are the headers
+        of the payloads read.
+        """
         num_bytes, most = self.ops.file_size(path), STATE_BYTES
         if num_bytes > STATE_BYTES and num_bytes > (most := self._most_record_bytes(path.parent)):
             raise CorruptCheckpointError(
@@ -729,7 +742,7 @@ class CheckpointStore:
         return self.ops.read_bytes(path, max_bytes=most)
 
     def _most_record_bytes(self, directory: Path) -> int:
-        """What a record may take, by the headers of the payloads beside it."""
+        """The largest record allowed, by the headers of the payloads beside it."""
         found = 0
         for name in self.ops.listdir(directory):
             if name.endswith(_PAYLOAD):
@@ -763,7 +776,7 @@ class CheckpointStore:
 
 
 def pending_of(name: str) -> tuple[int, str] | None:
-    """Step and attempt that a directory is being written for; None for other names."""
+    """Step and attempt of the pending directory with this name; None for other names."""
     match = _PENDING.fullmatch(name)
     return None if match is None else (int(match[1]), match[2])
 
@@ -774,7 +787,7 @@ def _gone_among(names: Iterable[str]) -> set[int]:
 
 
 def step_of(name: str) -> int | None:
-    """The step whose directory is called so; None for other names."""
+    """The step whose directory has this name; None for other names."""
     match = _STEP.fullmatch(name)
     if match is None:
         return None

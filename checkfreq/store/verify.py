@@ -13,12 +13,12 @@ from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import FileEntry
 
 _READ_CHUNK_BYTES = 4 << 20
-#: A safetensors file begins with the length of its header, of which its library reads no more.
+#: A safetensors file begins with the length of its header; its library accepts no longer header.
 _LENGTH_BYTES, _LARGEST_HEADER_BYTES = 8, 100_000_000
 
 
 def expect_size(path: Path, entry: FileEntry, got: int) -> None:
-    """CorruptCheckpointError unless ``got`` is the size that the entry says."""
+    """CorruptCheckpointError unless ``got`` is the size in the entry."""
     if got != entry.num_bytes:
         raise CorruptCheckpointError(
             str(path), check="size in bytes", expected=entry.num_bytes, got=got
@@ -26,7 +26,7 @@ def expect_size(path: Path, entry: FileEntry, got: int) -> None:
 
 
 def verify_digests(path: Path, entry: FileEntry, file: ReadFile) -> None:
-    """Compare every digest of a file, in one pass with one buffer."""
+    """Check every digest of a file, in one pass with one buffer."""
     regions = [("header digest", entry.header_bytes, entry.header_digest)]
     for tensor in entry.in_file_order():
         check = f"digest of tensor {tensor.name!r}"
@@ -39,7 +39,7 @@ def verify_digests(path: Path, entry: FileEntry, file: ReadFile) -> None:
 
 
 def _chunks(file: ReadFile) -> Iterator[memoryview]:
-    """The file in order, each piece valid until the next; the buffer suits direct I/O."""
+    """The file in order. A piece is valid until the next; the buffer is aligned for direct I/O."""
     buffer = memoryview(mmap.mmap(-1, _READ_CHUNK_BYTES))
     offset = 0
     while count := file.preadinto(buffer, offset):
@@ -48,7 +48,7 @@ def _chunks(file: ReadFile) -> Iterator[memoryview]:
 
 
 def header_bytes(file: ReadFile) -> int:
-    """How many bytes of a file's header say something: neither blanks nor holes."""
+    """How many bytes of a file's header have content: neither padding blanks nor zeros."""
     count, end = 0, 0
     for chunk in _chunks(file):
         if not end:
@@ -63,14 +63,14 @@ def header_bytes(file: ReadFile) -> int:
 
 
 class _ByteStream:
-    """Digests of consecutive regions of a stream that comes in pieces."""
+    """Digests of consecutive regions of a file that is read in pieces."""
 
     def __init__(self, pieces: Iterator[memoryview]) -> None:
         self._pieces = pieces
         self._piece = memoryview(b"")
 
     def digest_next(self, num_bytes: int) -> str:
-        """Digest of the next bytes; a stream that ends early gives that of what there is."""
+        """Digest of the next ``num_bytes``, or of fewer if the file ends before."""
         state = xxhash.xxh3_64()
         while num_bytes:
             if not len(self._piece):

@@ -1,11 +1,12 @@
-"""What tests of a checkpoint directory need: a disk that forgets, and a contract to pass.
+"""For tests of checkpoint directories: a file system that loses power, and a contract suite.
 
-* `CrashingFileOps`: `FileOps` in memory. It knows what was synced, can lose power or fail
-  before any of its operations, and then gives every disk that could be found afterwards.
-* `FileOpsContract`: derive a ``Test...`` class from it, with fixtures ``ops`` and ``root``
-  (an empty directory), to hold your own `FileOps` to what the store relies on. Where a link is
-  not made by ``os.symlink`` it overrides ``plant_link``.
-* `commit_bytes`: one small, valid checkpoint, for tests of what comes after it.
+* `CrashingFileOps`: `FileOps` in memory. It tracks what was synced, can fail or lose power before
+  any operation, and then enumerates every state that the disk could be in afterwards.
+* `FileOpsContract`: tests what the store relies on. Derive a ``Test...`` class from it, with the
+  fixtures ``ops`` (your `FileOps`) and ``root`` (an empty directory). Override ``plant_link`` if
+  ``os.symlink`` cannot make a link there.
+* `commit_bytes`: commits one small, valid checkpoint.
+* `page_aligned`: bytes in memory that direct I/O accepts.
 """
 
 from __future__ import annotations

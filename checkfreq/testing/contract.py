@@ -1,4 +1,4 @@
-"""What every `FileOps` must do for the store, as tests to derive from."""
+"""What the store relies on in every `FileOps`, as a class of tests to derive from."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def commit_bytes(
     objects: Mapping[str, Json] | None = None,
     supersede_after: int | None = None,
 ) -> CommitResult:
-    """Commit ``step`` with one uint8 tensor called "data" per file, through the whole commit.
+    """Commit ``step`` by the regular path, with one uint8 tensor named "data" per file.
 
-    After an error the pending checkpoint is aborted.
+    Aborts the pending checkpoint if that fails.
     """
     pending = store.begin(step, attempt=attempt)
     try:
@@ -56,10 +56,10 @@ def _safetensors_image(name: str, data: bytes) -> tuple[bytes, FileEntry]:
 
 
 class FileOpsContract:
-    """What the store relies on. Subclasses give the fixtures ``ops`` and ``root``."""
+    """What the store relies on. Subclasses provide the fixtures ``ops`` and ``root``."""
 
     def plant_link(self, ops: FileOps, path: Path, target: Path) -> None:
-        """Have a symbolic link to ``target`` at ``path``, as somebody else may."""
+        """Put a symbolic link to ``target`` at ``path``, as an attacker or a user may."""
         os.symlink(target, path)
 
     def test_mkdir_makes_a_listed_directory(self, ops: FileOps, root: Path) -> None:
@@ -316,7 +316,7 @@ def _raises(kind: type[OSError]) -> Iterator[None]:
 
 
 def page_aligned(data: bytes) -> mmap.mmap:
-    """The bytes in anonymous memory, from a page boundary, padded to the next with zeros."""
+    """A page-aligned copy of the bytes, padded with zeros to a whole page."""
     memory = mmap.mmap(-1, max(-(-len(data) // PAGE_BYTES), 1) * PAGE_BYTES)
     memory[: len(data)] = data
     return memory

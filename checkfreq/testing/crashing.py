@@ -1,7 +1,7 @@
-"""A file system in memory that forgets what was not synced, and can lose power anywhere.
+"""A file system in memory that loses what was not synced when its power is cut.
 
-For tests; `checkfreq.testing` offers it to users. The model is harsher than the file systems
-we know: operations on different names survive independently of each other and of their order.
+For tests, also those of users. The model is harsher than real file systems: unsynced operations
+on different names survive independently of each other, in any combination.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from checkfreq.errors import ForeignEntryError, StorageError
 from checkfreq.store.fileops import SMALL_FILE_BYTES, Kind, PayloadFile, ReadFile
 from checkfreq.types import PAGE_BYTES
 
-#: Up to so many unsynced entry operations, every subset of them is looked at.
+#: Up to this many unsynced entry operations every subset is enumerated: 2**8, times what can
+#: become of each unsynced file.
 _MOST_ENUMERATED = 8
 
 
 class PowerCut(BaseException):
-    """The machine is off. Not an Exception: nothing may handle it."""
+    """The machine is off. Not an Exception, so that code under test cannot handle it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -36,7 +37,7 @@ class _File:
     durable: bytes = b""
 
     def fates(self) -> list[bytes]:
-        """What a power cut can leave: the synced bytes, all, a prefix, or zeros."""
+        """What a power cut can leave: the synced bytes, all bytes, a prefix, or zeros."""
         middle = (len(self.durable) + len(self.data)) // 2
         zeros = self.durable + bytes(max(len(self.data) - len(self.durable), 0))
         return list(dict.fromkeys([self.durable, self.data, self.data[:middle], zeros]))
@@ -51,7 +52,7 @@ class _Dir:
 
 @dataclass(eq=False, slots=True)
 class _Link:
-    """Somebody's link: it may be moved and removed, and never leads anywhere."""
+    """A symbolic link. It can be moved and removed, and is never followed."""
 
 
 _Node: TypeAlias = _File | _Dir | _Link
@@ -62,7 +63,7 @@ _Tree: TypeAlias = dict[_Dir, dict[str, _Node]]
 
 @dataclass(eq=False, slots=True)
 class _EntryOp:
-    """One creation, rename or removal: all its changes survive, or none."""
+    """One creation, rename or removal; after a power cut all its changes are there, or none."""
 
     changes: tuple[_Change, ...]
     unsynced: set[_Dir]
@@ -73,23 +74,24 @@ class _EntryOp:
 
 @dataclass(slots=True)
 class _Fault:
-    """``error``, in place of the operation after the next ``countdown`` ones."""
+    """After ``countdown`` more operations, the next one raises ``error`` instead."""
 
     countdown: int
     error: BaseException
 
 
 class CrashingFileOps:
-    """`FileOps` in memory, that survives a power cut only as far as it was synced.
+    """`FileOps` in memory; a power cut may undo everything that was not synced.
 
-    A file keeps the bytes of its last sync; of later ones nothing, a prefix, zeros or all.
-    An entry that was created, renamed or removed is safe after `sync_dir` of its directory
-    (of both, for a move); before that any subset of such operations may survive.
+    A file keeps at least the bytes of its last sync; of later bytes it keeps none, a prefix,
+    zeros, or all. Creating, renaming or removing an entry is durable after `sync_dir` of its
+    directory (of both directories, for a move); before that any subset of such operations may
+    survive.
     """
 
     def __init__(self, *, capacity_bytes: int = 1 << 40) -> None:
         self.capacity_bytes = capacity_bytes
-        #: Operations that changed or synced something, in order: "rename /a /b".
+        #: Operations that changed or synced something, in order, such as "rename /a /b".
         self.calls: list[str] = []
         self._root = _Dir()
         self._pending: list[_EntryOp] = []
@@ -100,24 +102,24 @@ class CrashingFileOps:
     # Faults.
 
     def cut_power_after(self, num_calls: int) -> None:
-        """Let so many operations succeed; the next one, and all after it, raise PowerCut."""
+        """Let ``num_calls`` operations succeed; all later ones raise PowerCut."""
         self._fault = _Fault(num_calls, PowerCut())
 
     def fail_after(self, num_calls: int, error: OSError) -> None:
-        """Let so many operations succeed; the next one raises ``error``, once."""
+        """Let ``num_calls`` operations succeed; the next one raises ``error``, once."""
         self._fault = _Fault(num_calls, error)
 
     def fork(self) -> CrashingFileOps:
-        """A second disk in the same state, what is unsynced included; no faults set."""
+        """A copy of the disk in the same state, unsynced changes included; no faults set."""
         twin = type(self)(capacity_bytes=self.capacity_bytes)
         twin._root, twin._pending = copy.deepcopy((self._root, self._pending))
         return twin
 
     def survivors(self, *, limit: int = 1024, seed: int = 0) -> Iterator[CrashingFileOps]:
-        """Every disk that a power cut now could leave, each once.
+        """Every distinct disk that a power cut now could leave.
 
-        If there are more than ``limit`` outcomes, so many of them drawn with ``seed``,
-        the best and the worst always among them.
+        If there are more than ``limit`` outcomes, a sample of that many, drawn with ``seed``, which
+        always includes the best and the worst outcome.
         """
         seen = set()
         for kept, contents in self._outcomes(limit, random.Random(seed)):
@@ -128,12 +130,12 @@ class CrashingFileOps:
                 yield disk
 
     def plant_link(self, path: Path) -> None:
-        """Put a symbolic link there, durably: what somebody else may have done."""
+        """Put a symbolic link at ``path``, durably, as an attacker or a user may."""
         directory = self._dir(path.parent)
         directory.entries[path.name] = directory.durable[path.name] = _Link()
 
     def fix(self, path: Path) -> None:
-        """From now on the directory cannot be renamed (EXDEV): it is in a lower layer."""
+        """Make renames of this directory fail (EXDEV), as in a lower layer of overlayfs."""
         self._dir(path).is_fixed = True
 
     def image(self) -> object:
@@ -196,7 +198,7 @@ class CrashingFileOps:
         for op in self._pending:
             op.unsynced.discard(directory)
             if op.unsynced or op.touches() & blocked:
-                waiting.append(op)  # and later ones on the same names wait for it
+                waiting.append(op)  # later operations on the same names wait for this one
                 blocked |= op.touches()
             else:
                 _apply(op, {changed: changed.durable for changed, _, _ in op.changes})
@@ -358,7 +360,7 @@ class CrashingFileOps:
         return [op for bit, op in enumerate(self._pending) if mask >> bit & 1]
 
     def _tree(self, kept: Sequence[_EntryOp]) -> _Tree:
-        """The entries of each directory when, of the unsynced operations, these survived."""
+        """The entries of each directory if just these unsynced operations survived."""
         tree: _Tree = {}
         for op in kept:
             for directory, _, _ in op.changes:
@@ -376,7 +378,9 @@ class CrashingFileOps:
         tree = self._tree(kept)
         directories = [node for node in _walk(self._root, tree) if isinstance(node, _Dir)]
         if len(set(directories)) < len(directories):
-            return None  # a later move survived and an earlier one did not: no disk does that
+            # A directory would have two names: a later move survived, an earlier one did not.
+            # No file system allows that.
+            return None
         disk = type(self)(capacity_bytes=self.capacity_bytes)
         disk._root = _rebuilt(self._root, tree, contents)
         return disk
@@ -445,7 +449,7 @@ def _apply(op: _EntryOp, tree: Mapping[_Dir, dict[str, _Node]]) -> None:
 
 
 def _walk(node: _Node, tree: _Tree) -> Iterator[_Node]:
-    """The nodes below, as after a power cut: a directory as often as it has names."""
+    """The nodes below, as after a power cut; a node with several names comes several times."""
     seen: set[_Node] = set()
     stack = [node]
     while stack:

@@ -35,7 +35,7 @@ def one(training: Training, manager: checkfreq.CFManager) -> None:
 
 
 def kill_worker(manager: checkfreq.CFManager) -> None:
-    process = manager._persistence.client._process
+    process = manager._persistence._client._process
     assert process is not None
     process.send_signal(signal.SIGKILL)
     process.wait(30.0)

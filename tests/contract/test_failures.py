@@ -45,7 +45,7 @@ def test_a_failed_persist_is_logged_as_error_and_training_goes_on(
         records = [r for r in caplog.records if r.levelno == logging.ERROR]
         assert len(records) == 1
         assert "checkpoint of step 2 failed (1 in a row)" in records[0].message
-        assert "Nothing newer than step 1 is durable" in records[0].message
+        assert "No checkpoint newer than step 1 has become durable" in records[0].message
         assert "No space left" in records[0].message
         assert manager.all_steps() == [1]
         manager.wait()
@@ -132,7 +132,7 @@ def test_workers_that_cannot_use_the_directory_are_not_started_at_every_boundary
     aside = chk_dir.with_name("aside")
     chk_dir.rename(aside)
     chk_dir.touch()  # no directory any more, until it is put back
-    process = manager._persistence.client._process
+    process = manager._persistence._client._process
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -243,7 +243,7 @@ def test_a_worker_killed_while_idle_is_noticed_at_the_next_boundary(chk_dir: Pat
     with managed(chk_dir, training.chk, chk_freq=1) as manager:
         training.steps(manager, 1)
         manager.wait()
-        process = manager._persistence.client._process
+        process = manager._persistence._client._process
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

@@ -144,7 +144,7 @@ def test_a_mark_that_cannot_be_written_is_an_error_and_the_run_is_not_finished(
     with managed(chk_dir, training.chk) as manager:
         training.steps(manager, 1)
         manager.save(wait=True)
-        process = manager._persistence.client._process
+        process = manager._persistence._client._process
         assert process is not None
         limits = resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
         with pytest.raises(PersistError, match="step 1 is durable, but not that the run is fin"):

@@ -37,7 +37,7 @@ def test_a_reply_that_waited_for_the_trainer_does_not_count_as_late(chk_dir: Pat
     training = Training()
     manager = managed(chk_dir, training.chk, config=config(persist_timeout_s=0.0))
     manager.save()
-    channel = manager._persistence.client._channel
+    channel = manager._persistence._client._channel
     assert channel is not None
     assert readable(channel.fileno(), timeout_s=120.0), "the worker did not answer"
     training.steps(manager, 1)

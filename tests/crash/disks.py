@@ -24,11 +24,11 @@ class Disk:
 
     @property
     def filler(self) -> Path:
-        """The file that fills the disk up."""
+        """The file that takes up the free space."""
         return self.mount_point / "filler"
 
     def fill(self) -> None:
-        """Leave not a block free."""
+        """Use every free block."""
         fd = os.open(self.filler, os.O_WRONLY | os.O_CREAT)
         try:
             for piece in (1 << 20, 1 << 12):
@@ -44,16 +44,16 @@ class Disk:
         self.filler.unlink()
 
     def remount(self, option: str) -> None:
-        """``ro`` or ``rw``."""
+        """Remount; ``option`` is ``ro`` or ``rw``."""
         call("mount", "-o", f"remount,{option}", str(self.mount_point))
 
     def break_down(self) -> None:
-        """Have the kernel find an error in the file system: it turns read-only for good."""
+        """Make the kernel find an error in the file system, which becomes read-only for good."""
         Path(f"/sys/fs/ext4/{Path(self.device).name}/trigger_fs_error").write_text("1")
 
 
 def call(*command: str) -> str:
-    """Run a command of the system; OSError with its words if it fails."""
+    """Run a system command; OSError with its output if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
     if done.returncode != 0:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
@@ -62,7 +62,7 @@ def call(*command: str) -> str:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, *, num_bytes: int = 64 << 20) -> Iterator[Disk]:
-    """A mounted disk; skips the test where there can be none."""
+    """A mounted disk; skips the test where mounting is not possible."""
     if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None:
         pytest.skip("mounting a small ext4 needs root and mkfs.ext4")
     image, mount_point = folder / "disk.img", folder / "disk"
@@ -86,9 +86,9 @@ def small_disk(folder: Path, *, num_bytes: int = 64 << 20) -> Iterator[Disk]:
 
 @contextlib.contextmanager
 def failing_calls(pid: int, call_name: str, error: str, *, which: str = "1+") -> Iterator[None]:
-    """Let ``call_name`` of a process fail with ``error``, by strace, while inside.
+    """Inside the block, make a process's system call ``call_name`` fail with ``error``, by strace.
 
-    Every one, or those that ``which`` counts, as strace's ``when`` does.
+    ``which`` selects the calls that fail, in the syntax of strace's ``when``; default: all.
     """
     if shutil.which("strace") is None:
         pytest.skip("making system calls fail needs strace")
@@ -112,7 +112,7 @@ def failing_calls(pid: int, call_name: str, error: str, *, which: str = "1+") ->
 
 @contextlib.contextmanager
 def slowed(disk: Disk, pid: int, *, bytes_per_s: int) -> Iterator[None]:
-    """Limit what a process writes to a disk, with cgroup v1's throttle."""
+    """Limit the rate at which a process writes to a disk, with cgroup v1's throttle."""
     group = _BLKIO / f"checkfreq-test-{os.getpid()}"
     number = os.stat(disk.device).st_rdev
     rule = f"{os.major(number)}:{os.minor(number)} {bytes_per_s}"

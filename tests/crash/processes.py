@@ -26,7 +26,7 @@ DEADLINE_S = 240.0
 
 @dataclass
 class Log:
-    """What a run said before its end."""
+    """What a run logged before its end."""
 
     restored: tuple[int, str] | None = None
     boundaries: dict[int, str] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Log:
     stats: dict[str, Any] | None = None
 
     def note(self, message: tuple[Any, ...]) -> None:
-        """Take in one message."""
+        """Add one message."""
         kind, *values = message
         if kind == "restored":
             self.restored = (values[0], values[1])
@@ -121,7 +121,7 @@ def _holder(chk_dir: Path) -> dict[str, int]:
 
 
 def wait_unlocked(chk_dir: Path) -> None:
-    """Return once no worker holds the directory: whatever it had in hand is committed."""
+    """Return once no worker holds the directory: the snapshots it had are committed."""
     if not (chk_dir / ".lock").exists():
         return
     fd = os.open(chk_dir / ".lock", os.O_RDWR)
@@ -148,7 +148,7 @@ def run_to_end(run: programs.Run) -> Log:
 
 
 def verify_all(chk_dir: Path) -> list[int]:
-    """Every step under a final name validates, always; returns them."""
+    """Assert that every step with a final name validates; returns the steps."""
     store = CheckpointStore(chk_dir)
     for step in store.steps():
         store.verify(step)

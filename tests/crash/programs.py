@@ -57,7 +57,7 @@ class Training:
         self.extra: dict[str, Any] = {"best": float("inf"), "seen": (), "timeline": 1}
 
     def tracked(self) -> dict[str, Any]:
-        """Everything under its name, as CFCheckpoint takes it."""
+        """All objects by name, for CFCheckpoint."""
         return {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -77,7 +77,7 @@ class Training:
         self.extra["seen"] = (*self.extra["seen"], noise)[-3:]
 
     def digest(self) -> str:
-        """Digest of every bit of the state, the random generators included."""
+        """Digest of the whole state, random generators included."""
         state = xxhash.xxh3_64()
         for name, value in self.tracked().items():
             _feed(state, value if isinstance(value, dict) else value.state_dict(), name)

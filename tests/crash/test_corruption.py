@@ -26,7 +26,7 @@ OLD_STEP, NEW_STEP = 1, 2
 
 
 def build() -> CFCheckpoint:
-    """As small as a state can be that has two files and a rich manifest."""
+    """The smallest state that has two files and most kinds of manifest entries."""
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -52,7 +52,7 @@ class Reader:
         self._restorer = Restorer(chk_dir, num_threads=1)
 
     def read(self, step: int | None = None) -> tuple[int, list[tuple[str, bytes]], object]:
-        """The step found and all that restoring it would use."""
+        """The step found, and everything that a restore would use of it."""
         found = self._restorer.find(step)
         assert found is not None
         images = [(name, bytes(image.view)) for name, image in sorted(found.images.items())]
@@ -102,7 +102,7 @@ def damaged(sound: Sound, tmp_path: Path) -> Sound:
 
 
 def telling_places(data: bytes) -> list[int]:
-    """Every place in a file, but of long runs of one byte (padding) only the edges and some."""
+    """Every offset in a file; of long runs of one byte (padding) the edges and a few."""
     places, start = [], 0
     for run in re.finditer(rb"(.)\1{64,}", data, re.DOTALL):
         places += [*range(start, run.start() + 8), *range(run.start() + 8, run.end() - 8, 97)]
@@ -272,7 +272,7 @@ def test_files_beside_the_checkpoints_are_conveniences(
 
 
 def test_only_our_errors_come_out_of_random_damage(damaged: Sound) -> None:
-    """Blocks of noise, zeros and shifts, as disks make them, in both checkpoints at once."""
+    """Blocks of noise, of zeros, and shifted blocks, as broken disks make them, in both steps."""
     chance = random.Random(7)
     folders = [damaged.chk_dir / f"step-{step:08d}" for step in (OLD_STEP, NEW_STEP)]
     sane = {path: path.read_bytes() for folder in folders for path in folder.iterdir()}

@@ -45,7 +45,7 @@ class Scenario:
         return Run(str(chk_dir), NUM_STEPS, keep_last=1, restore_step=FIRST_STEP - 1, timeline=2)
 
     def timeline_of(self, step: int, digest: str) -> int:
-        """The timeline that really had this state at this boundary."""
+        """The timeline that had this state at this boundary."""
         found = [line for line, logged in self.digests.items() if logged.get(step) == digest]
         assert found, f"the state restored as step {step} was no boundary's"
         return found[0]
@@ -137,7 +137,7 @@ def test_a_worker_killed_while_it_opens_the_directory_is_replaced(tmp_path: Path
         mode=CFMode.MANUAL,
         chk_freq=1,
     ) as manager:
-        worker = manager._persistence.client._process
+        worker = manager._persistence._client._process
         assert worker is not None
         worker.kill()
         assert not manager.restore()
@@ -150,7 +150,7 @@ def test_a_worker_killed_while_it_opens_the_directory_is_replaced(tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_kills_at_random_instants_never_lose_or_mix_anything(seed: int, tmp_path: Path) -> None:
-    """25 kills in a row in one directory, each run going on from what the last one left."""
+    """25 kills in a row in one directory, each run continuing from what the last one left."""
     history = _History()
     instants = _Instants(seed)
     for _ in range(25):
@@ -176,7 +176,7 @@ class _Instants:
         self._random = random.Random(seed)
 
     def strike(self, trainer: Trainer) -> bool:
-        """Kill somebody at the next instant; True if the trainer is among them."""
+        """Kill trainer, worker or both at the next instant; True if the trainer was killed."""
         if self._random.random() < 0.85:
             assert trainer.read_boundaries(self._random.randint(1, 8)), "the run ended by itself"
             time.sleep(self._random.uniform(0.0, 0.02))
@@ -191,7 +191,7 @@ class _Instants:
 
 
 class _History:
-    """All that was ever logged in one directory."""
+    """Everything that the runs in one directory logged."""
 
     def __init__(self) -> None:
         self.digests: dict[int, str] = {}

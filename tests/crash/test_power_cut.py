@@ -37,7 +37,7 @@ VOLUMES = {
 
 
 class Volume:
-    """A file system in an image file, that can lose power."""
+    """A file system in an image file that can lose power."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         num_bytes, self._format, self._options = VOLUMES[kind]
@@ -97,7 +97,7 @@ def volume(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Volume]:
 
 
 class CuttingFileOps(LocalFileOps):
-    """The operating system's, until the power goes in place of one operation."""
+    """The operating system's file operations, until the power is cut instead of one of them."""
 
     def __init__(self, volume: Volume, *, after: int) -> None:
         super().__init__(volume.mount_point / "chk")
@@ -198,7 +198,7 @@ EFFECTS: dict[str, Callable[[int], tuple[set[int], set[int]]]] = {
 
 
 def power_went(ops: CuttingFileOps, act: Callable[[], object]) -> bool:
-    """Whether the power went while acting; otherwise it goes right afterwards."""
+    """Act, and cut the power; returns whether that was in the middle, or right afterwards."""
     try:
         act()
     except PowerCut:
@@ -208,7 +208,7 @@ def power_went(ops: CuttingFileOps, act: Callable[[], object]) -> bool:
 
 
 def check_volume(store: CheckpointStore, *, certain: set[int], possible: set[int]) -> None:
-    """Every step offered is whole, every acknowledged one is offered."""
+    """Assert that every listed step is complete and every acknowledged one is listed."""
     steps = set(store.steps())
     assert certain <= steps <= possible
     for step in steps:
@@ -242,7 +242,7 @@ def test_every_acknowledged_checkpoint_survives_a_power_cut_anywhere(
 
 
 def test_a_store_that_syncs_nothing_loses_what_it_acknowledged(volume: Volume) -> None:
-    """The proof that the cut is one: what nobody synced must be gone."""
+    """Shows that the cut is a real one: what was never synced must be gone."""
 
     class UnsyncedPayload:
         def __init__(self, file: PayloadFile) -> None:

@@ -40,7 +40,7 @@ def manager_of(
 
 
 def train(training: Training, manager: CFManager, num_steps: int) -> None:
-    """Boundaries one at a time, each checkpoint ended before the next begins."""
+    """Pass boundaries one at a time; each checkpoint ends before the next begins."""
     for _ in range(num_steps):
         training.update(manager)
         manager.step()
@@ -48,7 +48,7 @@ def train(training: Training, manager: CFManager, num_steps: int) -> None:
 
 
 def worker_pid(manager: CFManager) -> int:
-    process = manager._persistence.client._process
+    process = manager._persistence._client._process
     assert process is not None
     return process.pid
 
@@ -89,7 +89,7 @@ def test_a_disk_that_fills_up_fails_checkpoints_until_there_is_room_again(disk: 
 def test_a_disk_that_stays_full_ends_no_run_and_checkpoints_go_on_once_there_is_room(
     disk: Disk,
 ) -> None:
-    """With the defaults: more failures than would once have ended it, then room again."""
+    """With default settings: many failures in a row, then there is space again."""
     chk_dir = disk.mount_point / "chk"
     training = Training()
     told: list[FailureNotice] = []
@@ -119,7 +119,7 @@ def test_a_disk_that_stays_full_ends_no_run_and_checkpoints_go_on_once_there_is_
 
 
 def train_until(training: Training, manager: CFManager, condition: Callable[[], bool]) -> None:
-    """Pass boundaries, and wait for nothing, until ``condition()``."""
+    """Pass boundaries without waiting for checkpoints, until ``condition()``."""
     while not condition():
         training.update(manager)
         manager.step()
@@ -220,7 +220,7 @@ def test_failing_system_calls_of_the_worker_fail_checkpoints_until_they_work_aga
 def test_a_step_whose_last_sync_failed_is_removed_by_retention_all_the_same(
     tmp_path: Path,
 ) -> None:
-    """It got its name before the sync that failed, so it is there without being acknowledged."""
+    """Its rename came before the sync that failed, so it is there but not acknowledged."""
     training = Training()
     with manager_of(training, tmp_path / "chk") as manager:
         train(training, manager, 1)

@@ -1,4 +1,4 @@
-"""Restoring an older step: which checkpoints its first commit sets aside, and which never."""
+"""After restoring an older step: which checkpoints the first commit sets aside, and which not."""
 
 from __future__ import annotations
 

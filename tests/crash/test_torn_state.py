@@ -1,4 +1,4 @@
-"""A snapshot is the state of one boundary, whatever happens while it is still being copied."""
+"""A snapshot is the state of one boundary, even if training goes on while it is copied."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.crash
 class PausedCopy:
     """Holds the copy of the settled state back until the next weight update begins.
 
-    Its hook is registered before the manager's, so the copy starts when the update already
-    knocks at the barrier: without a barrier the update would be first.
+    Its hook is registered before the manager's, so the copy starts when the update is about to
+    wait at the barrier. Without a barrier the update would come first.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, folder: Path) -> None:
@@ -60,7 +60,7 @@ def paused_snapshot(
     paused: PausedCopy,
     fault_script: Callable[[str], None],
 ) -> str:
-    """Pass a boundary whose settled state stays uncopied; returns the boundary's digest."""
+    """Pass a boundary, with the copy of its settled state held back; returns its digest."""
     training.update(manager)
     training.update(manager)
     fault_script(paused.script)

@@ -1,7 +1,7 @@
-"""Ranks of a test: each has a slot of its own and a real worker; this process trains them all.
+"""Ranks for tests: each has its own slot and a real worker; one process plays all trainers.
 
-``python -m tests.persist.group DIR RANK WORLD STEP [SECONDS]`` is one rank as a process of its
-own, that hands its snapshot over and is killed at once.
+``python -m tests.persist.group DIR RANK WORLD STEP [SECONDS]`` runs one rank as a separate
+process, which hands its snapshot over and is killed at once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def own_of(rank: int, world: int) -> dict[str, object]:
 
 @dataclass
 class Rank:
-    """One rank: its role, its slot, and the handle on its worker."""
+    """One rank: its role, its slot, and the client of its worker."""
 
     role: Role
     client: WorkerClient
@@ -67,7 +67,7 @@ class Rank:
         self.client.submit(request(step, **{**fields, **changes}))
 
     def reply(self) -> p.Message:
-        """The next one that is about a snapshot."""
+        """The next reply about a snapshot."""
         while isinstance(reply := next_reply(self.client), p.Opened):
             pass
         return reply
@@ -78,7 +78,7 @@ class Rank:
         return self.reply()
 
     def files(self, step: int) -> dict[str, tuple[int, int]]:
-        """Inode and time of change of what this rank wrote, wherever it is now."""
+        """Inode and change time of the files that this rank wrote, wherever they are now."""
         root = self.client._chk_dir
         found = [*root.glob(f".tmp-{step}-*"), *root.glob(f"step-*{step}")]
         return {
@@ -108,7 +108,7 @@ def start_rank(
 def fill_slot(
     client: WorkerClient, rank: int, *, on_exit: contextlib.ExitStack
 ) -> tuple[mmap.mmap, dict[str, bytes]]:
-    """Slot 0 with the images of a rank's files, made known to its worker."""
+    """Slot 0 with the images of a rank's files, shared with its worker."""
     specs, images, at = [], {}, 0
     for name, sizes in files_of(rank):
         spec, image = file_image(name, at, sizes)
@@ -128,7 +128,7 @@ def fill_slot(
 
 
 class Group:
-    """All ranks of one directory, which holds a checkpoint of step 1 before they come."""
+    """All ranks of one directory, which has a checkpoint of step 1 from the start."""
 
     def __init__(self, chk_dir: Path, on_exit: contextlib.ExitStack) -> None:
         self.chk_dir = chk_dir
@@ -148,7 +148,7 @@ class Group:
         ]
 
     def verify(self, *steps: int) -> None:
-        """Exactly these steps are there, and the joint ones hold what every rank wrote."""
+        """Assert that exactly these steps are there, with what every rank wrote."""
         assert self.store.steps() == [OLD_STEP, *steps]
         for step in steps:
             manifest = self.store.verify(step)
@@ -162,7 +162,7 @@ class Group:
 
     @property
     def pending(self) -> list[str]:
-        """Directories of attempts that are, or were, on their way."""
+        """Directories of attempts that are, or were, in progress."""
         return sorted(path.name for path in self.chk_dir.glob(".tmp-*"))
 
 

@@ -1,4 +1,4 @@
-"""What is said, and who is told, while checkpoints fail and when they work again."""
+"""What is logged, and passed to the hook, while checkpoints fail and when they work again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ERROR = PersistError("step 40 was not checkpointed: no space", step=40, phase="b
 
 
 class Run:
-    """An alarm with clocks that are moved by hand, and what it told."""
+    """An alarm with clocks that the test sets, and the notices it sent."""
 
     def __init__(self, tolerate_failures: int | None = None) -> None:
         self.now_s = 1000.0
@@ -24,8 +24,8 @@ class Run:
             on_failure=self.told.append,
             clock=lambda: self.now_s,
             wall=lambda: 1e9 + self.now_s,
+            current_step=lambda: 42,
         )
-        self.alarm.current_step = lambda: 42
 
 
 def test_a_failure_says_since_when_nothing_is_durable_and_what_a_kill_would_lose(
@@ -39,8 +39,8 @@ def test_a_failure_says_since_when_nothing_is_durable_and_what_a_kill_would_lose
     assert record.levelno == logging.ERROR
     for words in (
         "checkpoint of step 40 failed (1 in a row)",
-        "Nothing newer than step 30 is durable, for 250 s (since 20",
-        "Killed now, the run would lose 12 iteration(s)",
+        "No checkpoint newer than step 30 has become durable for 250 s (since 20",
+        "A kill now would lose 12 iteration(s)",
         "the next try is at the next interval",
         "no space",
     ):
@@ -52,7 +52,7 @@ def test_before_anything_is_durable_all_iterations_of_the_run_are_at_risk(
 ) -> None:
     run = Run()
     run.alarm.failed(40, ERROR)
-    assert "Nothing since the run began is durable" in caplog.text
+    assert "No checkpoint of this run has become durable" in caplog.text
     assert (run.told[0].durable_step, run.told[0].steps_at_risk) == (None, 42)
 
 
@@ -60,7 +60,7 @@ def test_the_hook_hears_of_each_failure_and_once_that_it_is_over(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     run = Run()
-    run.alarm.succeeded(30)  # no news
+    run.alarm.succeeded(30)  # no failure before it, so nothing is sent
     run.alarm.durable(30)
     for _ in range(3):
         run.alarm.failed(40, ERROR)
@@ -77,7 +77,7 @@ def test_the_hook_hears_of_each_failure_and_once_that_it_is_over(
     assert run.told[0].error is ERROR
     assert {notice.durable_step for notice in run.told} == {30}
     (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
-    assert warning == "checkpoints are durable again: step 42, after 3 that failed and 60 s"
+    assert warning == "checkpoints are durable again: step 42, after 3 failed in 60 s"
 
 
 def test_periodic_checkpoints_are_held_back_until_the_pause_is_over() -> None:

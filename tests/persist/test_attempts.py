@@ -1,4 +1,4 @@
-"""What the book knows of an attempt once it ended."""
+"""What the book knows of attempts in flight and after their end."""
 
 from __future__ import annotations
 

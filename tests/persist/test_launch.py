@@ -1,4 +1,4 @@
-"""The worker's imports are the trainer's, and nobody else's."""
+"""The worker imports the trainer's packages, and nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ with CFManager(sys.argv[1], chk, mode=CFMode.MANUAL, chk_freq=1) as manager:
 
 
 def plant(folder: Path) -> Path:
-    """Modules that say so when they are imported."""
+    """Modules that print when they are imported."""
     folder.mkdir()
     for name in ("xxhash", "json", "socket", "queue", "checkfreq", "platform"):
         (folder / f"{name}.py").write_text(
@@ -69,7 +69,7 @@ def test_nothing_in_the_current_directory_is_imported(tmp_path: Path, safe_path:
     assert not (planted / "ran").exists()
 
 
-def test_what_the_trainer_has_on_its_path_is_no_place_to_look_for_modules(tmp_path: Path) -> None:
+def test_no_other_module_is_imported_from_the_trainers_path(tmp_path: Path) -> None:
     planted = plant(tmp_path / "planted")
     late = f"import sys\nimport checkfreq.persist.launch\nsys.path.insert(0, {str(planted)!r})"
     text = run([sys.executable, "-c", late + START], tmp_path, PYTHONPATH=str(ROOT))
@@ -87,7 +87,7 @@ def test_packages_are_found_where_the_trainer_found_them(tmp_path: Path) -> None
     assert str(ROOT / "checkfreq" / "persist" / "worker.py") in text
 
 
-def test_a_trainer_that_imports_from_an_archive_has_a_worker_that_does(tmp_path: Path) -> None:
+def test_the_worker_imports_from_an_archive_if_the_trainer_does(tmp_path: Path) -> None:
     archive = tmp_path / "packages.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for path in sorted((ROOT / "checkfreq").rglob("*.py")):

@@ -1,4 +1,4 @@
-"""The lock on a directory: one holder, named to those who wait."""
+"""The lock on a directory: one holder, which waiting processes are told of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from checkfreq.errors import ForeignEntryError, StorageError
-from checkfreq.persist.lock import DirectoryLock, Hold, LockTimeoutError
+from checkfreq.persist.lock import DirectoryLock, LockState, LockTimeoutError
 from checkfreq.store.mounts import mount_of
 
 
@@ -139,7 +139,7 @@ def test_a_file_system_without_locks_is_named_and_what_to_do(code: int, tmp_path
     assert not lock.is_held()
 
 
-def test_another_error_of_locking_is_the_systems_own(tmp_path: Path) -> None:
+def test_any_other_error_of_flock_is_raised_as_it_is(tmp_path: Path) -> None:
     def flock(fd: int, operation: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -148,27 +148,27 @@ def test_another_error_of_locking_is_the_systems_own(tmp_path: Path) -> None:
     assert not isinstance(caught.value, StorageError)
 
 
-def test_it_tells_what_became_of_it(tmp_path: Path) -> None:
+def test_its_state_says_why_it_is_no_longer_held(tmp_path: Path) -> None:
     chk_dir = tmp_path / "chk"
     chk_dir.mkdir()
     lock = DirectoryLock(chk_dir)
     acquire(lock)
-    assert lock.hold() is Hold.HELD
+    assert lock.state() is LockState.HELD
     (chk_dir / ".lock").unlink()
-    assert lock.hold() is Hold.UNLOCKED
+    assert lock.state() is LockState.UNLOCKED
     chk_dir.rename(tmp_path / "moved")
-    assert lock.hold() is Hold.GONE
+    assert lock.state() is LockState.GONE
     chk_dir.mkdir()
-    assert lock.hold() is Hold.REPLACED
+    assert lock.state() is LockState.REPLACED
     acquire(lock)
-    assert lock.hold() is Hold.REPLACED
-    lock.accept()
-    assert lock.hold() is Hold.HELD
+    assert lock.state() is LockState.REPLACED
+    lock.remember_directory()
+    assert lock.state() is LockState.HELD
     lock.release()
 
 
 @pytest.mark.parametrize("plant", ["link", "fifo"])
-def test_what_is_no_file_of_ours_is_not_locked(plant: str, tmp_path: Path) -> None:
+def test_a_link_or_a_fifo_is_not_locked(plant: str, tmp_path: Path) -> None:
     target = tmp_path / "bashrc"
     target.write_text("mine")
     chk_dir = tmp_path / "chk"

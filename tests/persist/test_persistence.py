@@ -40,8 +40,8 @@ class Rank:
             role=role,
         )
         self.persistence.start()
-        self.on_exit.callback(self.persistence.client.kill)
-        memory, _ = fill_slot(self.persistence.client, role.rank, on_exit=self.on_exit)
+        self.on_exit.callback(self.persistence._client.kill)
+        memory, _ = fill_slot(self.persistence._client, role.rank, on_exit=self.on_exit)
         self.slot = Slot(0, -1, len(memory), memory, 0)
         self.persistence.open()
 
@@ -49,7 +49,7 @@ class Rank:
         attempt = Attempt(
             step, self.slot, "periodic", marks or Marks(), time.perf_counter(), id=id or f"a{step}"
         )
-        self.persistence.book.add(attempt)
+        self.persistence._book.add(attempt)
         assert attempt.copied(None)
         objects = {"model": {"kind": "module"}} if self.role.leads else {}
         own = own_of(self.role.rank, self.role.world)
@@ -65,8 +65,10 @@ class Rank:
 
     def wait_for_steps(self, *steps: int) -> None:
         persistence = self.persistence
-        assert persistence.wait_until(lambda: not persistence.client.is_busy, timeout_s=120.0)
-        assert persistence.store.steps() == list(steps)
+        assert persistence.wait_until(
+            lambda: not persistence._client.has_unanswered_requests, timeout_s=120.0
+        )
+        assert persistence._store.steps() == list(steps)
 
 
 @pytest.fixture
@@ -96,7 +98,7 @@ def test_a_members_part_is_written_but_not_durable_until_the_ranks_agree(
     states = [rank.finish(at) for rank, at in zip((leader, member), attempts, strict=True)]
 
     assert states == [AttemptState.COMMITTED] * 2
-    books = [rank.persistence.book for rank in (leader, member)]
+    books = [rank.persistence._book for rank in (leader, member)]
     assert [book.last_written_step for book in books] == [2, 2]
     assert [book.last_durable_step for book in books] == [2, None]
     group.verify(2)
@@ -114,7 +116,7 @@ def test_a_member_writes_no_events_marks_or_removals(group: Group, open_rank: Op
     error = CorruptCheckpointError("x", check="x", expected=1, got=2)
     member.persistence.quarantine(OLD_STEP, error)
 
-    assert not member.persistence.client.is_busy
+    assert not member.persistence._client.has_unanswered_requests
     assert member.persistence.last_event is not None
     assert member.persistence.close(timeout_s=120.0) is None
     group.verify(2)
@@ -134,31 +136,16 @@ def test_retention_removes_only_what_is_older_than_the_confirmed_step(
     rank.persistence.confirm(3)
 
     rank.wait_for_steps(3, 4)
-    assert rank.persistence.store.verify(4).ranks == {0: own_of(0, 2)}
+    assert rank.persistence._store.verify(4).ranks == {0: own_of(0, 2)}
 
 
 def test_without_other_directories_nothing_needs_to_be_confirmed(open_rank: Open) -> None:
-    rank = open_rank(NODE_LOCAL, num_kept=1)
+    rank = open_rank(Role(), num_kept=1)
     rank.save(2)
     rank.wait_for_steps(2)
 
 
-def test_a_step_confirmed_before_the_directory_is_open_removes_nothing_yet(
-    tmp_path: Path,
-) -> None:
-    persistence = Persistence(
-        tmp_path,
-        config=CFConfig(),
-        retention=KeepLast(1),
-        tolerate_failures=0,
-        release=lambda slot: None,
-        role=NODE_LOCAL,
-    )
-    persistence.confirm(3)
-    assert persistence.confirmed_step == 3
-
-
-def test_a_leader_that_waits_for_parts_is_not_taken_for_stuck(
+def test_a_leader_that_waits_for_parts_does_not_count_as_stuck(
     group: Group, open_rank: Open
 ) -> None:
     patient = CFConfig(persist_timeout_s=0.0, rank_timeout_s=20.0)
@@ -171,7 +158,7 @@ def test_a_leader_that_waits_for_parts_is_not_taken_for_stuck(
     member.save(2)
 
     assert leader.finish(attempt) is AttemptState.COMMITTED
-    assert leader.persistence.num_replaced == 0
+    assert leader.persistence._num_replaced == 0
 
 
 def test_a_leaders_replacement_is_told_of_attempts_that_only_others_handed_over(
@@ -179,14 +166,14 @@ def test_a_leaders_replacement_is_told_of_attempts_that_only_others_handed_over(
 ) -> None:
     leader, member = open_rank(role_of(0, 2)), open_rank(role_of(1, 2))
     copying = Attempt(2, leader.slot, "periodic", Marks(), time.perf_counter(), id="a2")
-    leader.persistence.book.add(copying)
+    leader.persistence._book.add(copying)
     member.save(2)
-    worker = leader.persistence.client._process
+    worker = leader.persistence._client._process
     assert worker is not None
     worker.kill()
     worker.wait()
     assert leader.persistence.wait_until(
-        lambda: leader.persistence.num_replaced == 1, timeout_s=120.0
+        lambda: leader.persistence._num_replaced == 1, timeout_s=120.0
     )
     assert copying.copied(None)
     leader.persistence.hand_over(copying, {"model": {"kind": "module"}}, own_of(0, 2))
@@ -194,7 +181,7 @@ def test_a_leaders_replacement_is_told_of_attempts_that_only_others_handed_over(
     group.verify(2)
 
 
-def test_a_step_taken_again_as_another_directory_failed_it_replaces_the_one_that_is_here(
+def test_a_step_that_is_retaken_after_another_directory_failed_replaces_the_one_here(
     group: Group, open_rank: Open
 ) -> None:
     rank = open_rank(NODE_LOCAL)
@@ -202,7 +189,7 @@ def test_a_step_taken_again_as_another_directory_failed_it_replaces_the_one_that
     again = rank.hand_over(2, id="retake")
     assert rank.finish(again) is AttemptState.COMMITTED
     assert group.store.verify(2).attempt == "retake"
-    assert rank.persistence.book.last_durable_step == 2
+    assert rank.persistence._book.last_durable_step == 2
     assert (group.chk_dir / "superseded" / "step-00000002").is_dir()
 
 
@@ -222,7 +209,7 @@ def test_a_members_failed_snapshot_is_told_to_the_leader_which_waits_no_longer(
 ) -> None:
     leader, member = open_rank(role_of(0, 2)), open_rank(role_of(1, 2))
     void = Attempt(2, member.slot, "periodic", Marks(), time.perf_counter(), id="a2")
-    member.persistence.book.add(void)
+    member.persistence._book.add(void)
     assert not void.copied(RuntimeError("the copy broke"))
     member.persistence.reap()
     assert void.state is AttemptState.VOID
@@ -247,7 +234,7 @@ def test_a_members_part_with_which_two_workers_died_is_told_to_the_leader(
 
     assert leader.finish(attempt) is AttemptState.FAILED
     assert "rank 1 wrote no part: the persist worker for" in str(attempt.error)
-    member.persistence.client.kill()
+    member.persistence._client.kill()
     monkeypatch.delenv("CHECKFREQ_FAULT")
 
 
@@ -260,8 +247,10 @@ def test_a_part_with_which_two_workers_died_after_it_was_there_is_committed(
     lost = member.hand_over(2)
     assert member.finish(lost) is AttemptState.FAILED
     assert leader.finish(leader.hand_over(2)) is AttemptState.COMMITTED
-    client = member.persistence.client
-    assert member.persistence.wait_until(lambda: not client.is_busy, timeout_s=120.0)
+    client = member.persistence._client
+    assert member.persistence.wait_until(
+        lambda: not client.has_unanswered_requests, timeout_s=120.0
+    )
     group.verify(2)
     assert not group.pending
 
@@ -270,12 +259,11 @@ def test_nothing_is_removed_for_a_step_confirmed_before_the_run_went_back(
     group: Group, open_rank: Open
 ) -> None:
     rank = open_rank(NODE_LOCAL, num_kept=1)
-    rank.persistence.confirmed_step = -1
     rank.save(5)
     rank.persistence.confirm(5)
     rank.wait_for_steps(5)
 
-    rank.persistence.supersede_after = 2
+    rank.persistence.continue_from(2, attempt="a2", was_chosen=True)
     rank.persistence.confirm(2)
     rank.save(3)
     rank.save(4)
@@ -289,7 +277,6 @@ def test_a_removal_that_is_not_answered_yet_is_not_asked_for_again(
     gate = tmp_path / "gate"
     monkeypatch.setenv("CHECKFREQ_FAULT", f"prune.remove:pause-{gate}")
     rank = open_rank(NODE_LOCAL, num_kept=1)
-    rank.persistence.confirmed_step = -1
     for step in (2, 3):
         rank.save(step)
 
@@ -297,16 +284,16 @@ def test_a_removal_that_is_not_answered_yet_is_not_asked_for_again(
         rank.persistence.confirm(step)
 
     assert [
-        asked.steps for asked in rank.persistence.client._asked if isinstance(asked, p.Prune)
+        asked.steps for asked in rank.persistence._client._asked if isinstance(asked, p.Prune)
     ] == [(OLD_STEP,), (2,)]
-    assert rank.persistence.confirmed_step == 3
+    assert rank.persistence._catalog._confirmed_step == 3
     gate.touch()
     rank.wait_for_steps(3)
-    assert not rank.persistence._prunes
+    assert not rank.persistence._catalog._prunes
 
 
 class Looking(Persistence):
-    """Notes for how long each look at the worker's replies would wait."""
+    """Records how long each ``reap`` would have waited."""
 
     waited_s: list[float]
 
@@ -314,7 +301,7 @@ class Looking(Persistence):
         self.waited_s.append(timeout_s)
 
 
-def test_what_no_reply_tells_of_is_looked_for_as_often_as_was_asked(tmp_path: Path) -> None:
+def test_a_condition_that_no_reply_announces_is_checked_as_often_as_asked(tmp_path: Path) -> None:
     looking = Looking(
         tmp_path,
         config=CFConfig(),

@@ -1,4 +1,4 @@
-"""Messages survive the wire, in order, with their descriptors."""
+"""Messages arrive unchanged, in order, with their descriptors."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_message_larger_than_any_buffer_goes_through() -> None:
         sender.join()
 
 
-def test_descriptors_travel_beside_their_messages(ends: tuple[p.Channel, p.Channel]) -> None:
+def test_descriptors_arrive_with_their_messages(ends: tuple[p.Channel, p.Channel]) -> None:
     one, other = ends
     for slot in (0, 1):
         fd = os.memfd_create(f"slot{slot}")
@@ -133,7 +133,7 @@ def test_descriptors_travel_beside_their_messages(ends: tuple[p.Channel, p.Chann
         os.close(fd)
 
 
-def test_the_last_words_of_a_closed_end_are_read_before_it_is_reported(
+def test_what_a_closed_end_had_sent_is_read_before_the_close_is_reported(
     ends: tuple[p.Channel, p.Channel],
 ) -> None:
     one, other = ends
@@ -146,7 +146,7 @@ def test_the_last_words_of_a_closed_end_are_read_before_it_is_reported(
         other.send(p.Close())
 
 
-def test_a_side_that_takes_nothing_is_given_up() -> None:
+def test_sending_to_a_side_that_never_reads_ends_in_an_error() -> None:
     ours, theirs = socket.socketpair()
     one = p.Channel(ours, send_timeout_s=0.01)
     with closing(one), theirs, pytest.raises(p.ChannelClosedError, match="cannot send Waiting"):

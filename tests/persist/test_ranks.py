@@ -17,7 +17,7 @@ from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError, PersistError, WorkerDiedError
 from checkfreq.persist import protocol as p
 from checkfreq.persist.client import WorkerClient
-from checkfreq.persist.commit import OpenDirectory, attempt_of
+from checkfreq.persist.commit import OpenDirectory, task_for
 from checkfreq.persist.writer import RateLimiter, SnapshotWriter
 from checkfreq.store.joint import JointStore
 from checkfreq.types import Role
@@ -103,7 +103,7 @@ def test_every_rank_writes_its_part_and_the_leader_commits_them_as_one(
     assert not group.pending
 
 
-def test_the_points_that_are_tried_below_are_those_that_are_passed(
+def test_the_fault_points_tried_below_are_all_that_a_commit_passes(
     group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "points"
@@ -122,7 +122,7 @@ def test_the_points_that_are_tried_below_are_those_that_are_passed(
     )
 
 
-def test_a_rank_that_is_alone_writes_format_1_as_ever(group: Group) -> None:
+def test_a_single_rank_still_writes_format_1(group: Group) -> None:
     (leader,) = group.start(1)
     reply = leader.finish(2, own=None)
     assert isinstance(reply, p.Committed)
@@ -249,7 +249,7 @@ def test_a_member_that_is_still_writing_when_the_leader_gives_up_says_so(
     assert not group.pending
 
 
-def test_what_a_member_leaves_that_comes_after_the_leader_gave_up_is_gone_at_the_next_begin(
+def test_files_of_a_member_that_comes_after_the_leader_gave_up_are_removed_with_the_next_attempt(
     group: Group,
 ) -> None:
     leader, late = group.start(2)
@@ -371,7 +371,7 @@ def test_a_member_replaced_within_the_deadline_costs_nothing(point: str, group: 
     group.verify(2)
 
 
-def test_a_leaders_replacement_keeps_parts_of_attempts_that_it_was_not_given_yet(
+def test_a_leaders_replacement_keeps_parts_of_attempts_not_handed_over_yet(
     group: Group,
 ) -> None:
     leader, member = group.start(2)
@@ -424,12 +424,12 @@ def test_a_leader_without_its_trainer_does_not_wait_as_long_again_for_a_lost_ran
     store = JointStore(tmp_path)
     writer = SnapshotWriter(num_threads=1, chunk_bytes=1 << 20, limiter=RateLimiter(None))
     site = OpenDirectory(
-        role_of(0, 2), store, writer, None, is_hurried=lambda: True, layouts={0: ()}
+        role_of(0, 2), store, writer, None, is_orphaned=lambda: True, layouts={0: ()}
     )
     with mmap.mmap(-1, 4096) as memory:
         site.slots[0] = memory
         for step, part_timeout_s, said in ((2, 0.01, "0.01 s"), (3, 60.0, "1 s")):
-            attempt = attempt_of(site, request(step, world=2, part_timeout_s=part_timeout_s))
+            attempt = task_for(site, request(step, world=2, part_timeout_s=part_timeout_s))
             with pytest.raises(PersistError, match=rf"rank\(s\) 1 wrote no part within {said} "):
                 attempt.run()
 

@@ -1,4 +1,4 @@
-"""The worker process, driven for real through its handle."""
+"""The real worker process, driven through its client."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_maintenance_asked_of_a_dead_worker_is_asked_of_its_replacement(
     assert client.poll(timeout_s=0.2) is None, "it was asked again"
 
 
-def test_slots_that_were_given_up_are_not_shown_to_a_replacement(
+def test_a_replacement_is_not_told_of_slots_that_were_freed(
     client: WorkerClient, slot: HandMadeSlot, tmp_path: Path
 ) -> None:
     gone = os.memfd_create("gone")
@@ -159,9 +159,7 @@ def test_a_second_run_on_the_same_directory_is_refused_and_the_holder_is_named(
         other.kill()
 
 
-def test_the_worker_ignores_interrupts_and_polite_termination(
-    client: WorkerClient, tmp_path: Path
-) -> None:
+def test_the_worker_ignores_sigint_and_sigterm(client: WorkerClient, tmp_path: Path) -> None:
     assert client._process is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(client._process.pid, number)
@@ -186,7 +184,7 @@ def test_the_worker_imports_neither_torch_nor_numpy() -> None:
     assert result.stdout.strip() == "set()"
 
 
-def test_a_replacement_begins_anew_what_a_killed_worker_had_begun(
+def test_a_replacement_starts_an_interrupted_persist_again(
     tmp_path: Path, slot: HandMadeSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = WorkerClient(tmp_path / "chk", config=CFConfig())

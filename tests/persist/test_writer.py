@@ -1,4 +1,4 @@
-"""The writer: what reaches the payloads, at which rate, and what a failure does to the rest."""
+"""The writer: which bytes reach the payloads, at what rate, and what a failure stops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Payload:
 
 
 class Clock:
-    """Advances only when told to."""
+    """A clock that advances only when told to."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -42,7 +42,7 @@ class Clock:
 
 
 def a_copy_of(slot: HandMadeSlot) -> memoryview:
-    """Its bytes; the traceback of a failure keeps views of them alive."""
+    """The slot's bytes. Copied, since the traceback of a failure keeps views of them alive."""
     return memoryview(bytearray(slot.memory[:]))
 
 
@@ -147,7 +147,7 @@ def test_the_writer_works_on_after_a_failure(writer: SnapshotWriter, slot: HandM
 
 
 class RecordingLimiter(RateLimiter):
-    """Notes how long each caller would have waited."""
+    """Records how long each caller would have waited."""
 
     def __init__(self, rate: int | None, clock: Clock) -> None:
         super().__init__(rate, clock=clock)
@@ -173,7 +173,7 @@ def test_bytes_are_spaced_to_stay_under_the_limit() -> None:
     assert limiter.waits == [0.0, 0.5, 1.0]
 
 
-def test_unused_time_is_not_saved_up() -> None:
+def test_idle_time_does_not_allow_a_burst_later() -> None:
     clock = Clock()
     limiter = RecordingLimiter(100, clock)
     limiter.wait_for(50)
@@ -196,7 +196,7 @@ def test_a_lifted_limit_never_waits() -> None:
     assert limiter.waits == []
 
 
-def test_lifting_wakes_those_who_wait() -> None:
+def test_lifting_the_limit_wakes_waiting_threads() -> None:
     limiter = RateLimiter(1)
     limiter.wait_for(1 << 30)  # the next byte may start in 34 years
     waiter = threading.Thread(target=limiter.wait_for, args=(1,))

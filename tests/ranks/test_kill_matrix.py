@@ -335,7 +335,7 @@ def kill_own_worker(rank: Rank) -> None:
         manager.restore()
         for step in range(1, 6):
             job.update(manager)
-            process = manager._persistence.client._process
+            process = manager._persistence._client._process
             if rank.rank == 0 and step == 2 and process is not None:
                 process.kill()
             manager.step()

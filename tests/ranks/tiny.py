@@ -113,7 +113,7 @@ def managed(rank: Rank, **changes: Any) -> Iterator[tuple[CFManager, Tiny]]:
     rank.arm_worker()
     with CFManager(rank.chk_dir, chk, **settings) as manager:
         rank.disarm()
-        process = manager._persistence.client._process
+        process = manager._persistence._client._process
         if process is not None:
             rank.send("worker", process.pid)
         yield manager, tiny

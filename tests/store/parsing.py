@@ -12,7 +12,7 @@ from checkfreq.store.manifest import Manifest
 
 @contextmanager
 def steps_parsed() -> Iterator[list[int]]:
-    """Their steps, in the order in which they are parsed; nothing else tells it apart."""
+    """Their steps, in the order in which they are parsed."""
     decode, steps = Manifest.decode, list[int]()
 
     def counting(data: bytes, *, path: Path | str) -> Manifest:

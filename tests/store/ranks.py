@@ -34,7 +34,7 @@ def image_of(name: str, tensors: Tensors) -> tuple[bytes, FileEntry]:
 
 @dataclass
 class Share:
-    """What one rank contributes."""
+    """One rank's part."""
 
     rank: int
     files: dict[str, Tensors] = field(default_factory=dict)
@@ -100,7 +100,7 @@ def leader_begins(store: JointStore, share: Share) -> Pending:
 def leader_commits(
     store: JointStore, pending: Pending, share: Share, *, after: int | None = None
 ) -> CommitResult:
-    """With the parts that are there: a leader that has to wait for one gives up at once."""
+    """Commit with the parts that are there; raises at once if one is missing."""
     others = range(1, share.world)
     store.wait_for_parts(pending, others, timeout_s=0.0)
     merged = store.merge_parts(pending, share.manifest(), others)

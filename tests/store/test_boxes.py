@@ -1,4 +1,4 @@
-"""Boxes: what overlaps, and what is left."""
+"""Boxes: intersections and differences."""
 
 from __future__ import annotations
 
@@ -27,15 +27,13 @@ def elements(box: Box) -> set[tuple[int, ...]]:
 
 
 @given(boxes(), boxes())
-def test_an_overlap_holds_what_both_hold(one: Box, other: Box) -> None:
+def test_an_overlap_has_the_elements_that_both_boxes_have(one: Box, other: Box) -> None:
     both = one.overlap(other)
     assert (set() if both is None else elements(both)) == elements(one) & elements(other)
 
 
 @given(boxes(), st.lists(boxes(), max_size=4))
-def test_what_is_left_is_what_no_other_holds_and_does_not_overlap(
-    box: Box, others: list[Box]
-) -> None:
+def test_the_rest_has_the_elements_of_no_other_box_each_once(box: Box, others: list[Box]) -> None:
     left = box.without(others)
     expected = elements(box).difference(*map(elements, others))
     assert sum(piece.num_elements for piece in left) == len(expected)
@@ -57,7 +55,7 @@ def test_a_box_lies_in_a_shape_of_as_many_dimensions_that_is_large_enough() -> N
     assert not Box((0,), (1,)).lies_in((3, 3))
 
 
-def test_a_box_may_be_all_of_a_shape_and_what_surrounds_a_smaller_one_is_left_of_it() -> None:
+def test_a_box_may_be_a_whole_tensor_and_the_rest_of_it_surrounds_a_smaller_box() -> None:
     whole = Box.whole((4, 3))
     inner = Box((1, 1), (2, 1))
     assert whole.is_whole((4, 3))

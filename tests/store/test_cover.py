@@ -1,4 +1,4 @@
-"""Boxes that cover a tensor exactly, told from those that do not."""
+"""Shards that cover a tensor exactly, and shards that do not."""
 
 from __future__ import annotations
 

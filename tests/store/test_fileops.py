@@ -1,4 +1,4 @@
-"""The contract over both implementations, and what only the real one can meet."""
+"""The contract for both implementations, and behaviour that only the real one has."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def pwrite_refusing_direct(fd: int, view: memoryview, offset: int) -> int:
 
 
 def open_buffered_in_disguise(name: str, flags: int, mode: int, *, dir_fd: int) -> int:
-    """A file system that refuses nothing, whatever the test machine's does."""
+    """A file system that refuses nothing, even if the test machine's does."""
     return os.open(name, flags & ~os.O_DIRECT, mode, dir_fd=dir_fd)
 
 
@@ -101,7 +101,9 @@ def test_payload_is_buffered_where_opening_it_direct_is_refused(tmp_path: Path) 
     reader.close()
 
 
-def test_payload_turns_buffered_where_the_first_direct_write_is_refused(tmp_path: Path) -> None:
+def test_payload_falls_back_to_buffered_where_the_first_direct_write_is_refused(
+    tmp_path: Path,
+) -> None:
     calls = SystemCalls(open=os.open, pwrite=pwrite_refusing_direct)
     file = LocalFileOps(tmp_path, calls=calls).create_payload(
         tmp_path / "payload", num_bytes=PAGE_BYTES
@@ -115,7 +117,7 @@ def test_payload_turns_buffered_where_the_first_direct_write_is_refused(tmp_path
     assert data[:3] + data[PAGE_BYTES:] == b"abctail"
 
 
-def test_a_write_refused_in_another_threads_turn_is_tried_once_more(tmp_path: Path) -> None:
+def test_a_write_refused_while_another_thread_falls_back_is_retried(tmp_path: Path) -> None:
     path = tmp_path / "payload"
 
     def pwrite(fd: int, view: memoryview, offset: int) -> int:
@@ -143,7 +145,7 @@ def test_short_writes_are_continued(tmp_path: Path) -> None:
     assert ops.read_bytes(tmp_path / "payload") == data
 
 
-def test_a_failing_write_is_not_taken_for_a_refusal(tmp_path: Path) -> None:
+def test_a_failing_write_is_not_retried_buffered(tmp_path: Path) -> None:
     def pwrite(fd: int, view: memoryview, offset: int) -> int:
         raise refuse(errno.EIO)
 
@@ -184,7 +186,7 @@ def test_a_full_disk_is_found_when_the_payload_is_created(tmp_path: Path) -> Non
         LocalFileOps(tmp_path, calls=calls).create_payload(tmp_path / "payload", num_bytes=1)
 
 
-def test_a_file_system_without_preallocation_is_written_all_the_same(tmp_path: Path) -> None:
+def test_a_file_system_without_preallocation_is_supported(tmp_path: Path) -> None:
     calls = SystemCalls(
         open=open_buffered_in_disguise, fallocate=fallocate_raising(errno.EOPNOTSUPP)
     )
@@ -202,7 +204,7 @@ def test_opening_fails_with_the_file_systems_own_error(tmp_path: Path) -> None:
         LocalFileOps(tmp_path, calls=SystemCalls(open=open_fd)).open_for_read(tmp_path / "file")
 
 
-def test_reads_turn_buffered_where_direct_ones_are_refused(tmp_path: Path) -> None:
+def test_reads_fall_back_to_buffered_where_direct_ones_are_refused(tmp_path: Path) -> None:
     def preadv(fd: int, views: Sequence[memoryview], offset: int) -> int:
         if is_direct(fd):
             raise refuse(errno.EINVAL)
@@ -237,7 +239,7 @@ def test_a_file_that_shrank_since_it_was_opened_reads_short(tmp_path: Path) -> N
     file.close()
 
 
-def test_a_directory_that_cannot_be_synced_is_left_at_that() -> None:
+def test_a_file_system_that_cannot_sync_directories_is_supported() -> None:
     LocalFileOps(Path("/proc")).sync_dir(Path("/proc"))  # procfs answers EINVAL
 
 
@@ -250,7 +252,7 @@ def test_an_error_of_a_directory_sync_is_not_swallowed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", [os.mkfifo, plant_socket], ids=["fifo", "socket"])
-def test_what_is_no_file_is_refused_at_once_in_the_place_of_any_file(
+def test_anything_but_a_regular_file_is_refused_without_blocking(
     plant: Callable[[Path], None], tmp_path: Path
 ) -> None:
     ops, path = LocalFileOps(tmp_path), tmp_path / "entry"
@@ -271,12 +273,12 @@ def test_what_is_no_file_is_refused_at_once_in_the_place_of_any_file(
     assert path.read_bytes() == b"ours"
 
 
-def test_a_device_is_no_file() -> None:
+def test_a_device_is_refused() -> None:
     with pytest.raises(ForeignEntryError, match="a FIFO, socket or device"):
         LocalFileOps(Path("/dev")).read_bytes(Path("/dev/zero"))
 
 
-def test_a_file_that_grows_while_it_is_read_is_bounded_all_the_same() -> None:
+def test_the_bound_holds_for_a_file_that_grows_while_it_is_read() -> None:
     with pytest.raises(StorageError, match="expected at most 10 bytes"):
         LocalFileOps(Path("/proc")).read_bytes(Path("/proc/cpuinfo"), max_bytes=10)  # of size 0
 
@@ -330,7 +332,7 @@ def test_modes_are_left_to_the_umask(umask: int, tmp_path: Path) -> None:
     assert set(modes.values()) == {0o666 & ~umask}
 
 
-def test_a_file_system_that_gives_no_sizes_is_not_taken_for_full(tmp_path: Path) -> None:
+def test_a_file_system_that_reports_no_sizes_does_not_count_as_full(tmp_path: Path) -> None:
     nothing = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
     calls = SystemCalls(statvfs=lambda fd: nothing)
     assert LocalFileOps(tmp_path, calls=calls).free_bytes(tmp_path) == UNKNOWN_BYTES
@@ -339,7 +341,7 @@ def test_a_file_system_that_gives_no_sizes_is_not_taken_for_full(tmp_path: Path)
     assert LocalFileOps(tmp_path, calls=calls).free_bytes(tmp_path) == 0
 
 
-def test_a_tree_deeper_than_any_of_ours_is_left(tmp_path: Path) -> None:
+def test_a_tree_that_is_too_deep_is_not_removed(tmp_path: Path) -> None:
     deep = tmp_path.joinpath("tree", *["d"] * 100)
     deep.mkdir(parents=True)
     with pytest.raises(StorageError, match="directories deep"):
@@ -376,7 +378,7 @@ def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_file_is_told_from_another_under_the_same_name(tmp_path: Path) -> None:
+def test_identity_differs_for_a_new_file_with_the_same_name(tmp_path: Path) -> None:
     ops = LocalFileOps(tmp_path)
     ops.write_file(tmp_path / "file", b"")
     first = ops.identity(tmp_path / "file")

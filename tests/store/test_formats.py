@@ -1,4 +1,4 @@
-"""What format version 2 says stays readable: the fixture that two ranks' workers would write."""
+"""Format version 2 stays readable: a fixture as two ranks' workers would write it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several ranks in one directory: what each leaves, waits for, takes over and gives up."""
+"""Several ranks in one directory: parts, waiting, failures, and workers that are replaced."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pending_names(disk: CrashingFileOps) -> list[str]:
 
 
 def holds_all(store: JointStore, step: int, *, world: int = 3) -> bool:
-    """Whether the step is whole and is what its ranks wrote."""
+    """Whether the step has what its ranks wrote, and nothing else."""
     manifest = store.verify(step)
     for share in shares(step, world=world):
         assert manifest.ranks[share.rank] == share.own
@@ -135,7 +135,7 @@ def test_a_joint_commit_supersedes_later_steps_and_keeps_one_that_is_there(
 
 
 class FakeTime:
-    """A clock that moves when somebody sleeps; ``then`` happens at the third sleep."""
+    """A clock that only sleeps advance; ``then`` is called at the third sleep."""
 
     def __init__(self, then: Callable[[], object] = lambda: None) -> None:
         self.now_s = 100.0
@@ -152,7 +152,7 @@ class FakeTime:
             self._then()
 
 
-def test_the_leader_looks_less_and_less_often_until_the_parts_are_there(
+def test_the_leader_polls_for_parts_with_growing_pauses(
     store: JointStore,
 ) -> None:
     leader, one, two = shares()
@@ -176,7 +176,7 @@ def test_a_missing_part_is_an_error_at_the_deadline_that_names_the_ranks(
     assert max(time.pauses) == 0.05
 
 
-def test_a_leader_that_waits_long_changes_the_directory_so_that_it_is_listed_anew(
+def test_a_leader_that_waits_long_changes_the_directory_to_refresh_its_listing(
     store: JointStore, disk: CrashingFileOps
 ) -> None:
     pending = leader_begins(store, shares(world=2)[0])
@@ -201,7 +201,9 @@ def test_a_leader_that_cannot_change_the_directory_waits_on(
         store.wait_for_parts(pending, [1], timeout_s=1.0, clock=time.clock, sleep=time.sleep)
 
 
-def test_a_leader_in_a_hurry_waits_less_long_for_a_missing_part(store: JointStore) -> None:
+def test_a_leader_whose_trainer_is_gone_waits_less_long_for_a_missing_part(
+    store: JointStore,
+) -> None:
     pending = leader_begins(store, shares()[0])
     time = FakeTime()
     with pytest.raises(PersistError, match=r"rank\(s\) 1, 2 wrote no part within 3 s"):
@@ -209,8 +211,8 @@ def test_a_leader_in_a_hurry_waits_less_long_for_a_missing_part(store: JointStor
             pending,
             [1, 2],
             timeout_s=60.0,
-            hurried_timeout_s=3.0,
-            is_hurried=lambda: time.now_s > 102.0,
+            orphaned_timeout_s=3.0,
+            is_orphaned=lambda: time.now_s > 102.0,
             clock=time.clock,
             sleep=time.sleep,
         )
@@ -263,7 +265,7 @@ def test_a_member_that_fails_has_the_leader_give_up_at_once_and_say_why(
 
 
 class Watched(CrashingFileOps):
-    """A disk on which others look on while a file is being written."""
+    """A disk that calls a hook while a file is being written."""
 
     watch: Callable[[], None] | None = None
 
@@ -274,7 +276,7 @@ class Watched(CrashingFileOps):
         super().write_file(path, data)
 
 
-def test_a_leader_that_looks_while_a_failure_is_being_told_does_not_hear_half_of_it() -> None:
+def test_a_leader_never_reads_half_of_a_failure_that_is_being_written() -> None:
     disk = Watched()
     store = JointStore(ROOT, ops=disk)
     store.open()
@@ -305,7 +307,7 @@ def test_a_member_on_a_full_disk_tells_that_it_failed() -> None:
 
     disk.watch = refuse
     store.tell_failure(5, attempt="a5", rank=1, why="disk full")
-    with pytest.raises(PersistError, match="rank 1 wrote no part: it cannot say why"):
+    with pytest.raises(PersistError, match="rank 1 wrote no part: it could not say why"):
         store.wait_for_parts(pending, [1], timeout_s=10.0)
 
 
@@ -317,7 +319,7 @@ def test_what_a_member_told_first_stays(store: JointStore) -> None:
         store.wait_for_parts(pending, [1], timeout_s=10.0)
 
 
-def test_a_failure_told_before_the_leader_begins_is_heard_and_leaves_nothing_behind(
+def test_a_failure_told_before_the_leader_begins_is_read_and_leaves_no_files(
     store: JointStore, disk: CrashingFileOps
 ) -> None:
     store.tell_failure(5, attempt="a5", rank=1, why="disk full")
@@ -385,7 +387,7 @@ def test_an_attempt_given_up_before_it_began_leaves_nothing_behind(
     assert pending_names(disk) == [".tmp-5-retake"]
 
 
-def test_a_part_that_has_its_name_is_done_and_nothing_of_it_is_removed(
+def test_nothing_is_removed_of_a_part_that_has_its_final_name(
     store: JointStore, disk: CrashingFileOps, caplog: pytest.LogCaptureFixture
 ) -> None:
     leader, one, two = shares()
@@ -400,7 +402,7 @@ def test_a_part_that_has_its_name_is_done_and_nothing_of_it_is_removed(
     assert holds_all(store, 5)
 
 
-def test_a_part_whose_rename_failed_may_be_there_all_the_same_and_is_not_taken_away(
+def test_a_part_whose_rename_reported_an_error_may_be_there_and_is_not_removed(
     store: JointStore, disk: CrashingFileOps
 ) -> None:
     _, one, _ = shares()
@@ -521,7 +523,7 @@ def test_a_part_that_is_there_is_never_written_again(
 
 
 def test_a_member_whose_part_was_taken_at_once_has_not_failed() -> None:
-    """Between the rename of its part and the sync of the directory the leader may commit."""
+    """The leader may commit between the rename of the part and the sync of the directory."""
 
     class Racing(CrashingFileOps):
         def rename(self, src: Path, dst: Path) -> None:
@@ -545,7 +547,7 @@ def test_a_full_disk_is_found_before_anything_is_written(store: JointStore) -> N
         store.join(5, attempt="a5", rank=1, num_bytes=1 << 50)
 
 
-def test_the_manifest_of_one_rank_is_of_format_1_as_ever(store: JointStore) -> None:
+def test_the_manifest_of_one_rank_is_still_of_format_1(store: JointStore) -> None:
     from checkfreq.testing import commit_bytes
 
     commit_bytes(store, 5, {"m": b"state"})
@@ -554,7 +556,7 @@ def test_the_manifest_of_one_rank_is_of_format_1_as_ever(store: JointStore) -> N
     assert Manifest.decode(data, path="m").ranks == {}
 
 
-def test_that_there_was_a_step_of_all_directories_survives_a_power_cut(
+def test_the_record_of_a_common_step_survives_a_power_cut(
     store: JointStore, disk: CrashingFileOps
 ) -> None:
     assert not store.ever_held_common()

@@ -1,8 +1,8 @@
 """Power cuts anywhere while several ranks commit: the old set, or the old set plus one.
 
-Every order in which a leader and a member can take their steps, a cut before each operation
-and after the last, and of what was not synced every subset (many drawn, where there are too
-many) that the disk can have kept.
+Tries every order in which a leader and a member can act, with a cut before each operation and
+after the last, and every subset of the unsynced changes that the disk can have kept (a sample
+where there are too many).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def disk_with(*steps: int, kind: type[CrashingFileOps] = CrashingFileOps) -> Cra
 
 
 def check_disk(disk: CrashingFileOps, *allowed: set[int]) -> None:
-    """One of the allowed sets is there, all of it whole, before and after a restart."""
+    """Assert that one of the allowed sets is there and complete, before and after a restart."""
     store = JointStore(ROOT, ops=disk)
     steps = set(store.steps())
     assert steps in allowed
@@ -54,7 +54,7 @@ def check_disk(disk: CrashingFileOps, *allowed: set[int]) -> None:
 def cuts(
     ops: CrashingFileOps, act: Turn, *, limit: int = 48
 ) -> Iterator[tuple[bool, CrashingFileOps]]:
-    """Every disk that a cut at any operation of ``act`` can leave; whether it had finished."""
+    """Every disk that a cut at any operation of ``act`` can leave, and whether ``act`` returned."""
     for num_calls in itertools.count():
         twin = ops.fork()
         twin.cut_power_after(num_calls)
@@ -134,7 +134,7 @@ def test_power_cut_anywhere_in_a_superseding_joint_commit_never_mixes_new_and_la
 
 
 def test_power_cut_anywhere_while_a_leader_gives_up_and_goes_on_leaves_whole_sets() -> None:
-    """A late member makes the directory anew; the next attempt removes it."""
+    """A late member creates the directory again; the next attempt removes it."""
 
     def act(store: JointStore) -> None:
         leader, member = shares(2, world=WORLD)
@@ -151,7 +151,7 @@ def test_power_cut_anywhere_while_a_leader_takes_over_leaves_the_old_set_or_one_
     leader, member = shares(2, world=WORLD)
 
     def killed(num_calls: int) -> CrashingFileOps:
-        """The leader's worker ended so many operations after all parts were there."""
+        """End the leader's worker that many operations after all parts were there."""
         ops = disk_with(1)
         store = JointStore(ROOT, ops=ops)
         for turn in [*turns_of_leader(leader), *turns_of_member(member)]:

@@ -1,4 +1,4 @@
-"""The commit record: what it says comes back, and nothing malformed gets in."""
+"""The commit record: it is decoded as it was encoded, and nothing malformed is accepted."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_arbitrary_text_with_a_right_digest_is_corruption(body: str) -> None:
         Manifest.decode(framed(body.encode(errors="replace").decode()), path="m")
 
 
-def test_a_newer_format_is_refused_with_a_sentence_and_not_called_corrupt() -> None:
+def test_a_newer_format_is_refused_with_advice_and_not_called_corrupt() -> None:
     data = framed('"what": "nobody knows yet"}', version="3")
     with pytest.raises(ConfigError, match=r"format version 3.*newer checkfreq"):
         Manifest.decode(data, path="m")
@@ -351,7 +351,7 @@ def test_an_impossible_manifest_cannot_even_be_made() -> None:
         replace(MANIFEST, objects={"a": float("inf")}).encode()
 
 
-def test_a_dtype_of_the_future_is_taken_at_its_word() -> None:
+def test_the_size_of_an_unknown_dtype_is_not_checked() -> None:
     entry = TensorEntry("w", "float4_e2m1fn_x2", (3,), 0, 99, DIGEST)
     assert entry.num_bytes == 99
 
@@ -364,7 +364,7 @@ def test_messages_stay_short_however_large_the_nonsense() -> None:
     assert len(str(caught.value)) < 1500
 
 
-def test_what_is_no_manifest_is_not_quoted() -> None:
+def test_a_file_that_is_not_a_manifest_is_not_quoted() -> None:
     with pytest.raises(CorruptCheckpointError) as caught:
         Manifest.decode(b"root:x:0:0:somebody else's secrets", path="m")
     assert "secret" not in f"{caught.value}{caught.value!r}"

@@ -1,4 +1,4 @@
-"""Lines of marks: what is written is JSON for any reader, what makes no sense is skipped."""
+"""Lines of marks are strict JSON, and malformed lines are skipped."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, NoReturn
 
 import pytest
 
-from checkfreq.store.marks import Mark, mark_line, read_marks
+from checkfreq.store.marks import StepMark, mark_line, read_marks
 
 WHERE = Path("marks.jsonl")
 
 
 def strictly(text: str) -> Any:
-    """As a reader that knows no NaN."""
+    """Parse like a strict JSON reader, which accepts no NaN."""
 
     def refuse(name: str) -> NoReturn:
         raise ValueError(name)
@@ -42,9 +42,9 @@ def test_lines_of_an_earlier_version_are_understood() -> None:
 @pytest.mark.parametrize(
     "value", ['"much"', "true", "null", "[1]", "1" + 400 * "0"], ids=lambda text: text[:6]
 )
-def test_a_metric_that_is_no_number_is_skipped_with_a_warning(
+def test_a_metric_that_is_not_a_number_is_skipped_with_a_warning(
     value: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines = f'{{"step": 3, "keep": null, "metrics": {{"loss": {value}}}}}\n{mark_line(4)}'
-    assert read_marks(lines.encode(), path=WHERE) == {4: Mark()}
-    assert "no mark" in caplog.text
+    assert read_marks(lines.encode(), path=WHERE) == {4: StepMark()}
+    assert "not a mark" in caplog.text

@@ -42,7 +42,7 @@ def test_a_rank_that_is_the_only_one_of_its_directory_merges_nothing() -> None:
     assert merge(own, []) == own
 
 
-def test_where_ranks_commit_elsewhere_their_shards_are_not_asked_for() -> None:
+def test_shards_of_ranks_that_commit_elsewhere_are_not_required() -> None:
     leader, other, _ = manifests()
     assert list(merge(leader, [other]).ranks) == [0, 1]
 
@@ -89,7 +89,7 @@ def test_a_rank_that_comes_twice_is_refused() -> None:
         merge(leader, [one, one])
 
 
-def test_a_rank_that_wrote_another_ones_file_is_refused() -> None:
+def test_a_rank_that_wrote_a_file_of_a_different_rank_is_refused() -> None:
     leader, one, two = manifests()
     with pytest.raises(PersistError, match="rank 2 wrote a file that is not its own"):
         merge(leader, [one, replace(two, files=one.files)])

@@ -1,4 +1,4 @@
-"""Commit records are parsed once, and never believed to be what they no longer are."""
+"""Commit records are parsed once, and again when their bytes change."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_record_of_another_step_is_corrupt_though_it_was_parsed(store: Checkpo
         records.manifest(1)
 
 
-def test_a_step_that_was_removed_is_no_checkpoint_any_more(store: CheckpointStore) -> None:
+def test_a_removed_step_is_no_longer_a_checkpoint(store: CheckpointStore) -> None:
     records = Records(store)
     records.manifest(1)
     store.prune([1])

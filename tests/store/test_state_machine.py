@@ -35,7 +35,7 @@ Checkpoints = dict[int, bytes]
 
 
 def content(store: CheckpointStore, step: int) -> bytes:
-    """The payload of a step, of which every digest was checked."""
+    """The payload of a step, after checking every digest."""
     manifest = store.verify(step)
     (file,) = manifest.files
     data = store.ops.read_bytes(store.path(step) / file.name)
@@ -78,7 +78,7 @@ def cuts(
 
 
 def check_disk(disk: CrashingFileOps, *allowed: Checkpoints) -> None:
-    """The disk holds one of the ``allowed`` sets, for a reader and after a restart."""
+    """Assert that the disk has one of the ``allowed`` sets, for a reader and after a restart."""
     found = contents(CheckpointStore(ROOT, ops=disk))
     assert found in allowed
     store = new_store(disk)
@@ -92,7 +92,7 @@ def after_restart(disk: CrashingFileOps) -> CrashingFileOps:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Commits, prunes and restarts, with power cuts at drawn operations in all of them."""
+    """Commits, prunes and restarts, with power cuts at random operations of each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class StoreMachine(RuleBasedStateMachine):
         removed: list[int],
         draw: st.DataObject,
     ) -> None:
-        """Cut the power in ``act`` and go on from one of the disks that this can leave."""
+        """Cut the power during ``act`` and continue with one of the disks that can be left."""
         self.ops.cut_power_after(draw.draw(st.integers(0, 24), label="operations before it"))
         try:
             act(self.store)
@@ -267,7 +267,7 @@ def test_power_cut_anywhere_in_a_quarantine_never_loses_the_directory() -> None:
 
 
 def fixed_disk(*steps: int) -> CrashingFileOps:
-    """Its checkpoints cannot be renamed, as overlayfs's of the lower layer."""
+    """A disk whose checkpoints cannot be renamed, like those of overlayfs's lower layer."""
     ops = disk_with(*steps)
     for step in steps:
         ops.fix(ROOT / f"step-{step:08d}")
@@ -275,7 +275,7 @@ def fixed_disk(*steps: int) -> CrashingFileOps:
 
 
 def superseded(disk: CrashingFileOps) -> Checkpoints:
-    """What was set aside, by step, each with all its bytes."""
+    """The bytes of each superseded step."""
     folder = ROOT / "superseded"
     names = disk.listdir(folder) if disk.exists(folder) else []
     aside = CheckpointStore(folder, ops=disk)
@@ -339,8 +339,8 @@ def test_acknowledged_commit_survives_every_power_cut_after_it() -> None:
         check_disk(disk, model_of(1, 2))
 
 
-def test_a_directory_that_nobody_had_synced_survives_with_its_first_checkpoint() -> None:
-    """Whoever made it may have been killed right after."""
+def test_a_directory_that_was_never_synced_survives_with_its_first_checkpoint() -> None:
+    """The process that created it may have been killed right afterwards."""
     ops = CrashingFileOps()
     ops.mkdir(ROOT)
     store = new_store(ops)
@@ -350,7 +350,7 @@ def test_a_directory_that_nobody_had_synced_survives_with_its_first_checkpoint()
 
 
 class Skipping(CrashingFileOps):
-    """A disk, or a store, that leaves out the syncs which ``skips`` names."""
+    """A disk that skips the syncs named in ``skips``."""
 
     def skips(self, call: str, path: Path) -> bool:
         raise NotImplementedError

@@ -19,7 +19,7 @@ from checkfreq.errors import (
 )
 from checkfreq.store.fileops import Kind, LocalFileOps, ReadFile
 from checkfreq.store.manifest import STATE_BYTES, FileEntry, Manifest, digest_of
-from checkfreq.store.marks import Mark
+from checkfreq.store.marks import StepMark
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import CrashingFileOps, commit_bytes
 
@@ -310,15 +310,15 @@ def test_marks_of_superseded_steps_do_not_pass_to_their_successors(
     for step in (1, 2):
         store.add_mark(step, keep=True, metrics={"loss": 1.5})
     commit(store, 2, after=1)
-    assert store.marks() == {1: Mark(True, {"loss": 1.5}), 2: Mark()}
+    assert store.marks() == {1: StepMark(True, {"loss": 1.5}), 2: StepMark()}
 
 
-def test_a_failure_of_the_pointer_does_not_deny_the_commit(
+def test_a_commit_succeeds_even_if_the_pointer_cannot_be_written(
     disk: CrashingFileOps, memory: CheckpointStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk.fail_after(10, inject(errno.ENOSPC))
     assert not commit_bytes(memory, 1, {"m": b"x"}).kept_existing
-    assert "step 1 is committed, its pointer is not updated" in caplog.text
+    assert "step 1 is committed, but its pointer is not updated" in caplog.text
     assert not disk.exists(MEMORY / "latest")
 
 
@@ -520,7 +520,7 @@ def test_a_directory_with_only_quarantined_steps_did_hold_one(store: CheckpointS
 
 
 @pytest.mark.parametrize("error", [ConfigError("newer"), inject(errno.EIO)])
-def test_what_is_not_corruption_is_never_walked_past(
+def test_errors_other_than_corruption_are_never_walked_past(
     store: CheckpointStore, error: Exception
 ) -> None:
     def check(step: int) -> Manifest:
@@ -569,7 +569,7 @@ def test_quarantine_keeps_every_directory_and_its_reason(store: CheckpointStore)
     assert (folder / "step-00000001.1.reason.txt").read_text() == "second \\ud800\n"
 
 
-def test_prune_removes_what_it_is_told(store: CheckpointStore) -> None:
+def test_prune_removes_the_given_steps(store: CheckpointStore) -> None:
     commit(store, 1, 2, 3)
     assert store.prune([2, 1, 99]) == [1, 2]
     assert store.prune([]) == []
@@ -615,8 +615,8 @@ def test_marks_add_up(store: CheckpointStore) -> None:
     store.add_mark(2, metrics={"loss": float("inf")})
     store.add_mark(2, keep=False)
     assert store.marks() == {
-        1: Mark(True, {"loss": 0.5, "accuracy": 0.25}),
-        2: Mark(False, {"loss": float("inf")}),
+        1: StepMark(True, {"loss": 0.5, "accuracy": 0.25}),
+        2: StepMark(False, {"loss": float("inf")}),
     }
 
 
@@ -632,7 +632,7 @@ def test_the_marks_of_a_long_run_stay_short_and_those_of_its_checkpoints_are_kep
     before = path.stat().st_size
     store.prune([1001])
     assert path.stat().st_size < before / 100
-    expected = {1002: Mark(True, {"loss": 0.5}), 1003: Mark(finished=True)}
+    expected = {1002: StepMark(True, {"loss": 0.5}), 1003: StepMark(finished=True)}
     assert store.marks() == expected
     for _ in range(100):  # short: not written anew at each prune
         store.add_mark(1003, finished=True)
@@ -642,7 +642,7 @@ def test_the_marks_of_a_long_run_stay_short_and_those_of_its_checkpoints_are_kep
     assert store.marks() == expected
 
 
-def test_marks_that_cannot_be_shortened_do_not_deny_what_was_removed(
+def test_a_prune_reports_removed_steps_even_if_the_marks_cannot_be_shortened(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Full(LocalFileOps):
@@ -658,7 +658,7 @@ def test_marks_that_cannot_be_shortened_do_not_deny_what_was_removed(
         full.add_mark(2, metrics={"loss": 0.5})
     assert full.prune([1]) == [1]
     assert "marks.jsonl is not shortened" in caplog.text
-    assert full.marks() == {2: Mark(False, {"loss": 0.5})}
+    assert full.marks() == {2: StepMark(False, {"loss": 0.5})}
 
 
 NO_MARKS = [
@@ -676,13 +676,13 @@ NO_MARKS = [
 
 
 @pytest.mark.parametrize("line", NO_MARKS)
-def test_lines_that_are_no_marks_are_skipped(
+def test_lines_that_are_not_marks_are_skipped(
     store: CheckpointStore, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (store.root / "marks.jsonl").write_text(line)
     store.add_mark(2, keep=True)
-    assert store.marks() == {2: Mark(True, {})}
-    assert "skipped line 1, which is no mark" in caplog.text
+    assert store.marks() == {2: StepMark(True, {})}
+    assert "skipped line 1, which is not a mark" in caplog.text
 
 
 def test_the_marks_of_a_quarantined_step_do_not_pass_to_its_successor(
@@ -712,7 +712,7 @@ def test_a_rejected_step_does_not_keep_the_memory_of_its_reading(store: Checkpoi
 # What is not ours, and directories that cannot be renamed.
 
 
-def test_a_link_of_a_steps_name_is_no_checkpoint_and_is_said_once(
+def test_a_link_named_like_a_step_is_no_checkpoint_and_is_warned_of_once(
     store: CheckpointStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     commit(store, 1, 9)
@@ -721,7 +721,7 @@ def test_a_link_of_a_steps_name_is_no_checkpoint_and_is_said_once(
     assert (store.steps(), store.links()) == ([1], [9])
     for _ in range(2):
         assert store.newest_valid(check=store.verify).step == 1
-    assert caplog.text.count("is a symbolic link: it is no checkpoint") == 1
+    assert caplog.text.count("is a symbolic link, not a checkpoint") == 1
     store.require(1)
     with pytest.raises(NoCheckpointError, match="no step 9 .step-00000009 is a symbolic link"):
         store.require(9)
@@ -733,7 +733,7 @@ def test_a_link_of_a_steps_name_is_no_checkpoint_and_is_said_once(
     assert sorted(os.listdir(tmp_path / "elsewhere"))[-1] == "manifest.json"
 
 
-def test_a_directory_of_nothing_but_a_link_is_no_first_run(
+def test_a_directory_with_nothing_but_a_link_is_not_a_first_run(
     store: CheckpointStore, tmp_path: Path
 ) -> None:
     store.path(9).symlink_to(tmp_path / "nowhere")
@@ -777,7 +777,7 @@ def test_a_file_in_the_place_of_a_folder_of_the_store_is_an_error(store: Checkpo
 
 
 @pytest.mark.parametrize("name", [".tmp-1-a", ".trash-1", ".tmp-anything", ".gone-7"])
-def test_open_removes_a_link_itself_and_nothing_behind_it(
+def test_open_removes_a_link_but_not_its_target(
     name: str, store: CheckpointStore, tmp_path: Path
 ) -> None:
     (tmp_path / "precious").mkdir()
@@ -788,7 +788,7 @@ def test_open_removes_a_link_itself_and_nothing_behind_it(
     assert os.listdir(tmp_path / "precious") == ["thesis"]
 
 
-def test_a_directory_made_by_another_rank_meanwhile_is_as_good(disk: CrashingFileOps) -> None:
+def test_a_directory_that_another_rank_creates_meanwhile_is_used(disk: CrashingFileOps) -> None:
     class Slow(CrashingFileOps):
         def mkdir(self, path: Path, *, parents: bool = False) -> None:
             super().mkdir(path, parents=parents)
@@ -797,7 +797,7 @@ def test_a_directory_made_by_another_rank_meanwhile_is_as_good(disk: CrashingFil
     CheckpointStore(MEMORY, ops=Slow()).open()
 
 
-def test_a_parent_that_cannot_be_synced_is_left_at_that(
+def test_a_parent_that_cannot_be_synced_is_no_error(
     disk: CrashingFileOps, memory: CheckpointStore
 ) -> None:
     disk.fail_after(0, inject(errno.EACCES))
@@ -852,7 +852,7 @@ def test_a_removal_without_a_rename_that_failed_is_finished_at_the_next_open(
     assert ".gone-1" not in disk.listdir(MEMORY)
 
 
-def test_a_commit_finishes_the_removal_of_what_had_its_place(
+def test_a_commit_finishes_the_interrupted_removal_of_the_same_step(
     disk: CrashingFileOps, memory: CheckpointStore
 ) -> None:
     commit(memory, 1, 2)
@@ -865,7 +865,7 @@ def test_a_commit_finishes_the_removal_of_what_had_its_place(
     assert memory.verify(1).step == 1
 
 
-def test_what_is_set_aside_without_a_rename_is_copied_whole(
+def test_a_step_set_aside_without_a_rename_is_copied_completely(
     disk: CrashingFileOps, memory: CheckpointStore
 ) -> None:
     commit(memory, 1, 2)

@@ -1,4 +1,4 @@
-"""The disk that forgets: which outcomes of a power cut it gives."""
+"""The in-memory disk: which states it enumerates after a power cut."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ROOT = Path("/")
 
 
 def outcomes(ops: CrashingFileOps, *, limit: int = 1024) -> list[list[tuple[str, bytes]]]:
-    """Names and contents of the files at the top, for every surviving disk."""
+    """Names and contents of the top-level files, for every surviving disk."""
     disks = ops.survivors(limit=limit)
     return sorted([(n, d.read_bytes(ROOT / n)) for n in d.listdir(ROOT)] for d in disks)
 
 
-def test_nothing_unsynced_is_certain() -> None:
+def test_unsynced_changes_may_be_lost() -> None:
     ops = CrashingFileOps()
     ops.write_file(ROOT / "a", b"1234")
     contents = [b"", b"\0\0\0\0", b"12", b"1234"]
@@ -152,7 +152,7 @@ def test_mkdir_refuses_a_file_in_the_way() -> None:
         ops.mkdir(ROOT / "a", parents=True)
 
 
-def test_a_link_that_somebody_planted_survives_and_takes_no_room() -> None:
+def test_a_planted_link_survives_and_takes_no_space() -> None:
     ops = CrashingFileOps(capacity_bytes=4)
     ops.plant_link(ROOT / "link")
     ops.write_file(ROOT / "file", b"1234")

@@ -26,7 +26,7 @@ def chk_dir(client: WorkerClient, tmp_path: Path) -> Path:
 
 
 def expect_retaken(client: WorkerClient, *, step: int, steps: tuple[int, ...]) -> str:
-    """A commit that works, after the worker said that it took the directory again."""
+    """Expect a commit, after a message that the worker locked the directory again."""
     client.submit(request(step))
     retaken, committed = next_reply(client), next_reply(client)
     assert isinstance(retaken, p.Retaken)
@@ -43,7 +43,7 @@ def expect_refused(client: WorkerClient, *, step: int) -> str:
     return reply.message
 
 
-def test_a_directory_that_was_removed_is_made_again_and_that_is_said(
+def test_a_removed_directory_is_created_again_and_reported(
     client: WorkerClient, chk_dir: Path
 ) -> None:
     client.submit(request(4))
@@ -58,16 +58,16 @@ def test_a_directory_that_was_removed_is_made_again_and_that_is_said(
     assert (chk_dir / ".lock").exists()
 
 
-def test_a_lock_file_that_was_deleted_is_taken_again(client: WorkerClient, chk_dir: Path) -> None:
+def test_a_deleted_lock_file_is_locked_again(client: WorkerClient, chk_dir: Path) -> None:
     (chk_dir / ".lock").unlink()
     message = expect_retaken(client, step=4, steps=(3,))
     assert "its .lock was removed or replaced" in message
     assert "gone" not in message
-    client.submit(request(5))  # and that is the end of it
+    client.submit(request(5))  # nothing is left to report
     assert isinstance(next_reply(client), p.Committed)
 
 
-def test_a_lock_file_that_was_deleted_is_taken_again_before_anything_is_removed(
+def test_a_deleted_lock_file_is_locked_again_before_anything_is_removed(
     client: WorkerClient, chk_dir: Path
 ) -> None:
     client.submit(request(4))
@@ -78,7 +78,7 @@ def test_a_lock_file_that_was_deleted_is_taken_again_before_anything_is_removed(
     assert next_reply(client) == p.Done("Prune", (3,))
 
 
-def test_a_directory_that_another_process_took_is_not_written_until_it_lets_go(
+def test_a_directory_that_another_process_locked_is_not_written_until_it_is_released(
     client: WorkerClient, chk_dir: Path
 ) -> None:
     (chk_dir / ".lock").unlink()
@@ -94,7 +94,7 @@ def test_a_directory_that_another_process_took_is_not_written_until_it_lets_go(
     expect_retaken(client, step=6, steps=(3,))
 
 
-def test_another_directory_in_its_place_is_used_if_nothing_newer_is_in_it(
+def test_a_directory_that_replaced_ours_is_used_if_it_has_no_newer_steps(
     client: WorkerClient, chk_dir: Path
 ) -> None:
     chk_dir.rename(chk_dir.with_name("moved"))
@@ -121,10 +121,10 @@ def test_a_directory_with_newer_steps_of_another_run_is_left_alone_until_ours_is
     assert isinstance(next_reply(client), p.Committed)
 
 
-def test_a_file_system_that_went_away_is_not_replaced_by_what_was_under_it(
+def test_nothing_is_written_while_another_file_system_has_the_directorys_place(
     client: WorkerClient, chk_dir: Path
 ) -> None:
-    """Seen from the directory: another file system has its place, and nothing of ours is there."""
+    """An empty file system is mounted over the directory; an unmount looks the same."""
     try:
         call("mount", "-t", "tmpfs", "tmpfs", str(chk_dir))
     except OSError as error:
@@ -139,7 +139,7 @@ def test_a_file_system_that_went_away_is_not_replaced_by_what_was_under_it(
     assert isinstance(next_reply(client), p.Committed)
 
 
-def test_a_directory_that_went_with_its_file_system_is_not_made_again_elsewhere(
+def test_a_directory_that_is_gone_with_its_file_system_is_not_created_on_another(
     client: WorkerClient, chk_dir: Path, tmp_path: Path
 ) -> None:
     try:

@@ -1,0 +1,134 @@
+"""The checkpoints known to be in the directory, and which of them retention may remove.
+
+Read once, when the directory is opened, and kept up to date from the worker's replies: a commit
+must not make the training thread list a directory and parse records, which takes long on network
+storage. Belongs to the training thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Collection
+
+from checkfreq.errors import CheckFreqError
+from checkfreq.persist.attempts import Attempt, Marks
+from checkfreq.policy.retention import CheckpointInfo, RetentionPolicy
+from checkfreq.store.marks import StepMark
+from checkfreq.store.store import CheckpointStore
+
+#: Steps count from 1: what is later than this is every checkpoint.
+BEFORE_EVERY_STEP = -1
+
+
+class Catalog:
+    """Steps with their marks, and the removals that were requested.
+
+    ``is_shared``: all ranks commit into this directory. Otherwise other directories hold a share
+    of each step, and only what is older than the last confirmed step may be removed.
+    """
+
+    def __init__(
+        self, store: CheckpointStore, retention: RetentionPolicy, *, is_shared: bool
+    ) -> None:
+        self._store = store
+        self._retention = retention
+        self._known: dict[int, CheckpointInfo] | None = None
+        self._confirmed_step: int | None = None if is_shared else BEFORE_EVERY_STEP
+        #: Removals that the worker has not answered yet, oldest first.
+        self._prunes: deque[tuple[int, ...]] = deque()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether ``load`` was called."""
+        return self._known is not None
+
+    def load(self, check: Callable[[int], object]) -> None:
+        """List the directory; retention leaves a step alone for which ``check`` raises."""
+        known = {}
+        marks = self._store.marks()
+        for step in self._store.steps():
+            try:
+                check(step)
+            except (CheckFreqError, OSError):
+                continue
+            mark = marks.get(step, StepMark())
+            known[step] = CheckpointInfo(step, keep=mark.keep, metrics=mark.metrics)
+        self._known = known
+
+    # ---- what is there
+
+    def add(self, attempt: Attempt) -> None:
+        """The attempt's step is committed."""
+        self._loaded()[attempt.step] = _info(attempt)
+
+    def add_if_left(self, attempt: Attempt) -> None:
+        """A commit that failed in its last sync leaves its step, which retention must know of."""
+        if self._known is None or attempt.step in self._known:
+            return
+        with contextlib.suppress(CheckFreqError, OSError):
+            if self._store.manifest(attempt.step).attempt == attempt.id:
+                self._known[attempt.step] = _info(attempt)
+
+    def add_marks(self, step: int, marks: Marks) -> None:
+        """A step was pinned or given metrics."""
+        known = self._loaded()
+        old = known.get(step, CheckpointInfo(step))
+        known[step] = CheckpointInfo(
+            step, keep=old.keep or marks.keep, metrics={**old.metrics, **marks.metrics}
+        )
+
+    def remove(self, step: int) -> None:
+        """A step was set aside."""
+        if self._known is not None:
+            self._known.pop(step, None)
+
+    def remove_later_than(self, step: int) -> None:
+        """Every later step was set aside."""
+        self._known = {n: info for n, info in self._loaded().items() if n <= step}
+
+    def remove_missing(self, there: Collection[int]) -> list[int]:
+        """Forget and return the steps that are not ``there``: someone else removed them."""
+        gone = sorted((self._known or {}).keys() - set(there))
+        for step in gone:
+            self.remove(step)
+        return gone
+
+    # ---- what may be removed
+
+    def confirm(self, step: int) -> bool:
+        """Every directory holds its share of ``step``; True if that allows more removals.
+
+        The step is an earlier one than before once the run has gone back to a checkpoint.
+        """
+        is_news = self._confirmed_step is None or step > self._confirmed_step
+        self._confirmed_step = step
+        return is_news and self.is_loaded
+
+    def request_removals(self) -> tuple[int, ...]:
+        """The steps to remove now; they count as requested until ``removals_answered``."""
+        infos = sorted(self._loaded().values(), key=lambda info: info.step)
+        steps = tuple(filter(self._may_go, self._retention.to_remove(infos)))
+        if steps:
+            self._prunes.append(steps)
+        return steps
+
+    def _may_go(self, step: int) -> bool:
+        if self._confirmed_step is not None and step >= self._confirmed_step:
+            return False
+        # The worker may take longer over a removal than the next commit does.
+        return not any(step in requested for requested in self._prunes)
+
+    def removals_answered(self, removed: Collection[int] = ()) -> None:
+        """The worker is done with the oldest request: these steps are gone."""
+        self._prunes.popleft()  # it answers in the order of the requests
+        for step in removed:
+            self.remove(step)
+
+    def _loaded(self) -> dict[int, CheckpointInfo]:
+        assert self._known is not None, "the directory is not open"
+        return self._known
+
+
+def _info(attempt: Attempt) -> CheckpointInfo:
+    return CheckpointInfo(attempt.step, keep=attempt.marks.keep, metrics=attempt.marks.metrics)

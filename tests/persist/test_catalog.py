@@ -1,0 +1,106 @@
+"""Which checkpoints are known, and which removals are requested, over a real directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkfreq.persist.attempts import Attempt, Marks
+from checkfreq.persist.catalog import Catalog
+from checkfreq.policy.retention import KeepLast
+from checkfreq.store.store import CheckpointStore
+from checkfreq.testing import commit_bytes
+
+SLOT: Any = "slot 0"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    """Steps 1 to 3."""
+    store = CheckpointStore(tmp_path / "chk")
+    store.open()
+    for step in (1, 2, 3):
+        commit(store, step)
+    return store
+
+
+def commit(store: CheckpointStore, step: int) -> None:
+    commit_bytes(store, step, {"model.safetensors": b"data"}, attempt=f"a{step}")
+
+
+def attempt_of(step: int, *, id: str = "", keep: bool = False) -> Attempt:
+    return Attempt(step, SLOT, "periodic", Marks(keep=keep), started_s=1.0, id=id or f"a{step}")
+
+
+def catalog_of(store: CheckpointStore, *, num_kept: int = 1, is_shared: bool = True) -> Catalog:
+    catalog = Catalog(store, KeepLast(num_kept), is_shared=is_shared)
+    catalog.load(store.manifest)
+    return catalog
+
+
+def test_removals_are_requested_once_until_they_are_answered(store: CheckpointStore) -> None:
+    catalog = catalog_of(store)
+    assert catalog.request_removals() == (1, 2)
+    catalog.add(attempt_of(4))
+    assert catalog.request_removals() == (3,)
+    assert catalog.request_removals() == ()
+    catalog.removals_answered((1, 2))
+    catalog.removals_answered()  # that one failed: it may be requested again
+    assert catalog.request_removals() == (3,)
+
+
+def test_one_of_several_directories_removes_only_what_is_older_than_the_confirmed_step(
+    store: CheckpointStore,
+) -> None:
+    catalog = catalog_of(store, is_shared=False)
+    assert catalog.request_removals() == ()
+    assert catalog.confirm(2)
+    assert not catalog.confirm(2)
+    assert catalog.request_removals() == (1,)
+
+
+def test_a_step_confirmed_before_the_directory_is_listed_allows_no_removals_yet(
+    store: CheckpointStore,
+) -> None:
+    catalog = Catalog(store, KeepLast(1), is_shared=False)
+    assert not catalog.confirm(2)
+    catalog.load(store.manifest)
+    assert catalog.request_removals() == (1,)
+
+
+def test_a_step_that_cannot_be_read_is_never_removed(store: CheckpointStore) -> None:
+    (store.path(1) / "manifest.json").write_text("damaged")
+    assert catalog_of(store).request_removals() == (2,)
+
+
+def test_pins_on_disk_and_those_added_later_keep_a_step(store: CheckpointStore) -> None:
+    store.add_mark(1, keep=True)
+    catalog = catalog_of(store)
+    catalog.add_marks(2, Marks(keep=True))
+    catalog.add(attempt_of(4, keep=True))
+    catalog.add(attempt_of(5))
+    assert catalog.request_removals() == (3,)
+
+
+def test_a_failed_attempt_is_known_only_if_its_step_was_left_in_the_directory(
+    store: CheckpointStore,
+) -> None:
+    catalog = catalog_of(store)
+    commit(store, 4)
+    catalog.add_if_left(attempt_of(4, id="another"))
+    assert catalog.remove_missing(store.steps()) == []
+    assert catalog.request_removals() == (1, 2)
+    catalog.add_if_left(attempt_of(4))
+    assert catalog.request_removals() == (3,)
+
+
+def test_steps_that_are_set_aside_or_missing_are_forgotten(store: CheckpointStore) -> None:
+    catalog = catalog_of(store)
+    catalog.remove(3)
+    catalog.remove(7)
+    assert catalog.remove_missing([2]) == [1]
+    catalog.add(attempt_of(3))
+    catalog.remove_later_than(2)
+    assert catalog.request_removals() == ()
