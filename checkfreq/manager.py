@@ -485,11 +485,11 @@ class CFManager:
     def stats(self) -> dict[str, Any]:
         """What happened so far, as data; times in seconds, sizes in bytes."""
         return {
-            **self._persistence.stats(),
             **self._profiler.stats(),
             "place": self._pipeline.place.value if self._progress.is_open else None,
             "global_step": self._progress.global_step,
             "restored_step": self._progress.restored_step,
+            **self._persistence.stats(),
             "num_deferred": self._pipeline.num_deferred,
             "state_bytes": self._pipeline.state_bytes,
             "stall_s": self._pipeline.stall_s,
