@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import suite
-from benchmarks.options import is_installed
+from benchmarks.imagenet.options import is_installed
 from benchmarks.suite import Call, Outcome
 
 

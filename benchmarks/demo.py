@@ -16,9 +16,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.lab.rawio import raw_write
+from benchmarks.lab.runs import Run
 from benchmarks.make_images import ImageSet, make
-from benchmarks.rawio import raw_write
-from benchmarks.runs import Run
 
 EPOCHS, BATCH, INTERVAL = 3, 16, 10
 IMAGES = ImageSet(classes=8, train=100, val=20)

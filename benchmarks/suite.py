@@ -89,7 +89,7 @@ ON_GPU = (
 
 def summary(name: str) -> str:
     """The first line of a benchmark's docstring, without importing it."""
-    tree = ast.parse((ROOT / "benchmarks" / f"{name}.py").read_text())
+    tree = ast.parse((ROOT / "benchmarks" / name / "measure.py").read_text())
     return (ast.get_docstring(tree) or "").partition("\n")[0]
 
 

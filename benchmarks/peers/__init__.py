@@ -13,14 +13,14 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks.lab.capacity import SLOTS
+from benchmarks.lab.saver import Peer, Saved, Saver, Training
 from benchmarks.peers.dcp import KINDS, Dcp
 from benchmarks.peers.folders import InFolders, Library
 from benchmarks.peers.ours import CheckFreq
-from benchmarks.peers.saver import Peer, Saved, Saver, Training
 from benchmarks.peers.torch_files import Safetensors, TorchSave
 from benchmarks.peers.torch_snapshot import TorchSnapshot
 from benchmarks.peers.trainers import Accelerate, Lightning, Trainer
-from benchmarks.room import SLOTS
 
 __all__ = ["OURS", "PEERS", "Peer", "Saved", "Saver", "Training", "installed"]
 

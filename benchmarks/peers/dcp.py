@@ -15,8 +15,8 @@ from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
+from benchmarks.lab.saver import Training
 from benchmarks.peers.folders import Pending
-from benchmarks.peers.saver import Training
 from checkfreq import CFConfig
 
 #: By the part of the peer's name: what saves in the background, and whether it stages there too.

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch.distributed as dist
 
-from benchmarks.peers.saver import Saved
+from benchmarks.lab.saver import Saved
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from benchmarks.events import events
-from benchmarks.peers.saver import Saved, Training
+from benchmarks.lab.events import events
+from benchmarks.lab.saver import Saved, Training
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 from checkfreq.types import SnapshotPlace
 

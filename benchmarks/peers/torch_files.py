@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.peers.saver import Training
+from benchmarks.lab.saver import Training
 
 
 class TorchSave:

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from benchmarks.models import import_torchvision
+from benchmarks.imagenet.models import import_torchvision
+from benchmarks.lab.saver import Training
 from benchmarks.peers.folders import Pending
-from benchmarks.peers.saver import Training
 
 
 class Lightning:

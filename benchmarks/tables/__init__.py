@@ -7,56 +7,43 @@ same setting the last one counts. Without a line there is no table, nor the text
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from benchmarks.tables import (
-    compare,
-    frequency,
-    goodput,
-    interference,
-    interruptions,
-    iterators,
-    limits,
-    machinery,
-    overhead,
-    paper,
-    scale,
-    sharded,
-    simulate,
-)
-from benchmarks.tables.common import Line, Table
+from benchmarks.compare import table as compare
+from benchmarks.frequency import table as frequency
+from benchmarks.goodput import table as goodput
+from benchmarks.interference import table as interference
+from benchmarks.interruptions import table as interruptions
+from benchmarks.iterators import table as iterators
+from benchmarks.lab.results import RESULTS, ROOT, lines_of
+from benchmarks.lab.tables import Table
+from benchmarks.limits import table as limits
+from benchmarks.memory import table as memory
+from benchmarks.overhead import table as overhead
+from benchmarks.paper import table as paper
+from benchmarks.scale import table as scale
+from benchmarks.sharded import table as sharded
+from benchmarks.simulate import table as simulate
+from benchmarks.startup import table as startup
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
 
-TABLES = {
-    "compare": Table("compare", compare.arms),
-    "targets": Table("compare", compare.targets),
-    "limits": Table("limits", limits.limits),
-    "memory": Table("memory", machinery.memory),
-    "startup": Table("startup", machinery.startup),
-    "scale": Table("scale", scale.sizes),
-    "tensors": Table("scale", scale.tensors),
-    "sharded": Table("sharded", sharded.saves),
-    "meeting": Table("sharded", sharded.meetings),
-    "simulate": Table("simulate", simulate.policy),
-    "goodput": Table("goodput", goodput.goodput),
-    "overhead": Table("overhead", overhead.overhead),
-    "frequency": Table("frequency", frequency.arms),
-    "policies": Table("frequency", frequency.policies),
-    "paper": Table("paper", paper.arms),
-    "paper_stalls": Table("paper", paper.stalls),
-    "decision": Table("decision", overhead.decision),
-    "first": Table("first", overhead.first),
-    "interference": Table("interference", interference.interference),
-    "interruptions": Table("interruptions", interruptions.interruptions),
-    "resume": Table("iterators", iterators.resume),
-    "loading": Table("iterators", iterators.loading),
-    "data_costs": Table("iterators", iterators.data_costs),
+TABLES: dict[str, Table] = {
+    **compare.TABLES,
+    **frequency.TABLES,
+    **goodput.TABLES,
+    **interference.TABLES,
+    **interruptions.TABLES,
+    **iterators.TABLES,
+    **limits.TABLES,
+    **memory.TABLES,
+    **overhead.TABLES,
+    **paper.TABLES,
+    **scale.TABLES,
+    **sharded.TABLES,
+    **simulate.TABLES,
+    **startup.TABLES,
 }
 
 _PLACE = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -76,19 +63,3 @@ def with_tables(text: str, *, results: Path = RESULTS) -> str:
         return f"{place[1]}{table.build(lines_of(table.benchmark, results))}{place[3]}"
 
     return _PLACE.sub(made, text)
-
-
-def lines_of(benchmark: str, results: Path = RESULTS) -> list[Line]:
-    """The committed lines of a benchmark, oldest first."""
-    path = results / f"{benchmark}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def tables_of(lines: Iterable[Line]) -> Iterator[str]:
-    """The tables of lines that were just measured, as Markdown."""
-    by_benchmark: dict[str, list[Line]] = {}
-    for line in lines:
-        by_benchmark.setdefault(line["benchmark"], []).append(line)
-    for table in TABLES.values():
-        if text := table.build(by_benchmark.get(table.benchmark, [])):
-            yield text

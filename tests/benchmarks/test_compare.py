@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.compared import RAW, Round, arm_lines, target_lines
+from benchmarks.compare.outcome import RAW, Round, arm_lines, target_lines
+from benchmarks.compare.table import arms, targets
+from benchmarks.lab.rawio import RawWriter
 from benchmarks.peers import OURS, PEERS, Peer
-from benchmarks.rawio import RawWriter
-from benchmarks.tables.compare import arms, targets
 from tests.benchmarks.test_benchmarks_run import lines_of
 
 #: Runs what users have beside us: large frameworks (`make test-more`).

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import compare
-from benchmarks.compare import measure
-from benchmarks.compared import RAW
+from benchmarks.compare import measure as compare
+from benchmarks.compare.measure import measure
+from benchmarks.compare.outcome import RAW
+from benchmarks.lab.capacity import room_for
 from benchmarks.peers import OURS, PEERS, Peer, Saver, Training
 from benchmarks.peers.folders import InFolders
 from benchmarks.peers.torch_files import TorchSave
-from benchmarks.room import room_for
 
 
 def options(folder: Path, **others: object) -> argparse.Namespace:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.decided import DecidedManager, is_decided
-from benchmarks.training import Loop
+from benchmarks.frequency.decided import DecidedManager, is_decided
+from benchmarks.lab.training import Loop
 from checkfreq.policy.tuner import Due, Iteration, Measured
 
 

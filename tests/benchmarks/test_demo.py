@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.demo import BATCH, EPOCHS, IMAGES, INTERVAL, Kill, compare
-from benchmarks.rawio import raw_write
-from benchmarks.runs import Run
+from benchmarks.lab.rawio import raw_write
+from benchmarks.lab.runs import Run
 
 ALL = IMAGES.classes * IMAGES.train
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.estimate import (
+from benchmarks.lab.estimate import (
     Estimate,
     Sample,
     Stretch,

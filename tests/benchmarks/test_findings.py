@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from benchmarks.estimate import Estimate, Smallest, median_interval
-from benchmarks.findings import Alone, Cost, Findings, cost_of
+from benchmarks.frequency.findings import Alone, Cost, Findings, cost_of
+from benchmarks.lab.estimate import Estimate, Smallest, median_interval
 
 
 @pytest.mark.parametrize(

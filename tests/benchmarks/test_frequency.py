@@ -13,14 +13,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import benchmarks.frequency as benchmark
-from benchmarks.decided import Choice
-from benchmarks.frequency import Run
+from benchmarks.frequency import measure as benchmark
+from benchmarks.frequency import table as frequency
+from benchmarks.frequency.decided import Choice
+from benchmarks.frequency.measure import Run
+from benchmarks.frequency.saver_arm import Attached, SaverArm
+from benchmarks.lab.paired import Round
 from benchmarks.peers import OURS, Peer, Saved, Training
 from benchmarks.peers.ours import CheckFreq
-from benchmarks.saver_arm import Attached, SaverArm
-from benchmarks.tables import frequency
-from benchmarks.windows import Round
 from checkfreq.types import SnapshotPlace
 from tests.benchmarks.test_benchmarks_run import TINY_WINDOWS, lines_of
 

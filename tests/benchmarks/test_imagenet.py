@@ -13,7 +13,8 @@ import torch
 if importlib.util.find_spec("torchvision") is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
 
-from benchmarks import imagenet, options
+from benchmarks.imagenet import options
+from benchmarks.imagenet import train as imagenet
 from benchmarks.make_images import ImageSet, make
 from iterators import CFIterator, ResumableDataLoader
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.estimate import Sample, Stretch
-from benchmarks.interference import Recorder, Trace
-from benchmarks.plots import interference
-from benchmarks.plots.common import save
-from benchmarks.tables import interference as table
-from benchmarks.windows import Window
+from benchmarks.interference import plot as interference
+from benchmarks.interference import table as table
+from benchmarks.interference.measure import Recorder, Trace
+from benchmarks.lab.estimate import Sample, Stretch
+from benchmarks.lab.paired import Window
+from benchmarks.lab.plots import save
 from tests.benchmarks.test_benchmarks_run import TINY_WINDOWS, lines_of
 from tests.benchmarks.test_tables import HOW
 

@@ -14,11 +14,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import interruptions as benchmark
-from benchmarks import runs
-from benchmarks.plots import interruptions as plot
-from benchmarks.plots.common import save
-from benchmarks.restarts import (
+from benchmarks.interruptions import measure as benchmark
+from benchmarks.interruptions import plot as plot
+from benchmarks.interruptions.restarts import (
     BASE,
     Restart,
     differing,
@@ -28,8 +26,10 @@ from benchmarks.restarts import (
     schedule,
     thinned,
 )
-from benchmarks.runs import Run, survive
-from benchmarks.tables.interruptions import interruptions
+from benchmarks.interruptions.table import interruptions
+from benchmarks.lab import runs
+from benchmarks.lab.plots import save
+from benchmarks.lab.runs import Run, survive
 from tests.benchmarks.test_benchmarks_run import lines_of
 from tests.benchmarks.test_tables import HOW
 

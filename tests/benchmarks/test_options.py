@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import options
+from benchmarks.imagenet import options
 
 Capture = pytest.CaptureFixture[str]
 RESUMABLE = ("--checkfreq", "--cf_iterator")

@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import paper
-from benchmarks.arms import auto_arm, held_arm, judged
-from benchmarks.estimate import Estimate
-from benchmarks.figures import Stall, allowed_by_storage, recovery_s
-from benchmarks.language import IGNORED, Language
+from benchmarks.imagenet.options import is_installed
+from benchmarks.lab.derived import Stall, allowed_by_storage, recovery_s
+from benchmarks.lab.estimate import Estimate
+from benchmarks.lab.language import IGNORED, Language
+from benchmarks.lab.overheads import Measured
+from benchmarks.lab.paired import FrozenArm, Round, clean_window
+from benchmarks.lab.training import Loop
 from benchmarks.make_images import ImageSet, make
-from benchmarks.noted import Note, Noted, NotedArm
-from benchmarks.options import is_installed
-from benchmarks.overhead import Measured
-from benchmarks.paper import arguments, chosen
-from benchmarks.tables import paper as tables
-from benchmarks.training import Loop
-from benchmarks.trial import Chosen, Measurements, Trial, Windows, fingerprint, kept
-from benchmarks.windows import FrozenArm, Round, clean_window
-from benchmarks.workloads import Workload, on_cpu, on_gpu
+from benchmarks.paper import measure as paper
+from benchmarks.paper import table as tables
+from benchmarks.paper.arms import auto_arm, held_arm, judged
+from benchmarks.paper.measure import arguments, chosen
+from benchmarks.paper.recording import Note, Noted, NotedArm
+from benchmarks.paper.trial import Chosen, Measurements, Trial, Windows, fingerprint, kept
+from benchmarks.paper.workloads import Workload, on_cpu, on_gpu
 from checkfreq.types import SnapshotPlace
 from tests.benchmarks.test_benchmarks_run import lines_of
 
@@ -332,7 +332,7 @@ def test_bert_predicts_what_is_masked_and_gpt_what_comes_next() -> None:
 
 @needs_torchvision
 def test_images_of_a_folder_come_again_after_the_last(tmp_path: Path) -> None:
-    from benchmarks.images import Stream
+    from benchmarks.imagenet.images import Stream
 
     images = ImageSet(classes=2, train=5, val=1, smallest=40, largest=48)
     make(tmp_path, images=images)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.paper_policy import (
+from benchmarks.lab.paper_policy import (
     PaperTuner,
     Rule,
     budget_interval,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.ranks import Ranks, joined
+from benchmarks.imagenet.ranks import Ranks, joined
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import sharded
+from benchmarks.lab.saving import Work, sample, shown, spread
 from benchmarks.peers import Saved
 from benchmarks.peers.ours import CheckFreq
-from benchmarks.saving import Work, sample, shown, spread
+from benchmarks.sharded import measure as sharded
 
 
 class Scripted:

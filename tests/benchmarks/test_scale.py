@@ -16,16 +16,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks import scale
-from benchmarks.bus import Bus
-from benchmarks.limits import Limits
-from benchmarks.peak import Peak
+from benchmarks.lab.capacity import room_for
+from benchmarks.lab.rawio import RawWriter, incompressible
+from benchmarks.lab.results import lines_of
+from benchmarks.lab.tables import tables_of
+from benchmarks.limits.measure import Limits
 from benchmarks.peers.ours import CheckFreq
 from benchmarks.plots import draw_all
-from benchmarks.rawio import RawWriter, incompressible
-from benchmarks.room import room_for
-from benchmarks.scale import figures, num_rounds, quiet_batches
-from benchmarks.tables import lines_of, tables_of
+from benchmarks.scale import measure as scale
+from benchmarks.scale.bus import Bus
+from benchmarks.scale.measure import figures, num_rounds, quiet_batches
+from benchmarks.scale.peak import Peak
+from benchmarks.scale.table import TABLES
 from tests.benchmarks.test_benchmarks_run import lines_of as printed_by
 from tests.benchmarks.test_goodput import HOW, write
 
@@ -283,7 +285,7 @@ def test_a_toy_run_makes_both_tables_and_the_plot(
     lines: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     write(tmp_path, *lines)
-    sizes, tensors = tables_of(lines_of("scale", tmp_path))
+    sizes, tensors = tables_of(lines_of("scale", tmp_path), TABLES)
     assert "| 0.01 GiB, cpu | " in sizes
     assert "1e+06 GiB, cpu: not measured, it needs " in sizes
     assert "| 10 in 1 MiB, cpu | " in tensors
@@ -297,7 +299,7 @@ def test_a_toy_run_makes_both_tables_and_the_plot(
 def test_the_newest_line_of_a_size_counts(tmp_path: Path) -> None:
     old = {"benchmark": "scale", "what": "size", "device": "cpu", "gib": 8.0, **HOW}
     write(tmp_path, {**old, "why_not": "was too large"}, {**old, "why_not": "is too large"})
-    (table,) = tables_of(lines_of("scale", tmp_path))
+    (table,) = tables_of(lines_of("scale", tmp_path), TABLES)
     assert "8 GiB, cpu: not measured, it is too large." in table
     assert "was" not in table.rpartition("8 GiB")[2]
 
@@ -306,7 +308,7 @@ def test_another_disk_replaces_no_row_and_is_told_apart(tmp_path: Path) -> None:
     line = {"benchmark": "scale", "what": "size", "device": "cpu", "gib": 8.0, **HOW}
     here, there = ({**line, "storage": f"ext4 on {disk}"} for disk in ("vda", "nvme0n1"))
     write(tmp_path, {**here, "why_not": "is too large"}, {**there, "why_not": "is huge"})
-    (table,) = tables_of(lines_of("scale", tmp_path))
+    (table,) = tables_of(lines_of("scale", tmp_path), TABLES)
     assert "8 GiB, cpu, ext4 on vda: not measured, it is too large." in table
     assert "8 GiB, cpu, ext4 on nvme0n1: not measured, it is huge." in table
 

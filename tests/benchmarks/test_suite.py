@@ -33,7 +33,7 @@ def ended(call: Call, limit_s: float = 0.0, *, status: int = 0) -> tuple[int, st
 
 @pytest.mark.parametrize("call", ALL, ids=lambda call: call.command)
 def test_every_call_is_of_a_benchmark_that_says_what_it_measures(call: Call) -> None:
-    assert (ROOT / "benchmarks" / f"{call.name}.py").exists()
+    assert (ROOT / "benchmarks" / call.name / "__main__.py").exists()
     assert summary(call.name).endswith(".")
 
 
@@ -53,7 +53,7 @@ def test_each_part_of_the_suite_is_meant_to_fit_its_time(calls: tuple[Call, ...]
 def test_every_call_has_options_that_its_benchmark_takes(
     call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = importlib.import_module(f"benchmarks.{call.name}")
+    module = importlib.import_module(f"benchmarks.{call.name}.measure")
     parsers = [x for x in ("_arguments", "arguments") if x in vars(module)]
     monkeypatch.setattr("sys.argv", [call.name, *call.options.split()])
     for parse in parsers:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.lab.results import RESULTS
 from benchmarks.plots import draw_all
-from benchmarks.tables import PAGES, RESULTS, TABLES, with_tables
+from benchmarks.tables import PAGES, TABLES, with_tables
 
 HOW = {
     "command": "python -m benchmarks.overhead",

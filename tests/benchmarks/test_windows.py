@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from benchmarks.windows import drain, user_and_stolen_s
+from benchmarks.lab.paired import drain, user_and_stolen_s
 
 
 class FakeManager:

@@ -1,0 +1,118 @@
+"""Table of `benchmarks.compare`: ours beside every peer, and the targets.
+
+Lines of several runs do not mix: of each state the last run is shown. A run begins with ``raw``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from benchmarks.lab.tables import Line, Table, introduced, row, table
+
+_INTRODUCTION = """\
+One checkpoint of each, saved while training goes on and restored into the live training. `held`:
+the training thread stands still in the library's calls. `synced`: what it calls durable survives a
+power cut; a peer that does not sync is here as it is and with its files synced behind its write,
+in its background if it has one. DCP's `aside` arms stage in a thread, which is not their default:
+buffers that the next forward pass changes (batch norm's) are torn in such a checkpoint.
+`ours` is our figure divided by the row's, in the same round; only ours verifies what it restores.
+`raw` writes and reads as many bytes directly:
+"""
+
+_STATE = ("device", "gib", "tensors")
+_RAW = "raw"
+
+
+def arms(lines: list[Line]) -> str:
+    """A row per state and arm, the soonest durable first."""
+    columns = (
+        "state | what | synced | held per save | added in all | durable after | "
+        "restored from disk | straight after the save | ours: held | durable | restored"
+    )
+    found = _of_last_runs(lines, "arm", *_STATE)
+    found = sorted(found, key=lambda x: (*_setting(x), not x["synced"], _durable_s(x)))
+    rows = [
+        row(
+            _state(x),
+            _what(x),
+            "yes" if x["synced"] else "no",
+            _value(x, "held_ms", "{:.1f} ms"),
+            _value(x, "added_ms", "{:.0f} ms"),
+            _value(x, "durable_s", "{:.2f} s"),
+            _value(x, "restore_s", "{:.2f} s"),
+            _value(x, "warm_restore_s", "{:.2f} s"),
+            *(_value(x, f"ours_{what}", "{:.2f}") for what in ("held", "durable", "restore")),
+        )
+        for x in found
+    ]
+    return introduced(_INTRODUCTION, table(columns, [*rows, "", *_versions(found)], found))
+
+
+def _of_last_runs(lines: list[Line], kind: str, *settings: str) -> list[Line]:
+    """The lines with ``kind``, for each setting those of the last run that has any."""
+    runs = itertools.accumulate(x.get("arm") == _RAW for x in lines)
+    found = [
+        (run, tuple(x[name] for name in settings), x)
+        for run, x in zip(runs, lines, strict=True)
+        if kind in x
+    ]
+    last = {setting: run for run, setting, _ in found}
+    return [x for run, setting, x in found if last[setting] == run]
+
+
+def _durable_s(line: Line) -> float:
+    return float(line.get("durable_s", math.inf))
+
+
+def _what(line: Line) -> str:
+    """The arm; one that failed has no figures."""
+    why = str(line.get("failed", "")).replace("|", "/")
+    return f"{line['arm']} (failed: {why})" if why else str(line["arm"])
+
+
+def _versions(lines: list[Line]) -> list[str]:
+    versions = {name: x["versions"][name] for x in lines for name in sorted(x["versions"])}
+    said = (f"{name} {version}" for name, version in versions.items() if name not in _TOLD)
+    return [f"With {', '.join(said)}.  "] if versions.keys() - _TOLD else []
+
+
+_TOLD = {"python", "torch"}
+
+
+def targets(lines: list[Line]) -> str:
+    """A row per state, target and group of peers."""
+    lines = _of_last_runs(lines, "target", *_STATE, "among")
+    columns = "state | target | the best synced peer | ours / its | quartiles | allowed | met"
+    rows = [
+        row(
+            _state(x),
+            f"{x['target']}, {x['among']}",
+            f"{x['best']}, best of {len(x['peers'])}",
+            f"{x['ratio']:.3f}",
+            "{:.3f} to {:.3f}".format(*x["ratio_quartiles"]),
+            f"{x['allowed']:g}",
+            _MET[x["met"]],
+        )
+        for x in sorted(lines, key=_setting)
+    ]
+    return table(columns, rows, lines)
+
+
+#: None: the median is within what is allowed, the upper quartile is not.
+_MET = {True: "yes", False: "no", None: "unsure"}
+
+
+def _setting(line: Line) -> tuple[str, float, int]:
+    return line["device"], line["gib"], line["tensors"]
+
+
+def _state(line: Line) -> str:
+    return f"{line['gib']:g} GiB, {line['tensors']} parameters, {line['device']}"
+
+
+def _value(line: Line, figure: str, form: str) -> str:
+    return form.format(line[figure]) if figure in line else "-"
+
+
+TABLES = {"compare": Table("compare", arms), "targets": Table("compare", targets)}

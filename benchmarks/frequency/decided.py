@@ -1,0 +1,144 @@
+"""The interval that a policy comes to, alone with a loop: AUTO, or a decider in its place.
+
+A decider is one of the simulator's (the paper's, say); our engine takes the checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lab.events import events
+from benchmarks.lab.paired import LiveManager, passed
+from benchmarks.lab.paper_policy import PaperTuner
+from benchmarks.lab.training import Loop
+from benchmarks.lab.warm_up import CHECKPOINTS
+from checkfreq.policy.tuner import Due, Iteration, Measured
+from checkfreq.simulation.deciders import Decider
+from checkfreq.types import SnapshotPlace
+
+#: A policy that has no interval after its time is given so long.
+_PATIENCE_S = 60.0
+#: Of an interval, from one checkpoint to the next; after so many a policy has had its say.
+_WINDOWS = 8
+#: Of the end of events.jsonl: the last commit is in there.
+_TAIL_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The interval after a while; None: none yet. ``first``: the one before any tuning.
+
+    ``windows`` were there to tune it on. ``place`` of the snapshots.
+    """
+
+    k: int | None
+    windows: int
+    first: int | None = None
+    place: SnapshotPlace = SnapshotPlace.HOST
+
+
+def auto_choice(loop: Loop, folder: Path, *, bound: float, seconds: float) -> Choice:
+    """What our AUTO comes to once it has settled, or after so many seconds."""
+    manager = loop.manager(folder, max_overhead=bound)
+    planned_at: int | None = None
+
+    def num_windows() -> int | None:
+        nonlocal planned_at
+        stats = manager.stats()
+        if planned_at is None and stats["interval_steps"] is not None:
+            planned_at = stats["num_committed"]
+        return None if planned_at is None else int(stats["num_committed"]) - planned_at
+
+    with contextlib.closing(LiveManager(loop, manager)) as live:
+        live.stretch(is_decided(num_windows, at_most=CHECKPOINTS, seconds=seconds))
+        stats = manager.stats()
+        return Choice(
+            stats["interval_steps"], num_windows() or 0, place=SnapshotPlace(stats["place"])
+        )
+
+
+def paper_choice(loop: Loop, folder: Path, tuner: PaperTuner, *, seconds: float) -> Choice:
+    """What the paper's policy comes to when its tuning has ended, or after so many seconds."""
+
+    def num_windows() -> int | None:
+        if tuner.plan is None:
+            return None
+        return tuner.num_windows if tuner.is_tuning else _WINDOWS
+
+    decided = DecidedManager(loop, folder, tuner)
+    with contextlib.closing(decided.live) as live:
+        until = is_decided(num_windows, at_most=_WINDOWS, seconds=seconds)
+        live.stretch(until, after=decided.boundary)
+    k = None if tuner.plan is None else tuner.plan.interval_steps
+    return Choice(k, tuner.num_windows, first=tuner.first_steps)
+
+
+def is_decided(
+    num_windows: Callable[[], int | None], *, at_most: int, seconds: float
+) -> Callable[[], bool]:
+    """Whether a policy has had ``at_most`` windows, or ``seconds``, or a minute without a plan.
+
+    ``num_windows``: None before there is a plan.
+    """
+    is_over, is_too_late = passed(seconds), passed(seconds + _PATIENCE_S)
+
+    def decided() -> bool:
+        num = num_windows()
+        return is_too_late() if num is None else num >= at_most or is_over()
+
+    return decided
+
+
+class DecidedManager:
+    """A manager in MANUAL mode that checkpoints the loop when ``decider`` says so.
+
+    The decider is told what `checkfreq.simulation` tells it: each iteration, boundary to boundary,
+    and each checkpoint's times once it is durable. Telling it is no part of an iteration.
+    """
+
+    def __init__(self, loop: Loop, folder: Path, decider: Decider) -> None:
+        self._loop, self._folder, self._decider = loop, folder, decider
+        self._manager = loop.manager(folder, interval=0)
+        self.live = LiveManager(loop, self._manager)
+        self._pending: tuple[int, float] | None = None
+        self._last_s: float | None = None
+
+    def boundary(self) -> None:
+        """For `LiveManager.stretch`, after each of the manager's boundaries."""
+        self._loop.synchronize()
+        ended_s = time.perf_counter()
+        self._tell_ended()
+        if self._last_s is not None:
+            self._decider.iteration(Iteration(self._last_s, ended_s))
+        self._last_s = now_s = time.perf_counter()
+        step = self._manager.global_step
+        if self._decider.due(step=step, now_s=now_s) is Due.TAKE:
+            self._decider.started(str(step), step=step, start_s=now_s, is_periodic=True)
+            self._pending = (step, now_s)
+            self._manager.save()
+
+    def _tell_ended(self) -> None:
+        if self._pending is None:
+            return
+        step, start_s = self._pending
+        if self._manager.stats()["last_durable_step"] != step:
+            return
+        event = self._committed()
+        end_s = event["durable_monotonic_s"]
+        measured = Measured(
+            copy_s=event["copy_s"],
+            persist_s=event["persist_s"],
+            durable_s=end_s - start_s,
+            state_bytes=event["num_bytes"],
+        )
+        self._decider.ended(str(step), end_s=end_s, measured=measured)
+        self._pending = None
+
+    def _committed(self) -> dict[str, Any]:
+        """What the manager noted of the last checkpoint."""
+        return events(self._folder, "committed", last_bytes=_TAIL_BYTES)[-1]

@@ -1,0 +1,1 @@
+"""What the benchmarks measure with: windows, estimates, states, result lines."""

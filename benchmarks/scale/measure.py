@@ -1,0 +1,359 @@
+"""Cost of checkpoints against the size of the state and the number of tensors, beside the limits.
+
+    python -m benchmarks.scale --gib 0.1 1 4 8 --folder /mnt/disk/scratch
+
+``size``: float32 state of each ``--gib`` in 64 tensors; training goes on (matrix products of about
+0.3 s per GiB, on a GPU 0.05 s, and a write to every parameter). In each round one save, one raw
+direct write of as many bytes and one copy over the bus come in random order, then likewise a
+restore and raw direct reads. ``held_ms``: the training thread stands still, in the call (alone:
+``save_ms``) and at updates; ``added_ms``: what all iterations until durable took longer;
+``copy_s``: from the boundary to the complete snapshot; ``durable_s``: from the call to the commit,
+of which ``persist_s`` is behind the snapshot; ``restore_s``: verified, into live tensors, past
+the page cache. ``raw_write_s``, ``raw_read_s`` (into memory that is there) and ``raw_fresh_s``
+(into new memory, as a restore must) are the disk's limits; ``bus_s`` (a copy in memory; from a GPU
+to pinned memory) and ``bus_back_s`` the bus's. ``..._against_...``: that limit's time over ours,
+within a round; 1 is as fast. The first save, into slots that were waited for but with all else
+done for the first time, is told apart. ``memory_gib``: ``trainer_gib``, its peak growth since
+before the manager, and ``worker_gib``, the most of that, shared slots counted once;
+``slots_gib``: slots × state. ``restore_peak_gib``: what a restore needs besides the state.
+
+``tensors``: a state of ``--mib`` in each number of ``--tensors``: ``boundary_us``, a boundary and
+an update of an AUTO manager with nothing due (behind its first checkpoint, and of batches without
+one: the median, the least and the most of them), and the figures above.
+
+Medians of ``--rounds`` rounds (above 1 GiB fewer, in proportion, but two), with quartiles. A size
+for which memory or disk do not suffice has a line that says ``why_not``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.lab.capacity import room_for
+from benchmarks.lab.events import events
+from benchmarks.lab.rawio import RawWriter
+from benchmarks.lab.record import emit, median_ratio
+from benchmarks.lab.rounds import Arm, Seconds, interleaved
+from benchmarks.lab.saving import Work, sample, seconds_of, shown, spread
+from benchmarks.lab.states import NUM_TENSORS, Block
+from benchmarks.lab.usage import Usage, worker_pid
+from benchmarks.peers import Training
+from benchmarks.peers.ours import CheckFreq
+from benchmarks.scale.bus import Bus
+from benchmarks.scale.peak import Peak
+from checkfreq import CFCheckpoint, CFManager
+
+GIB, MIB = 2**30, 2**20
+_SIZES_GIB = [0.1, 0.5, 1.0, 2.0, 4.0, 8.0]
+_LEAST_SECONDS = 0.03
+_SECONDS_PER_GIB = {"cpu": 0.3, "cuda": 0.05}
+_REGION_BYTES = 256 * MIB
+_SLOTS_WITHIN_S = 600.0
+_FIRST_WITHIN_S = 30.0
+_CLEAN_ITERATIONS = 2
+_AT_RESTORE = ("restore_s", "raw_read_s", "raw_fresh_s")
+_BATCHES, _MOST_BATCHES = 5, 40
+#: A ratio by its name: the limit's time over ours.
+_AGAINST = {
+    "persist_against_raw": ("raw_write_s", "persist_s"),
+    "durable_against_raw": ("raw_write_s", "durable_s"),
+    "copy_against_bus": ("bus_s", "copy_s"),
+    "restore_against_raw": ("raw_read_s", "restore_s"),
+    "restore_against_fresh": ("raw_fresh_s", "restore_s"),
+}
+
+
+def main() -> None:
+    """Print a line per size and per number of tensors."""
+    args = _arguments()
+    device = torch.device(args.device)
+    for gib in args.gib:
+        print(f"scale: {gib:g} GiB", file=sys.stderr, flush=True)
+        _size(gib, device, args)
+    for num_tensors in args.tensors:
+        print(f"scale: {num_tensors} tensors", file=sys.stderr, flush=True)
+        _tensors(num_tensors, device, args)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    add = parser.add_argument
+    add("--gib", type=float, nargs="*", default=_SIZES_GIB, help="sizes of state")
+    add("--tensors", type=int, nargs="*", default=[10, 100, 1_000, 10_000], help="numbers of them")
+    add("--mib", type=float, default=16.0, help="size of the state of --tensors")
+    add("--rounds", type=int, default=4, help="behind the first save")
+    add("--iterations", type=int, default=2_000, help="with nothing due")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--folder", type=Path, default=Path(), help="a folder on the disk to measure")
+    return parser.parse_args()
+
+
+def _size(gib: float, device: torch.device, args: argparse.Namespace) -> None:
+    num_bytes = int(gib * GIB)
+    gc.collect()  # the state before is in cycles: it needs no room any more
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    why_not = room_for(num_bytes, device, args.folder)
+    if why_not is not None:
+        setting = {"what": "size", "device": device.type, "gib": gib}
+        emit("scale", folder=args.folder, **setting, why_not=why_not)
+        return
+    rounds = num_rounds(args.rounds, gib)
+    seconds, memory = measured(num_bytes, NUM_TENSORS, rounds, device, args)
+    _report("size", seconds, memory, device, args, rounds=rounds, gib=gib, tensors=NUM_TENSORS)
+
+
+def num_rounds(asked: int, gib: float) -> int:
+    """Above 1 GiB fewer in proportion, but two if not one is asked for."""
+    return min(asked, max(2, round(asked / max(1.0, gib))))
+
+
+def _tensors(num_tensors: int, device: torch.device, args: argparse.Namespace) -> None:
+    num_bytes = int(args.mib * MIB)
+    seconds, memory = measured(num_bytes, num_tensors, args.rounds, device, args)
+    boundary_us = _boundaries(num_bytes, num_tensors, device, args)
+    _report(
+        "tensors",
+        seconds,
+        memory,
+        device,
+        args,
+        rounds=args.rounds,
+        mib=args.mib,
+        tensors=num_tensors,
+        **_boundary(boundary_us),
+    )
+
+
+def _boundary(batches_us: list[float]) -> dict[str, float]:
+    """Nothing if there was a checkpoint in every batch."""
+    if not batches_us:
+        return {}
+    figures = {"": statistics.median(batches_us), "_low": min(batches_us), "_high": max(batches_us)}
+    return {f"boundary_us{end}": round(value, 2) for end, value in figures.items()}
+
+
+# Measuring
+
+
+def measured(
+    num_bytes: int, num_tensors: int, rounds: int, device: torch.device, args: argparse.Namespace
+) -> tuple[Seconds, dict[str, float]]:
+    """Seconds of everything, a value per round; memory in bytes. Leaves nothing on the disk."""
+    block = Block(num_bytes, num_tensors=num_tensors, device=device)
+    training = Training(block, torch.optim.SGD(block.parameters(), lr=0.1))
+    work = _work(block.state_bytes(), device)
+    with tempfile.TemporaryDirectory(dir=args.folder, prefix="scale-") as scratch:
+        folder = Path(scratch)
+        raw = RawWriter(folder / "raw", block.state_bytes(), source_bytes=_REGION_BYTES)
+        with raw as writer:
+            seconds, memory = _saves(block, training, folder, writer, rounds, work, device)
+            restores, peak_bytes = _restores(training, folder, writer, rounds, work)
+    return {**seconds, **restores}, {**memory, "restore_peak": peak_bytes}
+
+
+def _work(num_bytes: int, device: torch.device) -> Work:
+    seconds = _SECONDS_PER_GIB[device.type] * num_bytes / GIB
+    return Work(max(_LEAST_SECONDS, seconds), device=device)
+
+
+def _saves(
+    block: Block,
+    training: Training,
+    folder: Path,
+    writer: RawWriter,
+    rounds: int,
+    work: Work,
+    device: torch.device,
+) -> tuple[Seconds, dict[str, float]]:
+    num_bytes = block.state_bytes()
+    bus = Bus(min(num_bytes, _REGION_BYTES), device)
+    memory = Memory()
+
+    def change() -> None:
+        block.change()
+        memory.note(saver)
+
+    def save() -> dict[str, float]:
+        figures = sample(saver, change, work, clean_iterations=_CLEAN_ITERATIONS)
+        return {**figures, "copy_s": _copy_s(folder / "chk")}
+
+    def raw() -> dict[str, float]:
+        raw_write_s = writer.once()
+        (folder / "raw").unlink()  # two checkpoints need its place
+        return {"raw_write_s": raw_write_s}
+
+    arms: list[Arm] = [save, raw, lambda: bus.seconds(num_bytes)]
+    with contextlib.closing(CheckFreq(folder / "chk", training)) as saver:
+        saver.boundary(save=False)
+        _wait_for_slots(saver._manager)
+        return interleaved(arms, rounds=rounds + 1), memory.used(saver, num_bytes)
+
+
+def _wait_for_slots(manager: CFManager) -> None:
+    if not manager._pipeline._arena.wait_ready(timeout_s=_SLOTS_WITHIN_S):
+        raise TimeoutError(f"no slots within {_SLOTS_WITHIN_S:.0f} s")
+
+
+def _copy_s(folder: Path) -> float:
+    return float(events(folder, "committed")[-1]["copy_s"])
+
+
+def _restores(
+    training: Training, folder: Path, writer: RawWriter, rounds: int, work: Work
+) -> tuple[Seconds, float]:
+    peaks: list[float] = []
+
+    def restore() -> dict[str, float]:
+        # closed before the next arm: its slots are made in the background from now on
+        with contextlib.closing(CheckFreq(folder / "chk", training)) as saver:
+            peak = Peak()
+            restore_s = seconds_of(saver.restore, work)
+            peaks.append(peak.growth())
+        return {"restore_s": restore_s}
+
+    arms: list[Arm] = [
+        restore,
+        lambda: {"raw_read_s": writer.read_back()},
+        lambda: {"raw_fresh_s": writer.read_back(fresh=True)},
+    ]
+    writer.once()  # a file of as many bytes, to be read
+    return interleaved(arms, rounds=rounds), statistics.median(peaks)
+
+
+def _boundaries(
+    num_bytes: int, num_tensors: int, device: torch.device, args: argparse.Namespace
+) -> list[float]:
+    """Microseconds of a boundary and an update with nothing due: a median per batch of them."""
+    count = args.iterations // _BATCHES
+    block = Block(num_bytes, num_tensors=num_tensors, device=device)
+    optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
+    chk = CFCheckpoint(model=block, optimizer=optimizer)
+    with (
+        tempfile.TemporaryDirectory(dir=args.folder, prefix="scale-") as scratch,
+        CFManager(scratch, chk) as manager,
+    ):
+        _iterations_us(manager, count)
+        _wait_for_slots(manager)
+        _until_first_checkpoint(manager, count)
+        return quiet_batches(
+            lambda: statistics.median(_iterations_us(manager, count)),
+            lambda: _num_begun(manager),
+        )
+
+
+def _until_first_checkpoint(manager: CFManager, count: int) -> None:
+    until_s = time.perf_counter() + _FIRST_WITHIN_S
+    while not _num_begun(manager) and time.perf_counter() < until_s:
+        _iterations_us(manager, count)
+
+
+def _num_begun(manager: CFManager) -> int:
+    stats = manager.stats()
+    return sum(stats[f"num_{what}"] for what in ("committed", "failed", "in_flight"))
+
+
+def quiet_batches(
+    batch: Callable[[], float],
+    num_begun: Callable[[], int],
+    *,
+    wanted: int = _BATCHES,
+    most: int = _MOST_BATCHES,
+) -> list[float]:
+    """What ``batch`` gave, as often as wanted, where no checkpoint was begun meanwhile."""
+    quiet: list[float] = []
+    for _ in range(most):
+        before, value = num_begun(), batch()
+        if num_begun() == before:
+            quiet.append(value)
+        if len(quiet) == wanted:
+            break
+    return quiet
+
+
+def _iterations_us(manager: CFManager, count: int) -> list[float]:
+    times_us = []
+    for _ in range(max(1, count)):
+        began_s = time.perf_counter()
+        with manager.updating():
+            pass
+        manager.step()
+        times_us.append((time.perf_counter() - began_s) * 1e6)
+    manager.wait()
+    return times_us
+
+
+class Memory:
+    """What the trainer grew by since this was made, and what the worker has, in bytes."""
+
+    def __init__(self) -> None:
+        self._peak = Peak()
+        self._worker = 0
+
+    def note(self, saver: CheckFreq) -> None:
+        """Look at both processes."""
+        self._peak.note()
+        self._worker = max(self._worker, Usage.of(worker_pid(saver._manager)).private)
+
+    def used(self, saver: CheckFreq, num_bytes: int) -> dict[str, float]:
+        """The most of each, and what the slots are for."""
+        slots = len(saver._manager._pipeline._arena.slots)
+        trainer = self._peak.growth()
+        return {
+            "slots": slots * num_bytes,
+            "trainer": trainer,
+            "worker": self._worker,
+            "memory": trainer + self._worker,
+        }
+
+
+# Reporting
+
+
+def _report(
+    what: str,
+    seconds: Seconds,
+    memory: Mapping[str, float],
+    device: torch.device,
+    args: argparse.Namespace,
+    **setting: Any,
+) -> None:
+    emit(
+        "scale",
+        folder=args.folder,
+        what=what,
+        device=device.type,
+        **setting,
+        **figures(seconds),
+        **{f"{name}_gib": round(value / GIB, 4) for name, value in memory.items()},
+        memory_against_slots=round(memory["memory"] / memory["slots"], 4),
+    )
+
+
+def figures(seconds: Seconds) -> dict[str, Any]:
+    """Medians behind the first save, quartiles, ratios within a round, and the first save."""
+    saves = {name: values for name, values in seconds.items() if name not in _AT_RESTORE}
+    behind = {name: values[1:] for name, values in saves.items()}
+    behind |= {name: seconds[name] for name in _AT_RESTORE if name in seconds}
+    first = {f"first_{name}": saves[name][0] for name in ("held_s", "durable_s")}
+    return {
+        **shown({name: statistics.median(values) for name, values in behind.items()}),
+        **shown(first),
+        **{
+            name: round(median_ratio(behind[limit], behind[ours]), 3)
+            for name, (limit, ours) in _AGAINST.items()
+            if limit in behind
+        },
+        **spread(behind),
+    }
