@@ -25,7 +25,8 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from benchmarks.iterators.loading import measure_throughput
-from benchmarks.iterators.resuming import BATCH, Numbers, measure_resume
+from benchmarks.iterators.resuming import measure_resume
+from benchmarks.iterators.resuming_shared import BATCH, Numbers
 from benchmarks.lab.record import emit
 from iterators import CFIterator, EpochOrder, Ledger, ResumableDataLoader
 from iterators.order.batch_requests import BatchRequestSampler, Share

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from nvidia.dali import fn, pipeline_def
 from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
 
-from benchmarks.iterators.resuming import BATCH, Prepare, Resume, entering, require_room
+from benchmarks.iterators.resuming_shared import (
+    BATCH,
+    Prepare,
+    Resume,
+    entering,
+    require_room,
+)
 from iterators.dali import DALILoader, FileReader
 from iterators.protocol import Adapter
 

@@ -1,4 +1,4 @@
-"""Tables of `benchmarks.overhead`, `benchmarks.decision` and `benchmarks.first`."""
+"""Table of `benchmarks.overhead`."""
 
 from __future__ import annotations
 
@@ -35,34 +35,4 @@ def overhead(lines: list[Line]) -> str:
     return table(columns, rows, lines)
 
 
-def decision(lines: list[Line]) -> str:
-    """What a boundary costs between checkpoints."""
-    columns = "per iteration | slowest | allowed | iterations | memory growth"
-    lines = newest(lines, "arm")
-    rows = [
-        f"| {x['added_us']:.1f} µs | {x['added_us_worst']:.1f} µs | {x['allowed_us']:.0f} µs "
-        f"| {x['long']:,} | {x['python_grew_bytes'] / 1024:.1f} KiB in Python, "
-        f"{x['process_grew_bytes'] / 1024:.0f} KiB in all |"
-        for x in lines
-    ]
-    return table(columns, rows, lines)
-
-
-def first(lines: list[Line]) -> str:
-    """How soon a new run is protected."""
-    columns = "device | state | slots ready | allowed | first durable after | allowed"
-    lines = sorted(newest(lines, "device", "mib"), key=lambda x: (x["device"], x["mib"]))
-    rows = [
-        f"| {x['device']} | {x['mib']:g} MiB | {x['arena_s_per_gib']:.2f} s/GiB "
-        f"| {x['arena_allowed_s_per_gib']:.0f} s/GiB | {x['first_durable_s']:.2f} s "
-        f"| {x['allowed_s']:.2f} s |"
-        for x in lines
-    ]
-    return table(columns, rows, lines)
-
-
-TABLES = {
-    "overhead": Table("overhead", overhead),
-    "decision": Table("decision", decision),
-    "first": Table("first", first),
-}
+TABLES = {"overhead": Table("overhead", overhead)}

@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 
 from benchmarks.compare import table as compare
+from benchmarks.decision import table as decision
+from benchmarks.first import table as first
 from benchmarks.frequency import table as frequency
 from benchmarks.goodput import table as goodput
 from benchmarks.interference import table as interference
@@ -31,6 +33,8 @@ PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
 
 TABLES: dict[str, Table] = {
     **compare.TABLES,
+    **decision.TABLES,
+    **first.TABLES,
     **frequency.TABLES,
     **goodput.TABLES,
     **interference.TABLES,
@@ -63,3 +67,10 @@ def with_tables(text: str, *, results: Path = RESULTS) -> str:
         return f"{place[1]}{table.build(lines_of(table.benchmark, results))}{place[3]}"
 
     return _PLACE.sub(made, text)
+
+
+if __name__ == "__main__":
+    from benchmarks.plots import draw_all
+
+    write_pages()
+    draw_all()
