@@ -28,6 +28,7 @@ from benchmarks.scale import table as scale
 from benchmarks.sharded import table as sharded
 from benchmarks.simulate import table as simulate
 from benchmarks.startup import table as startup
+from benchmarks.summary import FINDINGS
 
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
 
@@ -63,7 +64,7 @@ def with_tables(text: str, *, results: Path = RESULTS) -> str:
     """The text with every table made anew from the committed result lines."""
 
     def made(place: re.Match[str]) -> str:
-        table = TABLES[place[2]]
+        table = (TABLES | FINDINGS)[place[2]]
         return f"{place[1]}{table.build(lines_of(table.benchmark, results))}{place[3]}"
 
     return _PLACE.sub(made, text)

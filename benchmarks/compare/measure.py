@@ -50,7 +50,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.compare.outcome import RAW, Round, arm_lines, target_lines
+from benchmarks.compare.outcome import Round, arm_lines, target_lines
+from benchmarks.compare.runs import RAW
 from benchmarks.lab.capacity import room_for
 from benchmarks.lab.rawio import RawWriter, drop_from_cache
 from benchmarks.lab.record import emit

@@ -9,11 +9,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.compare.runs import RAW
 from benchmarks.lab.estimate import quartiles
 from benchmarks.lab.saving import shown, spread
 from benchmarks.peers import OURS, Peer
-
-RAW = "raw"
 
 #: Ours may take at most so much of the best peer's figure; at 1 less than that.
 TARGETS = {"held_s": 0.1, "durable_s": 0.5, "restore_s": 1.0}

@@ -1,13 +1,11 @@
-"""Table of `benchmarks.compare`: ours beside every peer, and the targets.
-
-Lines of several runs do not mix: of each state the last run is shown. A run begins with ``raw``.
-"""
+"""Table of `benchmarks.compare`: ours beside every peer, and the targets."""
 
 from __future__ import annotations
 
-import itertools
 import math
 
+from benchmarks.compare.alternatives import alternatives
+from benchmarks.compare.runs import of_last_runs
 from benchmarks.lab.tables import Line, Table, introduced, row, table
 
 _INTRODUCTION = """\
@@ -20,9 +18,6 @@ buffers that the next forward pass changes (batch norm's) are torn in such a che
 `raw` writes and reads as many bytes directly:
 """
 
-_STATE = ("device", "gib", "tensors")
-_RAW = "raw"
-
 
 def arms(lines: list[Line]) -> str:
     """A row per state and arm, the soonest durable first."""
@@ -30,7 +25,7 @@ def arms(lines: list[Line]) -> str:
         "state | what | synced | held per save | added in all | durable after | "
         "restored from disk | straight after the save | ours: held | durable | restored"
     )
-    found = _of_last_runs(lines, "arm", *_STATE)
+    found = of_last_runs(lines, "arm")
     found = sorted(found, key=lambda x: (*_setting(x), not x["synced"], _durable_s(x)))
     rows = [
         row(
@@ -47,18 +42,6 @@ def arms(lines: list[Line]) -> str:
         for x in found
     ]
     return introduced(_INTRODUCTION, table(columns, [*rows, "", *_versions(found)], found))
-
-
-def _of_last_runs(lines: list[Line], kind: str, *settings: str) -> list[Line]:
-    """The lines with ``kind``, for each setting those of the last run that has any."""
-    runs = itertools.accumulate(x.get("arm") == _RAW for x in lines)
-    found = [
-        (run, tuple(x[name] for name in settings), x)
-        for run, x in zip(runs, lines, strict=True)
-        if kind in x
-    ]
-    last = {setting: run for run, setting, _ in found}
-    return [x for run, setting, x in found if last[setting] == run]
 
 
 def _durable_s(line: Line) -> float:
@@ -82,7 +65,7 @@ _TOLD = {"python", "torch"}
 
 def targets(lines: list[Line]) -> str:
     """A row per state, target and group of peers."""
-    lines = _of_last_runs(lines, "target", *_STATE, "among")
+    lines = of_last_runs(lines, "target", "among")
     columns = "state | target | the best synced peer | ours / its | quartiles | allowed | met"
     rows = [
         row(
@@ -115,4 +98,8 @@ def _value(line: Line, figure: str, form: str) -> str:
     return form.format(line[figure]) if figure in line else "-"
 
 
-TABLES = {"compare": Table("compare", arms), "targets": Table("compare", targets)}
+TABLES = {
+    "compare": Table("compare", arms),
+    "targets": Table("compare", targets),
+    "alternatives": Table("compare", alternatives),
+}

@@ -19,13 +19,13 @@ def interruptions(lines: list[Line]) -> str:
         "| back in training after | of it restoring | checkpoints | every | same bits as the base"
     )
     groups: dict[tuple[object, ...], list[Line]] = {}
-    lines = _newest(lines)
+    lines = last_calls(lines)
     for line in lines:
         groups.setdefault(_key(line), []).append(line)
     return table(columns, [_row(runs) for runs in groups.values()], lines)
 
 
-def _newest(lines: list[Line]) -> list[Line]:
+def last_calls(lines: list[Line]) -> list[Line]:
     """Of each training, arm and seed those of the last call: all of its repeats."""
     found: dict[tuple[object, ...], list[Line]] = {}
     for line in lines:

@@ -40,3 +40,16 @@ class Stall:
 def allowed_by_storage(limit: float) -> float:
     """The longest interval within 1.1 of the storage ``limit``, in whole iterations."""
     return max(math.ceil(limit), 1.1 * limit)
+
+
+def affordable_interval_s(bound: float, *, cost_s: float, durable_s: float) -> float:
+    """Seconds between checkpoints that together cost ``bound`` of the training time.
+
+    A checkpoint starts only when the one before is durable.
+    """
+    return max(cost_s / bound, durable_s)
+
+
+def expected_loss_s(interval_s: float, *, durable_s: float) -> float:
+    """Training time that a failure loses on average: half an interval, and what was in flight."""
+    return interval_s / 2 + durable_s

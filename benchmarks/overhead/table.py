@@ -6,7 +6,9 @@ from statistics import median
 
 from benchmarks.lab.tables import Line, Table, newest, percent, row, span, table
 
-_SETTING = ("arm", "model", "bound", "threads", "batch", "run")
+SETTING = ("arm", "model", "bound", "threads", "batch", "run")
+#: The arms whose overhead was measured in paired windows.
+MEASURED = ("frozen", "live")
 
 
 def overhead(lines: list[Line]) -> str:
@@ -14,7 +16,7 @@ def overhead(lines: list[Line]) -> str:
     columns = (
         "model | bound | runs within | k | overhead, median | highest estimate | highest limit"
     )
-    lines = [x for x in newest(lines, *_SETTING) if x["arm"] in ("frozen", "live")]
+    lines = [x for x in newest(lines, *SETTING) if x["arm"] in MEASURED]
     groups: dict[tuple[str, float], list[Line]] = {}
     for line in lines:
         groups.setdefault((line["model"], line["bound"]), []).append(line)

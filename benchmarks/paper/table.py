@@ -76,7 +76,7 @@ def stalls(lines: list[Line]) -> str:
     columns = (
         "model | parameters | state | cost | boundary | wait | rest | storage limit | target | met"
     )
-    lines = [x for x in newest(lines, *_SETTING) if x["arm"] == _OURS]
+    lines = ours(lines)
     rows = [
         row(
             _model(x),
@@ -92,13 +92,18 @@ def stalls(lines: list[Line]) -> str:
     return introduced(_STALLS, table(columns, rows, lines))
 
 
+def ours(lines: list[Line]) -> list[Line]:
+    """The newest line of every training at the interval that AUTO chose."""
+    return [x for x in newest(lines, *_SETTING) if x["arm"] == _OURS]
+
+
 def gains(lines: list[Line]) -> dict[str, list[float]]:
     """Recovery per epoch / ours, of every training that has both, by what its epoch is."""
-    ours = {_trained(x): x["recovery_s"] for x in lines if x["arm"] == _OURS}
+    recovery_s = {_trained(x): x["recovery_s"] for x in lines if x["arm"] == _OURS}
     found: dict[str, list[float]] = {}
     for x in newest(lines, *_SETTING):
-        if x["arm"] == _BASE and _trained(x) in ours:
-            found.setdefault(x["epoch"], []).append(x["recovery_s"] / ours[_trained(x)])
+        if x["arm"] == _BASE and _trained(x) in recovery_s:
+            found.setdefault(x["epoch"], []).append(x["recovery_s"] / recovery_s[_trained(x)])
     return found
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.compare.outcome import RAW, Round, arm_lines, target_lines
+from benchmarks.compare.outcome import Round, arm_lines, target_lines
+from benchmarks.compare.runs import RAW
 from benchmarks.compare.table import arms, targets
 from benchmarks.lab.rawio import RawWriter
 from benchmarks.peers import OURS, PEERS, Peer

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.compare import measure as compare
 from benchmarks.compare.measure import measure
-from benchmarks.compare.outcome import RAW
+from benchmarks.compare.runs import RAW
 from benchmarks.lab.capacity import room_for
 from benchmarks.peers import OURS, PEERS, Peer, Saver, Training
 from benchmarks.peers.folders import InFolders
