@@ -1,6 +1,6 @@
 """The plots of the pages, drawn from benchmarks/results/*.jsonl into benchmarks/results/*.svg.
 
-The same lines give the same file, so that a test can draw it again and compare.
+The same lines give the same file, so a test can draw it again and compare.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.lab.plots import Plot, save
 from benchmarks.lab.results import RESULTS, lines_of
 from benchmarks.scale import plot as scale
 
-#: By the name of the file. A plot is of the lines of one benchmark.
+#: By file name. Each plot shows the lines of one benchmark.
 PLOTS: dict[str, Plot] = {
     "interference": Plot("interference", interference.draw),
     "interruptions": Plot("interruptions", interruptions.draw),

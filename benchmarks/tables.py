@@ -1,8 +1,8 @@
-"""The result tables of the pages, made from benchmarks/results/*.jsonl: never typed by hand.
+"""The result tables of the pages, generated from benchmarks/results/*.jsonl, never typed by hand.
 
 A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``. Of several lines with the
-same setting the last one counts. Without a line there is no table, nor the text that belongs to it.
-``python -m benchmarks.tables`` writes the pages and the plots anew.
+same setting the last one counts. Without a line there is neither a table nor its introduction.
+``python -m benchmarks.tables`` rewrites the pages and redraws the plots.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def write_pages() -> None:
 
 
 def with_tables(text: str, *, results: Path = RESULTS) -> str:
-    """The text with every table made anew from the committed result lines."""
+    """The text with every table regenerated from the committed result lines."""
 
     def made(place: re.Match[str]) -> str:
         table = (TABLES | FINDINGS)[place[2]]

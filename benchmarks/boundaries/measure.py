@@ -1,11 +1,11 @@
-"""What boundaries take of short iterations when several ranks decide together, beside the bound.
+"""The share of time that step() takes under several ranks with short iterations, beside the bound.
 
     python -m benchmarks.boundaries --ranks 1 2 --iteration-ms 5 --seconds 30
 
-Real processes (gloo) pass a boundary after every ``--iteration-ms``, in which they sleep: ranks
-that wait for one another do so at the manager's meetings alone, the worst case. Figures are of rank
-0 and the second half, when costs are known. ``share``: the time in ``step()``, checkpoints
-included, as a part of the whole; ``median_us``: of one boundary, most of which have no meeting.
+Real processes (gloo) reach a boundary after every ``--iteration-ms``, during which they sleep, so
+ranks wait for one another only when their managers meet: the worst case. Figures are from rank 0
+and from the second half of the run, when costs are known. ``share``: the fraction of the time spent
+in ``step()``, checkpoints included. ``median_us``: a single boundary, usually without a meeting.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from checkfreq import CFCheckpoint, CFManager
 
 
 def main() -> None:
-    """A line per number of ranks; in a rank, be that."""
+    """Print a line per number of ranks; in a child process, run one rank."""
     args = _arguments()
     if args.result is not None:
         run_rank(args)
@@ -60,7 +60,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def launched(world: int, args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """What ``world`` ranks measured."""
+    """The figures that ``world`` ranks measured."""
     result = scratch / "result.json"
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(world), "-m", "benchmarks.boundaries"]
@@ -73,7 +73,7 @@ def launched(world: int, args: argparse.Namespace, scratch: Path) -> dict[str, A
 
 
 def run_rank(args: argparse.Namespace) -> None:
-    """Train for so long; the first rank writes down what the second half was like."""
+    """Train for that long; the first rank writes the figures of the second half to a file."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)  # the same weights on all ranks
     model = torch.nn.Linear(4, 4)
@@ -89,7 +89,7 @@ def run_rank(args: argparse.Namespace) -> None:
 
 
 def trained(cf_manager: CFManager, steps: int, iteration_s: float) -> dict[str, Any]:
-    """So many iterations, and what their boundaries took."""
+    """Train that many iterations; returns the seconds that each boundary took."""
     taken_s, before, began_s = [], cf_manager.stats(), time.perf_counter()
     for _ in range(steps):
         time.sleep(iteration_s)

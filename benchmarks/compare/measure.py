@@ -1,36 +1,37 @@
-"""One checkpoint of ours beside one of every peer: time held, time to durable, time to restore.
+"""One checkpoint with each library: how long training stops, time to durable, time to restore.
 
     python -m benchmarks.compare --gib 1 --rounds 3 --folder /mnt/disk/scratch
 
-The state is ``--gib`` of parameters and AdamW's moments in ``--tensors`` parameters. In each
-round every arm saves once, in random order, while training goes on (matrix products of
-``--iteration-s``, then a write to all of the state) until that save is durable. Then the arms that
-read in different ways save once more, unmeasured, and restore straight after it; then they restore
-in ``--restores`` rounds. The first save, which pays for start-up, is told apart and left out; all
-else are medians and quartiles.
+The state is ``--gib`` of parameters and AdamW moments in ``--tensors`` parameters. In each round
+every arm saves once, in random order, while training continues (matrix products of
+``--iteration-s``, then a write to the whole state) until that save is durable. Then the arms that
+read in different ways save once more, unmeasured, and restore right after it; after that they
+restore in ``--restores`` rounds. The first save pays for start-up: it is reported separately and
+excluded. All other figures are medians and quartiles.
 
-``held_ms``: the training thread stands still in calls of the library: the save (alone:
-``save_ms``), boundaries, entering the weight update. ``added_ms``: what the iterations until the
-save was durable took longer in all. ``durable_s``: from the call's entry until everything is on
-disk; ``persist_s`` (ours): that part behind the complete snapshot. An arm that does not sync
-(``synced`` false) calls durable what it has written: compare it with such arms only. Where a peer
-has a background its files are synced there. ``restore_s``: into the live training, its files
-dropped from the page cache; ``warm_restore_s``: straight after a save, in the cache or not, as the
-write left them. Ours verifies every digest, the others verify nothing. What a process makes once
-before it restores (manager, trainer, process group) is made before: ours, that restores once, for
-each restore anew, which still waits for the worker that the manager has started. What came back is
-compared with what was saved: steps, and the bits of one parameter and its moments.
+``held_ms``: how long the library's calls stop the training thread: the save (alone: ``save_ms``),
+boundaries, entering the weight update. ``added_ms``: by how much all iterations until the save was
+durable were longer. ``durable_s``: from the call until everything is on disk; ``persist_s`` (ours):
+the part after the complete snapshot. An arm that does not sync (``synced`` false) counts as durable
+what it has written, so compare it only with such arms. If a library writes in the background, its
+files are synced there too. ``restore_s``: into the live training, with the files dropped from the
+page cache; ``warm_restore_s``: right after a save, with the page cache as the write left it. Ours
+verifies every digest; the others verify nothing. What a process creates once before it restores
+(manager, trainer, process group) is created beforehand. Our manager restores only once, so each
+restore gets a new one, and still waits for the worker that it started. The restored state is
+compared with the saved one: the step count, and the bits of one parameter and its moments.
 
-``raw`` writes, and reads into memory that is there, as many bytes directly with four threads;
-``fresh_restore_s`` reads into new memory, as most restores must. Ratios are taken within a round:
-``ours_*`` is ours divided by the arm's, ``against_raw_*`` the raw disk's divided by the arm's.
-A line per target says how ours stands against the best synced one of ``peers``: ``among`` ``all``
-that are installed, or those ``as documented``, without DCP's staging aside; with ``--arms`` they
-are called ``chosen``. ``met`` is null where the median is within the allowed and the upper quartile
-is not. A peer that fails is out, with ``failed`` instead of figures; ours may not fail.
+``raw`` writes the same number of bytes directly with four threads, and reads them into memory that
+is already allocated; ``fresh_restore_s`` reads into new memory, as most restores must. Ratios are
+taken within a round: ``ours_*`` is ours divided by the arm's, ``against_raw_*`` the raw disk's
+divided by the arm's. One line per target compares ours with the best synced arm of ``peers``:
+``among`` is ``all`` installed ones, or those used ``as documented``, without DCP's staging in a
+thread; with ``--arms`` it is ``chosen``. ``met`` is null if the median is within the target and the
+upper quartile is not. A peer that fails is excluded and has ``failed`` instead of figures; ours may
+not fail.
 
-With all arms it needs about 11 times the state in memory and 10 times on disk, and a GiB of each;
-fewer ``--arms`` need less.
+With all arms this needs about 11 times the state in memory and 10 times on disk, plus a GiB of
+each; fewer ``--arms`` need less.
 """
 
 from __future__ import annotations
@@ -52,17 +53,17 @@ import torch
 
 from benchmarks.compare.outcome import Round, arm_lines, target_lines
 from benchmarks.compare.runs import RAW
-from benchmarks.lab.capacity import room_for
+from benchmarks.lab.capacity import shortage
 from benchmarks.lab.rawio import RawWriter, drop_from_cache
 from benchmarks.lab.record import emit
 from benchmarks.lab.saving import Work, iterate, sample, seconds_of
 from benchmarks.lab.states import adamw_training, fingerprint, write_to_all
 from benchmarks.peers import OURS, PEERS, Peer, Saver, Training, installed
 
-_RECENT = 9  # clean iterations, over arms, that say how long one takes now
-_RAW_COPIES, _PASSING_COPIES = 1, 3  # what the raw disk writes; what a peer makes and lets go
-_RAW_FILE, _REPLACING = 1, 1  # on disk: the raw one, and ours beside the one that it replaces
-_ON_DEVICE = 2  # some clone there
+_RECENT = 9  # clean iterations of all arms, for the current duration of one
+_RAW_COPIES, _PASSING_COPIES = 1, 3  # the raw write; what a peer allocates temporarily
+_RAW_FILE, _REPLACING = 1, 1  # on disk: the raw file, and ours beside the one it replaces
+_ON_DEVICE = 2  # some clone on the device
 
 Figures = dict[str, float]
 Calls = dict[str, Callable[[], Figures]]
@@ -103,7 +104,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _require_room(peers: Sequence[Peer], args: argparse.Namespace) -> None:
-    why_not = room_for(
+    why_not = shortage(
         int(args.gib * 2**30),
         torch.device(args.device),
         Path(args.folder),
@@ -122,7 +123,7 @@ def _require_room(peers: Sequence[Peer], args: argparse.Namespace) -> None:
 
 @dataclass(slots=True)
 class Arm:
-    """A peer at work on the training that all share; ``recent_s`` are its clean iterations."""
+    """A peer that saves the shared training; ``recent_s`` are its clean iterations."""
 
     peer: Peer
     saver: Saver
@@ -133,7 +134,7 @@ class Arm:
     saved: tuple[int, ...] = ()
 
     def save(self) -> Figures:
-        """One save; its checkpoint stays."""
+        """Save once and keep the checkpoint."""
         self.recent_s.append(iterate(self.saver, self._change, self.work).total_s)
         self.saved = fingerprint(self.training)
         figures = sample(
@@ -142,18 +143,18 @@ class Arm:
         return figures | {"iteration_s": statistics.median(self.recent_s)}
 
     def save_only(self) -> Figures:
-        """One save that nobody restores."""
+        """Save once and discard the checkpoint."""
         figures = self.save()
         self.saver.discard()
         return figures
 
     def save_and_restore(self) -> Figures:
-        """What a save takes to come back straight after it; restores before it spoil the save."""
+        """The time to restore right after a save; restoring first would slow the save down."""
         self.save()
         return {"warm_restore_s": self._restored()}
 
     def restore(self) -> Figures:
-        """What the last save takes to come back from the disk."""
+        """The time to restore the last save from disk."""
         drop_from_cache(self.saver.files())
         return {"restore_s": self._restored()}
 
@@ -167,7 +168,7 @@ class Arm:
         return seconds
 
     def close(self) -> None:
-        """What it wrote goes too."""
+        """Close the saver and remove what it wrote."""
         try:
             self.saver.close()
         finally:
@@ -178,19 +179,19 @@ class Arm:
 
 
 class Arms:
-    """Those that take part. One that fails is closed and out for the rest; ours may not fail."""
+    """The arms that take part. One that fails is closed and excluded; ours may not fail."""
 
     def __init__(self) -> None:
         self.present: dict[str, Arm] = {}
         self.failed: dict[str, str] = {}
 
     def make(self, peer: Peer, make: Callable[[], Arm]) -> None:
-        """One more."""
+        """Add an arm."""
         with self._noting(peer.name):
             self.present[peer.name] = make()
 
     def one_round(self, title: str, calls: Calls, *, seed: int) -> Round:
-        """Every call once, in random order; progress goes to standard error."""
+        """Run every call once, in random order; progress goes to standard error."""
         measured = {}
         for name in random.Random(seed).sample(list(calls), len(calls)):
             with self._noting(name):
@@ -212,14 +213,14 @@ class Arms:
             self.close(name)
 
     def close(self, name: str) -> None:
-        """It is out."""
+        """Close and exclude an arm."""
         arm = self.present.pop(name, None)
         if arm is not None:
             with self._noting(name):
                 arm.close()
 
     def close_all(self) -> None:
-        """Whatever becomes of each."""
+        """Close all arms, even if some fail to close."""
         with contextlib.ExitStack() as stack:
             for name in list(self.present):
                 stack.callback(self.close, name)
@@ -228,7 +229,7 @@ class Arms:
 def measure(
     peers: Sequence[Peer], args: argparse.Namespace
 ) -> tuple[list[Round], Mapping[str, str]]:
-    """All rounds, the first one included, those of restores last; and who failed of what."""
+    """Run all rounds, the first included and restores last; returns also who failed, and why."""
     device, num_bytes = torch.device(args.device), int(args.gib * 2**30)
     training = adamw_training(num_bytes, num_tensors=args.tensors, device=device)
     work, arms = Work(args.iteration_s, device=device), Arms()
@@ -236,7 +237,7 @@ def measure(
     with contextlib.ExitStack() as stack:
         scratch = tempfile.TemporaryDirectory(dir=args.folder, prefix="compare-")
         folder = Path(stack.enter_context(scratch))
-        stack.callback(arms.close_all)  # before the folder goes: a worker could make it again
+        stack.callback(arms.close_all)  # before the folder is removed: a worker could recreate it
         for peer in peers:
             place = folder / slug(peer.name)
             arms.make(peer, partial(_arm, peer, place, training, work, recent_s))
@@ -254,13 +255,13 @@ def saving(arms: Arms, writer: RawWriter, rounds: int) -> Iterator[Round]:
     for index in range(rounds + 1):
         calls: Calls = {RAW: lambda: {"durable_s": writer.once()}}
         for name, arm in arms.present.items():
-            if index or arm.peer.synced:  # what starts up is the same in both of a peer
+            if index or arm.peer.synced:  # both variants of a peer have the same start-up
                 calls[name] = arm.save_only
         yield arms.one_round(f"save {index}", calls, seed=index)
 
 
 def restoring(arms: Arms, writer: RawWriter, rounds: int) -> Iterator[Round]:
-    """Those that read in different ways, straight after a save, then from the disk."""
+    """Restores by the arms that read in different ways: right after a save, then from disk."""
     for name, arm in list(arms.present.items()):
         if arm.peer.restores_as:
             arms.close(name)
@@ -281,5 +282,5 @@ def _without(failed: Mapping[str, str], measured: Round) -> Round:
 
 
 def slug(name: str) -> str:
-    """A folder's name."""
+    """The arm as a folder name."""
     return name.replace(", ", "-").replace(" ", "-")

@@ -1,6 +1,6 @@
-"""What is told of measured rounds: a line per arm, and a line per target. Pure.
+"""The result lines of measured rounds: one per arm and one per target. Pure.
 
-A round has every arm's seconds by figure. Ratios are taken within a round.
+A round has the seconds of every arm, by figure. Ratios are taken within a round.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from benchmarks.lab.estimate import quartiles
 from benchmarks.lab.saving import shown, spread
 from benchmarks.peers import OURS, Peer
 
-#: Ours may take at most so much of the best peer's figure; at 1 less than that.
+#: The highest ratio of ours to the best peer's figure; a ratio of 1 must be undercut.
 TARGETS = {"held_s": 0.1, "durable_s": 0.5, "restore_s": 1.0}
 
 #: Seconds by figure by arm, of one round.
 Round = dict[str, dict[str, float]]
 
-#: Against clean iterations, of which the first save has too few.
+#: Compared with clean iterations, of which there are too few at the first save.
 _NOT_OF_THE_FIRST = ("added_s", "iteration_s")
 
 
 def arm_lines(
     peers: Sequence[Peer], rounds: Sequence[Round], failed: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """What is told of each arm, or why it failed; the first of ``rounds`` is told apart."""
+    """A line per arm, or why it failed; the first of the ``rounds`` is reported separately."""
     lines = [_arm_line(RAW, {"synced": True, "note": ""}, rounds)]
     for peer in peers:
         about = {"synced": peer.synced, "note": peer.note}
@@ -65,7 +65,7 @@ def figures_of(rounds: Sequence[Round], arm: str) -> dict[str, list[float]]:
 
 
 def ratios_of(rounds: Sequence[Round], above: str, below: str, figure: str) -> list[float]:
-    """One arm's figure divided by another's, in the rounds in which both have it."""
+    """The ratios of two arms in the rounds that have both."""
     both = ((each.get(above, {}), each.get(below, {})) for each in rounds)
     return [one[figure] / other[figure] for one, other in both if figure in one and figure in other]
 
@@ -91,9 +91,9 @@ def _shown(figures: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 def target_lines(
     peers: Sequence[Peer], rounds: Sequence[Round], *, chosen: bool
 ) -> list[dict[str, Any]]:
-    """Ours against the best synced peer, for each target in each group.
+    """Ours against the best synced peer, for each target and each group of peers.
 
-    ``chosen``: these are not all peers, and the groups are called so.
+    ``chosen``: only some peers took part, and the group is named so.
     """
     synced = [peer for peer in peers if peer.synced and peer.name != OURS]
     groups = {
@@ -134,7 +134,7 @@ def _target(
 
 
 def _is_met(ratios: Sequence[float], allowed: float) -> bool | None:
-    """None: the median is as it must be, the upper quartile is not."""
+    """None: the median meets the target, the upper quartile does not."""
 
     def is_within(ratio: float) -> bool:
         return ratio <= allowed if allowed < 1 else ratio < allowed

@@ -1,4 +1,4 @@
-"""Table of `benchmarks.compare`: ours beside every peer, and the targets."""
+"""Tables of `benchmarks.compare`: every library, and the targets."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from benchmarks.compare.runs import of_last_runs
 from benchmarks.lab.tables import Line, Table, introduced, row, table
 
 _INTRODUCTION = """\
-One checkpoint of each, saved while training goes on and restored into the live training. `held`:
-the training thread stands still in the library's calls. `synced`: what it calls durable survives a
-power cut; a peer that does not sync is here as it is and with its files synced behind its write,
-in its background if it has one. DCP's `aside` arms stage in a thread, which is not their default:
-buffers that the next forward pass changes (batch norm's) are torn in such a checkpoint.
-`ours` is our figure divided by the row's, in the same round; only ours verifies what it restores.
-`raw` writes and reads as many bytes directly:
+One checkpoint with each library, saved while training continues and restored into the live
+training. `stops training for`: the time the training thread spends in the library's calls.
+`synced`: a durable checkpoint survives a power cut; a library that does not sync is measured as it
+is and with its files synced after its write, in the background if it writes there. DCP's `aside`
+arms stage in a thread, which is not the default: buffers that the next forward pass changes (batch
+norm's) are inconsistent in such a checkpoint. `ours` is our figure divided by the row's, in the
+same round; only ours verifies what it restores. `raw` writes and reads the same number of bytes
+directly:
 """
 
 
 def arms(lines: list[Line]) -> str:
-    """A row per state and arm, the soonest durable first."""
+    """A row per state and arm, the one that is durable first at the top."""
     columns = (
-        "state | what | synced | held per save | added in all | durable after | "
-        "restored from disk | straight after the save | ours: held | durable | restored"
+        "state | library | synced | stops training for | added in all | durable after | "
+        "restored from disk | right after the save | ours: stop | durable | restored"
     )
     found = of_last_runs(lines, "arm")
     found = sorted(found, key=lambda x: (*_setting(x), not x["synced"], _durable_s(x)))
@@ -66,7 +67,7 @@ _TOLD = {"python", "torch"}
 def targets(lines: list[Line]) -> str:
     """A row per state, target and group of peers."""
     lines = of_last_runs(lines, "target", "among")
-    columns = "state | target | the best synced peer | ours / its | quartiles | allowed | met"
+    columns = "state | target | best synced alternative | ours / its | quartiles | allowed | met"
     rows = [
         row(
             _state(x),

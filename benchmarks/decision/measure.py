@@ -1,12 +1,12 @@
-"""What AUTO costs the host per iteration between checkpoints, and whether it grows.
+"""What AUTO costs per iteration between checkpoints, and whether its memory grows.
 
     python -m benchmarks.decision
 
-A model so small that an iteration lasts microseconds: ``weight_update()`` and ``step()`` of an
-AUTO manager against ``optimizer.step()``. Medians over ``--iterations``, alternating
-``--repeats`` times; checkpoints touch far fewer than half of the iterations, so a median holds
-none. Growth is over ``--long`` iterations after as many as a repeat: of the memory that Python
-allocated (tracemalloc, in a pass of its own) and of the process's anonymous pages.
+The model is so small that an iteration lasts microseconds: ``weight_update()`` and ``step()`` of an
+AUTO manager are compared with ``optimizer.step()``. Medians over ``--iterations``, alternating
+``--repeats`` times; checkpoints affect far fewer than half of the iterations, so a median contains
+none. Growth is measured over ``--long`` iterations after a warm-up: of the memory that Python
+allocated (tracemalloc, in a separate pass) and of the process's anonymous pages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALLOWED_US = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Microseconds per iteration, of each repeat, and what the memory grew by in bytes."""
+    """Microseconds per iteration in each repeat, and the memory growth in bytes."""
 
     managed_us: list[float]
     plain_us: list[float]
@@ -45,7 +45,7 @@ class Cost:
 
     @property
     def added_us(self) -> list[float]:
-        """What the manager added, in each repeat."""
+        """The time that the manager added, in each repeat."""
         return [a - b for a, b in zip(self.managed_us, self.plain_us, strict=True)]
 
 
@@ -109,7 +109,7 @@ def _arguments() -> argparse.Namespace:
 def alternate(
     manager: CFManager, optimizer: torch.optim.Optimizer, args: argparse.Namespace
 ) -> tuple[list[float], list[float]]:
-    """Microseconds per iteration with the manager and without: a median per repeat."""
+    """Microseconds per iteration with and without the manager: a median per repeat."""
     hooks = Hooks(optimizer)
 
     def managed() -> None:
@@ -128,7 +128,7 @@ def alternate(
 
 
 def median_us(iterate: Callable[[], object], iterations: int) -> float:
-    """Microseconds."""
+    """The median time of one call, in microseconds."""
     seconds = []
     for _ in range(iterations):
         start_s = time.perf_counter()
@@ -138,7 +138,7 @@ def median_us(iterate: Callable[[], object], iterations: int) -> float:
 
 
 def growth(manager: CFManager, iterations: int, *, warm_up: int) -> tuple[int, int]:
-    """Bytes by which Python's memory and the process grew over so many iterations."""
+    """The growth of Python's memory and of the process over that many iterations, in bytes."""
 
     def train(count: int) -> None:
         for _ in range(count):

@@ -6,7 +6,7 @@ from benchmarks.lab.tables import Line, Table, newest, table
 
 
 def decision(lines: list[Line]) -> str:
-    """What a boundary costs between checkpoints."""
+    """What an iteration costs in which no checkpoint is due."""
     columns = "per iteration | slowest | allowed | iterations | memory growth"
     lines = newest(lines, "arm")
     rows = [

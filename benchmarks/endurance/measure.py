@@ -1,13 +1,13 @@
-"""Whether anything grows over a long run: memory, descriptors, files, and the time per checkpoint.
+"""Whether memory, descriptors, files or the time per checkpoint grow over a long run.
 
     python -m benchmarks.endurance --checkpoints 20000
 
-Trains with a checkpoint at each boundary, each durable before the next begins, and metrics with
-every ``--metrics-every``th. One line per tenth of the run: what trainer and worker hold at its end,
-entries of the directory, sizes of its files besides checkpoints, and the medians of the boundary's
-and the persist's times in it. The last line (``arm`` "growth") compares the last tenth with the
-second: in the first, caches fill up. ``notes_kib`` goes up and down: events.jsonl starts anew at
-1 MiB.
+Trains with a checkpoint at each boundary, each durable before the next one begins, and with metrics
+for every ``--metrics-every``th. One line per tenth of the run: the resources of trainer and worker
+at its end, the entries of the directory, the sizes of its files besides checkpoints, and the median
+times of the boundary and the persist. The last line (``arm`` "growth") compares the last tenth with
+the second, because caches fill up in the first. ``notes_kib`` rises and falls: events.jsonl is
+rotated at 1 MiB.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _size(path: Path) -> int:
 
 
 def _growth(seen: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is more at the end than after the second tenth; times as ratios."""
+    """Growth from the second tenth to the last; times as ratios."""
     first, last = seen[min(1, len(seen) - 1)], seen[-1]
     counts = [name for name in last if not name.endswith("_ms") and not name.startswith("num_")]
     times = [name for name in last if name.endswith("_ms") and first[name] and last[name]]

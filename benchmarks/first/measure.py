@@ -1,12 +1,12 @@
-"""How soon a run is protected: the arena after the first update, the first durable checkpoint.
+"""How soon a new run is protected: the arena after the first update, the first durable checkpoint.
 
     python -m benchmarks.first --mib 1024
 
-An AUTO manager in a new directory (no cached profile) and a perceptron whose parameters and
-momentum are ``--mib`` together. The arena (all slots) may take 3 s per GiB of it; the first
-checkpoint must be durable within 3 x (10 T + L) from then, T the iteration and L the time to
-durable, both measured in this run. A boundary notices what ended since the one before, so the
-figures are late by at most an iteration.
+An AUTO manager starts in a new directory (no cached profile), with a perceptron whose parameters
+and momentum take ``--mib`` together. The arena (all slots) may take 3 s per GiB. The first
+checkpoint must be durable within 3 x (10 T + L) after that, where T is the iteration time and L the
+time to durable, both measured in this run. A boundary notices what finished since the previous
+one, so the figures can be late by up to one iteration.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _arguments() -> argparse.Namespace:
 
 
 class ReadyWatch:
-    """Notes, on a thread of its own, when the arena became ready."""
+    """Records, in a thread, when the arena became ready."""
 
     def __init__(self, manager: CFManager) -> None:
         self._arena = manager._pipeline._arena
@@ -65,7 +65,7 @@ class ReadyWatch:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How a run began: ``arena_s`` since the first update, ``first_durable_s`` since then."""
+    """The start of a run: ``arena_s`` and ``first_durable_s``, both since the first update."""
 
     arena_s: float
     first_durable_s: float
@@ -76,7 +76,7 @@ class Start:
 
     @property
     def allowed_s(self) -> float:
-        """What the first durable checkpoint may take from the arena on: 3 x (10 T + L)."""
+        """The time allowed for the first durable checkpoint after the arena: 3 x (10 T + L)."""
         return 3 * (10 * self.iteration_s + self.to_durable_s)
 
     @property

@@ -1,6 +1,6 @@
-"""The interval that a policy comes to, alone with a loop: AUTO, or a decider in its place.
+"""The interval that a policy chooses for a loop: AUTO, or a decider in its place.
 
-A decider is one of the simulator's (the paper's, say); our engine takes the checkpoints.
+A decider is one of the simulator's (the paper's, for example); our engine takes the checkpoints.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from checkfreq.policy.tuner import Due, Iteration, Measured
 from checkfreq.simulation.deciders import Decider
 from checkfreq.types import SnapshotPlace
 
-#: A policy that has no interval after its time is given so long.
+#: How much longer a policy that has no interval yet may take.
 _PATIENCE_S = 60.0
-#: Of an interval, from one checkpoint to the next; after so many a policy has had its say.
+#: Windows (from one checkpoint to the next) after which a policy has had enough time.
 _WINDOWS = 8
-#: Of the end of events.jsonl: the last commit is in there.
+#: The end of events.jsonl that is read: it contains the last commit.
 _TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The interval after a while; None: none yet. ``first``: the one before any tuning.
+    """The interval after a while, None if there is none; ``first`` is the one before any tuning.
 
-    ``windows`` were there to tune it on. ``place`` of the snapshots.
+    ``windows``: how many windows the policy had for tuning. ``place``: where snapshots are taken.
     """
 
     k: int | None
@@ -43,7 +43,7 @@ class Choice:
 
 
 def auto_choice(loop: Loop, folder: Path, *, bound: float, seconds: float) -> Choice:
-    """What our AUTO comes to once it has settled, or after so many seconds."""
+    """The interval AUTO has chosen after its warm-up, or after that many seconds."""
     manager = loop.manager(folder, max_overhead=bound)
     planned_at: int | None = None
 
@@ -63,7 +63,7 @@ def auto_choice(loop: Loop, folder: Path, *, bound: float, seconds: float) -> Ch
 
 
 def paper_choice(loop: Loop, folder: Path, tuner: PaperTuner, *, seconds: float) -> Choice:
-    """What the paper's policy comes to when its tuning has ended, or after so many seconds."""
+    """The interval of the paper's policy when its tuning has ended, or after that many seconds."""
 
     def num_windows() -> int | None:
         if tuner.plan is None:
@@ -81,9 +81,9 @@ def paper_choice(loop: Loop, folder: Path, tuner: PaperTuner, *, seconds: float)
 def is_decided(
     num_windows: Callable[[], int | None], *, at_most: int, seconds: float
 ) -> Callable[[], bool]:
-    """Whether a policy has had ``at_most`` windows, or ``seconds``, or a minute without a plan.
+    """Whether a policy has had ``at_most`` windows, or ``seconds``, or no interval in a minute.
 
-    ``num_windows``: None before there is a plan.
+    ``num_windows``: None before there is an interval.
     """
     is_over, is_too_late = passed(seconds), passed(seconds + _PATIENCE_S)
 
@@ -97,8 +97,9 @@ def is_decided(
 class DecidedManager:
     """A manager in MANUAL mode that checkpoints the loop when ``decider`` says so.
 
-    The decider is told what `checkfreq.simulation` tells it: each iteration, boundary to boundary,
-    and each checkpoint's times once it is durable. Telling it is no part of an iteration.
+    The decider gets the same input as in `checkfreq.simulation`: each iteration from boundary to
+    boundary, and the times of each checkpoint once it is durable. The time to pass it on is not
+    counted.
     """
 
     def __init__(self, loop: Loop, folder: Path, decider: Decider) -> None:
@@ -109,7 +110,7 @@ class DecidedManager:
         self._last_s: float | None = None
 
     def boundary(self) -> None:
-        """For `LiveManager.stretch`, after each of the manager's boundaries."""
+        """Called by `LiveManager.stretch` after each boundary of the manager."""
         self._loop.synchronize()
         ended_s = time.perf_counter()
         self._tell_ended()
@@ -140,5 +141,5 @@ class DecidedManager:
         self._pending = None
 
     def _committed(self) -> dict[str, Any]:
-        """What the manager noted of the last checkpoint."""
+        """The event of the last committed checkpoint."""
         return events(self._folder, "committed", last_bytes=_TAIL_BYTES)[-1]

@@ -1,6 +1,6 @@
-"""What windows of several ways to checkpoint one loop say: smallest intervals, and who wins.
+"""What the measured windows show: the smallest interval of each arm, and which arm is better.
 
-Pure. A `Setting` is an arm and an interval k, and ``tried`` has its overhead in paired windows.
+Pure. A `Setting` is an arm and an interval k; ``tried`` has its overhead in paired windows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ALLOWED_RATIO = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one checkpoint of an arm costs, alone; medians, and their 95 % intervals. Seconds."""
+    """The cost of a single checkpoint of an arm; medians and their 95 % intervals, in seconds."""
 
     cost_s: float
     cost_interval_s: tuple[float, float]
@@ -31,7 +31,7 @@ class Cost:
     num_saves: int
 
     def lost_s(self, k: int) -> float:
-        """Of training, by a kill, on average."""
+        """The training time that a kill loses on average."""
         return recovery_s(
             restore_s=0.0, steps=k, iteration_s=self.iteration_s, durable_s=self.durable_s
         )
@@ -39,7 +39,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Equal:
-    """Ours at an interval, and the other with the lowest overhead there.
+    """Ours at an interval, and the other arm with the lowest overhead there.
 
     ``is_apart``: our whole 95 % interval is below the other's.
     """
@@ -52,13 +52,13 @@ class Equal:
 
     @property
     def met(self) -> bool:
-        """Whether ours is lower."""
+        """Whether our overhead is lower."""
         return self.ours < self.theirs
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Our smallest interval against that of the ``rival`` that has the smallest of the others."""
+    """Our smallest interval against the smallest one of all rivals, that of ``rival``."""
 
     k: int
     rival: str
@@ -68,32 +68,33 @@ class Verdict:
 
     @property
     def ratio(self) -> float:
-        """Ours over the other's."""
+        """Our interval divided by the rival's."""
         return self.k / self.k_rival
 
     @property
     def met(self) -> bool:
-        """At most what is allowed, ours being one that kept the bound in windows."""
+        """Whether the ratio is within the target, and our interval kept the bound when measured."""
         return self.is_kept and self.ratio <= self.allowed
 
 
 @dataclass(slots=True)
 class Findings:
-    """Of arm ``ours`` and of ``rivals``, whose checkpoints survive as much as ours."""
+    """The findings for arm ``ours`` and its ``rivals``, whose checkpoints are as durable."""
 
     ours: str
     rivals: Collection[str]
     bound: float
     costs: dict[str, Cost] = field(default_factory=dict)
     tried: dict[Setting, Estimate] = field(default_factory=dict)
-    #: Of these those that count for nobody's smallest interval: tried for another reason, they
-    #: would be more tries than the others have.
+    #: Settings that do not count as a smallest interval: they were measured for a different
+    #: purpose, and would give an arm more attempts than the others have.
     aside: set[Setting] = field(default_factory=set)
 
     def keeps(self, setting: Setting) -> bool:
-        """Whether an interval that was tried keeps the bound, and its saves never wait.
+        """Whether a measured interval keeps the bound, and its saves never wait.
 
-        Chance must be known; an interval that is shorter than costs say must keep it beyond that.
+        Its confidence interval must be known. An interval shorter than the costs suggest must keep
+        the bound with its upper limit too.
         """
         name, k = setting
         found, smallest = self.tried[setting], self.costs[name].smallest
@@ -102,17 +103,17 @@ class Findings:
         return is_shown and (k >= smallest.k or is_certain) and k >= smallest.by_storage
 
     def smallest_kept(self, name: str) -> int | None:
-        """The smallest that was tried and kept the bound."""
+        """The smallest interval that was measured and kept the bound."""
         counted = [x for x in self.tried if x[0] == name and x not in self.aside]
         return min((k for name, k in counted if self.keeps((name, k))), default=None)
 
     def smallest(self, name: str) -> int:
-        """By costs or as tried, whichever is smaller."""
+        """The smaller of the calculated and the measured interval."""
         kept, by_cost = self.smallest_kept(name), self.costs[name].smallest.k
         return by_cost if kept is None else min(kept, by_cost)
 
     def next_to_try(self, setting: Setting) -> int:
-        """After an interval: a shorter one if it kept the bound, else a longer one."""
+        """The next interval to try: a shorter one if the last kept the bound, else a longer one."""
         name, k = setting
         if setting not in self.tried:
             return k
@@ -123,11 +124,11 @@ class Findings:
         return max(k + 1, min(wished, 4 * k))
 
     def closest(self, count: int) -> list[str]:
-        """So many rivals, those first whose costs allow the shortest intervals."""
+        """That many rivals, those with the shortest calculated intervals first."""
         return sorted(self.rivals, key=lambda name: self.costs[name].smallest.k)[:count]
 
     def verdict(self) -> Verdict:
-        """Of the smallest intervals. Ours must have been tried; others are believed their costs."""
+        """Compare the smallest intervals. Ours must be measured, a rival's may be calculated."""
         rivals = {name: self.smallest(name) for name in self.rivals}
         rival = min(rivals, key=lambda name: rivals[name])
         kept = self.smallest_kept(self.ours)
@@ -135,7 +136,7 @@ class Findings:
         return Verdict(k, rival, rivals[rival], is_kept=kept is not None)
 
     def equal(self, k: int) -> Equal:
-        """Overhead of all at ``k``."""
+        """The overhead of all arms at ``k``."""
         rival = min(self.rivals, key=lambda name: self.tried[name, k].mean)
         ours, theirs = self.tried[self.ours, k], self.tried[rival, k]
         return Equal(k, rival, ours.mean, theirs.mean, is_apart=ours.high < theirs.low)
@@ -143,9 +144,9 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """One checkpoint alone: what it added, how long it held training, and until it was durable.
+    """A single checkpoint: what it added, how long it stopped training, and the time to durable.
 
-    ``persist_s`` is known of who has two slots: one is copied to while the other is persisted.
+    ``persist_s`` is known for an arm with two slots: it copies to one while the other persists.
     """
 
     cost_s: float
@@ -155,14 +156,14 @@ class Alone:
 
     @property
     def busy_s(self) -> float:
-        """For how long training must go on before there is room for the next one."""
+        """How long training must continue before the next checkpoint can start."""
         if self.persist_s is None:
             return max(0.0, self.durable_s - self.held_s)
         return max(self.persist_s, self.durable_s - self.persist_s)
 
 
 def cost_of(checkpoints: Sequence[Alone], *, iteration_s: float, bound: float) -> Cost:
-    """From one checkpoint after the other."""
+    """The costs of an arm, from single checkpoints measured one after the other."""
     costs_s = [each.cost_s for each in checkpoints]
     durable_s = [each.durable_s for each in checkpoints]
     busy_s = median(each.busy_s for each in checkpoints)

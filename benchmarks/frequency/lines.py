@@ -20,7 +20,7 @@ from benchmarks.peers import OURS, Peer
 
 
 class Report:
-    """Prints what a run found of ``peers``, each setting that was ``measured`` included."""
+    """Prints the findings of a run on ``peers``, with each setting that was ``measured``."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Report:
         self._found, self._measured = found, measured
 
     def emit(self, policies: Mapping[str, Choice], settings: Mapping[str, Setting | None]) -> None:
-        """All of them; ``settings`` in which the policies' intervals were tried."""
+        """Print all lines; ``settings`` are those that measured the policies' intervals."""
         for name in self._peers:
             self._print_arm(name)
         for name in self._peers:

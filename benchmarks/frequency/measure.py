@@ -1,25 +1,26 @@
-"""Overhead against no checkpointing at chosen intervals, ours beside others', and the smallest k.
+"""Overhead at equal intervals, and the smallest interval within the bound, of ours and others.
 
     python -m benchmarks.frequency --k 4 16
     python -m benchmarks.frequency --model resnet50 --image-size 224 --batch 256 --amp --k 2 10
 
-One loop, and windows of every arm in random order, each between two in which nothing is attached
-to it (windows.py, saver_arm.py). A save of a peer is waited for before its next. To
-remove the checkpoint before costs ours time; that of peers is not counted. An overhead has an
-interval from three rounds on; for that a part may take longer than its time, to a limit. Lines:
+One loop, and windows of every arm in random order, each between two windows with nothing attached
+to the loop (lab/paired.py, saver_arm.py). If a peer is still saving when its next save is due,
+training waits. Removing the previous checkpoint is charged to ours, not to peers. An overhead has a
+confidence interval from three rounds on; to get these, a part may exceed its time up to a limit.
+Lines:
 
-``arm``    cost_ms: what one checkpoint adds to training, alone; the median and its 95 % interval.
+``arm``    cost_ms: what a single checkpoint adds to training; the median and its 95 % interval.
            durable_ms: from its call until it is on disk. k_min: the smallest interval that keeps
            ``--bound`` by cost and whose saves do not wait for each other (ours has two slots).
-           k: the smallest of those tried in windows that kept it (one below k_min: beyond chance);
-           tried are ours and the best peers'. overhead, low, high: of k.
-           lost_s: half an interval of k (k_min where none was tried) plus durable_ms.
-``equal``  overhead at the same k for all, with its 95 % interval; waits included.
-``policy`` the interval that AUTO, or the CheckFreq paper's policy (paper_policy.py) in its place in
-           our engine, came to in this loop, and its overhead, fixed, in windows, snapshots at
-           ``place``. windows: from a checkpoint to the next, which it had for tuning its k; until
-           its tuning is over, or its time. Such an interval is not among those that count as k.
-``target`` ours against the best peer whose checkpoints survive a power cut, too: k, and overhead.
+           k: the smallest measured interval that kept the bound (one below k_min must keep it with
+           its upper limit too); ours and the best peers are measured. overhead, low, high: at k.
+           lost_s: half an interval of k (k_min where none was measured) plus durable_ms.
+``equal``  the overhead of all arms at the same k, with its 95 % interval; waits included.
+``policy`` the interval that AUTO, or the CheckFreq paper's policy (lab/paper_policy.py) in our
+           engine, chose for this loop, and the overhead of that fixed interval in windows, with
+           snapshots at ``place``. windows: from one checkpoint to the next, which the policy had
+           for tuning, until its tuning or its time is over. These intervals do not count as k.
+``target`` ours against the best peer whose checkpoints survive a power cut too: k, and overhead.
 """
 
 from __future__ import annotations
@@ -59,18 +60,18 @@ _DEFAULT_ARMS = (
     *("dcp.async_save, thread, aside", "dcp.async_save, process, aside"),
 )
 _WARM_UP_SAVES = 2
-#: When each part is over, of ``--seconds``.
+#: When each part ends, as a fraction of ``--seconds``.
 _COSTS_UNTIL, _EQUAL_UNTIL, _POLICIES_UNTIL = 0.22, 0.5, 0.7
-#: Fewer rounds give no interval; they are waited for until so many times the end of their part.
+#: Fewer rounds give no confidence interval; a part may take that many times longer to get them.
 _MIN_ROUNDS, _PATIENCE = 3, 1.25
-#: A window of an interval that is tried lasts at most so much of ``--seconds``.
+#: The longest window, as a fraction of ``--seconds``.
 _LONGEST = 0.06
-#: And at least so many times ``--window``, whatever that takes.
+#: The shortest window, as a multiple of ``--window``, however long that takes.
 _TRIED_WINDOWS = 4
 
 
 def main() -> None:
-    """Print the lines."""
+    """Measure, and print the lines."""
     args = _arguments()
     torch.set_num_threads(args.threads)
     peers = {name: peer for name, peer in installed().items() if name in args.arms}
@@ -88,22 +89,20 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--k", type=int, nargs="+", default=[4, 16], help="the same for all arms")
     parser.add_argument("--bound", type=float, default=0.035)
     parser.add_argument("--policies", nargs="*", choices=POLICIES, default=POLICIES)
-    parser.add_argument("--verify", type=int, default=2, help="so many peers' smallest k are tried")
-    parser.add_argument(
-        "--window", type=int, default=6, help="iterations with one checkpoint alone"
-    )
+    parser.add_argument("--verify", type=int, default=2, help="peers whose smallest k is measured")
+    parser.add_argument("--window", type=int, default=6, help="iterations with a single checkpoint")
     parser.add_argument("--profile-iterations", type=int, default=30, help="of the paper's policy")
     parser.add_argument("--seconds", type=float, default=165.0, help="for all of it, about")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", default=".", help="a folder on the disk to write to")
     args = parser.parse_args()
     if OURS not in args.arms:
-        parser.error(f"--arms: {OURS} is what the others are compared with")
+        parser.error(f"--arms: {OURS} is the arm that the others are compared with")
     return args
 
 
 class Run:
-    """One loop, from the costs of a checkpoint to what the intervals come to."""
+    """One loop, from the costs of a checkpoint to the intervals that follow."""
 
     def __init__(
         self, loop: Loop, scratch: Path, args: argparse.Namespace, peers: Mapping[str, Peer]
@@ -118,7 +117,7 @@ class Run:
         self._found = Findings(OURS, rivals, bound=args.bound)
 
     def measure(self) -> None:
-        """All parts, then the lines."""
+        """Measure all parts, then print the lines."""
         with self._stack:
             for name, peer in self._peers.items():
                 self._attach(name, peer)
@@ -141,7 +140,7 @@ class Run:
         self._savers[name] = saver
 
     def _at_s(self, part: float) -> float:
-        """When so much of the time is over."""
+        """The time at which that fraction of the run is over."""
         return self._began_s + part * float(self._args.seconds)
 
     def _warm_up(self, names: Iterable[str]) -> None:
@@ -157,7 +156,7 @@ class Run:
     def _rounds(
         self, arms: Mapping[str, SaverArm], *, until_s: float, late_s: float
     ) -> list[Round]:
-        """As many as fit, and one; those without which there is no interval until ``late_s``."""
+        """As many rounds as fit, at least one, and until ``late_s`` enough for an interval."""
         began_s, done = time.monotonic(), list[Round]()
         for each in rounds(self._loop, arms, self._rng):
             done.append(each)
@@ -199,7 +198,7 @@ class Run:
     def _measure(
         self, settings: Iterable[Setting], *, length: int, until_s: float, late_s: float
     ) -> None:
-        """Overhead of each, all in the same rounds."""
+        """Measure the overhead of all settings in the same rounds."""
         settings = list(dict.fromkeys(settings))
         _say("at intervals: " + "; ".join(map(_key, settings)))
         arms = {_key(x): self._arm(*x, length=length) for x in settings}
@@ -210,7 +209,7 @@ class Run:
             self._found.tried[setting] = measured.estimate
 
     def _try_smallest(self, chosen: Iterable[Setting]) -> None:
-        """The policies' k, and the smallest of ours and a few peers, and around it if time is."""
+        """Measure the policies' k and the smallest k of ours and a few peers, then neighbours."""
         costs, names = self._found.costs, (OURS, *self._found.closest(self._args.verify))
         due = [(name, costs[name].smallest.k) for name in names]
         self._found.aside = set(chosen) - set(due) - set(self._measured)
@@ -239,7 +238,7 @@ class Run:
     # ---- policies
 
     def _setting(self, choice: Choice) -> Setting | None:
-        """The arm that tries a policy's interval, its snapshots in the same place."""
+        """The arm with the policy's interval, its snapshots in the same place."""
         if choice.k is None:
             return None
         if choice.place is SnapshotPlace.HOST:
@@ -252,7 +251,7 @@ class Run:
         return name, choice.k
 
     def _choices(self) -> Iterator[tuple[str, Choice]]:
-        """What each policy comes to, alone with the loop."""
+        """The interval that each policy chooses for the loop."""
         names = list(self._args.policies)
         least_s = (_POLICIES_UNTIL - _EQUAL_UNTIL) * float(self._args.seconds)
         until_s = max(self._at_s(_POLICIES_UNTIL), time.monotonic() + least_s)

@@ -1,9 +1,9 @@
-"""Windows (windows.py) of any `Saver` of benchmarks.peers, at an interval.
+"""Windows (`benchmarks.lab.paired`) of any `Saver` of benchmarks.peers, at an interval.
 
-Who saves into two places in turn, as we do, needs no more than `boundary`; its window ends when it
-has removed the checkpoint before, too. Of the others each save is waited for before the next. Its
-user would have to remove the checkpoint before, then; that is done with the clock stopped, and so
-is a sync of what was not synced.
+A saver that alternates between two places, as ours does, only needs `boundary`; its window ends
+when it has also removed the previous checkpoint. The other savers are waited for before their next
+save. Their user would have to remove the previous checkpoint at that time; this is done with the
+clock stopped, and so is the sync of files that were not synced.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from benchmarks.peers import Peer, Saved, Training
 
 
 class Attached:
-    """A saver of a loop, whose hooks are on the optimizer in its own windows alone.
+    """A saver attached to a loop; its hooks are on the optimizer only in its own windows.
 
-    ``queues``: it takes the next save while the last one is still on its way, and tidies up by
-    itself. ``saved``: what became of the saves that were waited for, and for how long each held
+    ``queues``: it accepts the next save while the last one is still running, and removes old
+    checkpoints itself. ``saved``: the saves that were waited for, and how long each stopped
     training: in its call, and at weight updates until it was over.
     """
 
@@ -47,7 +47,7 @@ class Attached:
         self.hooks = Hooks(loop.optimizer)
 
     def boundary(self, *, save: bool) -> None:
-        """The saver's."""
+        """Forwards to the saver."""
         if save:
             self._held_s = 0.0
         with self._holding():
@@ -67,7 +67,7 @@ class Attached:
         self._update.close()
 
     def finish(self) -> float:
-        """Have the last save over and done with; returns seconds that are nobody's cost."""
+        """Wait for the last save; returns seconds that are not charged to any arm."""
         if not self.synced:
             while not self.saver.is_durable():
                 time.sleep(1e-3)
@@ -90,7 +90,7 @@ class SaverArm:
 
     @property
     def num_saves(self) -> int:
-        """Checkpoints in one window."""
+        """The number of checkpoints in one window."""
         return self.iterations // self.interval
 
     def window(self) -> Window:
@@ -117,7 +117,7 @@ class SaverArm:
         self._loop.iterate()
 
     def _drain(self) -> int:
-        """Train until nothing goes on in the background; returns the iterations it took."""
+        """Train until no background work is left; returns the number of iterations."""
         attached, count = self._attached, 0
         while not attached.saver.is_quiet():
             attached.boundary(save=False)
@@ -126,4 +126,4 @@ class SaverArm:
         return count
 
     def close(self) -> None:
-        """See Arm: the saver is closed by who made it."""
+        """See Arm: whoever made the saver closes it."""

@@ -12,17 +12,17 @@ _KINDS = ("arm", "equal", "policy", "target")
 
 
 def arms(lines: list[Line]) -> str:
-    """A table per setting, and under it whether the targets are met."""
+    """A table per setting, followed by whether the targets are met."""
     return "\n".join(_of_each_setting(lines, _arms))
 
 
 def policies(lines: list[Line]) -> str:
-    """What AUTO and the paper's policy come to, per setting."""
+    """A table per setting of what AUTO and the paper's policies choose."""
     return "\n".join(_of_each_setting(lines, _policies))
 
 
 def _of_each_setting(lines: list[Line], made: Callable[[list[Line]], str]) -> Iterator[str]:
-    """Of each setting the last run alone: its intervals may be others than before."""
+    """Only the last run of each setting counts: earlier runs may have used other intervals."""
     groups: dict[tuple[object, ...], list[Line]] = {}
     for line in lines:
         groups.setdefault(tuple(line.get(name) for name in _SETTING), []).append(line)
@@ -32,7 +32,7 @@ def _of_each_setting(lines: list[Line], made: Callable[[list[Line]], str]) -> It
 
 
 def _last_run(lines: Sequence[Line]) -> list[Line]:
-    """A run prints all its lines together, kind by kind: another begins where an earlier one is."""
+    """The last run: it prints its lines kind by kind, so an earlier kind begins a new run."""
     run: list[Line] = []
     for line in lines:
         if run and (_how(line) != _how(run[-1]) or _kind(line) < _kind(run[-1])):
@@ -64,7 +64,7 @@ def _arms(lines: list[Line]) -> str:
     intervals = sorted({k for _, k in equal})
     at_each = "".join(f" | overhead at k = {k}" for k in intervals)
     columns = (
-        f"arm | one checkpoint costs | durable after{at_each} | smallest k by cost | tried "
+        f"library | one checkpoint costs | durable after{at_each} | smallest k by cost | tried "
         "| overhead there | lost by a kill"
     )
     rows = []
@@ -88,13 +88,13 @@ def _arms(lines: list[Line]) -> str:
 def _target(line: Line) -> str:
     lower = ", ".join(
         f"at k = {each['k']} {'yes' if each['met'] else 'no'}"
-        f"{'' if each['apart'] else ' (not beyond chance)'}"
+        f"{'' if each['apart'] else ' (not significant)'}"
         for each in line["equal"]
     )
     return (
-        f"Smallest k, ours over the best of equal durability ({line['rival']}): {line['k']} / "
-        f"{line['k_rival']} = {line['ratio']:.2f}; at most {line['allowed']:g} is the target: "
-        f"{'met' if line['met'] else 'missed'}. Overhead lower than every such peer's: {lower}.  "
+        f"Smallest k, ours / the best of equal durability ({line['rival']}): {line['k']} / "
+        f"{line['k_rival']} = {line['ratio']:.2f}; target: at most {line['allowed']:g}, "
+        f"{'met' if line['met'] else 'missed'}. Overhead below every such library's: {lower}.  "
     )
 
 
@@ -111,7 +111,7 @@ def _policies(lines: list[Line]) -> str:
         )
         for x in found
     ]
-    columns = "policy | first k | k in the end | windows tuned on | overhead | lost by a kill"
+    columns = "policy | first k | final k | windows for tuning | overhead | lost by a kill"
     return table(columns, rows, found)
 
 

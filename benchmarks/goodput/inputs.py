@@ -1,8 +1,8 @@
 """Figures that other benchmarks measured, read from the committed result lines.
 
-Of the sources of a figure the first that has a line counts, and of that the newest line (the
-last in its file): with it goes which benchmark, commit and machine it came from. A figure
-without a line is missing, and `Missing` says how to measure it; nothing is made up.
+The first source that has a line provides a figure, from its newest line (the last in its file),
+together with the benchmark, commit and machine it came from. If there is no line, `Missing` says
+how to measure the figure; nothing is made up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where figures stand together on the lines of one benchmark, and which lines are meant."""
+    """A benchmark whose lines have these figures together, and which of its lines count."""
 
     benchmark: str
     command: str
@@ -37,7 +37,7 @@ class Source:
     def newest(self, results: Path, *, model: str | None = None) -> Line | None:
         """The last line that has all figures; of ``model``, if given.
 
-        What is newer and lacks one is told on standard error.
+        Newer lines that lack one are reported on standard error.
         """
         lines = reversed(lines_of(self.benchmark, results))
         meant = [line for line in lines if self._is_meant(line, model)]
@@ -53,7 +53,7 @@ class Source:
         return [name for name, read in self.figures.items() if read(line) is None]
 
     def _said_of(self, skipped: Sequence[Line]) -> str:
-        """The newest of them, and how many more."""
+        """The newest skipped line, and how many more there are."""
         newest = skipped[0]
         more = f", and {len(skipped) - 1} before it" if len(skipped) > 1 else ""
         return (
@@ -69,7 +69,7 @@ class Source:
 
 
 def in_seconds(field: str) -> Callable[[Line], float | None]:
-    """Reads ``..._s`` or ``..._ms``. A difference of noisy times may be below 0: that is none."""
+    """Reads ``..._s`` or ``..._ms``; None below 0, as a difference of noisy times can be."""
     unit = 1e-3 if field.endswith("_ms") else 1.0
 
     def read(line: Line) -> float | None:
@@ -98,7 +98,7 @@ class Missing(Exception):
 def measured(
     sources: Sequence[Source], results: Path, *, model: str | None = None
 ) -> tuple[dict[str, Figure], Line]:
-    """The figures and the line that they stand on; raises Missing."""
+    """The figures and the line they come from; raises Missing."""
     for source in sources:
         line = source.newest(results, model=model)
         if line is not None:

@@ -1,21 +1,21 @@
-"""Goodput by number of GPUs: a training's measured costs, published failure rates, simulated.
+"""Goodput by number of GPUs, simulated from measured costs and published failure rates.
 
     python -m benchmarks.goodput
 
-Goodput is the part of all time that ended up as progress. Nothing is measured here: what an
-iteration (``iteration_s``), a checkpoint (``cost_s``), its way to being durable (``durable_s``)
-and a restart (``restart_s``, from a failure to training, the restore included) take is read from
-the newest committed lines of other benchmarks, and every line says which, of which commit and
-machine (``figures``). ``--cost-s`` and the like give them instead; ``--setting example`` takes a
-training of 1 s, checkpoints of 1 s, durable after 11 s, restarts of 2 min. What is not measured
-is said, not made up. ``--notice-s`` is added to a restart: until a failure is noticed and
-machines are there, which one machine cannot measure.
+Goodput is the fraction of all time that becomes progress. Nothing is measured here: the time of an
+iteration (``iteration_s``), of a checkpoint (``cost_s``) until it is durable (``durable_s``), and
+of a restart (``restart_s``, from a failure until training continues, restore included) are read
+from the newest committed lines of other benchmarks. Every line names these, with their commit and
+machine (``figures``). ``--cost-s`` and similar options override them; ``--setting example`` uses
+iterations of 1 s, checkpoints of 1 s, durable after 11 s, and restarts of 2 min. A missing figure
+is an error. ``--notice-s`` is added to a restart: the time until a failure is noticed and machines
+are available, which cannot be measured on one machine.
 
 Arms: ``bound``, always the smallest interval within 3.5 %; ``fixed``, every 30 minutes; ``young``
 and ``daly``, the closed forms; ``auto``, checkfreq without a failure rate, ``auto mtbf_s`` with
 it, ``auto goodput`` for the least waste; ``paper, formula`` and ``paper, budget``, the paper's
-policy (paper_policy.py). Medians over ``--seeds`` runs of a thousand failures,
-which all arms share; ``low`` and ``high`` are the quartiles.
+policies (lab/paper_policy.py). Medians over ``--seeds`` runs of a thousand failures, which all
+arms share; ``low`` and ``high`` are the quartiles.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FIGURES = ("iteration_s", "cost_s", "durable_s", "restart_s")
 BOUND = 0.035
 EXAMPLE = {"iteration_s": 1.0, "cost_s": 1.0, "durable_s": 11.0, "restart_s": 120.0}
 
-#: A training's costs, all on one line: figures of different trainings do not go together.
+#: The costs of a training, all from one line: figures of different trainings do not combine.
 COSTS = (
     Source(
         "paper",
@@ -82,14 +82,14 @@ RESTARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is simulated: a training's figures, and the model that they are of, if one."""
+    """The figures of the simulated training, and the model they belong to, if any."""
 
     name: str
     figures: Mapping[str, Figure]
     model: str | None = None
 
     def costs(self) -> Costs:
-        """Training is held for all of a checkpoint's cost, and slowed down by nothing else."""
+        """Training stops for the full cost of a checkpoint and is otherwise not slowed down."""
         cost_s = self.figures["cost_s"].value
         return Costs(
             iteration_s=self.figures["iteration_s"].value,
@@ -132,7 +132,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def setting_of(args: argparse.Namespace) -> Setting:
-    """The figures that are given, and the others from the lines or the example."""
+    """The figures given as options, completed from result lines or from the example."""
     given = {
         name: Figure(value, "given")
         for name in FIGURES
@@ -151,11 +151,11 @@ def setting_of(args: argparse.Namespace) -> Setting:
 
 
 def _model_of(sources: tuple[Source, ...], args: argparse.Namespace) -> str | None:
-    """A restart is mostly the process's: it may be measured on another model."""
+    """Most of a restart is starting the process, so it may come from a different model."""
     return args.model if sources is COSTS else None
 
 
-# What comes of it
+# Results
 
 
 def report(setting: Setting, num_gpus: int, args: argparse.Namespace) -> None:
@@ -209,7 +209,7 @@ def arms(
 
 
 def summary(runs: list[list[Arm]]) -> Line:
-    """Per arm: goodput with quartiles over the runs, interval in steps, whether it is limited."""
+    """Per arm: goodput with its quartiles, the interval in steps, and whether it is limited."""
     by_name: dict[str, list[Arm]] = {}
     for arm in (arm for each in runs for arm in each):
         by_name.setdefault(arm.name, []).append(arm)

@@ -1,4 +1,4 @@
-"""Goodput against the number of GPUs, one curve per way to choose the interval."""
+"""Goodput against the number of GPUs, one curve per rule for the interval."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def _panel(panel: Any, lines: list[Line]) -> None:
             panel.plot(gpus, lost, color=next(others), label=words, linewidth=4, alpha=0.5)
     panel.set_xscale("log")
     panel.set_xlabel("GPUs")
-    panel.set_yscale("log")  # of what is lost, or all would be one line at the top
+    panel.set_yscale("log")  # plot the loss: goodput itself would be one line at the top
     panel.invert_yaxis()
     panel.yaxis.set_major_formatter(lambda lost, _: f"{100 - lost:g}")
     panel.set_title(title(lines[-1]), fontsize="medium")
 
 
 def title(line: Line) -> str:
-    """The figures that went in."""
+    """The input figures, in words."""
     costs = f"checkpoint {short(line['cost_s'])}, iteration {short(line['iteration_s'])}"
     notice = f" + {short(line['notice_s'])} notice" if line["notice_s"] else ""
     what = f"{line['model'] or line['setting']}, failures as in {line['rate']}"

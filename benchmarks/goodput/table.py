@@ -1,4 +1,4 @@
-"""Table of `benchmarks.goodput`: the part of all time that ended up as progress."""
+"""Table of `benchmarks.goodput`: the fraction of all time that becomes progress."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ def goodput(lines: list[Line]) -> str:
 
 
 def last_runs(lines: list[Line]) -> list[list[Line]]:
-    """Of each setting, model and failure rate the lines of its last run, by number of GPUs.
+    """The lines of the last run per setting, model and failure rate, by number of GPUs.
 
-    What was simulated with other figures, by another command or commit, is not of that run.
+    Lines simulated with different figures, or by a different command or commit, belong to other
+    runs.
     """
     runs = []
     for last in newest(lines, *_SETTING):
@@ -61,7 +62,7 @@ def _one(lines: list[Line]) -> str:
 
 
 def said(line: Line) -> str:
-    """The figures that went in, each with where it came from."""
+    """The input figures, each with its source."""
     by_origin = groupby(_FIGURES, key=lambda name: line["figures"][name])
     told = [
         f"{', '.join(f'{_FIGURES[name]} {short(line[name])}' for name in names)} ({origin})"

@@ -31,8 +31,9 @@ Images = Dataset[tuple[torch.Tensor, int]]
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What a run reads: ``train`` is a loader, of torch or DALI; ``val`` begins a pass over the
-    validation images. ``images_and_target`` takes a batch of either."""
+    """The data of a run: ``train`` is a loader, of torch or DALI; ``val`` begins a pass over the
+    validation images. ``images_and_target`` takes a batch of either.
+    """
 
     train: Any
     val: Callable[[], Iterable[Any]]
@@ -48,7 +49,7 @@ def images_and_target(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def torch_data(args: argparse.Namespace, ranks: Ranks) -> Data:
-    """Plain loaders of this rank's share; CFIterator replaces the order by a resumable one."""
+    """Plain loaders of this rank's share; CFIterator replaces their order by a resumable one."""
     train, val, num_classes = open_images(args.data, image_size=args.image_size)
     sampler = None if ranks.is_alone else DistributedSampler(train, seed=args.seed)
     loader = DataLoader(
@@ -64,7 +65,7 @@ def torch_data(args: argparse.Namespace, ranks: Ranks) -> Data:
 
 
 def eval_loader(images: Images, args: argparse.Namespace) -> DataLoader[Any]:
-    """In order. Its own generator: iterating a DataLoader draws from the default one."""
+    """In order. It has its own generator: iterating a DataLoader draws from the default one."""
     return DataLoader(
         images,
         batch_size=args.batch_size,
@@ -74,7 +75,7 @@ def eval_loader(images: Images, args: argparse.Namespace) -> DataLoader[Any]:
 
 
 def class_names(data: Path) -> list[str]:
-    """The class folders of ``train/`` and ``val/``: with others, a class would have two numbers."""
+    """The class folders of ``train/`` and ``val/``, which must match, or labels would differ."""
     train, val = (
         {path.name for path in (data / split).iterdir() if path.is_dir()}
         for split in ("train", "val")
@@ -100,7 +101,7 @@ def train_transform(image_size: int) -> transforms.Compose:
 
 
 def eval_transform(image_size: int) -> transforms.Compose:
-    """The middle of the image, the same every time."""
+    """The centre of the image, always the same."""
     return transforms.Compose(
         [
             transforms.Resize(image_size * 8 // 7),
@@ -113,7 +114,7 @@ def eval_transform(image_size: int) -> transforms.Compose:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Batches of training images without an end, in a resumable order."""
+    """Endless batches of training images, in a resumable order."""
 
     batches: Iterator[Any]
     num_classes: int
@@ -121,7 +122,7 @@ class Stream:
 
     @classmethod
     def of(cls, data: Path, *, image_size: int, batch: int, workers: int, seed: int) -> Stream:
-        """Read by ``workers`` processes; an epoch's incomplete last batch is left out."""
+        """Read by ``workers`` processes; the incomplete last batch of an epoch is dropped."""
         images, _, num_classes = open_images(data, image_size=image_size)
         loader = DataLoader(
             images,
@@ -139,8 +140,8 @@ class Stream:
 def open_images(data: Path, *, image_size: int) -> tuple[Images, Images, int]:
     """(training set, validation set, number of classes) under ``data``.
 
-    Raises FileNotFoundError where there is no class folder, one holds no image, or the two sets
-    have other classes.
+    Raises FileNotFoundError if there is no class folder, one has no image, or the two sets have
+    different classes.
     """
     train, val = train_transform(image_size), eval_transform(image_size)
     if (data / "train").is_dir():

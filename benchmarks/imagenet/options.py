@@ -1,7 +1,7 @@
-"""Command line of `benchmarks.imagenet`: the original script's flags and what they need now.
+"""Command line of `benchmarks.imagenet`: the original script's flags, and what they need now.
 
-What is not built yet is refused with a sentence; a combination that would lose or repeat data
-is refused too.
+An option that is not supported, or a combination that would lose or repeat data, is refused with a
+sentence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmarks.imagenet.models import MODELS, SMALLEST_IMAGE
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The checked options. Ends the process (status 2) with one sentence when they do not fit."""
+    """The checked options. Ends the process (status 2) with one sentence if they do not fit."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.imagenet",
         description="Train an image classifier on a folder of class folders, with CheckFreq.",

@@ -1,4 +1,4 @@
-"""What `benchmarks.imagenet` shows and writes while it trains."""
+"""Progress output and history of `benchmarks.imagenet`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from iterators.loop.cursor import EpochReport
 class History:
     """Appends JSON lines to ``--history FILE``, each in one unbuffered write; None: nowhere.
 
-    The first line of a process says when it had its data and its model.
+    The first line of a process gives the time at which it had its data and its model.
     """
 
     def __init__(self, path: Path | None, ranks: Ranks) -> None:
@@ -38,14 +38,14 @@ class History:
             self._file.close()
 
     def write(self, **line: Any) -> None:
-        """One line; what was written survives a SIGKILL of this process."""
+        """Append one line; it survives a SIGKILL of this process."""
         if self._file is not None:
             self._file.write(json.dumps(line).encode() + b"\n")
 
     def write_epoch(self, batches: CFIterator | DataLoader[Any]) -> None:
-        """What the epoch that has ended served to all ranks, against what it should have, once.
+        """What the last epoch served to all ranks, compared with every sample once.
 
-        A plain loader cannot say, and a forced stop ends no epoch.
+        A plain loader cannot say, and a forced stop does not end an epoch.
         """
         report = batches.last_report if isinstance(batches, CFIterator) else None
         if report is not None and report is not self._written:

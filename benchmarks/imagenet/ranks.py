@@ -1,7 +1,7 @@
 """The processes that train together in `benchmarks.imagenet`: one, or as many as a launcher starts.
 
-``torchrun`` and ``python -m torch.distributed.launch`` say by environment variables which rank a
-process is. With one process nothing here starts or asks anything.
+``torchrun`` and ``python -m torch.distributed.launch`` tell a process its rank by environment
+variables. With a single process nothing here communicates.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Ranks:
 
     @classmethod
     def launched(cls) -> Ranks:
-        """As the launcher says."""
+        """From the launcher's environment variables."""
         said = os.environ
         return cls(
             int(said.get("RANK", "0")),
@@ -42,16 +42,16 @@ class Ranks:
 
     @property
     def is_alone(self) -> bool:
-        """Whether this process trains by itself."""
+        """Whether this process trains alone."""
         return self.world == 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that prints and reports."""
+        """Whether this is the rank that prints and reports."""
         return self.rank == 0
 
     def device(self, wanted: str | None) -> torch.device:
-        """``--device``, or CUDA where there is one; with several ranks each has one of its own."""
+        """``--device``, or CUDA if available; with several ranks each has its own."""
         device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
         if device.type == "cuda" and device.index is None and not self.is_alone:
             return torch.device("cuda", self.local_rank)
@@ -76,7 +76,7 @@ class Ranks:
         return [float(value) for value in total.tolist()]
 
     def meet(self) -> None:
-        """Return once every rank is here."""
+        """Return once every rank has called this."""
         if not self.is_alone:
             dist.barrier()
 
@@ -89,9 +89,9 @@ class Ranks:
 
 @contextlib.contextmanager
 def joined(args: argparse.Namespace) -> Iterator[Ranks]:
-    """The process group, as long as the block runs; ``args`` as they apply to this rank.
+    """The process group for the duration of the block; ``args`` as they apply to this rank.
 
-    Only the first rank reports, and every rank has a device of its own.
+    Only the first rank reports, and every rank has its own device.
     """
     ranks = Ranks.launched()
     device = ranks.device(args.device)
@@ -112,11 +112,11 @@ def joined(args: argparse.Namespace) -> Iterator[Ranks]:
 
 @contextlib.contextmanager
 def stopping(marker: Path, ranks: Ranks) -> Iterator[None]:
-    """Leave ``marker`` behind where the block was told to stop; it is removed when a run begins.
+    """Create ``marker`` if the block was told to stop; it is removed when a run begins.
 
-    A status says it too, but not through torchrun: that takes any but 0 for a failure, ends with 1
-    itself, and with ``--max-restarts`` starts ranks again as soon as they have stopped. So there
-    they end with 0, and a job script asks for the marker.
+    The exit status says so too, but not through torchrun, which treats every status but 0 as a
+    failure, exits with 1 itself, and with ``--max-restarts`` restarts ranks that have stopped.
+    Under it ranks therefore end with 0, and a job script checks for the marker.
     """
     if ranks.is_first:
         marker.unlink(missing_ok=True)
@@ -133,7 +133,7 @@ def stopping(marker: Path, ranks: Ranks) -> Iterator[None]:
 
 
 def _leave(marker: Path) -> None:
-    """An empty file that outlives a power cut."""
+    """An empty file that survives a power cut."""
     for path, flags in ((marker, os.O_WRONLY | os.O_CREAT), (marker.parent, os.O_RDONLY)):
         opened = os.open(path, flags, 0o666)
         try:

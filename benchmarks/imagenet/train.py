@@ -5,17 +5,17 @@ The original CheckFreq script's flags and its arms:
 * ``--checkfreq --cf_iterator``: as often as ``--max-overhead`` allows, in two phases;
 * ``... --chk-freq N``: every N updates;
 * ``... --chk-freq 0``: a checkpoint per epoch;
-* ``... --chk_mode_baseline``: the same checkpoints, training standing still until each is durable;
+* ``... --chk_mode_baseline``: the same checkpoints, but training waits until each is durable;
 * without ``--checkfreq``: none.
 
-``--dali`` reads the images with NVIDIA DALI. Several ranks train as one, ``--batch-size`` images
-each per update, started by ``torchrun --standalone --nproc-per-node 4 -m benchmarks.imagenet ...``
-or ``python -m torch.distributed.launch``; with ``--max-restarts`` a killed rank loses nothing. A
-run that was told to stop (SIGTERM, SIGUSR1) leaves ``<chk-prefix>.stopped`` and ends with status
-75; its ranks end with 0 where torchrun would start them again.
+``--dali`` reads the images with NVIDIA DALI. Several ranks train together, with ``--batch-size``
+images each per update, started by ``torchrun --standalone --nproc-per-node 4 -m
+benchmarks.imagenet ...`` or ``python -m torch.distributed.launch``; with ``--max-restarts`` a run
+survives the death of a rank. A run that was told to stop (SIGTERM, SIGUSR1) leaves
+``<chk-prefix>.stopped`` and ends with status 75, or with 0 under torchrun, which would restart it.
 
-Started again with the same flags it continues in mid-epoch, to the same bits under
-``--deterministic``. `main` is the part to copy into a script of your own.
+Started again with the same flags it continues in mid-epoch, with the same bits under
+``--deterministic``. `main` is the part to copy into your own script.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def train(args: argparse.Namespace, ranks: Ranks) -> None:
-    """What each rank does."""
+    """The training of one rank."""
     settle_randomness(args)
     data = open_data(args, ranks)
     task = make_task(args, ranks, num_classes=data.num_classes, steps_per_epoch=len(data.train))
@@ -76,7 +76,7 @@ def train(args: argparse.Namespace, ranks: Ranks) -> None:
             ) as progress:
                 train_epoch(batches, task, cf_manager, progress, args)
             if progress.epoch_is_over and not args.noeval:
-                with isolated_rng():  # what it draws is none of the training's business
+                with isolated_rng():  # its random draws must not affect training
                     evaluate(epoch, data.val(), task, args, ranks)
             if args.barrier:
                 ranks.meet()
@@ -88,9 +88,9 @@ def train(args: argparse.Namespace, ranks: Ranks) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is trained, and with what. ``best`` is a plain dict so that it is checkpointed too.
+    """The model and everything that trains it. ``best`` is a dict so that it is checkpointed too.
 
-    ``model`` is in DDP's wrapper where there are several ranks, ``bare`` never is.
+    ``model`` is wrapped by DDP if there are several ranks, ``bare`` never is.
     """
 
     model: nn.Module
@@ -122,7 +122,7 @@ def make_task(
     device = torch.device(args.device)
     model = ranks.wrap(build(args.arch, num_classes=num_classes).to(device))
     if not ranks.is_alone:
-        torch.manual_seed(args.seed + ranks.rank)  # the weights are equal, dropout must not be
+        torch.manual_seed(args.seed + ranks.rank)  # equal weights, but different dropout
     optimizer = torch.optim.SGD(
         model.parameters(),
         lr=args.lr * args.batch_size * ranks.world / 256,
@@ -145,10 +145,10 @@ def make_task(
 
 
 def lr_factor(epochs_done: float, args: argparse.Namespace) -> float:
-    """The learning rate as a part of ``--lr``, after ``epochs_done`` epochs (a fraction).
+    """The learning rate as a fraction of ``--lr``, after ``epochs_done`` epochs (a fraction).
 
-    It depends on the number of updates since training began, which the scheduler carries through
-    a checkpoint: never on a batch index, which starts anew with the process.
+    It depends on the number of updates since training began, which the scheduler keeps in its
+    checkpoint: never on a batch index, which starts at 0 in every process.
     """
     if epochs_done < args.warmup_epochs:
         return 0.01 + 0.99 * epochs_done / args.warmup_epochs
@@ -180,13 +180,13 @@ def open_manager(args: argparse.Namespace, task: Task) -> Iterator[CFManager | N
 
 
 def form_buckets(task: Task, cf_manager: CFManager, args: argparse.Namespace, ranks: Ranks) -> None:
-    """Before a restore above two ranks: two backward passes that are thrown away.
+    """Above two ranks, run two backward passes before a restore and discard them.
 
-    DDP forms its gradient buckets anew when the second pass begins, in the order in which the
-    first one's gradients came. What lies where in a bucket decides in which order three or more
-    ranks are added up, and so the last bits: with the first buckets, a resumed run's first update
-    would differ from that of a run that never stopped. What the passes did to buffers and random
-    generators is overwritten by the restore.
+    DDP rebuilds its gradient buckets when the second pass begins, in the order in which the
+    gradients of the first one became ready. The position in a bucket determines the order in which
+    three or more ranks are summed, and so the last bits: with the first buckets, the first update
+    of a resumed run would differ from that of a run that never stopped. The restore overwrites what
+    the passes did to buffers and random generators.
     """
     (found,) = ranks.summed(cf_manager.latest_step() is not None)
     if ranks.world <= 2 or args.fresh or not found:
@@ -227,10 +227,10 @@ def train_epoch(
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which samples of a batch count, on this rank and in all.
+    """Which samples of a batch count, on this rank and in total.
 
-    ``weights`` [N] is 0 for the pad of a rank that an epoch's tail has no sample for; None: all
-    count. ``num_samples`` is over all ``world`` ranks, None without a resumable order.
+    ``weights`` [N] is 0 for the pad of a rank that has no sample left at the end of an epoch; None:
+    all count. ``num_samples`` is over all ``world`` ranks, None without a resumable order.
     """
 
     weights: torch.Tensor | None = None
@@ -239,7 +239,7 @@ class Share:
 
     @classmethod
     def of(cls, batches: Iterable[Any]) -> Share:
-        """Of the batch handed out last."""
+        """The count of the last batch."""
         if not isinstance(batches, CFIterator) or batches.last_weights is None:
             return cls()
         weights = torch.tensor(batches.last_weights)
@@ -280,7 +280,7 @@ def train_step(
 
 
 def weight_update(task: Task, cf_manager: CFManager | None) -> None:
-    """The optimizer's step: behind the checkpoint's barrier where there is a manager."""
+    """The optimizer's step, through the manager if there is one: it waits for the copy."""
     if cf_manager is not None:
         cf_manager.weight_update(scaler=task.scaler)
     elif task.scaler is not None:
@@ -291,9 +291,9 @@ def weight_update(task: Task, cf_manager: CFManager | None) -> None:
 
 
 def stay_synchronous(cf_manager: CFManager | None, args: argparse.Namespace) -> None:
-    """The baseline: train on only when the checkpoint of the boundary just passed is durable.
+    """The baseline: continue only when the checkpoint of the last boundary is durable.
 
-    Asked for in advance, so that it is taken at its boundary even if that has to wait for memory.
+    Requested in advance, so that it is taken at that boundary even if it has to wait for memory.
     """
     if cf_manager is None or not args.chk_mode_baseline:
         return
@@ -306,7 +306,7 @@ def stay_synchronous(cf_manager: CFManager | None, args: argparse.Namespace) -> 
 def evaluate(
     epoch: int, batches: Iterable[Any], task: Task, args: argparse.Namespace, ranks: Ranks
 ) -> float:
-    """Share of the validation images named right, by all ranks; remembers the best."""
+    """The accuracy over all ranks' validation images; remembers the best."""
     ranks.share_buffers(task.bare)
     task.bare.eval()
     correct = seen = 0.0
@@ -371,7 +371,7 @@ def write_report(
     batches: Batches,
     cf_manager: CFManager | None,
 ) -> None:
-    """What the run ended with, as JSON: digests, the data ledger, checkpoint statistics."""
+    """The result of the run as JSON: digests, the data ledger, checkpoint statistics."""
     report: dict[str, Any] = {
         "weights": digest(task.bare.state_dict()),
         "optimizer": digest(task.optimizer.state_dict()),

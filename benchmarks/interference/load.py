@@ -1,9 +1,9 @@
-"""A second load on this machine, for as long as a ``with`` block: CPU hogs and a disk writer.
+"""A second load on this machine during a ``with`` block: CPU hogs and a disk writer.
 
     with Load(folder, hogs=2, mib=256):
         ...
 
-Child processes without torch. They end with the block, and also when their parent is gone.
+Child processes without torch. They end with the block, or when their parent is gone.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from types import TracebackType
 from typing import Self
 
 _ROOT = Path(__file__).resolve().parents[2]
-_TURNS = 100_000  # of a hog, between two looks at its parent
+_TURNS = 100_000  # of a hog, between two checks for its parent
 _MIB = 1 << 20
 _CHUNK_BYTES = 8 * _MIB
 
 
 class Load:
-    """``hogs`` processes that compute, and one that writes and syncs ``mib`` over and over."""
+    """``hogs`` processes that compute, and one that repeatedly writes and syncs ``mib``."""
 
     def __init__(self, folder: Path, *, hogs: int, mib: int) -> None:
         self._commands = [["hog"]] * hogs + (
@@ -57,7 +57,7 @@ def hog() -> None:
 
 
 def write(path: Path, *, mib: int) -> None:
-    """Write and sync a file over and over, until the parent is gone: directly, where that goes.
+    """Repeatedly write and sync a file until the parent is gone, with direct I/O if possible.
 
     Writes through the page cache would load the CPU more than the disk.
     """

@@ -1,17 +1,17 @@
-"""A second load comes and goes: what the interval and the overhead do, static and adaptive.
+"""How a second load changes the interval and the overhead, with a static and an adaptive interval.
 
-An AUTO run settles, alone; then two runs of the same schedule: alone, beside CPU hogs and a
-process that writes and syncs, alone again. ``static`` keeps the interval that was settled on
-(``--static first``: the first plan of ``dynamic=False`` instead); ``adaptive`` begins with the
-profile that was measured, and tunes. Every few seconds the run stops checkpointing, lets what is
-in flight end, and trains a moment with no manager attached: the clean iteration time of that
-moment, under that load. Overhead is what the stretches between cost above the clean times right
-before and after them, so a slowdown by the load itself is not charged to checkpoints, and no cost
-escapes. To the manager each such pause is an epoch's end.
+An AUTO run first trains alone. Then two runs follow the same schedule: alone, beside CPU hogs and a
+process that writes and syncs, alone again. ``static`` keeps the interval that the first run came to
+(``--static first``: the first one chosen with ``dynamic=False`` instead). ``adaptive`` starts with
+the first run's profile, and tunes. Every few seconds the run stops checkpointing, lets the work in
+flight finish, and trains briefly with no manager attached: this gives the clean iteration time at
+that moment, under that load. Overhead is the cost of the stretches in between over the clean times
+right before and after them, so a slowdown by the load itself is not charged to checkpoints, and
+every cost of a checkpoint is counted. To the manager, each such pause is the end of an epoch.
 
 A line per arm and phase: ``iteration_ms`` clean, ``k_start`` and ``k_end``, ``checkpoints`` taken
-and ``deferred``, ``overhead`` of all of it and of its second half (``_late``, with half its 95 %
-interval), when tuning had its time. A line per arm of its ``trace``, on the run's time axis:
+and ``deferred``, ``overhead`` of the phase and of its second half (``_late``, with half its 95 %
+interval), when tuning has had time. A line per arm with its ``trace``, on the run's time axis:
 ``phases`` [name, start, end], ``intervals`` [second, k] at each change, ``overheads`` [second,
 overhead of the last ``width_s``].
 """
@@ -88,7 +88,7 @@ class Phase:
 
 @dataclass(slots=True)
 class Trace:
-    """What one arm did. ``intervals``: (time, k) at each change, on the run's time axis."""
+    """The record of one arm. ``intervals``: (time, k) at each change, on the run's time axis."""
 
     arm: str
     phases: list[Phase] = field(default_factory=list)
@@ -96,14 +96,14 @@ class Trace:
     intervals: list[tuple[float, int]] = field(default_factory=list)
 
     def overhead(self, width_s: float) -> list[tuple[float, float]]:
-        """Overhead against time, of the ``width_s`` before."""
+        """Overhead against time, each over the ``width_s`` before."""
         return sliding(self.stretches, width_s=width_s)
 
 
 def record(
     arm: str, folder: Path, args: argparse.Namespace, *, settled: int | None = None
 ) -> Trace:
-    """One run of the schedule; ``settling`` trains alone, and leaves its profile to the others."""
+    """One run of the schedule; ``settling`` only trains alone, and leaves its profile to others."""
     loop = Loop.of(args, seed=0)
     clean_window(loop, 5)
     chk_dir = folder / arm
@@ -129,7 +129,7 @@ def _planned(manager: CFManager, *, after_s: float) -> Callable[[], bool]:
 
 
 class Recorder:
-    """Runs phases of stretches with and without checkpoints, and notes what happens."""
+    """Runs phases of stretches with and without checkpoints, and records their figures."""
 
     def __init__(
         self, trace: Trace, loop: Loop, live: LiveManager, args: argparse.Namespace
@@ -139,7 +139,7 @@ class Recorder:
         self._start_s = time.perf_counter()
 
     def phase(self, name: str) -> None:
-        """One phase. It begins and ends with training that no checkpoint touches."""
+        """Run one phase. It begins and ends with training that no checkpoint affects."""
         is_over = passed(self._args.phase)
         start_s, before = self._now_s(), self._live.manager.stats()
         self.note_interval()
@@ -164,7 +164,7 @@ class Recorder:
         )
 
     def _stretch(self, clean_s: list[float]) -> Sample:
-        """With checkpoints, and behind it without, which is added to ``clean_s``."""
+        """Train with checkpoints and then without; the latter is added to ``clean_s``."""
         began_s = self._now_s()
         window = self._live.stretch(passed(self._args.stretch), self.note_interval)
         ended_s = self._now_s()
@@ -183,7 +183,7 @@ class Recorder:
         return clean_for(self._loop, self._args.clean).iteration_s
 
     def note_interval(self) -> None:
-        """Note the interval, if it is another one."""
+        """Record the interval if it has changed."""
         k = self._live.manager.stats()["interval_steps"]
         if not self.trace.intervals or self.trace.intervals[-1][1] != k:
             self.trace.intervals.append((self._now_s(), k))
@@ -193,7 +193,7 @@ class Recorder:
 
 
 def report(trace: Trace, args: argparse.Namespace) -> None:
-    """A line per phase: of all of it, and of its second half, when tuning had its time."""
+    """A line per phase: for all of it, and for its second half, when tuning has had time."""
     for phase in trace.phases:
         settled = phase.samples[len(phase.samples) // 2 :]
         late = estimate(settled)
@@ -220,7 +220,7 @@ def report(trace: Trace, args: argparse.Namespace) -> None:
 
 
 def report_trace(trace: Trace, args: argparse.Namespace) -> None:
-    """What is drawn: interval and overhead against time."""
+    """The line that is drawn: interval and overhead against time."""
     emit(
         "interference",
         folder=args.folder,

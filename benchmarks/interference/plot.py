@@ -16,7 +16,7 @@ _SHADE = "#f0e6d2"
 
 
 def draw(lines: list[Line]) -> Figure | None:
-    """The interval above, the overhead with its bound below, of both arms of the newest run."""
+    """The interval above, the overhead and its bound below, for both arms of the newest run."""
     runs = [[line for line in run if line.get("trace")] for run in last_runs(lines)]
     traces = next((run for run in reversed(runs) if run), [])
     if not traces:
@@ -54,7 +54,7 @@ def _interval(panel: Any, trace: Line) -> None:
 
 
 def _overhead(panel: Any, trace: Line) -> None:
-    """Without the first points, whose window had not filled, if there are others."""
+    """Without the first points, whose window was not yet full, if there are others."""
     points = [point for point in trace["overheads"] if point[0] >= trace["width_s"]]
     at_s, overheads = zip(*(points or trace["overheads"]), strict=True)
     panel.plot(at_s, [100 * each for each in overheads], linewidth=1.8, **_look(trace))

@@ -10,7 +10,7 @@ _SETTING = ("model", "bound", "static")
 def interference(lines: list[Line]) -> str:
     """A row per arm and phase."""
     columns = (
-        "model | what | phase | iteration | interval | checkpoints | overhead "
+        "model | arm | phase | iteration | interval | checkpoints | overhead "
         "| its second half | within the bound"
     )
     lines = [x for run in last_runs(lines) for x in run if "phase" in x]
@@ -29,7 +29,7 @@ def last_runs(lines: list[Line]) -> list[list[Line]]:
 
 
 def _row(line: Line) -> str:
-    static = "static, of the first plan" if line.get("static") == "first" else "static"
+    static = "static, first interval" if line.get("static") == "first" else "static"
     half_width = line["half_width_late"]
     reach = "" if half_width is None else f" ± {percent(half_width)}"
     return row(
@@ -46,7 +46,7 @@ def _row(line: Line) -> str:
 
 
 def _verdict(mean: float, half_width: float | None, bound: float) -> str:
-    """Of a 95 % interval; unclear where the bound lies inside it, or there is none."""
+    """Whether a 95 % interval is within the bound; unclear if it contains it, or is unknown."""
     if half_width is None or mean - half_width <= bound < mean + half_width:
         return "unclear"
     return "yes" if mean <= bound else "no"

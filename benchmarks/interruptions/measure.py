@@ -1,29 +1,29 @@
-"""Time of a whole training that is killed again and again, beside one that never is.
+"""The time of a whole training run that is killed repeatedly, beside one that is not.
 
     python -m benchmarks.interruptions
     python -m benchmarks.interruptions --data /imagenet --arch resnet50 --batch-size 256 \\
         --image-size 224 --workers 12 --epochs 2 --every 600 --amp
 
-`benchmarks.imagenet` runs in a process of its own; SIGKILL ends it ``--every`` so many seconds,
-the first time at a phase drawn from ``--seed``, at the same seconds since the start in every
-interrupted arm; the same command starts it again until it is done. Other options are passed on.
+`benchmarks.imagenet` runs in a separate process. SIGKILL ends it every ``--every`` seconds, first
+after a delay drawn from ``--seed``, at the same times since the start in every interrupted arm. The
+same command starts it again until it is done. Other options are passed on.
 
 Arms: ``uninterrupted, no checkpoints`` is the base; ``uninterrupted, auto``; and, interrupted,
-``auto``, ``epoch boundary`` (a checkpoint per epoch) and ``synchronous`` (at the interval that
-``uninterrupted, auto`` had at its end, or without it ``auto``; training stands still until each is
-durable). What cannot end, because an epoch does not fit between two interruptions, is given up
-after ``--patience`` times the base. Before all of them one update is made and, with ``--data``,
-every file is read: the base does not pay for a cold page cache. With ``--repeats`` the two that
-are not interrupted take turns so many times.
+``auto``, ``epoch boundary`` (a checkpoint per epoch) and ``synchronous`` (at the last interval of
+``uninterrupted, auto``, or else of ``auto``; training stops until each checkpoint is durable). An
+arm that cannot finish, because an epoch does not fit between two interruptions, is given up after
+``--patience`` times the base. Before all arms, one update is made and, with ``--data``, every file
+is read, so the base does not pay for a cold page cache. With ``--repeats`` the two uninterrupted
+arms alternate that many times.
 
 A line per arm and repeat. ``seconds``: wall clock, every restart included; ``ratio``: to the
 base (the median of its repeats).
 ``finished``; ``reached``: the part of the training that was done or, when given up, durable.
-``kills``; ``iterations`` made in all, ``needed``, ``redone``. ``resume_s``: median from the start
-of a new process to its first update, and its parts ``startup_s`` (imports, data, model),
-``restore_s`` (worker and checkpoint) and ``first_update_s``. ``checkpoints`` durable; ``k``: the
-last interval. ``equal``: the loss at every update ``compared``, redone ones too, and the final
-weights and optimizer are the base's, bit for bit. ``curve``: [seconds, step, loss].
+``kills``; ``iterations`` in all, ``needed``, ``redone``. ``resume_s``: median from the start of a
+new process to its first update, and its parts ``startup_s`` (imports, data, model), ``restore_s``
+(worker and checkpoint) and ``first_update_s``. ``checkpoints`` that became durable; ``k``: the last
+interval. ``equal``: whether the loss at every update ``compared``, redone ones too, and the final
+weights and optimizer match the base bit for bit. ``curve``: [seconds, step, loss].
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main() -> None:
         folder = Path(scratch)
         images = _images(args, folder)
         flags = [*_flags(args, images), *passed_on]
-        args.amp = options.parse(flags).amp  # a wrong one is told at once
+        args.amp = options.parse(flags).amp  # a wrong option fails right away
         if args.warm_up:
             if args.data is not None:
                 read_all(images)
@@ -87,17 +87,17 @@ def main() -> None:
 
 
 def _arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    """Our options, and those for the training script."""
+    """This benchmark's options, and those for the training script."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0] if __doc__ else "",
-        epilog="Other options are those of benchmarks.imagenet.",
+        epilog="Other options are passed to benchmarks.imagenet.",
         allow_abbrev=False,
     )
     _add_training(parser)
     add = parser.add_argument
     add("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="beside the base")
     add("--every", type=float, help="seconds between interruptions")
-    add("--every-of-base", type=float, default=0.6, help="instead: a part of the base's time")
+    add("--every-of-base", type=float, default=0.6, help="instead: a fraction of the base's time")
     add("--first", type=float, help="seconds to the first; default: drawn, within --every")
     add("--seed", type=int, default=0, help="of the first interruption")
     add("--patience", type=float, default=3.0, help="times the base, after which to give up")
@@ -145,7 +145,7 @@ def _images(args: argparse.Namespace, folder: Path) -> Path:
 
 
 def read_all(folder: Path) -> int:
-    """Read every file, and so bring as many as fit into the page cache; how many bytes that is."""
+    """Read every file, to bring it into the page cache; returns the number of bytes."""
     buffer, num_bytes = bytearray(1 << 20), 0
     for path in folder.rglob("*"):
         if path.is_file():
@@ -156,7 +156,7 @@ def read_all(folder: Path) -> int:
 
 
 def _flags(args: argparse.Namespace, data: Path) -> list[str]:
-    """Of every arm. The loss of each update is written, which waits for the device."""
+    """The flags of every arm. Writing the loss of each update waits for the device."""
     return [
         *("--data", str(data.resolve()), "--arch", args.arch),
         *("--batch-size", str(args.batch_size), "--epochs", str(args.epochs)),
@@ -168,7 +168,7 @@ def _flags(args: argparse.Namespace, data: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What an arm left, and how it ended."""
+    """The output of an arm, and how it ended."""
 
     run: Run
     survival: Survival
@@ -177,25 +177,25 @@ class Trained:
     def to_the_end(
         cls, folder: Path, flags: Sequence[str], kills_s: Iterable[float], limit_s: float
     ) -> Trained:
-        """Train in ``folder``, killed at each of ``kills_s``, or until ``limit_s``."""
+        """Train in ``folder``, killed at each of ``kills_s``, until done or until ``limit_s``."""
         trainer = Run(folder, flags)
         return cls(trainer, survive(trainer, kills_s, limit_s=limit_s))
 
     @property
     def k(self) -> int | None:
-        """The last interval that AUTO chose, if it did."""
+        """The last interval that AUTO chose, if any."""
         plans = self.run.events("plan")
         return plans[-1]["interval_steps"] if plans else None
 
     def equals(self, other: Trained) -> bool:
-        """Whether every update and the final state are the other's, bit for bit."""
+        """Whether every update and the final state match the other run's bit for bit."""
         mine, theirs = self.run.report(), other.run.report()
         is_same = all(mine[part] == theirs[part] for part in ("weights", "optimizer"))
         return is_same and not differing(self.run.updates(), other.run.updates())
 
 
 class Bench:
-    """The arms of one training, and what the earlier ones tell the later."""
+    """The arms of one training, and what later arms need from earlier ones."""
 
     def __init__(self, folder: Path, flags: Sequence[str], args: argparse.Namespace) -> None:
         self._folder, self._flags, self._args = folder, flags, args
@@ -203,7 +203,7 @@ class Bench:
         self._k: int | None = args.interval
 
     def train(self) -> None:
-        """All of them; a line of each."""
+        """Run all arms, and print a line for each."""
         calm: list[Trained] = []
         for repeat in range(self._args.repeats):
             base = f"base-{repeat}"
@@ -218,7 +218,7 @@ class Bench:
                 self._interrupted(name)
 
     def _interrupted(self, name: str) -> None:
-        """Train one arm to its end, or until it is given up."""
+        """Train one arm until it is done or given up."""
         flags = ARMS[name]
         if name == SYNCHRONOUS:
             if self._k is None:
@@ -254,7 +254,7 @@ class Bench:
         return drawn_s if self._args.first is None else float(self._args.first)
 
     def _report(self, name: str, trained: Trained, repeat: int = 1) -> None:
-        """Emit the line of an arm; its checkpoints are not needed any more."""
+        """Print the line of an arm and remove its checkpoints."""
         survival, updates = trained.survival, trained.run.updates()
         print(f"{name}: {survival.seconds:.0f} s, {survival.kills} kills", file=sys.stderr)
         emit(
@@ -279,7 +279,7 @@ class Bench:
         shutil.rmtree(trained.run.chk_dir, ignore_errors=True)
 
     def _is_equal(self, trained: Trained) -> bool | None:
-        """None where there is nothing to compare: the first base, and what was given up."""
+        """None if there is nothing to compare with: the first base, and runs given up."""
         can = trained is not self._bases[0] and trained.survival.finished
         return trained.equals(self._bases[0]) if can else None
 
@@ -303,7 +303,7 @@ class Bench:
 
 
 def iterations(trained: Trained, *, needed: int) -> dict[str, Any]:
-    """Made, needed, made again, and how much of the training is there to stay."""
+    """The iterations made, needed and redone, and how much of the training is durable."""
     steps = trained.run.steps()
     durable = max((event["step"] for event in trained.run.events("committed")), default=0)
     return {
@@ -315,7 +315,7 @@ def iterations(trained: Trained, *, needed: int) -> dict[str, Any]:
 
 
 def resumes(trained: Run) -> dict[str, Any]:
-    """Medians over the restarts that came to an update, and the quartiles of the whole."""
+    """Medians over the restarts that reached an update, and the quartiles of the whole."""
     found = restarts(
         trained.starts_unix_s,
         ready_s=trained.ready_unix_s(),

@@ -1,4 +1,4 @@
-"""The plot of `benchmarks.interruptions`: how far each arm is, and the loss that it saw."""
+"""The plot of `benchmarks.interruptions`: the progress of each arm, and its loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COLOUR_OF = {
 def draw(lines: list[Line]) -> Figure | None:
     """The arms of the newest training: iterations against time, and the loss at each of them.
 
-    An arm that came to no update is left out.
+    An arm without any update is left out.
     """
     arms = {line["arm"]: line for line in newest(_latest(lines), "arm") if line["curve"]}
     if BASE not in arms:
@@ -42,7 +42,7 @@ def draw(lines: list[Line]) -> Figure | None:
 
 
 def _latest(lines: list[Line]) -> list[Line]:
-    """Those from the last first base on: one call of the benchmark."""
+    """The lines from the last first base on: one call of the benchmark."""
     bases = [
         place
         for place, line in enumerate(lines)
@@ -58,7 +58,7 @@ def _progress(panel: Any, arm: str, line: Line) -> None:
 
 
 def _losses(panel: Any, arms: dict[str, Line]) -> None:
-    """The base's as a line; on it, the interrupted run's: what it redid came out the same."""
+    """The base as a line; on it the interrupted run, whose redone iterations coincide."""
     _, steps, losses = zip(*arms[BASE]["curve"], strict=True)
     panel.plot(steps, losses, color=_COLOUR_OF[BASE], label=BASE, linewidth=3)
     if interrupted := arms.get("auto"):

@@ -1,4 +1,4 @@
-"""When a training is interrupted, what its restarts cost, and its arms' names. Pure."""
+"""When a training is interrupted, what its restarts cost, and the names of its arms. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Update = Mapping[str, Any]
 
 
 def schedule(first_s: float, every_s: float) -> Iterator[float]:
-    """Seconds from the first start to each interruption, without an end."""
+    """Seconds from the first start to each interruption, endlessly."""
     return (first_s + number * every_s for number in itertools.count())
 
 
 def redone(steps: Sequence[int]) -> int:
-    """Updates that were made more than once, counted each time but one."""
+    """The number of updates that were made again."""
     return len(steps) - len(set(steps))
 
 
@@ -40,7 +40,7 @@ class Restart:
 
     @property
     def resume_s(self) -> float:
-        """All of it."""
+        """The whole time."""
         return self.startup_s + (self.restore_s or 0.0) + self.first_update_s
 
 
@@ -51,7 +51,7 @@ def restarts(
     restored_s: Sequence[float],
     updated_s: Sequence[float],
 ) -> list[Restart]:
-    """Every restart that came to an update, from what happened when; the first start is none.
+    """Every restart that reached an update, from the times of events, without the first start.
 
     All times are of one clock. A process lives until the next one starts.
     """
@@ -77,15 +77,15 @@ def _first_within(times_s: Sequence[float], start_s: float, end_s: float) -> flo
 
 
 def median(values: Sequence[float | None]) -> float | None:
-    """The median of those that are known, to a millisecond; None if none is."""
+    """The median of the known values, to a millisecond; None without any."""
     known = [value for value in values if value is not None]
     return round(statistics.median(known), 3) if known else None
 
 
 def differing(updates: Sequence[Update], reference: Sequence[Update]) -> int:
-    """Updates, redone ones included, with another loss than the reference had at that step.
+    """Updates, redone ones included, whose loss differs from the reference's at that step.
 
-    One that only one of the two made counts too.
+    A step that only one of the two made counts too.
     """
     losses = {update["step"]: update["loss"] for update in reference}
     missing = losses.keys() - {update["step"] for update in updates}

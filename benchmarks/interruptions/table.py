@@ -13,9 +13,9 @@ _SETTING = (
 
 
 def interruptions(lines: list[Line]) -> str:
-    """A row per training and arm; of several seeds or repeats medians, and the ratio's range."""
+    """A row per training and arm; medians over several seeds or repeats, and the ratio's range."""
     columns = (
-        "training | what | time | against the base | interruptions | iterations redone "
+        "training | arm | time | against the base | interruptions | iterations redone "
         "| back in training after | of it restoring | checkpoints | every | same bits as the base"
     )
     groups: dict[tuple[object, ...], list[Line]] = {}
@@ -26,7 +26,7 @@ def interruptions(lines: list[Line]) -> str:
 
 
 def last_calls(lines: list[Line]) -> list[Line]:
-    """Of each training, arm and seed those of the last call: all of its repeats."""
+    """For each training, arm and seed the lines of the last call: all of its repeats."""
     found: dict[tuple[object, ...], list[Line]] = {}
     for line in lines:
         key = (*_key(line), line["seed"])
@@ -36,7 +36,7 @@ def last_calls(lines: list[Line]) -> list[Line]:
 
 
 def _key(line: Line) -> tuple[object, ...]:
-    """Training and arm. A part of the base's time comes out different each time, seconds do not."""
+    """The training and the arm. ``every_of_base`` gives different seconds in each call."""
     every_s = line["every_s"] if line["every_of_base"] is None else None
     setting = (line.get(name) for name in (*_SETTING, "arm"))
     return *setting, every_s, line["machine"]["accelerator"]
@@ -67,7 +67,7 @@ def _training(line: Line) -> str:
 
 
 def _ratio(runs: list[Line]) -> str:
-    """With one that was given up, a lower limit, and how far it had come for good."""
+    """For an arm that was given up, the lower limit and how much of the training is durable."""
     ratios = [x["ratio"] for x in runs]
     given_up = [x["reached"] for x in runs if not x["finished"]]
     if given_up:

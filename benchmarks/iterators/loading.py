@@ -1,9 +1,9 @@
-"""Images per second of a loader with us, against the same loader without, in paired epochs.
+"""Images per second of a loader with checkfreq, against the same loader without, in paired epochs.
 
 Only loading: read, decode, augment, collate. Epochs of both alternate in random order in one
-process; each epoch with us is compared with the one without beside it. torchvision's transforms
-under a DataLoader, and DALI's operators on the host; images of ImageNet's size, and small ones,
-of which what a sample or a batch costs us is a larger part.
+process, and each epoch with checkfreq is compared with the adjacent one without. Loaders:
+torchvision's transforms under a DataLoader, and DALI's operators on the host. Images have the size
+of ImageNet's, or are small, so that our cost per sample or batch is a larger fraction.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from iterators import CFIterator
 
 BATCH, CLASSES, ALLOWED = 32, 8, 0.03
 
-#: Pixels of the shortest and the longest side of a file, and of what is made of it.
+#: The shortest and the longest side of a file, and the side of its crop, in pixels.
 SIZES = {"375 to 500 pixels": (375, 500, 224), "160 to 320 pixels": (160, 320, 112)}
 
 #: One epoch; returns the number of images.
@@ -45,12 +45,12 @@ def measure_throughput(args: argparse.Namespace, scratch: Path) -> None:
                 "iterators",
                 what="throughput",
                 arm=f"{arm}, {name}",
-                **compared(plain, ours, args.pairs),
+                **overhead_of(plain, ours, args.pairs),
             )
 
 
 def pairs_of(data: Path, size: int) -> Iterator[tuple[str, Epoch, Epoch]]:
-    """The same loader without us and with us."""
+    """The same loader without and with checkfreq."""
     for workers in (0, 2):
         plain, ours = torch_epochs(data, size, workers)
         yield f"DataLoader, {workers} workers", plain, ours
@@ -89,7 +89,7 @@ def dali_epochs(data: Path, size: int) -> tuple[Epoch, Epoch]:
     )
 
 
-def compared(plain: Epoch, ours: Epoch, pairs: int) -> dict[str, Any]:
+def overhead_of(plain: Epoch, ours: Epoch, pairs: int) -> dict[str, Any]:
     """Added time as a fraction of the plain loader's, with its 95 % interval."""
     plain(), ours()  # page cache, workers
     samples, seconds, count = [], 0.0, 0

@@ -1,13 +1,13 @@
-"""What resuming in the data costs, and what the resumable order costs while training.
+"""What it costs to resume in the middle of an epoch, and what the resumable order costs.
 
     python -m benchmarks.iterators [--only resume order cost throughput]
 
-* ``resume``: from nothing to the first batch behind 0.1, 50 and 99.9 % of an epoch, beside
-  torchdata's ``StatefulDataLoader``, accelerate's ``skip_first_batches`` and DALI's own
+* ``resume``: from building the loader to the first batch after 0.1, 50 and 99.9 % of an epoch,
+  beside torchdata's ``StatefulDataLoader``, accelerate's ``skip_first_batches`` and DALI's own
   checkpoints (`benchmarks.iterators.resuming`).
-* ``order``: ids per second out of the sampler, in batches of 256.
-* ``cost``: what a position, a batch's ledger, and a sample's request and seeding cost.
-* ``throughput``: images per second of a loader with us, against the same loader without
+* ``order``: ids per second from the sampler, in batches of 256.
+* ``cost``: the cost of a position, of a batch's ledger, and of requesting and seeding a sample.
+* ``throughput``: images per second of a loader with checkfreq, against the same loader without
   (`benchmarks.iterators.loading`).
 """
 
@@ -46,14 +46,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, nargs="+", default=[1_000_000, 1_000_000_000])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--ids", type=int, default=2_000_000, help="to draw per repeat")
-    parser.add_argument("--pairs", type=int, default=20, help="epochs with us and without")
+    parser.add_argument("--pairs", type=int, default=20, help="pairs of epochs to compare")
     parser.add_argument("--images", type=int, default=400, help="of the throughput's epochs")
     parser.add_argument("--folder", default=".", help="a folder on the disk to write to")
     return parser.parse_args()
 
 
 def measure_order(args: argparse.Namespace, scratch: Path) -> None:
-    """Millions of ids per second, as requests and as plain blocks."""
+    """Measure millions of ids per second, as requests and as plain blocks."""
     for n in args.samples:
         count = min(args.ids, n)
         rates = [
@@ -73,14 +73,14 @@ def measure_order(args: argparse.Namespace, scratch: Path) -> None:
 
 
 def draw(n: int, count: int) -> None:
-    """Take ``count`` ids in batches out of a fresh sampler."""
+    """Draw ``count`` ids in batches from a fresh sampler."""
     batches = iter(BatchRequestSampler(EpochOrder(n, 0, 0), Share(BATCH)))
     for _ in range(count // BATCH):
         next(batches)
 
 
 def measure_cost(args: argparse.Namespace, scratch: Path) -> None:
-    """Microseconds of each part."""
+    """Measure the microseconds of each part."""
     n, calls = max(args.samples), 2_000
     iterator = CFIterator(ResumableDataLoader(Numbers(n), BATCH, shuffle=True))
     for _, _ in zip(range(3), iterator, strict=False):
@@ -107,7 +107,7 @@ def measure_cost(args: argparse.Namespace, scratch: Path) -> None:
 
 
 def measure_samples(args: argparse.Namespace) -> None:
-    """Microseconds per sample through a DataLoader without workers, over a dataset that is free."""
+    """Measure microseconds per sample in a DataLoader without workers, over free samples."""
     count = max(BATCH, args.ids // 20)
     loaders: dict[str, Callable[[], object]] = {
         "plain DataLoader": lambda: exhaust(DataLoader(Numbers(count), BATCH, shuffle=True)),
@@ -135,7 +135,7 @@ def exhaust(batches: object) -> None:
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """How long it takes."""
+    """How long the call takes."""
     start_s = time.perf_counter()
     call()
     return time.perf_counter() - start_s

@@ -1,9 +1,9 @@
-"""The arms of `benchmarks.iterators`' resume table: ours, and how others enter an epoch.
+"""The resume table of `benchmarks.iterators`: how ours and others enter the middle of an epoch.
 
-An arm is prepared once, not timed: it finds out, by really iterating where there is no other
-way, what it must save at a place. Then it is resumed ``--repeats`` times from nothing: build the
-loader, enter the place, fetch one batch; taking the loader down is not timed. Samples are numbers
-that cost nothing; DALI's are the bytes of one small file under many names.
+An arm is first prepared, untimed: it determines what to save at a position, by iterating there if
+there is no other way. Then it is resumed ``--repeats`` times from scratch: build the loader, go to
+the position, fetch one batch. Shutting the loader down is not timed. Samples are numbers that cost
+nothing; for DALI they are the bytes of one small file under many names.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def measured(prepare: Prepare, n: int, batches: int, repeats: int) -> dict[str, 
 
 
 def arms(scratch: Path) -> Iterator[tuple[str, Prepare]]:
-    """Ours first; a peer only where it is installed."""
+    """Ours first; other libraries only if they are installed."""
     yield "checkfreq, DataLoader, 0 workers", lambda n, batches: ours(n, batches, workers=0)
     yield "checkfreq, DataLoader, 2 workers", lambda n, batches: ours(n, batches, workers=2)
     if is_installed("torchdata"):

@@ -18,7 +18,7 @@ from benchmarks.iterators.resuming_shared import (
     Prepare,
     Resume,
     entering,
-    require_room,
+    require_memory,
 )
 from iterators.dali import DALILoader, FileReader
 from iterators.protocol import Adapter
@@ -28,7 +28,7 @@ BYTES_PER_PATH = 1_700
 
 
 def dali_arms(scratch: Path) -> Iterator[tuple[str, Prepare]]:
-    """Ours and DALI's, both given a list of paths, and ours without one: the order alone."""
+    """Ours and DALI's, both with a list of paths, and ours without one: the order alone."""
     path = scratch / "sample.bin"
     path.write_bytes(bytes(64))
     yield "checkfreq, DALI, order only", lambda n, batches: order_only(n, batches, path)
@@ -37,21 +37,21 @@ def dali_arms(scratch: Path) -> Iterator[tuple[str, Prepare]]:
 
 
 def order_only(n: int, batches: int, path: Path) -> Resume:
-    """As ``listed``, but with a list of files that takes neither time nor memory."""
+    """Like ``listed``, but with a list of files that takes neither time nor memory."""
     reader = FileReader(files=[path], fingerprint="one file")
     reader._recipe = dataclasses.replace(reader._recipe, files=Repeated(n, path))
     return entering(lambda: loader_of(reader), batches)
 
 
 def listed(n: int, batches: int, path: Path) -> Resume:
-    """Our order through ``FileReader``, which takes its list in and names it by a digest."""
-    require_room(n, bytes_each=12 + len(os.fspath(path)))
+    """Our order through ``FileReader``, which loads its list and identifies it by a digest."""
+    require_memory(n, bytes_each=12 + len(os.fspath(path)))
     paths = [os.fspath(path)] * n
     return entering(lambda: loader_of(FileReader(files=paths)), batches)
 
 
 def loader_of(reader: FileReader) -> Adapter:
-    """A pipeline that hands out the files as they are."""
+    """A pipeline that returns the files as they are."""
 
     @pipeline_def(batch_size=BATCH, num_threads=1, device_id=None)
     def pipeline() -> Any:
@@ -61,7 +61,7 @@ def loader_of(reader: FileReader) -> Adapter:
 
 
 class Repeated:
-    """The same file ``n`` times, in no memory: stands for a ``FileList``."""
+    """The same file ``n`` times without memory: stands in for a ``FileList``."""
 
     def __init__(self, n: int, path: Path) -> None:
         self._n, self._path = n, np.frombuffer(os.fsencode(path), dtype=np.uint8)
@@ -74,13 +74,13 @@ class Repeated:
         return ids.astype(np.int32)
 
     def path(self, index: int) -> NDArray[np.uint8]:
-        """What DALI reads."""
+        """The path that DALI reads."""
         return self._path
 
 
 def native(n: int, batches: int, path: Path) -> Resume:
-    """DALI's own reader, which takes every path in a list, and its own checkpoint."""
-    require_room(n, bytes_each=BYTES_PER_PATH)
+    """DALI's own reader, which keeps every path in a list, and its own checkpoint."""
+    require_memory(n, bytes_each=BYTES_PER_PATH)
     paths = [str(path)] * n
 
     def make(checkpoint: str | None) -> DALIGenericIterator:

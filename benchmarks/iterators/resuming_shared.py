@@ -1,4 +1,4 @@
-"""What the arms of the resume table share: how one is prepared and resumed, and free samples."""
+"""What the arms of the resume table share: preparing and resuming, and samples at no cost."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from iterators import CFIterator, Ledger, Position
 from iterators.protocol import Adapter
 
 BATCH = 256
-#: What a permutation kept as a list takes: an int64 in a tensor, a pointer and a Python int.
+#: The memory of a permutation kept as a list: an int64 in a tensor, a pointer and a Python int.
 BYTES_PER_LISTED_ID = 8 + 8 + 32
 
-#: Builds everything anew; returns the first batch behind the place, and what would be taken down.
+#: Builds everything from scratch; returns the first batch, and the loader to shut down.
 Resume = Callable[[], tuple[object, object]]
-#: (samples, batches behind the place) -> how to resume there.
+#: (samples, batches before the position) -> how to resume there.
 Prepare = Callable[[int, int], Resume]
 
 
@@ -34,13 +34,13 @@ class Numbers(Dataset[int]):
 
 
 class CannotResume(Exception):
-    """The arm cannot do this at all; the message says why."""
+    """The arm cannot resume here; the message says why."""
 
 
 def entering(make: Callable[[], Adapter], batches: int) -> Resume:
-    """A position needs no run up to it: it is made here."""
+    """A resume of ours. The position is made here, without iterating to it."""
     place = batches * BATCH
-    # The ledger's count is all that is asked of it before the epoch's end.
+    # Before the end of the epoch only the ledger's count is read.
     state = Position(make().identity, position=place, ledger=Ledger(count=place)).to_dict()
 
     def resume() -> tuple[object, object]:
@@ -52,8 +52,8 @@ def entering(make: Callable[[], Adapter], batches: int) -> Resume:
     return resume
 
 
-def require_room(n: int, *, bytes_each: int = BYTES_PER_LISTED_ID) -> None:
-    """The arm keeps every sample of an epoch in a list."""
+def require_memory(n: int, *, bytes_each: int = BYTES_PER_LISTED_ID) -> None:
+    """Raise CannotResume if a list of all samples of an epoch would not fit into memory."""
     needed = n * bytes_each
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory // 2:

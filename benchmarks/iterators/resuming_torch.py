@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks.iterators.resuming_shared import BATCH, Numbers, Resume, entering, require_room
+from benchmarks.iterators.resuming_shared import BATCH, Numbers, Resume, entering, require_memory
 from iterators import ResumableDataLoader
 
 
@@ -22,7 +22,7 @@ def stateful(n: int, batches: int) -> Resume:
     """torchdata's loader and its own state."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    require_room(n)
+    require_memory(n)
 
     def make() -> Any:
         return StatefulDataLoader(Numbers(n), BATCH, shuffle=True)
@@ -44,10 +44,10 @@ def stateful(n: int, batches: int) -> Resume:
 
 
 def skipping(n: int, batches: int) -> Resume:
-    """accelerate's loader that leaves out the first batches."""
+    """accelerate's loader, which skips the first batches."""
     from accelerate import skip_first_batches
 
-    require_room(n)
+    require_memory(n)
 
     def resume() -> tuple[object, object]:
         generator = torch.Generator().manual_seed(0)

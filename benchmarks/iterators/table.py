@@ -1,4 +1,4 @@
-"""Tables of `benchmarks.iterators`: entering an epoch in the middle, loading, and its parts."""
+"""Tables of `benchmarks.iterators`: resuming in mid-epoch, loading, and the parts of the cost."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _milliseconds(line: Line) -> str:
 
 
 def loading(lines: list[Line]) -> str:
-    """Images per second with us, and what that costs."""
-    columns = "loader | images/s with us | added time | 95 % interval | allowed"
+    """Images per second with checkfreq, and the time it adds."""
+    columns = "loader | images/s with checkfreq | added time | 95 % interval | allowed"
     lines = _newest("throughput", lines)
     rows = [
         f"| {x['arm']} | {x['images_per_s']:,.0f} | {percent(x['added'])} "
@@ -38,7 +38,7 @@ def loading(lines: list[Line]) -> str:
 
 
 def data_costs(lines: list[Line]) -> str:
-    """The order and the state, in parts."""
+    """The cost of the order and of the state, in parts."""
     orders, costs, samples = (_newest(what, lines) for what in ("order", "cost", "sample"))
     rows = [
         *(

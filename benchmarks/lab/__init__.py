@@ -1,1 +1,1 @@
-"""What the benchmarks measure with: windows, estimates, states, result lines."""
+"""What the benchmarks share: paired measurements, estimates, states, result lines, tables."""

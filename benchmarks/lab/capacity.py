@@ -1,4 +1,4 @@
-"""Whether a state can be checkpointed on this machine: memory of host and GPU, and disk."""
+"""Whether this machine has enough memory and disk to checkpoint a state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _GIB = 2**30
 _SPARE_BYTES = _GIB
 #: Two slots, each with slack for state that grows.
 SLOTS = 2.1
-_ON_DISK = 2.1  # the checkpoint before is there until the next is committed
+_ON_DISK = 2.1  # a checkpoint is kept until the next one is committed
 
 
-def room_for(
+def shortage(
     num_bytes: int,
     device: torch.device,
     folder: Path,
@@ -27,8 +27,8 @@ def room_for(
 ) -> str | None:
     """Why a state of ``num_bytes`` cannot be measured here; None if it can.
 
-    There is to be room for ``copies`` of it in host memory beside the training's own, for
-    ``on_device`` in the GPU's, the training's included, and for ``on_disk``.
+    Required are ``copies`` of it in host memory besides the training's own, ``on_device`` in the
+    GPU's, the training's included, and ``on_disk``.
     """
     on_host = copies if device.type == "cuda" else 1 + copies
     host_bytes = available_host_bytes()

@@ -1,7 +1,7 @@
-"""What follows by arithmetic from measured costs. Pure; times in seconds.
+"""Figures derived from measured costs. Pure; times in seconds.
 
-A failure comes at any time of an interval with the same probability, so it loses half an interval
-of training on average, and what was trained until the newest checkpoint was durable.
+A failure is equally likely at any time of an interval, so on average it loses half an interval of
+training, and what was trained until the newest checkpoint was durable.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 def recovery_s(*, restore_s: float, steps: int, iteration_s: float, durable_s: float) -> float:
-    """From a failure until training is where it was: restore, and train again what was lost.
+    """From a failure until training is where it was: restore, and train the lost part again.
 
     ``steps`` between checkpoints; ``durable_s`` from a boundary until its checkpoint is durable.
     """
@@ -20,11 +20,11 @@ def recovery_s(*, restore_s: float, steps: int, iteration_s: float, durable_s: f
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """One checkpoint's cost in three parts that add up to it.
+    """The cost of one checkpoint, in three parts that add up to it.
 
-    At the boundary (state is captured), at the weight update (which waits for the copy), and what
-    the rest of training was slower for while copy and write ran beside it. That part is a
-    difference of noisy figures, and can come out below zero.
+    At the boundary (the state is captured), at the weight update (which waits for the copy), and
+    the slowdown of the rest of training while copy and write run beside it. The last part is a
+    difference of noisy figures, and can be below zero.
     """
 
     boundary_s: float

@@ -1,8 +1,9 @@
 """Overhead from paired windows: the estimate, its interval, and the search for the smallest k.
 
-Pure. A `Sample` is one window with checkpoints against its neighbours without. The estimate is
-the ratio of sums over all samples; its variance is the ratio's (linearised), plus twice the
-covariance of successive samples where that is positive, because neighbours share a window.
+Pure. A `Sample` is one window with checkpoints, compared with the windows without before and after
+it. The estimate is the ratio of sums over all samples. Its variance is that of a ratio
+(linearised), plus twice the covariance of successive samples if positive, because neighbours share
+a window.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _T_975 = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764}
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Seconds that a window's checkpoints added, and seconds of training they were for."""
+    """The seconds that a window's checkpoints added, and the seconds of training they cover."""
 
     cost_s: float
     base_s: float
@@ -45,16 +46,16 @@ class Estimate:
 
 
 def sample(*, seconds: float, iterations: int, covered: int, clean_s: Sequence[float]) -> Sample:
-    """A window of ``iterations`` with checkpoints that were for ``covered`` of them.
+    """A window of ``iterations`` whose checkpoints cover ``covered`` of them.
 
-    ``clean_s``: seconds per iteration of the neighbours without checkpoints.
+    ``clean_s``: seconds per iteration of the adjacent windows without checkpoints.
     """
     iteration_s = mean(clean_s)
     return Sample(seconds - iterations * iteration_s, covered * iteration_s)
 
 
 def estimate(samples: Sequence[Sample]) -> Estimate:
-    """Cost over base, over all samples; an infinite interval for fewer than three."""
+    """Cost / base over all samples; the interval is infinite for fewer than three."""
     base_s = math.fsum(each.base_s for each in samples)
     ratio = math.fsum(each.cost_s for each in samples) / base_s
     count = len(samples)
@@ -82,7 +83,7 @@ def t_975(freedom: int) -> float:
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """The lower and the upper one; of a single value itself."""
+    """The lower and the upper quartile; a single value is both."""
     if len(values) == 1:
         return values[0], values[0]
     low, _, high = quantiles(values, n=4, method="inclusive")
@@ -107,14 +108,14 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Smallest:
-    """The smallest interval that keeps a bound: by what a checkpoint costs, and by storage."""
+    """The smallest interval that keeps a bound: limited by cost, and by storage."""
 
     by_cost: int
     by_storage: int
 
     @classmethod
     def of(cls, *, cost_s: float, busy_s: float, iteration_s: float, bound: float) -> Smallest:
-        """``busy_s``: for how long after a checkpoint there is no room for the next one."""
+        """``busy_s``: how long after a checkpoint the next one cannot start."""
         steps = [
             max(1, math.ceil(seconds / iteration_s * (1 - 1e-9)))
             for seconds in (cost_s / bound, busy_s)
@@ -123,24 +124,25 @@ class Smallest:
 
     @property
     def k(self) -> int:
-        """It keeps both."""
+        """The smallest interval within both limits."""
         return max(self.by_cost, self.by_storage)
 
 
 def undisturbed(foreign: Sequence[float], *, margin: float = 0.1) -> list[bool]:
-    """Which rounds had at most ``margin`` more foreign CPU time (a share) than the usual one.
+    """Which rounds had at most ``margin`` more foreign CPU time (a share) than the median round.
 
-    Whole rounds, and by what others did: each arm loses as much, so it favours none.
+    Whole rounds are excluded, and only for what other processes did: every arm loses the same
+    number, so no arm is favoured.
     """
     limit = median(foreign) + margin
     return [share <= limit for share in foreign]
 
 
 def smallest_that_meets(lowest: int, highest: int, meets: Callable[[int], bool]) -> int | None:
-    """The smallest of ``lowest..highest`` that meets, by bisection; None if none does.
+    """The smallest of ``lowest..highest`` that keeps the bound, by bisection; None if none does.
 
-    Right if everything above one that meets meets too: overhead is o / (k T), and a longer
-    interval does not make one checkpoint cost more.
+    Correct if keeping the bound is monotonic: overhead is o / (k T), and a longer interval does not
+    make a single checkpoint more expensive.
     """
     if not meets(highest):
         return None
@@ -154,7 +156,7 @@ def smallest_that_meets(lowest: int, highest: int, meets: Callable[[int], bool])
 
 
 def allowed_interval(smallest: int) -> int:
-    """The largest interval that counts as close to the ``smallest`` that meets the bound."""
+    """The largest interval that counts as close to the ``smallest`` one that keeps the bound."""
     return max(smallest + 1, math.floor(1.1 * smallest + 1e-9))
 
 
@@ -168,7 +170,7 @@ class Stretch:
 
 
 def sliding(stretches: Sequence[Stretch], *, width_s: float) -> list[tuple[float, float]]:
-    """(time, overhead) at every stretch's end: of all that ended within ``width_s`` before."""
+    """(time, overhead) at every stretch's end, over all that ended within ``width_s`` before."""
     points = []
     for last in stretches:
         inside = [s.sample for s in stretches if last.end_s - width_s < s.end_s <= last.end_s]

@@ -1,4 +1,4 @@
-"""What runs write down line by line as JSON: a manager's events, a training's history."""
+"""The JSON lines that runs write: the events of a manager, the history of a training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from checkfreq.events import older_generation
 
 
 def read_lines(path: Path, *, last_bytes: int | None = None) -> list[dict[str, Any]]:
-    """Objects of a JSON-lines file, or of its end; lines that are cut off are left out."""
+    """The objects of a JSON-lines file, or of its end; truncated lines are skipped."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -28,14 +28,14 @@ def read_lines(path: Path, *, last_bytes: int | None = None) -> list[dict[str, A
 
 
 def _objects(lines: bytes) -> Iterator[dict[str, Any]]:
-    """A disk that was full has cut some off, in the middle of the file too."""
+    """A full disk may have truncated lines in the middle of the file too."""
     for line in lines.splitlines():
         with contextlib.suppress(ValueError):
             yield json.loads(line)
 
 
 def events(chk_dir: Path, kind: str, *, last_bytes: int | None = None) -> list[dict[str, Any]]:
-    """A manager's events of one kind, oldest first; with ``last_bytes`` the latest alone."""
+    """A manager's events of one kind, oldest first; with ``last_bytes`` only the latest."""
     path = chk_dir / "events.jsonl"
     lines = read_lines(path, last_bytes=last_bytes)
     if last_bytes is None or not any(line["kind"] == kind for line in lines):

@@ -1,6 +1,6 @@
-"""BERT and GPT-2 from transformers' classes, with fresh weights: nothing is downloaded.
+"""BERT and GPT-2 from transformers' classes, with random weights: nothing is downloaded.
 
-``small`` ones have the same layers, but fewer and narrower, for a CPU.
+``small`` models have the same layers, but fewer and narrower, for a CPU.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LANGUAGE_MODELS: dict[str, dict[str, int]] = {
     "gpt2-xl": {"n_embd": 1600, "n_layer": 48, "n_head": 25},
 }
 
-#: Of BERT's tokens, how many are masked; the loss is over these.
+#: The fraction of BERT's tokens that is masked; the loss is over these.
 MASKED = 0.15
-#: A target that the loss leaves out.
+#: A target that the loss ignores.
 IGNORED = -100
 
 _SMALL_VOCABULARY = 8192
@@ -75,7 +75,7 @@ class Language(nn.Module):
 
 def _transformers() -> Any:
     if importlib.util.find_spec("torchvision") is not None:
-        import_torchvision()  # transformers imports it, and may not find its operators
+        import_torchvision()  # transformers imports it, and its operators may be missing
     import transformers
 
     return transformers

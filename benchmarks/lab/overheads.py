@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from benchmarks.lab.estimate import Estimate, estimate, undisturbed
 from benchmarks.lab.paired import Round
 
-#: Of an interval's checkpoints, taken when due; with fewer it is really a longer interval.
+#: The share of checkpoints taken when due; below it the interval is in fact a longer one.
 _MOSTLY = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Overhead of one interval in paired windows; ``taken`` of the checkpoints that were due."""
+    """The overhead of one interval in paired windows; ``taken``: the share of due checkpoints."""
 
     estimate: Estimate
     estimate_all: Estimate
@@ -27,12 +27,12 @@ class Measured:
 
     @property
     def is_taken(self) -> bool:
-        """Whether (nearly) every checkpoint was taken when it was due, as far as that is known."""
+        """Whether (nearly) every due checkpoint was taken, as far as that is known."""
         return self.taken is None or self.taken >= _MOSTLY
 
     @classmethod
     def of(cls, name: str, done: list[Round], *, seconds: float, taken: float | None) -> Measured:
-        """What the rounds say of one arm."""
+        """The overhead of one arm, from its rounds."""
         kept = undisturbed_rounds(done)
         return cls(
             estimate=estimate_of(name, kept),
@@ -47,10 +47,11 @@ class Measured:
 
 
 def estimate_of(name: str, done: list[Round]) -> Estimate:
+    """The overhead of one arm over all of these rounds."""
     return estimate([each.samples[name] for each in done])
 
 
 def undisturbed_rounds(done: list[Round]) -> list[Round]:
-    """Those in which others used no more of the CPU than usual."""
+    """The rounds in which other processes used no more of the CPU than usual."""
     keep = undisturbed([each.foreign for each in done])
     return [each for each, is_kept in zip(done, keep, strict=True) if is_kept]

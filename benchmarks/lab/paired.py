@@ -1,10 +1,10 @@
-"""Windows of training with and without checkpoints in one process, and who else used the CPU.
+"""Windows of training with and without checkpoints in one process, and foreign CPU use meanwhile.
 
-A window with checkpoints begins with nothing in flight, passes whole intervals (or the beginning of
-one), and then goes on training, without boundaries, until its last persist has ended and what it
-replaces is removed: no cost escapes into the next window, and none is counted twice. The iterations
-of that tail are compared like the others, but the checkpoints were not for them: overhead is cost
-over the time of whole intervals.
+A window with checkpoints begins with nothing in flight and passes whole intervals (or the beginning
+of one). Then it trains on, without boundaries, until its last persist has ended and the replaced
+checkpoint is removed: no cost moves into the next window, and none is counted twice. The iterations
+of that tail are compared like the others, but no checkpoints are charged to them: overhead is cost
+divided by the time of whole intervals.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Seconds and iterations, those of the tail included; ``covered`` without them."""
+    """Seconds and iterations, including the tail; ``covered``: iterations without it."""
 
     seconds: float
     iterations: int
@@ -44,7 +44,7 @@ class Window:
 
 
 class Hooks:
-    """The hooks that are on the optimizer now, taken off except while ``attached``."""
+    """The current hooks of the optimizer, removed except while ``attached``."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         live = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
@@ -53,7 +53,7 @@ class Hooks:
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
-        """The optimizer as the manager made it."""
+        """The hooks are on the optimizer inside the block."""
         self.put_back()
         try:
             yield
@@ -61,7 +61,7 @@ class Hooks:
             self._take_off()
 
     def put_back(self) -> None:
-        """Leave them on."""
+        """Attach the hooks for good."""
         for live, own in self._hooks:
             live.update(own)
 
@@ -80,7 +80,7 @@ def clean_window(loop: Loop, iterations: int) -> Window:
 
 
 def clean_for(loop: Loop, seconds: float) -> Window:
-    """Train so long, and at least once, with no manager attached."""
+    """Train that long, at least one iteration, with no manager attached."""
     is_over, count = passed(seconds), 0
     start_s = time.perf_counter()
     while not count or not is_over():
@@ -91,15 +91,15 @@ def clean_for(loop: Loop, seconds: float) -> Window:
 
 
 def passed(seconds: float) -> Callable[[], bool]:
-    """Whether so many seconds have passed since this call."""
+    """Returns a function: whether that many seconds have passed since this call."""
     until_s = time.monotonic() + seconds
     return lambda: time.monotonic() >= until_s
 
 
 def drain(loop: Loop, manager: CFManager) -> int:
-    """Train without boundaries until nothing is left to do; returns the iterations it took.
+    """Train without boundaries until no background work is left; returns the number of iterations.
 
-    What is left may be a persist, and then the removal of the checkpoint before.
+    What is left may be a persist, and then the removal of the previous checkpoint.
     """
     count = 0
     pipeline = manager._pipeline
@@ -112,7 +112,7 @@ def drain(loop: Loop, manager: CFManager) -> int:
 
 
 class Arm(Protocol):
-    """Something to measure in windows of about as many ``iterations``."""
+    """An arm that is measured in windows of roughly ``iterations``."""
 
     iterations: int
 
@@ -122,7 +122,7 @@ class Arm(Protocol):
 
     @property
     def taken(self) -> float | None:
-        """Of the checkpoints due in windows so far, the part that was taken, if that is known."""
+        """The share of due checkpoints that were taken, if known."""
         ...
 
     def close(self) -> None:
@@ -131,10 +131,11 @@ class Arm(Protocol):
 
 
 class FrozenArm:
-    """A manager with a fixed interval, and its windows of about ``length`` iterations.
+    """A manager with a fixed interval, in windows of roughly ``length`` iterations.
 
-    With a ``length`` below the interval, a window is cut: a checkpoint at its beginning, and no
-    more iterations than these. That measures as much where all is over long before the next one.
+    If ``length`` is below the interval, a window is cut short: it takes a checkpoint at its start,
+    and ends after ``length`` iterations. That measures the same if the checkpoint is durable long
+    before the next one is due.
     """
 
     def __init__(
@@ -156,11 +157,11 @@ class FrozenArm:
         self._hooks = Hooks(loop.optimizer)
         self._committed_before = 0
         self._num_due = 0
-        #: When each was passed, on the clock of the manager's events.
+        #: The time of each boundary by its step, on the clock of the manager's events.
         self.boundaries_s: dict[int, float] = {}
 
     def warm_up(self) -> None:
-        """Take a checkpoint into each slot, and stop right before the next boundary that is due."""
+        """Take a checkpoint into each slot, and stop right before the next due boundary."""
         with self._hooks.attached():
             for _ in range(2):
                 self._pass_one()
@@ -192,7 +193,7 @@ class FrozenArm:
         return Window(seconds, self.iterations + tail, self._covered)
 
     def stand_still(self) -> float:
-        """Seconds for which a checkpoint holds training that waits until it is durable."""
+        """How many seconds training stops for a checkpoint if it waits until that is durable."""
         with self._hooks.attached():
             self._pass_one()
             self.manager.wait()
@@ -219,7 +220,7 @@ class FrozenArm:
 
 
 class LiveManager:
-    """A manager that decides for itself, in stretches; between two it sees an epoch's end."""
+    """A manager that decides itself, in stretches; between two it sees the end of an epoch."""
 
     def __init__(self, loop: Loop, manager: CFManager) -> None:
         self.manager = manager
@@ -227,7 +228,7 @@ class LiveManager:
         self._hooks = Hooks(loop.optimizer)
 
     def stretch(self, until: Callable[[], bool], after: Callable[[], None] | None = None) -> Window:
-        """Train until ``until()`` holds, and on until nothing is in flight.
+        """Train until ``until()`` holds, and then until nothing is in flight.
 
         ``after`` is called after each boundary; its time counts.
         """
@@ -253,7 +254,7 @@ class LiveManager:
 
 
 class LiveArm:
-    """A manager that decides for itself, in windows of ``length`` iterations."""
+    """A manager that decides itself, in windows of ``length`` iterations."""
 
     taken = None
 
@@ -262,7 +263,7 @@ class LiveArm:
         self._live = live
 
     def window(self) -> Window:
-        """See Arm. Its checkpoints come when they are due: in some windows more than in others."""
+        """See Arm. Checkpoints come when they are due, so windows differ in their number."""
         left = iter(range(self.iterations - 1, -1, -1))
         return self._live.stretch(lambda: next(left) == 0)
 
@@ -272,19 +273,18 @@ class LiveArm:
 
 
 class ForeignCpu:
-    """The share of one core that processes other than ours used, and the hypervisor took.
+    """The share of one core used by other processes, and taken by the hypervisor.
 
-    Ours are this one and all that it or its children started. Of the others their time in user
-    mode counts, not what the kernel did, in their name, in its own threads or in interrupts: that
-    may be the writing of our own checkpoints, and rounds in which it costs much must not be left
-    out for it.
+    Own processes are this one and its descendants. For the others only time in user mode counts:
+    time in the kernel, in kernel threads or in interrupts may be the writing of our own
+    checkpoints, and a round must not be excluded because that was expensive.
     """
 
     def __init__(self) -> None:
         self._at_s, self._foreign_s = self._read()
 
     def share(self) -> float:
-        """Since the last call."""
+        """The share since the last call."""
         at_s, foreign_s = self._read()
         share = (foreign_s - self._foreign_s) / (at_s - self._at_s)
         self._at_s, self._foreign_s = at_s, foreign_s
@@ -296,13 +296,13 @@ class ForeignCpu:
 
 
 def user_and_stolen_s(line: str) -> float:
-    """Seconds in user mode, and those that the hypervisor took, of the first of /proc/stat."""
+    """Seconds in user mode plus those the hypervisor took, from the first line of /proc/stat."""
     user, nice, _system, _idle, _waiting, _irq, _softirq, steal = map(int, line.split()[1:9])
     return (user + nice + steal) * _TICK_S
 
 
 def _own_user_s() -> float:
-    """In user mode, of this process and of all that came of it, also those that have ended."""
+    """The user time of this process and all its descendants, ended ones included."""
     own = os.times()
     started_s = sum(_descendants_user_s(os.getpid(), _processes()))
     return own.user + own.children_user + started_s
@@ -316,7 +316,7 @@ def _descendants_user_s(pid: int, processes: Mapping[int, tuple[int, float]]) ->
 
 
 def _processes() -> dict[int, tuple[int, float]]:
-    """Of every process its parent, and the time in user mode, its ended children's included."""
+    """The parent of every process, and its time in user mode with its ended children's."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -330,7 +330,7 @@ def _processes() -> dict[int, tuple[int, float]]:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A sample per arm, the clean iteration time, and the foreign share of the CPU meanwhile."""
+    """A sample per arm, the clean iteration time, and the foreign CPU share during the round."""
 
     samples: Mapping[str, Sample]
     iteration_s: float
@@ -338,7 +338,7 @@ class Round:
 
 
 def rounds(loop: Loop, arms: Mapping[str, Arm], rng: random.Random) -> Iterator[Round]:
-    """Endless rounds: a window of every arm in random order, a clean one before and after each."""
+    """Endless rounds: a window of every arm in random order, with clean ones in between."""
     clean_iterations = math.ceil(sum(arm.iterations for arm in arms.values()) / len(arms))
     cpu = ForeignCpu()
     before = clean_window(loop, clean_iterations)

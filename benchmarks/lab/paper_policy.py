@@ -1,10 +1,11 @@
-"""The CheckFreq paper's ways to choose the interval, for our own engine and for the simulator.
+"""The CheckFreq paper's rules for the interval, for our own engine and for the simulator.
 
-Two rules, each with its tuning; see `Rule`. ``PaperTuner`` is a ``Decider`` (checkfreq.simulation):
-it profiles as the paper does, T from the first iterations and then test checkpoints, and takes T as
-it was then for ever. A checkpoint is not started before the one before is durable. Where the
-released code is worse than its rule (a literal bandwidth, saves dropped while one is active, the
-dearest iterations left out of the first window), this is not: it stands for the policy alone. Pure.
+Two rules, each with its tuning; see `Rule`. ``PaperTuner`` is a ``Decider`` (checkfreq.simulation).
+It profiles as the paper does, T from the first iterations and then test checkpoints, and never
+measures T again. A checkpoint does not start before the previous one is durable. Where the released
+code is worse than its rule (a literal bandwidth, saves dropped while one is active, the most
+expensive iterations excluded from the first window), this is not: it represents the policy alone.
+Pure.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from checkfreq.policy.profile import Profile, is_amount
 from checkfreq.policy.tuner import Due, Iteration, Measured
 from checkfreq.simulation.deciders import NewDecider
 
-#: Iterations at the start that tell nothing, and the last that tells T, in the released code.
+#: Iterations at the start that are ignored, and the last one that counts for T, as released.
 _FIRST_PROFILED = 5
 _PROFILE_ITERATIONS = 100
-#: The last one counts: the first also pays for what is set up once.
+#: The last one counts: the first also pays for one-time setup.
 _TEST_CHECKPOINTS = 2
 
 
 class Rule(Enum):
-    """Which rule chooses the interval k, and what becomes of it later.
+    """Which rule chooses the interval k, and how it changes later.
 
     RELEASED: the released code. A persist must fit into an interval, and nothing else; a window
     (from one checkpoint to the next) above the bound makes k longer by 2, and, unless dynamic,
     the first within it ends the tuning.
-    BUDGET: the paper. What one checkpoint adds must be within the bound too; a window above the
-    bound has k computed again from what that window was seen to add.
+    BUDGET: the paper. The cost of a checkpoint must be within the bound too; after a window above
+    the bound, k is computed again from the cost measured in that window.
     Neither ever makes k shorter.
     """
 
@@ -66,11 +67,11 @@ class _Every:
 
 
 class PaperTuner:
-    """Decides at each boundary as the paper did; ``cached`` spares it the profiling.
+    """Decides at each boundary as the paper did; ``cached`` skips the profiling.
 
-    ``dynamic``: go on tuning after a window within the bound (None: BUDGET does, RELEASED does
-    not, as published). ``profile_iterations``: training goes on for so long before the test
-    checkpoint. ``first_steps``: the interval before any tuning.
+    ``dynamic``: continue tuning after a window within the bound (None: as published, BUDGET does
+    and RELEASED does not). ``profile_iterations``: how long to train before the test checkpoint.
+    ``first_steps``: the interval before any tuning.
     """
 
     def __init__(
@@ -98,13 +99,13 @@ class PaperTuner:
         self._profile = cached
         self.plan: _Every | None = None
         self.first_steps: int | None = None
-        #: Windows that were judged so far.
+        #: The number of windows evaluated so far.
         self.num_windows = 0
         if cached is not None:
             self._begin(cached)
 
     def profile(self) -> Profile | None:
-        """What was measured before the first plan, and what is still held to be so."""
+        """The costs measured before the first interval, which are never measured again."""
         return self._profile
 
     @property
@@ -126,7 +127,7 @@ class PaperTuner:
             self._times_s.append(iteration.duration_s)
 
     def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
-        """See RateTuner; with the next checkpoint the last one's window ends."""
+        """See RateTuner; the next checkpoint ends the window of the last one."""
         if self._profile is not None and self._window_s and self._is_tuning:
             self._tune(self._window_s, self._profile)
         self._window_s = []
@@ -156,14 +157,14 @@ class PaperTuner:
     # ---- the interval
 
     def _learn(self, measured: Measured) -> None:
-        """From a test checkpoint, whose last iteration has just ended."""
+        """The costs from a test checkpoint, whose last iteration has just ended."""
         self._measured = None
         self._num_tests += 1
         if self._num_tests == _TEST_CHECKPOINTS:
             self._begin(self._new_profile(measured))
 
     def _new_profile(self, measured: Measured) -> Profile:
-        """What the test checkpoint was seen to cost, its iterations against T."""
+        """The cost of the test checkpoint: its iterations compared with T."""
         assert self._window_s is not None
         iteration_s = fmean(self._times_s)
         cost_s = max(0.0, math.fsum(self._window_s) - len(self._window_s) * iteration_s)
@@ -223,9 +224,9 @@ def paper_decider(
     dynamic: bool | None = None,
     known: Profile | None = None,
 ) -> NewDecider:
-    """For `checkfreq.simulation.simulate`; ``known`` (a Costs.profile()) spares the profiling.
+    """For `checkfreq.simulation.simulate`; ``known`` (a Costs.profile()) skips the profiling.
 
-    For good, if it is given: a run that starts again after a failure has it cached too.
+    It is skipped for good: a run that restarts after a failure has it cached too.
     """
     return lambda cached: PaperTuner(
         rule, max_overhead=max_overhead, dynamic=dynamic, cached=cached or known

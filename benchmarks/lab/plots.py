@@ -1,4 +1,4 @@
-"""What the plots share: a figure without a screen, one look, files that are the same every time."""
+"""What the plots share: a figure without a screen, one style, reproducible files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SAME_EVERY_TIME = {"svg.hashsalt": "checkfreq", "svg.fonttype": "none"}
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A picture of one benchmark's lines; ``draw`` returns None where there is nothing to show."""
+    """A plot of one benchmark's lines; ``draw`` returns None if there is nothing to show."""
 
     benchmark: str
     draw: Callable[[list[Line]], Figure | None]

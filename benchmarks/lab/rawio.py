@@ -1,4 +1,4 @@
-"""What the disk gives without checkfreq: as many bytes, written directly and synced, or read."""
+"""The speed of the disk without checkfreq: direct, synced writes and reads of the same bytes."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def raw_write(
 
 
 class RawWriter:
-    """The data is made once, so that several processes can begin to write at one instant.
+    """The data is created once, so that several processes can start writing at the same instant.
 
-    With ``source_bytes`` no more of it is made than that, and written again and again.
+    With ``source_bytes`` only that much is created, and written repeatedly.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RawWriter:
         )
 
     def read_back(self, *, fresh: bool = False) -> float:
-        """Seconds until the file is read over the data it was made of, or into new memory."""
+        """Seconds to read the file into the memory it was written from, or into new memory."""
         memory = new_buffer(self._num_bytes) if fresh else memoryview(self._source)
         with memory:
             return read_once(
@@ -98,7 +98,7 @@ class RawWriter:
 
 
 def incompressible(num_bytes: int) -> mmap.mmap:
-    """Random data in private huge pages: the quickest to write from and to read into."""
+    """Random data in private huge pages: the fastest memory to write from and read into."""
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -108,7 +108,7 @@ def incompressible(num_bytes: int) -> mmap.mmap:
 
 
 def drop_from_cache(paths: Iterable[Path]) -> None:
-    """The next read of these files is one of the disk."""
+    """Make the next read of these files go to the disk."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -152,8 +152,8 @@ def write_once(
 ) -> float:
     """Seconds to write ``source`` to a new file and sync it.
 
-    With ``num_bytes``, over and over until it is that long (``source`` being whole chunks then).
-    ``fill`` is called by the threads for each stretch of ``source`` before it is written.
+    With ``num_bytes``, repeatedly until it is that long (``source`` is whole chunks then). The
+    threads call ``fill`` for each stretch of ``source`` before it is written.
     """
     path.unlink(missing_ok=True)
     began_s = time.perf_counter()
@@ -185,10 +185,10 @@ def read_once(
     chunk_bytes: int,
     then: Callable[[memoryview, int], None] = lambda chunk, offset: None,
 ) -> float:
-    """Seconds to read a file of ``num_bytes`` into ``view``, over and over if that is shorter.
+    """Seconds to read a file of ``num_bytes`` into ``view``, repeatedly if that is shorter.
 
-    ``then`` is called by the threads with each chunk of the file and its place there. Raises
-    EOFError if the file is shorter.
+    The threads call ``then`` with each chunk of the file and its offset. Raises EOFError if the
+    file is shorter.
     """
     began_s = time.perf_counter()
     flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)

@@ -1,7 +1,7 @@
 """Result lines: one JSON object per line on standard output, with what is needed to repeat it.
 
-A benchmark is run by ``record.run(main, TABLES)``: after its lines, their tables are printed
-to standard error.
+A benchmark is run by ``record.run(main, TABLES)``: after its lines, their tables are printed to
+standard error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def emit(
 ) -> None:
     """Print one result line to standard output.
 
-    ``folder`` is on the disk that was written to, ``packages`` are distributions that took part.
+    ``folder`` is on the disk that was written to, ``packages`` are the distributions involved.
     """
     line = {"benchmark": benchmark, **fields, **environment(folder, packages)}
     _emitted.append(line)
@@ -40,7 +40,7 @@ def emit(
 
 
 def run(main: Callable[[], object], tables: Mapping[str, Table] | None = None) -> None:
-    """Measure, then show the benchmark's own tables of the lines that were printed."""
+    """Measure, then show the benchmark's own tables of the printed lines."""
     main()
     for table in tables_of(_emitted, tables or {}):
         print(f"\n{table}", file=sys.stderr)
@@ -68,12 +68,12 @@ def environment(folder: Path | None = None, packages: Sequence[str] = ()) -> dic
 
 
 def _without_paths(options: Sequence[str]) -> list[str]:
-    """Where something lay on this machine is nobody's business: ``--folder DIR`` stands for it."""
+    """Replace the paths of this machine by ``DIR``: they are of no use to others."""
     return ["DIR" if os.sep in each or each == ".." else each for each in options]
 
 
 def _storage(folder: Path) -> str:
-    """The file system's type, and its device's name where that is a plain local one."""
+    """The file system's type, and the name of its device if that is a plain local one."""
     kind, source, *_ = [*storage_of(folder).split(), UNKNOWN, UNKNOWN]
     is_plain = source.startswith("/dev/") and source.count("/") == 2
     return f"{kind} on {Path(source).name}" if is_plain else kind
@@ -102,7 +102,7 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        written = ("benchmarks/results", "README.md", "benchmarks/README.md")  # by benchmarks
+        written = ("benchmarks/results", "README.md", "benchmarks/README.md")
         code = (".", *(f":!{path}" for path in written))
         dirty = "+" if git("status", "--porcelain", "--untracked-files=no", "--", *code) else ""
         return git("rev-parse", "--short", "HEAD") + dirty

@@ -1,17 +1,17 @@
-"""Rounds in which arms take turns, so that what disturbs a shared machine disturbs all alike."""
+"""Rounds in which arms alternate, so that a disturbance of the machine affects all of them."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
 
-#: Seconds by the name of what was timed.
+#: Runs once; returns seconds by name.
 Arm = Callable[[], dict[str, float]]
 Seconds = dict[str, list[float]]
 
 
 def interleaved(arms: Sequence[Arm], *, rounds: int) -> Seconds:
-    """Run all arms once a round, in random order; a value per round and name."""
+    """Run all arms once per round, in random order; returns a value per round and name."""
     seconds: Seconds = {}
     shuffled, order = list(arms), random.Random(0)
     for _ in range(rounds):

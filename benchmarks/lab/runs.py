@@ -1,9 +1,9 @@
-"""A training by `benchmarks.imagenet` in a process of its own, and SIGKILL at set times.
+"""A training by `benchmarks.imagenet` in a separate process, and SIGKILL at given times.
 
-`Run` starts, watches and reads one; `survive` kills it whenever it is told to and starts it again
-with the same command until it is done. The trainer is killed, as by a crash or for memory, and its
-loader workers, as one that was just being forked never sees that it is gone (torch 2.13). Its
-persist worker, in a session of its own, ends what it is writing.
+`Run` starts, watches and reads one. `survive` kills it at given times and starts it again with the
+same command until it is done. The whole process group of the trainer is killed, with its loader
+workers: a worker that is just being forked never notices that the trainer is gone (torch 2.13). Its
+persist worker has its own session, and finishes what it is writing.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Run:
-    """One training in a folder of its own: started, watched and, perhaps, killed.
+    """One training in its own folder: started, watched and possibly killed.
 
-    ``flags`` are those of ``module``, which has at least `benchmarks.imagenet`'s for its output.
-    Past ``deadline_s`` (of the monotonic clock) `wait` ends this process. ``starts_unix_s``: when.
+    ``flags`` are those of ``module``, which accepts at least `benchmarks.imagenet`'s output
+    options. After ``deadline_s`` (monotonic clock) `wait` ends this process. ``starts_unix_s``: the
+    time of each start.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Run:
         *,
         poll_s: float = 0.0005,
     ) -> None:
-        """Poll until ``condition`` holds; ends this process when the trainer or time ends first."""
+        """Poll until ``condition`` holds; ends this process if trainer or time ends first."""
         while not condition():
             if trainer.poll() is not None and not condition():
                 self._fail(f"the trainer ended early, with status {trainer.returncode}")
@@ -95,7 +96,7 @@ class Run:
             time.sleep(poll_s)
 
     def check(self, trainer: subprocess.Popen[bytes]) -> None:
-        """End this process if the trainer, which has ended, did not end well."""
+        """End this process if the trainer failed."""
         if trainer.returncode != 0:
             self._fail(f"the trainer ended with status {trainer.returncode}")
 
@@ -104,11 +105,11 @@ class Run:
         raise SystemExit("\n".join([f"{why}; the end of {self._log}:", *tail]))
 
     def updates(self) -> list[dict[str, Any]]:
-        """What was written of each update, in the order in which they were made."""
+        """The lines of all updates, in order."""
         return [line for line in read_lines(self._history) if "batch" in line]
 
     def steps(self) -> list[int]:
-        """Iterations in the order in which they were made, redone ones included."""
+        """The iterations in order, redone ones included."""
         return [line["step"] for line in self.updates()]
 
     def last_step(self) -> int:
@@ -117,25 +118,25 @@ class Run:
         return next((line["step"] for line in reversed(lines) if "step" in line), 0)
 
     def epoch_ends(self) -> list[dict[str, Any]]:
-        """What the data ledger said whenever an epoch was over."""
+        """The data ledger at the end of every epoch."""
         return [line for line in read_lines(self._history) if "exactly_once" in line]
 
     def ready_unix_s(self) -> list[float]:
-        """When each process had imported all, opened its data and made its model."""
+        """When each process had finished its imports, opened its data and built its model."""
         lines = read_lines(self._history)
         return [line["ready_unix_s"] for line in lines if "ready_unix_s" in line]
 
     def report(self) -> dict[str, Any]:
-        """What the run ended with."""
+        """The report that the run wrote at its end."""
         report: dict[str, Any] = json.loads(self._report.read_text())
         return report
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """What checkfreq wrote of itself."""
+        """The events that checkfreq wrote."""
         return events(self.chk_dir, kind)
 
     def being_written(self) -> int | None:
-        """The step of a checkpoint that is being written at this instant."""
+        """The step of the checkpoint that is being written right now."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self.chk_dir):
                 if name.startswith(".tmp-"):
@@ -145,7 +146,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survival:
-    """How a run ended: done, or given up. ``seconds`` include every restart."""
+    """How a run ended: finished, or given up. ``seconds`` include every restart."""
 
     seconds: float
     kills: int
@@ -153,10 +154,10 @@ class Survival:
 
 
 def survive(run: Run, kills_s: Iterable[float], *, limit_s: float) -> Survival:
-    """Train to the end, killed at each of ``kills_s`` and started again; ``limit_s``: given up.
+    """Train to the end, killed at each of ``kills_s`` and started again; given up at ``limit_s``.
 
-    Both are seconds since the first start; ``kills_s`` rise, and may never end. A kill that comes
-    when the trainer has just ended by itself is none.
+    Both are seconds since the first start; ``kills_s`` are ascending and may be endless. A kill
+    that comes when the trainer has just finished does not count.
     """
     began_s, num_kills = time.monotonic(), 0
     rising = iter(kills_s)

@@ -1,8 +1,8 @@
-"""What a way to checkpoint offers so that benchmarks can compare it with others.
+"""The interface of a way to checkpoint, so that benchmarks can compare it with others.
 
-A `Saver` stands in a training loop at two places, where it may hold the training thread: the
-boundary between two iterations (where it saves if asked to) and the entry of the weight update.
-It keeps the newest checkpoint alone, and brings it back into the live training.
+A `Saver` is called at two places in a training loop, where it may stop the training thread: the
+boundary between two iterations (where it saves if asked to) and the start of the weight update.
+It keeps only the newest checkpoint, and restores it into the live training.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What is saved: a model and its optimizer, which both stay the same objects."""
+    """The saved state: a model and its optimizer, which remain the same objects."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -29,7 +29,7 @@ class Training:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Load what `state` gave."""
+        """Load what `state` returned."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
@@ -38,7 +38,7 @@ class Training:
 class Saved:
     """Seconds until a save was on disk: from its call; from the complete snapshot, if known.
 
-    ``removal_s``: of `Saver.finish`, for the removal of the checkpoint before.
+    ``removal_s``: how long `Saver.finish` took to remove the previous checkpoint.
     """
 
     durable_s: float
@@ -47,46 +47,46 @@ class Saved:
 
 
 class Saver(Protocol):
-    """One way to checkpoint, in the place where a training loop has it."""
+    """One way to checkpoint, called where a training loop would call it."""
 
     def boundary(self, *, save: bool) -> None:
-        """Between two iterations; training stands still as long as it takes."""
+        """Called between two iterations; training stops as long as it takes."""
         ...
 
     def updating(self) -> AbstractContextManager[None]:
-        """Around the weight update; training stands still as long as it takes to enter."""
+        """Around the weight update; training stops until it has been entered."""
         ...
 
     def is_durable(self) -> bool:
-        """Whether, as far as this rank can say, the last save is on disk, or has failed.
+        """Whether, as far as this rank knows, the last save is on disk, or has failed.
 
-        Where files are not synced: whether they were written.
+        If files are not synced: whether they were written.
         """
         ...
 
     def is_quiet(self) -> bool:
-        """Whether, besides, nothing goes on in the background, such as a removal."""
+        """Whether, in addition, no background work is left, such as a removal."""
         ...
 
     def finish(self) -> Saved:
-        """Wait for the last save, remove the one before, and leave the disk with nothing to do.
+        """Wait for the last save, remove the previous one, and leave the disk idle.
 
-        Raises what the save failed with.
+        Raises the error of the save.
         """
         ...
 
     def prepare_restore(self) -> None:
-        """Stand where a new process does before it restores; not part of a restore's time."""
+        """Get to the state in which a new process starts to restore; not part of its time."""
         ...
 
     def restore(self) -> None:
-        """Bring the newest checkpoint, which is finished, back into the live training."""
+        """Restore the newest checkpoint, which is finished, into the live training."""
         ...
 
     def rest(self) -> None:
-        """Behind a restore: end what goes on in the background. Not part of the restore's time.
+        """After a restore: end the background work. Not part of the restore's time.
 
-        The next is `prepare_restore` or `close`.
+        The next call is `prepare_restore` or `close`.
         """
         ...
 
@@ -95,22 +95,22 @@ class Saver(Protocol):
         ...
 
     def discard(self) -> None:
-        """Remove the newest checkpoint, which is finished, unless one must be there to go on."""
+        """Remove the newest, finished checkpoint, unless the saver needs one to continue."""
         ...
 
     def close(self) -> None:
-        """Let go of threads, processes and memory."""
+        """Release threads, processes and memory."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """How to make a saver: ``make(folder, training)``, the folder being its own.
+    """How to make a saver: ``make(folder, training)``, with a folder for this saver only.
 
-    ``packages``: what must be installed, by the names they are installed under. ``synced``: what
-    it calls saved survives a power cut. ``restores_as``: the peer that reads the same files in the
-    same way, if that is another one. ``note``: what a reader must know. ``keeps``: how many copies
-    of the state it has in host memory between two saves.
+    ``packages``: the distributions that must be installed. ``synced``: whether a saved checkpoint
+    survives a power cut. ``restores_as``: the peer that reads the same files in the same way, if it
+    is a different one. ``note``: what a reader must know. ``keeps``: how many copies of the state
+    it holds in host memory between two saves.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""One save of a saver while training goes on, and what it costs: alone or on several ranks."""
+"""The cost of one save while training continues: alone or on several ranks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from benchmarks.lab.estimate import quartiles
 from benchmarks.lab.saver import Saver
 
 _CPU = torch.device("cpu")
-#: Matrix products at a time, and how often: the fastest says how long one takes.
+#: Matrix products per calibration, and their number: the fastest gives the time of one.
 _CALIBRATION, _CALIBRATIONS = 20, 15
 
 
 class Work:
-    """Forward and backward of an iteration: matrix products, then the ranks meet."""
+    """Forward and backward of an iteration: matrix products, then the ranks synchronise."""
 
     def __init__(self, seconds: float, *, device: torch.device = _CPU) -> None:
         self._device = device
@@ -38,19 +38,19 @@ class Work:
         return seconds_of(self.compute, self)
 
     def compute(self) -> None:
-        """The same work every time: what disturbs it makes it last longer."""
+        """Always the same work, so a disturbance makes it take longer."""
         for _ in range(self._count):
             self._matrix @ self._matrix
         meet()
 
     def synchronize(self) -> None:
-        """Wait for the stream that trains, if there is one: not for copies beside it."""
+        """Wait for the training's stream, if there is one, not for copies beside it."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
 
 def seconds_of(call: Callable[[], object], work: Work) -> float:
-    """Until it has returned and what it left on the training's stream is done."""
+    """The time until the call has returned and its work on the training's stream is done."""
     work.synchronize()
     began_s = time.perf_counter()
     call()
@@ -60,7 +60,7 @@ def seconds_of(call: Callable[[], object], work: Work) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """Seconds of one iteration, and of where the library may hold the training thread."""
+    """The seconds of one iteration, and of the calls in which the library may stop training."""
 
     total_s: float
     boundary_s: float
@@ -68,15 +68,15 @@ class Iteration:
 
     @property
     def held_s(self) -> float:
-        """Seconds in which it did."""
+        """The seconds in which training was stopped."""
         return self.boundary_s + self.entering_s
 
 
 def iterate(
     saver: Saver, change: Callable[[], None], work: Work, *, save: bool = False
 ) -> Iteration:
-    """A boundary, forward and backward, the weight update, which is ``change``."""
-    meet()  # or the wait for a rank that is late would be the library's
+    """A boundary, forward and backward, and the weight update, which is ``change``."""
+    meet()  # otherwise the wait for a late rank would be charged to the library
     work.synchronize()
     began_s = time.perf_counter()
     saver.boundary(save=save)
@@ -101,11 +101,11 @@ def sample(
     clean_iterations: int = 3,
     recent_s: deque[float] | None = None,
 ) -> dict[str, float]:
-    """Save once and train on until that is durable, and one iteration more.
+    """Save once, and train until that is durable and for one more iteration.
 
-    ``held_s``, ``save_s`` (a part of it), ``added_s``, ``durable_s`` and, where it is known,
-    ``persist_s``; of several ranks the slowest counts. ``added_s`` is against clean iterations
-    before the save, and those of ``recent_s``, which they are added to.
+    Returns ``held_s``, ``save_s`` (a part of it), ``added_s``, ``durable_s`` and, if known,
+    ``persist_s``; of several ranks the slowest counts. ``added_s`` is relative to clean iterations
+    before the save and those in ``recent_s``, to which they are added.
     """
     meet()
     clean_s = deque[float]() if recent_s is None else recent_s
@@ -126,12 +126,12 @@ def sample(
     return slowest(figures)
 
 
-#: Where training stands still, or is slower for it, and what it is compared with.
+#: Times for which training stops or is delayed, and the iteration they are compared with.
 _HOLDS = ("held_s", "save_s", "added_s", "iteration_s")
 
 
 def shown(seconds: Mapping[str, float]) -> dict[str, float]:
-    """As result lines have it: what holds training in milliseconds, what lasts in seconds."""
+    """For result lines: times that stop training in milliseconds, durations in seconds."""
     return {
         f"{name.removesuffix('_s')}_ms" if _holds(name) else name: (
             round(value * 1e3, 3) if _holds(name) else round(value, 5)
@@ -158,7 +158,7 @@ def _are_many() -> bool:
 
 
 def meet() -> None:
-    """As ranks do for their gradients."""
+    """Synchronise the ranks, as they do for their gradients."""
     if _are_many():
         dist.all_reduce(torch.zeros(1))
 
@@ -173,7 +173,7 @@ def everywhere(value: bool) -> bool:
 
 
 def slowest(figures: Mapping[str, float]) -> dict[str, float]:
-    """Each figure's largest value over the ranks, on the first one at least; some lack some."""
+    """The largest value of each figure over the ranks, at least on the first; some may lack it."""
     if not _are_many():
         return dict(figures)
     gathered: list[Any] = [None] * dist.get_world_size()

@@ -1,4 +1,4 @@
-"""States of a given size, for benchmarks of the machinery rather than of a model."""
+"""States of a given size, for benchmarks that need no real model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Block(nn.Module):
 
 
 def manual_manager(folder: str, block: Block) -> CFManager:
-    """A manager that saves when told to, and keeps one checkpoint."""
+    """A manager that saves on request and keeps one checkpoint."""
     optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
     return CFManager(
         folder,
@@ -76,12 +76,12 @@ def write_to_all(training: Training) -> None:
 
 
 def num_steps(training: Training) -> int:
-    """The steps that its optimizer counted."""
+    """The number of steps that its optimizer counted."""
     return int(training.optimizer.state[next(training.model.parameters())]["step"])
 
 
 def fingerprint(training: Training) -> tuple[int, ...]:
-    """The steps, and the bits of the last parameter and its moments, added up as integers."""
+    """The steps, and the sums of the bits, as integers, of the last parameter and its moments."""
     *_, last = training.model.parameters()
     moments = training.optimizer.state[last]
     tensors = (last.detach(), moments["exp_avg"], moments["exp_avg_sq"])
@@ -90,7 +90,7 @@ def fingerprint(training: Training) -> tuple[int, ...]:
 
 
 class Perceptron:
-    """A training without a loader, the same batch every time; parameters and momentum."""
+    """A training without a loader, on the same batch every time; parameters and momentum."""
 
     def __init__(self, state_bytes: int, *, batch: int, device: torch.device) -> None:
         layers = max(1, round(state_bytes / 2 / 4 / _WIDTH**2))

@@ -1,4 +1,4 @@
-"""What the tables share: the newest lines of a setting, rows between bars, how it was measured."""
+"""What the tables share: choosing lines, formatting rows, and stating how they were measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of one benchmark's lines as Markdown; "" where there is nothing to show."""
+    """A table of one benchmark's lines as Markdown; "" if there is nothing to show."""
 
     benchmark: str
     build: Callable[[list[Line]], str]
@@ -29,25 +29,25 @@ def tables_of(lines: Iterable[Line], tables: Mapping[str, Table]) -> Iterator[st
 
 
 def newest(lines: Sequence[Line], *settings: str) -> list[Line]:
-    """The last line of each setting, in the order in which the settings first came."""
+    """The last line of each setting, in the order in which the settings first appeared."""
     return list({tuple(x.get(name) for name in settings): x for x in lines}.values())
 
 
 def newest_of_each_place(lines: Sequence[Line], *settings: str) -> list[Line]:
-    """The last line of each setting on each machine and disk: another one replaces nothing."""
+    """The last line of each setting on each machine and disk: different ones coexist."""
     by_setting = {(*(x.get(name) for name in settings), *_place(x).values()): x for x in lines}
     return list(by_setting.values())
 
 
-def told_apart(lines: Sequence[Line]) -> Callable[[Line], str]:
-    """Says, for a row's label, what of a line's place is not the same for all: mostly nothing."""
+def place_label(lines: Sequence[Line]) -> Callable[[Line], str]:
+    """Returns a function for row labels: the parts of a line's machine and disk that differ."""
     places = [_place(x) for x in lines]
     names = [name for name in _PLACE if len({place[name] for place in places}) > 1]
     return lambda line: "".join(f", {_place(line)[name] or f'no {name}'}" for name in names)
 
 
 def table(columns: str, rows: Sequence[str], lines: Sequence[Line]) -> str:
-    """``columns`` are names between bars; under the rows stands how ``lines`` were measured."""
+    """``columns`` are names between bars; below the rows, how ``lines`` were measured."""
     if not lines:
         return ""
     rule = "|---" * (columns.count(" | ") + 1) + "|"
@@ -60,7 +60,7 @@ def row(*cells: object) -> str:
 
 
 def introduced(text: str, table: str) -> str:
-    """A table with the text that belongs to it; neither without lines."""
+    """A table with its introduction; "" without lines."""
     return f"\n{text}\n{table}" if table else ""
 
 
@@ -80,7 +80,7 @@ def seconds(value: float | None) -> str:
 
 
 def span(values: Sequence[int]) -> str:
-    """From the least to the largest, or the one that all are."""
+    """The range of the values, or the only one."""
     low, high = min(values), max(values)
     return str(low) if low == high else f"{low} to {high}"
 
@@ -98,7 +98,7 @@ def _machine(line: Line) -> str:
 
 
 def _place(line: Line) -> dict[str, str | None]:
-    """Machine and disk of a line, in words; None for what it does not say or have."""
+    """The machine and disk of a line, in words; None for unknown or absent parts."""
     machine = line["machine"]
     cores = f"{machine['cores']} cores"
     values = (machine.get("cpu"), cores, machine["accelerator"], line.get("storage"))

@@ -1,8 +1,8 @@
 """Training loops for measuring overhead: image classifiers and language models, on any device.
 
-The precision that a second of measuring gives does not depend on how long an iteration is, but
-the shorter it is, the more checkpoints there are in that second. So on a CPU images are small, and
-so are the language models.
+The precision gained per second of measuring does not depend on the length of an iteration, but with
+shorter iterations there are more checkpoints in that second. So images and language models are
+small on a CPU.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class Decoder(nn.Module):
 
 
 class Loop:
-    """Trains one of `MODELS`; every run of a seed on a device is the same.
+    """Trains one of `MODELS`; runs with the same seed and device are identical.
 
-    Batches are random and made once, or come from ``source``, images of ``num_classes`` classes.
+    Batches are random and created once, or come from ``source``, images of ``num_classes`` classes.
     ``amp``: bfloat16 where autocast uses it, on any device (its range needs no loss scaler).
-    ``small``: a language model that suits a CPU. On CUDA, images are stored channels last.
+    ``small``: a language model sized for a CPU. On CUDA, images are stored channels last.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Loop:
 
     @classmethod
     def of(cls, args: argparse.Namespace, *, seed: int) -> Loop:
-        """As `add_loop_options` has it."""
+        """From the options of `add_loop_options`."""
         return cls(
             args.model,
             batch=args.batch,
@@ -139,7 +139,7 @@ class Loop:
         self.optimizer.step()
 
     def _placed(self, batch: Batch) -> Batch:
-        """A batch on the device, in the model's memory format; itself if it is there."""
+        """A batch on the device, in the model's memory format, without a copy if it is there."""
         inputs, target = batch
         return (
             inputs.to(self.device, non_blocking=True, memory_format=self._format),
@@ -162,7 +162,7 @@ class Loop:
     ) -> CFManager:
         """A manager of this loop: AUTO, or MANUAL with an ``interval``. It catches no signals.
 
-        ``place`` of the snapshots; None: what the costs say in AUTO, the host in MANUAL.
+        ``place`` of the snapshots; None: chosen by cost in AUTO, the host in MANUAL.
         """
         return CFManager(
             folder,
@@ -179,7 +179,7 @@ class Loop:
 def _image_model(
     name: str, batch: int, image_size: int, num_classes: int
 ) -> tuple[nn.Module, Callable[[], Batch]]:
-    """It, and what draws a batch for it."""
+    """The model, and a function that draws a batch for it."""
     aux = image_size >= SMALLEST_IMAGE.get(name, 0)
     shape = (batch, 3, image_size, image_size)
     return build(name, num_classes=num_classes, aux=aux), partial(_images, shape, num_classes)
@@ -188,7 +188,7 @@ def _image_model(
 def _language_model(
     name: str, batch: int, tokens: int, *, small: bool
 ) -> tuple[nn.Module, Callable[[], Batch]]:
-    """It, and what draws a batch for it."""
+    """The model, and a function that draws a batch for it."""
     if name == "transformer":
         return Decoder(), partial(_sequences, batch, tokens)
     made = Language(name, small=small)
@@ -196,7 +196,7 @@ def _language_model(
 
 
 def _optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    """What each kind is usually trained with."""
+    """The usual optimizer for each kind of model."""
     if name in IMAGE_MODELS:
         return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     return torch.optim.AdamW(model.parameters(), lr=1e-4)

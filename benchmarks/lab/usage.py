@@ -16,7 +16,7 @@ _PARTS = 10
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process has resident, in bytes, and its descriptors and threads."""
+    """Resident memory of a process in bytes, and its descriptors and threads."""
 
     anonymous: int
     files: int
@@ -50,7 +50,7 @@ def worker_pid(manager: CFManager) -> int:
 
 
 def warm_block(num_bytes: int) -> Block:
-    """A state; what making an optimizer imports is not held against checkpointing."""
+    """A state, after the imports that creating an optimizer causes: they do not count."""
     block = Block(num_bytes)
     torch.optim.SGD(block.parameters(), lr=0.1)
     block.change()
@@ -58,7 +58,7 @@ def warm_block(num_bytes: int) -> Block:
 
 
 def tenths(saves: int) -> list[int]:
-    """How many saves each tenth has; the first has two at least."""
+    """How many saves each tenth has; the first has at least two."""
     first = max(2, saves // _PARTS)
     rest, parts = max(1, saves - first), _PARTS - 1
     sizes = [(index + 1) * rest // parts - index * rest // parts for index in range(parts)]

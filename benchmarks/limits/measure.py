@@ -1,17 +1,17 @@
-"""What this disk and this memory allow any checkpointing: the limits that the targets run into.
+"""The fastest that this disk and memory allow any checkpointing: the limits behind the targets.
 
     python -m benchmarks.limits --gib 1 --rounds 5
 
-Arms run interleaved in random order, ``--gib`` of incompressible data each; ``against_raw`` is the
-median over rounds of an arm's throughput against ``write, direct, 4 threads`` (what `raw` is in
-the other benchmarks); ``low`` and ``high`` are quartiles. Writing: a new file, synced at its end,
-with direct I/O by several threads or through the page cache. ``copy, then write`` first copies all
-of it, as a snapshot does; ``copy and write`` writes each chunk as soon as it is copied: the best
-that an engine could do that overlaps the two. Reading: with direct I/O into memory that was in
+Arms run interleaved in random order, on ``--gib`` of incompressible data each. ``against_raw`` is
+the median over rounds of an arm's throughput against ``write, direct, 4 threads`` (`raw` in the
+other benchmarks); ``low`` and ``high`` are quartiles. Writing: a new file, synced at its end, with
+direct I/O by several threads or through the page cache. ``copy, then write`` first copies
+everything, as a snapshot does. ``copy and write`` writes each chunk as soon as it is copied: the
+best that an engine could do that overlaps the two. Reading: with direct I/O into memory that was in
 use before (``touched``) and into new memory (``fresh``), and through the page cache, dropped
-before, into ``touched``. Restoring: three ways to check every byte before the first one is copied
-to where it belongs: all of it in new memory (as ours does); reading it twice through a little
-memory; and the same through the page cache.
+before, into ``touched``. Restoring: three ways to verify every byte before the first one is copied
+to its destination: all of it in new memory (as ours does); reading twice through a small buffer;
+and the same through the page cache.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BASELINE = f"write, direct, {_THREADS} threads"
 
 
 class Limits:
-    """One state in memory, room for a copy of it, and one file."""
+    """One state in memory, memory for a copy of it, and one file."""
 
     def __init__(self, path: Path, num_bytes: int) -> None:
         self._path = path
@@ -49,7 +49,7 @@ class Limits:
         self._copy = incompressible(num_bytes)
 
     def arms(self) -> dict[str, Callable[[], float]]:
-        """Seconds of each way, by its name."""
+        """Measure each way once; returns seconds by name."""
         write = {
             _BASELINE: self._written,
             **{
@@ -106,7 +106,7 @@ class Limits:
             self._take(source, start)
 
     def _take(self, source: memoryview, start: int) -> None:
-        """Copy it to its place."""
+        """Copy a chunk to its destination."""
         target = np.frombuffer(self._copy, np.uint8)
         np.copyto(target[start : start + len(source)], np.frombuffer(source, np.uint8))
 
@@ -122,7 +122,7 @@ class Limits:
         direct: bool,
         then: Callable[[memoryview, int], None] = lambda chunk, offset: None,
     ) -> float:
-        """The whole file, once, chunk by chunk through ``memory``."""
+        """Read the whole file once, chunk by chunk through ``memory``."""
         return read_once(
             self._path,
             memory,

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from benchmarks.lab.tables import Line, Table, newest_of_each_place, row, table, told_apart
+from benchmarks.lab.tables import Line, Table, newest_of_each_place, place_label, row, table
 
 
 def limits(lines: list[Line]) -> str:
-    """A row per way, beside the direct write that others are held against."""
+    """A row per way, relative to the direct write that other benchmarks compare with."""
     lines = newest_of_each_place(lines, "gib", "arm")
-    place = told_apart(lines)
+    place = place_label(lines)
     rows = [
         row(f"{x['gib']:g} GiB{place(x)}", x["arm"], _rate(x), _ratio(x))
         for x in sorted(lines, key=lambda x: (x["gib"], place(x), x["arm"]))
     ]
-    return table("state | what | GB/s | against raw", rows, lines)
+    return table("state | way | GB/s | relative to raw", rows, lines)
 
 
 def _rate(line: Line) -> str:

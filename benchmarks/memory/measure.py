@@ -2,11 +2,11 @@
 
     python -m benchmarks.memory --mib 256 --saves 500
 
-Changes a state of ``--mib`` and checkpoints it ``--saves`` times. One line: the trainer's growth
-since before the manager was made (anonymous and shared pages, so the snapshot slots count), what
-the worker has resident besides the slots, both against slots x state + 64 MiB, and how all of it
-and the number of descriptors and threads grew from the first tenth of the saves to the end.
-``low`` and ``high`` are the quartiles of what was seen at the end of each tenth but the first.
+Changes a state of ``--mib`` and checkpoints it ``--saves`` times. One line: the growth of the
+trainer since before the manager was made (anonymous and shared pages, so the snapshot slots count),
+the resident memory of the worker besides the slots, both against slots x state + 64 MiB, and the
+growth of all of it and of the number of descriptors and threads from the first tenth of the saves
+to the end. ``low`` and ``high`` are the quartiles over the ends of the later tenths.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _usages(manager: CFManager, block: Block, saves: int) -> tuple[Usage, Usage]:
-    """Of the trainer and of the worker, after so many saves more."""
+    """The usage of trainer and worker after that many more saves."""
     for _ in range(saves):
         save_once(manager, block)
     return Usage.of(os.getpid()), Usage.of(worker_pid(manager))

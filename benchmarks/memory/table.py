@@ -6,7 +6,7 @@ from benchmarks.lab.tables import Line, Table, newest, table
 
 
 def memory(lines: list[Line]) -> str:
-    """Everything that checkpointing takes, against what it may."""
+    """The memory that checkpointing takes, against what is allowed."""
     columns = "state | checkpoints | used | allowed | worker alone | growth"
     lines = newest(lines, "mib")
     rows = [

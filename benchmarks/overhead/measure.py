@@ -1,22 +1,22 @@
-"""What checkpoints cost at AUTO's interval, against the same training with no manager attached.
+"""The overhead of checkpoints at AUTO's interval, against training with no manager attached.
 
     python -m benchmarks.overhead --model resnet18 --runs 20
     python -m benchmarks.overhead --model resnet18 --sweep
 
-A run is one model. For each bound an AUTO manager trains until its interval settles and then for
-``--auto-seconds`` more, undisturbed; that stretch is printed (arm ``auto``) with the manager's
+A run is one model. For each bound an AUTO manager trains until its interval has converged, and then
+undisturbed for ``--auto-seconds`` more; that stretch is printed (arm ``auto``) with the manager's
 own figures. Then its interval k is frozen in a MANUAL manager, one per bound, and the overhead is
 measured in paired windows (arm ``frozen``): rounds of a window per bound, in random order, each
 between two windows in which the optimizer has no hook and nobody calls ``step()``. A window is
-whole intervals plus a tail until nothing is in flight; see windows.py for why nothing escapes.
-With ``--live`` the AUTO managers themselves are measured, deciding as they go; to them a
-window's end is an epoch's.
+whole intervals plus a tail until nothing is in flight; lab/paired.py says why every cost is
+counted. With ``--live`` the AUTO managers themselves are measured, deciding as they train; to them
+the end of a window is the end of an epoch.
 
-The estimate is the ratio of total times, its 95 % interval from the variance over rounds, and a
-run goes on until every half-width is at most ``--half-width`` or ``--max-seconds`` are over.
-Rounds in which *other* processes (or the hypervisor) took more of the CPU than usual are left
-out as a whole, whatever they measured; ``estimate_all`` is with them. ``--sweep`` looks for the
-smallest k that meets each bound the same way, by bisection of 1 to 2 k.
+The estimate is the ratio of total times, its 95 % interval follows from the variance over rounds,
+and a run continues until every half-width is at most ``--half-width`` or ``--max-seconds`` have
+passed. Rounds in which *other* processes (or the hypervisor) used more of the CPU than usual are
+excluded entirely, whatever they measured; ``estimate_all`` includes them. ``--sweep`` looks for the
+smallest k that keeps each bound in the same way, by bisection from 1 to 2 k.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from benchmarks.lab.paired import (
 )
 from benchmarks.lab.record import emit
 from benchmarks.lab.training import Loop, add_loop_options
-from benchmarks.lab.warm_up import settled
+from benchmarks.lab.warm_up import warmed_up
 
 _OWN_FIGURES = (
     *("iteration_s", "cost_s", "persist_s", "durable_s"),
@@ -84,11 +84,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--half-width", type=float, default=0.005)
     parser.add_argument("--max-seconds", type=float, default=1200.0, help="of windows, per run")
     parser.add_argument("--min-rounds", type=int, default=20)
-    parser.add_argument("--window", type=int, help="least iterations of a window (8; live: 24)")
+    parser.add_argument("--window", type=int, help="fewest iterations of a window (8; live: 24)")
     parser.add_argument("--warm-up-seconds", type=float, default=60.0, help="longest, per bound")
     parser.add_argument("--auto-seconds", type=float, default=20.0, help="AUTO's own stretch")
     parser.add_argument("--sweep", action="store_true", help="also look for the smallest k")
-    parser.add_argument("--live", action="store_true", help="AUTO itself in windows, not its k")
+    parser.add_argument("--live", action="store_true", help="measure AUTO itself, not a fixed k")
     parser.add_argument("--folder", default=".", help="a folder on the disk to write to")
     args = parser.parse_args()
     if args.interval is not None and len(args.interval) != len(args.bounds):
@@ -98,7 +98,7 @@ def _arguments() -> argparse.Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """When there are rounds enough."""
+    """When enough rounds have been measured."""
 
     half_width: float
     min_rounds: int
@@ -106,11 +106,11 @@ class Target:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Target:
-        """As the command line says."""
+        """From the command line."""
         return cls(args.half_width, args.min_rounds, args.max_seconds)
 
     def is_reached(self, done: list[Round]) -> bool:
-        """Whether every arm's interval is narrow enough, without the disturbed rounds."""
+        """Whether the interval of every arm is narrow enough, without the disturbed rounds."""
         kept = undisturbed_rounds(done)
         return len(kept) >= self.min_rounds and all(
             estimate_of(name, kept).half_width <= self.half_width for name in done[0].samples
@@ -118,7 +118,7 @@ class Target:
 
 
 class Run:
-    """One model, from AUTO's choices to the lines that judge them."""
+    """One model, from AUTO's choices to the lines that evaluate them."""
 
     def __init__(self, loop: Loop, scratch: Path, args: argparse.Namespace, *, number: int) -> None:
         self._loop, self._scratch, self._args = loop, scratch, args
@@ -132,7 +132,7 @@ class Run:
         self._num_arms = 0
 
     def measure(self) -> None:
-        """AUTO for every bound, then all of its intervals in the same rounds, then the sweep."""
+        """AUTO for every bound, then all intervals in the same rounds, then the sweep."""
         if self._args.live:
             self._measure_live()
             return
@@ -151,8 +151,8 @@ class Run:
     # ---- AUTO
 
     def _choose(self, bound: float) -> tuple[int, str]:
-        """AUTO's interval and reason, after a stretch of its own between two clean ones."""
-        with contextlib.closing(self._settled(bound)) as live:
+        """AUTO's interval and reason, after a stretch between two clean ones."""
+        with contextlib.closing(self._warmed_up(bound)) as live:
             before = live.manager.stats()["num_committed"]
             clean = [clean_for(self._loop, self._args.auto_seconds / 2)]
             window = live.stretch(passed(self._args.auto_seconds))
@@ -161,9 +161,9 @@ class Run:
         self._emit_auto(bound, window, clean, stats, taken=stats["num_committed"] - before)
         return int(stats["interval_steps"]), str(stats["reason"])
 
-    def _settled(self, bound: float) -> LiveManager:
+    def _warmed_up(self, bound: float) -> LiveManager:
         manager = self._loop.manager(self._folder(), max_overhead=bound)
-        return settled(self._loop, manager, at_most_s=self._args.warm_up_seconds)
+        return warmed_up(self._loop, manager, at_most_s=self._args.warm_up_seconds)
 
     def _emit_auto(
         self,
@@ -198,11 +198,11 @@ class Run:
     # ---- windows
 
     def _measure_live(self) -> None:
-        """The AUTO managers themselves in windows: an epoch ends with each."""
+        """Measure the AUTO managers themselves in windows: an epoch ends with each."""
         bounds = self._args.bounds
         with contextlib.ExitStack() as stack:
             lives = {
-                str(b): stack.enter_context(contextlib.closing(self._settled(b))) for b in bounds
+                str(b): stack.enter_context(contextlib.closing(self._warmed_up(b))) for b in bounds
             }
             first = {name: live.manager.stats() for name, live in lives.items()}
             length = self._args.window or 24
@@ -237,7 +237,7 @@ class Run:
             return self._windows(arms)
 
     def _windows(self, arms: Mapping[str, Arm]) -> dict[str, Measured]:
-        """Rounds until each arm is known well enough or the time is over."""
+        """Measure rounds until each arm is precise enough or the time is over."""
         start_s, target, done = time.perf_counter(), Target.of(self._args), list[Round]()
         for each in rounds(self._loop, arms, self._rng):
             done.append(each)

@@ -1,4 +1,4 @@
-"""The lines of `benchmarks.paper`: the paper's three arms from one model's measurements."""
+"""The lines of `benchmarks.paper`: the paper's three arms, from one model's measurements."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Report:
         self._line(measured, "epoch boundary", {**held[1], "epoch": self._epoch(measured)})
 
     def failed(self, why: str) -> None:
-        """Instead of these: what went wrong."""
+        """The line of a model that failed."""
         self._emit("failed", {"failed": why})
 
     def _epoch(self, measured: Measurements) -> str:
@@ -83,7 +83,7 @@ class Report:
 
 
 def auto_arm(measured: Measurements, workload: Workload, *, bound: float) -> dict[str, Any]:
-    """AUTO's interval in windows."""
+    """The arm at AUTO's interval, measured in windows."""
     steps, windows = measured.chosen.steps, measured.windows
     return {
         "k": steps,
@@ -106,7 +106,7 @@ def auto_arm(measured: Measurements, workload: Workload, *, bound: float) -> dic
 
 
 def _cost(measured: Measurements) -> dict[str, float | None]:
-    """Of a checkpoint, in its parts."""
+    """The cost of a checkpoint, in its parts."""
     windows, found = measured.windows, measured.windows.overhead.estimate
     interval_s = measured.chosen.steps * measured.iteration_s
     cost_s = found.mean * interval_s
@@ -123,7 +123,7 @@ def _cost(measured: Measurements) -> dict[str, float | None]:
 
 
 def _storage(measured: Measurements) -> dict[str, float]:
-    """How long its bytes take, and what interval that allows."""
+    """The time to write the same bytes raw, and the interval that allows."""
     limit = measured.raw_write_s / measured.iteration_s
     return {
         "persist_s": round(measured.windows.persist_s, 4),
@@ -148,7 +148,7 @@ def _verdict(measured: Measurements, workload: Workload, *, bound: float) -> dic
 
 
 def held_arm(measured: Measurements, *, steps: int) -> dict[str, Any]:
-    """Training stands still every ``steps`` iterations, until the checkpoint is durable."""
+    """An arm in which training stops every ``steps`` iterations until the checkpoint is durable."""
     still_s, iteration_s = measured.windows.still_s, measured.iteration_s
     found = estimate([Sample(each, steps * iteration_s) for each in still_s])
     held_s = statistics.mean(still_s)

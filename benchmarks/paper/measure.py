@@ -4,24 +4,23 @@
     python -m benchmarks.paper --preset gpu --data /data/imagenet   as the paper trained them
     python -m benchmarks.paper --preset gpu --model gpt2-xl --seconds 150
 
-Per model: an AUTO manager trains until its interval k has settled. A manager with that k is then
-measured in windows, each between two with no manager attached (see overhead.py): whole intervals,
-cut where a checkpoint is durable long before the next one is due. Then some checkpoints are
-waited for, training standing still. At last the newest one is restored into a new model by a new
-manager, its files dropped from the page cache, and compared.
+Per model: an AUTO manager trains until its interval k has converged. A manager with that k is then
+measured in windows, each between two with no manager attached (see benchmarks.overhead): whole
+intervals, cut short if a checkpoint is durable long before the next one is due. Then training stops
+for some checkpoints until each is durable. Finally, the newest one is restored into a new model by
+a new manager, with its files dropped from the page cache, and compared.
 
-Arm ``auto``: ``overhead`` is of the windows, with its 95 % interval, of the rounds that others did
-not disturb; ``overhead_all`` of all rounds. A window that is cut leaves out ``step()`` of the
-boundaries in the rest of its interval: ``added_us`` of benchmarks.decision, each. ``cost_ms`` is
-the overhead per checkpoint, in three parts: at the boundary (state is captured), waiting at the
-weight update for the copy, and by which the rest of training was slower (the difference).
-``durable_s`` is from a boundary until its checkpoint is durable. ``storage_limit`` is a raw direct
-write of the same bytes, in iterations: no interval can be shorter. ``synchronous``: the same k, but
-training stands still for ``held_ms``. ``epoch boundary``: that once per epoch. ``restore_s`` is
-making the manager and ``restore()``. ``derived`` names the figures that follow by arithmetic, with
-their formula; all others are measured. ``recovery_s`` is what a failure costs on average, without
-the start of the process (benchmarks.interruptions measures that). A model that fails has a line
-with ``failed``.
+Arm ``auto``: ``overhead`` is that of the undisturbed rounds, with its 95 % interval;
+``overhead_all`` that of all rounds. A window that is cut short omits ``step()`` at the remaining
+boundaries of its interval: ``added_us`` of benchmarks.decision, each. ``cost_ms`` is the overhead
+per checkpoint, in three parts: at the boundary (the state is captured), waiting at the weight
+update for the copy, and the slowdown of the rest of training (the difference). ``durable_s`` is
+from a boundary until its checkpoint is durable. ``storage_limit`` is a raw direct write of the same
+bytes, in iterations: no interval can be shorter. ``synchronous``: the same k, but training stops
+for ``held_ms``. ``epoch boundary``: the same once per epoch. ``restore_s`` is creating the manager
+and ``restore()``. ``derived`` names the figures that follow by arithmetic, with their formula; all
+others are measured. ``recovery_s`` is the average cost of a failure, without the start of the
+process (benchmarks.interruptions measures that). A model that fails has a line with ``failed``.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ from benchmarks.paper.arms import Report
 from benchmarks.paper.trial import Trial
 from benchmarks.paper.workloads import Workload, on_cpu, on_gpu
 
-#: Trained only when named: it needs about 60 GB of device and of host memory.
+#: Only trained if named: it needs about 60 GB of device memory and as much on the host.
 _ON_REQUEST = ("gpt2-xl",)
 _SECONDS = {"cpu": 22.0, "gpu": 40.0}
 
 
 def main() -> None:
-    """Print three lines per model; of one that fails, one that says so. Fails if all of them do."""
+    """Print three lines per model, or one if it failed. Fails if all of them do."""
     args = arguments()
     torch.set_num_threads(args.threads)
     torch.backends.cudnn.benchmark = True
@@ -59,7 +58,7 @@ def main() -> None:
 
 
 def run_one(workload: Workload, args: argparse.Namespace) -> bool:
-    """Measure one model and print its lines; whether that went well."""
+    """Measure one model and print its lines; returns whether that succeeded."""
     print(f"{workload.model}: about {args.seconds:.0f} s", file=sys.stderr)
     report, why = Report(workload, args), None
     with tempfile.TemporaryDirectory(
@@ -71,7 +70,7 @@ def run_one(workload: Workload, args: argparse.Namespace) -> bool:
             why = str(error)
         except Exception as error:
             traceback.print_exc()
-            why = type(error).__name__  # what it says may name a place on this machine
+            why = type(error).__name__  # the message may contain a path of this machine
     gc.collect()  # the model is in cycles
     if why is not None:
         print(f"{workload.model}: failed, {why}", file=sys.stderr)
@@ -80,7 +79,7 @@ def run_one(workload: Workload, args: argparse.Namespace) -> bool:
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line's."""
+    """The command line's options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     preset = "gpu" if torch.cuda.is_available() else "cpu"
     add = parser.add_argument
@@ -93,7 +92,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--data", type=Path, help="a folder of images, instead of random batches on the device")
     add("--workers", type=int, default=3, help="that read them")
     add("--epoch-iterations", type=int, help="instead of the preset's")
-    add("--seconds", type=float, help="per model, about; default: 22, with a GPU 40")
+    add("--seconds", type=float, help="approximate, per model; default: 22, with a GPU 40")
     add("--bound", type=float, default=0.035, help="of AUTO")
     add("--threads", type=int, default=1, help="of torch")
     add("--seed", type=int, default=0)
@@ -107,7 +106,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def chosen(
     args: argparse.Namespace, *, is_there: Callable[[str], bool] = is_installed
 ) -> Iterator[Workload]:
-    """The preset's, as the options change them. What is not installed is left out."""
+    """The preset's workloads, changed by the options, without those that are not installed."""
     preset = on_gpu() if args.preset == "gpu" else on_cpu()
     given = {name: getattr(args, name) for name in ("batch", "image_size", "tokens", "amp")}
     changed = {name: value for name, value in given.items() if value is not None}

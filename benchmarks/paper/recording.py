@@ -1,4 +1,4 @@
-"""An arm of `benchmarks.lab.paired`, and what its manager did in each window."""
+"""An arm of `benchmarks.lab.paired` that records what its manager did in each window."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from benchmarks.lab.paired import FrozenArm, Window
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """Of one window: seconds held, waited at updates, and its durable checkpoints' steps."""
+class WindowRecord:
+    """One window: seconds that training stopped, waited at updates, and the steps it covered."""
 
     held_s: float
     wait_s: float
@@ -21,13 +21,13 @@ class Note:
     checkpoints: int
 
 
-class NotedArm:
-    """A frozen arm that writes a note of each window; see `benchmarks.lab.paired.Arm`."""
+class RecordingArm:
+    """A frozen arm that records each window; see `benchmarks.lab.paired.Arm`."""
 
     def __init__(self, arm: FrozenArm) -> None:
         self._arm = arm
         self.iterations = arm.iterations
-        self.notes: list[Note] = []
+        self.records: list[WindowRecord] = []
 
     @property
     def taken(self) -> float:
@@ -39,8 +39,8 @@ class NotedArm:
         before, waited_s = self._arm.manager.stats(), self._waited_s()
         window = self._arm.window()
         after = self._arm.manager.stats()
-        self.notes.append(
-            Note(
+        self.records.append(
+            WindowRecord(
                 held_s=after["stall_s"] - before["stall_s"],
                 wait_s=self._waited_s() - waited_s,
                 steps=range(before["global_step"] + 1, after["global_step"] + 1),
@@ -59,8 +59,8 @@ class NotedArm:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
-    """Some windows together. Seconds; ``held_s`` and ``wait_s`` per checkpoint."""
+class CheckpointCosts:
+    """Several windows together, in seconds; ``held_s`` and ``wait_s`` are per checkpoint."""
 
     checkpoints: int
     held_s: float
@@ -68,14 +68,14 @@ class Noted:
     events: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, notes: Sequence[Note], folder: Path) -> Noted:
-        """With the events of their checkpoints."""
-        count = sum(each.checkpoints for each in notes)
+    def of(cls, records: Sequence[WindowRecord], folder: Path) -> CheckpointCosts:
+        """From windows, with the events of their checkpoints."""
+        count = sum(each.checkpoints for each in records)
         return cls(
             checkpoints=count,
-            held_s=sum(each.held_s for each in notes) / count,
-            wait_s=sum(each.wait_s for each in notes) / count,
+            held_s=sum(each.held_s for each in records) / count,
+            wait_s=sum(each.wait_s for each in records) / count,
             events=[
-                x for x in events(folder, "committed") if any(x["step"] in y.steps for y in notes)
+                x for x in events(folder, "committed") if any(x["step"] in y.steps for y in records)
             ],
         )

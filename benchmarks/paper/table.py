@@ -15,23 +15,23 @@ _BASE, _OURS, _FAILED = "epoch boundary", "auto", "failed"
 
 _ARMS = """\
 The paper's models in its three arms: CheckFreq at the interval it chose to keep its bound, the same
-interval with training standing still until each checkpoint is durable, and one such checkpoint per
-epoch (`k` is its length). Recovery is what a failure costs on average: the restore, half an
-interval, and the time to durable. The start of the process is not counted: it is the same in all
-arms, and `benchmarks.interruptions` measures it.
+interval with training stopped until each checkpoint is durable, and one such checkpoint per
+epoch (`k` is its length). Recovery is the average cost of a failure: the restore, half an interval,
+and the time to durable. The start of the process is not counted: it is the same in all arms, and
+`benchmarks.interruptions` measures it.
 """
 
 _STALLS = """\
-One checkpoint of CheckFreq there, and what it costs: at the boundary, waiting at the weight update,
-and by which the rest of training is slower (a difference of noisy figures). The storage limit is a
-raw write of the same bytes, in iterations.
+The cost of one of these CheckFreq checkpoints: at the boundary, waiting at the weight update, and
+the slowdown of the rest of training (a difference of noisy figures). The storage limit is a raw
+write of the same bytes, in iterations.
 """
 
 
 def arms(lines: list[Line]) -> str:
     """A row per model and arm; below them, how much faster recovery is."""
     columns = (
-        "model | T | what | k | overhead | 95 % interval | with disturbed rounds | restore "
+        "model | iteration | arm | k | overhead | 95 % interval | with disturbed rounds | restore "
         "| durable after | recovery"
     )
     lines = _current(lines)
@@ -60,7 +60,7 @@ def _failure(line: Line) -> str:
 
 
 def _current(lines: list[Line]) -> list[Line]:
-    """The newest of each setting; a failure only until that training has been measured."""
+    """The newest line of each setting; a failure counts until that training has been measured."""
     last = {_trained(x): x["arm"] for x in lines}
     return [
         x for x in newest(lines, *_SETTING) if x["arm"] != _FAILED or last[_trained(x)] == _FAILED
@@ -98,7 +98,7 @@ def ours(lines: list[Line]) -> list[Line]:
 
 
 def gains(lines: list[Line]) -> dict[str, list[float]]:
-    """Recovery per epoch / ours, of every training that has both, by what its epoch is."""
+    """Recovery with a checkpoint per epoch / ours, for every training that has both, by epoch."""
     recovery_s = {_trained(x): x["recovery_s"] for x in lines if x["arm"] == _OURS}
     found: dict[str, list[float]] = {}
     for x in newest(lines, *_SETTING):
@@ -108,13 +108,13 @@ def gains(lines: list[Line]) -> dict[str, list[float]]:
 
 
 def _gained(lines: list[Line]) -> list[str]:
-    """A sentence behind the rows for each kind of epoch that has a pair: ones set by us say so."""
+    """A sentence after the rows for each kind of epoch; assumed epochs are named as such."""
     found = gains(lines)
     set_by_us = [epoch for epoch in found if epoch.endswith(" iterations")]
     real = [ratio for epoch in found if epoch not in set_by_us for ratio in found[epoch]]
     sentences = [_sentence("a checkpoint per epoch", real)] if real else []
     sentences += [
-        _sentence(f"a checkpoint per epoch, an epoch of {epoch} being assumed", found[epoch])
+        _sentence(f"a checkpoint per epoch, assuming an epoch of {epoch}", found[epoch])
         for epoch in set_by_us
     ]
     return ["", *sentences] if sentences else []
@@ -130,7 +130,7 @@ def _times(ratio: float) -> str:
 
 
 def _model(line: Line) -> str:
-    """What was trained; of a CPU, with how many threads of how many cores."""
+    """The training in words; on a CPU, with the number of threads and cores."""
     side = line.get("image_size")
     size = f"{line['tokens']} tokens" if side is None else f"{side} px"
     threads, cores = line["threads"], line["machine"]["cores"]

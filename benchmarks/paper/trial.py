@@ -1,4 +1,4 @@
-"""One model of `benchmarks.paper`, from AUTO's choice to a restore: everything that is measured."""
+"""One model of `benchmarks.paper`, from AUTO's choice to a restore: all measurements."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from benchmarks.lab.overheads import Measured
 from benchmarks.lab.paired import FrozenArm, Round, clean_window, rounds
 from benchmarks.lab.rawio import RawWriter, drop_from_cache
 from benchmarks.lab.training import Loop
-from benchmarks.lab.warm_up import settled
-from benchmarks.paper.recording import Note, Noted, NotedArm
+from benchmarks.lab.warm_up import warmed_up
+from benchmarks.paper.recording import CheckpointCosts, RecordingArm, WindowRecord
 from benchmarks.paper.workloads import Workload
 from checkfreq.types import SnapshotPlace
 
 if TYPE_CHECKING:
     from benchmarks.imagenet.images import Stream
 
-#: Of a model's time: until AUTO has settled, and until the windows are over.
+#: Fractions of a model's time: until AUTO's warm-up, and until the windows are over.
 _SETTLE, _WINDOWS = 0.35, 0.8
 #: A window is whole intervals, and at least so long. Where a checkpoint is durable within half an
 #: interval, it is cut after twice that time.
 _WINDOW_S = 0.5
-#: Fewer rounds give no interval; undisturbed ones are waited for, but not for ever.
+#: Fewer rounds give no confidence interval; undisturbed ones are waited for, up to a limit.
 _MIN_ROUNDS, _PATIENCE = 3, 1.6
-#: Checkpoints that are waited for; restores, and raw writes; fewer of a large state.
+#: Checkpoints that training waits for; restores, and raw writes; fewer for a large state.
 _STILL, _REPEATS = 4, 3
 #: Bytes of all raw writes together, unless one is more; and how many of them are made.
 _RAW_BYTES, _SOURCE_BYTES = 4 << 30, 256 << 20
@@ -45,7 +45,7 @@ _RAW_BYTES, _SOURCE_BYTES = 4 << 30, 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """AUTO's interval, why, and what it knew."""
+    """AUTO's interval, its reason, and the statistics behind it."""
 
     steps: int
     reason: str
@@ -54,7 +54,7 @@ class Chosen:
     place: SnapshotPlace
 
     def window(self, *, iteration_s: float) -> int:
-        """Iterations of a window."""
+        """The iterations of a window."""
         whole = max(self.steps, math.ceil(_WINDOW_S / iteration_s))
         cut = math.ceil(max(2 * self.durable_s, _WINDOW_S) / iteration_s)
         return cut if cut < self.steps else whole
@@ -62,9 +62,9 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """That interval in windows. Seconds; ``held_s`` and ``wait_s`` per checkpoint.
+    """That interval in windows. Seconds; ``held_s`` and ``wait_s`` are per checkpoint.
 
-    All but ``still_s`` are of the rounds that others did not disturb.
+    All but ``still_s`` are from undisturbed rounds.
     """
 
     overhead: Measured
@@ -90,7 +90,7 @@ class Measurements:
 
     @property
     def iteration_s(self) -> float:
-        """T, of the windows without a manager."""
+        """The iteration time in the windows without a manager."""
         return self.windows.overhead.iteration_s
 
 
@@ -114,14 +114,14 @@ class Trial:
         )
 
     def measure(self) -> Measurements:
-        """Choose, train in windows, restore, write raw."""
+        """Choose an interval, train in windows, restore, write raw."""
         loop = self._loop(seed=self._args.seed)
         clean_window(loop, 5)
         chosen = self._choose(loop)
         windows, state_bytes = self._windows(loop, chosen)
         expected, num_parameters = fingerprint(loop), loop.num_parameters
         del loop
-        gc.collect()  # its memory is for the new one
+        gc.collect()  # free its memory for the new model
         return Measurements(
             chosen=chosen,
             windows=windows,
@@ -141,7 +141,7 @@ class Trial:
     def _choose(self, loop: Loop) -> Chosen:
         folder = self._scratch / "auto"
         manager = loop.manager(folder, max_overhead=self._args.bound)
-        with contextlib.closing(settled(loop, manager, at_most_s=_SETTLE * self._args.seconds)):
+        with contextlib.closing(warmed_up(loop, manager, at_most_s=_SETTLE * self._args.seconds)):
             stats = manager.stats()
         shutil.rmtree(folder)
         return Chosen(
@@ -154,13 +154,13 @@ class Trial:
 
     @property
     def _used(self) -> float:
-        """Of the time for this model."""
+        """The time left for this model."""
         return (time.perf_counter() - self._began_s) / self._args.seconds
 
     def _repeats(self, most: int, each_s: float, *, parts: int) -> int:
-        """How often something can be done, with so many ``parts`` to share the time that is left.
+        """How often something can be repeated, if ``parts`` share the remaining time.
 
-        At least once, whatever it takes.
+        At least once, however long it takes.
         """
         share_s = (1 - self._used) * self._args.seconds / parts
         return max(1, min(most, int(share_s / each_s)))
@@ -172,15 +172,15 @@ class Trial:
     # ---- windows
 
     def _windows(self, loop: Loop, chosen: Chosen) -> tuple[Windows, int]:
-        """Of that interval, and the bytes of a checkpoint; the last one is of the end."""
+        """Measure the interval, and the bytes of a checkpoint; the last one is taken at the end."""
         length = chosen.window(iteration_s=clean_window(loop, 3).iteration_s)
         folder = self._scratch / "frozen"
         arm = FrozenArm(loop, folder, interval=chosen.steps, length=length, place=chosen.place)
         with contextlib.closing(arm):
             arm.warm_up()
-            noted = NotedArm(arm)
+            noted = RecordingArm(arm)
             done, seconds = self._rounds(loop, noted)
-            found = Noted.of(kept(noted.notes, done), folder)
+            found = CheckpointCosts.of(kept(noted.records, done), folder)
             taken, state_bytes = arm.taken, arm.manager.stats()["state_bytes"]
             durable_s = statistics.median(_durable_s(each, arm) for each in found.events)
             num_still = self._repeats(_STILL, durable_s, parts=3)
@@ -196,8 +196,8 @@ class Trial:
         )
         return windows, state_bytes
 
-    def _rounds(self, loop: Loop, arm: NotedArm) -> tuple[list[Round], float]:
-        """Rounds, and how long they took."""
+    def _rounds(self, loop: Loop, arm: RecordingArm) -> tuple[list[Round], float]:
+        """Measure rounds; returns them and how long they took."""
         start_s, used, done = time.perf_counter(), self._used, list[Round]()
         for each in rounds(loop, {"auto": arm}, random.Random(self._args.seed)):
             done.append(each)
@@ -206,7 +206,7 @@ class Trial:
         return done, time.perf_counter() - start_s
 
     def _are_enough(self, done: Sequence[Round], *, one_more: float) -> bool:
-        """``one_more`` of them takes that part of the time."""
+        """Whether there is time: ``one_more`` round takes that fraction of it."""
         num_kept = sum(undisturbed([each.foreign for each in done]))
         is_patient = num_kept < _MIN_ROUNDS and self._used + one_more < _PATIENCE
         return self._used > _WINDOWS and len(done) >= _MIN_ROUNDS and not is_patient
@@ -214,7 +214,7 @@ class Trial:
     # ---- restore
 
     def _restore(self, expected: list[int], repeats: int) -> list[float]:
-        """Seconds of restores into a model with other weights, each by a new manager."""
+        """Seconds of restores into a model with different weights, each by a new manager."""
         loop = self._loop(seed=self._args.seed + 1)
         seconds = []
         for _ in range(repeats):
@@ -230,14 +230,14 @@ class Trial:
         return seconds
 
 
-def kept(notes: Sequence[Note], done: Sequence[Round]) -> list[Note]:
-    """The notes of the rounds that `Measured` counts: one of each."""
+def kept(records: Sequence[WindowRecord], done: Sequence[Round]) -> list[WindowRecord]:
+    """The records of the rounds that `Measured` counts: one of each."""
     keep = undisturbed([each.foreign for each in done])
-    return [each for each, is_kept in zip(notes, keep, strict=True) if is_kept]
+    return [each for each, is_kept in zip(records, keep, strict=True) if is_kept]
 
 
 def _durable_s(event: dict[str, Any], arm: FrozenArm) -> float:
-    """From its boundary until it was durable."""
+    """The time from a boundary until its checkpoint is durable."""
     return float(event["durable_monotonic_s"] - arm.boundaries_s[event["step"]])
 
 
@@ -255,7 +255,7 @@ def _sum(tensor: torch.Tensor) -> int:
 
 
 def raw_write_s(folder: Path, num_bytes: int, repeats: int) -> float:
-    """Seconds of writing so many bytes, directly and synced: P, as the disk alone would have it."""
+    """Seconds to write that many bytes directly and sync them: P if only the disk counted."""
     path = folder / ".raw-write"
     with RawWriter(path, num_bytes, source_bytes=_SOURCE_BYTES) as writer:
         return statistics.median(writer.once() for _ in range(repeats))

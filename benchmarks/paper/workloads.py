@@ -1,8 +1,8 @@
-"""What `benchmarks.paper` trains: the paper's models in the paper's sizes, or in a CPU's.
+"""The workloads of `benchmarks.paper`: the paper's models in the paper's sizes, or sized for a CPU.
 
-The paper's are ImageNet shapes at 256 images per GPU (128 for the two largest networks), mixed
-precision. A CPU's are so small that an iteration takes 50 to 400 ms on one core; the networks
-themselves are the same, except that the language models are smaller and that Inception has no
+The paper's are ImageNet shapes at 256 images per GPU (128 for the two largest networks), in mixed
+precision. For a CPU they are so small that an iteration takes 50 to 400 ms on one core. The
+networks are the same, except that the language models are smaller and that Inception has no
 auxiliary head, which needs larger images.
 """
 
@@ -38,29 +38,29 @@ class Workload:
 
     @property
     def is_language(self) -> bool:
-        """Whether it reads tokens."""
+        """Whether its input is tokens."""
         return self.model in LANGUAGE_MODELS
 
     @property
     def kind(self) -> str:
-        """Of the device, without its number."""
+        """The kind of device, without its number."""
         return self.device.partition(":")[0]
 
     @property
     def is_target(self) -> bool:
-        """Whether it is what the target of the GPU is of: ResNet-50 as the paper trained it."""
+        """Whether the GPU target applies: ResNet-50 as the paper trained it."""
         sizes = self.model, self.batch, self.image_size
         return sizes == ("resnet50", 256, 224) and self.kind == "cuda" and self.amp
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """The distribution that has the model."""
+        """The package that provides the model."""
         return ("transformers",) if self.is_language else ("torchvision",)
 
     def loop(
         self, *, seed: int, source: Iterator[Batch] | None = None, num_classes: int | None = None
     ) -> Loop:
-        """It, about to begin; with ImageNet's number of classes unless it is told another."""
+        """The loop, ready to start; with ImageNet's number of classes by default."""
         return Loop(
             self.model,
             batch=self.batch,
@@ -76,7 +76,7 @@ class Workload:
 
 
 def on_cpu() -> dict[str, Workload]:
-    """By name, in the order in which the paper lists them."""
+    """By name, in the paper's order."""
     batches = {"resnet18": 8, "resnet50": 8, "resnext101": 2, "densenet121": 8, "vgg16": 2}
     images = [Workload(model=name, batch=batch) for name, batch in batches.items()]
     inception = Workload(model="inception_v3", batch=4, image_size=75)
@@ -85,7 +85,7 @@ def on_cpu() -> dict[str, Workload]:
 
 
 def on_gpu() -> dict[str, Workload]:
-    """The paper's own; GPT-2 of 1.5 billion parameters too, which is trained when named."""
+    """The paper's own, and GPT-2 with 1.5 billion parameters, which is only trained if named."""
     images = [_imagenet(name) for name in IMAGE_MODELS]
     texts = [
         _wikitext("bert", batch=32, tokens=512),

@@ -1,4 +1,4 @@
-"""What the bus gives without checkfreq: copies within memory, or between it and a GPU."""
+"""The speed of the bus without checkfreq: copies within memory, or to and from a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Bus:
         self._host = torch.ones(region_bytes, dtype=torch.uint8, pin_memory=on_device)
 
     def seconds(self, num_bytes: int) -> dict[str, float]:
-        """``bus_s``, and with a GPU ``bus_back_s``, of so many bytes in pieces of the region."""
+        """``bus_s``, and with a GPU ``bus_back_s``, of that many bytes in pieces of the region."""
         there = {"bus_s": self._copied(self._host, self._state, num_bytes)}
         if self._device.type != "cuda":
             return there

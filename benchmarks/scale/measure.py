@@ -1,28 +1,29 @@
-"""Cost of checkpoints against the size of the state and the number of tensors, beside the limits.
+"""The cost of checkpoints by size of the state and by number of tensors, beside hardware limits.
 
     python -m benchmarks.scale --gib 0.1 1 4 8 --folder /mnt/disk/scratch
 
-``size``: float32 state of each ``--gib`` in 64 tensors; training goes on (matrix products of about
-0.3 s per GiB, on a GPU 0.05 s, and a write to every parameter). In each round one save, one raw
-direct write of as many bytes and one copy over the bus come in random order, then likewise a
-restore and raw direct reads. ``held_ms``: the training thread stands still, in the call (alone:
-``save_ms``) and at updates; ``added_ms``: what all iterations until durable took longer;
-``copy_s``: from the boundary to the complete snapshot; ``durable_s``: from the call to the commit,
-of which ``persist_s`` is behind the snapshot; ``restore_s``: verified, into live tensors, past
-the page cache. ``raw_write_s``, ``raw_read_s`` (into memory that is there) and ``raw_fresh_s``
-(into new memory, as a restore must) are the disk's limits; ``bus_s`` (a copy in memory; from a GPU
-to pinned memory) and ``bus_back_s`` the bus's. ``..._against_...``: that limit's time over ours,
-within a round; 1 is as fast. The first save, into slots that were waited for but with all else
-done for the first time, is told apart. ``memory_gib``: ``trainer_gib``, its peak growth since
-before the manager, and ``worker_gib``, the most of that, shared slots counted once;
-``slots_gib``: slots × state. ``restore_peak_gib``: what a restore needs besides the state.
+``size``: float32 state of each ``--gib`` in 64 tensors, while training continues (matrix products
+of about 0.3 s per GiB, on a GPU 0.05 s, and a write to every parameter). In each round one save,
+one raw direct write of the same bytes and one copy over the bus come in random order, then a
+restore and raw direct reads, also in random order. ``held_ms``: how long training stops, in the
+call (alone: ``save_ms``) and at updates. ``added_ms``: by how much all iterations until durable
+were longer. ``copy_s``: from the boundary to the complete snapshot. ``durable_s``: from the call to
+the commit, of which ``persist_s`` is after the snapshot. ``restore_s``: verified, into live
+tensors, bypassing the page cache. ``raw_write_s``, ``raw_read_s`` (into memory already in use) and
+``raw_fresh_s`` (into new memory, as a restore must) are the limits of the disk; ``bus_s`` (a copy
+in memory; from a GPU to pinned memory) and ``bus_back_s`` those of the bus. ``..._against_...``:
+the time of the limit over ours, within a round; 1 is as fast. The first save goes into slots that
+were waited for, and does everything else for the first time; it is reported separately.
+``memory_gib``: ``trainer_gib``, its peak growth since before the manager, plus ``worker_gib``, the
+worker's peak, with shared slots counted once; ``slots_gib``: slots × state. ``restore_peak_gib``:
+the memory that a restore needs besides the state.
 
 ``tensors``: a state of ``--mib`` in each number of ``--tensors``: ``boundary_us``, a boundary and
-an update of an AUTO manager with nothing due (behind its first checkpoint, and of batches without
-one: the median, the least and the most of them), and the figures above.
+an update of an AUTO manager with nothing due (after its first checkpoint, over batches without one:
+their median, minimum and maximum), and the figures above.
 
-Medians of ``--rounds`` rounds (above 1 GiB fewer, in proportion, but two), with quartiles. A size
-for which memory or disk do not suffice has a line that says ``why_not``.
+Medians of ``--rounds`` rounds (above 1 GiB proportionally fewer, but two), with quartiles. A size
+that does not fit into memory or onto the disk has a line with ``why_not``.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.lab.capacity import room_for
+from benchmarks.lab.capacity import shortage
 from benchmarks.lab.events import events
 from benchmarks.lab.rawio import RawWriter
 from benchmarks.lab.record import emit, median_ratio
@@ -64,7 +65,7 @@ _FIRST_WITHIN_S = 30.0
 _CLEAN_ITERATIONS = 2
 _AT_RESTORE = ("restore_s", "raw_read_s", "raw_fresh_s")
 _BATCHES, _MOST_BATCHES = 5, 40
-#: A ratio by its name: the limit's time over ours.
+#: The ratios by name: the time of the limit over ours.
 _AGAINST = {
     "persist_against_raw": ("raw_write_s", "persist_s"),
     "durable_against_raw": ("raw_write_s", "durable_s"),
@@ -101,10 +102,10 @@ def _arguments() -> argparse.Namespace:
 
 def _size(gib: float, device: torch.device, args: argparse.Namespace) -> None:
     num_bytes = int(gib * GIB)
-    gc.collect()  # the state before is in cycles: it needs no room any more
+    gc.collect()  # the previous state is in reference cycles: free its memory
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    why_not = room_for(num_bytes, device, args.folder)
+    why_not = shortage(num_bytes, device, args.folder)
     if why_not is not None:
         setting = {"what": "size", "device": device.type, "gib": gib}
         emit("scale", folder=args.folder, **setting, why_not=why_not)
@@ -115,7 +116,7 @@ def _size(gib: float, device: torch.device, args: argparse.Namespace) -> None:
 
 
 def num_rounds(asked: int, gib: float) -> int:
-    """Above 1 GiB fewer in proportion, but two if not one is asked for."""
+    """Above 1 GiB proportionally fewer, but two unless only one is requested."""
     return min(asked, max(2, round(asked / max(1.0, gib))))
 
 
@@ -137,7 +138,7 @@ def _tensors(num_tensors: int, device: torch.device, args: argparse.Namespace) -
 
 
 def _boundary(batches_us: list[float]) -> dict[str, float]:
-    """Nothing if there was a checkpoint in every batch."""
+    """Nothing if every batch had a checkpoint."""
     if not batches_us:
         return {}
     figures = {"": statistics.median(batches_us), "_low": min(batches_us), "_high": max(batches_us)}
@@ -150,7 +151,7 @@ def _boundary(batches_us: list[float]) -> dict[str, float]:
 def measured(
     num_bytes: int, num_tensors: int, rounds: int, device: torch.device, args: argparse.Namespace
 ) -> tuple[Seconds, dict[str, float]]:
-    """Seconds of everything, a value per round; memory in bytes. Leaves nothing on the disk."""
+    """Seconds of everything, a value per round; memory in bytes. Leaves nothing on disk."""
     block = Block(num_bytes, num_tensors=num_tensors, device=device)
     training = Training(block, torch.optim.SGD(block.parameters(), lr=0.1))
     work = _work(block.state_bytes(), device)
@@ -183,7 +184,7 @@ def _saves(
 
     def change() -> None:
         block.change()
-        memory.note(saver)
+        memory.sample(saver)
 
     def save() -> dict[str, float]:
         figures = sample(saver, change, work, clean_iterations=_CLEAN_ITERATIONS)
@@ -191,7 +192,7 @@ def _saves(
 
     def raw() -> dict[str, float]:
         raw_write_s = writer.once()
-        (folder / "raw").unlink()  # two checkpoints need its place
+        (folder / "raw").unlink()  # its space is needed for two checkpoints
         return {"raw_write_s": raw_write_s}
 
     arms: list[Arm] = [save, raw, lambda: bus.seconds(num_bytes)]
@@ -216,7 +217,7 @@ def _restores(
     peaks: list[float] = []
 
     def restore() -> dict[str, float]:
-        # closed before the next arm: its slots are made in the background from now on
+        # closed before the next arm: from now on it creates its slots in the background
         with contextlib.closing(CheckFreq(folder / "chk", training)) as saver:
             peak = Peak()
             restore_s = seconds_of(saver.restore, work)
@@ -228,14 +229,14 @@ def _restores(
         lambda: {"raw_read_s": writer.read_back()},
         lambda: {"raw_fresh_s": writer.read_back(fresh=True)},
     ]
-    writer.once()  # a file of as many bytes, to be read
+    writer.once()  # a file of the same size, to be read
     return interleaved(arms, rounds=rounds), statistics.median(peaks)
 
 
 def _boundaries(
     num_bytes: int, num_tensors: int, device: torch.device, args: argparse.Namespace
 ) -> list[float]:
-    """Microseconds of a boundary and an update with nothing due: a median per batch of them."""
+    """Microseconds of a boundary and an update with nothing due: the median of each batch."""
     count = args.iterations // _BATCHES
     block = Block(num_bytes, num_tensors=num_tensors, device=device)
     optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
@@ -271,7 +272,7 @@ def quiet_batches(
     wanted: int = _BATCHES,
     most: int = _MOST_BATCHES,
 ) -> list[float]:
-    """What ``batch`` gave, as often as wanted, where no checkpoint was begun meanwhile."""
+    """The results of ``batch`` during which no checkpoint began, until there are enough."""
     quiet: list[float] = []
     for _ in range(most):
         before, value = num_begun(), batch()
@@ -295,19 +296,19 @@ def _iterations_us(manager: CFManager, count: int) -> list[float]:
 
 
 class Memory:
-    """What the trainer grew by since this was made, and what the worker has, in bytes."""
+    """The growth of the trainer since this was created, and the worker's memory, in bytes."""
 
     def __init__(self) -> None:
         self._peak = Peak()
         self._worker = 0
 
-    def note(self, saver: CheckFreq) -> None:
-        """Look at both processes."""
-        self._peak.note()
+    def sample(self, saver: CheckFreq) -> None:
+        """Sample both processes."""
+        self._peak.sample()
         self._worker = max(self._worker, Usage.of(worker_pid(saver._manager)).private)
 
     def used(self, saver: CheckFreq, num_bytes: int) -> dict[str, float]:
-        """The most of each, and what the slots are for."""
+        """The peak of each, and the share that slots account for."""
         slots = len(saver._manager._pipeline._arena.slots)
         trainer = self._peak.growth()
         return {
@@ -342,7 +343,7 @@ def _report(
 
 
 def figures(seconds: Seconds) -> dict[str, Any]:
-    """Medians behind the first save, quartiles, ratios within a round, and the first save."""
+    """Medians after the first save, quartiles, ratios within a round, and the first save."""
     saves = {name: values for name, values in seconds.items() if name not in _AT_RESTORE}
     behind = {name: values[1:] for name, values in saves.items()}
     behind |= {name: seconds[name] for name in _AT_RESTORE if name in seconds}

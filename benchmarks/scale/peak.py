@@ -1,7 +1,7 @@
-"""The most memory that this process had resident since an instant, by the kernel's own count.
+"""The peak of this process's resident memory since an instant, as counted by the kernel.
 
-The count is off by a few hundred KiB at times. Where the kernel's mark cannot be set back (some
-sandboxes), what was seen at each `note` counts.
+The count can be off by a few hundred KiB. Where the kernel's peak cannot be reset (some sandboxes),
+the largest value seen at a `sample` counts.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ _FORGET_THE_PEAK = "5"
 
 
 class Peak:
-    """Of anonymous, shared and file pages together, in bytes."""
+    """Anonymous, shared and file pages together, in bytes."""
 
     def __init__(self, *, clear: Path = _CLEAR) -> None:
         self._is_exact = _forget(clear)
         self._before = self._most = _resident("VmRSS")
 
-    def note(self) -> None:
-        """Look now."""
+    def sample(self) -> None:
+        """Sample now."""
         self._most = max(self._most, _resident("VmHWM" if self._is_exact else "VmRSS"))
 
     def growth(self) -> int:
-        """The most since this was made, less what there was then."""
-        self.note()
+        """The peak since this was created, minus the value at that time."""
+        self.sample()
         return self._most - self._before
 
 

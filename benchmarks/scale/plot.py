@@ -1,16 +1,16 @@
-"""Seconds against the size of the state: ours, and what disk and bus give."""
+"""Seconds against the size of the state: ours, and the limits of disk and bus."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab.plots import COLOURS, panels
-from benchmarks.lab.tables import Line, newest_of_each_place, told_apart
+from benchmarks.lab.tables import Line, newest_of_each_place, place_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Of each panel: field, factor to seconds, name, style.
+#: The curves of each panel: field, factor to seconds, name, style.
 _PANELS = {
     "checkpoint": (
         ("held_ms", 1e-3, "training held", "-"),
@@ -46,7 +46,7 @@ def _by_place(lines: list[Line]) -> dict[str, list[Line]]:
     of_sizes = [x for x in lines if x["what"] == "size"]
     of_sizes = newest_of_each_place(of_sizes, "device", "gib")
     measured = sorted((x for x in of_sizes if "why_not" not in x), key=lambda x: x["gib"])
-    place = told_apart(measured)
+    place = place_label(measured)
     by_place: dict[str, list[Line]] = {}
     for line in measured:
         by_place.setdefault(f"{line['device']}{place(line)}", []).append(line)

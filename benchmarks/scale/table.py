@@ -1,4 +1,4 @@
-"""Tables of `benchmarks.scale`: against the size of the state, and the number of tensors."""
+"""Tables of `benchmarks.scale`: by size of the state, and by number of tensors."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from benchmarks.lab.tables import (
     Table,
     introduced,
     newest_of_each_place,
+    place_label,
     row,
     table,
-    told_apart,
 )
 
 _SIZES = """\
-Checkpoints against the size of the state, in 64 tensors, beside what disk and bus gave in the same
-rounds (`1.00`: as fast as that limit; the median of the rounds' ratios). `held`: the training
-thread stands still; `added`: what all iterations until durable took longer, the copy and the
-writes taking CPU time from them. Memory: the peak of trainer and worker beyond the training's own,
-of which the slots are two states. The restore verifies and reads past the page cache; its limits
-are a raw read into memory that was in use, and into new memory.
+Checkpoints by size of the state, in 64 tensors, beside the speed of disk and bus in the same rounds
+(`1.00`: as fast as that limit; the median of the rounds' ratios). `stopped`: how long the training
+thread stops; `added`: by how much all iterations until durable were longer, because the copy and
+the writes use CPU time. Memory: the peak of trainer and worker beyond the training's own; the slots
+are two states of it. The restore verifies and bypasses the page cache; its limits are a raw read
+into memory that was in use, and into new memory.
 """
 
 _TENSORS = """\
-The same against the number of tensors, the size being fixed: an iteration in which nothing is due
-(AUTO; of that median, the least and the most of several batches), and what one checkpoint holds
-the training thread for at the boundary, where the state is captured:
+The same by number of tensors, at a fixed size: an iteration in which nothing is due (AUTO; the
+median, minimum and maximum over several batches), and how long one checkpoint stops the training
+thread at the boundary, where the state is captured:
 """
 
 
@@ -32,10 +32,10 @@ def sizes(lines: list[Line]) -> str:
     """A row per size; a sentence for each that did not fit."""
     of_sizes = [x for x in lines if x["what"] == "size"]
     lines = newest_of_each_place(of_sizes, "device", "gib")
-    place = told_apart(lines)
+    place = place_label(lines)
     lines.sort(key=lambda x: (x["device"], place(x), x["gib"]))
     columns = (
-        "state | held | added | durable after | persist / raw write | copy / bus "
+        "state | stopped | added | durable after | persist / raw write | copy / bus "
         "| restore | / raw read | / into new memory | memory | / slots | rounds"
     )
     rows = [_size(x, place(x)) for x in lines if "why_not" not in x]
@@ -65,7 +65,7 @@ def _why_not(x: Line, place: str) -> str:
 
 
 def between(x: Line, name: str, unit: str, digits: int) -> str:
-    """The median, with its quartiles."""
+    """The median with its quartiles."""
     low, median, high = (f"{v:.{digits}f}" for v in (x["low"][name], x[name], x["high"][name]))
     return f"{median} {unit} ({low} to {high})"
 
@@ -74,11 +74,11 @@ def tensors(lines: list[Line]) -> str:
     """A row per number of tensors."""
     of_tensors = [x for x in lines if x["what"] == "tensors"]
     lines = newest_of_each_place(of_tensors, "device", "mib", "tensors")
-    place = told_apart(lines)
+    place = place_label(lines)
     lines.sort(key=lambda x: (x["device"], place(x), x["mib"], x["tensors"]))
     columns = (
         "tensors | iteration, nothing due | boundary with a checkpoint | per tensor "
-        "| held in all | durable after | restore"
+        "| stopped in all | durable after | restore"
     )
     rows = [
         row(

@@ -1,20 +1,19 @@
-"""Checkpoints of several ranks: how the time falls with ranks, and beside torch's own.
+"""Checkpoints of several ranks: how the time falls with their number, beside torch's own.
 
     python -m benchmarks.sharded --mib 256 --rounds 5 --folder /mnt/disk/scratch
 
-Real processes (gloo) train on a state of ``--mib`` in all: ``sharded``, DTensors as FSDP2 leaves
-them, and ``replicated``, as DDP has it (``split``: every rank writes a part). The training is
-matrix products and a meeting of the ranks. In each round every arm saves once, in random order,
-and training goes on until that is durable. Of several ranks the slowest counts.
+Real processes (gloo) train on a state of ``--mib`` in total: ``sharded``, DTensors as FSDP2 leaves
+them, and ``replicated``, as under DDP (``split``: every rank writes a part). The training is matrix
+products and a synchronisation of the ranks. In each round every arm saves once, in random order,
+and training continues until that is durable. Of several ranks the slowest counts.
 
-``held_ms``: the training thread stands still in calls of the library: the save (alone:
-``save_ms``), boundaries, entering the weight update. ``added_ms``: what the iterations until then
-took longer in all. ``durable_s``: from the call's entry until everything is synced and committed;
-``persist_s`` (ours): that part behind the complete snapshot. ``raw``: as many bytes, written
-directly and synced by as many processes: the disk's own limit. torch.distributed.checkpoint has
-as many threads, syncs, caches plans; ``aside``: it stages in a thread. The first save is told
-apart; ``low`` and ``high`` are quartiles. ``meeting``: what it costs that the ranks of a manager
-meet, with nothing to be done.
+``held_ms``: how long the library's calls stop the training thread: the save (alone: ``save_ms``),
+boundaries, entering the weight update. ``added_ms``: by how much all iterations until then were
+longer. ``durable_s``: from the call until everything is synced and committed; ``persist_s`` (ours):
+the part after the complete snapshot. ``raw``: the same bytes, written directly and synced by as
+many processes: the limit of the disk. torch.distributed.checkpoint has as many threads, syncs, and
+caches plans; ``aside``: it stages in a thread. The first save is reported separately; ``low`` and
+``high`` are quartiles. ``meeting``: the cost of a meeting of a manager's ranks with nothing to do.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _MEETINGS, _WARM_UP_MEETINGS = 500, 50
 
 
 def main() -> None:
-    """Start the ranks of each world, and print a line per arm; in a rank, be that."""
+    """Start the ranks of each world, and print a line per arm; in a child process, run one rank."""
     args = _arguments()
     if args.result is not None:
         run_rank(args)
@@ -82,7 +81,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def launched(what: str, world: int, args: argparse.Namespace, scratch: Path) -> Seconds:
-    """What ``world`` ranks measured."""
+    """The figures that ``world`` ranks measured."""
     result, folder = scratch / "result.json", scratch / f"{what}-{world}"
     folder.mkdir()
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
@@ -148,7 +147,7 @@ def _medians(figures: Mapping[str, list[float]]) -> dict[str, Any]:
 
 
 def run_rank(args: argparse.Namespace) -> None:
-    """Measure everything of one part; the first rank writes it down."""
+    """Measure one part completely; the first rank writes the figures to a file."""
     dist.init_process_group("gloo")
     what = args.only[0]
     seconds = meeting() if what == _MEETING else saving(what, args)
@@ -158,7 +157,7 @@ def run_rank(args: argparse.Namespace) -> None:
 
 
 def meeting() -> Seconds:
-    """The median meeting, on the slowest rank; each begins when the one before is over."""
+    """The median time of a meeting, on the slowest rank; each begins when the last one is over."""
     meetings = Meetings.of_process_group(timeout_s=60)
     taken_s = []
     for _ in range(_WARM_UP_MEETINGS + _MEETINGS):
@@ -192,7 +191,7 @@ def sharded(args: argparse.Namespace, num_bytes: int, work: Work) -> Iterator[li
 
 @contextlib.contextmanager
 def replicated(args: argparse.Namespace, num_bytes: int, work: Work) -> Iterator[list[Arm]]:
-    """Ours on what all ranks have: each writes a part, or the first one everything."""
+    """Ours on replicated state: each rank writes a part, or the first one everything."""
     folder = Path(args.folder)
     state = ReplicatedState(num_bytes, num_tensors=args.tensors)
     training = training_of(state)
@@ -204,7 +203,7 @@ def replicated(args: argparse.Namespace, num_bytes: int, work: Work) -> Iterator
 
 
 def _closing(stack: contextlib.ExitStack, saver: Saver) -> Saver:
-    """Closed with the stack, after an error too."""
+    """Close it with the stack, also after an error."""
     stack.callback(saver.close)
     return saver
 
@@ -224,7 +223,7 @@ def measured(
     num_bytes: int,
     work: Work,
 ) -> Iterator[list[Arm]]:
-    """An arm for each saver and one for the disk."""
+    """An arm for each saver, and one for the disk."""
     path = Path(args.folder) / f"raw-{dist.get_rank()}"
     with RawWriter(path, num_bytes // dist.get_world_size()) as writer:
         yield [

@@ -1,4 +1,4 @@
-"""The states of `benchmarks.sharded`: as FSDP2 leaves a model, and as DDP has it."""
+"""The states of `benchmarks.sharded`: as FSDP2 leaves a model, and as under DDP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS = 1024
 
 
 class State(Protocol):
-    """What is saved, and what a weight update does to it."""
+    """The saved state, and the change that a weight update makes."""
 
     module: nn.Module
 
@@ -26,7 +26,7 @@ class State(Protocol):
 
 
 class ShardedState:
-    """As FSDP2 leaves a model: float32 DTensors, their rows shared out to the ranks."""
+    """As FSDP2 leaves a model: float32 DTensors, their rows distributed over the ranks."""
 
     def __init__(self, num_bytes: int, *, num_tensors: int) -> None:
         mesh = DeviceMesh("cpu", list(range(dist.get_world_size())))
@@ -45,7 +45,7 @@ class ShardedState:
 
 
 class ReplicatedState:
-    """As DDP has it: the same float32 tensors on every rank."""
+    """As under DDP: the same float32 tensors on every rank."""
 
     def __init__(self, num_bytes: int, *, num_tensors: int) -> None:
         torch.manual_seed(0)
@@ -63,5 +63,5 @@ class ReplicatedState:
 
 
 def training_of(state: State) -> Training:
-    """Its module beside an optimizer that has no state of its own."""
+    """Its module with an optimizer that has no state."""
     return Training(state.module, torch.optim.SGD(state.module.parameters(), lr=0.1))

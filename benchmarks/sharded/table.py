@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from benchmarks.lab.tables import Line, Table, introduced, newest_of_each_place, table, told_apart
+from benchmarks.lab.tables import Line, Table, introduced, newest_of_each_place, place_label, table
 
 _SAVES = """\
-Several ranks: one save of a state that is sharded as FSDP2 does it, or replicated as DDP does
-(`split`: each rank writes a part), beside `torch.distributed.checkpoint` with as many writer
-threads, synced files and cached plans (`aside`: staging in a thread) and a raw direct write of the
-same bytes by the same processes. Training goes on meanwhile; of several ranks the slowest counts,
-from its call until all is committed (median, with the quartiles). `held` is what the library's
-calls take, `added` what all iterations until then took longer; the first save is told apart:
+Several ranks: one save of a state that is sharded as by FSDP2, or replicated as by DDP (`split`:
+each rank writes a part), beside `torch.distributed.checkpoint` with as many writer threads, synced
+files and cached plans (`aside`: staging in a thread) and a raw direct write of the same bytes by
+the same processes. Training continues meanwhile; of several ranks the slowest counts, from its call
+until everything is committed (median, with the quartiles). `stops training for` is the time in the
+library's calls, `added` the time by which all iterations until then were longer. The first save is
+shown separately:
 """
 
 
 def saves(lines: list[Line]) -> str:
     """A row per state, number of ranks and arm, the fastest to be durable first."""
     columns = (
-        "state | ranks | what | held per save | the first | added in all | durable after "
-        "| the first | against the raw disk"
+        "state | ranks | library | stops training for | first save | added in all | durable after "
+        "| first save | relative to raw"
     )
     saved = [x for x in lines if x["what"] != "meeting"]
     lines = sorted(
         newest_of_each_place(saved, "what", "mib", "world", "arm"),
         key=lambda x: (x["what"] != "sharded", x["world"], x["durable_s"]),
     )
-    place = told_apart(lines)
+    place = place_label(lines)
     rows = [
         f"| {x['what']}, {x['mib']:g} MiB{place(x)} | {x['world']} | {x['arm']} "
         f"| {_held(x, 'held_ms')} | {_held(x, 'first_held_ms')} | {_held(x, 'added_ms')} "
@@ -41,7 +42,7 @@ def _held(line: Line, figure: str) -> str:
 
 
 def _durable(line: Line) -> str:
-    """With its quartiles, where there are some."""
+    """The median, with its quartiles if known."""
     if "durable_s" not in line.get("low", {}):
         return f"{line['durable_s']:.2f} s"
     low, median, high = (each["durable_s"] for each in (line["low"], line, line["high"]))
@@ -54,8 +55,8 @@ def _persist_alone(line: Line) -> str:
 
 
 _MEETINGS = """\
-A meeting of the ranks, when a checkpoint may be due or `meet_every_s` has passed, with nothing to
-be done (median):
+A meeting of the ranks, held when a checkpoint may be due or `meet_every_s` has passed, with nothing
+to do (median):
 """
 
 
@@ -63,11 +64,11 @@ def meetings(lines: list[Line]) -> str:
     """A row per number of ranks."""
     met = newest_of_each_place([x for x in lines if x["what"] == "meeting"], "world")
     lines = sorted(met, key=lambda x: x["world"])
-    place = told_apart(lines)
+    place = place_label(lines)
     rows = [
         f"| {x['world']}{place(x)} | {x['median_ms']:.2f} ms | {x['meetings']} |" for x in lines
     ]
-    return introduced(_MEETINGS, table("ranks | a meeting | measured", rows, lines))
+    return introduced(_MEETINGS, table("ranks | one meeting | meetings", rows, lines))
 
 
 TABLES = {"sharded": Table("sharded", saves), "meeting": Table("sharded", meetings)}

@@ -2,7 +2,7 @@
 
     python -m benchmarks.simulate --seeds 10
 
-Nothing is measured here but the tuner's decisions: all times are simulated. Goodput by size is
+Only the tuner's decisions are real; all times are simulated. For goodput by number of GPUs see
 `benchmarks.goodput`.
 """
 
@@ -46,7 +46,7 @@ def _closed_form(num_failures: int) -> None:
     grid = [
         (work_s, cost_s, mtbf_s, restart_s)
         for work_s, cost_s, mtbf_s, restart_s in product(_WORK_S, _COST_S, _MTBF_S, _RESTART_S)
-        if work_s + cost_s <= mtbf_s  # beyond, next to nothing gets done
+        if work_s + cost_s <= mtbf_s  # beyond that there is hardly any progress
     ]
     errors = [_error(*point, num_failures=num_failures) for point in grid]
     emit(
@@ -63,7 +63,7 @@ def _error(
     work_s: float, cost_s: float, mtbf_s: float, restart_s: float, *, num_failures: int
 ) -> float:
     expected = goodput(work_s, cost_s=cost_s, mtbf_s=mtbf_s, restart_s=restart_s)
-    # Enough of both, or chance is what shows.
+    # Enough of both, or the result is mostly chance.
     wall_s = num_failures * max(mtbf_s, 5 * work_s / expected)
     found = _fixed(cost_s, int(work_s), Exponential(mtbf_s), restart_s, wall_s)
     return abs(found / expected - 1)

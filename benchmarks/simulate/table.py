@@ -1,4 +1,4 @@
-"""Table of `benchmarks.simulate`: the policy on paper."""
+"""Table of `benchmarks.simulate`: the policy under simulated costs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from benchmarks.lab.tables import Line, Table, newest, table
 
 
 def policy(lines: list[Line]) -> str:
-    """A row per scenario of costs that change."""
+    """A row per scenario of changing costs."""
     lines = newest([x for x in lines if "phases" in x], "arm")
-    columns = "on paper | overhead / bound | above it, in checkpoints | interval / the oracle's"
+    columns = "scenario | overhead / bound | excess, in checkpoints | interval / the oracle's"
     rows = []
     for x in lines:
         settled = ", ".join(

@@ -2,8 +2,8 @@
 
     python -m benchmarks.startup
 
-``worker``: from starting the process to its answer that the directory is locked and ready.
-``checkfreq --help``: the whole process. ``python -c pass`` is what any Python process costs.
+``worker``: from starting the process until it answers that the directory is locked and ready.
+``checkfreq --help``: the whole process. ``python -c pass``: an empty Python process.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Every:
         return Due.TAKE if self._active is None and step % self._steps == 0 else Due.NOT_YET
 
 
-def test_a_decider_is_told_of_each_iteration_and_of_its_checkpoints(tmp_path: Path) -> None:
+def test_a_decider_gets_each_iteration_and_its_checkpoints(tmp_path: Path) -> None:
     decider, loop = Every(2), Loop("transformer", batch=1, tokens=4)
     decided = DecidedManager(loop, tmp_path, decider)
     decided.live.stretch(lambda: len(decider.ended_s) == 2, after=decided.boundary)

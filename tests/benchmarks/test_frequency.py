@@ -178,7 +178,7 @@ def test_a_peer_waits_for_its_save_but_its_removal_and_our_sync_are_not_its_cost
     ("until_s", "late_s", "count"),
     [(45.0, 50.0, 4), (5.0, 100.0, 3), (5.0, 25.0, 2), (5.0, 5.0, 1)],
 )
-def test_three_rounds_are_waited_for_but_not_for_ever(
+def test_three_rounds_are_waited_for_up_to_a_limit(
     until_s: float, late_s: float, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = FakeClock()
@@ -218,7 +218,7 @@ def test_autos_interval_is_tried_with_its_snapshots_where_it_has_them(
     assert run._savers[name].queues
 
 
-def test_ours_takes_its_snapshots_where_it_is_told(tmp_path: Path) -> None:
+def test_ours_takes_its_snapshots_in_the_given_place(tmp_path: Path) -> None:
     model = torch.nn.Linear(1, 1)
     training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1))
     saver = CheckFreq(tmp_path, training, place=SnapshotPlace.DEVICE)
@@ -344,7 +344,7 @@ def test_of_two_runs_at_one_commit_the_last_is_shown() -> None:
     assert frequency.policies([*LINES, *LINES]) == frequency.policies(LINES)
 
 
-def test_what_is_trained_is_part_of_the_setting() -> None:
+def test_the_workload_is_part_of_the_setting() -> None:
     larger = [{**x, "image_size": 224} for x in LINES]
     tokens = [{**{k: v for k, v in x.items() if k != "image_size"}, "tokens": 8} for x in LINES]
     text = frequency.arms([*LINES, *larger, *tokens])

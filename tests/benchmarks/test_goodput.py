@@ -85,7 +85,7 @@ def test_a_model_can_be_asked_for(tmp_path: Path) -> None:
         measured(COSTS, tmp_path, model="other")
 
 
-def test_what_is_not_measured_is_said_with_how_to_measure_it(tmp_path: Path) -> None:
+def test_a_missing_figure_says_how_to_measure_it(tmp_path: Path) -> None:
     with pytest.raises(Missing) as missing:
         measured(RESTARTS, tmp_path)
     assert str(missing.value) == (
@@ -94,7 +94,7 @@ def test_what_is_not_measured_is_said_with_how_to_measure_it(tmp_path: Path) -> 
     )
 
 
-def test_a_newer_line_without_a_cost_is_left_out_and_told(
+def test_a_newer_line_without_a_cost_is_skipped_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     noisy = [{**OVERHEAD, "cost_s": cost_s, "commit": f"{cost_s}"} for cost_s in (-0.2, -0.1)]
@@ -253,7 +253,7 @@ def test_every_rate_and_model_has_its_own_table(tmp_path: Path) -> None:
     assert table.count("failures as published (cloud)") == 1
 
 
-def test_a_panel_says_rate_and_notice() -> None:
+def test_a_panel_names_rate_and_notice() -> None:
     assert title(simulated(8, notice_s=60.0)) == (
         "m, failures as in research:\ncheckpoint 10 ms, iteration 500 ms, restart 7 s + 60 s notice"
     )

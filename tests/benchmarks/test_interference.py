@@ -120,7 +120,7 @@ def phase(mean: float = 0.02, half_width: float | None = 0.01, **other: Any) -> 
         (0.05, None, "5.00 % | unclear (3.50 %)"),
     ],
 )
-def test_the_table_says_how_sure_it_is_that_the_bound_is_kept(
+def test_the_table_says_whether_the_bound_is_kept_or_unclear(
     mean: float, half_width: float | None, verdict: str
 ) -> None:
     assert f"| {verdict} |" in table.interference([phase(mean, half_width)])

@@ -68,7 +68,7 @@ def test_lines_are_appended_to_the_result_file_of_each_benchmark(tmp_path: Path)
     assert (tmp_path / "b.jsonl").read_text() == '{"benchmark": "b", "options": ""}\n'
 
 
-def test_what_fails_leaves_no_line_and_does_not_stop_the_rest(tmp_path: Path) -> None:
+def test_a_failed_call_leaves_no_line_and_does_not_stop_the_rest(tmp_path: Path) -> None:
     def run(call: Call, limit_s: float) -> tuple[int, str]:
         return ended(call, status=3 if call.name == "a" else 0)
 
@@ -78,7 +78,7 @@ def test_what_fails_leaves_no_line_and_does_not_stop_the_rest(tmp_path: Path) ->
     assert command.ended(outcomes).splitlines()[0] == "    status 3  python -m benchmarks.a"
 
 
-def test_what_would_not_end_within_the_budget_is_left_out(tmp_path: Path) -> None:
+def test_a_call_that_would_not_finish_within_the_budget_is_skipped(tmp_path: Path) -> None:
     calls = [Call("long", "", 1000), Call("short", "", 1)]
     outcomes = run_all(calls, results=tmp_path, budget_s=60, run=ended)
     assert outcomes[0].seconds is None
@@ -86,7 +86,9 @@ def test_what_would_not_end_within_the_budget_is_left_out(tmp_path: Path) -> Non
     assert command.ended(outcomes).startswith("    left out  python -m benchmarks.long\n")
 
 
-def test_names_choose_and_a_wrong_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_select_calls_and_a_wrong_name_is_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     calls = [Call("a", "-x", 1), Call("b", "", 1), Call("a", "-y", 1)]
     assert [call.options for call in chosen(calls, ["a"])] == ["-x", "-y"]
     assert chosen(calls, []) == calls
@@ -102,12 +104,12 @@ def test_a_call_runs_as_a_reader_would_type_it(tmp_path: Path) -> None:
     assert {line["command"] for line in lines} == {"python -m benchmarks.memory --mib 1 --saves 10"}
 
 
-def test_what_overruns_its_time_is_stopped_and_may_clean_up(tmp_path: Path) -> None:
+def test_a_call_that_overruns_is_interrupted_and_cleans_up(tmp_path: Path) -> None:
     status, lines = in_a_process(Call("memory", f"--mib 1 --folder {tmp_path}", 1), limit_s=2.0)
     assert (status, lines) == (OVERRAN, "")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_fails_has_its_own_status() -> None:
+def test_a_failed_call_keeps_its_own_status() -> None:
     status, lines = in_a_process(Call("memory", "--no-such-option", 1), limit_s=math.inf)
     assert (status, lines) == (2, "")

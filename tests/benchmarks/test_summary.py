@@ -65,7 +65,7 @@ def test_of_several_ways_to_save_the_one_that_loses_least_is_shown() -> None:
     assert (found[1], found[-1]) == ("350 ms", "500 ms")
 
 
-def test_the_largest_state_is_shown_and_what_failed_or_ran_on_a_gpu_is_not() -> None:
+def test_the_largest_state_is_shown_without_failed_arms_or_gpus() -> None:
     small = arm("torch.save, synced", added_ms=1, durable_s=1.0) | {"gib": 0.5}
     failed = {"arm": "lightning, async, synced", "failed": "no memory", **COMPARED}
     gpu = arm("checkfreq", added_ms=1, durable_s=1.0) | {"device": "cuda", "gib": 8}
@@ -76,7 +76,7 @@ def test_the_largest_state_is_shown_and_what_failed_or_ran_on_a_gpu_is_not() -> 
     assert "70 ms" in table
 
 
-def test_staging_that_is_not_the_default_is_told_under_the_table() -> None:
+def test_staging_that_is_not_the_default_is_noted_below_the_table() -> None:
     ours = arm("checkfreq", added_ms=70, durable_s=1.0)
     aside = arm("dcp.async_save, thread, aside", added_ms=900, durable_s=1.0)
     assert "in a thread" not in alternatives([RAW, ours])
@@ -118,7 +118,7 @@ def test_iterations_that_were_trained_again_are_added_up_over_all_trainings() ->
     assert "2 of 3 ended with the same bits" in found
 
 
-def test_resuming_is_told_for_the_longest_epoch() -> None:
+def test_the_finding_on_resuming_is_for_the_longest_epoch() -> None:
     line = {"what": "resume", "arm": "checkfreq, DataLoader, 0 workers", "place": 0.5, **HOW}
     lines = [
         {**line, "n": 1000, "milliseconds": 9.0},

@@ -38,11 +38,11 @@ class FakeLoop:
 
 
 @pytest.mark.parametrize(("left", "iterations"), [(0, 0), (1, 0), (3, 2)])
-def test_training_goes_on_until_nothing_is_left_to_do(left: int, iterations: int) -> None:
+def test_training_continues_until_no_background_work_is_left(left: int, iterations: int) -> None:
     loop = FakeLoop()
     assert drain(loop, FakeManager(left)) == loop.count == iterations
 
 
-def test_the_kernels_own_time_is_nobody_elses() -> None:
+def test_time_in_the_kernel_is_not_foreign() -> None:
     line = "cpu  100 20 7000 50000 600 80 9000 3 0 0"
     assert user_and_stolen_s(line) == pytest.approx(123 / os.sysconf("SC_CLK_TCK"))
