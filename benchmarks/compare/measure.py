@@ -94,7 +94,7 @@ def _arguments() -> argparse.Namespace:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--gib", type=float, default=1.0, help="size of the state")
     parser.add_argument("--tensors", type=int, default=64, help="parameters")
-    parser.add_argument("--rounds", type=int, default=3, help="behind the first one")
+    parser.add_argument("--rounds", type=int, default=3, help="after the first one")
     parser.add_argument("--restores", type=int, default=3, help="rounds of restores")
     parser.add_argument("--arms", nargs="+", choices=PEERS, help="default: all installed ones")
     parser.add_argument("--iteration-s", type=float, default=0.25, help="of computing, about")

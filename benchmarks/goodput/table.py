@@ -64,12 +64,12 @@ def _one(lines: list[Line]) -> str:
 def said(line: Line) -> str:
     """The input figures, each with its source."""
     by_origin = groupby(_FIGURES, key=lambda name: line["figures"][name])
-    told = [
+    origins = [
         f"{', '.join(f'{_FIGURES[name]} {short(line[name])}' for name in names)} ({origin})"
         for origin, names in by_origin
     ]
-    told += [f"{short(line['notice_s'])} until it begins"] if line["notice_s"] else []
-    return f"{'; '.join(told)}; failures as published ({line['rate']}):\n"
+    origins += [f"{short(line['notice_s'])} until it begins"] if line["notice_s"] else []
+    return f"{'; '.join(origins)}; failures as published ({line['rate']}):\n"
 
 
 def short(seconds: float) -> str:

@@ -73,7 +73,7 @@ def _add_checkpointing(parser: argparse.ArgumentParser) -> None:
         "--chk_mode_baseline",
         "--chk-mode-baseline",
         action="store_true",
-        help="synchronous baseline: training stands still until a checkpoint is durable",
+        help="synchronous baseline: training waits until a checkpoint is durable",
     )
     add("--fresh", action="store_true", help="start over; older checkpoints are set aside")
     add(

@@ -33,7 +33,7 @@ def raw_write(
 ) -> RawWrite:
     """Write ``num_bytes`` of incompressible data to a scratch file in ``folder``, ``rounds`` times.
 
-    The file is made anew each time, as a checkpoint is. Where direct I/O is refused (tmpfs,
+    The file is created each time, as a checkpoint is. Where direct I/O is refused (tmpfs,
     some network mounts) the writes are buffered.
     """
     path = folder / ".raw-write"

@@ -178,9 +178,9 @@ class Trial:
         arm = FrozenArm(loop, folder, interval=chosen.steps, length=length, place=chosen.place)
         with contextlib.closing(arm):
             arm.warm_up()
-            noted = RecordingArm(arm)
-            done, seconds = self._rounds(loop, noted)
-            found = CheckpointCosts.of(kept(noted.records, done), folder)
+            recorded = RecordingArm(arm)
+            done, seconds = self._rounds(loop, recorded)
+            found = CheckpointCosts.of(kept(recorded.records, done), folder)
             taken, state_bytes = arm.taken, arm.manager.stats()["state_bytes"]
             durable_s = statistics.median(_durable_s(each, arm) for each in found.events)
             num_still = self._repeats(_STILL, durable_s, parts=3)

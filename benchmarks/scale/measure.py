@@ -93,7 +93,7 @@ def _arguments() -> argparse.Namespace:
     add("--gib", type=float, nargs="*", default=_SIZES_GIB, help="sizes of state")
     add("--tensors", type=int, nargs="*", default=[10, 100, 1_000, 10_000], help="numbers of them")
     add("--mib", type=float, default=16.0, help="size of the state of --tensors")
-    add("--rounds", type=int, default=4, help="behind the first save")
+    add("--rounds", type=int, default=4, help="after the first save")
     add("--iterations", type=int, default=2_000, help="with nothing due")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--folder", type=Path, default=Path(), help="a folder on the disk to measure")
@@ -345,16 +345,16 @@ def _report(
 def figures(seconds: Seconds) -> dict[str, Any]:
     """Medians after the first save, quartiles, ratios within a round, and the first save."""
     saves = {name: values for name, values in seconds.items() if name not in _AT_RESTORE}
-    behind = {name: values[1:] for name, values in saves.items()}
-    behind |= {name: seconds[name] for name in _AT_RESTORE if name in seconds}
+    later = {name: values[1:] for name, values in saves.items()}
+    later |= {name: seconds[name] for name in _AT_RESTORE if name in seconds}
     first = {f"first_{name}": saves[name][0] for name in ("held_s", "durable_s")}
     return {
-        **shown({name: statistics.median(values) for name, values in behind.items()}),
+        **shown({name: statistics.median(values) for name, values in later.items()}),
         **shown(first),
         **{
-            name: round(median_ratio(behind[limit], behind[ours]), 3)
+            name: round(median_ratio(later[limit], later[ours]), 3)
             for name, (limit, ours) in _AGAINST.items()
-            if limit in behind
+            if limit in later
         },
-        **spread(behind),
+        **spread(later),
     }

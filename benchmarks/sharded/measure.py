@@ -70,7 +70,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--mib", type=float, default=256, help="size of the state, of all ranks")
     parser.add_argument("--tensors", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5, help="behind the first one")
+    parser.add_argument("--rounds", type=int, default=5, help="after the first one")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--only", nargs="+", choices=_WHAT, default=_WHAT)
     parser.add_argument("--peers", nargs="*", choices=KINDS, default=list(KINDS))
@@ -137,9 +137,9 @@ def report(what: str, world: int, args: argparse.Namespace, seconds: Seconds) ->
 
 
 def _medians(figures: Mapping[str, list[float]]) -> dict[str, Any]:
-    behind = {name: values[1:] for name, values in figures.items()}
-    medians = shown({name: statistics.median(values) for name, values in behind.items()})
-    several = {name: values for name, values in behind.items() if len(values) > 1}
+    later = {name: values[1:] for name, values in figures.items()}
+    medians = shown({name: statistics.median(values) for name, values in later.items()})
+    several = {name: values for name, values in later.items() if len(values) > 1}
     return {**medians, **(spread(several) if several else {})}
 
 
