@@ -4,7 +4,7 @@ Each rank says something, rank 0 decides, and all hear the decision; who does no
 named on every rank, and so is rank 0 if the store itself does not answer. No process group and no
 collective of the training's is used, so nothing can cross with its own communication; no meeting
 is held outside the training thread, which has a ``StoreThread`` ask the store. What a meeting
-costs is measured by ``benchmarks/sharded/measure.py --only meeting``.
+costs is measured by ``benchmarks/sharded.py --only meeting``.
 """
 
 from __future__ import annotations
