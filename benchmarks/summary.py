@@ -24,9 +24,10 @@ def frequency(lines: list[Line]) -> str:
         return ""
     x = targets[-1]
     return _bullet(
-        "More checkpoints for the same overhead",
-        f"within {percent(x['bound'])}, {x['model']} is checkpointed every {x['k']} iterations; "
-        f"with the best alternative that is as durable ({x['rival']}), every {x['k_rival']}.",
+        "Smallest interval within the bound",
+        f"at {percent(x['bound'])} overhead, {x['model']} can be checkpointed every {x['k']} "
+        f"iterations; with the best alternative that is as durable ({x['rival']}), every "
+        f"{x['k_rival']}.",
     )
 
 
@@ -37,10 +38,11 @@ def paper(lines: list[Line]) -> str:
         return ""
     ratios = list(chain.from_iterable(by_epoch.values()))
     return _bullet(
-        "Less work lost",
-        f"over {len(ratios)} models, recovery from a failure is {min(ratios):.0f} to "
-        f"{max(ratios):.0f} times as fast (median {median(ratios):.0f}) as with a checkpoint per "
-        f"epoch ({', '.join(by_epoch)}).",
+        "Recovery",
+        f"over {len(ratios)} models, training is back where it was before a failure "
+        f"{min(ratios):.0f} to {max(ratios):.0f} times as fast as with a checkpoint per epoch "
+        f"({', '.join(by_epoch)}), {median(ratios):.0f} times in the median, not counting the "
+        "start of the process.",
     )
 
 
@@ -55,8 +57,8 @@ def interruptions(lines: list[Line]) -> str:
         return ""
     same = "all" if all(compared) else f"{sum(compared)} of"
     return _bullet(
-        "Killed runs resume exactly",
-        f"after repeated kills, {by_arm['auto']} iterations had to be trained again, against "
+        "Repeated kills",
+        f"{by_arm['auto']} iterations had to be trained again, against "
         f"{by_arm['epoch boundary']} with a checkpoint per epoch. Of the runs that finished, "
         f"{same} {len(compared)} ended with the same bits as a run that was never killed.",
     )
@@ -70,9 +72,9 @@ def interference(lines: list[Line]) -> str:
     adaptive = {x["phase"]: x for x in runs[-1] if x["arm"] == "adaptive" and "phase" in x}
     during, after = adaptive["second load"], adaptive["alone again"]
     return _bullet(
-        "The interval follows the machine",
-        f"every {during['k_start']} iterations alone, {during['k_end']} while another job uses the "
-        f"CPU and the disk, {after['k_end']} when that is over.",
+        "A second job on the machine",
+        f"checkpoints come every {during['k_start']} iterations before it, every {during['k_end']} "
+        f"while it uses the CPU and the disk, and every {after['k_end']} after it.",
     )
 
 
@@ -84,9 +86,9 @@ def resume(lines: list[Line]) -> str:
         return ""
     x = max(middle, key=lambda x: int(x["n"]))
     return _bullet(
-        "Resuming in mid-epoch replays no data",
-        f"the first batch from the middle of {x['n']:,} samples comes after "
-        f"{x['milliseconds']:.0f} ms.",
+        "Resuming in the middle of an epoch",
+        f"the first batch from the middle of {x['n']:,} samples is there after "
+        f"{x['milliseconds']:.0f} ms; nothing is replayed.",
     )
 
 

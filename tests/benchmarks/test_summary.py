@@ -124,4 +124,4 @@ def test_the_finding_on_resuming_is_for_the_longest_epoch() -> None:
         {**line, "n": 1000, "milliseconds": 9.0},
         {**line, "n": 1_000_000, "milliseconds": 4.0},
     ]
-    assert "middle of 1,000,000 samples comes after 4 ms" in resume(lines)
+    assert "middle of 1,000,000 samples is there after 4 ms" in resume(lines)
