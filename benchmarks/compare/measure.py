@@ -73,7 +73,7 @@ def main() -> None:
     """Print a line per arm and a line per target."""
     args = _arguments()
     peers = list(installed(args.arms).values())
-    _require_room(peers, args)
+    _require_capacity(peers, args)
     rounds, failed = measure(peers, args)
     about = {
         "device": args.device,
@@ -103,7 +103,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _require_room(peers: Sequence[Peer], args: argparse.Namespace) -> None:
+def _require_capacity(peers: Sequence[Peer], args: argparse.Namespace) -> None:
     why_not = shortage(
         int(args.gib * 2**30),
         torch.device(args.device),
@@ -149,7 +149,7 @@ class Arm:
         return figures
 
     def save_and_restore(self) -> Figures:
-        """The time to restore right after a save; restoring first would slow the save down."""
+        """The time to restore right after a save, unmeasured because restores disturb saves."""
         self.save()
         return {"warm_restore_s": self._restored()}
 
@@ -164,7 +164,7 @@ class Arm:
         seconds = seconds_of(self.saver.restore, self.work)
         self.saver.rest()
         if fingerprint(self.training) != self.saved:
-            raise ValueError("another state came back than was saved")
+            raise ValueError("the restored state differs from the saved one")
         return seconds
 
     def close(self) -> None:

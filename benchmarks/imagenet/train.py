@@ -239,7 +239,7 @@ class Share:
 
     @classmethod
     def of(cls, batches: Iterable[Any]) -> Share:
-        """The count of the last batch."""
+        """The share of the last batch."""
         if not isinstance(batches, CFIterator) or batches.last_weights is None:
             return cls()
         weights = torch.tensor(batches.last_weights)

@@ -115,7 +115,7 @@ def record(
     with contextlib.closing(LiveManager(loop, manager)) as live:
         live.stretch(_planned(manager, after_s=args.settle if arm == "settling" else 0.0))
         recorder = Recorder(Trace(arm), loop, live, args)
-        recorder.note_interval()
+        recorder.record_interval()
         for name in PHASES if arm != "settling" else ():
             hogs, mib = (args.hogs, args.write_mib) if name == "second load" else (0, 0)
             with Load(folder, hogs=hogs, mib=mib):
@@ -142,7 +142,7 @@ class Recorder:
         """Run one phase. It begins and ends with training that no checkpoint affects."""
         is_over = passed(self._args.phase)
         start_s, before = self._now_s(), self._live.manager.stats()
-        self.note_interval()
+        self.record_interval()
         clean_s, samples = [self._clean_s()], list[Sample]()
         while not samples or not is_over():
             samples.append(self._stretch(clean_s))
@@ -166,7 +166,7 @@ class Recorder:
     def _stretch(self, clean_s: list[float]) -> Sample:
         """Train with checkpoints and then without; the latter is added to ``clean_s``."""
         began_s = self._now_s()
-        window = self._live.stretch(passed(self._args.stretch), self.note_interval)
+        window = self._live.stretch(passed(self._args.stretch), self.record_interval)
         ended_s = self._now_s()
         clean_s.append(self._clean_s())
         found = sample(
@@ -182,7 +182,7 @@ class Recorder:
         """Seconds per iteration."""
         return clean_for(self._loop, self._args.clean).iteration_s
 
-    def note_interval(self) -> None:
+    def record_interval(self) -> None:
         """Record the interval if it has changed."""
         k = self._live.manager.stats()["interval_steps"]
         if not self.trace.intervals or self.trace.intervals[-1][1] != k:

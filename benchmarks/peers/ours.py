@@ -107,11 +107,11 @@ class CheckFreq:
         assert self._manager.restore()
 
     def rest(self) -> None:
-        """After a restore the manager prepares its slots: wait until that is done."""
+        """After a restore the manager prepares its slots in the background: end it."""
         self._leave()
 
     def discard(self) -> None:
-        """A manager always has a checkpoint."""
+        """Keep the checkpoint: a manager always has one."""
 
     def files(self) -> list[Path]:
         """The files of the newest checkpoint."""

@@ -308,7 +308,7 @@ class Memory:
         self._worker = max(self._worker, Usage.of(worker_pid(saver._manager)).private)
 
     def used(self, saver: CheckFreq, num_bytes: int) -> dict[str, float]:
-        """The peak of each, and the share that slots account for."""
+        """The peak of each, and the size of the slots."""
         slots = len(saver._manager._pipeline._arena.slots)
         trainer = self._peak.growth()
         return {

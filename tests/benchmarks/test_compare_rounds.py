@@ -92,7 +92,7 @@ def test_an_arm_that_restores_like_a_different_one_is_closed_before_restores(
 
 
 class Breaks(Noted):
-    """Fails at what it is told to."""
+    """Fails at the given call."""
 
     def __init__(self, folder: Path, training: Training, *, said: list[str], at: str) -> None:
         self._at = at
@@ -156,7 +156,7 @@ def test_an_arm_that_restores_a_different_state_has_failed(tmp_path: Path) -> No
         return InFolders(folder, Forgets(training), sync=False)
 
     _, failed = measure([peer("one", make)], options(tmp_path))
-    assert failed == {"one": "ValueError: another state came back than was saved"}
+    assert failed == {"one": "ValueError: the restored state differs from the saved one"}
 
 
 def test_ours_and_the_raw_disk_are_measured_in_every_round(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A decider in our engine: what it is told, and when it has had its say."""
+"""A decider in our engine: its input, and when it has had enough time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from checkfreq.policy.tuner import Due, Iteration, Measured
 
 
 class Every:
-    """Takes a checkpoint every so many steps, unless one is on its way; notes what it is told."""
+    """Takes a checkpoint every so many steps, unless one is in flight; records its input."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps

@@ -132,7 +132,7 @@ def test_the_table_is_of_the_last_run_of_each_setting() -> None:
     text = table.interference([*older, *others, phase(0.07), phase(0.06, arm="adaptive")])
     assert text.count("\n| m | adaptive |") == 1
     assert text.count("\n| m | static |") == 2  # of two bounds
-    assert "| m | static, of the first plan |" in text
+    assert "| m | static, first interval |" in text
     assert "| n | static |" in text
     assert "| 2.00 % ± 1.00 % | no (1.00 %)" not in text
     assert "7.00 %" in text

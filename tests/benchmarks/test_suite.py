@@ -1,4 +1,4 @@
-"""The suite lists itself, runs what it is told, and keeps within its budget."""
+"""The suite lists itself, runs the chosen calls, and keeps within its budget."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_call_that_would_not_finish_within_the_budget_is_skipped(tmp_path: Pat
     outcomes = run_all(calls, results=tmp_path, budget_s=60, run=ended)
     assert outcomes[0].seconds is None
     assert [path.name for path in tmp_path.iterdir()] == ["short.jsonl"]
-    assert command.ended(outcomes).startswith("    left out  python -m benchmarks.long\n")
+    assert command.ended(outcomes).startswith("     skipped  python -m benchmarks.long\n")
 
 
 def test_names_select_calls_and_a_wrong_name_is_an_error(
