@@ -1,1 +1,1 @@
-"""Scripts that train, kill and measure. Run from the checkout: ``python -m benchmarks.demo``."""
+"""Programs that train, kill and measure. Run from the checkout: ``python -m benchmarks.demo``."""

@@ -1,12 +1,12 @@
 """The benchmark suite.
 
-python -m benchmarks                          what there is
-python -m benchmarks run                      all of it, on the CPU
-python -m benchmarks run compare frequency    these
-python -m benchmarks run --gpu 1 --minutes 9  what a GPU is needed for, part 1 of 2, in so much time
-python -m benchmarks run --longer             what is not in the others
+python -m benchmarks                          list the benchmarks
+python -m benchmarks run                      run all of them on the CPU
+python -m benchmarks run compare frequency    run these
+python -m benchmarks run --gpu 1 --minutes 9  run part 1 of the GPU suite, within 9 minutes
+python -m benchmarks run --longer             run those that are in neither suite
 
-``run`` appends result lines and writes tables and plots of the pages anew.
+``run`` appends result lines and rewrites the tables and plots of the pages.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import suite
-from benchmarks.options import is_installed
+from benchmarks.imagenet.options import is_installed
 from benchmarks.suite import Call, Outcome
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """List or run; 1 if a benchmark failed."""
+    """List the benchmarks or run them; returns 1 if one failed."""
     args = _arguments(argv)
     if args.action == "list":
         print(listing(suite.ON_CPU, "make bench, on a CPU"))
@@ -63,14 +63,14 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("names", nargs="*", metavar="NAME", help="only these benchmarks of the suite")
     which = run.add_mutually_exclusive_group()
     parts = range(1, len(suite.ON_GPU) + 1)
-    which.add_argument("--gpu", type=int, choices=parts, help="what a GPU is needed for: a part")
-    which.add_argument("--longer", action="store_true", help="what is not in the others")
-    run.add_argument("--minutes", type=float, help="leave out what would not end by then")
+    which.add_argument("--gpu", type=int, choices=parts, help="a part of the GPU suite")
+    which.add_argument("--longer", action="store_true", help="benchmarks that are in neither suite")
+    run.add_argument("--minutes", type=float, help="skip benchmarks that would not finish in time")
     run.add_argument(
         "--results",
         type=Path,
         default=suite.RESULTS,
-        help="where the lines go; elsewhere than to benchmarks/results the pages stay as they are",
+        help="where to append the lines; pages are rewritten only for benchmarks/results",
     )
 
 
@@ -96,7 +96,7 @@ def ended(outcomes: Sequence[Outcome]) -> str:
 
 def _ended(outcome: Outcome) -> str:
     if outcome.seconds is None:
-        return "left out"
+        return "skipped"
     if outcome.status == suite.OVERRAN:
         return "overran"
     return f"status {outcome.status}" if outcome.status else f"{outcome.seconds:.0f} s"
@@ -110,7 +110,7 @@ def _write_pages() -> None:
     if is_installed("matplotlib"):
         draw_all()
     else:
-        print("plots are not drawn anew: matplotlib is not installed", file=sys.stderr)
+        print("plots are not redrawn: matplotlib is not installed", file=sys.stderr)
 
 
 if __name__ == "__main__":

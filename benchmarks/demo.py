@@ -1,8 +1,8 @@
-"""``make demo``: train, be killed twice in mid-epoch, resume, and end with the same bits.
+"""``make demo``: train, get killed twice in mid-epoch, resume, and end with the same bits.
 
 Two runs of `benchmarks.imagenet` with the same flags: one undisturbed, one that this process
 kills with SIGKILL, first at a random instant, then while a checkpoint is being written. Every
-figure in the table is measured in this run; the exit status is 1 if a claim does not hold.
+figure in the table is measured in this run. The exit status is 1 if a claim does not hold.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.lab.rawio import raw_write
+from benchmarks.lab.runs import Run
 from benchmarks.make_images import ImageSet, make
-from benchmarks.rawio import raw_write
-from benchmarks.runs import Run
 
 EPOCHS, BATCH, INTERVAL = 3, 16, 10
 IMAGES = ImageSet(classes=8, train=100, val=20)
 STEPS_PER_EPOCH = -(-IMAGES.classes * IMAGES.train // BATCH)
-TIME_LIMIT_S = 900.0  # a guard; two free cores need about 90 s
+TIME_LIMIT_S = 900.0  # a safeguard; two idle cores need about 90 s
 
 FLAGS = (
     *("--arch", "resnet18", "--image-size", "64", "--workers", "2"),
@@ -49,8 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     calm, hunted = (
         Run(args.out / name, flags, deadline_s=deadline_s) for name in ("calm", "hunted")
     )
-    train_calmly(calm)
-    kills = train_hunted(hunted, rng=random.Random(seed))
+    train_uninterrupted(calm)
+    kills = train_killed(hunted, rng=random.Random(seed))
     claims = [*compare(calm, hunted), *(kill.claim() for kill in kills)]
     print_table(claims, figures(calm))
     return 0 if all(claim.holds for claim in claims) else 1
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One line of the table: what is claimed, what was found, whether that is it."""
+    """A line of the table: the claim, what was measured, and whether the claim holds."""
 
     what: str
     found: str
@@ -88,7 +88,7 @@ class Kill:
         )
 
 
-def train_calmly(run: Run) -> None:
+def train_uninterrupted(run: Run) -> None:
     """The reference: never interrupted."""
     seconds = run.finish()
     accuracy = run.report()["best"]["accuracy"]
@@ -98,14 +98,14 @@ def train_calmly(run: Run) -> None:
     )
 
 
-def train_hunted(run: Run, *, rng: random.Random) -> list[Kill]:
+def train_killed(run: Run, *, rng: random.Random) -> list[Kill]:
     """The same training, killed in the first epoch at random and in the second while persisting."""
     first = rng.randint(2 * INTERVAL + 1, STEPS_PER_EPOCH - INTERVAL // 2)
     second = STEPS_PER_EPOCH + rng.randint(2, STEPS_PER_EPOCH // 2)
     began_s = time.monotonic()
     struck = [
-        ("at a random instant", *strike(run, after_step=first, delay_s=rng.uniform(0, 0.1))),
-        *strike_persist(run, after_step=second),
+        ("at a random instant", *kill_trainer(run, after_step=first, delay_s=rng.uniform(0, 0.1))),
+        *kill_during_persist(run, after_step=second),
     ]
     run.finish()
     seconds = time.monotonic() - began_s
@@ -119,22 +119,22 @@ def train_hunted(run: Run, *, rng: random.Random) -> list[Kill]:
     ]
 
 
-def strike_persist(run: Run, *, after_step: int) -> list[tuple[str, int, int | None]]:
-    """Kill until a kill falls into a persist: one may end between our look and the signal."""
+def kill_during_persist(run: Run, *, after_step: int) -> list[tuple[str, int, int | None]]:
+    """Kill until one hits a persist: it may finish between our check and the signal."""
     struck: list[tuple[str, int, int | None]] = []
     while len(struck) < 3:
-        at, written = strike(run, after_step=after_step, delay_s=0.0, persisting=True)
+        at, written = kill_trainer(run, after_step=after_step, delay_s=0.0, persisting=True)
         struck.append(("during a persist" if written else "just after a persist", at, written))
         if written:
             return struck
         after_step = at + 1
-    raise SystemExit(f"demo: no kill fell into a persist, in {len(struck)} tries")
+    raise SystemExit(f"demo: no kill hit a persist, in {len(struck)} tries")
 
 
-def strike(
+def kill_trainer(
     run: Run, *, after_step: int, delay_s: float, persisting: bool = False
 ) -> tuple[int, int | None]:
-    """Kill the trainer after a step, at once or in a persist: its last step, the one written."""
+    """Kill the trainer after a step, or in a persist; returns its last step and the one written."""
     with run.started() as trainer:
         run.wait(lambda: run.last_step() >= after_step, trainer, poll_s=0.005)
         time.sleep(delay_s)
@@ -147,7 +147,7 @@ def strike(
 
 
 def compare(calm: Run, hunted: Run) -> list[Claim]:
-    """Data and weights of the two runs."""
+    """Compare the data and the weights of the two runs."""
     first, second = calm.report(), hunted.report()
     claims = [
         exactly_once(run, name) for run, name in ((calm, "uninterrupted"), (hunted, "killed"))
@@ -160,7 +160,7 @@ def compare(calm: Run, hunted: Run) -> list[Claim]:
 
 
 def exactly_once(run: Run, name: str) -> Claim:
-    """The ledgers of all epochs: every sample's hash counted, summed and xored exactly once."""
+    """From the ledgers of all epochs: the hash of every sample was counted exactly once."""
     ends = run.epoch_ends()
     served = {end["epoch"]: end["served"] for end in ends}
     expected = IMAGES.classes * IMAGES.train
@@ -173,7 +173,7 @@ def exactly_once(run: Run, name: str) -> Claim:
 
 
 def figures(run: Run) -> list[tuple[str, str]]:
-    """Speeds, measured in this run and claimed by nobody."""
+    """Speeds measured in this run, about which nothing is claimed."""
     committed = run.events("committed")
     num_bytes = committed[-1]["num_bytes"]
     holds_s = [event["stall_s"] for event in committed]

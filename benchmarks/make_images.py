@@ -25,7 +25,7 @@ SETTINGS_FILE = "images.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSet:
-    """What to make. Counts are images per class; sizes are pixels of either side."""
+    """What to generate. Counts are images per class; sizes are the side lengths in pixels."""
 
     classes: int = 8
     train: int = 100
@@ -63,12 +63,12 @@ PATTERNS: tuple[Callable[[Array, Array], Array], ...] = (stripes, checks, rings,
 
 
 def class_names(count: int) -> list[str]:
-    """Folder names, sorted as they are numbered."""
+    """The folder names, in the order of their labels."""
     return [f"{label:03d}-{PATTERNS[label % len(PATTERNS)].__name__}" for label in range(count)]
 
 
 def draw(label: int, *, images: ImageSet, rng: np.random.Generator) -> Image.Image:
-    """One image of class ``label``: its pattern and hue; size, angle, scale and place vary."""
+    """One image of class ``label``: its pattern and hue; size, angle, scale and position vary."""
     width, height = (int(n) for n in rng.integers(images.smallest, images.largest + 1, size=2))
     y, x = np.mgrid[0:height, 0:width] / images.largest - rng.uniform(0.2, 0.5, size=(2, 1, 1))
     angle, periods = rng.uniform(0, np.pi), rng.uniform(4, 7)
@@ -90,7 +90,7 @@ def make(out: Path, *, images: ImageSet) -> int:
             raise SystemExit(f"{out} holds another set ({marker.read_text()}); remove it first")
         return 0
     written = sum(_make_split(out / split, split=split, images=images) for split in SPLITS)
-    marker.write_text(settings)  # last: it says that the set is whole
+    marker.write_text(settings)  # last: it marks the set as complete
     return written
 
 

@@ -1,8 +1,8 @@
-"""The suite: which benchmarks there are, with which options, and one run of them.
+"""The suite: its benchmarks, their options, and how they are run.
 
-A run appends the lines of each benchmark to its result file once it has ended well, and then
-writes the tables and plots of the pages anew. Benchmarks come in order of what they tell; with a
-time budget those are left out that would not end within it.
+A run appends the lines of each benchmark to its result file if that benchmark succeeded, and then
+rewrites the tables and plots of the pages. The most informative benchmarks come first; under a time
+budget, those that would not finish are skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One benchmark with its options; ``seconds`` is about how long it takes."""
+    """One benchmark with its options; ``seconds`` is roughly how long it takes."""
 
     name: str
     options: str
@@ -33,11 +33,11 @@ class Call:
 
     @property
     def command(self) -> str:
-        """As a reader would type it."""
+        """The command as a reader would type it."""
         return f"python -m benchmarks.{self.name} {self.options}".rstrip()
 
 
-#: ``make bench``: on 2 cores without a GPU, about 20 minutes in all. What tells most comes first.
+#: ``make bench``: on 2 cores without a GPU, about 20 minutes in all; the most telling come first.
 ON_CPU = (
     Call("compare", "--gib 0.5 --rounds 2 --restores 2", 220),
     Call("frequency", "--seconds 170 --k 8", 215),
@@ -52,7 +52,7 @@ ON_CPU = (
     Call("startup", "", 5),
 )
 
-#: Not in ``make bench``: some of that for longer, ranks, data, and the policy.
+#: Not in ``make bench``: longer runs of some of those, ranks, data, and the policy.
 LONGER = (
     Call("compare", "--rounds 5", 600),
     Call("frequency", "--seconds 600", 700),
@@ -68,7 +68,7 @@ LONGER = (
     Call("simulate", "", 40),
 )
 
-#: ``make bench-gpu PART=1`` and ``PART=2``: what a GPU is needed for, each in under 10 minutes.
+#: ``make bench-gpu PART=1`` and ``PART=2``: what needs a GPU, each in under 10 minutes.
 ON_GPU = (
     (
         Call("compare", "--gib 2 --rounds 2", 120),
@@ -89,12 +89,12 @@ ON_GPU = (
 
 def summary(name: str) -> str:
     """The first line of a benchmark's docstring, without importing it."""
-    tree = ast.parse((ROOT / "benchmarks" / f"{name}.py").read_text())
+    tree = ast.parse((ROOT / "benchmarks" / name / "measure.py").read_text())
     return (ast.get_docstring(tree) or "").partition("\n")[0]
 
 
 def chosen(calls: Sequence[Call], names: Iterable[str]) -> list[Call]:
-    """Those of the named benchmarks, all without a name. ValueError: a name that is not there."""
+    """The calls of the named benchmarks, or all of them. ValueError: an unknown name."""
     wanted = list(names)
     known = sorted({call.name for call in calls})
     if unknown := [name for name in wanted if name not in known]:
@@ -102,16 +102,16 @@ def chosen(calls: Sequence[Call], names: Iterable[str]) -> list[Call]:
     return [call for call in calls if not wanted or call.name in wanted]
 
 
-#: The status of what was stopped, as of timeout(1).
+#: The exit status of timeout(1).
 OVERRAN = 124
 _CLEAN_UP_S = 30.0
-#: Runs a call in so many seconds at most: its status, and what it printed.
+#: Runs a call within a time limit in seconds; returns its status and its output.
 Run = Callable[[Call, float], tuple[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a call: ``seconds`` None if there was no time for it."""
+    """The result of a call; ``seconds`` is None if it was skipped."""
 
     call: Call
     seconds: float | None
@@ -125,9 +125,9 @@ def run_all(
     budget_s: float | None = None,
     run: Run | None = None,
 ) -> list[Outcome]:
-    """Run one after the other; what fails, or does not end in time, is told at the end.
+    """Run the calls one after the other; failures and timeouts are reported at the end.
 
-    Only what ended well leaves its lines.
+    Only a successful call appends its lines.
     """
     until_s = math.inf if budget_s is None else time.monotonic() + budget_s
     outcomes = []
@@ -151,7 +151,7 @@ def _run_one(call: Call, results: Path, left_s: float, run: Run) -> Outcome:
 
 
 def in_a_process(call: Call, limit_s: float) -> tuple[int, str]:
-    """Its status and what it printed; OVERRAN if it was stopped when its time was over."""
+    """The exit status and standard output; OVERRAN if the time limit was reached."""
     command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{call.name}"]
     process = subprocess.Popen(
         [*command, *shlex.split(call.options)],
@@ -172,7 +172,7 @@ def in_a_process(call: Call, limit_s: float) -> tuple[int, str]:
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """Let it clean up behind itself, for a while."""
+    """Interrupt it, and give it some time to clean up."""
     process.send_signal(signal.SIGINT)
     try:
         process.communicate(timeout=_CLEAN_UP_S)

@@ -15,7 +15,7 @@ FORK_SERVER.set_forkserver_preload(
         "torch._dynamo",  # torch.optim imports it at its first step, which takes seconds
         "torch._dynamo.backends.debugging",
         "torch._functorch.aot_autograd",
-        "benchmarks.models",
+        "benchmarks.imagenet.models",
         "tests.crash.programs",
         "tests.exactness.trainer",
         "tests.integrations.ranks",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.events import events
+from benchmarks.lab.events import events
 from checkfreq.events import Event, EventLog, older_generation
 from checkfreq.store.fileops import LocalFileOps
 

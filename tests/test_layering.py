@@ -39,10 +39,10 @@ TORCH_FREE = (
 IMPURE = {"torch", "numpy", "os", "io", "pathlib", "shutil", "socket", "subprocess", "time"}
 
 
-def modules() -> dict[str, ast.Module]:
-    """Every module of both packages by dotted name."""
+def modules(*packages: str) -> dict[str, ast.Module]:
+    """Every module of the packages by dotted name."""
     found = {}
-    for package in ("checkfreq", "iterators"):
+    for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -50,7 +50,13 @@ def modules() -> dict[str, ast.Module]:
     return found
 
 
-MODULES = modules()
+MODULES = modules("checkfreq", "iterators")
+#: benchmarks/, from the bottom up: what benchmarks share. Every other folder is a benchmark.
+SHARED = ("imagenet", "make_images", "lab", "peers")
+#: What brings the benchmarks together may import all of them.
+ABOVE = ("tables", "plots", "summary", "suite", "demo", "__main__")
+BENCHMARKS = modules("benchmarks")
+ALL = MODULES | BENCHMARKS
 
 
 def is_package(name: str) -> bool:
@@ -62,7 +68,7 @@ def imported(name: str) -> frozenset[str]:
     """Dotted names that module ``name`` imports; for our own packages the module itself."""
     return frozenset(
         ours(target) or target
-        for node in runtime_nodes(MODULES[name])
+        for node in runtime_nodes(ALL[name])
         for target in targets(node, importer=name)
     )
 
@@ -89,7 +95,7 @@ def targets(node: ast.AST, *, importer: str) -> Iterator[str]:
 def ours(target: str) -> str | None:
     """The module of ours that ``target`` names, or holds it; None for other packages."""
     while target:
-        if target in MODULES:
+        if target in ALL:
             return target
         target = target.rpartition(".")[0]
     return None
@@ -163,8 +169,8 @@ def test_decisions_are_pure(name: str) -> None:
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:
-    for name in MODULES:
-        for target in imported(name) & set(MODULES):
+    for name in ALL:
+        for target in imported(name) & set(ALL):
             assert name not in reachable(target), f"{name} and {target} import each other"
 
 
@@ -173,10 +179,27 @@ def reachable(name: str) -> set[str]:
     todo, done = [name], set()
     while todo:
         current = todo.pop()
-        if current in MODULES and current not in done:
+        if current in ALL and current not in done:
             done.add(current)
             todo += imported(current)
     return done
+
+
+def below_the_top() -> list[str]:
+    return [name for name in BENCHMARKS if "." in name and folder_of(name) not in ABOVE]
+
+
+@pytest.mark.parametrize("name", below_the_top())
+def test_a_benchmark_imports_what_is_shared_and_itself(name: str) -> None:
+    folder = folder_of(name)
+    allowed = SHARED[: SHARED.index(folder) + 1] if folder in SHARED else (*SHARED, folder)
+    for target in sorted(imported(name) & set(BENCHMARKS)):
+        assert folder_of(target) in allowed, f"{name} imports {target}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_package_imports_a_benchmark(name: str) -> None:
+    assert not imported(name) & set(BENCHMARKS)
 
 
 @pytest.mark.parametrize("name", torch_free_modules())

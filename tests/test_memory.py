@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.memory import Usage, save_once, warm_block, worker_pid
-from benchmarks.states import manual_manager
+from benchmarks.lab.states import manual_manager
+from benchmarks.lab.usage import Usage, warm_block, worker_pid
+from benchmarks.memory.measure import save_once
 
 MIB = 2**20
 STATE_BYTES = 24 * MIB

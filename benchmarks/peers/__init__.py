@@ -1,8 +1,8 @@
-"""Ways to checkpoint a training, ours and others', as benchmarks compare them.
+"""Ways to checkpoint a training, ours and other libraries', for the benchmarks to compare.
 
-`PEERS` has all of them by name; `installed` those whose packages are there. Where a peer does not
-sync what it writes, there are two of it: as it is, and with its files and folders synced behind its
-own write, in the background where that is there.
+`PEERS` has all of them by name; `installed` those whose packages are installed. A library that does
+not sync what it writes appears twice: as it is, and with its files and folders synced after its own
+write, in the background if it writes there.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks.lab.capacity import SLOTS
+from benchmarks.lab.saver import Peer, Saved, Saver, Training
 from benchmarks.peers.dcp import KINDS, Dcp
 from benchmarks.peers.folders import InFolders, Library
 from benchmarks.peers.ours import CheckFreq
-from benchmarks.peers.saver import Peer, Saved, Saver, Training
 from benchmarks.peers.torch_files import Safetensors, TorchSave
 from benchmarks.peers.torch_snapshot import TorchSnapshot
 from benchmarks.peers.trainers import Accelerate, Lightning, Trainer
-from benchmarks.room import SLOTS
 
 __all__ = ["OURS", "PEERS", "Peer", "Saved", "Saver", "Training", "installed"]
 
@@ -30,7 +30,7 @@ OURS = "checkfreq"
 def _both(
     name: str, library: Callable[[Training], Library], packages: tuple[str, ...], like: str = ""
 ) -> tuple[Peer, Peer]:
-    """As it is, and synced; both restore as ``like`` does, if not as the synced one."""
+    """The two variants of a library: as it is, and synced; both restore like ``like`` if given."""
 
     def make(folder: Path, training: Training, *, sync: bool) -> Saver:
         return InFolders(folder, library(training), sync=sync)
@@ -43,7 +43,7 @@ def _both(
 
 
 def _dcp(name: str) -> Peer:
-    """It syncs its files itself."""
+    """A library that syncs its files itself."""
 
     def make(folder: Path, training: Training) -> Saver:
         return InFolders(folder, Dcp(training, name=name), sync=False)
@@ -82,9 +82,9 @@ PEERS: dict[str, Peer] = {peer.name: peer for peer in _ALL}
 def installed(
     names: Iterable[str] | None = None, *, among: Mapping[str, Peer] = PEERS
 ) -> dict[str, Peer]:
-    """Those of ``names`` (or all) and ours whose packages are there, in the order of ``among``.
+    """Those of ``names`` (or all) and ours that are installed, in the order of ``among``.
 
-    Of the others a sentence goes to standard error.
+    For the others a sentence goes to standard error.
     """
     wanted = set(among if names is None else names) | {OURS}
     peers = {name: peer for name, peer in among.items() if name in wanted}

@@ -1,6 +1,7 @@
-"""``torch.distributed.checkpoint``: files (not folders) synced, plans cached, staging memory kept.
+"""``torch.distributed.checkpoint``: syncs files (not folders), caches plans, keeps staging memory.
 
-Each rank writes with as many threads as ours. A process that is no rank becomes the only one.
+Each rank writes with as many threads as ours. Outside of a process group, the process becomes the
+only rank.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
+from benchmarks.lab.saver import Training
 from benchmarks.peers.folders import Pending
-from benchmarks.peers.saver import Training
 from checkfreq import CFConfig
 
-#: By the part of the peer's name: what saves in the background, and whether it stages there too.
+#: By peer name: the kind of background save, and whether staging happens there too.
 KINDS: dict[str, tuple[AsyncCheckpointerType | None, bool]] = {
     "dcp.save": (None, False),
     "dcp.async_save, thread": (AsyncCheckpointerType.THREAD, False),
@@ -30,18 +31,19 @@ KINDS: dict[str, tuple[AsyncCheckpointerType | None, bool]] = {
 
 
 class Dcp:
-    """One of `KINDS`. Staged aside, the next weight update waits for the staging."""
+    """One of `KINDS`. If staged in a thread, the next weight update waits for the staging."""
 
     def __init__(self, training: Training, *, name: str) -> None:
         self._training = training
         self._kind, aside = KINDS[name]
         _join_alone()
         self._planner = DefaultSavePlanner(enable_plan_caching=True)
-        self._group = dist.new_group(backend="gloo")  # its thread must not disturb training's
+        # Separate: its thread must not interfere with collectives of the training thread.
+        self._group = dist.new_group(backend="gloo")
         self._stager = None if self._kind is None else _stager(self._kind, aside=aside)
 
     def save(self, folder: Path) -> Pending | None:
-        """The live tensors are what it stages, or writes."""
+        """The live tensors are staged or written."""
         common: dict[str, Any] = {
             "storage_writer": FileSystemWriter(
                 folder, sync_files=True, thread_count=CFConfig().writer_threads
@@ -63,25 +65,25 @@ class Dcp:
         return Pending(upload.result, None if staging is None else staging.result)
 
     def load(self, folder: Path) -> None:
-        """It reads into the live tensors; the rest of the optimizer's state comes after them."""
+        """Reads into the live tensors; then restores the rest of the optimizer's state."""
         state = self._training.state()
         dcp.load(state, checkpoint_id=folder, process_group=self._group)
         self._training.optimizer.load_state_dict(state["optimizer"])
 
     def close(self) -> None:
-        """End the stager's thread and give back its memory."""
+        """End the stager's thread and release its memory."""
         if self._stager is not None:
             self._stager.close()
 
 
 def _stager(kind: AsyncCheckpointerType, *, aside: bool) -> DefaultStager:
-    """Pinned and overlapping where there is CUDA; shared with the process, if one writes."""
+    """Staging memory: pinned and overlapping on CUDA, shared with a process that writes."""
     has_device = torch.cuda.is_available()
     in_process = kind is AsyncCheckpointerType.PROCESS
     return DefaultStager(StagingOptions(has_device, in_process, aside, has_device))
 
 
 def _join_alone() -> None:
-    """It wants a process group: one of one."""
+    """It needs a process group: one with a single rank."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

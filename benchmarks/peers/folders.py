@@ -1,4 +1,4 @@
-"""A saver out of a library that writes a checkpoint into a folder and reads it again."""
+"""A saver for a library that writes a checkpoint into a folder and reads it back."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Protocol
 
 import torch.distributed as dist
 
-from benchmarks.peers.saver import Saved
+from benchmarks.lab.saver import Saved
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Waits for the background: until all is written; until the state may change, if not yet."""
+    """How to wait for the background: until all is written; until the state may change."""
 
     written: Callable[[], object]
     copied: Callable[[], object] | None = None
@@ -30,23 +30,23 @@ class Library(Protocol):
     """How a library writes the training's state, and reads it into the live training."""
 
     def save(self, folder: Path) -> Pending | None:
-        """Write into the empty folder; what goes on behind the call, if anything does."""
+        """Write into the empty folder; returns what continues in the background, if anything."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Bring back what was written there."""
+        """Restore what was written there."""
         ...
 
     def close(self) -> None:
-        """Let go of threads, processes and memory."""
+        """Release threads, processes and memory."""
         ...
 
 
 class InFolders:
     """A folder per checkpoint: ``step-1``, ``step-2``, ...
 
-    ``sync``: files and folders are synced behind the library's own write, in the training thread
-    if that writes there, else in the background.
+    ``sync``: files and folders are synced after the library's own write, in the training thread or
+    in the background, wherever the library writes.
     """
 
     def __init__(self, folder: Path, library: Library, *, sync: bool) -> None:
@@ -57,12 +57,12 @@ class InFolders:
         self._copied: Callable[[], object] | None = None
 
     def boundary(self, *, save: bool) -> None:
-        """The library's own call, and the sync if that write is not in the background."""
+        """The library's own call, and the sync if it does not write in the background."""
         if not save:
             return
         self._count += 1
         self._began_s = time.perf_counter()
-        self._newest.mkdir(parents=True, exist_ok=True)  # the ranks of a run share it
+        self._newest.mkdir(parents=True, exist_ok=True)  # the ranks of a run share the folder
         pending = self._library.save(self._newest)
         self._completing = self._copied = None
         if pending is None:
@@ -83,7 +83,7 @@ class InFolders:
         return self._folder / f"step-{self._count}"
 
     def updating(self) -> AbstractContextManager[None]:
-        """Waits for the copy, where the library makes that aside."""
+        """How to wait for the background: until all is written; until the state may change."""
         return self._after_copy()
 
     @contextlib.contextmanager
@@ -94,7 +94,7 @@ class InFolders:
         yield
 
     def is_durable(self) -> bool:
-        """Whether the background is done with it."""
+        """Whether the background work is done."""
         return self._completing is None or self._completing.done()
 
     def is_quiet(self) -> bool:
@@ -102,7 +102,7 @@ class InFolders:
         return self.is_durable()
 
     def finish(self) -> Saved:
-        """An unsynced save is synced here, unmeasured: its write-back must not fall on others."""
+        """An unsynced save is synced here, untimed: its write-back must not slow other arms."""
         if self._completing is not None:
             self._completing.result()
         if dist.is_initialized():
@@ -118,14 +118,14 @@ class InFolders:
         """A library is ready to read."""
 
     def restore(self) -> None:
-        """The library's own."""
+        """Restore with the library's own function."""
         self._library.load(self._newest)
 
     def rest(self) -> None:
-        """A library's restore leaves nothing behind it."""
+        """A library does no background work after a restore."""
 
     def files(self) -> list[Path]:
-        """All in the newest folder."""
+        """All files of the newest folder."""
         return sorted(path for path in self._newest.rglob("*") if path.is_file())
 
     def discard(self) -> None:
@@ -133,14 +133,14 @@ class InFolders:
         shutil.rmtree(self._newest)
 
     def close(self) -> None:
-        """The library's own, behind the last save."""
+        """Close the library after the last save."""
         self._thread.shutdown()
         self._library.close()
 
 
 def sync_all(folder: Path) -> None:
     """Sync every file in the folder, every folder in it, itself, and its entry in its parent."""
-    paths = sorted(folder.rglob("*"), reverse=True)  # what is inside before the folder it is in
+    paths = sorted(folder.rglob("*"), reverse=True)  # contents before their folder
     for path in [*paths, folder, folder.parent]:
         descriptor = os.open(path, os.O_RDONLY)
         try:

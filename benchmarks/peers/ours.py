@@ -1,4 +1,4 @@
-"""Ours: a manager that saves when told to and keeps one checkpoint."""
+"""Ours: a manager that saves on request and keeps one checkpoint."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from benchmarks.events import events
-from benchmarks.peers.saver import Saved, Training
+from benchmarks.lab.events import events
+from benchmarks.lab.saver import Saved, Training
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 from checkfreq.types import SnapshotPlace
 
@@ -19,7 +19,7 @@ _PRUNED_WITHIN_S = 60.0
 
 
 class CheckFreq:
-    """With ``split`` every rank writes a part of what all have; ``place`` of the snapshots."""
+    """With ``split`` every rank writes a part of replicated state; ``place`` of the snapshots."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class CheckFreq:
         )
 
     def boundary(self, *, save: bool) -> None:
-        """One of the manager's."""
+        """A boundary of the manager."""
         self._is_fresh = False
         if save:
             self._began_s = time.perf_counter()
@@ -54,22 +54,22 @@ class CheckFreq:
             self._step = self._manager.global_step
 
     def updating(self) -> AbstractContextManager[None]:
-        """Waits for the copy, if that is not done."""
+        """Wait for the copy if it is not done."""
         return self._manager.updating()
 
     def is_durable(self) -> bool:
-        """The leader knows."""
+        """Only the leader knows."""
         stats = self._manager.stats()
         durable = stats["last_durable_step"]
         is_there = durable is not None and durable >= self._step
         return _is_led() or is_there or stats["num_failed"] > 0
 
     def is_quiet(self) -> bool:
-        """The worker has answered everything; its answers are taken in at boundaries."""
+        """The worker has answered everything; answers are processed at boundaries."""
         return self.is_durable() and self._manager._pipeline.is_quiet
 
     def finish(self) -> Saved:
-        """From the call to the worker's commit, by one clock; returns when the disk has rest."""
+        """From the call to the worker's commit, on one clock; returns when the disk is idle."""
         self._manager.wait()
         committed = self._committed()
         self._wait_until_pruned()
@@ -77,7 +77,7 @@ class CheckFreq:
         return Saved(durable_s, committed["persist_s"])
 
     def _committed(self) -> Mapping[str, Any]:
-        """The last save's event; only the leader, who prunes after it, writes events down."""
+        """The event of the last save; only the leader, which prunes after it, writes events."""
         if not _is_led():
             last = events(self._folder, "committed")[-1]
             assert last["step"] == self._step
@@ -88,7 +88,7 @@ class CheckFreq:
         return event.data
 
     def _wait_until_pruned(self) -> None:
-        """The checkpoint before is gone: its removal must not fall into another arm's sample."""
+        """Wait for the removal of the previous checkpoint: it must not disturb another arm."""
         deadline_s = time.monotonic() + _PRUNED_WITHIN_S
         while sum(1 for kind in ("step-*", ".trash-*") for _ in self._folder.glob(kind)) > 1:
             if time.monotonic() > deadline_s:
@@ -96,37 +96,37 @@ class CheckFreq:
             time.sleep(0.01)
 
     def prepare_restore(self) -> None:
-        """A manager restores once, before training begins: a new one takes over."""
+        """A manager restores only once, before training begins, so a new one takes over."""
         self._leave()
         self._manager, self._is_fresh = self._new_manager(), True
 
     def restore(self) -> None:
-        """The manager's, which does nothing before it."""
+        """The manager's restore, which must be its first call."""
         assert self._is_fresh, "prepare_restore comes first"
         self._is_fresh = False
         assert self._manager.restore()
 
     def rest(self) -> None:
-        """Behind its restore a manager makes its slots ready: this one is over."""
+        """After a restore the manager prepares its slots in the background: end it."""
         self._leave()
 
     def discard(self) -> None:
-        """A manager has a checkpoint at all times."""
+        """Keep the checkpoint: a manager always has one."""
 
     def files(self) -> list[Path]:
-        """What the newest checkpoint consists of."""
+        """The files of the newest checkpoint."""
         return sorted(path for path in self._folder.glob("step-*/*") if path.is_file())
 
     def close(self) -> None:
-        """End the worker; the checkpoint that is there stays the newest."""
+        """End the worker; the current checkpoint stays the newest."""
         self._leave()
 
     def _leave(self) -> None:
-        """As a failing loop does: what is in flight is finished, nothing more is saved."""
+        """Leave as a failing loop does: work in flight is finished, nothing more is saved."""
         error = InterruptedError("the measurement is over")
         self._manager.__exit__(type(error), error, None)
 
 
 def _is_led() -> bool:
-    """Whether another rank leads this one."""
+    """Whether a different rank leads this one."""
     return dist.is_initialized() and dist.get_rank() != 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.peers.saver import Training
+from benchmarks.lab.saver import Training
 
 
 class TorchSave:
@@ -18,39 +18,39 @@ class TorchSave:
         self._training = training
 
     def save(self, folder: Path) -> None:
-        """All of it before it returns."""
+        """Returns when everything is written."""
         torch.save(self._training.state(), folder / "state.pt")
 
     def load(self, folder: Path) -> None:
-        """Into new memory on the CPU, and from there into the training."""
+        """Read into new memory on the CPU, then copy into the training."""
         state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
         self._training.load(state)
 
     def close(self) -> None:
-        """It holds nothing."""
+        """It holds no resources."""
 
 
 class Safetensors:
-    """Every tensor of the model and of the optimizer in one file, its settings as metadata."""
+    """Every tensor of model and optimizer in one file, the optimizer's settings as metadata."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
 
     def save(self, folder: Path) -> None:
-        """All of it before it returns."""
+        """Returns when everything is written."""
         from safetensors.torch import save_file
 
         groups = json.dumps(self._training.optimizer.state_dict()["param_groups"])
         save_file(self._tensors(), folder / "state.safetensors", {"param_groups": groups})
 
     def load(self, folder: Path) -> None:
-        """Into the live tensors."""
+        """Read into the live tensors."""
         from safetensors import safe_open
 
         live = self._tensors()
         path, device = folder / "state.safetensors", str(next(iter(live.values())).device)
         with safe_open(path, framework="pt", device=device) as file, torch.no_grad():
-            for name in file.keys():  # noqa: SIM118  # the file is no mapping
+            for name in file.keys():  # noqa: SIM118  # the file is not a mapping
                 live[name].copy_(file.get_tensor(name))
             groups: list[dict[str, Any]] = json.loads(file.metadata()["param_groups"])
         for group, saved in zip(self._training.optimizer.param_groups, groups, strict=True):
@@ -64,4 +64,4 @@ class Safetensors:
         return tensors
 
     def close(self) -> None:
-        """It holds nothing."""
+        """It holds no resources."""

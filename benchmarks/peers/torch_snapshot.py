@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lab.saver import Training
 from benchmarks.peers.folders import Pending
-from benchmarks.peers.saver import Training
 
 
 class TorchSnapshot:
-    """``aside``: it copies the tensors and writes in a thread."""
+    """``aside``: it copies the tensors, and writes in a thread."""
 
     def __init__(self, training: Training, *, aside: bool) -> None:
         self._state: dict[str, Any] = {"model": training.model, "optimizer": training.optimizer}
         self._aside = aside
 
     def save(self, folder: Path) -> Pending | None:
-        """All of it, or until every tensor is copied."""
+        """Returns when everything is written, or every tensor is copied."""
         from torchsnapshot import Snapshot
 
         if not self._aside:
@@ -26,10 +26,10 @@ class TorchSnapshot:
         return Pending(Snapshot.async_take(str(folder), self._state).wait)
 
     def load(self, folder: Path) -> None:
-        """Into the live tensors."""
+        """Read into the live tensors."""
         from torchsnapshot import Snapshot
 
         Snapshot(str(folder)).restore(self._state)
 
     def close(self) -> None:
-        """It holds nothing."""
+        """It holds no resources."""

@@ -1,7 +1,7 @@
-"""What trainers write: Lightning, transformers' Trainer, accelerate.
+"""Checkpoints of trainers: Lightning, transformers' Trainer, accelerate.
 
-Each is called as its own training loop calls it, so that what it adds to the state (random
-generators, a scheduler, its arguments) is there; that is small.
+Each is called as its own training loop calls it, so its additions to the state (random generators,
+a scheduler, its arguments) are included; they are small.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from pathlib import Path
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from benchmarks.models import import_torchvision
+from benchmarks.imagenet.models import import_torchvision
+from benchmarks.lab.saver import Training
 from benchmarks.peers.folders import Pending
-from benchmarks.peers.saver import Training
 
 
 class Lightning:
-    """``AsyncCheckpointIO`` over ``TorchCheckpointIO``: clones in the training thread."""
+    """``AsyncCheckpointIO`` over ``TorchCheckpointIO``: it clones in the training thread."""
 
     def __init__(self, training: Training) -> None:
-        import_torchvision()  # which lightning imports if it is there
+        import_torchvision()  # lightning imports it if installed
         from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 
         self._training = training
         self._io = AsyncCheckpointIO(TorchCheckpointIO())
 
     def save(self, folder: Path) -> Pending:
-        """Until every tensor is cloned; ``teardown`` is its way to wait, and to raise."""
+        """Returns when every tensor is cloned; ``teardown`` is its way to wait, and to raise."""
         state = self._training.state()
         whole = {"state_dict": state["model"], "optimizer_states": [state["optimizer"]]}
         self._io.save_checkpoint(whole, str(folder / "state.ckpt"))
         return Pending(self._io.teardown)
 
     def load(self, folder: Path) -> None:
-        """Into new memory, and from there into the training."""
+        """Read into new memory, then copy into the training."""
         whole = self._io.load_checkpoint(str(folder / "state.ckpt"), weights_only=True)
         state = {"model": whole["state_dict"], "optimizer": whole["optimizer_states"][0]}
         self._training.load(state)
@@ -45,14 +45,14 @@ class Lightning:
 
 
 class Trainer:
-    """transformers' Trainer: what ``save_strategy="steps"`` writes, optimizer and all."""
+    """transformers' Trainer: what ``save_strategy="steps"`` writes, the optimizer included."""
 
     def __init__(self, training: Training) -> None:
-        import_torchvision()  # which transformers imports if it is there
+        import_torchvision()  # transformers imports it if installed
         import transformers
 
         arguments = transformers.TrainingArguments(
-            output_dir=".",  # each save has its own
+            output_dir=".",  # each save has its own folder
             report_to=[],
             disable_tqdm=True,
             use_cpu=not _is_on_cuda(training),
@@ -64,19 +64,19 @@ class Trainer:
         )
 
     def save(self, folder: Path) -> None:
-        """All of it before it returns."""
+        """Returns when everything is written."""
         self._trainer.args.output_dir = str(folder)
         self._trainer._save_checkpoint(self._trainer.model, trial=None)
 
     def load(self, folder: Path) -> None:
-        """As ``train(resume_from_checkpoint=...)`` does."""
+        """Restore like ``train(resume_from_checkpoint=...)``."""
         checkpoint = str(next(folder.glob("checkpoint-*")))
         self._trainer._load_from_checkpoint(checkpoint)
         self._trainer._load_optimizer_and_scheduler(checkpoint)
         self._trainer._load_rng_state(checkpoint)
 
     def close(self) -> None:
-        """It holds nothing of the state."""
+        """It holds no copy of the state."""
 
 
 class Accelerate:
@@ -89,15 +89,15 @@ class Accelerate:
         self._accelerator.prepare(training.model, training.optimizer)
 
     def save(self, folder: Path) -> None:
-        """All of it before it returns."""
+        """Returns when everything is written."""
         self._accelerator.save_state(str(folder))
 
     def load(self, folder: Path) -> None:
-        """Into new memory, and from there into the training."""
+        """Read into new memory, then copy into the training."""
         self._accelerator.load_state(str(folder))
 
     def close(self) -> None:
-        """Let go of the training."""
+        """Release the training."""
         self._accelerator.free_memory()
 
 

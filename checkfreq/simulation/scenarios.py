@@ -1,6 +1,6 @@
 """What a tuner has to cope with: traces with their changes, and how well it did.
 
-Shared by tests/policy/test_trace_simulation.py and benchmarks/simulate.py.
+Shared by tests/policy/test_trace_simulation.py and benchmarks/simulate/measure.py.
 """
 
 from __future__ import annotations

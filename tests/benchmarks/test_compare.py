@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.compared import RAW, Round, arm_lines, target_lines
+from benchmarks.compare.outcome import Round, arm_lines, target_lines
+from benchmarks.compare.runs import RAW
+from benchmarks.compare.table import arms, targets
+from benchmarks.lab.rawio import RawWriter
 from benchmarks.peers import OURS, PEERS, Peer
-from benchmarks.rawio import RawWriter
-from benchmarks.tables.compare import arms, targets
 from tests.benchmarks.test_benchmarks_run import lines_of
 
 #: Runs what users have beside us: large frameworks (`make test-more`).
@@ -55,14 +56,14 @@ def test_an_arm_has_medians_quartiles_and_ratios_within_rounds() -> None:
     assert [lines[name]["synced"] for name in (RAW, LAZY, SYNCED)] == [True, False, True]
 
 
-def test_of_the_first_save_only_what_one_save_can_tell_is_told() -> None:
+def test_the_first_save_has_only_figures_that_one_save_can_give() -> None:
     first = {OURS: {"held_s": 1.0, "added_s": 2.0, "iteration_s": 3.0}}
     _, line = arm_lines(FOUR[:1], [first, first], {})
     assert {name for name in line if name.startswith("first_")} == {"first_held_ms"}
     assert {"added_ms", "iteration_ms"} <= line.keys()
 
 
-def test_an_arm_that_failed_says_why_and_nothing_else() -> None:
+def test_a_failed_arm_has_its_reason_and_no_figures() -> None:
     *_, line = arm_lines([PEERS[SYNCED]], ROUNDS, {SYNCED: "OSError: full"})
     assert line == {"arm": SYNCED, "synced": True, "note": "", "failed": "OSError: full"}
 
@@ -147,7 +148,7 @@ def test_a_run_of_chosen_arms_leaves_the_verdict_on_all_where_it_is() -> None:
     assert [row.count("| unsure |") for row in text.splitlines() if "held" in row] == [1, 0]
 
 
-def test_the_table_shows_what_failed_behind_the_others() -> None:
+def test_the_table_shows_failed_arms_last() -> None:
     failed = {"arm": LAZY, "synced": True, "failed": "OSError: a|b"}
     text = arms(printed(RAW_LINE, failed, ARM))
     assert f"| {LAZY} (failed: OSError: a/b) | yes | - |" in text

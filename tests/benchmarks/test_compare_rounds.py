@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import compare
-from benchmarks.compare import measure
-from benchmarks.compared import RAW
+from benchmarks.compare import measure as compare
+from benchmarks.compare.measure import measure
+from benchmarks.compare.runs import RAW
+from benchmarks.lab.capacity import shortage
 from benchmarks.peers import OURS, PEERS, Peer, Saver, Training
 from benchmarks.peers.folders import InFolders
 from benchmarks.peers.torch_files import TorchSave
-from benchmarks.room import room_for
 
 
 def options(folder: Path, **others: object) -> argparse.Namespace:
@@ -66,7 +66,7 @@ def noted(name: str, said: list[str], *, like: str = "") -> Peer:
     return peer(name, partial(Noted, said=said), like=like)
 
 
-def test_restores_are_behind_all_measured_saves_and_checkpoints_stay_only_for_them(
+def test_restores_follow_all_measured_saves_and_only_they_keep_checkpoints(
     tmp_path: Path,
 ) -> None:
     said: list[str] = []
@@ -83,14 +83,16 @@ def test_restores_are_behind_all_measured_saves_and_checkpoints_stay_only_for_th
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_restores_as_another_is_closed_before_and_leaves_nothing(tmp_path: Path) -> None:
+def test_an_arm_that_restores_like_a_different_one_is_closed_before_restores(
+    tmp_path: Path,
+) -> None:
     said: list[str] = []
     measure([noted("one", said, like="other")], options(tmp_path))
     assert said == ["save 1", "discard 0"] * 2 + ["close 0"]
 
 
 class Breaks(Noted):
-    """Fails at what it is told to."""
+    """Fails at the given call."""
 
     def __init__(self, folder: Path, training: Training, *, said: list[str], at: str) -> None:
         self._at = at
@@ -149,12 +151,12 @@ class Forgets(TorchSave):
         self._live.optimizer.state[last]["exp_avg_sq"][-1] += 1.0
 
 
-def test_who_brings_another_state_back_has_failed(tmp_path: Path) -> None:
+def test_an_arm_that_restores_a_different_state_has_failed(tmp_path: Path) -> None:
     def make(folder: Path, training: Training) -> Saver:
         return InFolders(folder, Forgets(training), sync=False)
 
     _, failed = measure([peer("one", make)], options(tmp_path))
-    assert failed == {"one": "ValueError: another state came back than was saved"}
+    assert failed == {"one": "ValueError: the restored state differs from the saved one"}
 
 
 def test_ours_and_the_raw_disk_are_measured_in_every_round(tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ def test_ours_and_the_raw_disk_are_measured_in_every_round(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_too_large_a_state_is_refused_with_what_it_needs(
+def test_a_state_that_is_too_large_is_refused_with_its_requirements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["compare", "--gib", "1e9", "--folder", str(tmp_path)])
@@ -173,16 +175,16 @@ def test_too_large_a_state_is_refused_with_what_it_needs(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_room_is_asked_for_as_many_copies_as_are_made(tmp_path: Path) -> None:
+def test_memory_is_required_for_every_copy_that_is_made(tmp_path: Path) -> None:
     cpu = torch.device("cpu")
-    assert room_for(2**20, cpu, tmp_path) is None
+    assert shortage(2**20, cpu, tmp_path) is None
     for what, copies in (("memory", {"copies": 2.0**40}), ("disk", {"on_disk": 2.0**40})):
-        why_not = room_for(2**20, cpu, tmp_path, **copies)
+        why_not = shortage(2**20, cpu, tmp_path, **copies)
         assert why_not is not None
         assert f"GiB of {what}, " in why_not
 
 
-def test_what_all_peers_together_need_is_what_the_docstring_says() -> None:
+def test_the_docstring_names_the_memory_that_all_peers_need() -> None:
     restoring = [each for each in PEERS.values() if not each.restores_as]
     assert len(restoring) + 2 == 10  # of the disk
     assert 1 + 1 + sum(each.keeps for each in PEERS.values()) + 3 == pytest.approx(11.1)

@@ -1,4 +1,4 @@
-"""A decider in our engine: what it is told, and when it has had its say."""
+"""A decider in our engine: its input, and when it has had enough time."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.decided import DecidedManager, is_decided
-from benchmarks.training import Loop
+from benchmarks.frequency.decided import DecidedManager, is_decided
+from benchmarks.lab.training import Loop
 from checkfreq.policy.tuner import Due, Iteration, Measured
 
 
 class Every:
-    """Takes a checkpoint every so many steps, unless one is on its way; notes what it is told."""
+    """Takes a checkpoint every so many steps, unless one is in flight; records its input."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -41,7 +41,7 @@ class Every:
         return Due.TAKE if self._active is None and step % self._steps == 0 else Due.NOT_YET
 
 
-def test_a_decider_is_told_of_each_iteration_and_of_its_checkpoints(tmp_path: Path) -> None:
+def test_a_decider_gets_each_iteration_and_its_checkpoints(tmp_path: Path) -> None:
     decider, loop = Every(2), Loop("transformer", batch=1, tokens=4)
     decided = DecidedManager(loop, tmp_path, decider)
     decided.live.stretch(lambda: len(decider.ended_s) == 2, after=decided.boundary)

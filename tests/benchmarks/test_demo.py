@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.demo import BATCH, EPOCHS, IMAGES, INTERVAL, Kill, compare
-from benchmarks.rawio import raw_write
-from benchmarks.runs import Run
+from benchmarks.lab.rawio import raw_write
+from benchmarks.lab.runs import Run
 
 ALL = IMAGES.classes * IMAGES.train
 
@@ -27,7 +27,7 @@ def run_that_left(folder: Path, *, weights: str = "aa", **epoch: Any) -> Run:
     return run
 
 
-def test_equal_runs_hold_every_claim(tmp_path: Path) -> None:
+def test_every_claim_holds_for_equal_runs(tmp_path: Path) -> None:
     claims = compare(run_that_left(tmp_path / "a"), run_that_left(tmp_path / "b"))
     assert [claim.holds for claim in claims] == [True] * 4
 

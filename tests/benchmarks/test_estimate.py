@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.estimate import (
+from benchmarks.lab.estimate import (
     Estimate,
     Sample,
     Stretch,
@@ -105,11 +105,11 @@ def test_meeting_a_bound_is_a_matter_of_the_estimate_and_its_upper_limit(
     assert Estimate(mean, 0.001, 0.0, high).meets(0.035) == meets
 
 
-def test_rounds_in_which_others_used_the_cpu_are_told_apart() -> None:
+def test_rounds_in_which_other_processes_used_the_cpu_are_identified() -> None:
     assert undisturbed([0.01, 0.9, 0.02, 0.0, 0.11]) == [True, False, True, True, True]
 
 
-def test_what_others_always_use_disturbs_no_round() -> None:
+def test_constant_foreign_cpu_use_disturbs_no_round() -> None:
     assert all(undisturbed([0.5, 0.52, 0.48]))
 
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from benchmarks.estimate import Estimate, Smallest, median_interval
-from benchmarks.findings import Alone, Cost, Findings, cost_of
+from benchmarks.frequency.findings import Alone, Cost, Findings, cost_of
+from benchmarks.lab.estimate import Estimate, Smallest, median_interval
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_who_has_one_slot_is_busy_until_a_save_is_durable() -> None:
 
 
 @pytest.mark.parametrize(("held_s", "by_storage"), [(0.5, 1), (0.499, 1), (0.2, 3), (0.6, 1)])
-def test_training_need_not_go_on_for_as_long_as_a_save_held_it(
+def test_a_save_that_stopped_training_shortens_the_time_to_the_next(
     held_s: float, by_storage: int
 ) -> None:
     found = cost_of([Alone(0.07, held_s, 0.5)], iteration_s=0.1, bound=0.07)
@@ -122,7 +122,7 @@ def test_a_single_round_keeps_nothing() -> None:
     assert not found.verdict().met
 
 
-def test_what_is_tried_for_another_reason_counts_for_nobodys_smallest() -> None:
+def test_intervals_measured_for_other_purposes_do_not_count_as_smallest() -> None:
     found = findings(ours_3=measured(0.01), ours_5=measured(0.01))
     found.aside = {("ours", 3)}
     assert found.smallest_kept("ours") == 5
@@ -134,7 +134,7 @@ def test_an_interval_whose_saves_wait_is_not_kept() -> None:
     assert found.smallest_kept("fast") == 3
 
 
-def test_a_peer_is_given_the_smaller_of_what_was_tried_and_what_its_costs_allow() -> None:
+def test_a_peer_counts_with_the_smaller_of_its_measured_and_calculated_interval() -> None:
     found = findings(fast_40=measured(0.05), fast_60=measured(0.03), slow_30=measured(0.01))
     assert found.smallest("fast") == 40
     assert found.smallest("slow") == 30

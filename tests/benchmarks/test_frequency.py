@@ -13,14 +13,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import benchmarks.frequency as benchmark
-from benchmarks.decided import Choice
-from benchmarks.frequency import Run
+from benchmarks.frequency import measure as benchmark
+from benchmarks.frequency import table as frequency
+from benchmarks.frequency.decided import Choice
+from benchmarks.frequency.measure import Run
+from benchmarks.frequency.saver_arm import Attached, SaverArm
+from benchmarks.lab.paired import Round
 from benchmarks.peers import OURS, Peer, Saved, Training
 from benchmarks.peers.ours import CheckFreq
-from benchmarks.saver_arm import Attached, SaverArm
-from benchmarks.tables import frequency
-from benchmarks.windows import Round
 from checkfreq.types import SnapshotPlace
 from tests.benchmarks.test_benchmarks_run import TINY_WINDOWS, lines_of
 
@@ -178,7 +178,7 @@ def test_a_peer_waits_for_its_save_but_its_removal_and_our_sync_are_not_its_cost
     ("until_s", "late_s", "count"),
     [(45.0, 50.0, 4), (5.0, 100.0, 3), (5.0, 25.0, 2), (5.0, 5.0, 1)],
 )
-def test_three_rounds_are_waited_for_but_not_for_ever(
+def test_three_rounds_are_waited_for_up_to_a_limit(
     until_s: float, late_s: float, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = FakeClock()
@@ -218,7 +218,7 @@ def test_autos_interval_is_tried_with_its_snapshots_where_it_has_them(
     assert run._savers[name].queues
 
 
-def test_ours_takes_its_snapshots_where_it_is_told(tmp_path: Path) -> None:
+def test_ours_takes_its_snapshots_in_the_given_place(tmp_path: Path) -> None:
     model = torch.nn.Linear(1, 1)
     training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1))
     saver = CheckFreq(tmp_path, training, place=SnapshotPlace.DEVICE)
@@ -304,8 +304,8 @@ def test_the_table_has_a_row_per_arm_shortest_interval_first_and_the_targets() -
         "| theirs | 120.0 ms (5.0 ms to 9.0 ms) | 130 ms "
         "| 80.00 % (interval unknown: 1 round) | 86 | - | - | 1.85 s |"
     )
-    assert "(theirs): 6 / 86 = 0.07; at most 0.5 is the target: met." in text
-    assert "at k = 4 yes (not beyond chance)." in text
+    assert "(theirs): 6 / 86 = 0.07; target: at most 0.5, met." in text
+    assert "at k = 4 yes (not significant)." in text
     assert "`python -m c`, commit abc1234" in text
     heading = "m, batch 2, 32 x 32 pixels, on cpu: 1 of 2 cores trains, 85.3 MiB of state, 40.0 ms"
     assert heading in text
@@ -339,12 +339,12 @@ def test_of_two_runs_at_one_commit_the_last_is_shown() -> None:
     text = frequency.arms([*LINES, *again])
     rows = [row for row in text.splitlines() if row.startswith(("| ours", "| theirs", "| others"))]
     assert [row.split(" | ")[0] for row in rows] == ["| ours", "| others"], text
-    assert text.count("is the target") == 1
+    assert text.count("; target: at most") == 1
     assert frequency.arms([*LINES, *LINES]) == frequency.arms(LINES)
     assert frequency.policies([*LINES, *LINES]) == frequency.policies(LINES)
 
 
-def test_what_is_trained_is_part_of_the_setting() -> None:
+def test_the_workload_is_part_of_the_setting() -> None:
     larger = [{**x, "image_size": 224} for x in LINES]
     tokens = [{**{k: v for k, v in x.items() if k != "image_size"}, "tokens": 8} for x in LINES]
     text = frequency.arms([*LINES, *larger, *tokens])

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.estimate import quartiles
-from benchmarks.goodput import COSTS, RESTARTS, Setting, main, setting_of, summary
-from benchmarks.measured import Figure, Missing, in_seconds, measured
+from benchmarks.goodput.inputs import Figure, Missing, in_seconds, measured
+from benchmarks.goodput.measure import COSTS, RESTARTS, Setting, main, setting_of, summary
+from benchmarks.goodput.plot import draw, title
+from benchmarks.goodput.table import TABLES, age, last_runs, short
+from benchmarks.lab.estimate import quartiles
+from benchmarks.lab.results import lines_of
+from benchmarks.lab.tables import tables_of
 from benchmarks.plots import draw_all
-from benchmarks.plots.goodput import draw, title
-from benchmarks.tables import lines_of, tables_of
-from benchmarks.tables.goodput import age, last_runs, short
 from checkfreq.simulation.comparison import compare
 from tests.benchmarks.test_benchmarks_run import run_forked
 
@@ -84,7 +85,7 @@ def test_a_model_can_be_asked_for(tmp_path: Path) -> None:
         measured(COSTS, tmp_path, model="other")
 
 
-def test_what_is_not_measured_is_said_with_how_to_measure_it(tmp_path: Path) -> None:
+def test_a_missing_figure_says_how_to_measure_it(tmp_path: Path) -> None:
     with pytest.raises(Missing) as missing:
         measured(RESTARTS, tmp_path)
     assert str(missing.value) == (
@@ -93,7 +94,7 @@ def test_what_is_not_measured_is_said_with_how_to_measure_it(tmp_path: Path) -> 
     )
 
 
-def test_a_newer_line_without_a_cost_is_left_out_and_told(
+def test_a_newer_line_without_a_cost_is_skipped_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     noisy = [{**OVERHEAD, "cost_s": cost_s, "commit": f"{cost_s}"} for cost_s in (-0.2, -0.1)]
@@ -213,7 +214,7 @@ def test_table_and_plot_follow_from_the_lines_and_are_the_same_every_time(tmp_pa
     example = (*SMALL, "--setting", "example")
     lines = run_forked("goodput", *example, output=tmp_path / "stdout")
     write(tmp_path, *lines)
-    (table,) = tables_of(lines_of("goodput", tmp_path))
+    (table,) = tables_of(lines_of("goodput", tmp_path), TABLES)
     assert "An iteration takes 1 s, a checkpoint costs 1 s, durable after 11 s" in table
     assert "(example); failures as published (research):" in table
     assert "| 16,384 | 1.8 h | " in table
@@ -247,12 +248,12 @@ def test_every_rate_and_model_has_its_own_table(tmp_path: Path) -> None:
     lines = [simulated(8), simulated(8, rate="cloud"), simulated(64), simulated(8, model="n")]
     assert last_runs(lines) == [[lines[0], lines[2]], [lines[1]], [lines[3]]]
     write(tmp_path, *lines)
-    (table,) = tables_of(lines_of("goodput", tmp_path))
+    (table,) = tables_of(lines_of("goodput", tmp_path), TABLES)
     assert table.count("failures as published (research)") == 2
     assert table.count("failures as published (cloud)") == 1
 
 
-def test_a_panel_says_rate_and_notice() -> None:
+def test_a_panel_names_rate_and_notice() -> None:
     assert title(simulated(8, notice_s=60.0)) == (
         "m, failures as in research:\ncheckpoint 10 ms, iteration 500 ms, restart 7 s + 60 s notice"
     )

@@ -13,7 +13,8 @@ import torch
 if importlib.util.find_spec("torchvision") is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
 
-from benchmarks import imagenet, options
+from benchmarks.imagenet import options
+from benchmarks.imagenet import train as imagenet
 from benchmarks.make_images import ImageSet, make
 from iterators import CFIterator, ResumableDataLoader
 
@@ -176,7 +177,7 @@ def test_pads_do_not_count_in_the_loss() -> None:
     assert (share.weights.tolist(), share.num_samples, share.world) == ([0.0], 3, 4)
 
 
-def test_a_folder_without_images_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_without_images_is_reported_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="Couldn't find any class folder"):
         imagenet.main(["--data", str(tmp_path)])
 
@@ -196,7 +197,7 @@ def test_learning_rate_falls_along_a_cosine(tmp_path: Path) -> None:
     assert lr_factors(tmp_path, *flags) == [1.0, 0.933, 0.75, 0.25, 0.0]
 
 
-def test_digest_tells_name_type_shape_and_bits() -> None:
+def test_the_digest_covers_name_type_shape_and_bits() -> None:
     base = {"w": torch.tensor([1.0, 2.0])}
     others = [
         {"v": base["w"]},

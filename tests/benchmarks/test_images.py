@@ -10,7 +10,7 @@ import pytest
 if importlib.util.find_spec("torchvision") is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
 
-from benchmarks.images import open_images
+from benchmarks.imagenet.images import open_images
 from benchmarks.make_images import ImageSet, make
 
 SMALL = ImageSet(classes=2, train=10, val=3, smallest=16, largest=24)

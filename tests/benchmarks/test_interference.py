@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.estimate import Sample, Stretch
-from benchmarks.interference import Recorder, Trace
-from benchmarks.plots import interference
-from benchmarks.plots.common import save
-from benchmarks.tables import interference as table
-from benchmarks.windows import Window
+from benchmarks.interference import plot as interference
+from benchmarks.interference import table as table
+from benchmarks.interference.measure import Recorder, Trace
+from benchmarks.lab.estimate import Sample, Stretch
+from benchmarks.lab.paired import Window
+from benchmarks.lab.plots import save
 from tests.benchmarks.test_benchmarks_run import TINY_WINDOWS, lines_of
 from tests.benchmarks.test_tables import HOW
 
@@ -120,7 +120,7 @@ def phase(mean: float = 0.02, half_width: float | None = 0.01, **other: Any) -> 
         (0.05, None, "5.00 % | unclear (3.50 %)"),
     ],
 )
-def test_the_table_says_how_sure_it_is_that_the_bound_is_kept(
+def test_the_table_says_whether_the_bound_is_kept_or_unclear(
     mean: float, half_width: float | None, verdict: str
 ) -> None:
     assert f"| {verdict} |" in table.interference([phase(mean, half_width)])
@@ -132,7 +132,7 @@ def test_the_table_is_of_the_last_run_of_each_setting() -> None:
     text = table.interference([*older, *others, phase(0.07), phase(0.06, arm="adaptive")])
     assert text.count("\n| m | adaptive |") == 1
     assert text.count("\n| m | static |") == 2  # of two bounds
-    assert "| m | static, of the first plan |" in text
+    assert "| m | static, first interval |" in text
     assert "| n | static |" in text
     assert "| 2.00 % ± 1.00 % | no (1.00 %)" not in text
     assert "7.00 %" in text

@@ -14,11 +14,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import interruptions as benchmark
-from benchmarks import runs
-from benchmarks.plots import interruptions as plot
-from benchmarks.plots.common import save
-from benchmarks.restarts import (
+from benchmarks.interruptions import measure as benchmark
+from benchmarks.interruptions import plot as plot
+from benchmarks.interruptions.restarts import (
     BASE,
     Restart,
     differing,
@@ -28,8 +26,10 @@ from benchmarks.restarts import (
     schedule,
     thinned,
 )
-from benchmarks.runs import Run, survive
-from benchmarks.tables.interruptions import interruptions
+from benchmarks.interruptions.table import interruptions
+from benchmarks.lab import runs
+from benchmarks.lab.plots import save
+from benchmarks.lab.runs import Run, survive
 from tests.benchmarks.test_benchmarks_run import lines_of
 from tests.benchmarks.test_tables import HOW
 
@@ -73,7 +73,7 @@ def test_a_restart_that_came_to_no_update_is_not_counted() -> None:
     assert restarts([0.0, 10.0], **times) == []
 
 
-def test_the_median_is_of_what_is_known() -> None:
+def test_the_median_ignores_unknown_values() -> None:
     assert median([3.0, None, 1.0, 2.0]) == 2.0
     assert median([None]) is None
 
@@ -147,7 +147,7 @@ def test_a_kill_that_hit_nothing_is_not_counted_and_nothing_is_started_again(
 
 
 @pytest.mark.parametrize("option", ["--every", "--every-of-base", "--patience", "--repeats"])
-def test_what_must_be_more_than_0_is_refused_otherwise(
+def test_options_that_must_be_positive_are_refused_otherwise(
     option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -220,7 +220,7 @@ def test_arms_without_interruptions_take_turns(
     assert "| 1.00 (0.67 to 1.33) |" in interruptions(made)
 
 
-def test_a_trainer_that_fails_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_failed_trainer_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", [], module="benchmarks.no_such_training")
     with pytest.raises(SystemExit, match=r"(?s)ended with status 1; .*No module named"):
         survive(run, (), limit_s=math.inf)
@@ -288,7 +288,7 @@ def test_the_table_has_medians_over_seeds_and_the_newest_of_each() -> None:
     ],
     ids=lambda other: next(iter(other)),
 )
-def test_what_is_another_training_has_a_row_of_its_own(other: dict[str, Any]) -> None:
+def test_a_different_training_has_its_own_row(other: dict[str, Any]) -> None:
     text = interruptions([line("auto", **other), line("auto", ratio=1.4)])
     assert text.count("\n| m, ") == 2
 

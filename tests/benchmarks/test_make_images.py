@@ -30,7 +30,7 @@ def test_same_settings_make_the_same_pixels(tmp_path: Path) -> None:
     assert pixels(tmp_path / "a") == pixels(tmp_path / "b")
 
 
-def test_another_seed_makes_other_pixels_in_the_same_files(tmp_path: Path) -> None:
+def test_a_different_seed_gives_different_pixels_in_the_same_files(tmp_path: Path) -> None:
     make(tmp_path / "a", images=SMALL)
     make(
         tmp_path / "b", images=ImageSet(classes=5, train=3, val=2, smallest=16, largest=24, seed=1)

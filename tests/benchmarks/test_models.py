@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.models import MODELS, SMALLEST_IMAGE, build, logits_of, loss_of
+from benchmarks.imagenet.models import MODELS, SMALLEST_IMAGE, build, logits_of, loss_of
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"

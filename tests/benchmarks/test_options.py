@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import options
+from benchmarks.imagenet import options
 
 Capture = pytest.CaptureFixture[str]
 RESUMABLE = ("--checkfreq", "--cf_iterator")
@@ -60,7 +60,7 @@ def test_flags_of_the_original_script_are_taken(tmp_path: Path) -> None:
         (("--data", "no/such/folder"), "--data no/such/folder is not a folder"),
     ],
 )
-def test_what_cannot_be_run_is_refused_with_a_sentence(
+def test_unusable_options_are_refused_with_a_sentence(
     flags: tuple[str, ...], sentence: str, tmp_path: Path, capsys: Capture
 ) -> None:
     assert sentence in refusal(tmp_path, capsys, *flags)

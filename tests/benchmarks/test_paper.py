@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import paper
-from benchmarks.arms import auto_arm, held_arm, judged
-from benchmarks.estimate import Estimate
-from benchmarks.figures import Stall, allowed_by_storage, recovery_s
-from benchmarks.language import IGNORED, Language
+from benchmarks.imagenet.options import is_installed
+from benchmarks.lab.derived import Stall, allowed_by_storage, recovery_s
+from benchmarks.lab.estimate import Estimate
+from benchmarks.lab.language import IGNORED, Language
+from benchmarks.lab.overheads import Measured
+from benchmarks.lab.paired import FrozenArm, Round, clean_window
+from benchmarks.lab.training import Loop
 from benchmarks.make_images import ImageSet, make
-from benchmarks.noted import Note, Noted, NotedArm
-from benchmarks.options import is_installed
-from benchmarks.overhead import Measured
-from benchmarks.paper import arguments, chosen
-from benchmarks.tables import paper as tables
-from benchmarks.training import Loop
-from benchmarks.trial import Chosen, Measurements, Trial, Windows, fingerprint, kept
-from benchmarks.windows import FrozenArm, Round, clean_window
-from benchmarks.workloads import Workload, on_cpu, on_gpu
+from benchmarks.paper import measure as paper
+from benchmarks.paper import table as tables
+from benchmarks.paper.arms import auto_arm, held_arm, judged
+from benchmarks.paper.measure import arguments, chosen
+from benchmarks.paper.recording import CheckpointCosts, RecordingArm, WindowRecord
+from benchmarks.paper.trial import Chosen, Measurements, Trial, Windows, fingerprint, kept
+from benchmarks.paper.workloads import Workload, on_cpu, on_gpu
 from checkfreq.types import SnapshotPlace
 from tests.benchmarks.test_benchmarks_run import lines_of
 
@@ -265,7 +265,7 @@ class TestWorkloads:
         assert len(names) == 8
         assert "gpt2-xl" not in names
 
-    def test_what_is_not_installed_is_left_out_with_a_sentence(
+    def test_libraries_that_are_not_installed_are_skipped_with_a_sentence(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         args = arguments(["--preset", "cpu", "--model", "bert", "resnet18"])
@@ -332,7 +332,7 @@ def test_bert_predicts_what_is_masked_and_gpt_what_comes_next() -> None:
 
 @needs_torchvision
 def test_images_of_a_folder_come_again_after_the_last(tmp_path: Path) -> None:
-    from benchmarks.images import Stream
+    from benchmarks.imagenet.images import Stream
 
     images = ImageSet(classes=2, train=5, val=1, smallest=40, largest=48)
     make(tmp_path, images=images)
@@ -374,13 +374,13 @@ def test_a_model_of_each_kind_prints_its_three_arms(tmp_path: Path) -> None:
 
 class TestNotes:
     def test_held_and_waited_are_of_the_rounds_that_overhead_is_of(self, tmp_path: Path) -> None:
-        notes = [Note(0.1, 0.0, range(1, 3), 2), Note(9.0, 8.0, range(3, 5), 2)]
-        notes += [Note(0.3, 0.2, range(5, 7), 2), Note(0.2, 0.1, range(7, 9), 2)]
+        records = [WindowRecord(0.1, 0.0, range(1, 3), 2), WindowRecord(9.0, 8.0, range(3, 5), 2)]
+        records += [WindowRecord(0.3, 0.2, range(5, 7), 2), WindowRecord(0.2, 0.1, range(7, 9), 2)]
         done = [Round({}, 1.0, foreign) for foreign in (0.0, 0.9, 0.05, 0.0)]
         events = [{"kind": "committed", "step": step} for step in (0, 2, 4, 5, 8, 9)]
         text = "".join(f"{json.dumps(x)}\n" for x in [*events, {"kind": "plan"}])
         (tmp_path / "events.jsonl").write_text(text)
-        found = Noted.of(kept(notes, done), tmp_path)
+        found = CheckpointCosts.of(kept(records, done), tmp_path)
         assert (found.checkpoints, found.held_s, found.wait_s) == (6, *approx(0.1, 0.05))
         assert [each["step"] for each in found.events] == [2, 5, 8]
 
@@ -388,15 +388,15 @@ class TestNotes:
         arm = FrozenArm(Loop("transformer", batch=1), tmp_path, interval=1, length=2)
         arm.warm_up()
         first = arm.manager.global_step + 1
-        noted = NotedArm(arm)
+        noted = RecordingArm(arm)
         noted.window()
         noted.window()
-        assert [each.steps for each in noted.notes] == [
+        assert [each.steps for each in noted.records] == [
             range(first, first + 2),
             range(first + 2, first + 4),
         ]
-        assert sum(each.checkpoints for each in noted.notes) == 4 * noted.taken
-        assert all(each.held_s > each.wait_s >= 0 for each in noted.notes)
+        assert sum(each.checkpoints for each in noted.records) == 4 * noted.taken
+        assert all(each.held_s > each.wait_s >= 0 for each in noted.records)
         noted.close()
 
 
@@ -408,7 +408,7 @@ def approx(*values: float) -> list[Any]:
     ("each_s", "parts", "count"),
     [(0.1, 3, 4), (10.0, 3, 3), (10.0, 1, 4), (40.0, 2, 1), (1e9, 1, 1)],
 )
-def test_what_takes_long_is_repeated_as_often_as_there_is_time(
+def test_long_measurements_are_repeated_as_time_allows(
     each_s: float, parts: int, count: int, tmp_path: Path
 ) -> None:
     args = arguments(["--preset", "cpu", "--seconds", "100"])

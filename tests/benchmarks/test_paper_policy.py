@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.paper_policy import (
+from benchmarks.lab.paper_policy import (
     PaperTuner,
     Rule,
     budget_interval,
@@ -75,7 +75,7 @@ def test_both_profile_100_iterations_and_two_checkpoints_if_nothing_is_known() -
     assert steps == [(100, None), (103, None), (123, 20), (143, 20)]
 
 
-def test_neither_ever_comes_down() -> None:
+def test_neither_rule_shortens_its_interval() -> None:
     cheaper = changing([(0.0, COSTS), (2_000.0, COSTS.times(0.1))])
     assert planned(Rule.BUDGET, cheaper) == 20
     assert planned(Rule.RELEASED, cheaper) == 21
@@ -92,7 +92,7 @@ def test_the_released_tuning_ends_with_the_first_window_within_the_bound() -> No
     assert planned(Rule.RELEASED, dearer, dynamic=True, wall_s=8_000.0) == 41
 
 
-def test_slower_iterations_are_charged_to_checkpoints_for_ever() -> None:
+def test_slower_iterations_are_always_charged_to_checkpoints() -> None:
     slower = Costs(iteration_s=1.1, stall_s=1.0, copy_s=1.0, persist_s=3.0)
     run = simulate(
         changing([(0.0, COSTS), (500.0, slower)]),
@@ -143,6 +143,6 @@ def test_a_test_checkpoint_that_failed_is_taken_again() -> None:
 
 
 @pytest.mark.parametrize("bound", [0.0, 1.0, float("nan"), -0.1])
-def test_a_bound_that_is_no_fraction_is_refused(bound: float) -> None:
+def test_a_bound_outside_0_and_1_is_refused(bound: float) -> None:
     with pytest.raises(ConfigError, match="max_overhead"):
         PaperTuner(Rule.BUDGET, max_overhead=bound)

@@ -259,7 +259,7 @@ class Counting(CheckFreq):
         return self.managers[-1]
 
 
-def test_every_restore_of_ours_is_by_a_manager_of_its_own_that_ends_behind_it(
+def test_every_restore_of_ours_uses_a_new_manager_that_ends_after_it(
     tmp_path: Path,
 ) -> None:
     training = tiny()
@@ -282,7 +282,7 @@ def test_every_restore_of_ours_is_by_a_manager_of_its_own_that_ends_behind_it(
     assert restored == [2, 3]
 
 
-def test_what_is_not_installed_is_left_out_with_a_sentence(
+def test_libraries_that_are_not_installed_are_skipped_with_a_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     make = PEERS["torch.save"].make

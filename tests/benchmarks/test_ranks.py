@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.ranks import Ranks, joined
+from benchmarks.imagenet.ranks import Ranks, joined
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     return Ranks.launched()
 
 
-def test_a_launcher_says_by_the_environment_which_rank_it_started(launched: Ranks) -> None:
+def test_the_rank_is_read_from_the_launchers_environment(launched: Ranks) -> None:
     assert launched == Ranks(rank=5, world=8, local_rank=1)
     assert (launched.is_alone, launched.is_first) == (False, False)
 
@@ -30,7 +30,7 @@ def test_each_rank_has_the_device_of_its_number_on_the_machine(launched: Ranks) 
     assert Ranks().device("cuda") == torch.device("cuda")
 
 
-def test_one_process_alone_meets_nobody() -> None:
+def test_a_single_process_starts_no_process_group() -> None:
     args = argparse.Namespace(device="cpu", quiet=False)
     with joined(args) as ranks:
         assert ranks == Ranks()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import sharded
+from benchmarks.lab.saving import Work, sample, shown, spread
 from benchmarks.peers import Saved
 from benchmarks.peers.ours import CheckFreq
-from benchmarks.saving import Work, sample, shown, spread
+from benchmarks.sharded import measure as sharded
 
 
 class Scripted:
@@ -68,7 +68,7 @@ def test_clean_iterations_are_remembered_across_arms() -> None:
     assert figures["added_s"] < -199.0  # two iterations, against one of 100 s
 
 
-def test_what_holds_training_is_in_milliseconds() -> None:
+def test_times_that_stop_training_are_in_milliseconds() -> None:
     assert shown({"held_s": 0.5, "first_added_s": 0.25, "durable_s": 1.5}) == {
         "held_ms": 500.0,
         "first_added_ms": 250.0,

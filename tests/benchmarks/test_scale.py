@@ -16,16 +16,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks import scale
-from benchmarks.bus import Bus
-from benchmarks.limits import Limits
-from benchmarks.peak import Peak
+from benchmarks.lab.capacity import shortage
+from benchmarks.lab.rawio import RawWriter, incompressible
+from benchmarks.lab.results import lines_of
+from benchmarks.lab.tables import tables_of
+from benchmarks.limits.measure import Limits
 from benchmarks.peers.ours import CheckFreq
 from benchmarks.plots import draw_all
-from benchmarks.rawio import RawWriter, incompressible
-from benchmarks.room import room_for
-from benchmarks.scale import figures, num_rounds, quiet_batches
-from benchmarks.tables import lines_of, tables_of
+from benchmarks.scale import measure as scale
+from benchmarks.scale.bus import Bus
+from benchmarks.scale.measure import figures, num_rounds, quiet_batches
+from benchmarks.scale.peak import Peak
+from benchmarks.scale.table import TABLES
 from tests.benchmarks.test_benchmarks_run import lines_of as printed_by
 from tests.benchmarks.test_goodput import HOW, write
 
@@ -59,7 +61,7 @@ def touched(num_bytes: int) -> memoryview:
 # Arithmetic
 
 
-def test_medians_leave_the_first_save_out_and_tell_it_apart() -> None:
+def test_medians_exclude_the_first_save_which_is_reported_separately() -> None:
     found = figures(SECONDS)
     assert found["held_ms"] == 4.0
     assert found["durable_s"] == 4.0
@@ -137,7 +139,7 @@ def test_a_raw_write_without_a_limit_repeats_nothing(tmp_path: Path) -> None:
     assert data[:MIB] != data[MIB:]
 
 
-def test_what_was_written_over_and_over_is_read_over_what_it_was_made_of(tmp_path: Path) -> None:
+def test_a_repeated_source_is_read_back_into_its_own_memory(tmp_path: Path) -> None:
     path, num_bytes = tmp_path / "raw", 3 * MIB + 4096
     with RawWriter(path, num_bytes, threads=1, chunk_bytes=MIB, source_bytes=MIB) as writer:
         writer.once()
@@ -147,7 +149,7 @@ def test_what_was_written_over_and_over_is_read_over_what_it_was_made_of(tmp_pat
     assert source == b"b" * 4096 + b"a" * (MIB - 4096)
 
 
-def test_a_file_that_is_shorter_than_was_written_is_not_read_in_silence(tmp_path: Path) -> None:
+def test_reading_a_truncated_file_is_an_error(tmp_path: Path) -> None:
     with RawWriter(tmp_path / "raw", 2 * MIB, source_bytes=MIB, chunk_bytes=MIB) as writer:
         writer.once()
         os.truncate(tmp_path / "raw", MIB)
@@ -178,7 +180,7 @@ def mapping_at(address: int) -> tuple[str, list[str]]:
     raise LookupError(f"nothing is at {address:x}")
 
 
-def test_what_is_written_and_read_for_the_limits_is_incompressible() -> None:
+def test_the_limits_use_incompressible_data() -> None:
     memory = incompressible(9 * MIB)
     data = bytes(memory)
     assert len(data) == 9 * MIB
@@ -230,10 +232,10 @@ def test_a_peak_is_seen_after_its_memory_is_gone() -> None:
     assert peak.growth() >= 60 * MIB
 
 
-def test_where_the_peak_cannot_be_set_back_what_was_noted_counts(tmp_path: Path) -> None:
+def test_where_the_peak_cannot_be_reset_the_largest_sample_counts(tmp_path: Path) -> None:
     peak = Peak(clear=tmp_path / "not" / "there")
     memory = touched(64 * MIB)
-    peak.note()
+    peak.sample()
     memory.release()
     del memory
     touched(128 * MIB).release()
@@ -241,8 +243,8 @@ def test_where_the_peak_cannot_be_set_back_what_was_noted_counts(tmp_path: Path)
 
 
 def test_a_state_that_does_not_fit_is_left_out_with_a_sentence(tmp_path: Path) -> None:
-    assert room_for(MIB, CPU, tmp_path) is None
-    why_not = room_for(2**50, CPU, tmp_path)
+    assert shortage(MIB, CPU, tmp_path) is None
+    why_not = shortage(2**50, CPU, tmp_path)
     assert why_not is not None
     assert why_not.startswith("needs 3250586.6 GiB of memory, and ")
 
@@ -283,7 +285,7 @@ def test_a_toy_run_makes_both_tables_and_the_plot(
     lines: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     write(tmp_path, *lines)
-    sizes, tensors = tables_of(lines_of("scale", tmp_path))
+    sizes, tensors = tables_of(lines_of("scale", tmp_path), TABLES)
     assert "| 0.01 GiB, cpu | " in sizes
     assert "1e+06 GiB, cpu: not measured, it needs " in sizes
     assert "| 10 in 1 MiB, cpu | " in tensors
@@ -297,16 +299,16 @@ def test_a_toy_run_makes_both_tables_and_the_plot(
 def test_the_newest_line_of_a_size_counts(tmp_path: Path) -> None:
     old = {"benchmark": "scale", "what": "size", "device": "cpu", "gib": 8.0, **HOW}
     write(tmp_path, {**old, "why_not": "was too large"}, {**old, "why_not": "is too large"})
-    (table,) = tables_of(lines_of("scale", tmp_path))
+    (table,) = tables_of(lines_of("scale", tmp_path), TABLES)
     assert "8 GiB, cpu: not measured, it is too large." in table
     assert "was" not in table.rpartition("8 GiB")[2]
 
 
-def test_another_disk_replaces_no_row_and_is_told_apart(tmp_path: Path) -> None:
+def test_a_different_disk_has_its_own_row_and_label(tmp_path: Path) -> None:
     line = {"benchmark": "scale", "what": "size", "device": "cpu", "gib": 8.0, **HOW}
     here, there = ({**line, "storage": f"ext4 on {disk}"} for disk in ("vda", "nvme0n1"))
     write(tmp_path, {**here, "why_not": "is too large"}, {**there, "why_not": "is huge"})
-    (table,) = tables_of(lines_of("scale", tmp_path))
+    (table,) = tables_of(lines_of("scale", tmp_path), TABLES)
     assert "8 GiB, cpu, ext4 on vda: not measured, it is too large." in table
     assert "8 GiB, cpu, ext4 on nvme0n1: not measured, it is huge." in table
 

@@ -1,4 +1,4 @@
-"""The suite lists itself, runs what it is told, and keeps within its budget."""
+"""The suite lists itself, runs the chosen calls, and keeps within its budget."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ended(call: Call, limit_s: float = 0.0, *, status: int = 0) -> tuple[int, st
 
 @pytest.mark.parametrize("call", ALL, ids=lambda call: call.command)
 def test_every_call_is_of_a_benchmark_that_says_what_it_measures(call: Call) -> None:
-    assert (ROOT / "benchmarks" / f"{call.name}.py").exists()
+    assert (ROOT / "benchmarks" / call.name / "__main__.py").exists()
     assert summary(call.name).endswith(".")
 
 
@@ -53,7 +53,7 @@ def test_each_part_of_the_suite_is_meant_to_fit_its_time(calls: tuple[Call, ...]
 def test_every_call_has_options_that_its_benchmark_takes(
     call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = importlib.import_module(f"benchmarks.{call.name}")
+    module = importlib.import_module(f"benchmarks.{call.name}.measure")
     parsers = [x for x in ("_arguments", "arguments") if x in vars(module)]
     monkeypatch.setattr("sys.argv", [call.name, *call.options.split()])
     for parse in parsers:
@@ -68,7 +68,7 @@ def test_lines_are_appended_to_the_result_file_of_each_benchmark(tmp_path: Path)
     assert (tmp_path / "b.jsonl").read_text() == '{"benchmark": "b", "options": ""}\n'
 
 
-def test_what_fails_leaves_no_line_and_does_not_stop_the_rest(tmp_path: Path) -> None:
+def test_a_failed_call_leaves_no_line_and_does_not_stop_the_rest(tmp_path: Path) -> None:
     def run(call: Call, limit_s: float) -> tuple[int, str]:
         return ended(call, status=3 if call.name == "a" else 0)
 
@@ -78,15 +78,17 @@ def test_what_fails_leaves_no_line_and_does_not_stop_the_rest(tmp_path: Path) ->
     assert command.ended(outcomes).splitlines()[0] == "    status 3  python -m benchmarks.a"
 
 
-def test_what_would_not_end_within_the_budget_is_left_out(tmp_path: Path) -> None:
+def test_a_call_that_would_not_finish_within_the_budget_is_skipped(tmp_path: Path) -> None:
     calls = [Call("long", "", 1000), Call("short", "", 1)]
     outcomes = run_all(calls, results=tmp_path, budget_s=60, run=ended)
     assert outcomes[0].seconds is None
     assert [path.name for path in tmp_path.iterdir()] == ["short.jsonl"]
-    assert command.ended(outcomes).startswith("    left out  python -m benchmarks.long\n")
+    assert command.ended(outcomes).startswith("     skipped  python -m benchmarks.long\n")
 
 
-def test_names_choose_and_a_wrong_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_select_calls_and_a_wrong_name_is_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     calls = [Call("a", "-x", 1), Call("b", "", 1), Call("a", "-y", 1)]
     assert [call.options for call in chosen(calls, ["a"])] == ["-x", "-y"]
     assert chosen(calls, []) == calls
@@ -102,12 +104,12 @@ def test_a_call_runs_as_a_reader_would_type_it(tmp_path: Path) -> None:
     assert {line["command"] for line in lines} == {"python -m benchmarks.memory --mib 1 --saves 10"}
 
 
-def test_what_overruns_its_time_is_stopped_and_may_clean_up(tmp_path: Path) -> None:
+def test_a_call_that_overruns_is_interrupted_and_cleans_up(tmp_path: Path) -> None:
     status, lines = in_a_process(Call("memory", f"--mib 1 --folder {tmp_path}", 1), limit_s=2.0)
     assert (status, lines) == (OVERRAN, "")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_fails_has_its_own_status() -> None:
+def test_a_failed_call_keeps_its_own_status() -> None:
     status, lines = in_a_process(Call("memory", "--no-such-option", 1), limit_s=math.inf)
     assert (status, lines) == (2, "")

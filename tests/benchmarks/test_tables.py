@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.lab.results import RESULTS
 from benchmarks.plots import draw_all
-from benchmarks.tables import PAGES, RESULTS, TABLES, with_tables
+from benchmarks.tables import PAGES, TABLES, with_tables
 
 HOW = {
     "command": "python -m benchmarks.overhead",
@@ -48,7 +49,7 @@ def test_no_result_line_was_measured_on_uncommitted_code() -> None:
         assert '+", "machine"' not in path.read_text(), path.name
 
 
-def test_nothing_is_shown_in_the_place_of_a_table_without_a_result_line(tmp_path: Path) -> None:
+def test_a_table_without_result_lines_is_empty(tmp_path: Path) -> None:
     for name in TABLES:
         text = with_tables(f"<!-- table {name} -->\nold\n<!-- end -->", results=tmp_path)
         assert text == f"<!-- table {name} -->\n<!-- end -->"
@@ -87,7 +88,7 @@ def test_a_rate_is_shown_with_its_quartiles(tmp_path: Path) -> None:
     assert "| 1 GiB | write | 2.00 (1.50 to 2.25) | 1.00 |" in text
 
 
-def test_under_a_table_stands_the_storage_where_it_is_known(tmp_path: Path) -> None:
+def test_known_storage_is_named_below_the_table(tmp_path: Path) -> None:
     text = limits_of({**LIMIT, "storage": "ext4 on vda"}, results=tmp_path)
     assert "commit abc1234, 2 cores, torch 2.13.0, ext4 on vda  \n" in text
     assert "| 1 GiB | copy |" in text  # one place needs no name
@@ -102,7 +103,7 @@ def test_under_a_table_stands_the_storage_where_it_is_known(tmp_path: Path) -> N
         ({"machine": {"cores": 2, "accelerator": None, "cpu": "X"}}, ("no CPU model", "X")),
     ],
 )
-def test_another_machine_or_disk_replaces_no_row(
+def test_a_different_machine_or_disk_replaces_no_row(
     other: dict[str, Any], said: tuple[str, str], tmp_path: Path
 ) -> None:
     here = {**LIMIT, "storage": "ext4 on vda"}

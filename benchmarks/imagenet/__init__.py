@@ -1,0 +1,1 @@
+"""Train an image classifier with checkfreq: the script that people copy."""

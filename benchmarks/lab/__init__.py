@@ -1,0 +1,1 @@
+"""What the benchmarks share: paired measurements, estimates, states, result lines, tables."""

@@ -1,0 +1,81 @@
+"""An arm of `benchmarks.lab.paired` that records what its manager did in each window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lab.events import events
+from benchmarks.lab.paired import FrozenArm, Window
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRecord:
+    """One window: seconds that training stopped, waited at updates, and the steps it covered."""
+
+    held_s: float
+    wait_s: float
+    steps: range
+    checkpoints: int
+
+
+class RecordingArm:
+    """A frozen arm that records each window; see `benchmarks.lab.paired.Arm`."""
+
+    def __init__(self, arm: FrozenArm) -> None:
+        self._arm = arm
+        self.iterations = arm.iterations
+        self.records: list[WindowRecord] = []
+
+    @property
+    def taken(self) -> float:
+        """See Arm."""
+        return self._arm.taken
+
+    def window(self) -> Window:
+        """See Arm."""
+        before, waited_s = self._arm.manager.stats(), self._waited_s()
+        window = self._arm.window()
+        after = self._arm.manager.stats()
+        self.records.append(
+            WindowRecord(
+                held_s=after["stall_s"] - before["stall_s"],
+                wait_s=self._waited_s() - waited_s,
+                steps=range(before["global_step"] + 1, after["global_step"] + 1),
+                checkpoints=after["num_committed"] - before["num_committed"],
+            )
+        )
+        return window
+
+    def _waited_s(self) -> float:
+        """How long weight updates have waited for copies so far."""
+        return self._arm.manager._pipeline.barrier_s
+
+    def close(self) -> None:
+        """See Arm."""
+        self._arm.close()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCosts:
+    """Several windows together, in seconds; ``held_s`` and ``wait_s`` are per checkpoint."""
+
+    checkpoints: int
+    held_s: float
+    wait_s: float
+    events: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, records: Sequence[WindowRecord], folder: Path) -> CheckpointCosts:
+        """From windows, with the events of their checkpoints."""
+        count = sum(each.checkpoints for each in records)
+        return cls(
+            checkpoints=count,
+            held_s=sum(each.held_s for each in records) / count,
+            wait_s=sum(each.wait_s for each in records) / count,
+            events=[
+                x for x in events(folder, "committed") if any(x["step"] in y.steps for y in records)
+            ],
+        )

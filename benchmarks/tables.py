@@ -1,0 +1,77 @@
+"""The result tables of the pages, generated from benchmarks/results/*.jsonl, never typed by hand.
+
+A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``. Of several lines with the
+same setting the last one counts. Without a line there is neither a table nor its introduction.
+``python -m benchmarks.tables`` rewrites the pages and redraws the plots.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from benchmarks.compare import table as compare
+from benchmarks.decision import table as decision
+from benchmarks.first import table as first
+from benchmarks.frequency import table as frequency
+from benchmarks.goodput import table as goodput
+from benchmarks.interference import table as interference
+from benchmarks.interruptions import table as interruptions
+from benchmarks.iterators import table as iterators
+from benchmarks.lab.results import RESULTS, ROOT, lines_of
+from benchmarks.lab.tables import Table
+from benchmarks.limits import table as limits
+from benchmarks.memory import table as memory
+from benchmarks.overhead import table as overhead
+from benchmarks.paper import table as paper
+from benchmarks.scale import table as scale
+from benchmarks.sharded import table as sharded
+from benchmarks.simulate import table as simulate
+from benchmarks.startup import table as startup
+from benchmarks.summary import FINDINGS
+
+PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
+
+TABLES: dict[str, Table] = {
+    **compare.TABLES,
+    **decision.TABLES,
+    **first.TABLES,
+    **frequency.TABLES,
+    **goodput.TABLES,
+    **interference.TABLES,
+    **interruptions.TABLES,
+    **iterators.TABLES,
+    **limits.TABLES,
+    **memory.TABLES,
+    **overhead.TABLES,
+    **paper.TABLES,
+    **scale.TABLES,
+    **sharded.TABLES,
+    **simulate.TABLES,
+    **startup.TABLES,
+}
+
+_PLACE = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def write_pages() -> None:
+    """Rewrite the tables of every page in place."""
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text()))
+
+
+def with_tables(text: str, *, results: Path = RESULTS) -> str:
+    """The text with every table regenerated from the committed result lines."""
+
+    def made(place: re.Match[str]) -> str:
+        table = (TABLES | FINDINGS)[place[2]]
+        return f"{place[1]}{table.build(lines_of(table.benchmark, results))}{place[3]}"
+
+    return _PLACE.sub(made, text)
+
+
+if __name__ == "__main__":
+    from benchmarks.plots import draw_all
+
+    write_pages()
+    draw_all()
