@@ -21,6 +21,7 @@ from torch import nn
 from checkfreq.config import CFConfig
 from checkfreq.errors import CheckFreqError, PersistError, StateError
 from checkfreq.pacing.environment import environment
+from checkfreq.pacing.held_time import HeldTime
 from checkfreq.pacing.profiler import Profiler
 from checkfreq.pacing.timing import DeviceTimer, HostTimer, IterationTimer
 from checkfreq.persist.attempts import Attempt, Marks
@@ -105,10 +106,8 @@ class Pipeline:
         self._close_by_s: float | None = None
         self.last_started_step = 0
         self.num_deferred = 0
-        self._host_stall_s = 0.0
-        #: How long the user's own calls waited for checkpoints.
-        self.waited_s = 0.0
-        self._barrier_s = 0.0
+        #: How long training has been held so far, and by what.
+        self.held = HeldTime(device_wait_s=lambda: self._snapshotter.device_wait_s)
         self._device_refused = False
         self._num_layouts_told = 0
         self._values: Values | None = None
@@ -122,16 +121,6 @@ class Pipeline:
     def is_deferred(self) -> bool:
         """True while a periodic checkpoint is still to be made up for."""
         return self._is_deferred
-
-    @property
-    def stall_s(self) -> float:
-        """How long training was held: the host, and devices at barriers as far as known yet."""
-        return self._host_stall_s + self._snapshotter.device_stall_s
-
-    @property
-    def barrier_s(self) -> float:
-        """How long weight updates waited for copies: on the host, or on devices as known yet."""
-        return self._barrier_s + self._snapshotter.device_stall_s
 
     @property
     def is_on_device(self) -> bool:
@@ -318,12 +307,11 @@ class Pipeline:
         With ``verify_settled``, raises StateError if settled state changed before it.
         """
         self._profiler.update()
-        stall_s = self._snapshotter.barrier()
-        self._host_stall_s += stall_s
-        self._barrier_s += stall_s
-        if stall_s:
+        waited_s = self._snapshotter.barrier()
+        self.held.fence(waited_s)
+        if waited_s:
             for attempt in self.persistence.book.active[-1:]:
-                attempt.stall_s += stall_s
+                attempt.stall_s += waited_s
         changed = self._snapshotter.changed_settled() if self._config.verify_settled else []
         if changed:
             raise StateError(
@@ -361,7 +349,7 @@ class Pipeline:
         self._take(captured, attempt)
         held_s = time.perf_counter() - start_s
         attempt.stall_s += held_s
-        self._host_stall_s += held_s
+        self.held.snapshot(held_s)
         return attempt
 
     def _take(self, captured: CapturedState, attempt: Attempt) -> None:
@@ -470,12 +458,9 @@ class Pipeline:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """What has to be waited for, or what the user chose to, is no periodic one's cost."""
-        start_s = time.perf_counter()
         self._profiler.disturb()
-        try:
+        with self.held.waiting():
             yield
-        finally:
-            self.waited_s += time.perf_counter() - start_s
 
     def wait_idle(self) -> None:
         """Wait until no attempt is in flight."""

@@ -93,7 +93,7 @@ class DeviceCopier:
         self._read: Event | None = None  # the latest settled tensors have been read
         self._end: Event | None = None  # staging and buffer are free again
         self._waits: deque[tuple[Event, Event]] = deque()
-        self._stall_s = 0.0
+        self._wait_s = 0.0
         self._lock = threading.Lock()  # of the two below, which the helper thread shares
         self._buffer: Tensor | None = None
         self._landings: list[Tensor] = []
@@ -101,10 +101,10 @@ class DeviceCopier:
     # ---- training thread
 
     @property
-    def stall_s(self) -> float:
+    def wait_s(self) -> float:
         """How long the compute stream has waited for copies, as far as it is known yet."""
         self._measure()
-        return self._stall_s
+        return self._wait_s
 
     def begin(self) -> Share:
         """A new share, ordered after the previous snapshot."""
@@ -155,7 +155,7 @@ class DeviceCopier:
         if self._waits and self._device.is_capturing():
             return  # a query would break the capture
         while self._waits and self._device.is_done(self._waits[0][1]):
-            self._stall_s += self._device.elapsed_s(*self._waits.popleft())
+            self._wait_s += self._device.elapsed_s(*self._waits.popleft())
 
     # ---- host snapshots
 

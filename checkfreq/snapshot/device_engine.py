@@ -117,9 +117,9 @@ class DeviceEngine:
         self._num_active = 0
 
     @property
-    def device_stall_s(self) -> float:
+    def device_wait_s(self) -> float:
         """How long compute streams have waited for copies, as far as it is known yet."""
-        return sum(copier.stall_s for copier in self._copiers.values())
+        return sum(copier.wait_s for copier in self._copiers.values())
 
     # ---- training thread
 

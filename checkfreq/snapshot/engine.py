@@ -56,7 +56,7 @@ class SnapshotEngine(Protocol):
     last_device_copy_s: float | None
 
     @property
-    def device_stall_s(self) -> float:
+    def device_wait_s(self) -> float:
         """How long devices have waited for copies at barriers, as far as it is known yet."""
         ...
 
@@ -85,7 +85,7 @@ class HostEngine:
     """Snapshots of tensors in host memory."""
 
     barrier_on_device = False
-    device_stall_s = 0.0
+    device_wait_s = 0.0
     last_copy_s: float | None = None
     last_device_copy_s: float | None = None
 

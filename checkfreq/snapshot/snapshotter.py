@@ -98,9 +98,9 @@ class Snapshotter:
         return self._engine().barrier_on_device
 
     @property
-    def device_stall_s(self) -> float:
+    def device_wait_s(self) -> float:
         """How long devices have waited for copies, as far as it is known yet."""
-        return 0.0 if self._chosen is None else self._chosen.device_stall_s
+        return 0.0 if self._chosen is None else self._chosen.device_wait_s
 
     @property
     def engine(self) -> SnapshotEngine:

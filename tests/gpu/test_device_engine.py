@@ -143,7 +143,7 @@ def test_an_update_behind_the_barrier_comes_after_the_copy(
     bench.finish()
     assert all(bool((taken[f"w{n}"] == 1).all()) for n in range(16))
     assert all(bool((weight == 2).all()) for weight in weights)
-    assert bench.engine.device_stall_s >= 0.0
+    assert bench.engine.device_wait_s >= 0.0
 
 
 @PLACES

@@ -43,7 +43,7 @@ def test_a_state_in_host_memory_gets_the_host_engine() -> None:
 def test_no_engine_is_chosen_before_the_first_boundary() -> None:
     made, left = snapshotter(HostEngine())
     assert made.barrier() == 0.0
-    assert made.device_stall_s == 0.0
+    assert made.device_wait_s == 0.0
     made.close()
     assert len(left) == 1
     assert made.barrier_on_device is False
