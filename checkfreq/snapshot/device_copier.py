@@ -81,7 +81,7 @@ class Share:
 
 
 class DeviceCopier:
-    """Queues snapshots on one device; ``finish`` and ``give_back`` may run in any thread."""
+    """Queues snapshots on one device; ``finish`` may run in any thread."""
 
     def __init__(self, device: Device, index: torch.device, *, limits: Limits) -> None:
         self.index = index
@@ -274,12 +274,8 @@ class DeviceCopier:
         share.copies, share.landing, share.packing = (), None, None
         share.kept.clear()
         if self._buffer is not None and (place is SnapshotPlace.HOST or self._is_short()):
-            self.give_back()
-
-    def give_back(self) -> None:
-        """Free the device buffer as soon as no snapshot uses it."""
-        with self._lock:
-            self._buffer = None
+            with self._lock:  # freed once the snapshots that still use it have finished
+                self._buffer = None
 
     def _is_short(self) -> bool:
         return self._device.free_bytes(self.index) < self._limits.reserve_bytes

@@ -123,23 +123,13 @@ class DeviceEngine:
 
     # ---- training thread
 
-    def start(
-        self,
-        copies: Sequence[Copy],
-        slot: Slot,
-        *,
-        on_copied: OnCopied,
-        place: SnapshotPlace | None = None,
-    ) -> None:
-        """See SnapshotEngine. An error voids the slot, and ``on_copied`` gets it.
-
-        ``place`` is for this snapshot only.
-        """
+    def start(self, copies: Sequence[Copy], slot: Slot, *, on_copied: OnCopied) -> None:
+        """See SnapshotEngine. An error voids the slot, and ``on_copied`` gets it."""
         job = _Job(slot, on_copied)
         with self._changed:
             self._num_active += 1
         try:
-            self._queue(job, copies, place or self.place)
+            self._queue(job, copies)
         except BaseException as error:
             job.error = error
             self._abandon(job)
@@ -163,11 +153,6 @@ class DeviceEngine:
         with self._changed:
             return self._changed.wait_for(lambda: self._num_active == 0, timeout_s)
 
-    def give_back_memory(self) -> None:
-        """Free device buffers; the next device snapshot allocates anew. Any thread."""
-        for copier in list(self._copiers.values()):
-            copier.give_back()
-
     def close(self) -> None:
         """See SnapshotEngine."""
         if not self._helper.close(timeout_s=self._close_timeout_s):
@@ -176,7 +161,7 @@ class DeviceEngine:
                 self._close_timeout_s,
             )
 
-    def _queue(self, job: _Job, copies: Sequence[Copy], place: SnapshotPlace) -> None:
+    def _queue(self, job: _Job, copies: Sequence[Copy]) -> None:
         if self._device.is_capturing():
             raise StateError(
                 "an iteration boundary was passed while a CUDA graph is being captured; "
@@ -190,7 +175,7 @@ class DeviceEngine:
             copier = self._copier(index)
             share = copier.begin()
             job.shares.append((copier, share))
-            copier.queue(share, group, base, place=place)
+            copier.queue(share, group, base, place=self.place)
         for copy in on_host:
             copy_to_slot(copy, job.slot)
 

@@ -54,7 +54,8 @@ class Bench:
             copies.append(Copy(name, tensor.detach(), offset, num_bytes, settled))
             offset += num_bytes
         taken = Taken(copies, slot)
-        self.engine.start(copies, slot, on_copied=self.errors.append, place=place)
+        self.engine.place = place
+        self.engine.start(copies, slot, on_copied=self.errors.append)
         return taken
 
     def finish(self) -> None:
@@ -349,10 +350,11 @@ def test_unpinned_slots_work() -> None:
     arena.close()
 
 
-def test_the_device_buffer_is_given_back_after_a_device_snapshot(bench: Bench) -> None:
+def test_the_device_buffer_is_given_back_when_snapshots_go_to_the_host_again(bench: Bench) -> None:
     weight = torch.ones(LARGE, device="cuda")
     before = torch.cuda.memory_allocated()
-    bench.take({"w": (weight, True)}, SnapshotPlace.DEVICE)  # the engine's own place is HOST
+    bench.take({"w": (weight, True)}, SnapshotPlace.DEVICE)
+    bench.engine.place = SnapshotPlace.HOST
     assert torch.cuda.memory_allocated() >= before + LARGE * 4
     bench.finish()
     assert torch.cuda.memory_allocated() == before
