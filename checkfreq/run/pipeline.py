@@ -28,23 +28,23 @@ from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.persist.persistence import Persistence
 from checkfreq.policy.retention import RetentionPolicy
 from checkfreq.snapshot.arena import Arena, Slot
-from checkfreq.snapshot.choice import engine_for
 from checkfreq.snapshot.device import CudaDevice
 from checkfreq.snapshot.device_copier import Limits
 from checkfreq.snapshot.device_engine import DevicePinner
 from checkfreq.snapshot.device_memory import room_for_snapshot
-from checkfreq.snapshot.snapshotter import Snapshotter
-from checkfreq.snapshot.values import Values, broadcast_anywhere, samples, values_of
-from checkfreq.state.capture import (
-    CapturedState,
-    capture,
-    read_everything,
+from checkfreq.snapshot.digests import (
+    Values,
+    broadcast_anywhere,
+    samples,
     structure_digest,
     structure_listing,
+    values_of,
 )
-from checkfreq.state.captured import Everything
+from checkfreq.snapshot.snapshotter import Snapshotter, engine_for
+from checkfreq.state.capture import capture, read_everything
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.gradients import PendingGradients
+from checkfreq.state.parts import CapturedState, Everything
 from checkfreq.state.positions import Positions
 from checkfreq.types import Role, SnapshotPlace
 

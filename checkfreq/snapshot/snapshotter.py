@@ -16,10 +16,13 @@ import torch
 from xxhash import xxh3_64_hexdigest
 
 from checkfreq.config import CFConfig
-from checkfreq.errors import SnapshotError
-from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.errors import SnapshotError, StateError
+from checkfreq.snapshot.arena import Arena, Pinner, Slot
+from checkfreq.snapshot.device import CudaDevice
+from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import (
     Copy,
+    HostEngine,
     OnCopied,
     SnapshotEngine,
     fingerprint,
@@ -27,9 +30,11 @@ from checkfreq.snapshot.engine import (
     slot_fingerprint,
 )
 from checkfreq.snapshot.layout import StateLayout
-from checkfreq.state.capture import CapturedState
+from checkfreq.state.capture import read_everything
+from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.parts import CapturedState
 from checkfreq.store.gc_pause import gc_paused
-from checkfreq.types import FileSpec
+from checkfreq.types import FileSpec, SnapshotPlace
 
 logger = logging.getLogger(__name__)
 
@@ -208,6 +213,32 @@ class Snapshotter:
             slot.memory[file.slot_offset : file.slot_offset + len(header)] = header
         self._listener.lay_out_slot(slot.index, layout.files)
         slot.layout = layout
+
+
+def engine_for(
+    chk: CFCheckpoint,
+    *,
+    pinner: Pinner | None = None,
+    place: SnapshotPlace | None = None,
+) -> SnapshotEngine:
+    """The engine for what ``chk`` tracks, as it is now; training thread.
+
+    ``pinner`` page-locks slots that are not pinned yet. Raises StateError for tensors on a
+    device that no engine can order.
+    """
+    if not torch.accelerator.is_available():
+        return HostEngine()
+    everything = read_everything(chk, positions={}, barrier_on_device=True)
+    found = {ref.tensor.device.type for ref in everything.refs}
+    unknown = found - {"cpu", "cuda"}
+    if unknown:
+        raise StateError(
+            f"tracked tensors are on {', '.join(sorted(unknown))}; snapshots can be ordered on "
+            "cpu and cuda only. Move them there"
+        )
+    if "cuda" in found:
+        return DeviceEngine(CudaDevice(), pinner=pinner, place=place or SnapshotPlace.HOST)
+    return HostEngine()
 
 
 def _bytes_by_device(captured: CapturedState, layout: StateLayout) -> dict[torch.device, int]:

@@ -13,27 +13,17 @@ from typing import Any
 
 from checkfreq.errors import StateError
 from checkfreq.state.adapters.rng import capture_rng
-from checkfreq.state.captured import GRADIENTS, POSITIONS, RNG, CapturedState, Everything
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.collector import StateCollector, TensorRef
+from checkfreq.state.collector import StateCollector
 from checkfreq.state.gradients import Gradients, capture_gradients
-from checkfreq.state.parts import alone, part_of
-from checkfreq.state.structure import structure_digest, structure_listing
+from checkfreq.state.parts import CapturedState, Everything, alone, part_of
 from checkfreq.store.gc_pause import gc_paused
 from checkfreq.types import Json, Role
 
-__all__ = [
-    "GRADIENTS",
-    "POSITIONS",
-    "RNG",
-    "CapturedState",
-    "TensorRef",
-    "capture",
-    "read_everything",
-    "structure_digest",
-    "structure_listing",
-]
-
+#: Keys of ``objects`` that are not tracked names.
+RNG = "rng"
+POSITIONS = "$positions"
+GRADIENTS = "$gradients"
 
 _ALONE = Role()
 _NO_GRADIENTS: Gradients = MappingProxyType({})

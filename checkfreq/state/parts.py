@@ -1,4 +1,4 @@
-"""The part of the state that one rank writes.
+"""The whole state as one rank sees it, and the part of it that this rank writes.
 
 Replicated tensors: the leader of the group, or each of the group a share (``Role.split``).
 DTensors: each rank its box; of those that hold the same box the first of the group. What is a
@@ -7,16 +7,53 @@ rank's own: itself. No rank is asked; all compute the same from the same structu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from checkfreq.errors import StateError
-from checkfreq.state.captured import CapturedState, Everything
 from checkfreq.state.collector import TensorRef, make_ref
 from checkfreq.state.division import Item, divide
 from checkfreq.state.dtensors import Cut
 from checkfreq.state.tensors import DTYPE_NAMES
 from checkfreq.store.parts import stem_of
 from checkfreq.types import Json, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """The whole state as one rank sees it, object after object.
+
+    ``spans[name]`` are the refs of an object; ``cuts`` say of which DTensor a ref is the local
+    tensor. ``own_objects`` and ``own_tensors`` (object, key) differ from rank to rank.
+    """
+
+    refs: list[TensorRef]
+    spans: Mapping[str, tuple[int, int]]
+    objects: dict[str, Json]
+    aliases: dict[str, dict[str, str]]
+    cuts: dict[int, Cut] = field(default_factory=dict)
+    own_objects: frozenset[str] = frozenset()
+    own_tensors: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedState:
+    """What this rank writes of the state as of one boundary.
+
+    ``tensors`` are live, unique per object; settled ones hold still until the next weight
+    update, the others must be copied before the training goes on. ``objects`` is everything
+    else, as JSON by tracked name; ``aliases`` maps, per file, a tied name to the key that
+    holds its bytes. ``own``: JSON of what differs from rank to rank; None on one rank.
+    ``whole`` is what this is a part of, for ``structure``; None on one rank.
+    ``is_split``: replicated tensors are divided among the ranks.
+    """
+
+    tensors: list[TensorRef]
+    objects: dict[str, Json]
+    aliases: dict[str, dict[str, str]]
+    own: dict[str, Json] | None = None
+    whole: Everything | None = None
+    is_split: bool = False
 
 
 def alone(everything: Everything) -> CapturedState:

@@ -11,8 +11,9 @@ import torch
 from checkfreq.persist.writer import RateLimiter, SnapshotWriter
 from checkfreq.restore.images import new_buffer
 from checkfreq.snapshot.layout import StateLayout
-from checkfreq.state.capture import CapturedState, capture
+from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.parts import CapturedState
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.parts import check_shards
 from checkfreq.store.store import CheckpointStore, Pending

@@ -17,9 +17,9 @@ from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.errors import StateError
 from checkfreq.ranks.comparison import _listed, _of_other_content, is_rounding, listed
 from checkfreq.snapshot.device import CudaDevice, Device
-from checkfreq.snapshot.values import Values, samples, values_of
+from checkfreq.snapshot.digests import Values, samples, values_of
 from checkfreq.state.capture import capture
-from checkfreq.state.captured import Everything
+from checkfreq.state.parts import Everything
 from checkfreq.types import Role
 from tests.ranks.ranks import Life, Rank, run, run_well
 from tests.ranks.tiny import config

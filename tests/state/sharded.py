@@ -21,7 +21,8 @@ from torch.distributed.tensor.parallel import (
 
 from checkfreq.errors import MismatchError, StateError
 from checkfreq.restore.needs import needed_files
-from checkfreq.state.capture import capture, structure_digest, structure_listing
+from checkfreq.snapshot.digests import structure_digest, structure_listing
+from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import Role
 from tests.state.ranks import Manifest, Part, part, restored

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from checkfreq.restore.apply import Loaded, LoadedFile, RestorePlan, prepare
 from checkfreq.snapshot.layout import StateLayout
-from checkfreq.state.capture import CapturedState, capture
+from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.parts import CapturedState
 
 
 @dataclass

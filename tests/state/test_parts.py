@@ -17,10 +17,11 @@ from checkfreq.restore.needs import needed_files
 from checkfreq.restore.reader import load
 from checkfreq.restore.restorer import Restorer, plan_restore
 from checkfreq.run.pipeline import first_device
-from checkfreq.state.capture import capture, structure_digest, structure_listing
-from checkfreq.state.captured import CapturedState, Everything
+from checkfreq.snapshot.digests import structure_digest, structure_listing
+from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.collector import TensorRef
+from checkfreq.state.parts import CapturedState, Everything
 from checkfreq.types import Role
 from tests.fixtures.make_format_2 import FOLDER
 from tests.state.ranks import Manifest, everyone, part, restored

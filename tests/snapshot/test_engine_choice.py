@@ -6,10 +6,9 @@ import torch
 
 from checkfreq.config import CFConfig
 from checkfreq.snapshot.arena import Arena
-from checkfreq.snapshot.choice import engine_for
 from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import HostEngine, SnapshotEngine
-from checkfreq.snapshot.snapshotter import Snapshotter
+from checkfreq.snapshot.snapshotter import Snapshotter, engine_for
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import FileSpec
