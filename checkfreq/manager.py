@@ -159,7 +159,7 @@ class CFManager:
         self._ranks.each(MAKING, self._persistence.start)
         self._optimizers = chk.optimizers
         self._steppers = chk.steppers
-        self._gate = UpdateGate(self._optimizers, barrier=self._pipeline.barrier, home=self._home)
+        self._gate = UpdateGate(self._optimizers, fence=self._pipeline.fence, home=self._home)
         self._gradients = self._pipeline.gradients
 
     # ---- weight updates

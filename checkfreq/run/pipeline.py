@@ -33,18 +33,18 @@ from checkfreq.snapshot.device_copier import Limits
 from checkfreq.snapshot.device_engine import DevicePinner
 from checkfreq.snapshot.device_memory import room_for_snapshot
 from checkfreq.snapshot.digests import (
-    Values,
+    ValueDigests,
     broadcast_anywhere,
+    digest_values,
     samples,
     structure_digest,
     structure_listing,
-    values_of,
 )
 from checkfreq.snapshot.snapshotter import Snapshotter, engine_for
-from checkfreq.state.capture import capture, read_everything
+from checkfreq.state.capture import capture, read_local_state
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.gradients import PendingGradients
-from checkfreq.state.parts import CapturedState, Everything
+from checkfreq.state.parts import CapturedState, LocalState
 from checkfreq.state.positions import Positions
 from checkfreq.types import Role, SnapshotPlace
 
@@ -56,7 +56,7 @@ _LOOK_FOR_SLOTS_S = 0.02
 
 def first_device(captured: CapturedState) -> torch.device:
     """Of the devices that hold state, of which this rank may write nothing."""
-    refs = captured.tensors if captured.whole is None else captured.whole.refs
+    refs = captured.tensors if captured.local is None else captured.local.refs
     return min((ref.tensor.device for ref in refs if not ref.tensor.is_cpu), key=str)
 
 
@@ -110,7 +110,7 @@ class Pipeline:
         self.held = HeldTime(device_wait_s=lambda: self._snapshotter.device_wait_s)
         self._device_refused = False
         self._num_layouts_told = 0
-        self._values: Values | None = None
+        self._values: ValueDigests | None = None
 
     @property
     def state_bytes(self) -> int:
@@ -125,7 +125,7 @@ class Pipeline:
     @property
     def is_on_device(self) -> bool:
         """Whether updates wait on a device, and the host runs ahead of it."""
-        return self._snapshotter.engine.barrier_on_device
+        return self._snapshotter.engine.fence_on_device
 
     @property
     def is_quiet(self) -> bool:
@@ -167,7 +167,7 @@ class Pipeline:
     def note_values(self) -> None:
         """Digest what is to be the same on all ranks, as of this boundary."""
         modules = [value for value in self._chk.tracked.values() if isinstance(value, nn.Module)]
-        self._values = values_of(self._everything(), modules, CudaDevice())
+        self._values = digest_values(self._local_state(), modules, CudaDevice())
 
     def values_digest(self) -> str | None:
         """See distributed.comparison.Compared, as those below."""
@@ -175,7 +175,7 @@ class Pipeline:
 
     def values_listing(self) -> dict[str, str]:
         """Without buffers that an untracked wrapper broadcasts."""
-        left_out = broadcast_anywhere(self._everything())
+        left_out = broadcast_anywhere(self._local_state())
         return {name: text for name, text in self._noted.found.items() if name not in left_out}
 
     def weights(self) -> Collection[str]:
@@ -184,16 +184,16 @@ class Pipeline:
 
     def samples(self, names: Collection[str]) -> dict[str, list[float]]:
         """Some numbers of each of these tensors, as they are now."""
-        return samples(self._everything(), names)
+        return samples(self._local_state(), names)
 
     @property
-    def _noted(self) -> Values:
+    def _noted(self) -> ValueDigests:
         assert self._values is not None
         return self._values
 
-    def _everything(self) -> Everything:
+    def _local_state(self) -> LocalState:
         """The whole state as this rank has it; chooses no engine, so also before training."""
-        return read_everything(self._chk, positions={}, barrier_on_device=False)
+        return read_local_state(self._chk, positions={}, fence_on_device=False)
 
     @property
     def num_slots(self) -> int:
@@ -301,13 +301,13 @@ class Pipeline:
 
     # ---- the gate
 
-    def barrier(self) -> None:
+    def fence(self) -> None:
         """Order the next weight update after the copy in progress.
 
         With ``verify_settled``, raises StateError if settled state changed before it.
         """
         self._profiler.update()
-        waited_s = self._snapshotter.barrier()
+        waited_s = self._snapshotter.fence()
         self.held.fence(waited_s)
         if waited_s:
             for attempt in self.persistence.book.active[-1:]:
@@ -360,12 +360,12 @@ class Pipeline:
             attempt.device_copy_s = engine.last_device_copy_s
             if attempt.copied(error):
                 try:
-                    self.persistence.hand_over(attempt, captured.objects, captured.own)
+                    self.persistence.hand_over(attempt, captured.objects, captured.rank_objects)
                 except Exception as failure:  # on the copy thread: must not end it
                     attempt.spoil(failure)
 
         try:
-            self._snapshotter.barrier()  # a copy still active: this boundary saw no update
+            self._snapshotter.fence()  # a copy still active: this boundary saw no update
             self._snapshotter.take(captured, attempt.slot, on_copied=on_copied)
         except BaseException as error:  # Ctrl-C too: else the attempt would never end
             attempt.spoil(error)
@@ -389,7 +389,7 @@ class Pipeline:
             self._chk,
             positions=self._positions.read(),
             gradients=self.gradients.read(),
-            barrier_on_device=self._snapshotter.barrier_on_device,
+            fence_on_device=self._snapshotter.fence_on_device,
             role=self._role,
         )
 

@@ -30,7 +30,7 @@ from checkfreq.snapshot.engine import (
     slot_fingerprint,
 )
 from checkfreq.snapshot.layout import StateLayout
-from checkfreq.state.capture import read_everything
+from checkfreq.state.capture import read_local_state
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.parts import CapturedState
 from checkfreq.store.gc_pause import gc_paused
@@ -98,9 +98,9 @@ class Snapshotter:
         return 0 if self._layout is None else self._layout.total_bytes
 
     @property
-    def barrier_on_device(self) -> bool:
+    def fence_on_device(self) -> bool:
         """Whether host tensors may change while a copy runs."""
-        return self._engine().barrier_on_device
+        return self._engine().fence_on_device
 
     @property
     def device_wait_s(self) -> float:
@@ -161,11 +161,11 @@ class Snapshotter:
         self._engine().start(copies, slot, on_copied=on_copied)
         return snapshot
 
-    def barrier(self) -> float:
+    def fence(self) -> float:
         """Order the next weight update after the copy; returns the host's wait in seconds."""
         if self._chosen is None:
             return 0.0
-        return self._chosen.barrier(timeout_s=self._config.barrier_timeout_s)
+        return self._chosen.fence(timeout_s=self._config.barrier_timeout_s)
 
     def changed_settled(self) -> list[str]:
         """Settled tensors that changed between a snapshot's boundary and the next update.
@@ -199,7 +199,7 @@ class Snapshotter:
 
     def _follow(self, captured: CapturedState) -> None:
         """The engine for host memory must not meet device tensors."""
-        if self._engine().barrier_on_device or all(r.tensor.is_cpu for r in captured.tensors):
+        if self._engine().fence_on_device or all(r.tensor.is_cpu for r in captured.tensors):
             return
         logger.info("the state has moved to an accelerator: snapshots follow it")
         self.close()
@@ -228,8 +228,8 @@ def engine_for(
     """
     if not torch.accelerator.is_available():
         return HostEngine()
-    everything = read_everything(chk, positions={}, barrier_on_device=True)
-    found = {ref.tensor.device.type for ref in everything.refs}
+    local = read_local_state(chk, positions={}, fence_on_device=True)
+    found = {ref.tensor.device.type for ref in local.refs}
     unknown = found - {"cpu", "cuda"}
     if unknown:
         raise StateError(

@@ -20,7 +20,7 @@ from checkfreq.types import SnapshotPlace
 from tests.snapshot.fake_device import Chooser, FakeDevice, Scripted, Seeded, every_schedule
 
 #: So small that a few bytes meet every limit.
-TINY = Limits(small_bytes=8, staging_bytes=24, turn_bytes=16, chunk_bytes=16, reserve_bytes=0)
+TINY = Limits(small_bytes=8, staging_bytes=24, transpose_bytes=16, chunk_bytes=16, reserve_bytes=0)
 PLACES = pytest.mark.parametrize("place", list(SnapshotPlace))
 
 
@@ -104,7 +104,7 @@ class Recorder:
 
     def update(self, names: Sequence[str], value: float) -> None:
         """A weight update behind the barrier."""
-        assert self.engine.barrier(timeout_s=0.0) == 0.0
+        assert self.engine.fence(timeout_s=0.0) == 0.0
         for name in names:
             self.state.write(name, value)
 
@@ -345,7 +345,7 @@ def test_an_update_on_another_stream_waits_too() -> None:
 
 def test_the_barrier_touches_no_device_before_the_first_snapshot(fake: FakeDevice) -> None:
     engine = DeviceEngine(fake, helper=fake.helper)
-    assert engine.barrier(timeout_s=0.0) == 0.0
+    assert engine.fence(timeout_s=0.0) == 0.0
     assert fake.num_calls == 0
 
 
@@ -354,7 +354,7 @@ def test_a_graph_capture_is_neither_waited_in_nor_recorded_into(
 ) -> None:
     recorder.take()
     fake.capturing = True
-    assert recorder.engine.barrier(timeout_s=0.0) == 0.0
+    assert recorder.engine.fence(timeout_s=0.0) == 0.0
     recorder.take()
     fake.capturing = False
     (error,) = recorder.reports
@@ -414,7 +414,7 @@ def test_a_strided_tensor_needs_no_second_one_on_the_device(fake: FakeDevice) ->
     before = fake.num_allocated
     recorder = Recorder(fake, state)
     recorder.take()
-    assert fake.num_allocated == before + TINY.turn_bytes
+    assert fake.num_allocated == before + TINY.transpose_bytes
     recorder.finish()
 
 

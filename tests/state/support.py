@@ -34,7 +34,7 @@ class Shot:
 
 
 def take(chk: CFCheckpoint, **kwargs: Any) -> Shot:
-    kwargs.setdefault("barrier_on_device", False)
+    kwargs.setdefault("fence_on_device", False)
     captured = capture(chk, **kwargs)
     layout = StateLayout.plan(captured)
     slot = torch.full((layout.total_bytes,), 0x5A, dtype=torch.uint8)
