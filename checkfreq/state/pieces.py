@@ -76,7 +76,7 @@ class SavedTensor:
 
     def copy_to(self, target: Tensor) -> None:
         """Fill a live tensor of the same shape and dtype: of a DTensor what it has here."""
-        local, box = local_part(target)
+        local, box = held(target)
         for part, source in self._sources(box):
             copy_bits(_part(local, part), source)
 
@@ -111,7 +111,7 @@ class SavedTensor:
             yield Box(tuple(item.dest_offsets), lengths), _part(source, there)
 
 
-def local_part(live: Tensor) -> tuple[Tensor, Box]:
+def held(live: Tensor) -> tuple[Tensor, Box]:
     """The local tensor behind a live one, and which box of the whole it is."""
     if is_dtensor(live):
         return local_of(live), shard_of(live, "a live tensor").box

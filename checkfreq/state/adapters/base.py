@@ -20,7 +20,7 @@ from checkfreq.errors import CorruptCheckpointError, StateError
 from checkfreq.state.codec import decode_tree
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import empty_like, is_dtensor
-from checkfreq.state.pieces import Piece, SavedTensor, TensorRecord, local_part
+from checkfreq.state.pieces import Piece, SavedTensor, TensorRecord, held
 from checkfreq.state.tensors import DTYPES, decode_torch, sizes_of, usable_device
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
@@ -176,7 +176,7 @@ class Saved:
     def require(self, name: str, live: Tensor | None = None) -> None:
         """Raise StateError unless all that ``live`` (None: a whole tensor) needs was read."""
         record = self.record(name)
-        box = Box.whole(record.shape) if live is None else local_part(live)[1]
+        box = Box.whole(record.shape) if live is None else held(live)[1]
         if lacking := record.lacks(box):
             boxes = ", ".join(map(str, lacking[:4])) + (", ..." if len(lacking) > 4 else "")
             raise StateError(

@@ -25,7 +25,7 @@ from checkfreq.state.adapters.base import (
 from checkfreq.state.adapters.fitting import misfits, only_known
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, local_of, tensor_types
-from checkfreq.state.pieces import local_part
+from checkfreq.state.pieces import held
 from checkfreq.state.tensors import copy_bits
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
@@ -158,7 +158,7 @@ def _holdings(live: Mapping[str, Tensor]) -> Holdings:
     def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
         tensor = live.get(key)
         fits = tensor is not None and tuple(tensor.shape) == shape
-        yield local_part(tensor)[1] if tensor is not None and fits else Box.whole(shape)
+        yield held(tensor)[1] if tensor is not None and fits else Box.whole(shape)
 
     return of
 
