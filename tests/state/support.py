@@ -13,7 +13,7 @@ from checkfreq.restore.apply import Loaded, LoadedFile, RestorePlan, prepare
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.parts import CapturedState
+from checkfreq.state.collector import CapturedState
 
 
 @dataclass
