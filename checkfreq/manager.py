@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -165,38 +164,32 @@ class CFManager:
     def _pass_boundary(self, *, epoch_boundary: bool) -> None:
         if self._home.is_elsewhere():
             return
-        since_s = time.perf_counter() - self._pipeline.waited_s
-        self._require_unfinished()
-        self._session.begin()
-        self._persistence.reap()
-        self._coordinator.raise_failures()
-        self._gate.pass_boundary()
-        self._gradients.pass_boundary()
-        self._progress.global_step += 1
-        self._profile(is_epoch=epoch_boundary)
-        self._notice.install()  # at the first boundary: before it there is nothing to save
-        self._carry_out(
-            self._coordinator.decide(
-                self._progress.global_step,
-                lambda: self._proposal(epoch_boundary=epoch_boundary),
-                must_meet=epoch_boundary or self._progress.requested is not None,
-                marks=self._progress.requested,
+        with self._pipeline.held.boundary():
+            self._require_unfinished()
+            self._session.begin()
+            self._persistence.reap()
+            self._coordinator.raise_failures()
+            self._gate.pass_boundary()
+            self._gradients.pass_boundary()
+            self._progress.global_step += 1
+            self._profile(is_epoch=epoch_boundary)
+            self._notice.install()  # at the first boundary: before it there is nothing to save
+            self._carry_out(
+                self._coordinator.decide(
+                    self._progress.global_step,
+                    lambda: self._proposal(epoch_boundary=epoch_boundary),
+                    must_meet=epoch_boundary or self._progress.requested is not None,
+                    marks=self._progress.requested,
+                )
             )
-        )
-        self._progress.boundaries_s += time.perf_counter() - self._pipeline.waited_s - since_s
 
     def _profile(self, *, is_epoch: bool) -> None:
         """Tell the profiler that an iteration ended; at the first boundary, start it."""
         if self._profiler.has_begun:
             pipeline = self._pipeline
-            # While a device has work queued, time spent on the host costs training nothing.
-            met_s = 0.0 if self._is_on_device else self._profiler.met_s
-            own_s = 0.0 if self._is_on_device else self._progress.boundaries_s - met_s
             self._profiler.boundary(
                 is_epoch=is_epoch,
-                stall_s=pipeline.barrier_s + own_s,
-                waited_s=pipeline.waited_s,
-                met_s=met_s,
+                held=pipeline.held.lap(on_device=self._is_on_device),
                 is_quiet=pipeline.is_quiet,
                 is_ready=pipeline.is_ready,
             )
@@ -302,9 +295,8 @@ class CFManager:
             self._progress.request(marks)
             return
         step = self._progress.global_step
-        since_s = time.perf_counter() - self._pipeline.waited_s
-        attempt = self._coordinator.require(step, "requested", marks)
-        self._progress.boundaries_s += time.perf_counter() - self._pipeline.waited_s - since_s
+        with self._pipeline.held.boundary():
+            attempt = self._coordinator.require(step, "requested", marks)
         if wait and (error := self._coordinator.outcome(step, attempt)) is not None:
             raise error
 
@@ -492,5 +484,5 @@ class CFManager:
             **self._persistence.stats(),
             "num_deferred": self._pipeline.num_deferred,
             "state_bytes": self._pipeline.state_bytes,
-            "stall_s": self._pipeline.stall_s,
+            "stall_s": self._pipeline.held.checkpoints_s,
         }

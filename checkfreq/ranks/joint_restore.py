@@ -18,7 +18,7 @@ from checkfreq.ranks.meetings import Meetings
 from checkfreq.restore.images import Image
 from checkfreq.restore.needs import needed_files
 from checkfreq.restore.restorer import Found, Restorer
-from checkfreq.state.captured import POSITIONS
+from checkfreq.state.capture import POSITIONS
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import Rejected

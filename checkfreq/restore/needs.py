@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from checkfreq.state.captured import POSITIONS
+from checkfreq.state.capture import POSITIONS
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.pieces import TensorRecord
 from checkfreq.store.boxes import Box

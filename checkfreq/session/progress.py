@@ -20,8 +20,6 @@ class Progress:
     requested: Marks | None = None
     #: Puts restored generators and gradients in place once more, until the first boundary.
     apply_last: Callable[[], None] | None = None
-    #: Seconds that boundaries took of the training thread, without what the user waited for.
-    boundaries_s: float = 0.0
     is_open: bool = False
     #: Whether training may begin in a directory that holds checkpoints.
     may_start: bool = False

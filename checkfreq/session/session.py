@@ -62,9 +62,7 @@ class Session:
         if arguments.fresh:
             self.persistence.start_over()
         self.coordinator.each(MAKING, self.persistence.start)
-        self.gate = UpdateGate(
-            arguments.chk.optimizers, barrier=self.pipeline.barrier, home=self.home
-        )
+        self.gate = UpdateGate(arguments.chk.optimizers, fence=self.pipeline.fence, home=self.home)
 
     def _coordinator(self, meetings: Meetings | None) -> Coordinator:
         if meetings is None:

@@ -1,8 +1,8 @@
-"""Reading the training state at an iteration boundary.
+"""Reads the training state at an iteration boundary.
 
-``capture`` runs on the training thread at every checkpoint. It has no side effects: it creates
-no optimizer state, waits for no device, draws no random number and copies no tensor. Names are
-resolved to tensors anew each time, since objects rebind their tensors (LBFGS at each step).
+``capture`` runs on the training thread at every checkpoint and has no side effects: it creates no
+optimizer state, waits for no device, draws no random number and copies no tensor. Names are
+resolved to tensors anew each time, since objects rebind their tensors (LBFGS does at each step).
 """
 
 from __future__ import annotations
@@ -13,27 +13,17 @@ from typing import Any
 
 from checkfreq.errors import StateError
 from checkfreq.state.adapters.rng import capture_rng
-from checkfreq.state.captured import GRADIENTS, POSITIONS, RNG, CapturedState, Everything
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.collector import StateCollector, TensorRef
+from checkfreq.state.collector import CapturedState, LocalState, StateCollector, sole_part
 from checkfreq.state.gradients import Gradients, capture_gradients
-from checkfreq.state.parts import alone, part_of
-from checkfreq.state.structure import structure_digest, structure_listing
+from checkfreq.state.parts import part_of
 from checkfreq.store.gc_pause import gc_paused
 from checkfreq.types import Json, Role
 
-__all__ = [
-    "GRADIENTS",
-    "POSITIONS",
-    "RNG",
-    "CapturedState",
-    "TensorRef",
-    "capture",
-    "read_everything",
-    "structure_digest",
-    "structure_listing",
-]
-
+#: Keys of ``objects`` that are not tracked names.
+RNG = "rng"
+POSITIONS = "$positions"
+GRADIENTS = "$gradients"
 
 _ALONE = Role()
 _NO_GRADIENTS: Gradients = MappingProxyType({})
@@ -44,36 +34,39 @@ def capture(
     *,
     positions: Mapping[str, Mapping[str, Any]] | None = None,
     gradients: Gradients = _NO_GRADIENTS,
-    barrier_on_device: bool,
+    fence_on_device: bool,
     role: Role = _ALONE,
 ) -> CapturedState:
     """Read everything that ``chk`` tracks; returns the part of it that ``role`` writes.
 
-    ``gradients`` are those that wait for a later update (see ``PendingGradients``).
-    ``barrier_on_device``: the next weight update waits on the device, so every host tensor is
-    volatile. Raises StateError naming the path of whatever cannot be kept.
+    ``gradients`` are those that a later update will use (``PendingGradients``).
+    ``fence_on_device``: the next weight update waits on the device and not on the host, so host
+    tensors may change at any time and are volatile. Raises StateError with the path of anything
+    that cannot be kept.
     """
+    # Many small objects are made here, all of them needed: a garbage collection would only cost
+    # time while training waits.
     with gc_paused():
-        everything = read_everything(
+        local = read_local_state(
             chk,
             positions=positions or {},
             gradients=gradients,
-            barrier_on_device=barrier_on_device,
+            fence_on_device=fence_on_device,
             world=role.world,
         )
-        return alone(everything) if role.is_alone else part_of(everything, role)
+        return sole_part(local) if role.is_alone else part_of(local, role)
 
 
-def read_everything(
+def read_local_state(
     chk: CFCheckpoint,
     *,
     positions: Mapping[str, Mapping[str, Any]],
     gradients: Gradients = _NO_GRADIENTS,
-    barrier_on_device: bool,
+    fence_on_device: bool,
     world: int = 1,
-) -> Everything:
-    """The whole state as this process sees it, whoever writes it."""
-    collector = StateCollector(optimised=chk.optimised(), barrier_on_device=barrier_on_device)
+) -> LocalState:
+    """Read the whole state as this process sees it, whichever rank writes what."""
+    collector = StateCollector(trained_ids=chk.trained_ids(), fence_on_device=fence_on_device)
     objects: dict[str, Json] = {}
     spans: dict[str, tuple[int, int]] = {}
     for name, adapter in chk.adapters.items():
@@ -82,9 +75,10 @@ def read_everything(
         objects[name] = adapter.capture(collector)
         spans[name] = (begin, len(collector.refs))
     if chk.settled or chk.volatile:
-        _declare(chk, collector, barrier_on_device=barrier_on_device)
-    own_tensors = _own_tensors(chk, collector)
+        _declare(chk, collector, fence_on_device=fence_on_device)
+    per_rank_tensors = _per_rank_tensors(chk, collector)
     if chk.rng:
+        # After the objects: only now is it known which devices hold tensors.
         devices = {ref.tensor.device for ref in collector.refs if not ref.tensor.is_cpu}
         collector.start(RNG)
         begin = len(collector.refs)
@@ -103,9 +97,15 @@ def read_everything(
             name: _position(name, position, collector) for name, position in positions.items()
         }
         spans[POSITIONS] = (len(collector.refs), len(collector.refs))
-    own_objects = frozenset((*chk.own_objects, RNG, POSITIONS, GRADIENTS))
-    return Everything(
-        collector.refs, spans, objects, collector.aliases, collector.cuts, own_objects, own_tensors
+    per_rank_objects = frozenset((*chk.per_rank_objects, RNG, POSITIONS, GRADIENTS))
+    return LocalState(
+        collector.refs,
+        spans,
+        objects,
+        collector.aliases,
+        collector.shards,
+        per_rank_objects,
+        per_rank_tensors,
     )
 
 
@@ -120,41 +120,41 @@ def _position(name: str, position: Mapping[str, Any], collector: StateCollector)
     return node
 
 
-def _declare(chk: CFCheckpoint, collector: StateCollector, *, barrier_on_device: bool) -> None:
-    """Apply ``settled=`` and ``volatile=``; the longest matching name wins."""
+def _declare(chk: CFCheckpoint, collector: StateCollector, *, fence_on_device: bool) -> None:
+    """Apply ``settled=`` and ``volatile=``; of several matching names the longest wins."""
     declared = {**dict.fromkeys(chk.settled, True), **dict.fromkeys(chk.volatile, False)}
     unmatched = set(declared)
     for index, matches in _matches(collector, declared):
         unmatched.difference_update(matches)
         ref = collector.refs[index]
         settled = declared[max(matches, key=len)]
-        if settled and barrier_on_device and ref.tensor.is_cpu:
+        if settled and fence_on_device and ref.tensor.is_cpu:
             settled = False
         collector.refs[index] = ref._replace(settled=settled)
     _require_matches(chk, unmatched, "settled= or volatile=")
 
 
-def _own_tensors(chk: CFCheckpoint, collector: StateCollector) -> frozenset[tuple[str, str]]:
-    """(object, key) of tensors that differ from rank to rank: found to, or declared."""
-    declared = [name for name in chk.per_rank if name not in chk.own_objects]
+def _per_rank_tensors(chk: CFCheckpoint, collector: StateCollector) -> frozenset[tuple[str, str]]:
+    """(object, key) of tensors that differ from rank to rank, by their kind or as declared."""
+    declared = [name for name in chk.per_rank if name not in chk.per_rank_objects]
     if not declared:
-        return frozenset(collector.own)
-    unmatched, own = set(declared), set(collector.own)
+        return frozenset(collector.per_rank)
+    unmatched, found = set(declared), set(collector.per_rank)
     for index, matches in _matches(collector, declared):
         unmatched.difference_update(matches)
         ref = collector.refs[index]
-        own.add((ref.stem, ref.key))
-        if index in collector.cuts:
+        found.add((ref.stem, ref.key))
+        if index in collector.shards:
             raise StateError(
                 f"per_rank= names {ref.stem}.{ref.key}, which is a DTensor: every rank keeps its "
                 "shard as it is. Leave it out"
             )
     _require_matches(chk, unmatched, "per_rank=")
-    return frozenset(own)
+    return frozenset(found)
 
 
 def _matches(collector: StateCollector, declared: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Every tensor with the declared names that cover it, or one of its tied names."""
+    """(index, declared names) of each tensor that some cover, by its name or by a tied one."""
     other_names = _other_names(collector)
     for index, ref in enumerate(collector.refs):
         names = [ref.key, *other_names.get((ref.stem, ref.key), ())]
@@ -172,12 +172,12 @@ def _other_names(collector: StateCollector) -> dict[tuple[str, str], list[str]]:
 
 
 def covers(declared: str, object_name: str, key: str) -> bool:
-    """Whether a declared name stands for the tensor: its name, or a prefix of it."""
+    """Whether a declared name is the tensor's name or a prefix of it."""
     return f"{object_name}.{key}.".startswith(f"{declared}.")
 
 
 def _require_matches(chk: CFCheckpoint, unmatched: set[str], argument: str) -> None:
-    # Optimizers, scalers and dicts may get the tensor later; a module has all it will have.
+    # Optimizers, scalers and dicts may create the tensor later; a module already has all its own.
     for name in sorted(unmatched):
         if "." in name and chk.adapters[name.partition(".")[0]].kind == "module":
             raise StateError(

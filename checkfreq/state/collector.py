@@ -1,30 +1,32 @@
-"""Where adapters put the tensors of the objects they read: unique per file, classified.
+"""Collects the tensors of the objects that adapters read: unique per file, settled or volatile.
 
-A tensor that an object reaches by two names (tied weights) is kept once, under the name met
-first; the other name becomes an alias. Addresses are compared, which is sound because every
-tensor added stays referenced until the capture ends. Used by the training thread only.
+A tensor that an object reaches by two names (tied weights) is kept once, under the first name; the
+second becomes an alias. Tensors are compared by address, which is safe because every tensor added
+stays referenced until the capture ends. Used by the training thread only.
 """
 
 from __future__ import annotations
 
-from collections.abc import KeysView
+from collections.abc import KeysView, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from checkfreq.errors import StateError
 from checkfreq.state.codec import encode_tree
-from checkfreq.state.dtensors import Cut, cut_of, is_dtensor, local_of
+from checkfreq.state.dtensors import LocalShard, is_dtensor, local_of, shard_of
 from checkfreq.state.tensors import detached, encode_torch, is_ordinary
 from checkfreq.types import Json
 
 
 class TensorRef(NamedTuple):
-    """One tensor to copy: a live one, detached, on the storage it had at the boundary.
+    """One live tensor to copy: detached, on the storage that it had at the boundary.
 
-    ``stem`` is the name of its file, without the suffix: the object's, on one rank.
-    ``settled``: only a weight update changes it, so its copy may last until the next one.
-    A NamedTuple because one is made per tensor on the training thread (0.3 us against 0.9).
+    ``stem`` is the name of its file without the suffix; on one rank, the name of the object.
+    ``settled``: only a weight update changes it, so its copy may take until the next update.
+    A NamedTuple, because one is made per tensor on the training thread (0.3 us against 0.9 for a
+    dataclass).
     """
 
     stem: str
@@ -33,7 +35,45 @@ class TensorRef(NamedTuple):
     settled: bool
 
 
-make_ref = tuple.__new__  # what TensorRef() calls, without the call in between
+make_ref = tuple.__new__  # what TensorRef() calls; made per tensor while training waits
+
+
+@dataclass(frozen=True, slots=True)
+class LocalState:
+    """The whole state as one rank sees it, object after object.
+
+    ``refs[begin:end]`` are the tensors of an object, where ``spans[name]`` is (begin, end).
+    ``shards`` describes, by index, the refs that are local tensors of DTensors.
+    ``per_rank_objects`` and ``per_rank_tensors`` (object, key) differ from rank to rank.
+    """
+
+    refs: list[TensorRef]
+    spans: Mapping[str, tuple[int, int]]
+    objects: dict[str, Json]
+    aliases: dict[str, dict[str, str]]
+    shards: dict[int, LocalShard] = field(default_factory=dict)
+    per_rank_objects: frozenset[str] = frozenset()
+    per_rank_tensors: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedState:
+    """What this rank writes of the state as of one boundary.
+
+    ``tensors`` are live and unique per object; settled ones do not change until the next weight
+    update, the others must be copied before training goes on. ``objects`` is all other state, as
+    JSON by tracked name; ``aliases`` maps, per file, a tied name to the key that holds its bytes.
+    ``rank_objects`` is JSON that differs from rank to rank, and ``local`` the whole that this is
+    a part of, for comparing ranks; both are None on one rank. ``is_split``: replicated tensors
+    are divided among the ranks.
+    """
+
+    tensors: list[TensorRef]
+    objects: dict[str, Json]
+    aliases: dict[str, dict[str, str]]
+    rank_objects: dict[str, Json] | None = None
+    local: LocalState | None = None
+    is_split: bool = False
 
 
 class StateCollector:
@@ -42,24 +82,24 @@ class StateCollector:
     def __init__(
         self,
         *,
-        optimised: frozenset[int] = frozenset(),
-        barrier_on_device: bool = False,
+        trained_ids: frozenset[int] = frozenset(),
+        fence_on_device: bool = False,
     ) -> None:
         #: ``id`` of every parameter in a group of a tracked optimizer.
-        self.optimised = optimised
+        self.trained_ids = trained_ids
         self.refs: list[TensorRef] = []
         self.aliases: dict[str, dict[str, str]] = {}
-        #: Of each ref that is a DTensor's local tensor: its place in the whole.
-        self.cuts: dict[int, Cut] = {}
+        #: By index, of each ref that is the local tensor of a DTensor, its place in the whole.
+        self.shards: dict[int, LocalShard] = {}
         #: (object, key) of every DTensor, aliases included.
         self.dtensors: dict[tuple[str, str], Tensor] = {}
         #: (object, key) of tensors that differ from rank to rank.
-        self.own: set[tuple[str, str]] = set()
-        self._host_is_volatile = barrier_on_device
+        self.per_rank: set[tuple[str, str]] = set()
+        self._host_is_volatile = fence_on_device
         self.start("")
 
     def start(self, object_name: str) -> None:
-        """Begin the next object: keys and aliases are its own."""
+        """Begin the next object, with keys and aliases of its own."""
         self._object = object_name
         self._by_address: dict[int, int] = {}  # the first tensor there; views follow in _more
         self._more: dict[int, list[int]] = {}
@@ -67,16 +107,16 @@ class StateCollector:
 
     @property
     def keys(self) -> KeysView[str]:
-        """Names used in the current object so far, in order, aliases included."""
+        """Names used in the current object so far, aliases included, in order."""
         return self._keys.keys()
 
     def add(self, key: str, tensor: Tensor, settled: bool) -> str:
-        """Keep ``tensor`` under ``key``; the key returned is another one if it is an alias.
+        """Keep ``tensor`` under ``key``; of an alias, the key that has its bytes is returned.
 
         Raises StateError for a tensor that cannot be kept and for a key used twice.
         """
         plain = is_ordinary(tensor)
-        live = tensor.detach() if plain else self._other(key, tensor)
+        live = tensor.detach() if plain else self._converted(key, tensor)
         if settled and self._host_is_volatile and live.is_cpu:
             settled = False
         if key in self._keys:
@@ -87,33 +127,35 @@ class StateCollector:
         if address and self._by_address.setdefault(address, index) != index:
             twin = self._twin(address, live)
             if twin is not None:
-                self.cuts.pop(index, None)
+                self.shards.pop(index, None)
                 return self._alias(key, twin, settled)
             self._more.setdefault(address, []).append(index)
         self.refs.append(make_ref(TensorRef, (self._object, key, live, settled)))
         return key
 
-    def _other(self, key: str, tensor: Tensor) -> Tensor:
+    def _converted(self, key: str, tensor: Tensor) -> Tensor:
         path = f"{self._object}.{key}"
         if not is_dtensor(tensor):
             return detached(tensor, path)
         live = detached(local_of(tensor), path)
-        self.cuts[len(self.refs)] = cut_of(tensor, path)
+        self.shards[len(self.refs)] = shard_of(tensor, path)
         self.dtensors[self._object, key] = tensor
         return live
 
     def _stand_in(self, tensor: Tensor) -> int:
-        """For an empty shard: all ranks must see the same ties, also those without elements."""
-        if len(self.refs) not in self.cuts:
+        """An address for an empty shard: all ranks must find the same ties, those without elements
+        included."""
+        if len(self.refs) not in self.shards:
             return 0
-        local = local_of(tensor)  # state_dict() makes new tensors, on the same storage
+        # state_dict() makes new tensors on the same storage, so it is the storage that counts.
+        local = local_of(tensor)
         return hash((local.untyped_storage()._cdata, local.storage_offset()))
 
     def _twin(self, address: int, live: Tensor) -> int | None:
-        """Index of the tensor with exactly these bytes, if one was added."""
+        """Index of a tensor that was added and has exactly these bytes, if there is one."""
         indices: list[int] = [self._by_address[address], *self._more.get(address, ())]
         for index in indices:
-            if self.cuts.get(index) != self.cuts.get(len(self.refs)):
+            if self.shards.get(index) != self.shards.get(len(self.refs)):
                 continue
             if _same_bytes(self.refs[index].tensor, live):
                 return index
@@ -121,7 +163,7 @@ class StateCollector:
 
     def _alias(self, key: str, index: int, settled: bool) -> str:
         ref = self.refs[index]
-        if not settled and ref.settled:  # what one name may change is not settled by the other
+        if not settled and ref.settled:  # volatile under one name is volatile under both
             self.refs[index] = ref._replace(settled=False)
         self.aliases.setdefault(self._object, {})[key] = ref.key
         return ref.key
@@ -129,7 +171,7 @@ class StateCollector:
     def encode(self, value: Any, path: str, *, settled: bool = False) -> Json:
         """JSON of a value; tensors inside are kept under their path within the object.
 
-        ``path`` starts with the object's name. Raises StateError naming the path of what
+        ``path`` begins with the object's name. Raises StateError with the path of anything that
         cannot be kept.
         """
 
@@ -144,6 +186,19 @@ class StateCollector:
         while key in self._keys:  # {"a.b": x, "a": {"b": y}} make one path twice
             key, number = f"{wanted}#{number}", number + 1
         return key
+
+
+def sole_part(local: LocalState) -> CapturedState:
+    """What a run of one rank writes: all of it."""
+    for index, shard in local.shards.items():
+        if not shard.box.is_whole(shard.shape):
+            ref = local.refs[index]
+            raise StateError(
+                f"{ref.stem}.{ref.key}: a DTensor of shape {list(shard.shape)}, of which this "
+                f"process holds {shard.box}, needs a checkpoint of all ranks; initialise "
+                "torch.distributed before CFManager is made"
+            )
+    return CapturedState(local.refs, local.objects, local.aliases)
 
 
 def _same_bytes(one: Tensor, other: Tensor) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from checkfreq.state.dtensors import cut_of, is_dtensor, local_of
+from checkfreq.state.dtensors import is_dtensor, local_of, shard_of
 from checkfreq.state.tensors import DTYPES, copy_bits
 from checkfreq.store.boxes import Box
 
@@ -114,7 +114,7 @@ class SavedTensor:
 def held(live: Tensor) -> tuple[Tensor, Box]:
     """The local tensor behind a live one, and which box of the whole it is."""
     if is_dtensor(live):
-        return local_of(live), cut_of(live, "a live tensor").box
+        return local_of(live), shard_of(live, "a live tensor").box
     return live, Box.whole(live.shape)
 
 

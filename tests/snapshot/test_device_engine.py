@@ -1,4 +1,4 @@
-"""Snapshots of device tensors hold the boundary's values under every order a device may take."""
+"""Snapshots of device tensors hold the boundary's values in every order a device may run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from checkfreq.types import SnapshotPlace
 from tests.snapshot.fake_device import Chooser, FakeDevice, Scripted, Seeded, every_schedule
 
 #: So small that a few bytes meet every limit.
-TINY = Limits(small_bytes=8, staging_bytes=24, turn_bytes=16, chunk_bytes=16, reserve_bytes=0)
+TINY = Limits(small_bytes=8, staging_bytes=24, transpose_bytes=16, chunk_bytes=16, reserve_bytes=0)
 PLACES = pytest.mark.parametrize("place", list(SnapshotPlace))
 
 
 @dataclass
 class State:
-    """Tensors, what training has made of them in program order, and their places in a slot."""
+    """Tensors, their values by the program order of training, and their places in a slot."""
 
     fake: FakeDevice
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -99,11 +99,12 @@ class Recorder:
             self._fill(slot)  # persisted, or void, and given to others
             self.arena.release(slot)
 
-        self.engine.start(copies, slot, on_copied=on_copied, place=place)
+        self.engine.place = place
+        self.engine.start(copies, slot, on_copied=on_copied)
 
     def update(self, names: Sequence[str], value: float) -> None:
-        """A weight update behind the barrier."""
-        assert self.engine.barrier(timeout_s=0.0) == 0.0
+        """A weight update behind the fence."""
+        assert self.engine.fence(timeout_s=0.0) == 0.0
         for name in names:
             self.state.write(name, value)
 
@@ -125,7 +126,7 @@ class Recorder:
 
 
 def small_state(fake: FakeDevice) -> State:
-    """One tensor of each way to travel, and one on the host."""
+    """One tensor for each way of copying, and one on the host."""
     state = State(fake)
     state.add("weight", torch.arange(6.0), settled=True)
     state.add("bias", torch.arange(1.0), settled=True)
@@ -239,7 +240,7 @@ def random_values(draw: random.Random) -> Tensor:
 
 
 def rebind(state: State, draw: random.Random) -> None:
-    """As LBFGS does: the old tensor loses its last reference while a copy may still run."""
+    """Replace tensors as LBFGS does: an old one loses its last reference during a copy."""
     name = draw.choice(list(state.tensors))
     index = state.fake.owner(state.tensors[name])
     if index is not None and state.tensors[name].numel():
@@ -253,7 +254,7 @@ def row_major_clone(tensor: Tensor) -> Tensor:
 
 @pytest.fixture
 def fake() -> FakeDevice:
-    """Nothing runs on this device before it must."""
+    """A device that runs nothing before it has to."""
     return FakeDevice(Scripted())
 
 
@@ -270,7 +271,7 @@ def recorder(fake: FakeDevice) -> Iterator[Recorder]:
 
 
 @PLACES
-def test_a_source_dropped_by_the_training_lives_until_it_is_copied(
+def test_a_source_that_training_drops_is_kept_until_it_is_copied(
     fake: FakeDevice, recorder: Recorder, place: SnapshotPlace
 ) -> None:
     recorder.take(place)
@@ -278,7 +279,7 @@ def test_a_source_dropped_by_the_training_lives_until_it_is_copied(
     recorder.finish()
 
 
-def test_sources_are_let_go_after_the_copy(fake: FakeDevice, recorder: Recorder) -> None:
+def test_sources_are_released_after_the_copy(fake: FakeDevice, recorder: Recorder) -> None:
     recorder.take()
     before = fake.num_allocated
     recorder.state.tensors.clear()
@@ -299,11 +300,11 @@ def test_storage_freed_under_its_references_is_not_reused_while_it_is_copied(
     recorder.finish()
 
 
-# ---- the barrier
+# ---- the fence
 
 
 @PLACES
-def test_the_barrier_holds_the_update_back_but_not_the_host(
+def test_the_fence_holds_the_update_back_but_not_the_host(
     fake: FakeDevice, recorder: Recorder, place: SnapshotPlace
 ) -> None:
     recorder.take(place)
@@ -317,9 +318,9 @@ def test_the_barrier_holds_the_update_back_but_not_the_host(
 def test_a_wait_on_the_device_is_measured(fake: FakeDevice, recorder: Recorder) -> None:
     recorder.take()
     recorder.update(["weight"], 9)
-    assert recorder.engine.device_stall_s == 0.0
+    assert recorder.engine.device_wait_s == 0.0
     recorder.finish()
-    assert recorder.engine.device_stall_s > 0.0
+    assert recorder.engine.device_wait_s > 0.0
 
 
 def test_a_copy_that_is_done_costs_the_update_nothing(fake: FakeDevice, recorder: Recorder) -> None:
@@ -328,10 +329,10 @@ def test_a_copy_that_is_done_costs_the_update_nothing(fake: FakeDevice, recorder
     before = fake.num_calls
     recorder.update([], 9)
     assert fake.num_calls == before
-    assert recorder.engine.device_stall_s == 0.0
+    assert recorder.engine.device_wait_s == 0.0
 
 
-def test_an_update_on_another_stream_waits_too() -> None:
+def test_an_update_on_a_different_stream_waits_too() -> None:
     for seed in range(50):
         fake = FakeDevice(Seeded(seed))
         recorder = Recorder(fake, small_state(fake))
@@ -342,9 +343,9 @@ def test_an_update_on_another_stream_waits_too() -> None:
         recorder.finish()
 
 
-def test_the_barrier_touches_no_device_before_the_first_snapshot(fake: FakeDevice) -> None:
+def test_the_fence_touches_no_device_before_the_first_snapshot(fake: FakeDevice) -> None:
     engine = DeviceEngine(fake, helper=fake.helper)
-    assert engine.barrier(timeout_s=0.0) == 0.0
+    assert engine.fence(timeout_s=0.0) == 0.0
     assert fake.num_calls == 0
 
 
@@ -353,7 +354,7 @@ def test_a_graph_capture_is_neither_waited_in_nor_recorded_into(
 ) -> None:
     recorder.take()
     fake.capturing = True
-    assert recorder.engine.barrier(timeout_s=0.0) == 0.0
+    assert recorder.engine.fence(timeout_s=0.0) == 0.0
     recorder.take()
     fake.capturing = False
     (error,) = recorder.reports
@@ -364,7 +365,7 @@ def test_a_graph_capture_is_neither_waited_in_nor_recorded_into(
 # ---- few copies
 
 
-def test_small_tensors_leave_in_one_transfer(fake: FakeDevice) -> None:
+def test_small_tensors_are_copied_in_one_transfer(fake: FakeDevice) -> None:
     state = State(fake)
     for number in range(30):
         state.add(f"t{number}", torch.full((number % 3,), 1.0), settled=number % 2 == 0)
@@ -374,7 +375,7 @@ def test_small_tensors_leave_in_one_transfer(fake: FakeDevice) -> None:
     recorder.finish()
 
 
-def test_what_does_not_fit_the_staging_travels_by_itself(fake: FakeDevice) -> None:
+def test_tensors_that_do_not_fit_the_staging_buffer_are_copied_singly(fake: FakeDevice) -> None:
     state = State(fake)
     for number in range(10):
         state.add(f"t{number}", torch.arange(2.0), settled=True)
@@ -407,13 +408,13 @@ def test_a_state_that_grows_gets_larger_buffers_while_the_old_ones_are_read(seed
     recorder.finish()
 
 
-def test_a_strided_tensor_needs_no_second_one_on_the_device(fake: FakeDevice) -> None:
+def test_a_strided_tensor_is_not_copied_whole_on_the_device(fake: FakeDevice) -> None:
     state = State(fake)
     state.add("weight", torch.arange(64.0).reshape(8, 8).t(), settled=True)
     before = fake.num_allocated
     recorder = Recorder(fake, state)
     recorder.take()
-    assert fake.num_allocated == before + TINY.turn_bytes
+    assert fake.num_allocated == before + TINY.transpose_bytes
     recorder.finish()
 
 
@@ -433,7 +434,7 @@ def test_views_that_negate_or_conjugate_are_resolved(
 # ---- device snapshots
 
 
-def test_a_device_snapshot_frees_the_update_before_the_transfer_is_done() -> None:
+def test_a_device_snapshot_lets_the_update_run_before_the_transfer_is_done() -> None:
     def can_update_before_the_transfer_ends(place: SnapshotPlace, seed: int) -> bool:
         fake = FakeDevice(Seeded(seed), eager_events=True)
         state = State(fake)
@@ -462,7 +463,7 @@ def test_a_device_snapshot_without_room_goes_to_the_host(
     recorder.finish()
 
 
-def test_an_allocation_that_fails_after_all_goes_to_the_host(fake: FakeDevice) -> None:
+def test_a_snapshot_whose_device_allocation_fails_goes_to_the_host(fake: FakeDevice) -> None:
     recorder = Recorder(fake, small_state(fake))
     recorder.state.add("large", torch.ones(500), settled=True)
     fake.free_bytes = lambda device: 1 << 40  # type: ignore[method-assign]
@@ -473,7 +474,6 @@ def test_an_allocation_that_fails_after_all_goes_to_the_host(fake: FakeDevice) -
 
 def test_the_device_buffer_is_given_back_under_memory_pressure(fake: FakeDevice) -> None:
     recorder = Recorder(fake, small_state(fake), limits=Limits(reserve_bytes=1000))
-    recorder.engine.place = SnapshotPlace.DEVICE
     before = fake.num_allocated
     recorder.take(SnapshotPlace.DEVICE)
     fake.run_all()
@@ -489,18 +489,21 @@ def test_the_device_buffer_is_given_back_when_snapshots_go_to_the_host_again(
     fake: FakeDevice, recorder: Recorder
 ) -> None:
     before = fake.num_allocated
-    recorder.take(SnapshotPlace.DEVICE)  # this one only; the engine's place is the host
+    recorder.take(SnapshotPlace.DEVICE)
+    recorder.engine.place = SnapshotPlace.HOST
     fake.run_all()
     assert fake.num_allocated == before
     recorder.finish()
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_giving_memory_back_in_the_middle_of_a_copy_is_safe(seed: int) -> None:
+def test_the_device_buffer_may_be_given_back_in_the_middle_of_a_copy(seed: int) -> None:
     fake = FakeDevice(Seeded(seed))
     recorder = Recorder(fake, small_state(fake))
     recorder.take(SnapshotPlace.DEVICE)
-    recorder.engine.give_back_memory()
+    recorder.take(SnapshotPlace.DEVICE)
+    recorder.engine.place = SnapshotPlace.HOST  # the first to finish gives back what both use
+    fake.run_some()
     recorder.take(SnapshotPlace.DEVICE)
     recorder.finish()
 

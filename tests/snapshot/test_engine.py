@@ -75,7 +75,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def let_go_once_waited_for(engine: HostEngine, gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open ``gate`` from inside the wait: before it, the copy could end before the barrier."""
+    """Open ``gate`` from inside the wait: before it, the copy could end before the fence."""
     wait = engine._idle.wait
 
     def waited(timeout: float | None = None) -> bool:
@@ -95,27 +95,27 @@ def test_volatile_tensors_are_complete_when_start_returns(
     assert torch.equal(view_in_slot(copies[0], slot), torch.ones(4))
     assert not engine.wait_copied(timeout_s=0.0)
     let_go_once_waited_for(engine, held, monkeypatch)
-    assert engine.barrier(timeout_s=120.0) > 0.0
+    assert engine.fence(timeout_s=120.0) > 0.0
     assert torch.equal(view_in_slot(copies[1], slot), torch.ones(4))
     assert outcome.wait() == [None]
 
 
-def test_without_settled_tensors_it_is_over_when_start_returns(
+def test_without_settled_tensors_the_copy_is_done_when_start_returns(
     engine: HostEngine, slot: Slot
 ) -> None:
     outcome = Outcome()
     engine.start([copy_of(torch.ones(4), settled=False)], slot, on_copied=outcome)
     assert outcome.errors == [None]
-    assert engine.barrier(timeout_s=0.0) == 0.0
+    assert engine.fence(timeout_s=0.0) == 0.0
     assert engine.wait_copied(timeout_s=0.0)
 
 
-def test_a_barrier_at_its_deadline_is_a_snapshot_error(
+def test_a_fence_at_its_deadline_is_a_snapshot_error(
     engine: HostEngine, slot: Slot, held: Path
 ) -> None:
     engine.start([copy_of(torch.ones(4), settled=True)], slot, on_copied=Outcome())
     with pytest.raises(SnapshotError, match="barrier_timeout_s"):
-        engine.barrier(timeout_s=0.0)
+        engine.fence(timeout_s=0.0)
 
 
 def test_a_copy_that_fails_is_reported_once_and_the_engine_goes_on(
@@ -137,7 +137,7 @@ def test_a_volatile_copy_that_fails_is_reported_too(engine: HostEngine, slot: Sl
     engine.start([bad, copy_of(torch.ones(4), settled=True)], slot, on_copied=outcome)
     (error,) = outcome.errors
     assert isinstance(error, ValueError)
-    assert engine.barrier(timeout_s=0.0) == 0.0
+    assert engine.fence(timeout_s=0.0) == 0.0
 
 
 LAYOUTS = {
@@ -169,7 +169,7 @@ def test_a_tensor_without_elements_copies_nothing(slot: Slot) -> None:
     assert fingerprint(copy) == slot_fingerprint(copy, slot)
 
 
-def test_a_fingerprint_is_of_bits_not_of_numbers() -> None:
+def test_a_fingerprint_depends_on_bits_not_numbers() -> None:
     zero, nan = torch.zeros(2), torch.tensor([float("nan")])
     copies = [Copy("zero", zero, 0, 8, True), Copy("nan", nan, 64, 4, True)]
     before = [fingerprint(copy) for copy in copies]

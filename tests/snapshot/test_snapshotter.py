@@ -1,4 +1,4 @@
-"""What a snapshot takes over from the one before it, and what it never does."""
+"""What a snapshot reuses of the one before it, and what it must not reuse."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Shots:
 
     def take(self) -> Snapshot:
         """One snapshot, complete; its slot is free again."""
-        captured = capture(self._chk, barrier_on_device=False)
+        captured = capture(self._chk, fence_on_device=False)
         assert self.snapshotter.make_room(captured)
         assert self._arena.wait_ready(timeout_s=_WITHIN_S)
         slot = self._arena.acquire()
@@ -59,7 +59,7 @@ def _raise(error: BaseException | None) -> None:
         raise error
 
 
-def held(snapshot: Snapshot, name: str) -> bytes:
+def bytes_in_slot(snapshot: Snapshot, name: str) -> bytes:
     """The bytes that the slot has for a tensor."""
     (copy,) = (copy for copy in snapshot.copies if copy.name == name)
     slot: Slot = snapshot.slot
@@ -87,29 +87,29 @@ def test_names_and_places_are_made_once_for_a_structure(shots: Shots) -> None:
     assert shots.snapshotter.num_layouts == 1
 
 
-def test_tensors_are_those_of_the_boundary_also_if_other_ones_took_their_place(
+def test_copies_hold_the_tensors_of_the_boundary_even_if_they_were_replaced(
     shots: Shots, model: nn.Linear
 ) -> None:
     shots.take()
     model.weight = nn.Parameter(torch.full((2, 3), 5.0))
     model.bias.data = torch.full((2,), 7.0)
     snapshot = shots.take()
-    assert held(snapshot, "model.weight") == model.weight.detach().numpy().tobytes()
-    assert held(snapshot, "model.bias") == model.bias.detach().numpy().tobytes()
+    assert bytes_in_slot(snapshot, "model.weight") == model.weight.detach().numpy().tobytes()
+    assert bytes_in_slot(snapshot, "model.bias") == model.bias.detach().numpy().tobytes()
     assert shots.snapshotter.num_layouts == 1
 
 
-def test_another_structure_has_names_and_places_of_its_own(shots: Shots, model: nn.Linear) -> None:
+def test_a_different_structure_has_its_own_names_and_places(shots: Shots, model: nn.Linear) -> None:
     shots.take()
     model.register_buffer("more", torch.arange(4.0))
     model.register_parameter("bias", None)
     snapshot = shots.take()
     assert [copy.name for copy in snapshot.copies] == ["model.weight", "model.more"]
-    assert held(snapshot, "model.more") == torch.arange(4.0).numpy().tobytes()
+    assert bytes_in_slot(snapshot, "model.more") == torch.arange(4.0).numpy().tobytes()
     assert shots.snapshotter.num_layouts == 2
 
 
-def test_what_is_made_per_tensor_sets_off_no_collection_after_another() -> None:
+def test_objects_made_per_tensor_do_not_trigger_garbage_collections() -> None:
     many = Shots(nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(2_000)]))
     generations = list[int]()
 

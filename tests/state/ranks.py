@@ -1,4 +1,4 @@
-"""Runs a function in the processes of a real process group, and what they captured together."""
+"""Runs a function in every process of a real process group, and merges what they captured."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def part(chk: CFCheckpoint, role: Role, **kwargs: Any) -> Part:
         Record(name, tuple(file.tensors), bytes(file.image or b""))
         for name, file in shot.loaded.files.items()
     )
-    own = json.loads(json.dumps(shot.captured.own))
+    own = json.loads(json.dumps(shot.captured.rank_objects))
     return Part(role.rank, dict(shot.loaded.objects), own, files)
 
 

@@ -1,4 +1,4 @@
-"""A snapshot and a restore without arena, worker or disk: what the engine does, by hand."""
+"""A snapshot and a restore without arena, worker or disk: copies like an engine, but at once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from checkfreq.restore.apply import Loaded, LoadedFile, RestorePlan, prepare
 from checkfreq.snapshot.layout import StateLayout
-from checkfreq.state.capture import CapturedState, capture
+from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.collector import CapturedState
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Shot:
 
 
 def take(chk: CFCheckpoint, **kwargs: Any) -> Shot:
-    kwargs.setdefault("barrier_on_device", False)
+    kwargs.setdefault("fence_on_device", False)
     captured = capture(chk, **kwargs)
     layout = StateLayout.plan(captured)
     slot = torch.full((layout.total_bytes,), 0x5A, dtype=torch.uint8)

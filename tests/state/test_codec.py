@@ -1,4 +1,4 @@
-"""JSON trees: every supported type comes back as it was, and nothing else goes in."""
+"""JSON trees: every supported type comes back exactly, and any other is refused."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class MyDict(dict):  # type: ignore[type-arg]
     ],
     ids=lambda v: type(v).__name__,
 )
-def test_what_cannot_come_back_exactly_is_refused_with_its_path(value: Any) -> None:
+def test_a_value_that_would_not_come_back_exactly_is_refused_with_its_path(value: Any) -> None:
     with pytest.raises(StateError, match=r"^optimizer\.param_groups\[0\]\.foo: .*without pickle"):
         encode_tree({"param_groups": [{"foo": value}]}, "optimizer")
 

@@ -1,4 +1,4 @@
-"""Canonical names: wrappers leave no trace, a user's own names stay."""
+"""Canonical names: wrappers leave no trace, names of the user's modules stay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from checkfreq.state.checkpoint import CFCheckpoint
 
 def keys(module: nn.Module) -> list[str]:
     chk = CFCheckpoint(rng=False, model=module)
-    return [ref.key for ref in capture(chk, barrier_on_device=False).tensors]
+    return [ref.key for ref in capture(chk, fence_on_device=False).tensors]
 
 
 def compiled(module: nn.Module) -> nn.Module:
@@ -54,7 +54,7 @@ def test_plain_module_has_the_keys_of_its_state_dict() -> None:
     assert keys(model) == list(model.state_dict())
 
 
-def test_own_submodules_called_module_keep_their_name() -> None:
+def test_users_submodules_called_module_keep_their_name() -> None:
     assert keys(Odd()) == list(Odd().state_dict())
 
 
@@ -79,7 +79,7 @@ def test_distributed_wrapper_around_a_compiled_one_leaves_no_trace() -> None:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_a_tensor_on_a_mesh_of_one_is_kept_as_any_other() -> None:
+def test_a_dtensor_on_a_mesh_of_one_is_kept_like_a_plain_tensor() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import distribute_module
 
@@ -116,16 +116,16 @@ def test_non_persistent_buffers_are_left_out() -> None:
 def test_a_submodule_replaced_between_captures_is_noticed() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     chk = CFCheckpoint(rng=False, model=model)
-    capture(chk, barrier_on_device=False)
+    capture(chk, fence_on_device=False)
     model[0] = nn.Sequential(nn.Linear(2, 2, bias=False))
     model.append(nn.PReLU())
-    found = capture(chk, barrier_on_device=False).tensors
+    found = capture(chk, fence_on_device=False).tensors
     assert [ref.key for ref in found] == ["0.0.weight", "1.weight"]
 
 
 def test_a_parameter_replaced_between_captures_is_noticed() -> None:
     model = nn.Linear(2, 2)
     chk = CFCheckpoint(rng=False, model=model)
-    capture(chk, barrier_on_device=False)
+    capture(chk, fence_on_device=False)
     model.weight = nn.Parameter(torch.ones(5, 5))
-    assert capture(chk, barrier_on_device=False).tensors[0].tensor.shape == (5, 5)
+    assert capture(chk, fence_on_device=False).tensors[0].tensor.shape == (5, 5)

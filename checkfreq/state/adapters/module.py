@@ -20,7 +20,7 @@ from checkfreq.state.adapters.base import (
 from checkfreq.state.adapters.generic import live_dtensors
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, local_of, tensor_types
-from checkfreq.state.names import EXTRA_STATE, ModuleIndex, Node, own_state
+from checkfreq.state.names import EXTRA_STATE, ModuleIndex, Node, persistent_tensors
 from checkfreq.state.pieces import held
 from checkfreq.state.sharding import require_shards_that_are_known
 from checkfreq.state.tensors import DTYPE_NAMES, LAZY, require_memory
@@ -29,7 +29,7 @@ from checkfreq.types import Json
 
 
 class ModuleAdapter:
-    """Reads a module directly, or by ``state_dict()`` where hooks or overrides ask for it."""
+    """Reads a module directly, or through ``state_dict()`` if it has hooks or overrides."""
 
     kind = "module"
 
@@ -45,14 +45,14 @@ class ModuleAdapter:
             extra = self._capture_state_dict(collector)
         else:
             extra = self._capture_directly(collector)
-        own = {*collector.keys}
+        direct = {*collector.keys}
         trees = {
             key: collector.encode(value, f"{self._name}.{key}") for key, value in extra.items()
         }
         json: dict[str, Json] = {"kind": self.kind, "class": type_name(self._module)}
         if trees:
             json["extra"] = trees
-            json["extra_tensors"] = [key for key in collector.keys if key not in own]
+            json["extra_tensors"] = [key for key in collector.keys if key not in direct]
         return json
 
     def _refresh(self) -> None:
@@ -60,29 +60,31 @@ class ModuleAdapter:
         require_shards_that_are_known(self._name, (node.module for node in self._index.nodes))
 
     def _capture_directly(self, collector: StateCollector) -> dict[str, Any]:
-        add, optimised = collector.add, collector.optimised
+        add, trained_ids = collector.add, collector.trained_ids
         nodes = self._index.nodes
-        trained = self._is_trained(optimised)
+        trained = self._is_trained(trained_ids)
         extra = {}
         for node in nodes:
             module, steady = node.module, trained and node.weights_settled
-            for own, parameter in module._parameters.items():
+            for attribute, parameter in module._parameters.items():
                 if parameter is not None:
-                    add(node.name(own), parameter, steady and _settled(parameter, optimised))
-            for own, buffer in module._buffers.items():
-                if buffer is not None and own not in module._non_persistent_buffers_set:
-                    key = add(node.name(own), buffer, False)
-                    if node.own_buffers:
-                        collector.own.add((self._name, key))
+                    add(
+                        node.name(attribute), parameter, steady and _settled(parameter, trained_ids)
+                    )
+            for attribute, buffer in module._buffers.items():
+                if buffer is not None and attribute not in module._non_persistent_buffers_set:
+                    key = add(node.name(attribute), buffer, False)
+                    if node.per_rank_buffers:
+                        collector.per_rank.add((self._name, key))
             if node.extra:
                 extra[node.name(EXTRA_STATE)] = node.module.get_extra_state()
         return extra
 
-    def _is_trained(self, optimised: frozenset[int]) -> bool:
-        # Frozen weights of a module that no optimizer touches may be a teacher's or a hand-made
-        # average's, which something else writes.
+    def _is_trained(self, trained_ids: frozenset[int]) -> bool:
+        # Frozen weights of a module that no optimizer updates may be a teacher's or an average's,
+        # which other code writes at any time.
         return any(
-            id(parameter) in optimised
+            id(parameter) in trained_ids
             for node in self._index.nodes
             for parameter in node.module._parameters.values()
         )
@@ -90,33 +92,36 @@ class ModuleAdapter:
     def _capture_state_dict(self, collector: StateCollector) -> dict[str, Any]:
         state = self._module.state_dict()
         names = self._index.canonical_names(state)
-        settled, volatile = self._addresses(collector.optimised)
-        own, own_addresses = self._own_buffers()
+        settled, volatile = self._addresses(collector.trained_ids)
+        names_per_rank, addresses = self._per_rank_buffers()
         extra = {}
         for raw, value in state.items():
             name = names[raw]
             if isinstance(value, Tensor) and not _is_extra(raw):
                 address = _address(value)
                 key = collector.add(name, value, address in settled and address not in volatile)
-                if address in own_addresses or name in own:
-                    collector.own.add((self._name, key))
+                if address in addresses or name in names_per_rank:
+                    collector.per_rank.add((self._name, key))
             else:
                 extra[name] = value
         return extra
 
-    def _own_buffers(self) -> tuple[set[str], set[int]]:
-        """Names and addresses of what differs from rank to rank: hooks may give other names."""
-        found = self._index.own_buffers()
+    def _per_rank_buffers(self) -> tuple[set[str], set[int]]:
+        """Names and addresses of buffers that differ from rank to rank.
+
+        Addresses too, since hooks may rename entries of the state dict.
+        """
+        found = self._index.per_rank_buffers()
         return {*found}, {*map(_address, found.values())} - {0}
 
-    def _addresses(self, optimised: frozenset[int]) -> tuple[set[int], set[int]]:
+    def _addresses(self, trained_ids: frozenset[int]) -> tuple[set[int], set[int]]:
         """Addresses of settled parameters, and of everything else the module owns."""
         settled, volatile = {0}, {0}  # 0: no elements, or no memory yet
-        trained = self._is_trained(optimised)
+        trained = self._is_trained(trained_ids)
         for node in self._index.nodes:
             steady = trained and node.weights_settled
-            for _, tensor, is_parameter in own_state(node):
-                fixed = steady and is_parameter and _settled(tensor, optimised)
+            for _, tensor, is_parameter in persistent_tensors(node):
+                fixed = steady and is_parameter and _settled(tensor, trained_ids)
                 (settled if fixed else volatile).add(_address(tensor))
         return settled, volatile
 
@@ -124,9 +129,9 @@ class ModuleAdapter:
         """See Adapter."""
         self._refresh()
         trees: dict[str, Json] = saved.field("extra", {})
-        cut = self._cut_tensors() if trees else {}
+        dtensors = self._live_dtensors() if trees else {}
         for tree in trees.values():
-            saved.check(tree, live=cut)
+            saved.check(tree, live=dtensors)
         names = module_tensors(saved)
         live, there = self._live_tensors(), {*names}
         extras = self._live_extras()
@@ -151,7 +156,7 @@ class ModuleAdapter:
     def holdings(self) -> Holdings:
         """See Adapter."""
         self._refresh()
-        live = {**self._live_tensors(), **self._cut_tensors()}
+        live = {**self._live_tensors(), **self._live_dtensors()}
 
         def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
             if key in live and not isinstance(live[key], LAZY):
@@ -165,7 +170,7 @@ class ModuleAdapter:
         if not self._index.saves_its_own_way:
             found: dict[str, Tensor] = {}
             for node in self._index.nodes:
-                found.update((key, tensor) for key, tensor, _ in own_state(node))
+                found.update((key, tensor) for key, tensor, _ in persistent_tensors(node))
             return found
         state = self._module.state_dict()
         names = self._index.canonical_names(state)
@@ -186,17 +191,17 @@ class ModuleAdapter:
             if not isinstance(value, Tensor) or _is_extra(raw)
         }
 
-    def _cut_tensors(self) -> Mapping[str, Tensor]:
-        """By key, the DTensors that extra state may hold, as they are cut now."""
+    def _live_dtensors(self) -> Mapping[str, Tensor]:
+        """By key, the live DTensors that extra state may hold."""
         if len(tensor_types()) == 1:
             return {}
         extras = {
             name: node.module.get_extra_state() if node is not None else self._extra_of(name)
             for name, node in self._live_extras().items()
         }
-        held_here = live_dtensors(self._name, lambda: extras)
+        in_extras = live_dtensors(self._name, lambda: extras)
         live = self._live_tensors() if extras else {}
-        return {**{key: tensor for key, tensor in live.items() if is_dtensor(tensor)}, **held_here}
+        return {**{key: tensor for key, tensor in live.items() if is_dtensor(tensor)}, **in_extras}
 
     def _extra_of(self, name: str) -> Any:
         state = self._module.state_dict()
@@ -206,7 +211,7 @@ class ModuleAdapter:
     def _fits(self, name: str, live: Tensor, saved: Saved, findings: Findings) -> bool:
         record = saved.record(name)
         if isinstance(live, LAZY):
-            return True  # its own hook gives it the saved shape
+            return True  # its own hook materialises it with the saved shape
         require_memory(f"{self._name}.{name}", live)
         shape, dtype = tuple(live.shape), DTYPE_NAMES.get(live.dtype, str(live.dtype))
         if shape == tuple(record.shape):
@@ -254,7 +259,7 @@ class ModuleAdapter:
         return Changes(fallible=fallible, copies=[copy])
 
     def _set_extra_state(self, module: nn.Module, saved: Saved, tree: Json) -> None:
-        module.set_extra_state(saved.decode(tree, live=self._cut_tensors()))
+        module.set_extra_state(saved.decode(tree, live=self._live_dtensors()))
 
     def _by_load_state_dict(
         self,
@@ -265,7 +270,7 @@ class ModuleAdapter:
         strict: bool,
         kept: Collection[str],
     ) -> Fallible:
-        """``kept`` are names of which the live values stay: a strict load wants them all."""
+        """``kept`` are names whose live values stay; a strict load needs an entry for them too."""
         trees = saved.field("extra", {})
 
         def load() -> None:
@@ -274,9 +279,9 @@ class ModuleAdapter:
             there = [raw[name] for name in kept if raw.get(name) in now]
             state = {raw.get(n, n): saved.owned_like(t, n) for n, t in fitting.items()}
             state.update((name, _kept(now[name])) for name in there)
-            cut = self._cut_tensors() if extras else {}
+            dtensors = self._live_dtensors() if extras else {}
             state.update(
-                (raw.get(name, name), saved.decode(trees[name], live=cut)) for name in extras
+                (raw.get(name, name), saved.decode(trees[name], live=dtensors)) for name in extras
             )
             self._module.load_state_dict(state, strict=strict)
 
@@ -294,8 +299,8 @@ class ModuleAdapter:
         return lambda: _ignore(self._module.load_state_dict(kept, strict=False))
 
 
-def _settled(parameter: Tensor, optimised: frozenset[int]) -> bool:
-    return id(parameter) in optimised or not parameter.requires_grad
+def _settled(parameter: Tensor, trained_ids: frozenset[int]) -> bool:
+    return id(parameter) in trained_ids or not parameter.requires_grad
 
 
 def _is_extra(raw_name: str) -> bool:
