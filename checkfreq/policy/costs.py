@@ -32,8 +32,8 @@ _DOUBTS = 2.0
 class RunCosts:
     """T, W, D, G, P, L and o (policy/profile.py) of this run."""
 
-    def __init__(self, cached: Profile | None) -> None:
-        self._cached = cached
+    def __init__(self, cached: Profile | None = None) -> None:
+        self._cached: Profile | None = None
         self._unchecked = set(_CACHE_OFF)
         self._time = IterationTime()
         self._num_clean = 0
@@ -45,7 +45,14 @@ class RunCosts:
         self._num_costs = 0
         self._stalls = Recent(window=_STALLS)
         self._touched = Recent(window=_STALLS)
-        self._state_bytes = cached.state_bytes if cached else 0
+        self._state_bytes = 0
+        if cached is not None:
+            self.start_from(cached)
+
+    def start_from(self, cached: Profile) -> None:
+        """Until this run has measured its own, these are its costs."""
+        self._cached = cached
+        self._state_bytes = cached.state_bytes
 
     # ---- measurements
 

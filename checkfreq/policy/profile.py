@@ -85,6 +85,17 @@ class Profile:
         """What the interval is planned with: in three of four cases o is less."""
         return self.cost_s + _UPPER_QUARTILE * self.cost_error_s
 
+    def dearer(self, factor: float) -> Profile:
+        """As if checkpoints cost ``factor`` times as much; iterations as they are."""
+        return replace(
+            self,
+            cost_s=self.cost_s * factor,
+            cost_error_s=self.cost_error_s * factor,
+            cost_upper_s=self.cost_upper_s * factor,
+            persist_s=self.persist_s * factor,
+            host_copy_s=self.host_copy_s * factor,
+        )
+
     def raised_to(self, costs: Mapping[str, float]) -> Profile:
         """Each of ``RAISED`` that is higher in ``costs`` (by name), as it is there.
 
