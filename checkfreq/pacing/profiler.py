@@ -7,36 +7,24 @@ training thread.
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from checkfreq.config import ScalarWriter
-from checkfreq.console import say
 from checkfreq.pacing.profile_cache import ProfileCache
+from checkfreq.pacing.reporting import CostReport, Recorder
 from checkfreq.pacing.timing import IterationTimer, Span
 from checkfreq.persist.attempts import Attempt
-from checkfreq.policy.frequency import FrequencyPolicy, Plan, Reason
-from checkfreq.policy.profile import Profile
+from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.tuner import Due, Iteration, Measured, RateTuner
 from checkfreq.types import Objective, SnapshotPlace
 
-logger = logging.getLogger(__name__)
-
 #: How often what was measured is put down, for a run that ends without a goodbye.
 _SAVE_EVERY_S = 60.0
-
-
-class Recorder(Protocol):
-    """Who writes events down: the persistence."""
-
-    def record(self, kind: str, step: int, **data: object) -> None:
-        """Note an event."""
-        ...
 
 
 class _Ended(NamedTuple):
@@ -67,9 +55,10 @@ class Profiler:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.tuner = RateTuner(policy, dynamic=dynamic)
-        self._dynamic = dynamic
         self._interval_steps = interval_steps
-        self._writer = summary_writer
+        self._report = CostReport(
+            self.tuner, interval_steps=interval_steps, summary_writer=summary_writer
+        )
         self._cache = cache
         self._key: Mapping[str, object] = {}
         self._clock = clock
@@ -84,7 +73,6 @@ class Profiler:
         self._was_ready = False
         self._after_epoch = False
         self._is_disturbed = False
-        self._said: tuple[int, SnapshotPlace] | None = None
         self._cache_rejected: str | None = None
         self._began_s = clock()
         self._saved_s = clock()
@@ -117,7 +105,7 @@ class Profiler:
         policy = replace(self.tuner.policy, num_slots=max(1, num_slots))
         if policy.objective is Objective.GOODPUT and policy.mtbf_s is None and self._cache:
             policy = replace(policy, mtbf_s=self._cache.estimated_mtbf_s())
-        self.tuner = RateTuner(policy, dynamic=self._dynamic, cached=cached)
+        self.tuner.begin(policy, cached=cached)
         self.tuner.continue_from(step)
         self._timer = timer
         timer.mark_boundary()
@@ -187,8 +175,8 @@ class Profiler:
         measured = _measured(attempt)
         end_s = attempt.durable_s if measured is not None else attempt.ended_s
         self.tuner.ended(attempt.id, end_s=end_s or self._clock(), measured=measured)
-        if measured is not None and self._writer is not None:
-            self._write_scalars(self._writer, attempt)
+        if measured is not None:
+            self._report.write_scalars(attempt)
         if self._clock() - self._saved_s > _SAVE_EVERY_S:
             self._save()
 
@@ -302,73 +290,15 @@ class Profiler:
         """Say a plan that is new or has changed, once."""
         if self._cache is None:
             return
-        rejected, plan = self.tuner.cache_rejected, self.tuner.plan
+        rejected = self.tuner.cache_rejected
         if rejected is not None and rejected != self._cache_rejected:
             self._cache_rejected = rejected
             self._cache.discard(rejected)
-        if plan is not None and self._said != (plan.interval_steps, plan.place):
-            self._said = (plan.interval_steps, plan.place)
-            self._say(plan, recorder, step=step)
-
-    def _say(self, plan: Plan, recorder: Recorder, *, step: int) -> None:
-        explanation = plan.explain(self.tuner.policy.max_overhead)
-        say(logger, "checkpoints %s", explanation)
-        recorder.record("plan", step, explanation=explanation, **self.stats())
+        self._report.plan(recorder, step=step)
 
     def stats(self) -> dict[str, Any]:
         """Costs in seconds as known now (None: not yet), and the plan they lead to."""
-        tuner, profile = self.tuner, self.tuner.profile()
-        plan = tuner.plan if self._interval_steps is None else self._given_plan(profile)
-        steps = self._interval_steps
-        return {
-            **_costs(profile),
-            "interval_steps": plan.interval_steps if plan is not None else steps,
-            "reason": None if plan is None or steps is not None else plan.reason.value,
-            "predicted_overhead": None if plan is None else plan.predicted_overhead,
-            "expected_loss_s": None if plan is None else plan.expected_loss_s,
-            "bytes_per_day": None if plan is None else plan.bytes_per_day,
-            "mtbf_s": tuner.policy.mtbf_s,
-            "measured_overhead": tuner.measured_overhead,
-            "num_withheld": tuner.num_withheld,
-            "num_bad_samples": tuner.num_bad_samples,
-        }
-
-    def _given_plan(self, profile: Profile | None) -> Plan | None:
-        """What the user's interval leads to."""
-        if profile is None or not self._interval_steps:
-            return None
-        return self.tuner.policy.plan_at(
-            self._interval_steps, profile, reason=Reason.FLOOR, place=profile.place
-        )
-
-    def _write_scalars(self, writer: ScalarWriter, attempt: Attempt) -> None:
-        values = {**self.stats(), "stall_s": attempt.stall_s, "num_bytes": attempt.num_bytes}
-        try:
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    writer.add_scalar(f"checkfreq/{name}", value, attempt.step)
-        except Exception:  # a full disk under the user's writer must not end training
-            logger.warning("CFConfig.summary_writer failed; it gets no more values", exc_info=True)
-            self._writer = None
-
-
-#: Names in ``stats()`` of what a profile holds.
-_COSTS = (
-    "iteration_s",
-    "overlap_s",
-    "host_copy_s",
-    "device_copy_s",
-    "persist_s",
-    "durable_s",
-    "cost_s",
-    "cost_error_s",
-    "cost_upper_s",
-    "boundary_s",
-)
-
-
-def _costs(profile: Profile | None) -> dict[str, float | None]:
-    return {name: None if profile is None else getattr(profile, name) for name in _COSTS}
+        return self._report.stats()
 
 
 def _measured(attempt: Attempt) -> Measured | None:

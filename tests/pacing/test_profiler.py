@@ -366,6 +366,16 @@ def test_reports_before_the_first_boundary_and_after_the_end_are_harmless(tmp_pa
     assert profiler.stats()["interval_steps"] is None
 
 
+def test_what_is_reported_before_the_first_boundary_is_not_lost() -> None:
+    profiler = Profiler(FrequencyPolicy(max_overhead=0.1))
+    tuner = profiler.tuner
+    profiler.met(0.25)
+    profiler.begin(step=0, timer=HostTimer(), num_slots=1, key=KEY)
+    assert profiler.tuner is tuner
+    assert tuner.overhead_s == 0.25
+    assert tuner.policy.num_slots == 1
+
+
 def meeting_after(run: Run, *, is_late: bool = False, since_last: int = 1000) -> int:
     return run.profiler.next_meeting(
         run.step, is_late=is_late, iteration_s=0.01, every_s=1.0, since_last=since_last
