@@ -28,7 +28,7 @@ from checkfreq.pacing.profiler import Profiler
 from checkfreq.persist.attempts import Marks
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
-from checkfreq.policy.tuner import Due
+from checkfreq.policy.tuner import Verdict
 from checkfreq.ranks.coordinator import NO_PROPOSAL, Coordinator, Decision, Proposal, SingleRank
 from checkfreq.ranks.meetings import ranks_together
 from checkfreq.ranks.multi_rank import MultiRank
@@ -321,10 +321,10 @@ class CFManager:
 
     def _proposal_by_costs(self) -> Proposal:
         match self._profiler.due(step=self._global_step):
-            case Due.TAKE:
+            case Verdict.TAKE:
                 return Proposal("periodic", place=self._profiler.place.value)
-            case Due.LATE:
-                return Proposal(why_late=Due.LATE.value)
+            case Verdict.LATE:
+                return Proposal(why_late=Verdict.LATE.value)
         return NO_PROPOSAL
 
     def _carry_out(self, decision: Decision) -> None:

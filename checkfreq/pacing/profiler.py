@@ -20,7 +20,7 @@ from checkfreq.pacing.reporting import CostReport, Recorder
 from checkfreq.pacing.timing import IterationTimer, Span
 from checkfreq.persist.attempts import Attempt
 from checkfreq.policy.frequency import FrequencyPolicy
-from checkfreq.policy.tuner import Due, Iteration, Measured, RateTuner
+from checkfreq.policy.tuner import Iteration, Measured, RateTuner, Verdict
 from checkfreq.types import Objective, SnapshotPlace
 
 #: How often what was measured is put down, for a run that ends without a goodbye.
@@ -216,7 +216,7 @@ class Profiler:
 
     # ---- what follows
 
-    def due(self, *, step: int) -> Due:
+    def due(self, *, step: int) -> Verdict:
         """Whether a periodic checkpoint should start now."""
         return self.tuner.due(step=step, now_s=self._clock())
 
@@ -275,11 +275,11 @@ class Profiler:
     def costs(self) -> dict[str, float]:
         """What a checkpoint costs on this rank, for the others to know."""
         profile = self.tuner.own_profile()
-        return {} if profile is None else profile.raisable()
+        return {} if profile is None else profile.shared_costs()
 
     def take_over(self, costs: Mapping[str, float]) -> None:
         """Plan with these costs of other ranks where they are higher."""
-        self.tuner.raise_costs(costs)
+        self.tuner.set_cost_floor(costs)
 
     @property
     def place(self) -> SnapshotPlace:

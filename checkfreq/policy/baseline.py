@@ -83,7 +83,7 @@ class BaselineRefresh:
 
     def _seem_to_speed_up(self, charge: Charge) -> bool:
         """Checkpoints cannot make iterations faster: if they seem to, T is too long."""
-        self._slowdowns.append(charge.mild_s - charge.stall_s)
+        self._slowdowns.append(charge.capped_s - charge.stall_s)
         if len(self._slowdowns) < _SPEEDUPS:
             return False
         mean_s, spread_s = fmean(self._slowdowns), pstdev(self._slowdowns)

@@ -25,15 +25,15 @@ AFTERMATH_ITERATIONS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
+class Baseline:
     """What an iteration takes without checkpoints, in seconds.
 
-    iteration_s (T) is a mean in which an iteration counts for at most ``limit_s``; plain_s is
+    iteration_s (T) is a mean in which an iteration counts for at most ``limit_s``; raw_s is
     the mean of them as they were.
     """
 
     iteration_s: float
-    plain_s: float
+    raw_s: float
     limit_s: float
 
 
@@ -46,7 +46,7 @@ class Charge:
     end_s: float = math.inf
     measured: Measured | None = None
     excess_s: float = 0.0  # all that its iterations took longer than the plain mean
-    mild_s: float = 0.0  # longer than T, each counting for at most the limit, unless held
+    capped_s: float = 0.0  # longer than T, each counting for at most the limit, unless held
     stall_s: float = 0.0
     touched_s: float = 0.0  # its share of the time of iterations that T is known for
     num_touched: float = 0.0  # its share of their number
@@ -55,7 +55,7 @@ class Charge:
     num_after: int = 0  # iterations of its aftermath so far
     is_over: bool = False  # nothing of it is felt any more
     cost_s: float = 0.0  # once settled: what of all this is taken as its cost
-    forgiven_s: float = 0.0  # and what is not
+    uncharged_s: float = 0.0  # and what is not
 
     def overlap_s(self, iteration: Iteration) -> float:
         """Seconds of ``iteration`` that it was in flight; not above 0 if none."""
@@ -89,8 +89,8 @@ class Outliers:
     def add(self, charge: Charge) -> float:
         """A checkpoint settled; returns what is owed now of what was forgiven so far."""
         self._num_touched += charge.num_touched
-        self._touched_s += charge.forgiven_s
-        self._num_outliers += charge.forgiven_s > 0.0
+        self._touched_s += charge.uncharged_s
+        self._num_outliers += charge.uncharged_s > 0.0
         if self._num_outliers < self._LEAST:
             return 0.0
         anyway_s = self._clean_s / max(1.0, self._num_clean) * self._num_touched
@@ -125,26 +125,26 @@ class Charges:
         charge.measured = measured
         return True
 
-    def add(self, iteration: Iteration, *, norm: Norm | None) -> bool:
+    def add(self, iteration: Iteration, *, baseline: Baseline | None) -> bool:
         """Share an iteration among the checkpoints that touched it; False if none did.
 
-        ``norm`` is None where it says nothing of this one: only stalls count then.
+        ``baseline`` is None where it says nothing of this one: only stalls count then.
         """
         touching = [c for c in self._open.values() if c.overlap_s(iteration) > 0]
         if not touching:
-            return self._add_aftermath(iteration, norm)
+            return self._add_aftermath(iteration, baseline)
         whole_s = sum(charge.overlap_s(iteration) for charge in touching)
         for charge in touching:
-            _charge(charge, iteration, charge.overlap_s(iteration) / whole_s, norm)
+            _charge(charge, iteration, charge.overlap_s(iteration) / whole_s, baseline)
         last = touching[-1]
         for charge in self._open.values():  # what is left of the others is felt as part of that
             charge.is_over |= charge is not last and charge.end_s <= iteration.end_s
         return True
 
-    def _add_aftermath(self, iteration: Iteration, norm: Norm | None) -> bool:
+    def _add_aftermath(self, iteration: Iteration, baseline: Baseline | None) -> bool:
         ended = [charge for charge in self._open.values() if charge.end_s <= iteration.start_s]
         for charge in ended:
-            _charge(charge, iteration, 1 / len(ended), norm)
+            _charge(charge, iteration, 1 / len(ended), baseline)
             charge.num_after += 1
             charge.is_over |= iteration.is_quiet and charge.num_after >= AFTERMATH_ITERATIONS
         return bool(ended)
@@ -155,8 +155,8 @@ class Charges:
         settled = [self._open.pop(name) for name in names]
         for charge in settled:
             failed = charge.measured is None  # those that do not fail cost something else
-            charge.cost_s = charge.mild_s if failed else self._plausible_s(charge)
-            charge.forgiven_s = max(0.0, charge.excess_s - charge.cost_s)
+            charge.cost_s = charge.capped_s if failed else self._plausible_s(charge)
+            charge.uncharged_s = max(0.0, charge.excess_s - charge.cost_s)
         return settled
 
     def in_flight(self, now_s: float) -> list[Charge]:
@@ -165,7 +165,7 @@ class Charges:
 
     def unreserved_s(self) -> float:
         """What open ones cost already beyond what was reserved for them."""
-        return sum(max(0.0, c.mild_s - c.reserved_s) for c in self._open.values())
+        return sum(max(0.0, c.capped_s - c.reserved_s) for c in self._open.values())
 
     def forget_costs(self) -> None:
         """Those to come are of another kind."""
@@ -177,24 +177,26 @@ class Charges:
         Against the plain mean one without outliers would be worth less than nothing, as often as
         those with them are forgiven.
         """
-        self._costs.append((charge.excess_s, charge.mild_s))
+        self._costs.append((charge.excess_s, charge.capped_s))
         usual_s = median(excess_s for excess_s, _ in self._costs)
-        has_outliers = usual_s > max(0.0, median(mild_s for _, mild_s in self._costs))
+        has_outliers = usual_s > max(0.0, median(capped_s for _, capped_s in self._costs))
         is_usual = len(self._costs) >= _USUAL_FROM and charge.excess_s <= OUTLIER * usual_s
-        return max(charge.excess_s, charge.mild_s) if has_outliers and is_usual else charge.mild_s
+        if not (has_outliers and is_usual):
+            return charge.capped_s
+        return max(charge.excess_s, charge.capped_s)
 
 
-def _charge(charge: Charge, iteration: Iteration, share: float, norm: Norm | None) -> None:
+def _charge(charge: Charge, iteration: Iteration, share: float, baseline: Baseline | None) -> None:
     stall_s = share * iteration.stall_s
     charge.has_waited |= iteration.waited_s > 0
     charge.stall_s += stall_s
-    if norm is None:
+    if baseline is None:
         charge.excess_s += stall_s
-        charge.mild_s += stall_s
+        charge.capped_s += stall_s
         charge.is_partial = True
         return
     moved_s = iteration.duration_s - iteration.stall_s
-    charge.excess_s += stall_s + share * (moved_s - norm.plain_s)
-    charge.mild_s += stall_s + share * (min(moved_s, norm.limit_s) - norm.iteration_s)
+    charge.excess_s += stall_s + share * (moved_s - baseline.raw_s)
+    charge.capped_s += stall_s + share * (min(moved_s, baseline.limit_s) - baseline.iteration_s)
     charge.touched_s += share * iteration.duration_s
     charge.num_touched += share

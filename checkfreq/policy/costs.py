@@ -10,8 +10,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from checkfreq.policy.charges import Norm
-from checkfreq.policy.estimates import OUTLIER, CheckpointCost, Estimate, IterationTime, Recent
+from checkfreq.policy.charges import Baseline
+from checkfreq.policy.estimates import (
+    OUTLIER,
+    CheckpointCost,
+    Estimate,
+    IterationTime,
+    RecentMedian,
+)
 from checkfreq.policy.observations import Iteration, Measured
 from checkfreq.policy.profile import SHORTEST_S, Profile
 from checkfreq.types import SnapshotPlace
@@ -19,11 +25,11 @@ from checkfreq.types import SnapshotPlace
 #: Clean iterations before the first checkpoint, which is itself a measurement.
 PROFILE_ITERATIONS = 10
 #: A cached profile that is off by more than this factor is discarded.
-_CACHE_OFF = {"iteration_s": 1.25, "cost_s": 2.0, "persist_s": 2.0}
+_CACHE_TOLERANCE = {"iteration_s": 1.25, "cost_s": 2.0, "persist_s": 2.0}
 #: Checkpoints of this run after which a cached cost counts no more; until then it fades evenly.
 #: So many tell their mean to a third of their spread, and a cost that the check let pass though it
 #: is off is soon forgotten.
-_PRIOR_UNTIL = 8
+_PRIOR_CHECKPOINTS = 8
 _STALLS = 8
 #: Standard errors that T may be off by.
 _DOUBTS = 2.0
@@ -34,17 +40,18 @@ class RunCosts:
 
     def __init__(self, cached: Profile | None = None) -> None:
         self._cached: Profile | None = None
-        self._unchecked = set(_CACHE_OFF)
+        self._unchecked = set(_CACHE_TOLERANCE)
         self._time = IterationTime()
         self._num_clean = 0
-        self._overlap, self._copy, self._device_copy = Recent(), Recent(), Recent()
-        self._persist, self._durable = Recent(), Recent()
-        self._boundary = Recent(window=16)
+        self._overlap = RecentMedian()
+        self._copy, self._device_copy = RecentMedian(), RecentMedian()
+        self._persist, self._durable = RecentMedian(), RecentMedian()
+        self._boundary = RecentMedian(window=16)
         self._cost = CheckpointCost()
         self._last_cost: Estimate | None = None
         self._num_costs = 0
-        self._stalls = Recent(window=_STALLS)
-        self._touched = Recent(window=_STALLS)
+        self._stalls = RecentMedian(window=_STALLS)
+        self._touched = RecentMedian(window=_STALLS)
         self._state_bytes = 0
         if cached is not None:
             self.start_from(cached)
@@ -96,8 +103,8 @@ class RunCosts:
         """Snapshots will be taken another way; the last estimate serves until there is one."""
         self._cost.clear()
         self._num_costs = 0
-        self._stalls = Recent(window=_STALLS)
-        self._touched = Recent(window=_STALLS)
+        self._stalls = RecentMedian(window=_STALLS)
+        self._touched = RecentMedian(window=_STALLS)
 
     # ---- what is known
 
@@ -118,13 +125,13 @@ class RunCosts:
         return self._or_cached("iteration_s", own) if own is None else own
 
     @property
-    def norm(self) -> Norm | None:
+    def baseline(self) -> Baseline | None:
         """What an iteration takes; None before the first clean one."""
         own = self._time.value()
         if own is None:
             known = self.iteration_s
-            return None if known is None else Norm(known, known, OUTLIER * known)
-        return Norm(own, self._time.plain_mean() or own, self._time.limit())
+            return None if known is None else Baseline(known, known, OUTLIER * known)
+        return Baseline(own, self._time.raw_mean() or own, self._time.limit())
 
     def over_s(self, iteration: Iteration) -> float:
         """What a clean iteration is above the limit from which it is an outlier."""
@@ -188,8 +195,8 @@ class RunCosts:
         if own is None or prior is None:
             return own or prior
         is_other = self._cached is not None and self._cached.place is not place
-        part = 1.0 if is_other else min(1.0, self._num_costs / _PRIOR_UNTIL)
-        return prior.mixed(own, part=part)
+        part = 1.0 if is_other else min(1.0, self._num_costs / _PRIOR_CHECKPOINTS)
+        return prior.blended(own, part=part)
 
     def _own_cost(self) -> Estimate | None:
         """The error of T is in every cost alike: more checkpoints make it no smaller."""
@@ -219,7 +226,7 @@ class RunCosts:
             return None
         for name, found in self._to_check().items():
             expected = getattr(self._cached, name)
-            factor = _CACHE_OFF[name]
+            factor = _CACHE_TOLERANCE[name]
             if not found.may_be_in(expected / factor, expected * factor):
                 self._cached = None
                 return f"{name} is {found.mean:.3g} here and {expected:.3g} in the cached profile"
@@ -234,7 +241,7 @@ class RunCosts:
         if time_s is not None and self._num_clean >= PROFILE_ITERATIONS:
             found["iteration_s"] = Estimate(time_s, 0.0)
         own, cached = self._own_cost(), self._cached_cost()
-        if own is not None and cached is not None and 2 <= self._num_costs <= _PRIOR_UNTIL:
+        if own is not None and cached is not None and 2 <= self._num_costs <= _PRIOR_CHECKPOINTS:
             mean = max(own.mean, self._stalls.value() or 0.0)
             found["cost_s"] = replace(own, mean=mean).plus_error(cached.error)
             if persist_s is not None:

@@ -37,7 +37,7 @@ class IterationTime:
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=self._WINDOW)
         self._mean: float | None = None
-        self._plain_mean: float | None = None
+        self._raw_mean: float | None = None
         self._error = 0.0
         self._low: float | None = None
         self._limit = math.inf
@@ -59,9 +59,9 @@ class IterationTime:
             self.update()
         return self._mean
 
-    def plain_mean(self) -> float | None:
+    def raw_mean(self) -> float | None:
         """Seconds with outliers in full, as of the last ``value``."""
-        return self._plain_mean
+        return self._raw_mean
 
     def error(self) -> float:
         """Standard error of ``value``, as of then; 0 before the first."""
@@ -84,7 +84,7 @@ class IterationTime:
         capped = [min(t, self._limit) for t in self._times]
         self._mean = fmean(capped)
         self._error = _standard_error(capped)
-        self._plain_mean = fmean(ascending)
+        self._raw_mean = fmean(ascending)
         self._low = ascending[len(ascending) // 10]
 
     def _follow_change(self) -> None:
@@ -139,7 +139,7 @@ class Estimate:
         """With an independent source of error."""
         return replace(self, error=math.hypot(self.error, error))
 
-    def mixed(self, other: Estimate, *, part: float) -> Estimate:
+    def blended(self, other: Estimate, *, part: float) -> Estimate:
         """The weighted mean with an independent estimate, which has the weight ``part``."""
         rest = 1.0 - part
         return Estimate(
@@ -203,7 +203,7 @@ class CheckpointCost:
             self._costs = deque(recent, maxlen=self._WINDOW)
 
 
-class Recent:
+class RecentMedian:
     """Median of the last few of a quantity that varies little."""
 
     def __init__(self, window: int = 5) -> None:

@@ -25,9 +25,9 @@ from checkfreq.types import Objective, SnapshotPlace
 
 _DAY_S = 86_400.0
 #: A copy within the device is worth its memory if it saves more than this part of an iteration.
-_WORTH = 0.002
+_LEAST_SAVED = 0.002
 #: And more than this part of the copy to the host, both ways: noise must not move it to and fro.
-_MARGIN = 0.1
+_PLACE_HYSTERESIS = 0.1
 _MOST_STEPS = 1e12
 
 
@@ -140,7 +140,7 @@ class FrequencyPolicy:
         if free_device_bytes is None or free_device_bytes < profile.state_bytes:
             return SnapshotPlace.HOST
         saved_s = exposed_s - (profile.device_copy_s or 0.0)
-        margin_s = max(_WORTH * profile.iteration_s, _MARGIN * profile.host_copy_s)
+        margin_s = max(_LEAST_SAVED * profile.iteration_s, _PLACE_HYSTERESIS * profile.host_copy_s)
         if profile.place is SnapshotPlace.DEVICE:
             margin_s = -margin_s
         worth_it = saved_s > margin_s

@@ -25,7 +25,7 @@ SHORTEST_S = 1e-9
 _UPPER_QUARTILE = 0.674
 
 #: Costs of a checkpoint that count on the rank where they are highest.
-RAISED = ("host_copy_s", "persist_s", "durable_s", "cost_s", "cost_error_s", "cost_upper_s")
+SHARED_COSTS = ("host_copy_s", "persist_s", "durable_s", "cost_s", "cost_error_s", "cost_upper_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,19 +96,19 @@ class Profile:
             host_copy_s=self.host_copy_s * factor,
         )
 
-    def raised_to(self, costs: Mapping[str, float]) -> Profile:
-        """Each of ``RAISED`` that is higher in ``costs`` (by name), as it is there.
+    def at_least(self, costs: Mapping[str, float]) -> Profile:
+        """Each of ``SHARED_COSTS`` that is higher in ``costs`` (by name), as it is there.
 
         For ranks that wait for one another: the slowest decides.
         """
         higher: dict[str, Any] = {
-            name: costs[name] for name in RAISED if costs.get(name, 0.0) > self._known(name)
+            name: costs[name] for name in SHARED_COSTS if costs.get(name, 0.0) > self._known(name)
         }
         return replace(self, **higher) if higher else self
 
-    def raisable(self) -> dict[str, float]:
-        """What this profile knows of ``RAISED``, by name."""
-        return {name: self._known(name) for name in RAISED}
+    def shared_costs(self) -> dict[str, float]:
+        """What this profile knows of ``SHARED_COSTS``, by name."""
+        return {name: self._known(name) for name in SHARED_COSTS}
 
     def _known(self, name: str) -> float:
         return float(getattr(self, name) or 0.0)

@@ -20,12 +20,12 @@ from checkfreq.policy.charges import Charge, Charges, Outliers
 from checkfreq.policy.costs import PROFILE_ITERATIONS, RunCosts
 from checkfreq.policy.damping import HYSTERESIS, IntervalDamper
 from checkfreq.policy.frequency import FrequencyPolicy, Plan, Reason
+from checkfreq.policy.meeting_schedule import MeetingSchedule
 from checkfreq.policy.observations import Iteration, Measured
-from checkfreq.policy.pace import MeetingPace
 from checkfreq.policy.profile import Profile
 from checkfreq.types import SnapshotPlace
 
-__all__ = ["PROFILE_ITERATIONS", "Due", "Iteration", "Measured", "RateTuner"]
+__all__ = ["PROFILE_ITERATIONS", "Iteration", "Measured", "RateTuner", "Verdict"]
 
 #: Iterations at the start that tell nothing: allocators, autotuning, the loader's first batches.
 _WARM_UP_ITERATIONS = 2
@@ -37,13 +37,13 @@ _PARTIAL_IN_ROW = 5
 _DITHER = 4
 
 
-class Due(Enum):
+class Verdict(Enum):
     """Whether a periodic checkpoint is to start at a boundary, and why not."""
 
     TAKE = "take"
     NOT_YET = "not yet"
     NO_BUDGET = "no budget"
-    LATE = "the one before is not durable yet"
+    LATE = "the previous checkpoint is not durable yet"
     MEASURING = "measuring the iteration time"
 
 
@@ -75,8 +75,8 @@ class RateTuner:
         self._budget = OverheadBudget(policy.max_overhead)
         self._refresh = BaselineRefresh(self._costs)
         self._damper = IntervalDamper()
-        self._pace = MeetingPace()
-        self._costs_elsewhere: Mapping[str, float] = {}
+        self._meetings = MeetingSchedule()
+        self._cost_floor: Mapping[str, float] = {}
         self._place = SnapshotPlace.HOST
         self._is_final = False
         self._last_step = 0
@@ -100,31 +100,31 @@ class RateTuner:
 
     # ---- the decision
 
-    def due(self, *, step: int, now_s: float) -> Due:
+    def due(self, *, step: int, now_s: float) -> Verdict:
         """Whether a periodic checkpoint should start at boundary ``step``."""
         if self.plan is None:
             return self._due_without_plan(step)
         if step - self._last_step < self._interval_steps(self.plan):
-            return Due.NOT_YET
+            return Verdict.NOT_YET
         if self._is_late(now_s):
-            return Due.LATE
+            return Verdict.LATE
         if not self._dynamic:
-            return Due.TAKE
+            return Verdict.TAKE
         if self._refresh.must_pause():
-            return Due.MEASURING
+            return Verdict.MEASURING
         return self._within_budget()
 
-    def _due_without_plan(self, step: int) -> Due:
+    def _due_without_plan(self, step: int) -> Verdict:
         """As soon as T is known; again, if that one told nothing, within the bound."""
         is_ready = self._costs.num_clean >= PROFILE_ITERATIONS and not self._refresh.is_pausing
         if len(self._charges) and step - self._last_step > PROFILE_ITERATIONS:
-            return Due.LATE
+            return Verdict.LATE
         if not is_ready or len(self._charges):
-            return Due.NOT_YET
+            return Verdict.NOT_YET
         if not self._num_settled:
-            return Due.TAKE
+            return Verdict.TAKE
         may_retry = step - self._last_step >= PROFILE_ITERATIONS
-        return Due.TAKE if may_retry and self._budget.balance_s >= 0 else Due.NOT_YET
+        return Verdict.TAKE if may_retry and self._budget.balance_s >= 0 else Verdict.NOT_YET
 
     def _interval_steps(self, plan: Plan) -> int:
         """The plan's, but a new run with a cached profile is not left unprotected for so long."""
@@ -148,14 +148,14 @@ class RateTuner:
         # One that is overdue may take any time.
         return not 0 <= left_s <= self._costs.copy_s
 
-    def _within_budget(self) -> Due:
+    def _within_budget(self) -> Verdict:
         is_first = not self._num_settled and not len(self._charges)
         if is_first or self._budget.covers_checkpoint(self._charges.unreserved_s()):
-            return Due.TAKE
+            return Verdict.TAKE
         if not self._is_withheld:
             self._is_withheld = True
             self.num_withheld += 1
-        return Due.NO_BUDGET
+        return Verdict.NO_BUDGET
 
     # ---- iterations
 
@@ -168,7 +168,7 @@ class RateTuner:
         self._num_seen += 1
         is_regular = self._accept(iteration)
         is_touched = bool(self._charges) and self._charges.add(
-            iteration, norm=self._costs.norm if is_regular else None
+            iteration, baseline=self._costs.baseline if is_regular else None
         )
         if is_touched:
             self._refresh.add_touched()
@@ -326,8 +326,8 @@ class RateTuner:
     def steps_to_meeting(
         self, *, due_steps: int, iteration_s: float | None, every_s: float, since_last: int
     ) -> int:
-        """How many boundaries from now the ranks meet; see MeetingPace."""
-        return self._pace.steps(
+        """How many boundaries from now the ranks meet; see MeetingSchedule."""
+        return self._meetings.steps(
             due_steps=due_steps,
             iteration_s=iteration_s,
             every_s=every_s,
@@ -337,12 +337,12 @@ class RateTuner:
 
     def met(self, seconds: float) -> None:
         """The ranks met at a boundary, which held training for so long."""
-        self._budget.pay(self._pace.met(seconds))
+        self._budget.pay(self._meetings.met(seconds))
 
-    def raise_costs(self, costs: Mapping[str, float]) -> None:
+    def set_cost_floor(self, costs: Mapping[str, float]) -> None:
         """Where costs of other ranks, by their names in Profile, are higher, they count."""
-        is_first = bool(costs) and not self._costs_elsewhere
-        self._costs_elsewhere = costs
+        is_first = bool(costs) and not self._cost_floor
+        self._cost_floor = costs
         if is_first and self._is_final:  # the only plan was made before they were known
             self._is_final = False
             self._replan()
@@ -382,7 +382,7 @@ class RateTuner:
     def profile(self) -> Profile | None:
         """The costs as they are known now; None before the first checkpoint was measured."""
         own = self.own_profile()
-        return own if own is None else own.raised_to(self._costs_elsewhere)
+        return own if own is None else own.at_least(self._cost_floor)
 
     def own_profile(self) -> Profile | None:
         """The costs on this rank."""

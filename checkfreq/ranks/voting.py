@@ -26,7 +26,7 @@ Durable = Sequence[tuple[int, str]]
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What a rank says at a boundary. ``costs`` are the seconds of ``Profile.RAISED`` it knows.
+    """What a rank says at a boundary. ``costs``: what it knows of ``profile.SHARED_COSTS``.
 
     ``is_restructured``: its state has another structure than when it was last compared.
     ``durable`` are the newest steps, and their attempts, in the directory that it leads; None

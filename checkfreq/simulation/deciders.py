@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 
 from checkfreq.errors import ConfigError
 from checkfreq.policy.profile import Profile
-from checkfreq.policy.tuner import Due, Iteration, Measured
+from checkfreq.policy.tuner import Iteration, Measured, Verdict
 
 
 class Interval(Protocol):
@@ -35,7 +35,7 @@ class Decider(Protocol):
 
     def continue_from(self, step: int) -> None: ...
 
-    def due(self, *, step: int, now_s: float) -> Due: ...
+    def due(self, *, step: int, now_s: float) -> Verdict: ...
 
 
 #: A fresh one for the start and after each failure, given the profile kept from before.
@@ -84,11 +84,11 @@ class FixedInterval:
         """See RateTuner."""
         self._last_step = step
 
-    def due(self, *, step: int, now_s: float) -> Due:
+    def due(self, *, step: int, now_s: float) -> Verdict:
         """See RateTuner."""
         if step - self._last_step < self.plan.interval_steps:
-            return Due.NOT_YET
-        return Due.LATE if self._is_late(now_s) else Due.TAKE
+            return Verdict.NOT_YET
+        return Verdict.LATE if self._is_late(now_s) else Verdict.TAKE
 
     def _is_late(self, now_s: float) -> bool:
         return len(self._active) > 1 or any(

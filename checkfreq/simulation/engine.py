@@ -13,7 +13,7 @@ from random import Random
 
 from checkfreq.errors import ConfigError
 from checkfreq.policy.profile import Profile
-from checkfreq.policy.tuner import Due, Iteration, Measured
+from checkfreq.policy.tuner import Iteration, Measured, Verdict
 from checkfreq.simulation.costs import (
     CorrelatedSpread,
     Costs,
@@ -124,7 +124,7 @@ class Run:
         self._busy_until_s = 0.0  # when the worker has persisted all it was given
         self._slowed = 1.0  # how many times as much as usual it slows down meanwhile
         self._is_first = True
-        self._waits_for: Due | None = None
+        self._waits_for: Verdict | None = None
 
     def _iterate(self) -> bool:
         """One iteration and the decision after it; False if a failure comes before its end."""
@@ -186,11 +186,11 @@ class Run:
 
     def _decide(self, costs: Costs) -> None:
         due = self._decider.due(step=self._step, now_s=self.now_s)
-        if due is Due.TAKE:
+        if due is Verdict.TAKE:
             self._take(costs)
         if due is not self._waits_for:
-            self._num_deferred += due is Due.LATE
-            self._num_withheld += due is Due.NO_BUDGET
+            self._num_deferred += due is Verdict.LATE
+            self._num_withheld += due is Verdict.NO_BUDGET
         self._waits_for = due
 
     def _take(self, costs: Costs) -> None:

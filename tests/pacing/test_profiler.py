@@ -14,7 +14,7 @@ from checkfreq.pacing.timing import HostTimer
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.policy.charges import AFTERMATH_ITERATIONS
 from checkfreq.policy.frequency import FrequencyPolicy
-from checkfreq.policy.tuner import PROFILE_ITERATIONS, Due
+from checkfreq.policy.tuner import PROFILE_ITERATIONS, Verdict
 from checkfreq.types import Objective, SnapshotPlace
 
 ITERATION_S = 1.0
@@ -107,7 +107,7 @@ class Run:
     def profiled(self) -> Run:
         """Up to the first checkpoint's end: there is a plan."""
         self.iterate(3 + PROFILE_ITERATIONS)
-        assert self.profiler.due(step=self.step) is Due.TAKE
+        assert self.profiler.due(step=self.step) is Verdict.TAKE
         self.checkpoint()
         return self
 
@@ -127,7 +127,7 @@ def test_costs_are_what_the_clock_said(tmp_path: Path) -> None:
 def test_iterations_while_slots_are_prepared_tell_nothing(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.iterate(50, seconds=3.0, is_ready=False)
-    assert run.profiler.due(step=run.step) is Due.NOT_YET
+    assert run.profiler.due(step=run.step) is Verdict.NOT_YET
     run.iterate()  # its start was not ready yet
     run.profiled()
     assert run.profiler.stats()["iteration_s"] == pytest.approx(ITERATION_S)
@@ -196,9 +196,9 @@ def test_a_failed_checkpoint_is_paid_for_and_tried_again(tmp_path: Path) -> None
     run.checkpoint(durable=False)
     assert run.profiler.stats()["interval_steps"] is None
     assert run.profiler.tuner.overhead_s == pytest.approx(0.2)
-    assert run.profiler.due(step=run.step) is Due.NOT_YET
+    assert run.profiler.due(step=run.step) is Verdict.NOT_YET
     run.iterate(PROFILE_ITERATIONS)
-    assert run.profiler.due(step=run.step) is Due.TAKE
+    assert run.profiler.due(step=run.step) is Verdict.TAKE
 
 
 def test_a_clock_that_goes_back_is_counted_and_nothing_else(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_cached_profile_that_is_off_is_discarded_with_a_reason(
         later.iterate(3 + PROFILE_ITERATIONS, seconds=2.0)
     assert "iteration_s is 2 here and 1 in the cached profile" in caplog.text
     assert later.profiler.stats()["interval_steps"] is None
-    assert later.profiler.due(step=later.step) is Due.TAKE
+    assert later.profiler.due(step=later.step) is Verdict.TAKE
 
 
 def test_costs_taken_over_from_a_cache_are_not_stored_as_this_runs_own(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from checkfreq.policy.profile import Profile
-from checkfreq.policy.tuner import Due, Iteration, Measured, RateTuner
+from checkfreq.policy.tuner import Iteration, Measured, RateTuner, Verdict
 
 #: What an earlier run measured.
 CACHED = Profile(
@@ -72,7 +72,7 @@ class Run:
     never_ends: bool = False
     fails: bool = False
     taken: list[int] = field(default_factory=list)
-    told: Counter[Due] = field(default_factory=Counter)
+    told: Counter[Verdict] = field(default_factory=Counter)
     stall_s: float = 0.0
     slow_s: float = 0.0
     in_flight: dict[str, tuple[float, Costs, bool]] = field(default_factory=dict)
@@ -130,13 +130,13 @@ class Run:
         self.stall_s = self.slow_s = self.held_s = 0.0
         self.step += 1
 
-    def decide(self) -> Due:
+    def decide(self) -> Verdict:
         """Ask at this boundary, and begin what is due."""
         if self.meeting_s and self.step < self.meets_at:
-            return Due.NOT_YET
+            return Verdict.NOT_YET
         due = self.tuner.due(step=self.step, now_s=self.now_s)
         self.told[due] += 1
-        if due is Due.TAKE:
+        if due is Verdict.TAKE:
             self.taken.append(self.step)
             self.take(is_periodic=True)
         if self.meeting_s:

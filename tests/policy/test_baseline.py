@@ -38,7 +38,12 @@ def touched(refresh: BaselineRefresh, times: int) -> None:
 def charge(iteration_s: float, *, num: int = 4, slowdown_s: float = 0.0) -> Charge:
     """A checkpoint that touched ``num`` iterations of ``iteration_s`` each."""
     return Charge(
-        0.0, 0.0, touched_s=num * iteration_s, num_touched=num, mild_s=slowdown_s + 1.0, stall_s=1.0
+        0.0,
+        0.0,
+        touched_s=num * iteration_s,
+        num_touched=num,
+        capped_s=slowdown_s + 1.0,
+        stall_s=1.0,
     )
 
 

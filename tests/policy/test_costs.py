@@ -7,7 +7,7 @@ from statistics import stdev
 
 import pytest
 
-from checkfreq.policy.charges import Norm
+from checkfreq.policy.charges import Baseline
 from checkfreq.policy.costs import PROFILE_ITERATIONS, RunCosts
 from checkfreq.policy.observations import Iteration, Measured
 from checkfreq.policy.profile import Profile
@@ -245,13 +245,13 @@ def test_the_iteration_time_is_without_what_its_boundary_cost_or_the_user_waited
 
 
 def test_the_norm_is_none_then_cached_then_measured() -> None:
-    assert RunCosts(None).norm is None
+    assert RunCosts(None).baseline is None
     costs = RunCosts(CACHED)
-    assert costs.norm == Norm(1.0, 1.0, 4.0)
+    assert costs.baseline == Baseline(1.0, 1.0, 4.0)
     for end_s in (2.0,) * 9 + (50.0,):
         costs.add_clean(Iteration(0, end_s))
     costs.update_time()
-    assert costs.norm == Norm(pytest.approx(2.6), pytest.approx(6.8), 8.0)
+    assert costs.baseline == Baseline(pytest.approx(2.6), pytest.approx(6.8), 8.0)
 
 
 def test_a_cost_without_a_durable_time_is_not_compared_by_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkfreq.policy.estimates import CheckpointCost, Estimate, IterationTime, Recent
+from checkfreq.policy.estimates import CheckpointCost, Estimate, IterationTime, RecentMedian
 
 
 def time_of(*seconds: float) -> IterationTime:
@@ -38,7 +38,7 @@ class TestIterationTime:
     def test_there_is_none_before_the_first(self) -> None:
         assert IterationTime().value() is None
         assert IterationTime().low() is None
-        assert IterationTime().plain_mean() is None
+        assert IterationTime().raw_mean() is None
         assert IterationTime().limit() == math.inf
 
     def test_it_is_a_mean(self) -> None:
@@ -47,18 +47,18 @@ class TestIterationTime:
     def test_an_outlier_counts_as_four_medians_and_in_full_in_the_plain_mean(self) -> None:
         estimate = time_of(*[1.0] * 9, 50.0)
         assert estimate.value() == pytest.approx((9 + 4) / 10)
-        assert estimate.plain_mean() == pytest.approx((9 + 50) / 10)
+        assert estimate.raw_mean() == pytest.approx((9 + 50) / 10)
         assert estimate.limit() == 4.0
 
     def test_without_outliers_the_plain_mean_is_the_mean(self) -> None:
         estimate = time_of(1.0, 1.1, 1.3, 3.9)
-        assert estimate.value() == estimate.plain_mean() == pytest.approx(7.3 / 4)
+        assert estimate.value() == estimate.raw_mean() == pytest.approx(7.3 / 4)
 
     def test_every_sixth_an_outlier_is_part_of_it_by_the_limit(self) -> None:
         estimate = time_of(*[*[1.0] * 5, 9.0] * 10)
         estimate.update()
         assert estimate.value() == pytest.approx((50 + 10 * 4) / 60)
-        assert estimate.plain_mean() == pytest.approx((50 + 10 * 9) / 60)
+        assert estimate.raw_mean() == pytest.approx((50 + 10 * 9) / 60)
 
     def test_the_low_is_what_nine_in_ten_take_at_least(self) -> None:
         assert time_of(*[2.0] * 5, 1.0, *[2.0] * 6).low() == 2.0
@@ -183,7 +183,7 @@ def test_an_estimate_made_from_its_upper_limit_has_it(
 
 def test_independent_errors_add_up_as_squares_do() -> None:
     assert Estimate(1.0, 3.0, doubt=2.0).plus_error(4.0) == Estimate(1.0, 5.0, doubt=2.0)
-    mixed = Estimate(1.0, 0.4, doubt=0.8).mixed(Estimate(5.0, 0.4, doubt=0.0), part=0.25)
+    mixed = Estimate(1.0, 0.4, doubt=0.8).blended(Estimate(5.0, 0.4, doubt=0.0), part=0.25)
     assert mixed == Estimate(2.0, pytest.approx(math.hypot(0.3, 0.1)), doubt=pytest.approx(0.6))
 
 
@@ -209,7 +209,7 @@ def test_where_an_estimate_is_counts_by_its_error(
 
 
 def test_recent_is_the_median_of_the_last_few() -> None:
-    recent = Recent(window=3)
+    recent = RecentMedian(window=3)
     assert recent.value() is None
     for value in (9.0, 1.0, 2.0, 30.0):
         recent.add(value)

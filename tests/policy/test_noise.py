@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from checkfreq.errors import ConfigError
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.profile import Profile
-from checkfreq.policy.tuner import PROFILE_ITERATIONS, Due, Iteration, Measured, RateTuner
+from checkfreq.policy.tuner import PROFILE_ITERATIONS, Iteration, Measured, RateTuner, Verdict
 from checkfreq.types import Objective
 from tests.policy.runs import CACHED, Costs, Run
 
@@ -52,8 +52,8 @@ def test_no_measured_time_raises_whatever_the_clock_says(
         start_s, now_s = now_s, now_s + one if abs(one) < 1.0 else one
         tuner.iteration(Iteration(start_s, now_s, two, three, waited_s=four / 8, met_s=five / 8))
         tuner.met(five)
-        tuner.raise_costs({"cost_s": 0.5, "cost_upper_s": 0.75} if ends else {})
-        if tuner.due(step=step, now_s=now_s) is Due.TAKE:
+        tuner.set_cost_floor({"cost_s": 0.5, "cost_upper_s": 0.75} if ends else {})
+        if tuner.due(step=step, now_s=now_s) is Verdict.TAKE:
             tuner.started(str(step), step=step, start_s=now_s, is_periodic=True)
         if ends:
             measured = Measured(copy_s=two, persist_s=six, durable_s=seven, state_bytes=8)
@@ -111,5 +111,5 @@ def test_a_checkpoint_that_began_at_no_time_is_over_when_it_ends() -> None:
     tuner.ended("a", end_s=0.5, measured=None)
     for at in range(30):
         tuner.iteration(Iteration(float(at), at + 1.0))
-    assert tuner.due(step=40, now_s=30.0) is Due.TAKE
+    assert tuner.due(step=40, now_s=30.0) is Verdict.TAKE
     assert tuner.num_bad_samples == 1

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from checkfreq.policy.frequency import FrequencyPolicy, Reason
 from checkfreq.policy.profile import Profile
-from checkfreq.policy.tuner import PROFILE_ITERATIONS, Due, Iteration, Measured, RateTuner
+from checkfreq.policy.tuner import PROFILE_ITERATIONS, Iteration, Measured, RateTuner, Verdict
 from checkfreq.types import Objective, SnapshotPlace
 from tests.policy.runs import CACHED, Costs, Run
 
@@ -214,19 +214,19 @@ class TestTheBound:
             played.iterate()
             balance_s, profile = played.tuner.balance_s, played.tuner.profile()
             due = played.tuner.due(step=played.step, now_s=played.now_s)
-            if due is Due.TAKE and profile is not None:
+            if due is Verdict.TAKE and profile is not None:
                 assert balance_s >= profile.cost_upper_s
-            if due is Due.NO_BUDGET:
+            if due is Verdict.NO_BUDGET:
                 assert profile is not None
                 assert balance_s < profile.cost_upper_s
             assert played.decide() is due
-        assert played.told[Due.NO_BUDGET] > 0
+        assert played.told[Verdict.NO_BUDGET] > 0
         assert len(played.taken) > 50
 
     def test_a_checkpoint_withheld_over_many_iterations_is_counted_once(self) -> None:
         played = run(Costs(stall_s=2.0))
         played.play(80)
-        assert played.told[Due.NO_BUDGET] > 1
+        assert played.told[Verdict.NO_BUDGET] > 1
         assert played.tuner.num_withheld == 1
 
     def test_a_quiet_stretch_does_not_license_a_burst(self) -> None:
@@ -246,9 +246,9 @@ class TestTheBound:
         start_s = played.now_s
         played.take(is_periodic=True)
         now_s = start_s + 1.4
-        assert played.tuner.due(step=played.step + 2, now_s=now_s) is Due.TAKE
+        assert played.tuner.due(step=played.step + 2, now_s=now_s) is Verdict.TAKE
         played.tuner.iteration(Iteration(start_s, now_s, stall_s=0.4))
-        assert played.tuner.due(step=played.step + 2, now_s=now_s) is Due.NO_BUDGET
+        assert played.tuner.due(step=played.step + 2, now_s=now_s) is Verdict.NO_BUDGET
 
     def test_the_cost_of_a_failed_one_is_charged_but_not_learned(self) -> None:
         played = run(Costs(stall_s=0.5))
@@ -361,7 +361,7 @@ class TestDeferral:
         played.play(80)
         assert interval(played) == 2
         assert len(played.in_flight) <= 2
-        assert played.told[Due.LATE] == 0
+        assert played.told[Verdict.LATE] == 0
 
     def test_with_one_slot_the_one_before_must_be_durable(self) -> None:
         played = run(Costs(stall_s=0.0, copy_s=0.4, durable_s=2.2), num_slots=1)
@@ -369,7 +369,7 @@ class TestDeferral:
         assert interval(played) == 3
         played.costs = Costs(stall_s=0.0, copy_s=0.4, durable_s=3.2)
         played.play(60)
-        assert played.told[Due.LATE] > 0
+        assert played.told[Verdict.LATE] > 0
         assert interval(played) == 4
 
     @pytest.mark.parametrize("dynamic", [True, False])
@@ -386,14 +386,14 @@ class TestDeferral:
         played.told.clear()
         played.play(1000)
         assert len(played.taken) == before
-        assert set(played.told) == {Due.LATE}
+        assert set(played.told) == {Verdict.LATE}
 
     def test_one_that_is_overdue_defers_the_next_rather_than_let_it_queue(self) -> None:
         played = run(Costs(stall_s=0.0, copy_s=0.25, durable_s=0.75))
         played.play(100)
         played.costs = Costs(stall_s=0.0, copy_s=0.25, durable_s=5.5)
         played.play(60)
-        assert played.told[Due.LATE] > 0
+        assert played.told[Verdict.LATE] > 0
         assert interval(played) in (5, 6)
 
     def test_it_goes_on_once_the_late_one_failed(self) -> None:
@@ -413,23 +413,23 @@ class TestDeferral:
         for _ in range(40):
             played.iterate()
             active = len(played.in_flight)
-            if played.decide() is Due.TAKE:
+            if played.decide() is Verdict.TAKE:
                 assert active < 2
 
     def test_none_is_taken_before_one_of_unknown_length_ends(self) -> None:
         played = run(cached=replace(CACHED, cost_s=0.0, cost_upper_s=0.0))
         played.tuner.started("first", step=0, start_s=0.0, is_periodic=False)
         played.iterate()
-        assert played.decide() is Due.LATE
+        assert played.decide() is Verdict.LATE
 
     def test_a_first_one_that_takes_long_is_late_after_ten_iterations(self) -> None:
         played = run()
         played.never_ends = True
         assert played.play(12 + PROFILE_ITERATIONS) == [12]
-        assert played.told[Due.LATE] == 0
+        assert played.told[Verdict.LATE] == 0
         played.told.clear()
         assert not played.play(50)
-        assert set(played.told) == {Due.LATE}
+        assert set(played.told) == {Verdict.LATE}
 
 
 class TestTheBoundary:
@@ -602,7 +602,7 @@ class TestTheIterationTime:
     def test_a_clean_stretch_is_inserted_where_every_iteration_is_touched_and_ends(self) -> None:
         played = run(Costs(stall_s=0.0, durable_s=0.95))
         played.play(500)
-        measuring = played.told[Due.MEASURING]
+        measuring = played.told[Verdict.MEASURING]
         assert 4 * 5 <= measuring + 2 * 5 <= 6 * 8
         assert len(played.taken) > 400
 
@@ -627,7 +627,7 @@ class TestTheIterationTime:
             assert played.tuner.overhead_s >= spent_s - 1e-9
             spent_s = played.tuner.overhead_s
             played.decide()
-        assert played.told[Due.MEASURING] >= 7
+        assert played.told[Verdict.MEASURING] >= 7
         profile = played.tuner.profile()
         assert profile is not None
         assert profile.iteration_s == pytest.approx(0.8)
@@ -636,7 +636,7 @@ class TestTheIterationTime:
         played = run(FREE)
         played.play(1000, extra_s=lambda step: 2.0 if step % 8 == 0 else 0.0)
         taken = len(played.taken)
-        assert played.told[Due.MEASURING] < 100
+        assert played.told[Verdict.MEASURING] < 100
         assert taken > 50
 
     def test_a_short_last_batch_does_not_make_it_look_out_of_date(self) -> None:
@@ -647,7 +647,7 @@ class TestTheIterationTime:
             is_last = step % 10 == 0
             played.iterate(is_regular=not is_last, extra_s=-0.9 if is_last else 0.0)
             played.decide()
-        assert played.told[Due.MEASURING] == 0
+        assert played.told[Verdict.MEASURING] == 0
 
     def test_validation_is_neither_clean_nor_charged_beyond_its_stall(self) -> None:
         played = run(Costs(stall_s=0.5))
@@ -800,7 +800,7 @@ class TestStatic:
         steps = played.play(500)
         assert played.tuner.plan is first
         assert [*range(steps[0], 600, 10)] == steps
-        assert played.told[Due.NO_BUDGET] == played.told[Due.MEASURING] == 0
+        assert played.told[Verdict.NO_BUDGET] == played.told[Verdict.MEASURING] == 0
 
     def test_a_plan_that_changes_the_place_is_made_once_more(self) -> None:
         played = run(Costs(stall_s=2.0, copy_s=2.5, durable_s=3.5), dynamic=False)
@@ -946,7 +946,9 @@ class TestManyRanks:
         assert played.tuner.iteration_s == 1.0
         own = played.tuner.own_profile()
         assert own is not None
-        played.tuner.raise_costs({"cost_s": 4 * own.cost_s, "cost_upper_s": 4 * own.cost_upper_s})
+        played.tuner.set_cost_floor(
+            {"cost_s": 4 * own.cost_s, "cost_upper_s": 4 * own.cost_upper_s}
+        )
         played.play(100)
         assert interval(played) > 2 * alone
         assert played.tuner.profile() != played.tuner.own_profile()
@@ -958,10 +960,10 @@ class TestManyRanks:
         own = played.tuner.own_profile()
         assert own is not None
         costs = {"cost_s": 4 * own.cost_s, "cost_upper_s": 4 * own.cost_upper_s}
-        played.tuner.raise_costs(costs)
+        played.tuner.set_cost_floor(costs)
         raised = interval(played)
         assert raised > 2 * alone
-        played.tuner.raise_costs({name: 2 * cost for name, cost in costs.items()})
+        played.tuner.set_cost_floor({name: 2 * cost for name, cost in costs.items()})
         played.play(100)
         assert interval(played) == raised
 

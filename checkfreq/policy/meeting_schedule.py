@@ -25,7 +25,7 @@ _LATEST = 10.0
 _WINDOW = 9
 
 
-class MeetingPace:
+class MeetingSchedule:
     """What meetings cost, and how far apart they are for it."""
 
     def __init__(self) -> None:

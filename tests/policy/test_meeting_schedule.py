@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkfreq.policy.frequency import FrequencyPolicy
-from checkfreq.policy.pace import MeetingPace
-from checkfreq.policy.tuner import Due, RateTuner
+from checkfreq.policy.meeting_schedule import MeetingSchedule
+from checkfreq.policy.tuner import RateTuner, Verdict
 from tests.policy.runs import Costs, Run
 
 NEVER_DUE = 10**9
 
 
-def steps(pace: MeetingPace | None = None, **changes: Any) -> int:
+def steps(schedule: MeetingSchedule | None = None, **changes: Any) -> int:
     asked: dict[str, Any] = {
         "due_steps": NEVER_DUE,
         "iteration_s": 0.25,
@@ -25,14 +25,14 @@ def steps(pace: MeetingPace | None = None, **changes: Any) -> int:
         "since_last": 5000,
         "bound": 0.04,
     }
-    return (pace or MeetingPace()).steps(**{**asked, **changes})
+    return (schedule or MeetingSchedule()).steps(**{**asked, **changes})
 
 
-def met(*seconds: float) -> MeetingPace:
-    pace = MeetingPace()
+def met(*seconds: float) -> MeetingSchedule:
+    schedule = MeetingSchedule()
     for each in seconds:
-        pace.met(each)
-    return pace
+        schedule.met(each)
+    return schedule
 
 
 def test_ranks_meet_once_in_the_time_given() -> None:
@@ -67,9 +67,9 @@ def test_the_distance_at_most_doubles_from_one_meeting_to_the_next() -> None:
 
 
 def test_a_meeting_in_between_does_not_make_the_distance_grow_anew() -> None:
-    pace = MeetingPace()
-    assert steps(pace, iteration_s=0.001, since_last=32) == 64
-    assert steps(pace, iteration_s=0.001, since_last=1) == 100
+    schedule = MeetingSchedule()
+    assert steps(schedule, iteration_s=0.001, since_last=32) == 64
+    assert steps(schedule, iteration_s=0.001, since_last=1) == 100
 
 
 def test_meetings_take_a_quarter_of_the_bound_at_most() -> None:
@@ -86,16 +86,16 @@ def test_ranks_hear_of_one_another_in_ten_times_the_time_given_whatever_meetings
 
 
 def test_a_meeting_that_waited_for_a_busy_rank_is_no_measure_and_is_charged_in_part() -> None:
-    pace = met(0.001, 0.001, 0.001)
-    assert pace.met(50.0) == 0.004
-    assert pace.cost_s == 0.001
+    schedule = met(0.001, 0.001, 0.001)
+    assert schedule.met(50.0) == 0.004
+    assert schedule.cost_s == 0.001
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
 def test_a_time_that_makes_no_sense_tells_nothing(seconds: float) -> None:
-    pace = MeetingPace()
-    assert pace.met(seconds) == 0.0
-    assert pace.cost_s == 0.0
+    schedule = MeetingSchedule()
+    assert schedule.met(seconds) == 0.0
+    assert schedule.cost_s == 0.0
 
 
 def ranks(iteration_s: float, meeting_s: float, *, bound: float = 0.035, **costs: float) -> Run:
@@ -132,7 +132,7 @@ def test_one_that_is_late_has_the_ranks_meet_seldom_too() -> None:
     played = ranks(0.005, 0.0008)
     played.never_ends = True
     played.play(2000)
-    assert played.told[Due.LATE] > 0
+    assert played.told[Verdict.LATE] > 0
     assert len(played.met) <= 2000 / 18 + 10
 
 
