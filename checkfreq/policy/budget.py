@@ -1,8 +1,8 @@
 """The overhead of a run: what it has cost so far, and what may still be spent. Pure.
 
-Two books of the same payments. The totals (``overhead_s``, ``productive_s``) are what users are
-told. The balance, of a token bucket (bucket.py), is what decides: it is limited in both
-directions where totals are not.
+The same payments are entered twice. Totals (``overhead_s``, ``productive_s``) are reported to users
+and hold everything. The balance of a token bucket (bucket.py) decides: it is capped, and some
+payments are entered in part, so that one mishap does not prevent checkpoints for hours.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from checkfreq.policy.bucket import TokenBucket
 from checkfreq.policy.frequency import boundary_share_s, steps_for
 
-#: What may be saved up, in upper limits of one checkpoint's cost: enough for a late checkpoint to
-#: be made up for, not for a burst after an hour without any.
+#: The cap on the balance, in upper limits of one checkpoint's cost: enough to make up for a late
+#: checkpoint, too little for a burst after an hour without any.
 _DEPTH = 4
 
 
@@ -44,7 +44,7 @@ class OverheadBudget:
     # ---- earning
 
     def earn(self, iteration_s: float | None) -> None:
-        """An iteration ended, of which T counts; those before T is known (None) count later."""
+        """An iteration ended, which earns T; while T is unknown (None) it is credited later."""
         self._num_uncredited += 1
         if iteration_s is not None:
             earned_s = self._num_uncredited * iteration_s
@@ -55,38 +55,38 @@ class OverheadBudget:
     # ---- spending
 
     def pay_boundary(self, cost_s: float, *, iteration_s: float | None) -> None:
-        """What a boundary without a checkpoint cost: all counts, half of what is earned is kept."""
+        """A boundary without a checkpoint; see ``boundary_share_s`` for what it takes off."""
         self.overhead_s += cost_s
         self._bucket.spend(boundary_share_s(cost_s, self.rate * (iteration_s or 0.0)))
 
     def pay(self, cost_s: float) -> None:
-        """Something else that has held training."""
+        """Something else held training for ``cost_s``."""
         self.overhead_s += cost_s
         self._bucket.spend(cost_s)
 
     def reserve(self) -> float:
-        """A checkpoint begins: take off what it may cost, and return it."""
+        """A checkpoint begins: set its upper limit aside, and return that."""
         self._bucket.spend(self._upper_s)
         return self._upper_s
 
     def settle(self, cost_s: float, *, reserved_s: float, owed_s: float | None = None) -> None:
-        """A checkpoint cost ``cost_s``, of which ``owed_s`` are taken off (None: all)."""
+        """A checkpoint cost ``cost_s``, of which ``owed_s`` is deducted (None: all of it)."""
         self.overhead_s += cost_s
         self._bucket.spend((cost_s if owed_s is None else owed_s) - reserved_s)
 
     # ---- what can be afforded
 
     def covers_checkpoint(self, unreserved_s: float) -> bool:
-        """Whether one more can be paid for.
+        """Whether the balance covers one more checkpoint.
 
-        ``unreserved_s``: what those in flight have cost already beyond what was reserved for them.
+        ``unreserved_s``: by how much those in flight already exceed what was set aside for them.
         """
         return self.balance_s >= self._upper_s + unreserved_s
 
     def steps_to_checkpoint(
         self, unreserved_s: float, *, iteration_s: float | None, boundary_s: float
     ) -> int:
-        """In how many iterations that is so, if nothing else happens; 0: now."""
+        """After how many more iterations it does, if nothing else happens; 0: it does now."""
         lacking_s = self._upper_s + unreserved_s - self.balance_s
         if lacking_s <= 0.0:
             return 0

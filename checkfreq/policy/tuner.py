@@ -1,11 +1,14 @@
-"""Keeps the overhead under its bound while training runs, in both directions. Pure.
+"""Decides at each boundary whether to checkpoint, from the costs measured so far. Pure.
 
-Fed with iterations and checkpoints as they end, in seconds of any one clock. An iteration that
-no checkpoint touched is *clean* and tells T (costs.py). The others are charged to the
-checkpoints that touched them (charges.py). A slowdown that is not ours shows in clean iterations
-too, moves T, and is not charged. After every checkpoint the plan is made anew (frequency.py) and
-its changes are damped (damping.py); a budget (budget.py) holds the bound whatever the plan says.
-Where no iteration is clean any more, T is measured again (baseline.py).
+The tuner is told of iterations and checkpoints as they end, in seconds of one clock:
+
+- An iteration that no checkpoint touched is *clean* and measures T (costs.py). The others are
+  charged to the checkpoints that touched them (charges.py). A slowdown with another cause shows in
+  clean iterations too: it moves T and is not charged.
+- After every checkpoint the interval is planned anew (frequency.py), longer or shorter, and small
+  changes are damped (damping.py).
+- A budget enforces the overhead bound whatever the plan says (budget.py).
+- When iterations are no longer clean, T is measured again (baseline.py).
 """
 
 from __future__ import annotations
@@ -27,18 +30,20 @@ from checkfreq.types import SnapshotPlace
 
 __all__ = ["PROFILE_ITERATIONS", "Iteration", "Measured", "RateTuner", "Verdict"]
 
-#: Iterations at the start that tell nothing: allocators, autotuning, the loader's first batches.
+#: Iterations at the start that are not representative: allocators warm up, kernels are tuned, the
+#: loader fetches its first batches.
 _WARM_UP_ITERATIONS = 2
-#: If every iteration is an epoch's first or last, they are what there is to measure.
+#: After so many irregular iterations in a row (epochs of one or two iterations), they count: there
+#: are no others to measure.
 _IRREGULAR_IN_ROW = 8
-#: If so many measurements in a row were partial, whole ones are not to be had.
+#: After so many partial measurements in a row, the next one counts: there are no complete ones.
 _PARTIAL_IN_ROW = 5
-#: Of so many intervals one is longer by a step.
+#: One in so many intervals is a step longer; see _interval_steps.
 _DITHER = 4
 
 
 class Verdict(Enum):
-    """Whether a periodic checkpoint is to start at a boundary, and why not."""
+    """Whether a periodic checkpoint should start at a boundary; if not, why."""
 
     TAKE = "take"
     NOT_YET = "not yet"
@@ -48,11 +53,12 @@ class Verdict(Enum):
 
 
 class RateTuner:
-    """Decides at each boundary. ``dynamic=False`` keeps the first plan and has no budget.
+    """Chooses the interval and enforces the overhead bound.
 
-    ``cached`` is the profile of an earlier run: planned with at once, and checked against the
-    first measurements. ``free_device_bytes`` is what a snapshot on the device may take, what the
-    last one took included; None: there is no such place.
+    ``dynamic=False`` keeps the first plan and enforces nothing. ``cached`` is the profile of an
+    earlier run: it gives a plan at once and is checked against the first measurements.
+    ``free_device_bytes`` is the memory that a snapshot on the device may use, including what the
+    last one used; None: snapshots cannot be taken there.
     """
 
     def __init__(
@@ -88,14 +94,14 @@ class RateTuner:
         self.begin(policy, cached=cached)
 
     def begin(self, policy: FrequencyPolicy, *, cached: Profile | None) -> None:
-        """What is known only at the first boundary: before anything was measured."""
+        """Take in what is known only at the first boundary, before anything is measured."""
         self.policy = policy
         if cached is not None:
             self._costs.start_from(cached)
             self._adopt(self._plan_cached(cached), cached)
 
     def continue_from(self, step: int) -> None:
-        """``step`` was restored: intervals are counted from it. 0: there is no checkpoint yet."""
+        """Count intervals from ``step``, which was restored; 0 if there is no checkpoint yet."""
         self._last_step = step
 
     # ---- the decision
@@ -115,7 +121,7 @@ class RateTuner:
         return self._within_budget()
 
     def _due_without_plan(self, step: int) -> Verdict:
-        """As soon as T is known; again, if that one told nothing, within the bound."""
+        """One checkpoint as soon as T is known; if it measured nothing, more within the bound."""
         is_ready = self._costs.num_clean >= PROFILE_ITERATIONS and not self._refresh.is_pausing
         if len(self._charges) and step - self._last_step > PROFILE_ITERATIONS:
             return Verdict.LATE
@@ -127,25 +133,26 @@ class RateTuner:
         return Verdict.TAKE if may_retry and self._budget.balance_s >= 0 else Verdict.NOT_YET
 
     def _interval_steps(self, plan: Plan) -> int:
-        """The plan's, but a new run with a cached profile is not left unprotected for so long."""
+        """The interval of ``plan``, shortened at the start of a run and dithered later."""
         steps = plan.interval_steps
-        if not self._last_step:
+        if not self._last_step:  # a new run with a cached profile has no checkpoint to fall back on
             return min(steps, PROFILE_ITERATIONS)
-        # Not always the same: iterations may have a rhythm (two networks in turn, batches of two
-        # sizes), and checkpoints must not all fall on the same beat of it.
+        # Iterations may alternate (two networks in turn, batches of two sizes). If the interval
+        # were always the same, checkpoints could meet only the slow ones and be charged for it.
         is_dithered = self._dynamic and steps > 1 and plan.reason is Reason.BUDGET
         return steps + (is_dithered and self._num_settled % _DITHER == 0)
 
     def _is_late(self, now_s: float) -> bool:
-        """Whether a snapshot taken now would have to wait for the one before."""
+        """Whether a snapshot taken now would have to wait for the previous one."""
         in_flight = self._charges.in_flight(now_s)
         if not in_flight:
             return False
         durable_s = self._costs.durable_s
         if len(in_flight) > 1 or self.policy.num_slots == 1 or durable_s is None:
             return True
+        # With two slots the next copy may run while the last persist ends, if that ends before the
+        # copy does. One that is overdue (left_s < 0) may take any time.
         left_s = durable_s - (now_s - in_flight[0].start_s)
-        # One that is overdue may take any time.
         return not 0 <= left_s <= self._costs.copy_s
 
     def _within_budget(self) -> Verdict:
@@ -160,13 +167,13 @@ class RateTuner:
     # ---- iterations
 
     def iteration(self, iteration: Iteration) -> None:
-        """An iteration ended. One whose times make no sense is counted and ignored."""
+        """An iteration ended. One with impossible times is counted and ignored."""
         if not iteration.is_sane():
             self.num_bad_samples += 1
             return
         iteration = iteration.consistent()
         self._num_seen += 1
-        is_regular = self._accept(iteration)
+        is_regular = self._is_comparable(iteration)
         is_touched = bool(self._charges) and self._charges.add(
             iteration, baseline=self._costs.baseline if is_regular else None
         )
@@ -181,8 +188,8 @@ class RateTuner:
             for charge in self._charges.settle():
                 self._account(charge)
 
-    def _accept(self, iteration: Iteration) -> bool:
-        """Whether its time tells something about T."""
+    def _is_comparable(self, iteration: Iteration) -> bool:
+        """Whether its time can be compared with T."""
         self._num_irregular = 0 if iteration.is_regular else self._num_irregular + 1
         is_regular = iteration.is_regular or self._num_irregular > _IRREGULAR_IN_ROW
         return is_regular and self._num_seen > _WARM_UP_ITERATIONS
@@ -190,19 +197,19 @@ class RateTuner:
     def _note_clean(self, iteration: Iteration) -> None:
         self._costs.add_clean(iteration)
         self._outliers.add_clean(self._costs.over_s(iteration))
-        self._refresh.add_clean()
+        self._refresh.add_clean()  # last: it may bring T and the outliers' limit up to date
         if self._costs.num_clean == PROFILE_ITERATIONS:
             self._check_cached()
             if self.plan is None:
-                self._replan()  # a checkpoint that the user asked for may have told its cost
+                self._replan()  # a requested checkpoint may have measured its cost already
 
     # ---- checkpoints
 
     def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
-        """A snapshot was begun at boundary ``step``; ``attempt`` is a name that no other has."""
+        """A snapshot was begun at boundary ``step``; ``attempt`` is its unique name."""
         if not math.isfinite(start_s):
             self.num_bad_samples += 1
-            start_s = -math.inf  # whenever that was
+            start_s = -math.inf  # so that it can still be settled
         reserved_s = self._budget.reserve() if is_periodic else 0.0
         self._charges.begin(attempt, start_s=start_s, reserved_s=reserved_s)
         self._last_step = step
@@ -211,18 +218,18 @@ class RateTuner:
     def ended(self, attempt: str, *, end_s: float, measured: Measured | None) -> None:
         """A checkpoint became durable, or failed (``measured`` is None) at ``end_s``.
 
-        One whose times make no sense is counted and taken as one that failed.
+        A checkpoint with impossible times is counted and treated as failed.
         """
         if not math.isfinite(end_s) or (measured is not None and not measured.is_sane()):
             self.num_bad_samples += 1
             measured = None
         if not math.isfinite(end_s):
-            end_s = -math.inf  # it is over, whenever that was
+            end_s = -math.inf  # so that it is over and defers no other
         if self._charges.end(attempt, end_s=end_s, measured=measured) and measured is not None:
             self._costs.add_durable(measured)
 
     def _account(self, charge: Charge) -> None:
-        """Take the cost of a checkpoint off the budget and learn from it."""
+        """Deduct the cost of a checkpoint from the budget and learn from it."""
         self._num_settled += 1
         if charge.measured is None:
             self._account_failed(charge)
@@ -230,7 +237,7 @@ class RateTuner:
         is_partial = charge.is_partial or not charge.num_touched
         is_wrong = self._refresh.is_contradicted_by(charge)
         cost_s = charge.cost_s
-        if is_partial or is_wrong:
+        if is_partial or is_wrong:  # the measured cost is too low: charge the usual one at least
             estimate = self._costs.cost
             cost_s = max(charge.stall_s, cost_s, estimate.mean if estimate else 0.0)
         cost_s += self._outliers.add(charge)
@@ -240,19 +247,22 @@ class RateTuner:
             self._learn(charge)
 
     def _account_failed(self, charge: Charge) -> None:
-        """One that failed cost what it cost, and tells nothing of those that do not.
+        """Deduct the cost of a failed checkpoint, from which nothing is learned.
 
-        It may have been in flight for long, on a disk that hangs, and what T is off by adds up in
-        all those iterations: so much of it, unless training was held, is not taken off the budget
-        of those to come.
+        It may have been in flight for very long, on a disk that hangs, and an error of T adds up
+        over all those iterations. What may be such an error is not deducted, or there would be no
+        checkpoints for as long again; the time for which training was held always is.
         """
         cost_s = charge.cost_s + self._outliers.add(charge)
         sure_s = max(min(cost_s, charge.stall_s), cost_s - self._costs.doubt_s(charge.num_touched))
         self._budget.settle(cost_s, reserved_s=charge.reserved_s, owed_s=sure_s)
 
     def _skips(self, charge: Charge, *, is_partial: bool) -> bool:
-        """A partial measurement counts only where whole ones are not to be had, and one that the
-        user waited for only where there are no others at all."""
+        """Whether nothing is learned from this checkpoint.
+
+        A partial measurement counts only if there are no complete ones, and one that the user
+        waited for only if there is no other.
+        """
         if charge.has_waited and self._costs.cost is not None:
             return True
         if (is_partial or charge.has_waited) and self._num_partial < _PARTIAL_IN_ROW:
@@ -275,6 +285,7 @@ class RateTuner:
     # ---- planning
 
     def _plan_cached(self, cached: Profile) -> Plan:
+        # Whether it still fits on the device is not known yet: assume what was true for that run.
         fitted = cached.state_bytes if cached.place is SnapshotPlace.DEVICE else None
         return self.policy.plan(cached, free_device_bytes=fitted)
 
@@ -299,7 +310,7 @@ class RateTuner:
 
     def _adopt(self, plan: Plan, profile: Profile) -> None:
         self._is_final = not self._dynamic and plan.place is self._place
-        if plan.place is not self._place:
+        if plan.place is not self._place:  # a copy elsewhere costs something different
             self._costs.forget_costs()
             self._charges.forget_costs()
         self.plan = plan
@@ -309,7 +320,7 @@ class RateTuner:
     # ---- many ranks
 
     def next_due_step(self, step: int) -> int:
-        """When, after boundary ``step``, a periodic checkpoint may be due, as planned now."""
+        """The first boundary after ``step`` at which a checkpoint may be due, as planned now."""
         if self.plan is None:
             return step + 1
         planned = self._last_step + self._interval_steps(self.plan)
@@ -320,7 +331,7 @@ class RateTuner:
             iteration_s=self._costs.iteration_s,
             boundary_s=self._costs.boundary_s,
         )
-        # Half of them is a good time to look again: one in flight may cost less than reserved.
+        # Look again half way: a checkpoint in flight may cost less than was set aside for it.
         return max(step + 1, planned, step + left // 2)
 
     def steps_to_meeting(
@@ -340,14 +351,14 @@ class RateTuner:
         self._budget.pay(self._meetings.met(seconds))
 
     def set_cost_floor(self, costs: Mapping[str, float]) -> None:
-        """Where costs of other ranks, by their names in Profile, are higher, they count."""
+        """Plan with ``costs`` of other ranks (by their names in Profile) that are higher."""
         is_first = bool(costs) and not self._cost_floor
         self._cost_floor = costs
-        if is_first and self._is_final:  # the only plan was made before they were known
+        if is_first and self._is_final:  # the only plan was made without them
             self._is_final = False
             self._replan()
 
-    # ---- what the user may want to know
+    # ---- what is known
 
     @property
     def overhead_s(self) -> float:
@@ -356,12 +367,12 @@ class RateTuner:
 
     @property
     def productive_s(self) -> float:
-        """Seconds that the iterations so far would have taken without any of it."""
+        """Seconds that the iterations so far would have taken without them."""
         return self._budget.productive_s
 
     @property
     def measured_overhead(self) -> float | None:
-        """Added time so far, a fraction of the time without checkpoints; None before any."""
+        """The fraction by which training has become longer so far; None while T is unknown."""
         return self.overhead_s / self.productive_s if self.productive_s else None
 
     @property
@@ -371,7 +382,7 @@ class RateTuner:
 
     @property
     def is_measured(self) -> bool:
-        """Whether this run has measured its own costs, rather than taken over cached ones."""
+        """Whether this run has measured its own costs; otherwise they are cached or unknown."""
         return self._costs.is_measured
 
     @property
@@ -380,10 +391,10 @@ class RateTuner:
         return self._costs.iteration_s
 
     def profile(self) -> Profile | None:
-        """The costs as they are known now; None before the first checkpoint was measured."""
+        """The costs that are planned with; None before the first checkpoint is measured."""
         own = self.own_profile()
         return own if own is None else own.at_least(self._cost_floor)
 
     def own_profile(self) -> Profile | None:
-        """The costs on this rank."""
+        """The costs of this rank alone."""
         return self._costs.profile(self._place)
