@@ -1,8 +1,7 @@
-"""Measures a run while it trains, and has the tuner decide: the clock side of policy/tuner.py.
+"""Measures the costs of a run while it trains, and passes them to policy/tuner.py, which decides.
 
-Every boundary, weight update and checkpoint of the manager is reported here; what the run costs
-comes out. In CFMode.AUTO the interval follows; otherwise it is only known. Belongs to the
-training thread.
+The manager reports every boundary, weight update and checkpoint. In CFMode.AUTO the interval
+follows from the costs; otherwise they are only shown. Belongs to the training thread.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.tuner import Iteration, Measured, RateTuner, Verdict
 from checkfreq.types import Objective, SnapshotPlace
 
-#: How often what was measured is put down, for a run that ends without a goodbye.
+#: How often the measured costs are saved, for a run that is killed.
 _SAVE_EVERY_S = 60.0
 
 
 class _Ended(NamedTuple):
-    """What is known of an iteration besides its times, which may come later."""
+    """An iteration whose times are not known yet: a device's events come later."""
 
     stall_s: float
     waited_s: float
@@ -39,9 +38,10 @@ class _Ended(NamedTuple):
 
 
 class Profiler:
-    """What one run costs. Only with a ``cache``, of CFMode.AUTO, plans are said and kept.
+    """The measured costs of one run.
 
-    ``interval_steps`` is the user's (CFMode.MANUAL; 0: no periodic checkpoints).
+    ``cache`` is given in CFMode.AUTO, on the rank that decides: plans are logged and kept there
+    alone. ``interval_steps`` is the user's own interval in CFMode.MANUAL; 0: epochs only.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class Profiler:
     def begin(
         self, *, step: int, timer: IterationTimer, num_slots: int, key: Mapping[str, object]
     ) -> None:
-        """At the first boundary, when the state, its slots and its device are known.
+        """Start measuring at the first boundary, when state, slots and device are known.
 
-        ``step`` is the newest one that has a checkpoint: intervals are counted from it. A
-        profile that was cached under the same ``key`` gives the plan at once.
+        ``step`` is the newest step that has a checkpoint; intervals are counted from it. A profile
+        cached under the same ``key`` gives a plan at once.
         """
         self._key = key
         cached = None
@@ -154,7 +154,7 @@ class Profiler:
             self._timer.mark_update()
 
     def disturb(self) -> None:
-        """This iteration holds something that no other does: its time tells nothing."""
+        """This iteration contains something unusual: its time is not compared with others."""
         self._is_disturbed = True
 
     def started(self, attempt: Attempt) -> None:
@@ -169,7 +169,7 @@ class Profiler:
     def ended(self, attempt: Attempt, *, free_device_bytes: int | None) -> None:
         """A checkpoint became durable or failed.
 
-        ``free_device_bytes``: what a device snapshot may use; None: there is to be none.
+        ``free_device_bytes``: memory that a snapshot on the device may use; None: none is taken.
         """
         self.tuner.free_device_bytes = free_device_bytes
         measured = _measured(attempt)
@@ -181,7 +181,7 @@ class Profiler:
             self._save()
 
     def close(self, *, clean: bool) -> None:
-        """Keep what was measured for the next run."""
+        """Save the measured costs for the next run."""
         if self._timer is not None:
             self._save()
             if self._cache is not None and clean:
@@ -214,14 +214,14 @@ class Profiler:
             )
         )
 
-    # ---- what follows
+    # ---- decisions
 
     def due(self, *, step: int) -> Verdict:
         """Whether a periodic checkpoint should start now."""
         return self.tuner.due(step=step, now_s=self._clock())
 
     def next_due_step(self, step: int) -> int:
-        """When, after boundary ``step``, a periodic checkpoint may be due, as planned now."""
+        """The first boundary after ``step`` at which a checkpoint may be due, as planned now."""
         if self._interval_steps is None:
             return self.tuner.next_due_step(step)
         if self._interval_steps == 0:
@@ -250,7 +250,7 @@ class Profiler:
     ) -> int:
         """The boundary after ``step`` at which the ranks meet; the last was ``since_last`` ago.
 
-        ``is_late``: a checkpoint is due and is made up for as soon as it can be taken.
+        ``is_late``: a checkpoint is overdue and is taken as soon as possible.
         ``is_held_back``: none is taken for now, since storage fails.
         """
         if is_held_back:
@@ -263,22 +263,22 @@ class Profiler:
             every_s=every_s,
             since_last=since_last,
         )
-        if self._interval_steps and not is_held_back:  # the user's own steps are kept
+        if self._interval_steps and not is_held_back:  # never skip a step that the user asked for
             steps = min(steps, self.next_due_step(step) - step)
         return step + steps
 
     @property
     def iteration_s(self) -> float | None:
-        """T, as far as it is known."""
+        """T; None before it is known."""
         return self.tuner.iteration_s
 
     def costs(self) -> dict[str, float]:
-        """What a checkpoint costs on this rank, for the others to know."""
+        """The costs of a checkpoint on this rank, for the other ranks."""
         profile = self.tuner.own_profile()
         return {} if profile is None else profile.shared_costs()
 
     def take_over(self, costs: Mapping[str, float]) -> None:
-        """Plan with these costs of other ranks where they are higher."""
+        """Plan with these costs of other ranks if they are higher."""
         self.tuner.set_cost_floor(costs)
 
     @property
@@ -287,7 +287,7 @@ class Profiler:
         return SnapshotPlace.HOST if self.tuner.plan is None else self.tuner.plan.place
 
     def report(self, recorder: Recorder, *, step: int) -> None:
-        """Say a plan that is new or has changed, once."""
+        """Log a plan that is new or has changed, and discard a cached profile that was wrong."""
         if self._cache is None:
             return
         rejected = self.tuner.cache_rejected
@@ -302,7 +302,7 @@ class Profiler:
 
 
 def _measured(attempt: Attempt) -> Measured | None:
-    """Its times, if it is durable."""
+    """Its times if it is durable, else None."""
     if attempt.durable_s is None or attempt.persist_s is None or attempt.copied_s is None:
         return None
     copy_s = attempt.copied_s - attempt.started_s if attempt.copy_s is None else attempt.copy_s

@@ -1,4 +1,4 @@
-"""What a run tells its user of its costs: plans as they change, ``stats()``, scalars."""
+"""What users are shown of the costs: plans as they change, ``stats()``, scalars."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Recorder(Protocol):
 
 
 class CostReport:
-    """Reads a tuner. ``interval_steps`` is the interval that the user gave (None: the tuner's)."""
+    """Shows a tuner's costs. ``interval_steps`` is the user's own interval, or None."""
 
     def __init__(
         self, tuner: RateTuner, *, interval_steps: int | None, summary_writer: ScalarWriter | None
@@ -68,7 +68,7 @@ class CostReport:
         }
 
     def _given_plan(self, profile: Profile | None) -> Plan | None:
-        """What the user's interval leads to."""
+        """The plan that the user's own interval amounts to."""
         if profile is None or not self._interval_steps:
             return None
         return self._tuner.policy.plan_at(
@@ -86,7 +86,7 @@ class CostReport:
         recorder.record("plan", step, explanation=explanation, **self.stats())
 
     def write_scalars(self, attempt: Attempt) -> None:
-        """After a checkpoint became durable: its figures, for ``CFConfig.summary_writer``."""
+        """Pass the figures of a durable checkpoint to ``CFConfig.summary_writer``."""
         if self._writer is None:
             return
         values = {**self.stats(), "stall_s": attempt.stall_s, "num_bytes": attempt.num_bytes}
