@@ -84,7 +84,7 @@ class RateTuner:
         self._meetings = MeetingSchedule()
         self._cost_floor: Mapping[str, float] = {}
         self._place = SnapshotPlace.HOST
-        self._is_final = False
+        self._is_final = False  # not dynamic, and the plan is made
         self._last_step = 0
         self._num_seen = 0
         self._num_settled = 0
@@ -116,7 +116,7 @@ class RateTuner:
             return Verdict.LATE
         if not self._dynamic:
             return Verdict.TAKE
-        if self._refresh.must_pause():
+        if self._refresh.must_pause():  # asked only when one is due: otherwise it would pause early
             return Verdict.MEASURING
         return self._within_budget()
 
@@ -150,8 +150,8 @@ class RateTuner:
         durable_s = self._costs.durable_s
         if len(in_flight) > 1 or self.policy.num_slots == 1 or durable_s is None:
             return True
-        # With two slots the next copy may run while the last persist ends, if that ends before the
-        # copy does. One that is overdue (left_s < 0) may take any time.
+        # With two slots the next copy may start while this persist is in progress, if the persist
+        # ends before the copy does. One that is overdue (left_s < 0) may take any time.
         left_s = durable_s - (now_s - in_flight[0].start_s)
         return not 0 <= left_s <= self._costs.copy_s
 
@@ -184,7 +184,7 @@ class RateTuner:
             if is_regular:
                 self._note_clean(iteration)
         self._budget.earn(self._costs.iteration_s)
-        if is_touched:
+        if is_touched:  # after earning: a checkpoint is judged by all the work since the last one
             for charge in self._charges.settle():
                 self._account(charge)
 

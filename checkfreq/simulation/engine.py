@@ -29,7 +29,7 @@ from checkfreq.simulation.outcome import Outcome, Taken
 #: An iteration takes 3 to 15 us to step through (2026-11): a longer run could take minutes.
 _MOST_ITERATIONS = 1_000_000
 _MOST_FAILURES = 1_000_000
-#: Noise and rhythm must not slow training down to nothing: no iteration would end.
+#: A rhythm must not slow training down to a standstill: no iteration would end.
 _MOST_SLOWDOWN = 0.95
 
 
