@@ -77,7 +77,7 @@ def test_a_key_is_compared_as_json(path: Path) -> None:
     assert ProfileCache(path).load({"sizes": {"3": "x"}, "shape": [1, 2]}) == PROFILE
 
 
-def test_no_file_is_nothing_to_talk_about(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_file_is_not_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache = ProfileCache(path)
     assert cache.load(KEY) is None
     cache.opened()

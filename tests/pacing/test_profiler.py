@@ -124,7 +124,7 @@ def test_costs_are_what_the_clock_said(tmp_path: Path) -> None:
     assert stats["predicted_overhead"] == pytest.approx(0.1)
 
 
-def test_iterations_while_slots_are_prepared_tell_nothing(tmp_path: Path) -> None:
+def test_iterations_are_not_measured_while_slots_are_prepared(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.iterate(50, seconds=3.0, is_ready=False)
     assert run.profiler.due(step=run.step) is Verdict.NOT_YET
@@ -133,7 +133,7 @@ def test_iterations_while_slots_are_prepared_tell_nothing(tmp_path: Path) -> Non
     assert run.profiler.stats()["iteration_s"] == pytest.approx(ITERATION_S)
 
 
-def test_an_epochs_last_and_first_iteration_tell_nothing(tmp_path: Path) -> None:
+def test_an_epochs_first_and_last_iterations_are_not_measured(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for _ in range(4):
         run.iterate(seconds=1.5)
@@ -143,7 +143,7 @@ def test_an_epochs_last_and_first_iteration_tell_nothing(tmp_path: Path) -> None
     assert run.profiler.stats()["iteration_s"] == pytest.approx(ITERATION_S)
 
 
-def test_waiting_that_the_user_asked_for_is_no_cost_however_often(tmp_path: Path) -> None:
+def test_waits_of_the_user_are_never_a_cost(tmp_path: Path) -> None:
     run = Run(tmp_path).profiled()
     for _ in range(20):
         run.iterate(5)
@@ -181,7 +181,7 @@ def test_a_summary_writer_that_fails_is_given_up_and_training_goes_on(
     assert caplog.text.count("summary_writer failed; it gets no more values") == 1
 
 
-def test_a_given_interval_is_what_the_figures_are_about(tmp_path: Path) -> None:
+def test_figures_refer_to_the_users_own_interval(tmp_path: Path) -> None:
     run = Run(tmp_path, cached=False, interval_steps=25).profiled()
     stats = run.profiler.stats()
     assert (stats["interval_steps"], stats["reason"]) == (25, None)
@@ -252,7 +252,7 @@ def test_a_device_that_refuses_gets_no_more_snapshots(tmp_path: Path) -> None:
         assert run.profiler.place is place
 
 
-def test_a_plan_is_said_when_it_is_new_and_when_it_changes(
+def test_a_plan_is_logged_when_it_is_new_and_when_it_changes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Run(tmp_path)
@@ -277,13 +277,13 @@ def test_a_plan_is_said_when_it_is_new_and_when_it_changes(
     )
 
 
-def test_without_a_cache_nothing_is_said(tmp_path: Path) -> None:
+def test_without_a_cache_nothing_is_logged(tmp_path: Path) -> None:
     run = Run(tmp_path, cached=False).profiled()
     assert run.profiler.stats()["interval_steps"] == 2
     assert run.log.events == []
 
 
-def test_what_was_measured_gives_the_next_run_its_plan(tmp_path: Path) -> None:
+def test_measured_costs_give_the_next_run_its_plan(tmp_path: Path) -> None:
     run = Run(tmp_path).profiled()
     run.profiler.close(clean=True)
     later = Run(tmp_path)

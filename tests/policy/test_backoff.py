@@ -39,5 +39,5 @@ def test_a_success_ends_the_pause_and_starts_the_count_anew() -> None:
     assert pauses(backoff, 3) == [0.0, 1.0, 2.0]
 
 
-def test_nothing_is_held_back_before_anything_failed() -> None:
+def test_there_is_no_pause_before_the_first_failure() -> None:
     assert Backoff().left_s(0.0) == 0.0

@@ -132,25 +132,25 @@ def test_two_that_ended_share_the_aftermath_where_nothing_is_known_of_their_last
     assert [charge.cost_s for charge in charges.settle()] == pytest.approx([0.5, 0.5])
 
 
-def test_an_iteration_that_says_nothing_is_charged_with_its_stall() -> None:
+def test_an_iteration_without_a_baseline_is_charged_only_its_stall() -> None:
     charge = settled(Iteration(0, 30, stall_s=0.5), end_s=2, baseline=None)
     assert charge.is_partial
     assert (charge.cost_s, charge.num_touched) == (0.5, 0)
 
 
-def test_what_the_user_waited_for_is_not_charged() -> None:
+def test_waits_of_the_user_are_not_charged() -> None:
     charge = settled(Iteration(0, 31.5, stall_s=0.25, waited_s=30.0), end_s=31)
     assert charge.cost_s == pytest.approx(0.5)
 
 
-def test_what_is_far_above_t_is_not_the_checkpoints_until_it_is_usual() -> None:
+def test_time_far_above_t_is_not_charged_until_it_is_usual() -> None:
     charges = Charges()
     found = [settled(Iteration(0, 21), end_s=1, charges=charges) for _ in range(3)]
     assert [charge.cost_s for charge in found] == [3, 3, 20]
     assert [charge.uncharged_s for charge in found] == [17, 17, 0]
 
 
-def test_a_rare_outlier_is_never_the_checkpoints_but_a_stall_always_is() -> None:
+def test_a_rare_outlier_is_never_charged_but_a_stall_always_is() -> None:
     charges = Charges()
     for _ in range(8):
         assert settled(Iteration(0, 1.5), end_s=1, charges=charges).cost_s == 0.5
@@ -160,7 +160,7 @@ def test_a_rare_outlier_is_never_the_checkpoints_but_a_stall_always_is() -> None
     assert (held.cost_s, held.uncharged_s) == (30, 0)
 
 
-def test_a_usual_cost_with_outliers_is_above_the_plain_mean_and_others_are_above_t() -> None:
+def test_a_usual_cost_with_outliers_is_compared_with_the_raw_mean_and_others_with_t() -> None:
     baseline = Baseline(iteration_s=1.3, raw_s=1.5, limit_s=4.0)
     for first_s, expected in (
         # Capped at 4 s: 4 - 1.3; above the plain mean: 9 - 1.5. Then twice 1.5 - 1.3, or nothing.
@@ -177,7 +177,7 @@ def test_a_usual_cost_with_outliers_is_above_the_plain_mean_and_others_are_above
         assert costs == pytest.approx(expected)
 
 
-def test_without_outliers_a_checkpoint_is_never_set_against_a_mean_with_them() -> None:
+def test_without_outliers_a_checkpoint_is_never_compared_with_a_mean_that_has_them() -> None:
     # One in fifty takes 30 s: T = 1.06 s, plain mean 1.58 s.
     baseline = Baseline(iteration_s=1.06, raw_s=1.58, limit_s=4.0)
     charges = Charges()
@@ -248,14 +248,14 @@ def test_only_the_first_end_of_one_in_flight_counts() -> None:
     assert charges.settle()[0].measured is MEASURED
 
 
-def test_two_of_a_name_are_a_mistake_of_ours() -> None:
+def test_two_checkpoints_of_one_name_are_a_bug() -> None:
     charges = Charges()
     charges.begin("a", start_s=0.0, reserved_s=0.0)
     with pytest.raises(AssertionError, match="two attempts named a"):
         charges.begin("a", start_s=1.0, reserved_s=0.0)
 
 
-def test_what_one_in_flight_costs_beyond_its_reservation_is_known() -> None:
+def test_the_excess_over_the_reservation_is_known_while_in_flight() -> None:
     charges = Charges()
     charges.begin("a", start_s=0.0, reserved_s=0.5)
     charges.add(Iteration(0, 1.25), baseline=BASELINE)
@@ -276,11 +276,13 @@ class TestOutliers:
     def charge(uncharged_s: float = 0.0, *, num_touched: float = 3.0) -> Charge:
         return Charge(0.0, 0.0, uncharged_s=uncharged_s, num_touched=num_touched)
 
-    def test_two_are_never_owed(self) -> None:
+    def test_two_outliers_are_never_owed(self) -> None:
         outliers = Outliers()
         assert [outliers.add(self.charge(s)) for s in (30.0, 0.0, 30.0, 0.0)] == [0] * 4
 
-    def test_the_third_has_all_of_them_owed_but_what_would_have_come_anyway(self) -> None:
+    def test_at_the_third_outlier_all_are_owed_except_those_that_would_have_come_anyway(
+        self,
+    ) -> None:
         outliers = Outliers()
         for over_s in (*[0.0] * 9, 10.0):
             outliers.add_clean(over_s)  # 1 s each, on average
@@ -291,7 +293,7 @@ class TestOutliers:
         assert [outliers.add(self.charge(30.0)) for _ in range(3)] == [0, 0, 90]
         assert outliers.add(self.charge()) == 0
 
-    def test_those_that_come_to_clean_iterations_as_well_are_never_owed(self) -> None:
+    def test_outliers_as_frequent_in_clean_iterations_are_never_owed(self) -> None:
         outliers = Outliers()
         for _ in range(100):
             for over_s in (*[0.0] * 9, 10.0):

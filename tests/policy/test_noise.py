@@ -39,7 +39,7 @@ POLICIES = st.builds(
     has_cache=st.booleans(),
     noise=st.lists(st.tuples(*[NOISE] * 7, st.booleans()), min_size=1, max_size=80),
 )
-def test_no_measured_time_raises_whatever_the_clock_says(
+def test_no_measured_time_raises_an_error(
     policy: FrequencyPolicy,
     dynamic: bool,
     has_cache: bool,
@@ -100,12 +100,12 @@ def test_an_iteration_that_is_held_for_longer_than_it_lasted_was_held_throughout
 
 
 @pytest.mark.parametrize("field", ["iteration_s", "cost_upper_s", "device_copy_s"])
-def test_a_kept_profile_with_times_that_nothing_takes_is_refused(field: str) -> None:
+def test_a_cached_profile_with_impossible_times_is_rejected(field: str) -> None:
     with pytest.raises(ConfigError, match=rf"Profile\.{field}: expected seconds, got 1e\+300"):
         Profile.from_dict({**CACHED.to_dict(), field: 1e300})
 
 
-def test_a_checkpoint_that_began_at_no_time_is_over_when_it_ends() -> None:
+def test_a_checkpoint_with_a_bad_start_time_is_over_when_it_ends() -> None:
     tuner = RateTuner(FrequencyPolicy(max_overhead=0.5))
     tuner.started("a", step=0, start_s=math.nan, is_periodic=True)
     tuner.ended("a", end_s=0.5, measured=None)

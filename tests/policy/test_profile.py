@@ -53,7 +53,9 @@ def test_an_upper_cost_below_the_cost_is_refused() -> None:
 
 @pytest.mark.parametrize("device_copy_s", [None, 0.002])
 @pytest.mark.parametrize("place", SnapshotPlace)
-def test_a_profile_survives_json(device_copy_s: float | None, place: SnapshotPlace) -> None:
+def test_a_profile_survives_a_round_trip_through_json(
+    device_copy_s: float | None, place: SnapshotPlace
+) -> None:
     profile = replace(PROFILE, device_copy_s=device_copy_s, place=place)
     assert Profile.from_dict(json.loads(json.dumps(profile.to_dict()))) == profile
 
@@ -82,7 +84,7 @@ def test_costs_that_are_higher_on_another_rank_count() -> None:
     assert PROFILE.at_least({}) is PROFILE
 
 
-def test_what_a_rank_knows_of_those_costs_can_be_said() -> None:
+def test_a_profile_lists_its_shared_costs() -> None:
     assert PROFILE.shared_costs() == {
         "host_copy_s": 0.05,
         "persist_s": 0.4,
