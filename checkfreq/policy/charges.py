@@ -111,7 +111,7 @@ class Charges:
 
     def __init__(self) -> None:
         self._open: dict[str, Charge] = {}
-        self._costs: deque[tuple[float, float]] = deque(maxlen=8)  # (excess, mild) each
+        self._costs: deque[tuple[float, float]] = deque(maxlen=8)  # (excess, capped) each
 
     def __len__(self) -> int:
         return len(self._open)
@@ -170,7 +170,7 @@ class Charges:
         return [charge for charge in self._open.values() if charge.end_s > now_s]
 
     def unreserved_s(self) -> float:
-        """By how much open checkpoints exceed already what was reserved for them."""
+        """By how much open checkpoints already exceed what was reserved for them."""
         return sum(max(0.0, c.capped_s - c.reserved_s) for c in self._open.values())
 
     def forget_costs(self) -> None:

@@ -31,6 +31,7 @@ _CACHE_TOLERANCE = {"iteration_s": 1.25, "cost_s": 2.0, "persist_s": 2.0}
 #: Checkpoints of this run over which a cached cost fades out evenly. So many tell their mean to a
 #: third of their spread, and a wrong cost that passed the check is soon forgotten.
 _PRIOR_CHECKPOINTS = 8
+#: Checkpoints whose median stall and number of touched iterations count.
 _STALLS = 8
 #: Standard errors by which T may be wrong: 95 % of the time it is not.
 _DOUBTS = 2.0

@@ -1,4 +1,4 @@
-"""A cached profile is used under its own key or not at all; the history outlives it."""
+"""A cached profile is used only under its own key; the history does not depend on it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def path(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Path:
 
 
 def changed(path: Path, **parts: Any) -> None:
-    """Overwrite parts of the file; None takes one out."""
+    """Overwrite parts of the file; None removes one."""
     document = {**json.loads(path.read_text()), **parts}
     path.write_text(json.dumps({k: v for k, v in document.items() if v is not None}))
 

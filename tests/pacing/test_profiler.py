@@ -1,4 +1,4 @@
-"""The clock side of the policy, on a clock of our own: what counts, what does not, what is said."""
+"""What is measured, what is not, and what is logged, on a clock that only the test moves."""
 
 from __future__ import annotations
 

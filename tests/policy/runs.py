@@ -1,4 +1,4 @@
-"""A run played to a tuner by hand: iterations of given lengths, checkpoints of given costs.
+"""Plays a run to a tuner: iterations of given lengths, checkpoints of given costs.
 
 What checkpoints and boundaries truly added is kept beside what the tuner makes of it.
 """
@@ -27,7 +27,7 @@ CACHED = Profile(
 
 @dataclass(slots=True, kw_only=True)
 class Costs:
-    """Of a checkpoint: held training for ``stall_s``; durable ``durable_s`` after its boundary.
+    """Costs of a checkpoint that holds training for ``stall_s`` and is durable after ``durable_s``.
 
     ``slowdown`` is what each of its iterations takes longer, a fraction of T; ``slow_s`` what its
     first takes longer besides, though it is not held.
@@ -88,11 +88,11 @@ class Run:
 
     @property
     def true_overhead(self) -> float:
-        """Of the time without checkpoints."""
+        """As a fraction of the time without checkpoints."""
         return self.true_s / self.clean_s
 
     def take(self, *, is_periodic: bool) -> None:
-        """Begin a checkpoint at this boundary; it holds the next iteration."""
+        """Begin a checkpoint at this boundary; it holds up the next iteration."""
         self.name += 1
         name = str(self.name)
         self.tuner.started(name, step=self.step, start_s=self.now_s, is_periodic=is_periodic)
@@ -131,7 +131,7 @@ class Run:
         self.step += 1
 
     def decide(self) -> Verdict:
-        """Ask at this boundary, and begin what is due."""
+        """Ask the tuner at this boundary, and begin a checkpoint if it says so."""
         if self.meeting_s and self.step < self.meets_at:
             return Verdict.NOT_YET
         due = self.tuner.due(step=self.step, now_s=self.now_s)
@@ -156,7 +156,7 @@ class Run:
         )
 
     def play(self, steps: int, *, extra_s: Callable[[int], float] | None = None) -> list[int]:
-        """So many iterations; the steps of the checkpoints taken meanwhile."""
+        """Run ``steps`` iterations; returns the steps of the checkpoints taken meanwhile."""
         before = len(self.taken)
         for _ in range(steps):
             self.iterate(extra_s=extra_s(self.step) if extra_s else 0.0)

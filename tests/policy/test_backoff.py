@@ -1,4 +1,4 @@
-"""Pauses between tries of what keeps failing."""
+"""Pauses between attempts at something that keeps failing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from checkfreq.policy.backoff import Backoff
 
 
 def pauses(backoff: Backoff, num: int) -> list[float]:
-    """The pause after each of so many failures in a row, all at second 100."""
+    """The pauses after ``num`` consecutive failures, all at second 100."""
     found = []
     for _ in range(num):
         backoff.failed(100.0)

@@ -1,4 +1,4 @@
-"""When ranks meet again: often enough, whatever iterations take meanwhile, and within the bound."""
+"""When ranks meet next: often enough even if iterations become slower, and within the bound."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_ranks_meet_seldom_while_a_checkpoint_is_late() -> None:
 
 
 def test_ranks_take_about_as_many_checkpoints_as_one_process() -> None:
-    """Where meetings cost little beside iterations."""
+    """If meetings are cheap compared with iterations."""
     many, alone = ranks(0.2, 0.0008), ranks(0.2, 0.0)
     assert len(many.play(2000)) >= 0.9 * len(alone.play(2000))
 

@@ -1,4 +1,4 @@
-"""Nothing that was measured may end a training: noise, clocks that jump, empty iterations."""
+"""No measurement may end a training run: noise, clocks that jump, empty iterations."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def require_sense(tuner: RateTuner) -> None:
 def test_iterations_that_take_next_to_nothing_are_planned_for(
     iteration_s: float, held_s: list[float], stall_s: float
 ) -> None:
-    """The manager's own time is all that there is, and is measured a bit longer than the whole."""
+    """The manager's own time fills the iteration, and is measured a little longer than it."""
     played = Run(RateTuner(FrequencyPolicy(max_overhead=0.035)), costs=Costs(stall_s=stall_s))
     played.iteration_s = iteration_s
     for step in range(60):

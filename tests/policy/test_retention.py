@@ -1,4 +1,4 @@
-"""Which committed checkpoints may go."""
+"""Which committed checkpoints are removed."""
 
 from __future__ import annotations
 

@@ -557,7 +557,7 @@ class TestOutliers:
     def test_rare_slow_iterations_of_a_plain_loop_do_not_hide_what_checkpoints_cost(
         self, slow_part: float, slow_s: float
     ) -> None:
-        """0.5 s each, not held: that alone keeps its interval near 10."""
+        """Each checkpoint slows training by 0.5 s: that alone keeps the interval near 10."""
         chance = random.Random(1)
         played = run(Costs(stall_s=0.0, slow_s=0.5))
         for _ in range(6000):
