@@ -173,6 +173,7 @@ class Profiler:
         """
         self.tuner.free_device_bytes = free_device_bytes
         measured = _measured(attempt)
+        # The worker's instant if there is one: this process learns of the end at a later boundary.
         end_s = attempt.durable_s if measured is not None else attempt.ended_s
         self.tuner.ended(attempt.id, end_s=end_s or self._clock(), measured=measured)
         if measured is not None:
@@ -184,7 +185,7 @@ class Profiler:
         """Save the measured costs for the next run."""
         if self._timer is not None:
             self._save()
-            if self._cache is not None and clean:
+            if self._cache is not None and clean:  # otherwise the next run counts a failure
                 self._cache.closed()
             self._timer = None
 
@@ -194,7 +195,7 @@ class Profiler:
             return
         self._cache.note_running(self._saved_s - self._began_s)
         profile = self.tuner.profile()
-        if profile is not None and self.tuner.is_measured:
+        if profile is not None and self.tuner.is_measured:  # never store cached costs as measured
             self._cache.store(self._key, profile)
 
     def _observe(self, span: Span, ended: _Ended) -> None:

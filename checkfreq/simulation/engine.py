@@ -70,6 +70,7 @@ class Run:
         self._noise, self._rhythm = noise, rhythm
         self._bound = max_overhead
         self._keep_profile = keep_profile
+        # Not the generator of FailureClock: all deciders must meet the same failures.
         self._random = Random(f"costs {seed}")
         self._spread = CorrelatedSpread(self._random, noise.iterations, noise.correlation)
         self.clock = FailureClock(failures, restart_s=restart_s, seed=seed)
