@@ -16,7 +16,7 @@ HYSTERESIS = 0.1
 #: Unless so many plans in a row ask for a change in the same direction: a change of the costs that
 #: is smaller but lasts must be followed within the same test's twenty checkpoints.
 _LASTING = 6
-#: The bound is judged over so many checkpoints: one or two dear ones are noise.
+#: The bound is judged over so many checkpoints: one or two expensive ones are noise.
 _JUDGED = 8
 
 

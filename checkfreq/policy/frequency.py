@@ -129,7 +129,7 @@ class FrequencyPolicy:
     def allowed_overhead(self, plan: Plan) -> float:
         """The bound to enforce: ``max_overhead``, unless goodput asks for more."""
         if self._is_for_goodput:
-            # A quarter more than planned, or the budget would withhold every dear checkpoint.
+            # A quarter more than planned, so that noise does not make the budget withhold any.
             return max(self.max_overhead, 1.25 * plan.predicted_overhead)
         return self.max_overhead
 

@@ -85,7 +85,7 @@ class Profile:
         """The cost that the interval is planned with: in three of four cases o is less."""
         return self.cost_s + _UPPER_QUARTILE * self.cost_error_s
 
-    def dearer(self, factor: float) -> Profile:
+    def with_costs_scaled(self, factor: float) -> Profile:
         """The same run if checkpoints cost ``factor`` times as much."""
         return replace(
             self,

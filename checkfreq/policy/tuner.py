@@ -299,12 +299,12 @@ class RateTuner:
     def _damped(self, new: Plan, profile: Profile) -> Plan:
         if self.plan is None:
             return new
-        dearer = 1 + HYSTERESIS / 2
+        factor = 1 + HYSTERESIS / 2
         steps = self._damper.steps(
             self.plan.interval_steps,
             new.interval_steps,
             bound=self._budget.rate,
-            cautious=lambda: self.policy.plan(profile.dearer(dearer)).interval_steps,
+            cautious=lambda: self.policy.plan(profile.with_costs_scaled(factor)).interval_steps,
         )
         return self.policy.plan_at(steps, profile, reason=new.reason, place=new.place)
 

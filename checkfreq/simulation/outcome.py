@@ -24,7 +24,7 @@ class Outcome:
     down_s: restarts.
     excess_s: the most by which overhead ever exceeded the bound (``max_overhead`` of all work done
         so far); 0 or more.
-    largest_cost_s: the cost of the dearest checkpoint.
+    largest_cost_s: the cost of the most expensive checkpoint.
     exempt_s: the total cost of checkpoints that the bound does not cover: the first of each start,
         and the last before a preemption.
     planned_steps: the interval planned at the end; None: no plan yet.

@@ -154,8 +154,8 @@ def test_a_rare_outlier_is_never_charged_but_a_stall_always_is() -> None:
     charges = Charges()
     for _ in range(8):
         assert settled(Iteration(0, 1.5), end_s=1, charges=charges).cost_s == 0.5
-    freak = settled(Iteration(0, 31), end_s=1, charges=charges)
-    assert (freak.cost_s, freak.uncharged_s) == (3, 27)
+    extreme = settled(Iteration(0, 31), end_s=1, charges=charges)
+    assert (extreme.cost_s, extreme.uncharged_s) == (3, 27)
     held = settled(Iteration(0, 31, stall_s=30), end_s=1, charges=charges)
     assert (held.cost_s, held.uncharged_s) == (30, 0)
 

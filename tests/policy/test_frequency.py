@@ -300,12 +300,12 @@ def test_the_predicted_overhead_is_within_the_bound_unless_boundaries_take_more_
 
 
 @given(PROFILES, POLICIES, SECONDS)
-def test_a_dearer_checkpoint_never_has_a_smaller_interval(
+def test_a_more_expensive_checkpoint_never_has_a_smaller_interval(
     costs: Profile, chosen: FrequencyPolicy, more_s: float
 ) -> None:
     cost_s = costs.cost_s + more_s
-    dearer = replace(costs, cost_s=cost_s, cost_upper_s=cost_s)
-    assert chosen.plan(dearer).interval_steps >= chosen.plan(costs).interval_steps * (1 - 1e-9)
+    expensive = replace(costs, cost_s=cost_s, cost_upper_s=cost_s)
+    assert chosen.plan(expensive).interval_steps >= chosen.plan(costs).interval_steps * (1 - 1e-9)
 
 
 @given(PROFILES, POLICIES, st.none() | st.integers(0, 2**50))
