@@ -21,7 +21,7 @@ from checkfreq.errors import ConfigError, StateError
 from checkfreq.events import Event
 from checkfreq.persist.attempts import Marks
 from checkfreq.policy.retention import KeepLast, RetentionPolicy
-from checkfreq.policy.tuner import Due
+from checkfreq.policy.tuner import Verdict
 from checkfreq.ranks.coordinator import NO_PROPOSAL, Decision, Proposal
 from checkfreq.run.checks import numbers
 from checkfreq.run.loader_deaths import is_of_loader
@@ -221,10 +221,10 @@ class CFManager:
 
     def _proposal_by_costs(self) -> Proposal:
         match self._profiler.due(step=self._progress.global_step):
-            case Due.TAKE:
+            case Verdict.TAKE:
                 return Proposal("periodic", place=self._profiler.place.value)
-            case Due.LATE:
-                return Proposal(why_late=Due.LATE.value)
+            case Verdict.LATE:
+                return Proposal(why_late=Verdict.LATE.value)
         return NO_PROPOSAL
 
     def _carry_out(self, decision: Decision) -> None:

@@ -233,7 +233,7 @@ def test_every_second_is_counted_once(new_decider: NewDecider, noise: Noise) -> 
     assert min(outcome.progress_s, outcome.overhead_s, outcome.lost_s, outcome.down_s) > 0
 
 
-def test_same_seed_same_outcome_and_another_seed_another() -> None:
+def test_the_same_seed_gives_the_same_outcome_and_a_different_one_does_not() -> None:
     def ran(seed: int) -> Outcome:
         return simulate(
             steady(COSTS),
@@ -355,7 +355,7 @@ def test_time_between_failures_follows_the_published_rates() -> None:
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Costs)])
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-def test_costs_that_make_no_sense_are_refused(name: str, value: float) -> None:
+def test_invalid_costs_are_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"Costs.{name}"):
         Costs(**{"iteration_s": 1.0, "stall_s": 0.0, name: value})  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ from benchmarks.lab.paired import LiveManager, passed
 from benchmarks.lab.paper_policy import PaperTuner
 from benchmarks.lab.training import Loop
 from benchmarks.lab.warm_up import CHECKPOINTS
-from checkfreq.policy.tuner import Due, Iteration, Measured
+from checkfreq.policy.tuner import Iteration, Measured, Verdict
 from checkfreq.simulation.deciders import Decider
 from checkfreq.types import SnapshotPlace
 
@@ -118,7 +118,7 @@ class DecidedManager:
             self._decider.iteration(Iteration(self._last_s, ended_s))
         self._last_s = now_s = time.perf_counter()
         step = self._manager.global_step
-        if self._decider.due(step=step, now_s=now_s) is Due.TAKE:
+        if self._decider.due(step=step, now_s=now_s) is Verdict.TAKE:
             self._decider.started(str(step), step=step, start_s=now_s, is_periodic=True)
             self._pending = (step, now_s)
             self._manager.save()

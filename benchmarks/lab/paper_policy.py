@@ -17,7 +17,7 @@ from statistics import fmean
 
 from checkfreq.errors import ConfigError
 from checkfreq.policy.profile import Profile, is_amount
-from checkfreq.policy.tuner import Due, Iteration, Measured
+from checkfreq.policy.tuner import Iteration, Measured, Verdict
 from checkfreq.simulation.deciders import NewDecider
 
 #: Iterations at the start that are ignored, and the last one that counts for T, as released.
@@ -144,15 +144,15 @@ class PaperTuner:
         """See RateTuner."""
         self._last_step = step
 
-    def due(self, *, step: int, now_s: float) -> Due:
+    def due(self, *, step: int, now_s: float) -> Verdict:
         """See RateTuner."""
         if self.plan is None and len(self._times_s) < self._num_profiled:
-            return Due.MEASURING
+            return Verdict.MEASURING
         if self._active is not None:
-            return Due.LATE if self.plan is not None else Due.MEASURING
+            return Verdict.LATE if self.plan is not None else Verdict.MEASURING
         if self.plan is not None and step - self._last_step < self.plan.interval_steps:
-            return Due.NOT_YET
-        return Due.TAKE
+            return Verdict.NOT_YET
+        return Verdict.TAKE
 
     # ---- the interval
 

@@ -1,7 +1,7 @@
-"""What measured costs depend on besides the training itself: machine, storage, versions.
+"""The environment that measured costs depend on: machine, storage, versions.
 
-Part of the key of a cached profile, so everything here is stable between runs on the same
-machine, and nothing here fails: what cannot be told is "unknown".
+It is part of the key of a cached profile, so every value is stable between runs on the same
+machine. Nothing here fails: a value that cannot be determined is "unknown".
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def environment(chk_dir: Path) -> dict[str, Any]:
-    """JSON-able facts about what this process runs on and writes to.
+    """The machine that this process runs on and the storage it writes to, as JSON-able values.
 
-    Accelerators count once they are in use: to be called after the first weight update.
+    Only accelerators in use are listed: call it after the first weight update.
     """
     return {
         "devices": [torch.cuda.get_device_name(index) for index in devices_in_use()],
@@ -59,10 +59,9 @@ def num_cores() -> int:
 
 
 def storage_of(path: Path, *, mountinfo: Path = MOUNTINFO) -> str:
-    """File system type, source and device number of what holds ``path`` (or will hold it).
+    """Type, source and device number of the file system that holds ``path``, or will hold it.
 
-    Number 0 stands for a file system without a block device: the rest is given out anew at
-    each mount.
+    A file system without a block device gets number 0, since its own changes at each mount.
     """
     mount = mount_of(path, mountinfo=mountinfo)
     if mount is None:

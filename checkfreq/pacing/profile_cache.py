@@ -1,10 +1,10 @@
-"""``chk_dir/profile.json``: what was measured, and how long runs last, kept for the next run.
+"""``chk_dir/profile.json``: measured costs and the history of runs, kept for the next run.
 
-A profile is used again only under the key it was stored with, entry for entry. The history of
-the runs in this directory, from which the time between failures is estimated, is independent
-of it. Losing the file is harmless: it is replaced atomically and never synced, and one that
-cannot be understood is started anew. Read and written by the trainer only (rank 0), while its
-run owns the directory; read once.
+A profile is used again only if every entry of its key is the same. The history of the runs in
+this directory, from which the time between failures is estimated, does not depend on the key.
+Losing the file is harmless: it is replaced atomically but never synced, and a file that cannot be
+read is replaced by a new one. Only the trainer (rank 0) reads and writes it, while its run owns
+the directory; it is read once.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from checkfreq.types import Json
 logger = logging.getLogger(__name__)
 
 _FORMAT_VERSION = 1
-#: Deeper JSON is not ours, and could not be written back.
+#: Deeper JSON was not written by us, and json.dumps could fail on it.
 _MAX_DEPTH = 20
-#: Ours has a few kilobytes.
+#: Far above the few kilobytes that we write: a larger file is not read into memory.
 _MAX_BYTES = 1 << 20
-#: Fewer failures say next to nothing about the time between two.
+#: The mean time between fewer failures is known too poorly to plan with.
 _MIN_FAILURES = 3
-#: A run that ends earlier is not counted, neither its failure nor its time.
+#: A shorter run is not counted, neither its failure nor its time: it failed in its script.
 _LEAST_RUN_S = 60.0
 
 
 class _UnusableError(Exception):
-    """Why the file, or a part of it, is not used."""
+    """The reason why the file, or a part of it, cannot be used."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class ProfileCache:
     # ---- the profile
 
     def load(self, key: Mapping[str, Any]) -> Profile | None:
-        """The profile measured under exactly this key; None (and one INFO line why) if not."""
+        """The profile measured under exactly this key, or None and one INFO line that says why."""
         self._read()
         if self._stored is None:
             return None
@@ -73,7 +73,7 @@ class ProfileCache:
             return None
 
     def store(self, key: Mapping[str, Any], profile: Profile) -> None:
-        """Keep a profile in place of the one before; a failure is one warning."""
+        """Replace the stored profile. A failed write is logged once, as a warning."""
         self._read()
         self._stored = {"key": _as_json(key), "profile": profile.to_dict()}
         self._write()
@@ -89,7 +89,7 @@ class ProfileCache:
     # ---- the history
 
     def opened(self) -> None:
-        """A run starts; if the one before did not end cleanly, that was a failure."""
+        """A run starts. If the previous one did not end cleanly, that counts as a failure."""
         self._read()
         if self._past.open and self._past.lasted:
             self._past.failures += 1
@@ -97,9 +97,9 @@ class ProfileCache:
         self._write()
 
     def note_running(self, seconds: float) -> None:
-        """This run has lasted ``seconds`` so far, all told. Writes the file: call it rarely.
+        """This run has lasted ``seconds`` in total so far. Writes the file: call it rarely.
 
-        A run of less than a minute is none: it says something about its script.
+        Runs of less than a minute are ignored.
         """
         self._read()
         if is_amount(seconds) and seconds >= _LEAST_RUN_S:
@@ -114,7 +114,7 @@ class ProfileCache:
         self._write()
 
     def estimated_mtbf_s(self) -> float | None:
-        """Running time per failure of all runs so far; None before there were three."""
+        """Running time per failure of all runs so far; None before the third failure."""
         self._read()
         running_s = self._past.running_s + self._run_s
         if self._past.failures < _MIN_FAILURES or not 0 < running_s < math.inf:
@@ -133,7 +133,7 @@ class ProfileCache:
         except FileNotFoundError:
             pass
         except (OSError, _UnusableError) as why:
-            logger.info("%s is started anew: %s", self._path, why)
+            logger.info("%s cannot be used and is started anew: %s", self._path, why)
 
     def _write(self) -> None:
         history = asdict(self._past) | {"running_s": self._past.running_s + self._run_s}
@@ -148,7 +148,7 @@ class ProfileCache:
 
 
 def _as_json(key: Mapping[str, Any]) -> Any:
-    """The key as it is after a round trip through the file."""
+    """The key as it looks after a round trip through the file."""
     return json.loads(json.dumps(dict(key), default=str))
 
 
@@ -161,7 +161,8 @@ def _parsed(data: bytes) -> Json:
         raise _UnusableError(f"expected a JSON object, found {type(document).__name__}")
     version = document.get("format_version")
     if version is True or version != _FORMAT_VERSION:
-        raise _UnusableError(f"expected format_version {_FORMAT_VERSION}")  # may be no file of ours
+        # The value found is not shown: the file may not be ours, and hold anything.
+        raise _UnusableError(f"expected format_version {_FORMAT_VERSION}")
     if _is_too_deep(document):
         raise _UnusableError(f"nested more than {_MAX_DEPTH} deep")
     return document
@@ -176,7 +177,7 @@ def _is_too_deep(document: Json) -> bool:
 
 
 def _stored_in(document: Json) -> Json | None:
-    """The part about the profile, unchecked; None if there is none."""
+    """The profile and its key, unchecked; None if there are none."""
     found = {name: document[name] for name in ("key", "profile") if name in document}
     return found or None
 
@@ -191,13 +192,13 @@ def _history_in(document: Json) -> _History:
         }:
             if is_amount(running_s) and is_amount(failures):
                 return _History(float(running_s), failures, is_open, lasted)
-    raise _UnusableError("its history misses a field or holds what is no number")
+    raise _UnusableError("its history lacks a field or has a value that is not a number")
 
 
 def _profile_under(key: Json, stored: Json) -> Profile:
     found, data = stored.get("key"), stored.get("profile")
     if not isinstance(found, dict) or not isinstance(data, dict):
-        raise _UnusableError("it misses its key or its profile")
+        raise _UnusableError("it lacks its key or its profile")
     differences = _differences(key, found)
     if differences:
         raise _UnusableError(f"it was measured under other conditions: {differences}")
@@ -208,7 +209,7 @@ def _profile_under(key: Json, stored: Json) -> Profile:
 
 
 def _differences(expected: Json, found: Json) -> str:
-    """Which entries differ, as text; equal means equal JSON, so that 1 is not True."""
+    """The entries that differ, as text. They are compared as JSON, in which 1 is not True."""
     entries = sorted(expected.keys() | found.keys())
     texts = [(name, _entry(expected, name), _entry(found, name)) for name in entries]
     return "; ".join(f"{name}: expected {a}, found {b}" for name, a, b in texts if a != b)

@@ -1,47 +1,34 @@
-"""Measures a run while it trains, and has the tuner decide: the clock side of policy/tuner.py.
+"""Measures the costs of a run while it trains, and passes them to policy/tuner.py, which decides.
 
-Every boundary, weight update and checkpoint of the manager is reported here; what the run costs
-comes out. In CFMode.AUTO the interval follows; otherwise it is only known. Belongs to the
-training thread.
+The manager reports every boundary, weight update and checkpoint. In CFMode.AUTO the interval
+follows from the costs; otherwise they are only shown. Belongs to the training thread.
 """
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from checkfreq.config import ScalarWriter
-from checkfreq.console import say
 from checkfreq.pacing.held_time import Held
 from checkfreq.pacing.profile_cache import ProfileCache
+from checkfreq.pacing.reporting import CostReport, Recorder
 from checkfreq.pacing.timing import IterationTimer, Span
 from checkfreq.persist.attempts import Attempt
-from checkfreq.policy.frequency import FrequencyPolicy, Plan, Reason
-from checkfreq.policy.profile import Profile
-from checkfreq.policy.tuner import Due, Iteration, Measured, RateTuner
+from checkfreq.policy.frequency import FrequencyPolicy
+from checkfreq.policy.tuner import Iteration, Measured, RateTuner, Verdict
 from checkfreq.types import Objective, SnapshotPlace
 
-logger = logging.getLogger(__name__)
-
-#: How often what was measured is put down, for a run that ends without a goodbye.
+#: How often the measured costs are saved, for a run that is killed.
 _SAVE_EVERY_S = 60.0
 
 
-class Recorder(Protocol):
-    """Who writes events down: the persistence."""
-
-    def record(self, kind: str, step: int, **data: object) -> None:
-        """Note an event."""
-        ...
-
-
 class _Ended(NamedTuple):
-    """What is known of an iteration besides its times, which may come later."""
+    """An iteration whose times are not known yet: a device's events come later."""
 
     held: Held
     is_regular: bool
@@ -50,9 +37,10 @@ class _Ended(NamedTuple):
 
 
 class Profiler:
-    """What one run costs. Only with a ``cache``, of CFMode.AUTO, plans are said and kept.
+    """The measured costs of one run.
 
-    ``interval_steps`` is the user's (CFMode.MANUAL; 0: no periodic checkpoints).
+    ``cache`` is given in CFMode.AUTO, on the rank that decides: plans are logged and kept there
+    alone. ``interval_steps`` is the user's own interval in CFMode.MANUAL; 0: epochs only.
     """
 
     def __init__(
@@ -66,9 +54,10 @@ class Profiler:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.tuner = RateTuner(policy, dynamic=dynamic)
-        self._dynamic = dynamic
         self._interval_steps = interval_steps
-        self._writer = summary_writer
+        self._report = CostReport(
+            self.tuner, interval_steps=interval_steps, summary_writer=summary_writer
+        )
         self._cache = cache
         self._key: Mapping[str, object] = {}
         self._clock = clock
@@ -77,7 +66,6 @@ class Profiler:
         self._was_ready = False
         self._after_epoch = False
         self._is_disturbed = False
-        self._said: tuple[int, SnapshotPlace] | None = None
         self._cache_rejected: str | None = None
         self._began_s = clock()
         self._saved_s = clock()
@@ -97,10 +85,10 @@ class Profiler:
     def begin(
         self, *, step: int, timer: IterationTimer, num_slots: int, key: Mapping[str, object]
     ) -> None:
-        """At the first boundary, when the state, its slots and its device are known.
+        """Start measuring at the first boundary, when state, slots and device are known.
 
-        ``step`` is the newest one that has a checkpoint: intervals are counted from it. A
-        profile that was cached under the same ``key`` gives the plan at once.
+        ``step`` is the newest step that has a checkpoint; intervals are counted from it. A profile
+        cached under the same ``key`` gives a plan at once.
         """
         self._key = key
         cached = None
@@ -110,7 +98,7 @@ class Profiler:
         policy = replace(self.tuner.policy, num_slots=max(1, num_slots))
         if policy.objective is Objective.GOODPUT and policy.mtbf_s is None and self._cache:
             policy = replace(policy, mtbf_s=self._cache.estimated_mtbf_s())
-        self.tuner = RateTuner(policy, dynamic=self._dynamic, cached=cached)
+        self.tuner.begin(policy, cached=cached)
         self.tuner.continue_from(step)
         self._timer = timer
         timer.mark_boundary()
@@ -145,7 +133,7 @@ class Profiler:
             self._timer.mark_update()
 
     def disturb(self) -> None:
-        """This iteration holds something that no other does: its time tells nothing."""
+        """This iteration contains something unusual: its time is not compared with others."""
         self._is_disturbed = True
 
     def started(self, attempt: Attempt) -> None:
@@ -160,22 +148,23 @@ class Profiler:
     def ended(self, attempt: Attempt, *, free_device_bytes: int | None) -> None:
         """A checkpoint became durable or failed.
 
-        ``free_device_bytes``: what a device snapshot may use; None: there is to be none.
+        ``free_device_bytes``: memory that a snapshot on the device may use; None: none is taken.
         """
         self.tuner.free_device_bytes = free_device_bytes
         measured = _measured(attempt)
+        # The worker's instant if there is one: this process learns of the end at a later boundary.
         end_s = attempt.durable_s if measured is not None else attempt.ended_s
         self.tuner.ended(attempt.id, end_s=end_s or self._clock(), measured=measured)
-        if measured is not None and self._writer is not None:
-            self._write_scalars(self._writer, attempt)
+        if measured is not None:
+            self._report.write_scalars(attempt)
         if self._clock() - self._saved_s > _SAVE_EVERY_S:
             self._save()
 
     def close(self, *, clean: bool) -> None:
-        """Keep what was measured for the next run."""
+        """Save the measured costs for the next run."""
         if self._timer is not None:
             self._save()
-            if self._cache is not None and clean:
+            if self._cache is not None and clean:  # otherwise the next run counts a failure
                 self._cache.closed()
             self._timer = None
 
@@ -185,7 +174,7 @@ class Profiler:
             return
         self._cache.note_running(self._saved_s - self._began_s)
         profile = self.tuner.profile()
-        if profile is not None and self.tuner.is_measured:
+        if profile is not None and self.tuner.is_measured:  # never store cached costs as measured
             self._cache.store(self._key, profile)
 
     def _observe(self, span: Span, ended: _Ended) -> None:
@@ -205,14 +194,14 @@ class Profiler:
             )
         )
 
-    # ---- what follows
+    # ---- decisions
 
-    def due(self, *, step: int) -> Due:
+    def due(self, *, step: int) -> Verdict:
         """Whether a periodic checkpoint should start now."""
         return self.tuner.due(step=step, now_s=self._clock())
 
     def next_due_step(self, step: int) -> int:
-        """When, after boundary ``step``, a periodic checkpoint may be due, as planned now."""
+        """The first boundary after ``step`` at which a checkpoint may be due, as planned now."""
         if self._interval_steps is None:
             return self.tuner.next_due_step(step)
         if self._interval_steps == 0:
@@ -235,7 +224,7 @@ class Profiler:
     ) -> int:
         """The boundary after ``step`` at which the ranks meet; the last was ``since_last`` ago.
 
-        ``is_late``: a checkpoint is due and is made up for as soon as it can be taken.
+        ``is_late``: a checkpoint is overdue and is taken as soon as possible.
         ``is_held_back``: none is taken for now, since storage fails.
         """
         if is_held_back:
@@ -248,23 +237,23 @@ class Profiler:
             every_s=every_s,
             since_last=since_last,
         )
-        if self._interval_steps and not is_held_back:  # the user's own steps are kept
+        if self._interval_steps and not is_held_back:  # never skip a step that the user asked for
             steps = min(steps, self.next_due_step(step) - step)
         return step + steps
 
     @property
     def iteration_s(self) -> float | None:
-        """T, as far as it is known."""
+        """T; None before it is known."""
         return self.tuner.iteration_s
 
     def costs(self) -> dict[str, float]:
-        """What a checkpoint costs on this rank, for the others to know."""
+        """The costs of a checkpoint on this rank, for the other ranks."""
         profile = self.tuner.own_profile()
-        return {} if profile is None else profile.raisable()
+        return {} if profile is None else profile.shared_costs()
 
     def take_over(self, costs: Mapping[str, float]) -> None:
-        """Plan with these costs of other ranks where they are higher."""
-        self.tuner.raise_costs(costs)
+        """Plan with these costs of other ranks if they are higher."""
+        self.tuner.set_cost_floor(costs)
 
     @property
     def place(self) -> SnapshotPlace:
@@ -272,80 +261,22 @@ class Profiler:
         return SnapshotPlace.HOST if self.tuner.plan is None else self.tuner.plan.place
 
     def report(self, recorder: Recorder, *, step: int) -> None:
-        """Say a plan that is new or has changed, once."""
+        """Log a plan that is new or has changed, and discard a cached profile that was wrong."""
         if self._cache is None:
             return
-        rejected, plan = self.tuner.cache_rejected, self.tuner.plan
+        rejected = self.tuner.cache_rejected
         if rejected is not None and rejected != self._cache_rejected:
             self._cache_rejected = rejected
             self._cache.discard(rejected)
-        if plan is not None and self._said != (plan.interval_steps, plan.place):
-            self._said = (plan.interval_steps, plan.place)
-            self._say(plan, recorder, step=step)
-
-    def _say(self, plan: Plan, recorder: Recorder, *, step: int) -> None:
-        explanation = plan.explain(self.tuner.policy.max_overhead)
-        say(logger, "checkpoints %s", explanation)
-        recorder.record("plan", step, explanation=explanation, **self.stats())
+        self._report.plan(recorder, step=step)
 
     def stats(self) -> dict[str, Any]:
         """Costs in seconds as known now (None: not yet), and the plan they lead to."""
-        tuner, profile = self.tuner, self.tuner.profile()
-        plan = tuner.plan if self._interval_steps is None else self._given_plan(profile)
-        steps = self._interval_steps
-        return {
-            **_costs(profile),
-            "interval_steps": plan.interval_steps if plan is not None else steps,
-            "reason": None if plan is None or steps is not None else plan.reason.value,
-            "predicted_overhead": None if plan is None else plan.predicted_overhead,
-            "expected_loss_s": None if plan is None else plan.expected_loss_s,
-            "bytes_per_day": None if plan is None else plan.bytes_per_day,
-            "mtbf_s": tuner.policy.mtbf_s,
-            "measured_overhead": tuner.measured_overhead,
-            "num_withheld": tuner.num_withheld,
-            "num_bad_samples": tuner.num_bad_samples,
-        }
-
-    def _given_plan(self, profile: Profile | None) -> Plan | None:
-        """What the user's interval leads to."""
-        if profile is None or not self._interval_steps:
-            return None
-        return self.tuner.policy.plan_at(
-            self._interval_steps, profile, reason=Reason.FLOOR, place=profile.place
-        )
-
-    def _write_scalars(self, writer: ScalarWriter, attempt: Attempt) -> None:
-        values = {**self.stats(), "stall_s": attempt.stall_s, "num_bytes": attempt.num_bytes}
-        try:
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    writer.add_scalar(f"checkfreq/{name}", value, attempt.step)
-        except Exception:  # a full disk under the user's writer must not end training
-            logger.warning("CFConfig.summary_writer failed; it gets no more values", exc_info=True)
-            self._writer = None
-
-
-#: Names in ``stats()`` of what a profile holds.
-_COSTS = (
-    "iteration_s",
-    "overlap_s",
-    "host_copy_s",
-    "device_copy_s",
-    "persist_s",
-    "durable_s",
-    "cost_s",
-    "cost_error_s",
-    "cost_upper_s",
-    "boundary_s",
-)
-
-
-def _costs(profile: Profile | None) -> dict[str, float | None]:
-    return {name: None if profile is None else getattr(profile, name) for name in _COSTS}
+        return self._report.stats()
 
 
 def _measured(attempt: Attempt) -> Measured | None:
-    """Its times, if it is durable."""
+    """Its times if it is durable, else None."""
     if attempt.durable_s is None or attempt.persist_s is None or attempt.copied_s is None:
         return None
     copy_s = attempt.copied_s - attempt.started_s if attempt.copy_s is None else attempt.copy_s

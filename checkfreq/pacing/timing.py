@@ -1,8 +1,8 @@
-"""When iterations began and ended, in seconds of ``time.perf_counter``.
+"""The times at which iterations begin and end, in seconds of ``time.perf_counter``.
 
-An iteration lasts from one boundary to the next. Where the host clock tells the truth,
-``HostTimer`` reads it; on an accelerator the host runs ahead of the queued work, and
-``DeviceTimer`` has the device note the instants. Neither ever waits. Training thread only.
+An iteration lasts from one boundary to the next. ``HostTimer`` reads the host's clock. On an
+accelerator the host runs ahead of the queued work, so ``DeviceTimer`` records events on the device
+instead. Neither ever waits. Training thread only.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 
 from checkfreq.snapshot.device import Device, Event
 
-#: A device cannot be so far behind: its driver holds about a thousand launches.
+#: Far more than a device can be behind, since its driver queues about a thousand launches.
 _MAX_MARKS = 4096
 
 
 class Span(NamedTuple):
-    """One iteration: its boundaries, and its first weight update (None: it had none)."""
+    """One iteration: its two boundaries, and its first weight update (None: it had none)."""
 
     start_s: float
     update_s: float | None
@@ -31,26 +31,26 @@ class Span(NamedTuple):
 
 
 class IterationTimer(Protocol):
-    """Told about boundaries and updates as they are passed, it tells what lay between."""
+    """Is told of boundaries and updates as they happen, and returns the spans between them."""
 
     def mark_boundary(self) -> None:
         """An iteration ends here, and the next begins."""
         ...
 
     def mark_update(self) -> None:
-        """The weights are about to change; only the first since the boundary counts."""
+        """The weights are about to change; only the first call after a boundary counts."""
         ...
 
     def finished(self) -> list[Span]:
-        """Iterations that became known since the last call, in order, each exactly once.
+        """Iterations whose times became known since the last call, in order, each exactly once.
 
-        To be called about once an iteration: until then they are kept.
+        Call it about once per iteration: spans are kept until then.
         """
         ...
 
 
 class HostTimer:
-    """The host's clock at the instant of each mark. A clock that jumps back is passed on."""
+    """Reads the host's clock at each mark. A clock that jumps back is passed on as it is."""
 
     def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -78,7 +78,7 @@ class HostTimer:
 
 @dataclass(slots=True)
 class _Mark:
-    """A mark in flight. It happens not before ``earliest_s``; ``event`` None: then."""
+    """A mark in flight. It happens at ``earliest_s`` or later; exactly then without an event."""
 
     is_boundary: bool
     event: Event | None
@@ -86,14 +86,14 @@ class _Mark:
 
 
 class DeviceTimer:
-    """Events on the current stream of one device; an iteration is known when its last is done.
+    """Records events on the current stream of one device; a span is known when its last is done.
 
-    Durations are the device's: positions on its time line, from the first mark on, are sums of
-    the times between events. Where that line lies on the host's clock is known within bounds:
-    a mark happens after it was recorded and after it was seen pending, and before it was seen
-    done. Each mark that leaves these bounds moves the line; one span is placed as a whole.
-    A mark without an event (in a graph capture, where nothing may be recorded, or when
-    ``max_marks`` are in flight) is taken to happen when the host came by.
+    Durations are the device's own: positions on its time line, which starts at the first mark, are
+    sums of the times between events. The offset of that line to the host's clock is known within
+    bounds: a mark happens after it was recorded and after it was last seen pending, and before it
+    is seen done. A mark outside these bounds shifts the line; a span is shifted as a whole, so
+    that its duration stays right. A mark without an event (in a graph capture, where nothing may
+    be recorded, or when ``max_marks`` are in flight) counts as happening when the host made it.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class DeviceTimer:
         self._in_flight: deque[_Mark] = deque()
         self._update_expected = False
         self._finished: list[Span] = []
-        # The time line: where the host clock has its zero, the latest position, and the latest
-        # event on it with its position.
+        # The time line: the host's time at its zero, the latest position, and the latest event
+        # with its position.
         self._zero_s: float | None = None
         self._latest = 0.0
         self._event: Event | None = None
         self._event_at = 0.0
-        # The iteration that is being put together, in positions.
+        # The iteration in progress, as positions on the time line.
         self._start: float | None = None
         self._update: float | None = None
 
@@ -158,11 +158,11 @@ class DeviceTimer:
             self._take(oldest)
 
     def _take_done(self) -> None:
-        """Take in the marks that have happened, up to the first that has not."""
+        """Process the marks that have happened, up to the first that has not."""
         while self._in_flight:
             mark = self._in_flight[0]
             if mark.event is not None:
-                asked_s = self._clock()
+                asked_s = self._clock()  # before asking: pending then, so it happens later
                 if not self._device.is_done(mark.event):
                     mark.earliest_s = asked_s
                     return
@@ -170,7 +170,7 @@ class DeviceTimer:
             self._take(mark)
 
     def _take(self, mark: _Mark) -> None:
-        # Marks on streams that are not ordered may happen in any order: the line does not go back.
+        # Marks on unordered streams may happen in any order, but time must not run backwards.
         at = self._latest = max(self._latest, self._position(mark))
         if mark.event is not None:
             assert self._zero_s is not None

@@ -1,11 +1,11 @@
 """The overhead bound as a token bucket. Pure.
 
 Productive time earns ``rate`` seconds of overhead per second. A periodic checkpoint may start
-only if the balance covers what it will probably cost; what it did cost is taken off, and the
-balance may fall below zero. So the overhead so far never exceeds ``rate`` times the productive
-time by more than the largest cost of one checkpoint (of those that overlap), as far as costs are
-known (charges.py: slowdowns far out of line are believed when they come the third time);
-checkpoints that had to be taken (the first, the last, those asked for) come on top.
+only if the balance covers what it will probably cost. Its actual cost is then deducted, and the
+balance may fall below zero. The total overhead therefore exceeds ``rate`` times the productive
+time by at most the highest cost of one checkpoint, or of several that overlap. Two things come on
+top: checkpoints that had to be taken (the first, the last, requested ones), and costs that are
+not known yet (charges.py counts an extreme slowdown in full only when it is seen a third time).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class TokenBucket:
         self._depth_s: float | None = None
 
     def earn(self, productive_s: float) -> None:
-        """Training went on for so long."""
+        """Training has progressed by ``productive_s``."""
         self.balance_s += self.rate * productive_s
         self._clamp()
 
     def spend(self, cost_s: float) -> None:
-        """A checkpoint cost so much (less than nothing: give back)."""
+        """Deduct ``cost_s``; a negative cost is a refund."""
         self.balance_s -= cost_s
         self._clamp()
 
     def limit(self, depth_s: float) -> None:
-        """Save up no more than this, so that a quiet stretch does not license a burst."""
+        """Cap the balance: a long time without checkpoints must not allow a burst of them."""
         self._depth_s = depth_s
         self._clamp()
 

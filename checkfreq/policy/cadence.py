@@ -22,8 +22,9 @@ class ManualCadence:
     def is_due(self, *, step: int, last_step: int, epoch_boundary: bool) -> bool:
         """True if a checkpoint should start at boundary ``step``.
 
-        ``last_step`` is the step of the last one started (or restored; 0 if none). A multiple
-        that was missed, because no slot was free, stays due until it is made up for.
+        ``last_step`` is the step of the last checkpoint that was started or restored; 0 if there
+        is none. A multiple that was missed because no slot was free stays due until a checkpoint
+        is taken.
         """
         if self.interval_steps == 0:
             return epoch_boundary and step > last_step

@@ -1,51 +1,67 @@
-"""What the run costs as far as it was measured, with a cached profile behind it. Pure.
+"""The measured costs of a run, with the cached profile of an earlier run behind them. Pure.
 
 A cached profile stands in for what is not known yet and is checked against the first
 measurements: T after ``PROFILE_ITERATIONS`` clean iterations, the costs of a checkpoint after
-two, or as soon after as noise lets it be told. Until then and a while longer its cost counts
-beside those of this run, which are few.
+two checkpoints, or later if noise hides the answer. Its cost then fades out as this run's own
+costs, few at first, come in.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from checkfreq.policy.charges import Norm
-from checkfreq.policy.estimates import OUTLIER, CheckpointCost, Estimate, IterationTime, Recent
+from checkfreq.policy.charges import Baseline
+from checkfreq.policy.estimates import (
+    OUTLIER,
+    CheckpointCost,
+    Estimate,
+    IterationTime,
+    RecentMedian,
+)
 from checkfreq.policy.observations import Iteration, Measured
 from checkfreq.policy.profile import SHORTEST_S, Profile
 from checkfreq.types import SnapshotPlace
 
-#: Clean iterations before the first checkpoint, which is itself a measurement.
+#: Clean iterations before the first checkpoint. A run is unprotected until then, and with noise of
+#: 10 % ten of them tell T to 3 %; the first checkpoint itself measures the rest.
 PROFILE_ITERATIONS = 10
-#: A cached profile that is off by more than this factor is discarded.
-_CACHE_OFF = {"iteration_s": 1.25, "cost_s": 2.0, "persist_s": 2.0}
-#: Checkpoints of this run after which a cached cost counts no more; until then it fades evenly.
-#: So many tell their mean to a third of their spread, and a cost that the check let pass though it
-#: is off is soon forgotten.
-_PRIOR_UNTIL = 8
+#: A cached profile is discarded if it is wrong by more than this factor. T is known better than the
+#: costs of two checkpoints are, so less is tolerated of it.
+_CACHE_TOLERANCE = {"iteration_s": 1.25, "cost_s": 2.0, "persist_s": 2.0}
+#: Checkpoints of this run over which a cached cost fades out evenly. So many tell their mean to a
+#: third of their spread, and a wrong cost that passed the check is soon forgotten.
+_PRIOR_CHECKPOINTS = 8
+#: Checkpoints whose median stall and number of touched iterations count.
 _STALLS = 8
-#: Standard errors that T may be off by.
+#: Standard errors by which T may be wrong: 95 % of the time it is not.
 _DOUBTS = 2.0
 
 
 class RunCosts:
-    """T, W, D, G, P, L and o (policy/profile.py) of this run."""
+    """Estimates of T, W, D, G, P, L and o (policy/profile.py) of this run."""
 
-    def __init__(self, cached: Profile | None) -> None:
-        self._cached = cached
-        self._unchecked = set(_CACHE_OFF)
+    def __init__(self, cached: Profile | None = None) -> None:
+        self._cached: Profile | None = None
+        self._unchecked = set(_CACHE_TOLERANCE)
         self._time = IterationTime()
         self._num_clean = 0
-        self._overlap, self._copy, self._device_copy = Recent(), Recent(), Recent()
-        self._persist, self._durable = Recent(), Recent()
-        self._boundary = Recent(window=16)
+        self._overlap = RecentMedian()
+        self._copy, self._device_copy = RecentMedian(), RecentMedian()
+        self._persist, self._durable = RecentMedian(), RecentMedian()
+        self._boundary = RecentMedian(window=16)
         self._cost = CheckpointCost()
         self._last_cost: Estimate | None = None
         self._num_costs = 0
-        self._stalls = Recent(window=_STALLS)
-        self._touched = Recent(window=_STALLS)
-        self._state_bytes = cached.state_bytes if cached else 0
+        self._stalls = RecentMedian(window=_STALLS)
+        self._touched = RecentMedian(window=_STALLS)
+        self._state_bytes = 0
+        if cached is not None:
+            self.start_from(cached)
+
+    def start_from(self, cached: Profile) -> None:
+        """Use the costs of an earlier run until this run has measured its own."""
+        self._cached = cached
+        self._state_bytes = cached.state_bytes
 
     # ---- measurements
 
@@ -58,11 +74,11 @@ class RunCosts:
             self._overlap.add(iteration.overlap_s)
 
     def update_time(self) -> None:
-        """Follow the clean iterations up to the last: they were few, and waited for."""
+        """Bring T up to date at once, for few clean iterations that checkpoints wait for."""
         self._time.update()
 
     def renew_time(self, *, keep: int) -> None:
-        """T is about to be measured again: of the earlier clean iterations ``keep`` count."""
+        """T is about to be measured again: forget all but the newest ``keep`` clean iterations."""
         self._time.keep(keep)
 
     def add_durable(self, measured: Measured) -> None:
@@ -75,9 +91,9 @@ class RunCosts:
         self._state_bytes = measured.state_bytes
 
     def add_cost(self, cost_s: float, *, stall_s: float, num_touched: float = 0.0) -> None:
-        """What a checkpoint added to the training time; of it, what training was held for.
+        """What a checkpoint added to the training time; ``stall_s`` is the part that held training.
 
-        ``num_touched`` iterations were compared with T for it: it is as wrong as so many T.
+        ``num_touched`` iterations were compared with T, so its error is that of T as many times.
         """
         self._cost.add(cost_s)
         self._num_costs += 1
@@ -86,11 +102,11 @@ class RunCosts:
         self._last_cost = self._cost.value()
 
     def forget_costs(self) -> None:
-        """Snapshots will be taken another way; the last estimate serves until there is one."""
+        """Snapshots will be taken in a different place; the last estimate serves meanwhile."""
         self._cost.clear()
         self._num_costs = 0
-        self._stalls = Recent(window=_STALLS)
-        self._touched = Recent(window=_STALLS)
+        self._stalls = RecentMedian(window=_STALLS)
+        self._touched = RecentMedian(window=_STALLS)
 
     # ---- what is known
 
@@ -101,36 +117,36 @@ class RunCosts:
 
     @property
     def is_measured(self) -> bool:
-        """Whether this run knows T and o of its own, if only from one checkpoint."""
+        """Whether this run has measured its own T and o, the latter at least once."""
         return self._num_clean >= PROFILE_ITERATIONS and self._last_cost is not None
 
     @property
     def iteration_s(self) -> float | None:
-        """T, from the first clean iteration on."""
+        """T; None before the first clean iteration, unless it is cached."""
         own = self._time.value()
         return self._or_cached("iteration_s", own) if own is None else own
 
     @property
-    def norm(self) -> Norm | None:
-        """What an iteration takes; None before the first clean one."""
+    def baseline(self) -> Baseline | None:
+        """What iterations are compared with; None while T is unknown."""
         own = self._time.value()
         if own is None:
             known = self.iteration_s
-            return None if known is None else Norm(known, known, OUTLIER * known)
-        return Norm(own, self._time.plain_mean() or own, self._time.limit())
+            return None if known is None else Baseline(known, known, OUTLIER * known)
+        return Baseline(own, self._time.raw_mean() or own, self._time.limit())
 
     def over_s(self, iteration: Iteration) -> float:
-        """What a clean iteration is above the limit from which it is an outlier."""
+        """By how much a clean iteration exceeds the limit of an outlier; 0 if it is none."""
         return max(0.0, iteration.duration_s - iteration.stall_s - self._time.limit())
 
     @property
     def short_iteration_s(self) -> float | None:
-        """Hardly any clean iteration is shorter."""
+        """Nine in ten clean iterations take at least this long; None while T is unknown."""
         return self._or_cached("iteration_s", self._time.low())
 
     @property
     def cost(self) -> Estimate | None:
-        """o, of this run's own checkpoints; None before the first."""
+        """o, from this run's own checkpoints; None before the first."""
         return self._last_cost
 
     @property
@@ -149,7 +165,7 @@ class RunCosts:
         return self._durable.value()
 
     def profile(self, place: SnapshotPlace) -> Profile | None:
-        """All of it, snapshots being taken at ``place``; None while T or o is unknown."""
+        """All costs, for snapshots taken at ``place``; None while T or o is unknown."""
         own_time_s = self._time.value() if self._num_clean >= PROFILE_ITERATIONS else None
         iteration_s = self._or_cached("iteration_s", own_time_s)
         cost = self._known_cost(place)
@@ -176,22 +192,22 @@ class RunCosts:
         return cached if own is None else own
 
     def _known_cost(self, place: SnapshotPlace) -> Estimate | None:
-        """Of this run's own checkpoints, with the cached one as a prior that fades."""
+        """The estimate of o from this run's checkpoints, with the cached one as a fading prior."""
         own, prior = self._own_cost(), self._cached_cost()
         if own is None or prior is None:
             return own or prior
         is_other = self._cached is not None and self._cached.place is not place
-        part = 1.0 if is_other else min(1.0, self._num_costs / _PRIOR_UNTIL)
-        return prior.mixed(own, part=part)
+        part = 1.0 if is_other else min(1.0, self._num_costs / _PRIOR_CHECKPOINTS)
+        return prior.blended(own, part=part)
 
     def _own_cost(self) -> Estimate | None:
-        """The error of T is in every cost alike: more checkpoints make it no smaller."""
+        """With the error of T, which all costs share: more checkpoints do not reduce it."""
         if self._last_cost is None:
             return None
         return self._last_cost.plus_error((self._touched.value() or 0.0) * self._time.error())
 
     def doubt_s(self, num_touched: float) -> float:
-        """What the error of T may come to in the iterations beyond those usually touched."""
+        """What an error of T may add up to in the iterations beyond the usual number touched."""
         beyond = max(0.0, num_touched - (self._touched.value() or 0.0))
         return _DOUBTS * beyond * self._time.error()
 
@@ -204,15 +220,15 @@ class RunCosts:
     # ---- the cached profile
 
     def check_cached(self) -> str | None:
-        """Compare with what is known by now what was not yet compared.
+        """Compare the cached profile with what has been measured since the last call.
 
-        Returns why the cached profile was dropped just now; None if it was not.
+        Returns the reason if it was discarded by this call; None otherwise.
         """
         if self._cached is None:
             return None
         for name, found in self._to_check().items():
             expected = getattr(self._cached, name)
-            factor = _CACHE_OFF[name]
+            factor = _CACHE_TOLERANCE[name]
             if not found.may_be_in(expected / factor, expected * factor):
                 self._cached = None
                 return f"{name} is {found.mean:.3g} here and {expected:.3g} in the cached profile"
@@ -221,13 +237,13 @@ class RunCosts:
         return None
 
     def _to_check(self) -> dict[str, Estimate]:
-        """What is known of what was not compared yet, or not to an end."""
+        """Measurements of what is unchecked, or was too uncertain to be checked."""
         found: dict[str, Estimate] = {}
         time_s, persist_s = self._time.value(), self._persist.value()
         if time_s is not None and self._num_clean >= PROFILE_ITERATIONS:
             found["iteration_s"] = Estimate(time_s, 0.0)
         own, cached = self._own_cost(), self._cached_cost()
-        if own is not None and cached is not None and 2 <= self._num_costs <= _PRIOR_UNTIL:
+        if own is not None and cached is not None and 2 <= self._num_costs <= _PRIOR_CHECKPOINTS:
             mean = max(own.mean, self._stalls.value() or 0.0)
             found["cost_s"] = replace(own, mean=mean).plus_error(cached.error)
             if persist_s is not None:

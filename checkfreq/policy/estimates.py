@@ -1,7 +1,7 @@
 """Robust estimates over a sliding window of noisy measurements. Pure.
 
-Both follow a change of regime (another job arrives, a disk slows down) at once instead of
-waiting until the window has turned over, and neither lets a single freak value decide.
+They follow a change of regime (another job arrives, a disk slows down) at once instead of waiting
+until the window has turned over, and a single extreme value does not decide them.
 """
 
 from __future__ import annotations
@@ -13,31 +13,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-#: An iteration counts for at most this many medians: a validation, a stall of the loader. So does
-#: one checkpoint's cost.
+#: Medians beyond which an iteration is an outlier (a validation, a stall of the loader), and so is
+#: one checkpoint's cost among few. Well above noise, so that a slow batch is not one.
 OUTLIER = 4.0
 _ONE_SIDED_95 = 1.645
-#: What an autocorrelation counts for at most: of few values more may be found, by chance.
+#: Autocorrelation is capped here, since few values may show more by chance.
 _MOST_CORRELATED = 0.9
 
 
 class IterationTime:
-    """The time of an iteration without checkpoint activity, over the last ``_WINDOW`` clean ones.
+    """T, the mean time of the last ``_WINDOW`` clean iterations.
 
-    A mean, because overhead is judged on total time. ``value`` counts an outlier as ``limit``,
-    ``OUTLIER`` medians, as charges do.
+    A mean, not a median: overhead is a fraction of total time, and a median would charge a loader
+    that stalls now and then to checkpoints. ``value`` counts an outlier as ``limit``, as charges
+    do.
     """
 
     _WINDOW = 64
+    #: A change of level: medians of the newest eight and of the others differ by a tenth or more.
     _RECENT = 8
     _CHANGE = 0.1
+    #: A drift: means of the newest sixteen and of the others differ by more than chance explains.
     _NEWER = 16
     _CERTAIN = 3.0  # standard errors
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=self._WINDOW)
         self._mean: float | None = None
-        self._plain_mean: float | None = None
+        self._raw_mean: float | None = None
         self._error = 0.0
         self._low: float | None = None
         self._limit = math.inf
@@ -49,30 +52,30 @@ class IterationTime:
         self._num_new += 1
 
     def keep(self, newest: int) -> None:
-        """Let older ones go: they were measured long ago."""
+        """Forget all but the ``newest``."""
         while len(self._times) > newest:
             self._times.popleft()
 
     def value(self) -> float | None:
-        """Seconds; None before the first. Computed anew after every few additions."""
+        """Seconds; None before the first. Computed anew when an eighth of the window is new."""
         if self._num_new and (self._mean is None or self._num_new * 8 >= len(self._times)):
             self.update()
         return self._mean
 
-    def plain_mean(self) -> float | None:
-        """Seconds with outliers in full, as of the last ``value``."""
-        return self._plain_mean
+    def raw_mean(self) -> float | None:
+        """Seconds, outliers counted in full; as of the last ``value``."""
+        return self._raw_mean
 
     def error(self) -> float:
-        """Standard error of ``value``, as of then; 0 before the first."""
+        """Standard error of the last ``value``; 0 before the first."""
         return self._error
 
     def limit(self) -> float:
-        """What is longer, in seconds, is an outlier; as of the last ``value``."""
+        """Seconds above which an iteration is an outlier; as of the last ``value``."""
         return self._limit
 
     def low(self) -> float | None:
-        """Seconds that nine in ten take at least, as of the last ``value``."""
+        """Seconds that nine in ten iterations take at least; as of the last ``value``."""
         return self._low
 
     def update(self) -> None:
@@ -84,7 +87,7 @@ class IterationTime:
         capped = [min(t, self._limit) for t in self._times]
         self._mean = fmean(capped)
         self._error = _standard_error(capped)
-        self._plain_mean = fmean(ascending)
+        self._raw_mean = fmean(ascending)
         self._low = ascending[len(ascending) // 10]
 
     def _follow_change(self) -> None:
@@ -94,7 +97,8 @@ class IterationTime:
             return
         now, before = median(recent), median(older)
         low, high = older[len(older) // 10], older[-1 - len(older) // 10]
-        is_other = recent[2] > high or recent[-3] < low  # all but two: not a few outliers
+        # All but two of the recent ones lie outside: a few outliers are no change of level.
+        is_other = recent[2] > high or recent[-3] < low
         if abs(now - before) > self._CHANGE * before and is_other:
             changed = (t for t in recent if abs(t - now) < abs(t - before))
             self._times = deque(changed, maxlen=self._WINDOW)
@@ -102,7 +106,7 @@ class IterationTime:
             self._follow_drift(OUTLIER * before)
 
     def _follow_drift(self, limit: float) -> None:
-        """Drop older values that the newer ones differ from by more than chance explains."""
+        """Drop the older values if the newer ones differ by more than chance explains."""
         times = [min(t, limit) for t in self._times]
         newer, older = times[-self._NEWER :], times[: -self._NEWER]
         if len(older) < self._NEWER:
@@ -115,9 +119,9 @@ class IterationTime:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean, its standard error, and the doubt that is left where values are too few to show it.
+    """A mean, its standard error, and a doubt: the error that values too few to show it may have.
 
-    Only ``upper`` knows of the doubt.
+    Only ``upper`` uses the doubt.
     """
 
     mean: float
@@ -126,7 +130,7 @@ class Estimate:
 
     @classmethod
     def with_upper(cls, mean: float, upper: float, *, error: float) -> Estimate:
-        """The estimate whose ``upper()`` is ``upper``; ``error`` has at most all of it."""
+        """The estimate whose ``upper()`` is ``upper``; what ``error`` does not explain is doubt."""
         whole = (upper - mean) / _ONE_SIDED_95
         error = min(error, whole)
         return cls(mean, error, math.sqrt(whole * whole - error * error))
@@ -136,11 +140,11 @@ class Estimate:
         return self.mean + _ONE_SIDED_95 * math.hypot(self.error, self.doubt)
 
     def plus_error(self, error: float) -> Estimate:
-        """With an independent source of error."""
+        """The same with an independent source of error added."""
         return replace(self, error=math.hypot(self.error, error))
 
-    def mixed(self, other: Estimate, *, part: float) -> Estimate:
-        """The weighted mean with an independent estimate, which has the weight ``part``."""
+    def blended(self, other: Estimate, *, part: float) -> Estimate:
+        """The weighted mean with an independent estimate whose weight is ``part``."""
         rest = 1.0 - part
         return Estimate(
             rest * self.mean + part * other.mean,
@@ -149,21 +153,23 @@ class Estimate:
         )
 
     def may_be_in(self, low: float, high: float) -> bool:
-        """Whether it is between the two, or not further off than its standard error."""
+        """Whether it lies between the two, or outside by at most its standard error."""
         return low - self.error <= self.mean <= high + self.error
 
     def is_in(self, low: float, high: float) -> bool:
-        """Whether it is between the two by more than its standard error."""
+        """Whether it lies between the two, inside by at least its standard error."""
         return low + self.error <= self.mean <= high - self.error
 
 
 class CheckpointCost:
-    """What one checkpoint adds to the training time: trimmed mean of the last ``_WINDOW``.
+    """o, what a checkpoint adds to the training time: a trimmed mean of the last ``_WINDOW``.
 
-    Of a freak among few values ``OUTLIER`` medians count; the budget is debited in full.
+    Among few values an extreme one counts as ``OUTLIER`` medians. This is what plans use; the
+    budget is charged with the full cost.
     """
 
     _WINDOW = 20
+    #: A change of level: the newest four are all above, or all below, everything before.
     _RECENT = 4
     _TRIM = 0.1
 
@@ -174,12 +180,12 @@ class CheckpointCost:
         return len(self._costs)
 
     def add(self, seconds: float) -> None:
-        """Take in one checkpoint's cost; noise may make it negative."""
+        """Take in one checkpoint's cost, which noise may make negative."""
         self._costs.append(seconds)
         self._follow_change()
 
     def clear(self) -> None:
-        """Forget everything: the costs are those of another way of doing it."""
+        """Forget everything: snapshots will be taken in a different place."""
         self._costs.clear()
 
     def value(self) -> Estimate | None:
@@ -191,7 +197,7 @@ class CheckpointCost:
         kept = _trimmed(sorted(capped), self._TRIM)
         mean = max(0.0, fmean(kept))
         spread = _deviation(kept)
-        # The doubt: of a few values the spread says little (a single one has none).
+        # The doubt: the spread of a few values says little, and a single one has none.
         return Estimate(mean, spread / math.sqrt(len(kept)), 0.5 * mean / len(kept))
 
     def _follow_change(self) -> None:
@@ -203,8 +209,8 @@ class CheckpointCost:
             self._costs = deque(recent, maxlen=self._WINDOW)
 
 
-class Recent:
-    """Median of the last few of a quantity that varies little."""
+class RecentMedian:
+    """Median of the last few values of a quantity that varies little."""
 
     def __init__(self, window: int = 5) -> None:
         self._values: deque[float] = deque(maxlen=window)
@@ -224,13 +230,13 @@ def _trimmed(ascending: Sequence[float], part: float) -> Sequence[float]:
 
 
 def _standard_error(values: Sequence[float]) -> float:
-    """Of the mean of values in the order they came in, taken for an AR(1) process."""
+    """Standard error of the mean of consecutive values, modelled as an AR(1) process."""
     kept = min(max(0.0, _autocorrelation(values)), _MOST_CORRELATED)
     return _deviation(values) * math.sqrt((1 + kept) / (1 - kept) / len(values))
 
 
 def _autocorrelation(values: Sequence[float]) -> float:
-    """At lag 1. What n values show is too low by about 1/n, which is put back."""
+    """Autocorrelation at lag 1, corrected for the bias of about -1/n that n values have."""
     mean = fmean(values)
     off = [value - mean for value in values]
     whole = sum(map(operator.mul, off, off))
@@ -238,7 +244,7 @@ def _autocorrelation(values: Sequence[float]) -> float:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Standard deviation; ``statistics.stdev`` counts in fractions and takes 20 times as long."""
+    """Standard deviation; ``statistics.stdev`` uses fractions and takes 20 times as long."""
     if len(values) < 2:
         return 0.0
     mean = fmean(values)

@@ -1,15 +1,15 @@
-"""How often to checkpoint, from measured costs. Pure.
+"""Chooses the checkpoint interval from measured costs. Pure.
 
-Four terms, of which the largest decides (T, D, P, o: policy/profile.py)::
+The largest of four terms decides (T, D, P, o: policy/profile.py)::
 
-    budget     ceil(o / (p T - b))     the overhead bound p is kept; b: what each boundary costs;
-                                       o: the upper quartile of its estimate
-    storage    ceil(max(P, D) / T)     a snapshot never waits for the one before; ceil((D + P) / T)
-                                       with one slot
-    failures   round(tau / T)          Daly's optimum, where a mean time between failures is given
+    budget     ceil(o / (p T - b))     keeps the overhead bound p; b is the cost of each boundary,
+                                       o the upper quartile of its estimate
+    storage    ceil(max(P, D) / T)     no snapshot waits for the one before; ceil((D + P) / T) with
+                                       one slot
+    failures   round(tau / T)          Daly's optimum, if a mean time between failures is given
     floor      1
 
-CheckFreq (FAST'21) has the first two; SCR's overhead cap is the nearest relative.
+CheckFreq (FAST'21) has the first two; SCR's overhead cap is the closest relative.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from checkfreq.policy.waste import daly_interval_s
 from checkfreq.types import Objective, SnapshotPlace
 
 _DAY_S = 86_400.0
-#: A copy within the device is worth its memory if it saves more than this part of an iteration.
-_WORTH = 0.002
-#: And more than this part of the copy to the host, both ways: noise must not move it to and fro.
-_MARGIN = 0.1
+#: A copy within the device is worth its memory if it saves more than this part of an iteration;
+#: less cannot be told from noise.
+_LEAST_SAVED = 0.002
+#: And more than this part of the copy to the host, in both directions, so that noise does not move
+#: snapshots back and forth.
+_PLACE_HYSTERESIS = 0.1
+#: More iterations than any run has; keeps quotients by tiny numbers finite.
 _MOST_STEPS = 1e12
 
 
 class Reason(Enum):
-    """Which term decided."""
+    """The term that decided."""
 
     BUDGET = "budget"
     STORAGE = "storage"
@@ -42,12 +45,12 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A chosen interval and what it leads to.
+    """A chosen interval and its consequences.
 
     interval_steps (k): iterations between checkpoint starts.
-    predicted_overhead: added time, a fraction of the time without checkpoints.
-    expected_loss_s: work that a failure destroys on average: half an interval and the time to
-        durable.
+    predicted_overhead: added time, as a fraction of the time without checkpoints.
+    expected_loss_s: work that a failure destroys on average: half an interval, and the time until
+        a checkpoint is durable.
     bytes_per_day: written to storage.
     """
 
@@ -59,7 +62,7 @@ class Plan:
     bytes_per_day: float
 
     def explain(self, max_overhead: float) -> str:
-        """One line for people. What is used for goodput may be above the bound, and not "of" it."""
+        """One line for people. The bound is left out where goodput exceeds it on purpose."""
         k = self.interval_steps
         every = "every iteration" if k == 1 else f"every {k} iterations"
         is_above = self.reason is not Reason.BUDGET and self.predicted_overhead > max_overhead
@@ -80,7 +83,7 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrequencyPolicy:
-    """Chooses the interval and the place of snapshots. ``mtbf_s`` in seconds; None: unknown."""
+    """Chooses the interval and where snapshots are taken. ``mtbf_s`` None: unknown."""
 
     max_overhead: float
     mtbf_s: float | None = None
@@ -98,21 +101,21 @@ class FrequencyPolicy:
             raise ConfigError(f"num_slots: expected at least 1, got {self.num_slots}")
 
     def plan(self, profile: Profile, *, free_device_bytes: int | None = None) -> Plan:
-        """The smallest interval that every term allows, and why."""
+        """The smallest interval that every term allows, and the term that decided."""
         terms = {
             Reason.FLOOR: 1,
             Reason.STORAGE: self._storage_steps(profile),
             Reason.FAILURES: self._failure_steps(profile),
             Reason.BUDGET: self._budget_steps(profile),
         }
-        reason = max(terms, key=lambda name: terms[name])  # of equal ones the first
+        reason = max(terms, key=lambda name: terms[name])  # the first of equal ones
         place = self.place(profile, free_device_bytes=free_device_bytes)
         return self.plan_at(terms[reason], profile, reason=reason, place=place)
 
     def plan_at(
         self, interval_steps: int, profile: Profile, *, reason: Reason, place: SnapshotPlace
     ) -> Plan:
-        """What a given interval leads to at these costs."""
+        """The plan with a given interval, at these costs."""
         work_s = interval_steps * profile.iteration_s
         return Plan(
             interval_steps=interval_steps,
@@ -124,23 +127,24 @@ class FrequencyPolicy:
         )
 
     def allowed_overhead(self, plan: Plan) -> float:
-        """The bound to hold: ``max_overhead``, unless goodput asks for more."""
+        """The bound to enforce: ``max_overhead``, unless goodput asks for more."""
         if self._is_for_goodput:
+            # A quarter more than planned, so that noise does not make the budget withhold any.
             return max(self.max_overhead, 1.25 * plan.predicted_overhead)
         return self.max_overhead
 
     def place(self, profile: Profile, *, free_device_bytes: int | None) -> SnapshotPlace:
         """Where snapshots should be taken; a tie goes to the host.
 
-        A copy to the host that outlasts its overlap window holds the weight update by the
-        difference; a copy within the device holds it by its whole length. One not yet tried is
-        assumed to be fast, and is measured by being tried.
+        A copy to the host delays the weight update by as much as it outlasts the overlap window;
+        a copy within the device delays it by its whole length. Until that has been measured it
+        counts as 0, so that it is tried.
         """
         exposed_s = profile.host_copy_s - profile.overlap_s
         if free_device_bytes is None or free_device_bytes < profile.state_bytes:
             return SnapshotPlace.HOST
         saved_s = exposed_s - (profile.device_copy_s or 0.0)
-        margin_s = max(_WORTH * profile.iteration_s, _MARGIN * profile.host_copy_s)
+        margin_s = max(_LEAST_SAVED * profile.iteration_s, _PLACE_HYSTERESIS * profile.host_copy_s)
         if profile.place is SnapshotPlace.DEVICE:
             margin_s = -margin_s
         worth_it = saved_s > margin_s
@@ -148,7 +152,7 @@ class FrequencyPolicy:
 
     @property
     def _is_for_goodput(self) -> bool:
-        """The bound holds until it is known how often this run fails."""
+        """Goodput needs a failure rate; until one is known, the bound is kept."""
         return self.objective is Objective.GOODPUT and self.mtbf_s is not None
 
     def _budget_steps(self, profile: Profile) -> int:
@@ -173,16 +177,19 @@ class FrequencyPolicy:
 
 
 def boundary_share_s(boundary_s: float, earned_s: float) -> float:
-    """What an iteration's own cost takes of what it earns: where iterations are so short that it
-    would take all, half is left for checkpoints, since a run without any is worse."""
+    """The part of an iteration's earnings that its boundary uses up: at most half.
+
+    Where iterations are so short that boundaries would use up everything, half is left for
+    checkpoints: a run without any is worse than one that exceeds its bound.
+    """
     return min(boundary_s, earned_s / 2)
 
 
 def steps_for(amount_s: float, per_step_s: float) -> int:
-    """How many steps cover an amount; what rounding errors add does not count."""
+    """How many steps cover an amount, ignoring rounding errors."""
     return max(1, math.ceil(_ratio(amount_s, per_step_s) * (1 - 1e-9)))
 
 
 def _ratio(amount_s: float, per_step_s: float) -> float:
-    """Of steps, at most ``_MOST_STEPS``, however short they are."""
+    """The quotient, at most ``_MOST_STEPS``."""
     return amount_s / per_step_s if amount_s < _MOST_STEPS * per_step_s else _MOST_STEPS

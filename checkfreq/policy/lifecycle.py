@@ -6,8 +6,8 @@
        |                                            |
        `--copy failed--> VOID                       `--> FAILED
 
-An attempt owns an arena slot from COPYING until it reaches an end state, so a snapshot is
-never overwritten before it is durable or given up.
+An attempt owns an arena slot from COPYING until it reaches an end state, so that no snapshot is
+overwritten before it is durable or abandoned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import Enum
 
 
 class AttemptState(Enum):
-    """Where an attempt stands."""
+    """How far an attempt has come."""
 
     COPYING = "copying"
     PERSISTING = "persisting"

@@ -1,4 +1,4 @@
-"""What a tuner is told: iterations and checkpoints that ended. Seconds of any one clock. Pure."""
+"""A tuner's input: iterations and checkpoints that have ended. Seconds of one clock. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import NamedTuple
 from checkfreq.policy.profile import LONGEST_S, is_amount
 
 
-class Iteration(NamedTuple):  # made at every iteration: a third of a frozen dataclass's cost
-    """One iteration, boundary to boundary.
+class Iteration(NamedTuple):  # made at every iteration, at a third of a frozen dataclass's cost
+    """One iteration, from boundary to boundary.
 
-    stall_s: of it, what the manager held training for, its boundary code included.
-    overlap_s: boundary to weight update. is_regular: False where something else is inside
-    (validation, the loader's start). is_quiet: False if the worker was still busy at its end.
-    waited_s: what the user chose to wait for; met_s: what meetings of the ranks held training for,
-    which is charged apart. Neither is a part of its duration.
+    stall_s: the part during which the manager held training, its code at the boundary included.
+    overlap_s: from the boundary to the weight update.
+    is_regular: False if the iteration contains other work (validation, a starting loader).
+    is_quiet: False if the worker was still busy at the end.
+    waited_s: the user's own waits, such as ``save(wait=True)``; no checkpoint is charged for them.
+    met_s: meetings of the ranks, which are charged separately.
+
+    ``duration_s`` includes neither ``waited_s`` nor ``met_s``.
     """
 
     start_s: float
@@ -28,18 +31,18 @@ class Iteration(NamedTuple):  # made at every iteration: a third of a frozen dat
     met_s: float = 0.0
 
     def consistent(self) -> Iteration:
-        """It was not held for longer than it lasted: clocks are read one after the other."""
+        """Limit the stall to the duration: it may exceed it since clocks are read in turn."""
         whole_s = self.duration_s
         return self if self.stall_s <= whole_s else self._replace(stall_s=whole_s)
 
     @property
     def duration_s(self) -> float:
-        """Its whole length."""
+        """Its length, without waits of the user and meetings of the ranks."""
         return self.end_s - self.start_s - self.waited_s - self.met_s
 
     def is_sane(self) -> bool:
-        """False for a time that is not a number, or of a clock that went backwards or jumped."""
-        return (  # comparisons alone, all False for NaN: this runs at every iteration
+        """False for NaN, and for a clock that went backwards or jumped."""
+        return (  # only comparisons, which are False for NaN: this runs at every iteration
             0.0 < self.end_s - self.start_s - self.waited_s - self.met_s <= LONGEST_S
             and self.waited_s >= 0.0
             and self.met_s >= 0.0
@@ -50,7 +53,7 @@ class Iteration(NamedTuple):  # made at every iteration: a third of a frozen dat
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Times of a checkpoint that became durable; ``device_copy_s`` only of a device snapshot."""
+    """Times of a checkpoint that became durable; ``device_copy_s`` is for device snapshots only."""
 
     copy_s: float
     persist_s: float
@@ -59,6 +62,6 @@ class Measured:
     device_copy_s: float | None = None
 
     def is_sane(self) -> bool:
-        """False if any of it is not a number >= 0, or no time that anything takes."""
+        """False if a value is NaN, negative or impossibly large."""
         times_s = (self.copy_s, self.persist_s, self.durable_s, self.device_copy_s or 0.0)
         return is_amount(self.state_bytes) and all(0.0 <= time_s <= LONGEST_S for time_s in times_s)

@@ -1,4 +1,4 @@
-"""What a run costs, measured: the numbers that the interval is chosen from. Pure.
+"""The measured costs of a run, from which the interval is chosen. Pure.
 
 Symbols are those of the CheckFreq paper and of ARCHITECTURE.md, section Policy.
 """
@@ -14,18 +14,18 @@ from checkfreq.errors import ConfigError
 from checkfreq.types import SnapshotPlace
 
 _LARGEST = sys.float_info.max
-#: Thirty years: what is longer was not measured, and sums of it could overflow.
+#: Thirty years: a longer time cannot have been measured, and sums of it could overflow.
 LONGEST_S = 1e9
-#: An iteration whose time is lost in the noise of measuring it takes so long.
+#: Stands for an iteration so short that its time is lost in the noise of measuring it.
 SHORTEST_S = 1e-9
 
-#: Upper quartile of the normal distribution, in standard errors. Simulated over noise of 1 to 15 %,
-#: a plan after six checkpoints then exceeds the bound by a tenth in 7 runs of 100, with the mean
-#: in 26, with a whole standard error in 4, but intervals that are 1.13 times as long (2026-11).
+#: The upper quartile of the normal distribution, in standard errors. Simulated with noise of 1 to
+#: 15 %, plans made after six checkpoints exceed the bound by a tenth in 7 runs of 100. With the
+#: mean it is 26 runs; with a whole standard error 4, but intervals 1.13 times as long (2026-11).
 _UPPER_QUARTILE = 0.674
 
-#: Costs of a checkpoint that count on the rank where they are highest.
-RAISED = ("host_copy_s", "persist_s", "durable_s", "cost_s", "cost_error_s", "cost_upper_s")
+#: Costs that ranks share: the highest of any rank counts, since all wait for the slowest.
+SHARED_COSTS = ("host_copy_s", "persist_s", "durable_s", "cost_s", "cost_error_s", "cost_upper_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,19 +33,19 @@ class Profile:
     """Measured costs of one training run. Seconds and bytes.
 
     iteration_s (T): an iteration without checkpoint activity.
-    overlap_s (W): from a boundary to the next weight update, what a copy can hide behind.
+    overlap_s (W): from a boundary to the next weight update; a copy can hide behind it.
     host_copy_s (D): the snapshot's copy to host memory.
     device_copy_s (G): the copy within the device; None if none was taken.
     persist_s (P): a complete snapshot becoming durable.
     durable_s (L): from the boundary until the checkpoint is durable.
     cost_s (o): what one checkpoint adds to the training time, slowdown included.
-    cost_error_s: the standard error of ``cost_s`` that noise explains, of T too.
-    cost_upper_s: an upper confidence limit of ``cost_s``; at least that.
-    boundary_s: what each iteration pays for being watched, checkpoint or not.
+    cost_error_s: the standard error of ``cost_s`` due to noise, that of T included.
+    cost_upper_s: an upper confidence limit of ``cost_s``, at least ``cost_s``.
+    boundary_s (b): what each boundary costs, checkpoint or not.
     place: where the snapshots behind ``cost_s`` were taken.
     state_bytes (S): bytes of one snapshot.
 
-    Raises ConfigError for a number that is not finite, is negative, or a T of 0.
+    Raises ConfigError for a number that is not finite or is negative, and for a T of 0.
     """
 
     iteration_s: float
@@ -82,22 +82,30 @@ class Profile:
 
     @property
     def planned_cost_s(self) -> float:
-        """What the interval is planned with: in three of four cases o is less."""
+        """The cost that the interval is planned with: in three of four cases o is less."""
         return self.cost_s + _UPPER_QUARTILE * self.cost_error_s
 
-    def raised_to(self, costs: Mapping[str, float]) -> Profile:
-        """Each of ``RAISED`` that is higher in ``costs`` (by name), as it is there.
+    def with_costs_scaled(self, factor: float) -> Profile:
+        """The same run if checkpoints cost ``factor`` times as much."""
+        return replace(
+            self,
+            cost_s=self.cost_s * factor,
+            cost_error_s=self.cost_error_s * factor,
+            cost_upper_s=self.cost_upper_s * factor,
+            persist_s=self.persist_s * factor,
+            host_copy_s=self.host_copy_s * factor,
+        )
 
-        For ranks that wait for one another: the slowest decides.
-        """
+    def at_least(self, costs: Mapping[str, float]) -> Profile:
+        """With ``SHARED_COSTS`` raised to their values in ``costs`` (by name) where higher."""
         higher: dict[str, Any] = {
-            name: costs[name] for name in RAISED if costs.get(name, 0.0) > self._known(name)
+            name: costs[name] for name in SHARED_COSTS if costs.get(name, 0.0) > self._known(name)
         }
         return replace(self, **higher) if higher else self
 
-    def raisable(self) -> dict[str, float]:
-        """What this profile knows of ``RAISED``, by name."""
-        return {name: self._known(name) for name in RAISED}
+    def shared_costs(self) -> dict[str, float]:
+        """``SHARED_COSTS`` of this profile, by name."""
+        return {name: self._known(name) for name in SHARED_COSTS}
 
     def _known(self, name: str) -> float:
         return float(getattr(self, name) or 0.0)
@@ -124,6 +132,6 @@ class Profile:
 
 
 def is_amount(value: Any) -> bool:
-    """Whether ``value`` is a finite number, not negative (and not a bool)."""
+    """Whether ``value`` is a finite number >= 0, and not a bool."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and 0 <= value <= _LARGEST  # False for NaN, and for an int beyond floats

@@ -1,4 +1,4 @@
-"""Which committed checkpoints may go. Pure: a list of checkpoints in, steps to remove out.
+"""Which committed checkpoints to remove. Pure: a list of checkpoints in, steps to remove out.
 
 A policy is asked after a commit, so the newest entry is durable. The store, not the policy,
 guarantees that the last valid checkpoint survives.
@@ -16,9 +16,9 @@ from checkfreq.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """What a policy may look at: the step, whether it is pinned, the metrics given to it.
+    """What a policy may look at: the step, whether it is pinned, and its metrics.
 
-    A metric may be NaN or infinite, which compares with nothing as one would wish: see KeepBest.
+    A metric may be NaN or infinite, which does not compare usefully: see KeepBest.
     """
 
     step: int
@@ -55,8 +55,8 @@ class KeepBest:
     """Keep the ``num_kept`` checkpoints with the best ``metric``, the newest ``num_last``, and
     every pinned one.
 
-    The best is the lowest, or with ``highest`` the highest; of equal ones the newer. One without
-    the metric, or of which it is NaN or infinite, is worse than any with it: never among the best.
+    The best value is the lowest, or the highest with ``highest=True``; the newer of two equal ones
+    wins. A checkpoint without the metric, or with NaN or an infinity, is never among the best.
     """
 
     metric: str

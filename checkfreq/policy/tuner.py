@@ -1,81 +1,64 @@
-"""Keeps the overhead under its bound while training runs, in both directions. Pure.
+"""Decides at each boundary whether to checkpoint, from the costs measured so far. Pure.
 
-Fed with iterations and checkpoints as they end, in seconds of any one clock. An iteration that
-no checkpoint touched is *clean* and tells T (costs.py). The others are charged to the
-checkpoints that touched them (charges.py). A slowdown that is not ours shows in clean iterations
-too, moves T, and is not charged. After every checkpoint the plan is made anew; a token bucket
-(bucket.py) holds the bound whatever the plan says.
+The tuner is told of iterations and checkpoints as they end, in seconds of one clock:
+
+- An iteration that no checkpoint touched is *clean* and measures T (costs.py). The others are
+  charged to the checkpoints that touched them (charges.py). A slowdown with another cause shows in
+  clean iterations too: it moves T and is not charged.
+- After every checkpoint the interval is planned anew (frequency.py), longer or shorter, and small
+  changes are damped (damping.py).
+- A budget enforces the overhead bound whatever the plan says (budget.py).
+- When iterations are no longer clean, T is measured again (baseline.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import Enum
-from statistics import fmean, pstdev
 
-from checkfreq.policy.bucket import TokenBucket
+from checkfreq.policy.baseline import BaselineRefresh
+from checkfreq.policy.budget import OverheadBudget
 from checkfreq.policy.charges import Charge, Charges, Outliers
 from checkfreq.policy.costs import PROFILE_ITERATIONS, RunCosts
-from checkfreq.policy.frequency import (
-    FrequencyPolicy,
-    Plan,
-    Reason,
-    boundary_share_s,
-    steps_for,
-)
+from checkfreq.policy.damping import HYSTERESIS, IntervalDamper
+from checkfreq.policy.frequency import FrequencyPolicy, Plan, Reason
+from checkfreq.policy.meeting_schedule import MeetingSchedule
 from checkfreq.policy.observations import Iteration, Measured
-from checkfreq.policy.pace import MeetingPace
 from checkfreq.policy.profile import Profile
 from checkfreq.types import SnapshotPlace
 
-__all__ = ["PROFILE_ITERATIONS", "Due", "Iteration", "Measured", "RateTuner"]
+__all__ = ["PROFILE_ITERATIONS", "Iteration", "Measured", "RateTuner", "Verdict"]
 
-#: Iterations at the start that tell nothing: allocators, autotuning, the loader's first batches.
+#: Iterations at the start that are not representative: allocators warm up, kernels are tuned, the
+#: loader fetches its first batches.
 _WARM_UP_ITERATIONS = 2
-#: After so many iterations with none clean, a few without a checkpoint measure T again.
-_STRETCH_AFTER = 96
-_STRETCH_ITERATIONS = 6
-_STRETCH_KEEPS = 24  # of the clean iterations before
-#: So do, at once, touched iterations that are shorter than clean ones by this part: as many as
-#: let T follow.
-_STALE = 0.1
-_STALE_ITERATIONS = 8
-#: So do slowdowns of so many checkpoints that are negative by more than chance: T is too long.
-_SLOWDOWNS = 20
-_CHANCE = 1.5  # standard errors
-_NEGLIGIBLE = 0.005  # of T
-#: The interval follows its costs once they differ by more than this part.
-_HYSTERESIS = 0.1
-#: Or by less, after so many checkpoints in a row.
-_WISHES = 6
-#: Of so many intervals one is longer by a step.
-_DITHER = 4
-#: What may be saved up, in upper costs of one checkpoint.
-_DEPTH = 4
-#: If every iteration is an epoch's first or last, they are what there is to measure.
+#: After so many irregular iterations in a row (epochs of one or two iterations), they count: there
+#: are no others to measure.
 _IRREGULAR_IN_ROW = 8
+#: After so many partial measurements in a row, the next one counts: there are no complete ones.
 _PARTIAL_IN_ROW = 5
+#: One in so many intervals is a step longer; see _interval_steps.
+_DITHER = 4
 
 
-class Due(Enum):
-    """Whether a periodic checkpoint is to start at a boundary, and why not."""
+class Verdict(Enum):
+    """Whether a periodic checkpoint should start at a boundary; if not, why."""
 
     TAKE = "take"
     NOT_YET = "not yet"
     NO_BUDGET = "no budget"
-    LATE = "the one before is not durable yet"
+    LATE = "the previous checkpoint is not durable yet"
     MEASURING = "measuring the iteration time"
 
 
 class RateTuner:
-    """Decides at each boundary. ``dynamic=False`` keeps the first plan and has no bucket.
+    """Chooses the interval and enforces the overhead bound.
 
-    ``cached`` is the profile of an earlier run: planned with at once, and checked against the
-    first measurements. ``free_device_bytes`` is what a snapshot on the device may take, what the
-    last one took included; None: there is no such place.
+    ``dynamic=False`` keeps the first plan and enforces nothing. ``cached`` is the profile of an
+    earlier run: it gives a plan at once and is checked against the first measurements.
+    ``free_device_bytes`` is the memory that a snapshot on the device may use, including what the
+    last one used; None: snapshots cannot be taken there.
     """
 
     def __init__(
@@ -88,235 +71,125 @@ class RateTuner:
         self.policy = policy
         self.plan: Plan | None = None
         self.free_device_bytes: int | None = None
-        self._costs_elsewhere: Mapping[str, float] = {}
         self.cache_rejected: str | None = None
         self.num_bad_samples = 0
         self.num_withheld = 0
-        self.overhead_s = 0.0
-        self.productive_s = 0.0
         self._dynamic = dynamic
-        self._bucket = TokenBucket(policy.max_overhead)
-        self._costs = RunCosts(cached)
+        self._costs = RunCosts()
         self._charges = Charges()
         self._outliers = Outliers()
-        self._pace = MeetingPace()
-        self._slowdowns: list[float] = []
+        self._budget = OverheadBudget(policy.max_overhead)
+        self._refresh = BaselineRefresh(self._costs)
+        self._damper = IntervalDamper()
+        self._meetings = MeetingSchedule()
+        self._cost_floor: Mapping[str, float] = {}
         self._place = SnapshotPlace.HOST
-        self._is_final = False
-        self._upper_s = 0.0
-        self._window: deque[tuple[float, float]] = deque(maxlen=8)  # (cost, productive) each
-        self._window_start_s = 0.0
+        self._is_final = False  # not dynamic, and the plan is made
         self._last_step = 0
         self._num_seen = 0
         self._num_settled = 0
-        self._num_uncredited = 0
         self._num_irregular = 0
         self._num_partial = 0
-        self._since_clean = 0
-        self._stretch_left = 0
         self._is_withheld = False
-        self._wish = 0
-        self._num_wished = 0
+        self.begin(policy, cached=cached)
+
+    def begin(self, policy: FrequencyPolicy, *, cached: Profile | None) -> None:
+        """Take in what is known only at the first boundary, before anything is measured."""
+        self.policy = policy
         if cached is not None:
+            self._costs.start_from(cached)
             self._adopt(self._plan_cached(cached), cached)
 
-    # ---- what the user may want to know
-
-    @property
-    def measured_overhead(self) -> float | None:
-        """Added time so far, a fraction of the time without checkpoints; None before any."""
-        return self.overhead_s / self.productive_s if self.productive_s else None
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether this run has measured its own costs, rather than taken over cached ones."""
-        return self._costs.is_measured
-
-    @property
-    def balance_s(self) -> float:
-        """Seconds of overhead that may still be spent."""
-        return self._bucket.balance_s
-
-    def profile(self) -> Profile | None:
-        """The costs as they are known now; None before the first checkpoint was measured."""
-        own = self.own_profile()
-        return own if own is None else own.raised_to(self._costs_elsewhere)
-
-    def own_profile(self) -> Profile | None:
-        """The costs on this rank."""
-        return self._costs.profile(self._place)
-
-    @property
-    def iteration_s(self) -> float | None:
-        """T; None before it was measured."""
-        return self._costs.iteration_s
-
-    # ---- observations
-
-    def iteration(self, iteration: Iteration) -> None:
-        """An iteration ended. One whose times make no sense is counted and ignored."""
-        if not iteration.is_sane():
-            self.num_bad_samples += 1
-            return
-        iteration = iteration.consistent()
-        self._num_seen += 1
-        is_regular = self._accept(iteration)
-        is_touched = bool(self._charges) and self._charges.add(
-            iteration, norm=self._costs.norm if is_regular else None
-        )
-        if is_touched:
-            self._since_clean += 1
-        else:
-            self._pay_boundary(iteration.stall_s)
-            if is_regular:
-                self._note_clean(iteration)
-        self._earn()
-        if is_touched:
-            for charge in self._charges.settle():
-                self._account(charge)
-
-    def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
-        """A snapshot was begun at boundary ``step``; ``attempt`` is a name that no other has."""
-        if not math.isfinite(start_s):
-            self.num_bad_samples += 1
-            start_s = -math.inf  # whenever that was
-        reserved_s = self._upper_s if is_periodic else 0.0
-        self._bucket.spend(reserved_s)
-        self._charges.begin(attempt, start_s=start_s, reserved_s=reserved_s)
-        self._last_step = step
-        self._is_withheld = False
-
-    def ended(self, attempt: str, *, end_s: float, measured: Measured | None) -> None:
-        """A checkpoint became durable, or failed (``measured`` is None) at ``end_s``.
-
-        One whose times make no sense is counted and taken as one that failed.
-        """
-        if not math.isfinite(end_s) or (measured is not None and not measured.is_sane()):
-            self.num_bad_samples += 1
-            measured = None
-        if not math.isfinite(end_s):
-            end_s = -math.inf  # it is over, whenever that was
-        if self._charges.end(attempt, end_s=end_s, measured=measured) and measured is not None:
-            self._costs.add_durable(measured)
-
-    def met(self, seconds: float) -> None:
-        """The ranks met at a boundary, which held training for so long."""
-        cost_s = self._pace.met(seconds)
-        self.overhead_s += cost_s
-        self._bucket.spend(cost_s)
-
-    def steps_to_meeting(
-        self, *, due_steps: int, iteration_s: float | None, every_s: float, since_last: int
-    ) -> int:
-        """How many boundaries from now the ranks meet; see MeetingPace."""
-        return self._pace.steps(
-            due_steps=due_steps,
-            iteration_s=iteration_s,
-            every_s=every_s,
-            since_last=since_last,
-            bound=self._bucket.rate,
-        )
-
-    def next_due_step(self, step: int) -> int:
-        """When, after boundary ``step``, a periodic checkpoint may be due, as planned now."""
-        if self.plan is None:
-            return step + 1
-        planned = self._last_step + self._interval_steps(self.plan)
-        return max(step + 1, planned, step + self._steps_to_budget() // 2)
-
-    def _steps_to_budget(self) -> int:
-        """In how many iterations the budget covers a checkpoint, if nothing else happens: half
-        of them is a good time to look again, since one in flight may cost less than reserved."""
-        lacking_s = self._upper_s + self._charges.unreserved_s() - self._bucket.balance_s
-        if not self._dynamic or lacking_s <= 0.0:
-            return 0
-        earned_s = self._bucket.rate * (self._costs.iteration_s or 0.0)
-        left_s = earned_s - boundary_share_s(self._costs.boundary_s, earned_s)
-        return steps_for(lacking_s, left_s)
-
-    def raise_costs(self, costs: Mapping[str, float]) -> None:
-        """Where costs of other ranks, by their names in Profile, are higher, they count."""
-        is_first = bool(costs) and not self._costs_elsewhere
-        self._costs_elsewhere = costs
-        if is_first and self._is_final:  # the only plan was made before they were known
-            self._is_final = False
-            self._replan()
-
     def continue_from(self, step: int) -> None:
-        """``step`` was restored: intervals are counted from it. 0: there is no checkpoint yet."""
+        """Count intervals from ``step``, which was restored; 0 if there is no checkpoint yet."""
         self._last_step = step
 
     # ---- the decision
 
-    def due(self, *, step: int, now_s: float) -> Due:
+    def due(self, *, step: int, now_s: float) -> Verdict:
         """Whether a periodic checkpoint should start at boundary ``step``."""
         if self.plan is None:
             return self._due_without_plan(step)
         if step - self._last_step < self._interval_steps(self.plan):
-            return Due.NOT_YET
+            return Verdict.NOT_YET
         if self._is_late(now_s):
-            return Due.LATE
+            return Verdict.LATE
         if not self._dynamic:
-            return Due.TAKE
-        if self._must_measure():
-            return Due.MEASURING
+            return Verdict.TAKE
+        if self._refresh.must_pause():  # asked only when one is due: otherwise it would pause early
+            return Verdict.MEASURING
         return self._within_budget()
 
-    def _due_without_plan(self, step: int) -> Due:
-        """As soon as T is known; again, if that one told nothing, within the bound."""
-        is_ready = self._costs.num_clean >= PROFILE_ITERATIONS and not self._stretch_left
+    def _due_without_plan(self, step: int) -> Verdict:
+        """One checkpoint as soon as T is known; if it measured nothing, more within the bound."""
+        is_ready = self._costs.num_clean >= PROFILE_ITERATIONS and not self._refresh.is_pausing
         if len(self._charges) and step - self._last_step > PROFILE_ITERATIONS:
-            return Due.LATE
+            return Verdict.LATE
         if not is_ready or len(self._charges):
-            return Due.NOT_YET
+            return Verdict.NOT_YET
         if not self._num_settled:
-            return Due.TAKE
+            return Verdict.TAKE
         may_retry = step - self._last_step >= PROFILE_ITERATIONS
-        return Due.TAKE if may_retry and self._bucket.balance_s >= 0 else Due.NOT_YET
+        return Verdict.TAKE if may_retry and self._budget.balance_s >= 0 else Verdict.NOT_YET
 
     def _interval_steps(self, plan: Plan) -> int:
-        """The plan's, but a new run with a cached profile is not left unprotected for so long."""
+        """The interval of ``plan``, shortened at the start of a run and dithered later."""
         steps = plan.interval_steps
-        if not self._last_step:
+        if not self._last_step:  # a new run with a cached profile has no checkpoint to fall back on
             return min(steps, PROFILE_ITERATIONS)
-        # Not always the same: iterations may have a rhythm (two networks in turn, batches of two
-        # sizes), and checkpoints must not all fall on the same beat of it.
+        # Iterations may alternate (two networks in turn, batches of two sizes). If the interval
+        # were always the same, checkpoints could meet only the slow ones and be charged for it.
         is_dithered = self._dynamic and steps > 1 and plan.reason is Reason.BUDGET
         return steps + (is_dithered and self._num_settled % _DITHER == 0)
 
-    def _within_budget(self) -> Due:
-        is_first = not self._num_settled and not len(self._charges)
-        needed_s = self._upper_s + self._charges.unreserved_s()
-        if is_first or self._bucket.balance_s >= needed_s:
-            return Due.TAKE
-        if not self._is_withheld:
-            self._is_withheld = True
-            self.num_withheld += 1
-        return Due.NO_BUDGET
-
     def _is_late(self, now_s: float) -> bool:
-        """Whether a snapshot taken now would have to wait for the one before."""
+        """Whether a snapshot taken now would have to wait for the previous one."""
         in_flight = self._charges.in_flight(now_s)
         if not in_flight:
             return False
         durable_s = self._costs.durable_s
         if len(in_flight) > 1 or self.policy.num_slots == 1 or durable_s is None:
             return True
+        # With two slots the next copy may start while this persist is in progress, if the persist
+        # ends before the copy does. One that is overdue (left_s < 0) may take any time.
         left_s = durable_s - (now_s - in_flight[0].start_s)
-        # One that is overdue may take any time.
         return not 0 <= left_s <= self._costs.copy_s
 
-    def _must_measure(self) -> bool:
-        """Without clean iterations T is a memory: insert a short stretch of them."""
-        if not self._stretch_left and self._since_clean >= _STRETCH_AFTER:
-            self._stretch_left = _STRETCH_ITERATIONS
-            self._costs.renew_time(keep=_STRETCH_KEEPS)
-        return self._stretch_left > 0
+    def _within_budget(self) -> Verdict:
+        is_first = not self._num_settled and not len(self._charges)
+        if is_first or self._budget.covers_checkpoint(self._charges.unreserved_s()):
+            return Verdict.TAKE
+        if not self._is_withheld:
+            self._is_withheld = True
+            self.num_withheld += 1
+        return Verdict.NO_BUDGET
 
     # ---- iterations
 
-    def _accept(self, iteration: Iteration) -> bool:
-        """Whether its time tells something about T."""
+    def iteration(self, iteration: Iteration) -> None:
+        """An iteration ended. One with impossible times is counted and ignored."""
+        if not iteration.is_sane():
+            self.num_bad_samples += 1
+            return
+        iteration = iteration.consistent()
+        self._num_seen += 1
+        is_regular = self._is_comparable(iteration)
+        is_touched = bool(self._charges) and self._charges.add(
+            iteration, baseline=self._costs.baseline if is_regular else None
+        )
+        if is_touched:
+            self._refresh.add_touched()
+        else:
+            self._budget.pay_boundary(iteration.stall_s, iteration_s=self._costs.iteration_s)
+            if is_regular:
+                self._note_clean(iteration)
+        self._budget.earn(self._costs.iteration_s)
+        if is_touched:  # after earning: a checkpoint is judged by all the work since the last one
+            for charge in self._charges.settle():
+                self._account(charge)
+
+    def _is_comparable(self, iteration: Iteration) -> bool:
+        """Whether its time can be compared with T."""
         self._num_irregular = 0 if iteration.is_regular else self._num_irregular + 1
         is_regular = iteration.is_regular or self._num_irregular > _IRREGULAR_IN_ROW
         return is_regular and self._num_seen > _WARM_UP_ITERATIONS
@@ -324,91 +197,72 @@ class RateTuner:
     def _note_clean(self, iteration: Iteration) -> None:
         self._costs.add_clean(iteration)
         self._outliers.add_clean(self._costs.over_s(iteration))
-        self._since_clean = 0
-        if self._stretch_left:
-            self._stretch_left -= 1
-            self._costs.update_time()
+        self._refresh.add_clean()  # last: it may bring T and the outliers' limit up to date
         if self._costs.num_clean == PROFILE_ITERATIONS:
             self._check_cached()
             if self.plan is None:
-                self._replan()  # a checkpoint that the user asked for may have told its cost
-
-    def _pay_boundary(self, cost_s: float) -> None:
-        """What an iteration without a checkpoint paid for being watched."""
-        self.overhead_s += cost_s
-        earned_s = self._bucket.rate * (self._costs.iteration_s or 0.0)
-        self._bucket.spend(boundary_share_s(cost_s, earned_s))
-
-    def _earn(self) -> None:
-        self._num_uncredited += 1
-        iteration_s = self._costs.iteration_s
-        if iteration_s is not None:
-            earned_s = self._num_uncredited * iteration_s
-            self._num_uncredited = 0
-            self.productive_s += earned_s
-            self._bucket.earn(earned_s)
+                self._replan()  # a requested checkpoint may have measured its cost already
 
     # ---- checkpoints
 
+    def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
+        """A snapshot was begun at boundary ``step``; ``attempt`` is its unique name."""
+        if not math.isfinite(start_s):
+            self.num_bad_samples += 1
+            start_s = -math.inf  # so that it can still be settled
+        reserved_s = self._budget.reserve() if is_periodic else 0.0
+        self._charges.begin(attempt, start_s=start_s, reserved_s=reserved_s)
+        self._last_step = step
+        self._is_withheld = False
+
+    def ended(self, attempt: str, *, end_s: float, measured: Measured | None) -> None:
+        """A checkpoint became durable, or failed (``measured`` is None) at ``end_s``.
+
+        A checkpoint with impossible times is counted and treated as failed.
+        """
+        if not math.isfinite(end_s) or (measured is not None and not measured.is_sane()):
+            self.num_bad_samples += 1
+            measured = None
+        if not math.isfinite(end_s):
+            end_s = -math.inf  # so that it is over and defers no other
+        if self._charges.end(attempt, end_s=end_s, measured=measured) and measured is not None:
+            self._costs.add_durable(measured)
+
     def _account(self, charge: Charge) -> None:
-        """Take the cost of a checkpoint off the budget and learn from it."""
+        """Deduct the cost of a checkpoint from the budget and learn from it."""
+        self._num_settled += 1
         if charge.measured is None:
             self._account_failed(charge)
             return
-        spent_s = charge.cost_s
         is_partial = charge.is_partial or not charge.num_touched
-        is_stale = self._shows_stale_time(charge) or self._shows_long_time(charge)
-        if is_partial or is_stale:
+        is_wrong = self._refresh.is_contradicted_by(charge)
+        cost_s = charge.cost_s
+        if is_partial or is_wrong:  # the measured cost is too low: charge the usual one at least
             estimate = self._costs.cost
-            spent_s = max(charge.stall_s, spent_s, estimate.mean if estimate else 0.0)
-        spent_s += self._outliers.add(charge)
-        self._num_settled += 1
-        self._bucket.spend(spent_s - charge.reserved_s)
-        self.overhead_s += spent_s
-        self._window.append((spent_s, self.productive_s - self._window_start_s))
-        self._window_start_s = self.productive_s
-        if is_stale:
-            self._stretch_left = _STALE_ITERATIONS
-        elif not self._skips(charge, is_partial=is_partial):
+            cost_s = max(charge.stall_s, cost_s, estimate.mean if estimate else 0.0)
+        cost_s += self._outliers.add(charge)
+        self._budget.settle(cost_s, reserved_s=charge.reserved_s)
+        self._damper.add_checkpoint(cost_s, productive_s=self.productive_s)
+        if not is_wrong and not self._skips(charge, is_partial=is_partial):
             self._learn(charge)
 
     def _account_failed(self, charge: Charge) -> None:
-        """One that failed cost what it cost, and tells nothing of those that do not.
+        """Deduct the cost of a failed checkpoint, from which nothing is learned.
 
-        It may have been in flight for long, on a disk that hangs, and what T is off by adds up in
-        all those iterations: so much of it, unless training was held, is not taken off the budget
-        of those to come.
+        It may have been in flight for very long, on a disk that hangs, and an error of T adds up
+        over all those iterations. What may be such an error is not deducted, or there would be no
+        checkpoints for as long again; the time for which training was held always is.
         """
-        spent_s = charge.cost_s + self._outliers.add(charge)
-        sure_s = max(
-            min(spent_s, charge.stall_s), spent_s - self._costs.doubt_s(charge.num_touched)
-        )
-        self._num_settled += 1
-        self.overhead_s += spent_s
-        self._bucket.spend(sure_s - charge.reserved_s)
-
-    def _shows_stale_time(self, charge: Charge) -> bool:
-        """Iterations with a checkpoint that are shorter than any without: T is out of date."""
-        shortest_s = self._costs.short_iteration_s
-        return shortest_s is not None and charge.is_faster_than((1 - _STALE) * shortest_s)
-
-    def _shows_long_time(self, charge: Charge) -> bool:
-        """Checkpoints that make iterations faster: T is longer than it should be."""
-        self._slowdowns.append(charge.mild_s - charge.stall_s)
-        if len(self._slowdowns) < _SLOWDOWNS:
-            return False
-        mean_s = fmean(self._slowdowns)
-        spread_s = pstdev(self._slowdowns)
-        self._slowdowns.clear()
-        chance_s = _CHANCE * spread_s / math.sqrt(_SLOWDOWNS)
-        is_long = mean_s < -max(chance_s, _NEGLIGIBLE * (self._costs.iteration_s or 0.0))
-        if is_long:
-            self._costs.renew_time(keep=1)
-        return is_long
+        cost_s = charge.cost_s + self._outliers.add(charge)
+        sure_s = max(min(cost_s, charge.stall_s), cost_s - self._costs.doubt_s(charge.num_touched))
+        self._budget.settle(cost_s, reserved_s=charge.reserved_s, owed_s=sure_s)
 
     def _skips(self, charge: Charge, *, is_partial: bool) -> bool:
-        """A partial measurement counts only where whole ones are not to be had, and one that the
-        user waited for only where there are no others at all."""
+        """Whether nothing is learned from this checkpoint.
+
+        A partial measurement counts only if there are no complete ones, and one that the user
+        waited for only if there is no other.
+        """
         if charge.has_waited and self._costs.cost is not None:
             return True
         if (is_partial or charge.has_waited) and self._num_partial < _PARTIAL_IN_ROW:
@@ -431,6 +285,7 @@ class RateTuner:
     # ---- planning
 
     def _plan_cached(self, cached: Profile) -> Plan:
+        # Whether it still fits on the device is not known yet: assume what was true for that run.
         fitted = cached.state_bytes if cached.place is SnapshotPlace.DEVICE else None
         return self.policy.plan(cached, free_device_bytes=fitted)
 
@@ -439,55 +294,107 @@ class RateTuner:
         if profile is None or (self._is_final and self.plan is not None):
             return
         new = self.policy.plan(profile, free_device_bytes=self.free_device_bytes)
-        self._adopt(self._with_hysteresis(new, profile), profile)
+        self._adopt(self._damped(new, profile), profile)
 
-    def _with_hysteresis(self, new: Plan, profile: Profile) -> Plan:
-        old = self.plan
-        if old is None:
+    def _damped(self, new: Plan, profile: Profile) -> Plan:
+        if self.plan is None:
             return new
-        steps = self._calmer_steps(old.interval_steps, new.interval_steps, profile)
-        if steps != old.interval_steps:
-            self._num_wished = 0
+        factor = 1 + HYSTERESIS / 2
+        steps = self._damper.steps(
+            self.plan.interval_steps,
+            new.interval_steps,
+            bound=self._budget.rate,
+            cautious=lambda: self.policy.plan(profile.with_costs_scaled(factor)).interval_steps,
+        )
         return self.policy.plan_at(steps, profile, reason=new.reason, place=new.place)
-
-    def _calmer_steps(self, old: int, new: int, profile: Profile) -> int:
-        """``new`` if that is far enough from ``old``, or has long been wished for."""
-        wish = (new > old) - (new < old)
-        self._num_wished = self._num_wished + 1 if wish == self._wish else 1
-        self._wish = wish
-        if self._num_wished >= _WISHES or (new > old and self._is_over_bound()):
-            return new
-        if abs(new - old) <= _HYSTERESIS * old:
-            return old
-        if new > old:
-            return new
-        # What it would be if costs were a little higher: noise must not move it to and fro.
-        return min(old, self.policy.plan(_scaled(profile, 1 + _HYSTERESIS / 2)).interval_steps)
-
-    def _is_over_bound(self) -> bool:
-        """Whether the last few checkpoints together cost more than was earned meanwhile."""
-        cost_s = sum(cost for cost, _ in self._window)
-        productive_s = sum(productive for _, productive in self._window)
-        return cost_s > self._bucket.rate * productive_s
 
     def _adopt(self, plan: Plan, profile: Profile) -> None:
         self._is_final = not self._dynamic and plan.place is self._place
-        if plan.place is not self._place:
+        if plan.place is not self._place:  # a copy elsewhere costs something different
             self._costs.forget_costs()
             self._charges.forget_costs()
         self.plan = plan
         self._place = plan.place
-        self._bucket.rate = self.policy.allowed_overhead(plan)
-        self._upper_s = profile.cost_upper_s
-        self._bucket.limit(_DEPTH * self._upper_s)
+        self._budget.plan_for(profile.cost_upper_s, rate=self.policy.allowed_overhead(plan))
 
+    # ---- many ranks
 
-def _scaled(profile: Profile, factor: float) -> Profile:
-    return replace(
-        profile,
-        cost_s=profile.cost_s * factor,
-        cost_error_s=profile.cost_error_s * factor,
-        cost_upper_s=profile.cost_upper_s * factor,
-        persist_s=profile.persist_s * factor,
-        host_copy_s=profile.host_copy_s * factor,
-    )
+    def next_due_step(self, step: int) -> int:
+        """The first boundary after ``step`` at which a checkpoint may be due, as planned now."""
+        if self.plan is None:
+            return step + 1
+        planned = self._last_step + self._interval_steps(self.plan)
+        if not self._dynamic:
+            return max(step + 1, planned)
+        left = self._budget.steps_to_checkpoint(
+            self._charges.unreserved_s(),
+            iteration_s=self._costs.iteration_s,
+            boundary_s=self._costs.boundary_s,
+        )
+        # Look again half way: a checkpoint in flight may cost less than was set aside for it.
+        return max(step + 1, planned, step + left // 2)
+
+    def steps_to_meeting(
+        self, *, due_steps: int, iteration_s: float | None, every_s: float, since_last: int
+    ) -> int:
+        """How many boundaries from now the ranks meet; see MeetingSchedule."""
+        return self._meetings.steps(
+            due_steps=due_steps,
+            iteration_s=iteration_s,
+            every_s=every_s,
+            since_last=since_last,
+            bound=self._budget.rate,
+        )
+
+    def met(self, seconds: float) -> None:
+        """The ranks met at a boundary, which held training for so long."""
+        self._budget.pay(self._meetings.met(seconds))
+
+    def set_cost_floor(self, costs: Mapping[str, float]) -> None:
+        """Plan with ``costs`` of other ranks (by their names in Profile) that are higher."""
+        is_first = bool(costs) and not self._cost_floor
+        self._cost_floor = costs
+        if is_first and self._is_final:  # the only plan was made without them
+            self._is_final = False
+            self._replan()
+
+    # ---- what is known
+
+    @property
+    def overhead_s(self) -> float:
+        """Seconds that checkpoints, boundaries and meetings have added so far."""
+        return self._budget.overhead_s
+
+    @property
+    def productive_s(self) -> float:
+        """Seconds that the iterations so far would have taken without them."""
+        return self._budget.productive_s
+
+    @property
+    def measured_overhead(self) -> float | None:
+        """The fraction by which training has become longer so far; None while T is unknown."""
+        return self.overhead_s / self.productive_s if self.productive_s else None
+
+    @property
+    def balance_s(self) -> float:
+        """Seconds of overhead that may still be spent."""
+        return self._budget.balance_s
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether this run has measured its own costs; otherwise they are cached or unknown."""
+        return self._costs.is_measured
+
+    @property
+    def iteration_s(self) -> float | None:
+        """T; None before it was measured."""
+        return self._costs.iteration_s
+
+    def profile(self) -> Profile | None:
+        """The costs that are planned with; None before the first checkpoint is measured."""
+        own = self.own_profile()
+        return own if own is None else own.at_least(self._cost_floor)
+
+    def own_profile(self) -> Profile | None:
+        """The costs of this rank alone."""
+        return self._costs.profile(self._place)

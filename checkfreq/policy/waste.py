@@ -1,8 +1,8 @@
-"""Time lost to checkpoints and to failures: the optimal interval in closed form. Pure.
+"""Waste, the time lost to checkpoints and failures: optimal intervals in closed form. Pure.
 
 Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974.
 Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22(3),
-2006. All arguments and results in seconds; failures are exponential with mean ``mtbf_s``.
+2006. All times are in seconds; times between failures are exponential with mean ``mtbf_s``.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from checkfreq.policy.profile import is_amount
 
 
 def young_interval_s(cost_s: float, *, mtbf_s: float) -> float:
-    """Young's optimal work between checkpoints that cost ``cost_s`` each."""
+    """Young's optimum: seconds of work between checkpoints that cost ``cost_s`` each."""
     _require(cost_s=cost_s, mtbf_s=mtbf_s)
     return math.sqrt(2 * cost_s * mtbf_s)
 
 
 def daly_interval_s(cost_s: float, *, mtbf_s: float) -> float:
-    """Daly's optimal work between checkpoints; ``mtbf_s`` where a checkpoint costs more than 2 M.
+    """Daly's optimum: seconds of work between checkpoints; ``mtbf_s`` if one costs over 2 M.
 
-    A time to durable does not move the optimum: it is lost at every failure, whatever the
-    interval.
+    The time until a checkpoint is durable does not move the optimum, since every failure loses
+    it whatever the interval is.
     """
     _require(cost_s=cost_s, mtbf_s=mtbf_s)
     if cost_s >= 2 * mtbf_s:
@@ -33,16 +33,16 @@ def daly_interval_s(cost_s: float, *, mtbf_s: float) -> float:
 
 
 def goodput(interval_s: float, *, cost_s: float, mtbf_s: float, restart_s: float = 0.0) -> float:
-    """Fraction of the time that ends up as progress: exact for blocking checkpoints.
+    """The fraction of all time that ends up as progress; exact for blocking checkpoints.
 
-    ``interval_s`` is work between checkpoints; failures may also strike during a checkpoint or a
-    restart.
+    ``interval_s`` is the work between checkpoints. Failures may also strike during a checkpoint
+    or a restart.
     """
     _require(cost_s=cost_s, mtbf_s=mtbf_s, restart_s=restart_s)
     if not (is_amount(interval_s) and interval_s > 0):
         raise ConfigError(f"interval_s: expected finite seconds > 0, got {interval_s}")
     segment = (interval_s + cost_s) / mtbf_s
-    # tau / (M e^(R/M) (e^segment - 1)), written so that nothing overflows.
+    # tau / (M e^(R/M) (e^segment - 1)), with negative exponents, which cannot overflow.
     survival = math.exp(-segment - restart_s / mtbf_s) / -math.expm1(-segment)
     return interval_s / mtbf_s * survival
 

@@ -32,8 +32,8 @@ class Vote:
     ``is_ready``: it could take a snapshot now. ``is_written``: it has this step written, or on its
     way. ``is_restructured``: the structure of its state changed since ranks last compared theirs.
     ``stop``: the signal it received. ``durable``: the newest steps, and their attempts, in the
-    directory that it leads; None from ranks that lead none. ``costs``: its measured seconds, by
-    the names in ``Profile.RAISED``. ``next_step``: the boundary at which rank 0 proposes to meet
+    directory that it leads; None from ranks that lead none. ``costs``: its measured seconds, by the
+    names in ``profile.SHARED_COSTS``. ``next_step``: the boundary at which rank 0 proposes to meet
     again. ``held_back``: why it wants no periodic checkpoint now (its storage fails). ``keep`` and
     ``metrics`` were passed to ``save``.
     """

@@ -1,8 +1,8 @@
-"""A training run on paper: what an interval, a bound or a failure rate leads to. No torch.
+"""Simulates training runs: the effect of an interval, a bound or a failure rate. No torch.
 
-``simulate`` drives the very objects that decide in a real run (policy/tuner.py, frequency.py)
-over costs that are functions of time (costs.py) and over failures (failures.py). It holds to the
-closed form of policy/waste.py within 1 % (tests/test_simulate.py).
+``simulate`` runs the same objects that decide in a real run (policy/tuner.py, frequency.py), with
+costs that are functions of time (costs.py) and with failures (failures.py). Its goodput agrees with
+the closed form of policy/waste.py within 1 % (tests/test_simulate.py).
 """
 
 from checkfreq.simulation.costs import (

@@ -1,4 +1,4 @@
-"""The same run with different ways to choose the interval."""
+"""Compares ways to choose the interval, on the same run with the same failures."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way to choose the interval, and what came of it.
+    """A way to choose the interval, and its outcome.
 
-    is_limited: the interval is a longer one than was chosen, with which storage keeps up.
+    is_limited: storage could not keep up with the interval that was chosen, so it is longer.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Arm:
 
     @property
     def interval_steps(self) -> int | None:
-        """Where it came to rest."""
+        """The interval planned at the end."""
         return self.outcome.planned_steps
 
 
@@ -47,12 +47,12 @@ def compare(
     days: float | None = None,
     seed: int = 0,
 ) -> Iterator[Arm]:
-    """Each arm in turn; all meet the same failures. ``days`` None: enough for a thousand.
+    """Yields each arm in turn, all with the same failures. ``days`` None: enough for a thousand.
 
-    ``bound``: the smallest interval that the bound allows, once and for all. ``fixed``: every
-    ``interval_s``. ``young``, ``daly``: the closed forms; all three no shorter than storage keeps
-    up with. ``auto``: what checkfreq does without knowing ``mtbf_s``, knowing it, and with
-    Objective.GOODPUT, from a cached profile of the costs.
+    ``bound``: always the smallest interval that the bound allows. ``fixed``: every
+    ``interval_s``. ``young``, ``daly``: the closed forms. These three are never shorter than
+    storage can keep up with. ``auto``, ``auto mtbf_s``, ``auto goodput``: checkfreq without
+    ``mtbf_s``, with it, and with Objective.GOODPUT, starting from a cached profile of the costs.
     """
     wall_s = 1000 * mtbf_s if days is None else days * _DAY_S
     for name, new_decider, is_limited in _arms(costs, mtbf_s, max_overhead, interval_s):

@@ -1,9 +1,9 @@
-"""What things cost in a simulated run, as functions of simulated time. Seconds.
+"""The costs of a simulated run, as functions of simulated time. Seconds.
 
 A checkpoint that starts at a boundary holds training for ``stall_s``. Its copy begins at the
-boundary too and outlasts the stall; then the worker persists, one checkpoint after the other.
-From the end of the stall until it is durable, training loses the part ``slowdown`` of its speed.
-So the visible cost o is not given but follows: stall plus slowdown.
+boundary too and may outlast the stall; then the worker persists, one checkpoint after the other.
+From the end of the stall until the checkpoint is durable, training loses the fraction ``slowdown``
+of its speed. The visible cost o is therefore not an input: it is the stall plus the slowdown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from checkfreq.policy.profile import Profile, is_amount
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """At one instant. ``slowdown``: part of the speed that a running copy or persist takes."""
+    """Costs at one instant. ``slowdown``: fraction of speed lost to a copy or persist."""
 
     iteration_s: float
     stall_s: float
@@ -43,7 +43,7 @@ class Costs:
 
     @property
     def durable_s(self) -> float:
-        """From the boundary until it is durable (L), where nothing is in the way."""
+        """From the boundary until it is durable (L), if the worker is idle."""
         return max(self.stall_s, self.copy_s) + self.persist_s
 
     @property
@@ -61,7 +61,7 @@ class Costs:
         )
 
     def profile(self) -> Profile:
-        """What exact measurements of these costs would say."""
+        """The profile that exact measurements of these costs would give."""
         return Profile(
             iteration_s=self.iteration_s,
             overlap_s=0.0,
@@ -75,21 +75,21 @@ class Costs:
 
 
 def smallest_interval(costs: Costs, *, max_overhead: float) -> int:
-    """The oracle: the fewest iterations between checkpoints that keep the bound and never wait.
+    """The oracle: the smallest interval in iterations that keeps the bound and never waits.
 
-    For two slots: a copy may run while the checkpoint before is being persisted.
+    With two slots: a copy may run while the previous checkpoint is being persisted.
     """
     keeps_bound = _steps(costs.cost_s / max_overhead, costs.iteration_s)
     return max(keeps_bound, unwaiting_interval(costs))
 
 
 def unwaiting_interval(costs: Costs) -> int:
-    """The fewest iterations between checkpoints that never wait for the one before."""
+    """The smallest interval in iterations at which no checkpoint waits for the one before."""
     return _steps(max(costs.persist_s, costs.copy_s), costs.iteration_s)
 
 
 def _steps(amount_s: float, iteration_s: float) -> int:
-    return max(1, math.ceil(amount_s / iteration_s * (1 - 1e-9)))
+    return max(1, math.ceil(amount_s / iteration_s * (1 - 1e-9)))  # not one more for rounding
 
 
 class Trace(Protocol):
@@ -113,7 +113,7 @@ class _Steady:
 
 
 def steady(costs: Costs) -> Trace:
-    """The same costs for ever."""
+    """The same costs throughout."""
     return _Steady(costs)
 
 
@@ -132,7 +132,7 @@ class _Changing:
 
 
 def changing(changes: Sequence[tuple[float, Costs]], *, period_s: float | None = None) -> Trace:
-    """Costs from each given instant on, the first at 0; with a period over and over again."""
+    """Costs that change at the given instants, the first at 0; ``period_s``: repeatedly."""
     starts_s = [start_s for start_s, _ in changes]
     if not starts_s or starts_s[0] != 0 or starts_s != sorted(set(starts_s)):
         raise ConfigError(f"changing: expected instants that ascend from 0, got {starts_s}")
@@ -143,9 +143,9 @@ def changing(changes: Sequence[tuple[float, Costs]], *, period_s: float | None =
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Spread of iterations and of checkpoints (all their parts): 0.3 is about 30 %; means stay.
+    """Relative spread of iterations and of checkpoints: 0.3 is about 30 %. Means do not change.
 
-    correlation: of an iteration with the one before it, as on a machine shared with others.
+    correlation: of each iteration with the one before, as on a machine shared with others.
     """
 
     iterations: float = 0.0
@@ -165,8 +165,7 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """What comes again and again, as factors: of the iteration times, one after the other, and
-    of what each checkpoint slows training down by; of nothing, if empty."""
+    """Periodic factors of iteration times, and of the slowdown by each checkpoint; empty: none."""
 
     iterations: tuple[float, ...] = ()
     slowdowns: tuple[float, ...] = ()
@@ -181,21 +180,21 @@ class Rhythm:
         return bool(self.iterations or self.slowdowns)
 
     def iteration(self, index: int) -> float:
-        """Of the iteration ``index``."""
+        """The factor of iteration ``index``."""
         return self.iterations[index % len(self.iterations)] if self.iterations else 1.0
 
     def slowdown(self, index: int) -> float:
-        """Of the checkpoint ``index``."""
+        """The factor of checkpoint ``index``."""
         return self.slowdowns[index % len(self.slowdowns)] if self.slowdowns else 1.0
 
 
 def spread(random: Random, sigma: float) -> float:
-    """A positive factor of mean 1."""
+    """A random positive factor of mean 1 (lognormal)."""
     return random.lognormvariate(-sigma * sigma / 2, sigma) if sigma else 1.0
 
 
 class CorrelatedSpread:
-    """Positive factors of mean 1, each correlated with the one before (AR(1) in the exponent)."""
+    """Random factors of mean 1, each correlated with the one before (AR(1) in the exponent)."""
 
     def __init__(self, random: Random, sigma: float, correlation: float) -> None:
         self._random = random
@@ -205,7 +204,7 @@ class CorrelatedSpread:
         self._level: float | None = None
 
     def next(self) -> float:
-        """The next of them."""
+        """The next factor."""
         if not self._kept:
             return spread(self._random, self._sigma)
         drawn = self._random.normalvariate(0.0, 1.0)

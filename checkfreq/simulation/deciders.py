@@ -1,4 +1,4 @@
-"""Who decides in a simulated run: a ``RateTuner``, or an interval that never changes."""
+"""What decides in a simulated run: a ``RateTuner``, or an interval that never changes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Protocol, TypeAlias
 
 from checkfreq.errors import ConfigError
 from checkfreq.policy.profile import Profile
-from checkfreq.policy.tuner import Due, Iteration, Measured
+from checkfreq.policy.tuner import Iteration, Measured, Verdict
 
 
 class Interval(Protocol):
-    """Of a Plan, what a simulation wants to know."""
+    """The part of a Plan that a simulation reads."""
 
     @property
     def interval_steps(self) -> int: ...
 
 
 class Decider(Protocol):
-    """What ``RateTuner`` is to the loop that it decides for."""
+    """The methods of ``RateTuner`` that a simulation calls."""
 
     @property
     def plan(self) -> Interval | None: ...
@@ -35,10 +35,10 @@ class Decider(Protocol):
 
     def continue_from(self, step: int) -> None: ...
 
-    def due(self, *, step: int, now_s: float) -> Due: ...
+    def due(self, *, step: int, now_s: float) -> Verdict: ...
 
 
-#: A fresh one for the start and after each failure, given the profile kept from before.
+#: Makes a decider at the start and after each failure, given the profile measured before it.
 NewDecider: TypeAlias = Callable[[Profile | None], Decider]
 
 
@@ -48,10 +48,10 @@ class _Every:
 
 
 class FixedInterval:
-    """A checkpoint every so many steps; later only while both slots are taken.
+    """A checkpoint every so many steps, deferred only while both slots are taken.
 
-    That is, while two checkpoints are not durable yet, or the one before is still being copied
-    (all the time until one is durable: what a copy takes is known only then).
+    They are while two checkpoints are not durable yet, or the previous one is still being copied.
+    How long a copy takes is known once a checkpoint is durable; until then it counts as endless.
     """
 
     def __init__(self, interval_steps: int) -> None:
@@ -63,11 +63,11 @@ class FixedInterval:
         self._copy_s = math.inf
 
     def profile(self) -> Profile | None:
-        """It measures nothing."""
+        """None: nothing is measured."""
         return None
 
     def iteration(self, iteration: Iteration) -> None:
-        """It learns nothing."""
+        """Ignored: the interval is fixed."""
 
     def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
         """See RateTuner."""
@@ -84,11 +84,11 @@ class FixedInterval:
         """See RateTuner."""
         self._last_step = step
 
-    def due(self, *, step: int, now_s: float) -> Due:
+    def due(self, *, step: int, now_s: float) -> Verdict:
         """See RateTuner."""
         if step - self._last_step < self.plan.interval_steps:
-            return Due.NOT_YET
-        return Due.LATE if self._is_late(now_s) else Due.TAKE
+            return Verdict.NOT_YET
+        return Verdict.LATE if self._is_late(now_s) else Verdict.TAKE
 
     def _is_late(self, now_s: float) -> bool:
         return len(self._active) > 1 or any(

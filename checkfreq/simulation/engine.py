@@ -1,8 +1,8 @@
 """One training run, iteration by iteration, with checkpoints and failures.
 
-The loop does what the manager's does: an iteration ends, the decider (a ``RateTuner``) is told
-of it and of the checkpoints that became durable meanwhile, and is asked whether to take one.
-After a failure the run goes on from the newest durable checkpoint, with a fresh decider.
+The loop does what a manager does: an iteration ends, the decider (a ``RateTuner``) is told of
+it and of the checkpoints that became durable meanwhile, and is asked whether to take one. After a
+failure the run continues from the newest durable checkpoint, with a new decider.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from random import Random
 
 from checkfreq.errors import ConfigError
 from checkfreq.policy.profile import Profile
-from checkfreq.policy.tuner import Due, Iteration, Measured
+from checkfreq.policy.tuner import Iteration, Measured, Verdict
 from checkfreq.simulation.costs import (
     CorrelatedSpread,
     Costs,
@@ -26,9 +26,10 @@ from checkfreq.simulation.deciders import Decider, NewDecider
 from checkfreq.simulation.failures import Failures
 from checkfreq.simulation.outcome import Outcome, Taken
 
-#: What is stepped through takes microseconds each: a run of more would take minutes.
+#: An iteration takes 3 to 15 us to step through (2026-11): a longer run could take minutes.
 _MOST_ITERATIONS = 1_000_000
 _MOST_FAILURES = 1_000_000
+#: A rhythm must not slow training down to a standstill: no iteration would end.
 _MOST_SLOWDOWN = 0.95
 
 
@@ -36,7 +37,7 @@ _MOST_SLOWDOWN = 0.95
 class _Attempt:
     name: str
     step: int
-    work_s: float  # progress at its boundary: what a restore of it brings back
+    work_s: float  # progress at its boundary, which a restore brings back
     start_s: float
     held_until_s: float
     end_s: float
@@ -48,7 +49,7 @@ class _Attempt:
 
 
 class Run:
-    """A run in progress; ``simulate`` (run.py) is the way in."""
+    """A run in progress; use ``simulate`` (run.py)."""
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class Run:
         self._noise, self._rhythm = noise, rhythm
         self._bound = max_overhead
         self._keep_profile = keep_profile
+        # Not the generator of FailureClock: all deciders must meet the same failures.
         self._random = Random(f"costs {seed}")
         self._spread = CorrelatedSpread(self._random, noise.iterations, noise.correlation)
         self.clock = FailureClock(failures, restart_s=restart_s, seed=seed)
@@ -82,7 +84,7 @@ class Run:
         self._begin(None)
 
     def go_on(self, until_s: float) -> None:
-        """Until the first boundary at or after ``until_s``."""
+        """Step until the first boundary at or after ``until_s``."""
         while self.now_s < until_s:
             if not self._iterate():
                 self._fail(self.clock.next_s, until_s)
@@ -96,7 +98,7 @@ class Run:
         return plan.interval_steps if plan else None
 
     def outcome(self) -> Outcome:
-        """As of now: what is not yet durable counts as progress."""
+        """The outcome so far; work that is not in a durable checkpoint yet counts as progress."""
         return Outcome(
             wall_s=self.now_s,
             progress_s=self.work_s,
@@ -120,14 +122,14 @@ class Run:
     def _begin(self, cached: Profile | None) -> None:
         self._decider: Decider = self._new_decider(cached)
         self._attempts: list[_Attempt] = []
-        self._held_s = 0.0  # of the next iteration, by the checkpoint just started
-        self._busy_until_s = 0.0  # when the worker has persisted all it was given
-        self._slowed = 1.0  # how many times as much as usual it slows down meanwhile
+        self._held_s = 0.0  # stall of the next iteration, by the checkpoint just started
+        self._busy_until_s = 0.0  # when the worker will be idle
+        self._slowed = 1.0  # rhythm: factor of the slowdown until then
         self._is_first = True
-        self._waits_for: Due | None = None
+        self._last_verdict: Verdict | None = None
 
     def _iterate(self) -> bool:
-        """One iteration and the decision after it; False if a failure comes before its end."""
+        """Run one iteration and decide after it; False if a failure comes before its end."""
         start_s, held_s = self.now_s, self._held_s
         costs = self._trace.at(start_s)
         work_s = costs.iteration_s * self._rhythm.iteration(self.num_iterations)
@@ -153,7 +155,7 @@ class Run:
         return True
 
     def _charge(self, start_s: float, held_s: float, extra_s: float) -> None:
-        """A stall is its checkpoint's; a slowdown is shared by those that were active."""
+        """Charge the stall to its checkpoint, and share the slowdown among the active ones."""
         self._attempts[-1].cost_s += held_s
         shares = [min(a.end_s, self.now_s) - max(a.start_s, start_s) for a in self._attempts]
         slowdown_s, whole = extra_s - held_s, sum(shares) or 1.0
@@ -185,13 +187,13 @@ class Run:
             self._exempt_s += attempt.cost_s
 
     def _decide(self, costs: Costs) -> None:
-        due = self._decider.due(step=self._step, now_s=self.now_s)
-        if due is Due.TAKE:
+        verdict = self._decider.due(step=self._step, now_s=self.now_s)
+        if verdict is Verdict.TAKE:
             self._take(costs)
-        if due is not self._waits_for:
-            self._num_deferred += due is Due.LATE
-            self._num_withheld += due is Due.NO_BUDGET
-        self._waits_for = due
+        if verdict is not self._last_verdict:
+            self._num_deferred += verdict is Verdict.LATE
+            self._num_withheld += verdict is Verdict.NO_BUDGET
+        self._last_verdict = verdict
 
     def _take(self, costs: Costs) -> None:
         plan = self._decider.plan
@@ -229,7 +231,7 @@ class Run:
     # ---- failures
 
     def _fail(self, at_s: float, until_s: float) -> None:
-        """At ``at_s``, within an iteration: back to the newest durable checkpoint."""
+        """A failure at ``at_s``, within an iteration: go back to the newest durable checkpoint."""
         slowdown = self._slowdown(self._trace.at(self.now_s))
         held_until_s = min(at_s, self.now_s + self._held_s)
         extra_s = held_until_s - self.now_s
@@ -253,9 +255,9 @@ class Run:
         self._decider.continue_from(step)
 
     def _use_notice(self, until_s: float) -> None:
-        """A last checkpoint, if it can be durable in time; then the run ends by itself.
+        """Take a last checkpoint if it can be durable in time; then the run ends by itself.
 
-        It is restarted elsewhere at once, before the machine it was on is gone.
+        It restarts on a different machine at once, before the old one is taken away.
         """
         self.clock.notice_at_s = math.inf
         attempt = self._last_attempt()
@@ -277,14 +279,14 @@ class Run:
         self._restart(up_s, self._step, self.work_s)
 
     def _last_attempt(self) -> _Attempt:
-        """The one just begun at this boundary, if there is one."""
+        """The attempt begun at this boundary, or a new one."""
         if self._attempts and self._attempts[-1].start_s == self.now_s:
             return self._attempts[-1]
         return self._new_attempt(self._now_costing(self._trace.at(self.now_s)))
 
 
 class FailureClock:
-    """When the next failure strikes; restarts, which it may strike too."""
+    """Draws the times of failures; some processes can also strike during restarts."""
 
     def __init__(self, failures: Failures, *, restart_s: float, seed: int) -> None:
         self._failures = failures
@@ -293,23 +295,24 @@ class FailureClock:
         self._random = Random(f"failures {seed}")
         self.num_failures = 0
         self.next_s = self.notice_at_s = math.inf
-        self._wind(0.0)
+        self._draw_next(0.0)
 
     def restarted_s(self, at_s: float, *, until_s: float, from_s: float | None = None) -> float:
-        """A failure strikes at ``at_s``: when training goes on, if before ``until_s``.
+        """A failure strikes at ``at_s``; returns when training continues.
 
-        ``from_s``: since when the run is being restarted, if that is not since ``at_s``.
+        Failures during the restart are drawn up to ``until_s``. ``from_s``: when the restart
+        began, if that was not at ``at_s``.
         """
         self.num_failures += 1
         up_s = (at_s if from_s is None else from_s) + self._restart_s
-        self._wind(at_s if self._failures.in_restarts else up_s)
+        self._draw_next(at_s if self._failures.in_restarts else up_s)
         while self.next_s < min(up_s, until_s):
             self.num_failures += 1
             up_s = self.next_s + self._restart_s
-            self._wind(self.next_s)
+            self._draw_next(self.next_s)
         return up_s
 
-    def _wind(self, from_s: float) -> None:
+    def _draw_next(self, from_s: float) -> None:
         if self.num_failures > _MOST_FAILURES:
             raise ConfigError(
                 f"more than {_MOST_FAILURES} failures: simulate a shorter run, or one that fails "
@@ -324,7 +327,7 @@ class FailureClock:
 
 
 def _end_of(start_s: float, work_s: float, busy_until_s: float, slowdown: float) -> float:
-    """When work that starts now is done, slowed down until ``busy_until_s``."""
+    """When work that starts at ``start_s`` is done, slowed down until ``busy_until_s``."""
     if busy_until_s <= start_s or not slowdown:
         return start_s + work_s
     slowed_s = (busy_until_s - start_s) * (1 - slowdown)

@@ -1,7 +1,7 @@
-"""When a run is interrupted: failure processes, and published rates by size.
+"""Failure processes, and published failure rates by size.
 
-All are exponential, which means that at any instant the time to the next one is the same; they
-differ in what time they count, and in whether there is a warning.
+All processes are exponential: the expected time to the next failure is the same at any instant.
+They differ in whether the clock runs during restarts, and in whether there is a warning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DAY_S = 86_400.0
 
 
 class Failures(Protocol):
-    """How often, whether also while the run restarts, and how long before it is known."""
+    """How often a run fails, whether it can fail in restarts too, and the notice given."""
 
     @property
     def in_restarts(self) -> bool: ...
@@ -26,7 +26,7 @@ class Failures(Protocol):
     def notice_s(self) -> float: ...
 
     def mean_s(self, restart_s: float) -> float:
-        """Mean time to the next: from the one before, or, if not in restarts, from the restart."""
+        """Mean time to the next failure, from the last one or (not ``in_restarts``) its restart."""
         ...
 
 
@@ -61,7 +61,7 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True)
 class Interruptions:
-    """Every ``every_s`` on average, the recovery included, as clusters report it."""
+    """A failure every ``every_s`` on average, recovery included, as clusters report it."""
 
     every_s: float
     in_restarts: ClassVar[bool] = False
@@ -82,10 +82,10 @@ class Interruptions:
 
 @dataclass(frozen=True, slots=True)
 class SpotPreemption:
-    """Machines are taken away ``per_day`` times a day, known ``notice_s`` before.
+    """Machines are taken away ``per_day`` times a day, with a notice of ``notice_s``.
 
-    A run that learns of it in time takes a last checkpoint, is restarted on another machine and
-    loses only the restart.
+    A run that is notified in time takes a last checkpoint, restarts on a different machine and
+    loses only the time of the restart.
     """
 
     per_day: float
@@ -125,7 +125,7 @@ class Rate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """So many GPUs that fail at a published rate; any one failure stops the run."""
+    """``num_gpus`` GPUs that fail at a published rate; any failure stops the run."""
 
     num_gpus: int
     rate: Rate = Rate.RESEARCH
@@ -136,7 +136,7 @@ class Cluster:
 
     @property
     def mtbf_s(self) -> float:
-        """Mean time between failures of the whole."""
+        """Mean time between failures of the whole cluster."""
         return _DAY_S / (self.num_gpus * self.rate.value)
 
 

@@ -1,4 +1,4 @@
-"""What a simulated run came to. Seconds of simulated wall-clock."""
+"""The outcome of a simulated run, in seconds of simulated wall-clock time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A checkpoint was started; ``interval_steps`` is what was planned then (None: no plan yet)."""
+    """A checkpoint that was started; ``interval_steps`` was planned then (None: no plan yet)."""
 
     step: int
     start_s: float
@@ -19,16 +19,17 @@ class Outcome:
     """Every second is counted once: wall = progress + overhead + lost + down.
 
     progress_s: work that ended up in the result, at the speed of iterations without checkpoints.
-    overhead_s: added by checkpoints, held and slowed down, also where the work was lost later.
-    lost_s: work done since the newest durable checkpoint when a failure struck.
+    overhead_s: time added by checkpoints (stalls and slowdown), also to work that was lost later.
+    lost_s: work lost to failures, that is, done since the newest durable checkpoint.
     down_s: restarts.
-    excess_s: the most that overhead ever was above the bound (``max_overhead`` of all work done
+    excess_s: the most by which overhead ever exceeded the bound (``max_overhead`` of all work done
         so far); 0 or more.
-    largest_cost_s, exempt_s: of the checkpoints the dearest; and those together that the bound
-        does not cover: the first of each start, and the last before a preemption.
-    planned_steps: the interval planned in the end; None: no plan yet.
-    num_deferred, num_withheld, taken: of all starts together where the run was stepped through;
-        where one start was replayed (nothing varies: run.py), of that one, as far as it was run.
+    largest_cost_s: the cost of the most expensive checkpoint.
+    exempt_s: the total cost of checkpoints that the bound does not cover: the first of each start,
+        and the last before a preemption.
+    planned_steps: the interval planned at the end; None: no plan yet.
+    num_deferred, num_withheld, taken: totals over all starts if the run was stepped through; if
+        one start was replayed (run.py), those of that start, as far as it was run.
     """
 
     wall_s: float
@@ -49,10 +50,10 @@ class Outcome:
 
     @property
     def goodput(self) -> float:
-        """The part of the time that ended up as progress."""
+        """The fraction of the time that ended up as progress."""
         return self.progress_s / self.wall_s
 
     @property
     def overhead(self) -> float:
-        """Added by checkpoints, a fraction of the work done."""
+        """Time added by checkpoints, as a fraction of the work done."""
         return self.overhead_s / (self.progress_s + self.lost_s)

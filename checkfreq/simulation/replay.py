@@ -1,10 +1,12 @@
-"""Many failures at costs that never vary: one start is run, and replayed up to each failure.
+"""Many failures at costs that never vary: step through one start, replay it up to each failure.
 
-With steady costs, no noise and no two checkpoints under way at once, a start is told by the
-steps at which it takes checkpoints: all times follow. It is run as far as a failure leaves it,
-and no further than to where the intervals repeat themselves. Where they have not done so after
-``_MOST_ITERATIONS``, the planned one is taken to go on for ever, or, of ``_FEW`` and more, the
-last ``_MOST_INTERVALS`` of them: then overhead is right as far as their mean is that of all.
+With steady costs, no noise, and never two checkpoints in flight at once, a start is determined by
+the steps at which it takes checkpoints; all times follow from them. One start is stepped through
+as far as any failure lets it come, or until its intervals repeat, whichever is first.
+
+If the intervals do not repeat within ``_MOST_ITERATIONS``, the last ``_MOST_INTERVALS`` of them are
+repeated, or the planned interval if there are fewer than ``_FEW``. Overhead is then right as far as
+their mean is typical.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from checkfreq.simulation.costs import Costs
 from checkfreq.simulation.engine import FailureClock, Run
 from checkfreq.simulation.outcome import Outcome
 
-#: Intervals repeat themselves if those of so many steps do, and so many: longer than any window
-#: or stretch of the tuner.
+#: Intervals count as repeating if so many of them do, over so many steps, so many times: longer
+#: than any window or pause of the tuner.
 _REPEATED_INTERVALS = 24
 _REPEATED_STEPS = 256
 _REPETITIONS = 3
@@ -29,16 +31,16 @@ _CHUNK_ITERATIONS = 500
 _MOST_ITERATIONS = 100_000
 _MOST_INTERVALS = 512
 _FEW = 16
-#: Part of the time until durable by which two may seem to overlap: rounding.
+#: Two checkpoints may seem to overlap by this part of the time until durable, through rounding.
 _ROUNDING = 1e-6
 
 
 class Overlapping(Exception):
-    """Two checkpoints were under way at once: run it instead."""
+    """Two checkpoints were in flight at once: step through the run instead."""
 
 
-class _Start:
-    """From a start on, without failures: ``_starts_s[i]`` is when checkpoint i is taken."""
+class _FailureFreeRun:
+    """A start that no failure ends: ``_starts_s[i]`` is when checkpoint i is taken."""
 
     def __init__(self, run: Run, costs: Costs, max_overhead: float) -> None:
         self.run = run
@@ -46,32 +48,32 @@ class _Start:
         self._bound = max_overhead
         self._steps: list[int] = []
         self._starts_s: list[float] = []
-        self._peaks_s: list[float] = []  # the most that overhead was above the bound so far
-        self._forever: _Forever | None = None
-        self._next_peaks_s: list[float] = []  # likewise, in the first repetition
-        self._rise_s = 0.0  # of all peaks, from one repetition to the next
+        self._peaks_s: list[float] = []  # the most that overhead has exceeded the bound by
+        self._repeating: _Repeating | None = None
+        self._next_peaks_s: list[float] = []  # the same, in the first repetition
+        self._rise_s = 0.0  # how far peaks rise from one repetition to the next
 
     def num_taken(self, at_s: float) -> int:
-        """Checkpoints started until ``at_s``."""
-        while self._forever is None and self.run.now_s <= at_s:
+        """Checkpoints started by ``at_s``."""
+        while self._repeating is None and self.run.now_s <= at_s:
             self._extend()
-        if self._forever is None or at_s < self._forever.since_s:
+        if self._repeating is None or at_s < self._repeating.since_s:
             return bisect_right(self._starts_s, at_s)
-        return len(self._starts_s) + self._forever.num_until(at_s)
+        return len(self._starts_s) + self._repeating.num_until(at_s)
 
     def start_s(self, index: int) -> float:
         """When checkpoint ``index`` starts."""
         if index < len(self._starts_s):
             return self._starts_s[index]
-        assert self._forever is not None
-        return self._forever.at_s(index - len(self._starts_s))
+        assert self._repeating is not None
+        return self._repeating.at_s(index - len(self._starts_s))
 
     def work_s(self, index: int) -> float:
-        """What checkpoint ``index`` holds."""
+        """The progress that checkpoint ``index`` holds."""
         return self.start_s(index) - index * self._costs.cost_s
 
     def overhead_s(self, at_s: float, num_taken: int) -> float:
-        """Added by checkpoints until ``at_s``."""
+        """Time added by checkpoints until ``at_s``."""
         if not num_taken:
             return 0.0
         costs, since_s = self._costs, at_s - self.start_s(num_taken - 1)
@@ -80,12 +82,13 @@ class _Start:
         return (num_taken - 1) * costs.cost_s + held_s + costs.slowdown * slowed_s
 
     def peak_s(self, num_taken: int) -> float:
-        """The most that overhead was above the bound, a checkpoint being at its end."""
+        """The most by which overhead exceeds the bound at the end of a checkpoint."""
         known = len(self._peaks_s)
-        if num_taken <= known or self._forever is None:
+        if num_taken <= known or self._repeating is None:
             return self._peaks_s[num_taken - 1] if num_taken else 0.0
-        # Each repetition moves all its peaks by the same: the first and the last have the highest.
-        times, part = divmod(num_taken - known, self._forever.period)
+        # Each repetition shifts all peaks by the same amount, up or down: the highest is in the
+        # first or in the last.
+        times, part = divmod(num_taken - known, self._repeating.period)
         highest = [*self._peaks_s[-1:], self._next_peaks_s[-1 if times else part - 1]]
         if times:
             highest.append(self._next_peaks_s[-1] + (times - 1) * self._rise_s)
@@ -110,11 +113,11 @@ class _Start:
             self._peaks_s.append(max([peak_s, *self._peaks_s[-1:]]))
         gaps = _repeated([after - before for before, after in pairwise(self._steps)])
         if not gaps and self.run.num_iterations >= _MOST_ITERATIONS:
-            gaps = self._gaps_to_go_on_with()
+            gaps = self._typical_gaps()
         if gaps:
-            self._go_on_for_ever(gaps)
+            self._repeat(gaps)
 
-    def _gaps_to_go_on_with(self) -> Sequence[int]:
+    def _typical_gaps(self) -> Sequence[int]:
         gaps = [after - before for before, after in pairwise(self._steps)]
         planned = self.run.planned_steps
         if len(gaps) >= _FEW or planned is None:
@@ -123,9 +126,9 @@ class _Start:
         waits_s = (costs.durable_s - costs.cost_s) * (1 - _ROUNDING)
         return [max(planned, math.ceil(waits_s / costs.iteration_s))]
 
-    def _go_on_for_ever(self, gaps: Sequence[int]) -> None:
+    def _repeat(self, gaps: Sequence[int]) -> None:
         since_s = self._starts_s[-1] if self._starts_s else -self._costs.cost_s
-        self._forever = _Forever(
+        self._repeating = _Repeating(
             since_s, [gap * self._costs.iteration_s + self._costs.cost_s for gap in gaps]
         )
         known, period = len(self._peaks_s), len(gaps)
@@ -134,8 +137,8 @@ class _Start:
         self._next_peaks_s = list(accumulate(peaks_s, max))
 
 
-class _Forever:
-    """Intervals that repeat themselves, the first from ``since_s`` on."""
+class _Repeating:
+    """Intervals that repeat endlessly from ``since_s`` on."""
 
     def __init__(self, since_s: float, intervals_s: Sequence[float]) -> None:
         self.since_s = since_s
@@ -143,7 +146,7 @@ class _Forever:
         self._ends_s = list(accumulate(intervals_s))
 
     def num_until(self, at_s: float) -> int:
-        """Intervals that end until ``at_s``."""
+        """Intervals that have ended by ``at_s``."""
         times, left_s = divmod(at_s - self.since_s, self._ends_s[-1])
         return int(times) * self.period + bisect_right(self._ends_s, left_s)
 
@@ -154,7 +157,7 @@ class _Forever:
 
 
 def _repeated(gaps: Sequence[int]) -> Sequence[int]:
-    """The shortest sequence that ``gaps`` end with several times; empty if there is none."""
+    """The shortest sequence that ``gaps`` end with repeatedly; empty if there is none."""
     for period in range(1, min(_LONGEST_PERIOD, len(gaps) // _REPETITIONS) + 1):
         if _is_repeated(gaps, period):
             return gaps[-period:]
@@ -176,12 +179,11 @@ def _is_repeated(gaps: Sequence[int], period: int) -> bool:
 def replay(
     run: Run, clock: FailureClock, costs: Costs, *, wall_s: float, max_overhead: float
 ) -> Outcome:
-    """What ``run``, which has no failures, comes to with those of ``clock``.
+    """The outcome of ``run``, which has no failures, with the failures of ``clock``.
 
-    Counts of deferred and withheld checkpoints, and ``taken``, are those of one start. Raises
-    Overlapping.
+    Deferred and withheld checkpoints, and ``taken``, are those of one start. Raises Overlapping.
     """
-    start = _Start(run, costs, max_overhead)
+    start = _FailureFreeRun(run, costs, max_overhead)
     up_s = progress_s = overhead_s = lost_s = down_s = excess_s = exempt_s = 0.0
     num_checkpoints = 0
     while up_s < wall_s:
@@ -221,8 +223,8 @@ def replay(
     )
 
 
-def _kept_s(start: _Start, ran_s: float, num_taken: int, durable_s: float) -> float:
-    """Progress in the newest checkpoint that is durable when a failure strikes."""
+def _kept_s(start: _FailureFreeRun, ran_s: float, num_taken: int, durable_s: float) -> float:
+    """The progress in the newest checkpoint that is durable when a failure strikes."""
     newest = num_taken - 1
     if newest >= 0 and start.start_s(newest) + durable_s > ran_s:
         newest -= 1

@@ -1,7 +1,9 @@
-"""The way in: ``simulate``.
+"""The entry point: ``simulate``.
 
-Where nothing varies, every start of the same decider goes the same way: it is run once and
-replayed up to each failure (replay.py), which takes microseconds instead of minutes.
+If nothing varies, every start of the same decider goes the same way. It is then stepped through
+once and replayed up to each failure (replay.py), which takes microseconds per failure. Stepping
+takes 3 to 15 us per iteration (measured 2026-11), and a thousand failures of 8 GPUs at published
+rates are 1e10 iterations of a second: days.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ def simulate(
 ) -> Outcome:
     """A run of ``wall_s`` simulated seconds; the same arguments give the same outcome.
 
-    ``new_decider`` makes who decides: ``lambda cached: RateTuner(policy, cached=cached)``, or
-    ``lambda _: FixedInterval(50)``. With ``keep_profile`` it is given, after a failure, what the
-    one before had measured. ``max_overhead`` is only what ``Outcome.excess_s`` compares with.
-    Raises ConfigError for times that are not finite, negative or, of ``wall_s``, 0, and for a run
-    that would take minutes to simulate.
+    ``new_decider`` makes what decides: ``lambda cached: RateTuner(policy, cached=cached)``, or
+    ``lambda _: FixedInterval(50)``. With ``keep_profile`` it is given, after a failure, the
+    profile measured before it. ``max_overhead`` only defines ``Outcome.excess_s``.
+    Raises ConfigError for times that are negative or not finite, for a ``wall_s`` of 0, and for a
+    run that would take minutes to simulate.
     """
     for name, value in (("wall_s", wall_s), ("restart_s", restart_s)):
         if not is_amount(value):
@@ -65,7 +67,7 @@ def simulate(
                 new_run(Never()), clock, trace.at(0.0), wall_s=wall_s, max_overhead=max_overhead
             )
         except Overlapping:
-            pass
+            pass  # replay cannot tell how checkpoints that overlap slow one another down
     run = new_run(failures)
     run.go_on(wall_s)
     return run.outcome()

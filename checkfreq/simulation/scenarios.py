@@ -1,4 +1,4 @@
-"""What a tuner has to cope with: traces with their changes, and how well it did.
+"""Scenarios for a tuner: traces whose costs change, and how well the interval settles.
 
 Shared by tests/policy/test_trace_simulation.py and benchmarks/simulate/measure.py.
 """
@@ -27,16 +27,16 @@ from checkfreq.simulation.run import simulate
 _BASE = Costs(iteration_s=0.1, stall_s=0.02, copy_s=0.05, persist_s=0.3, slowdown=0.1)
 _SLOW_STORAGE = replace(_BASE, persist_s=3.0)
 _TWO_JOBS = replace(_BASE, iteration_s=0.2, stall_s=0.06, copy_s=0.1, persist_s=0.6)
-#: What a checkpoint costs is nothing beside how long it takes.
+#: A checkpoint costs next to nothing but takes long to become durable.
 _CHEAP = replace(_BASE, stall_s=0.001, slowdown=0.002, persist_s=0.75)
-#: Each of them slows training down for a second, by a little.
+#: Each checkpoint slows training down for a second, by a little.
 _LONG = replace(_BASE, persist_s=1.0, slowdown=0.04)
 _QUIET, _USUAL, _NOISY = Noise(), Noise(0.01, 0.1), Noise(0.01, 0.3)
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Meanwhile these are the costs to settle at (of bursts, the mean)."""
+    """A time during which ``costs`` apply (with bursts, their mean)."""
 
     start_s: float
     end_s: float
@@ -45,7 +45,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A trace, how noisy it is, and its phases; the drift between two phases belongs to none."""
+    """A trace, its noise and its phases; a drift between two phases belongs to neither."""
 
     name: str
     trace: Trace
@@ -56,11 +56,11 @@ class Scenario:
     rhythm: Rhythm = field(default_factory=Rhythm)
 
     def tuner(self) -> RateTuner:
-        """A fresh one."""
+        """A new tuner."""
         return RateTuner(FrequencyPolicy(max_overhead=self.max_overhead))
 
     def run(self, seed: int, tuner: RateTuner | None = None) -> Outcome:
-        """With ``tuner``, which is fresh."""
+        """Simulate it with ``tuner``, which must be new."""
         decider = tuner or self.tuner()
         return simulate(
             self.trace,
@@ -75,13 +75,13 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settling:
-    """How the interval came to rest in one phase.
+    """How the interval settled in one phase.
 
     oracle_steps: the smallest interval that keeps the bound and never waits.
-    num_checkpoints: into the phase until the planned interval was within a tenth (or one step)
-        of the oracle's; None: it never was.
+    num_checkpoints: taken in the phase before the planned interval was within a tenth (or one
+        step) of the oracle's; None: it never was.
     typical_steps: median of the planned intervals after the first 20 checkpoints.
-    close_part: part of the planned intervals after the first 20 that are so close.
+    close_part: fraction of the planned intervals after the first 20 that are so close.
     actual_steps: mean distance of the checkpoints after the first 20.
     """
 
@@ -93,12 +93,12 @@ class Settling:
 
 
 def is_close(steps: float, oracle_steps: int) -> bool:
-    """Within a tenth of the oracle's, or one step."""
+    """Whether it is within a tenth of the oracle's interval, or one step."""
     return abs(steps - oracle_steps) <= max(1.0, 0.1 * oracle_steps)
 
 
 def settlings(scenario: Scenario, outcome: Outcome) -> list[Settling]:
-    """One for each phase. Phases must hold 20 checkpoints and more."""
+    """One for each phase. A phase must contain more than 20 checkpoints."""
     return [
         _settling(
             [taken for taken in outcome.taken if phase.start_s <= taken.start_s < phase.end_s],
@@ -121,7 +121,7 @@ def _settling(taken: Sequence[Taken], oracle_steps: int) -> Settling:
 
 
 def _drift(start_s: float, end_s: float, first: Costs, last: Costs) -> list[tuple[float, Costs]]:
-    """Iteration time from one to the other in a hundred small steps."""
+    """Costs whose iteration time changes from the first to the last in a hundred steps."""
     grown_s = last.iteration_s - first.iteration_s
     return [
         (
@@ -137,7 +137,7 @@ def _steady(name: str, noise: Noise, end_s: float) -> Scenario:
 
 
 def _disturbed(name: str, costs: Costs, noise: Noise, *, max_overhead: float = 0.035) -> Scenario:
-    """400 s as usual, then other costs for long enough, then as usual again."""
+    """400 s at the usual costs, 1000 s at different ones, then the usual ones again."""
     usual = _CHEAP if max_overhead > 0.035 else _BASE
     phases = (
         Phase(0.0, 400.0, usual),
@@ -161,20 +161,20 @@ def _drifting() -> Scenario:
 
 
 def _bursty() -> Scenario:
-    """Of every 40 s, checkpoints cost five times as much for 4 s."""
+    """For 4 s of every 40 s, checkpoints cost five times as much."""
     trace = changing([(0.0, _BASE), (36.0, _BASE.times(5.0))], period_s=40.0)
     return Scenario("bursty", trace, (Phase(0.0, 2000.0, _BASE.times(1.4)),), _USUAL, 2000.0)
 
 
 def _rhythmic(name: str, noise: Noise, *iterations: float) -> Scenario:
-    """Iteration times in turn; the oracle knows their mean."""
+    """Iteration times that alternate; the oracle knows their mean."""
     mean = replace(_BASE, iteration_s=_BASE.iteration_s * fmean(iterations))
     phases = (Phase(0.0, 1000.0, mean),)
     return Scenario(name, steady(_BASE), phases, noise, 1000.0, rhythm=Rhythm(iterations))
 
 
-def _dear_ones() -> Scenario:
-    """Of 8 checkpoints one slows training down twenty times as much (to a fifth of its speed)."""
+def _expensive_ones() -> Scenario:
+    """One checkpoint in 8 slows training down twenty times as much, to a fifth of its speed."""
     factors = (*7 * [1.0], 20.0)
     mean = replace(_LONG, slowdown=_LONG.slowdown * fmean(factors))
     phases = (Phase(0.0, 3000.0, mean),)
@@ -184,7 +184,7 @@ def _dear_ones() -> Scenario:
 
 
 def scenarios() -> tuple[Scenario, ...]:
-    """All of them."""
+    """All scenarios."""
     return (
         _steady("steady, no noise", _QUIET, 300.0),
         _steady("steady", _USUAL, 1000.0),
@@ -204,5 +204,5 @@ def scenarios() -> tuple[Scenario, ...]:
         _rhythmic("every 4th iteration is shorter", _QUIET, 1.0, 1.0, 1.0, 0.9),
         _rhythmic("every 10th iteration is an outlier", _QUIET, *9 * [1.0], 6.0),
         _rhythmic("every 10th iteration is an outlier, noisy", _USUAL, *9 * [1.0], 6.0),
-        _dear_ones(),
+        _expensive_ones(),
     )

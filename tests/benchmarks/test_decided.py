@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.frequency.decided import DecidedManager, is_decided
 from benchmarks.lab.training import Loop
-from checkfreq.policy.tuner import Due, Iteration, Measured
+from checkfreq.policy.tuner import Iteration, Measured, Verdict
 
 
 class Every:
@@ -37,8 +37,8 @@ class Every:
         self.ended_s[attempt] = end_s
         self.measured.append(measured)
 
-    def due(self, *, step: int, now_s: float) -> Due:
-        return Due.TAKE if self._active is None and step % self._steps == 0 else Due.NOT_YET
+    def due(self, *, step: int, now_s: float) -> Verdict:
+        return Verdict.TAKE if self._active is None and step % self._steps == 0 else Verdict.NOT_YET
 
 
 def test_a_decider_gets_each_iteration_and_its_checkpoints(tmp_path: Path) -> None:

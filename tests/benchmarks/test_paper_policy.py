@@ -12,7 +12,7 @@ from benchmarks.lab.paper_policy import (
     released_interval,
 )
 from checkfreq.errors import ConfigError
-from checkfreq.policy.tuner import Due, Iteration, Measured
+from checkfreq.policy.tuner import Iteration, Measured, Verdict
 from checkfreq.simulation import Costs, Exponential, changing, simulate, steady
 
 
@@ -121,24 +121,24 @@ def profiled(rule: Rule) -> PaperTuner:
 
 def test_a_checkpoint_waits_until_the_one_before_is_durable() -> None:
     tuner = profiled(Rule.RELEASED)
-    assert tuner.due(step=2, now_s=2.0) is Due.NOT_YET
-    assert tuner.due(step=3, now_s=3.0) is Due.TAKE
+    assert tuner.due(step=2, now_s=2.0) is Verdict.NOT_YET
+    assert tuner.due(step=3, now_s=3.0) is Verdict.TAKE
     tuner.started("a", step=3, start_s=3.0, is_periodic=True)
-    assert tuner.due(step=6, now_s=7.0) is Due.LATE
+    assert tuner.due(step=6, now_s=7.0) is Verdict.LATE
     tuner.ended("a", end_s=7.5, measured=Measured(1.0, 3.5, 4.5, 0))
-    assert tuner.due(step=6, now_s=8.0) is Due.TAKE
+    assert tuner.due(step=6, now_s=8.0) is Verdict.TAKE
 
 
 def test_a_test_checkpoint_that_failed_is_taken_again() -> None:
     tuner = PaperTuner(Rule.BUDGET, profile_iterations=1)
-    assert tuner.due(step=1, now_s=0.0) is Due.MEASURING
+    assert tuner.due(step=1, now_s=0.0) is Verdict.MEASURING
     tuner.iteration(Iteration(0.0, 1.0))
-    assert tuner.due(step=1, now_s=1.0) is Due.TAKE
+    assert tuner.due(step=1, now_s=1.0) is Verdict.TAKE
     tuner.started("a", step=1, start_s=1.0, is_periodic=True)
-    assert tuner.due(step=2, now_s=2.0) is Due.MEASURING
+    assert tuner.due(step=2, now_s=2.0) is Verdict.MEASURING
     tuner.ended("a", end_s=2.0, measured=None)
     tuner.iteration(Iteration(1.0, 2.0))
-    assert tuner.due(step=2, now_s=2.0) is Due.TAKE
+    assert tuner.due(step=2, now_s=2.0) is Verdict.TAKE
     assert tuner.profile() is None
 
 

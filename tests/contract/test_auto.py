@@ -214,7 +214,7 @@ def test_a_late_persist_defers_the_next_and_is_counted(chk_dir: Path, hold_worke
         assert len(manager.all_steps()) >= 1
         gate.open()
     assert events(chk_dir, "deferred")[-1]["why"] in (
-        "the one before is not durable yet",
+        "the previous checkpoint is not durable yet",
         "no free slot",
     )
 

@@ -1,4 +1,4 @@
-"""The facts that a cached profile is good for."""
+"""The environment that a cached profile is valid for."""
 
 from __future__ import annotations
 

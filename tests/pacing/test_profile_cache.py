@@ -1,4 +1,4 @@
-"""A cached profile is used under its own key or not at all; the history outlives it."""
+"""A cached profile is used only under its own key; the history does not depend on it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def path(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Path:
 
 
 def changed(path: Path, **parts: Any) -> None:
-    """Overwrite parts of the file; None takes one out."""
+    """Overwrite parts of the file; None removes one."""
     document = {**json.loads(path.read_text()), **parts}
     path.write_text(json.dumps({k: v for k, v in document.items() if v is not None}))
 
@@ -77,7 +77,7 @@ def test_a_key_is_compared_as_json(path: Path) -> None:
     assert ProfileCache(path).load({"sizes": {"3": "x"}, "shape": [1, 2]}) == PROFILE
 
 
-def test_no_file_is_nothing_to_talk_about(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_file_is_not_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache = ProfileCache(path)
     assert cache.load(KEY) is None
     cache.opened()
@@ -133,8 +133,8 @@ def test_a_profile_that_misses_a_field_is_refused_by_its_name(
         ({"format_version": 2}, "expected format_version 1"),
         ({"format_version": True}, "expected format_version 1"),
         ({"format_version": None}, "expected format_version 1"),
-        ({"key": None}, "misses its key"),
-        ({"key": [1]}, "misses its key"),
+        ({"key": None}, "lacks its key"),
+        ({"key": [1]}, "lacks its key"),
         ({"profile": None}, "its profile"),
         ({"profile": "fast"}, "its profile"),
         ({"profile": {**PROFILE.to_dict(), "iteration_s": 10**400}}, "iteration_s"),

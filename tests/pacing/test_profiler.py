@@ -1,4 +1,4 @@
-"""The clock side of the policy, on a clock of our own: what counts, what does not, what is said."""
+"""What is measured, what is not, and what is logged, on a clock that only the test moves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from checkfreq.pacing.timing import HostTimer
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.policy.charges import AFTERMATH_ITERATIONS
 from checkfreq.policy.frequency import FrequencyPolicy
-from checkfreq.policy.tuner import PROFILE_ITERATIONS, Due
+from checkfreq.policy.tuner import PROFILE_ITERATIONS, Verdict
 from checkfreq.types import Objective, SnapshotPlace
 
 ITERATION_S = 1.0
@@ -105,7 +105,7 @@ class Run:
     def profiled(self) -> Run:
         """Up to the first checkpoint's end: there is a plan."""
         self.iterate(3 + PROFILE_ITERATIONS)
-        assert self.profiler.due(step=self.step) is Due.TAKE
+        assert self.profiler.due(step=self.step) is Verdict.TAKE
         self.checkpoint()
         return self
 
@@ -122,16 +122,16 @@ def test_costs_are_what_the_clock_said(tmp_path: Path) -> None:
     assert stats["predicted_overhead"] == pytest.approx(0.1)
 
 
-def test_iterations_while_slots_are_prepared_tell_nothing(tmp_path: Path) -> None:
+def test_iterations_are_not_measured_while_slots_are_prepared(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.iterate(50, seconds=3.0, is_ready=False)
-    assert run.profiler.due(step=run.step) is Due.NOT_YET
+    assert run.profiler.due(step=run.step) is Verdict.NOT_YET
     run.iterate()  # its start was not ready yet
     run.profiled()
     assert run.profiler.stats()["iteration_s"] == pytest.approx(ITERATION_S)
 
 
-def test_an_epochs_last_and_first_iteration_tell_nothing(tmp_path: Path) -> None:
+def test_an_epochs_first_and_last_iterations_are_not_measured(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for _ in range(4):
         run.iterate(seconds=1.5)
@@ -141,7 +141,7 @@ def test_an_epochs_last_and_first_iteration_tell_nothing(tmp_path: Path) -> None
     assert run.profiler.stats()["iteration_s"] == pytest.approx(ITERATION_S)
 
 
-def test_waiting_that_the_user_asked_for_is_no_cost_however_often(tmp_path: Path) -> None:
+def test_waits_of_the_user_are_never_a_cost(tmp_path: Path) -> None:
     run = Run(tmp_path).profiled()
     for _ in range(20):
         run.iterate(5)
@@ -179,7 +179,7 @@ def test_a_summary_writer_that_fails_is_given_up_and_training_goes_on(
     assert caplog.text.count("summary_writer failed; it gets no more values") == 1
 
 
-def test_a_given_interval_is_what_the_figures_are_about(tmp_path: Path) -> None:
+def test_figures_refer_to_the_users_own_interval(tmp_path: Path) -> None:
     run = Run(tmp_path, cached=False, interval_steps=25).profiled()
     stats = run.profiler.stats()
     assert (stats["interval_steps"], stats["reason"]) == (25, None)
@@ -194,9 +194,9 @@ def test_a_failed_checkpoint_is_paid_for_and_tried_again(tmp_path: Path) -> None
     run.checkpoint(durable=False)
     assert run.profiler.stats()["interval_steps"] is None
     assert run.profiler.tuner.overhead_s == pytest.approx(0.2)
-    assert run.profiler.due(step=run.step) is Due.NOT_YET
+    assert run.profiler.due(step=run.step) is Verdict.NOT_YET
     run.iterate(PROFILE_ITERATIONS)
-    assert run.profiler.due(step=run.step) is Due.TAKE
+    assert run.profiler.due(step=run.step) is Verdict.TAKE
 
 
 def test_a_clock_that_goes_back_is_counted_and_nothing_else(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_device_that_refuses_gets_no_more_snapshots(tmp_path: Path) -> None:
         assert run.profiler.place is place
 
 
-def test_a_plan_is_said_when_it_is_new_and_when_it_changes(
+def test_a_plan_is_logged_when_it_is_new_and_when_it_changes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Run(tmp_path)
@@ -275,13 +275,13 @@ def test_a_plan_is_said_when_it_is_new_and_when_it_changes(
     )
 
 
-def test_without_a_cache_nothing_is_said(tmp_path: Path) -> None:
+def test_without_a_cache_nothing_is_logged(tmp_path: Path) -> None:
     run = Run(tmp_path, cached=False).profiled()
     assert run.profiler.stats()["interval_steps"] == 2
     assert run.log.events == []
 
 
-def test_what_was_measured_gives_the_next_run_its_plan(tmp_path: Path) -> None:
+def test_measured_costs_give_the_next_run_its_plan(tmp_path: Path) -> None:
     run = Run(tmp_path).profiled()
     run.profiler.close(clean=True)
     later = Run(tmp_path)
@@ -299,7 +299,7 @@ def test_a_cached_profile_that_is_off_is_discarded_with_a_reason(
         later.iterate(3 + PROFILE_ITERATIONS, seconds=2.0)
     assert "iteration_s is 2 here and 1 in the cached profile" in caplog.text
     assert later.profiler.stats()["interval_steps"] is None
-    assert later.profiler.due(step=later.step) is Due.TAKE
+    assert later.profiler.due(step=later.step) is Verdict.TAKE
 
 
 def test_costs_taken_over_from_a_cache_are_not_stored_as_this_runs_own(tmp_path: Path) -> None:
@@ -362,6 +362,16 @@ def test_reports_before_the_first_boundary_and_after_the_end_are_harmless(tmp_pa
     profiler.close(clean=True)
     assert not profiler.has_begun
     assert profiler.stats()["interval_steps"] is None
+
+
+def test_what_is_reported_before_the_first_boundary_is_not_lost() -> None:
+    profiler = Profiler(FrequencyPolicy(max_overhead=0.1))
+    tuner = profiler.tuner
+    profiler.met(0.25)
+    profiler.begin(step=0, timer=HostTimer(), num_slots=1, key=KEY)
+    assert profiler.tuner is tuner
+    assert tuner.overhead_s == 0.25
+    assert tuner.policy.num_slots == 1
 
 
 def meeting_after(run: Run, *, is_late: bool = False, since_last: int = 1000) -> int:

@@ -1,4 +1,4 @@
-"""Iterations are timed once each, truly, and without waiting for a device."""
+"""Each iteration is timed once, correctly, and without waiting for a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run played to a tuner by hand: iterations of given lengths, checkpoints of given costs.
+"""Plays a run to a tuner: iterations of given lengths, checkpoints of given costs.
 
 What checkpoints and boundaries truly added is kept beside what the tuner makes of it.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from checkfreq.policy.profile import Profile
-from checkfreq.policy.tuner import Due, Iteration, Measured, RateTuner
+from checkfreq.policy.tuner import Iteration, Measured, RateTuner, Verdict
 
 #: What an earlier run measured.
 CACHED = Profile(
@@ -27,7 +27,7 @@ CACHED = Profile(
 
 @dataclass(slots=True, kw_only=True)
 class Costs:
-    """Of a checkpoint: held training for ``stall_s``; durable ``durable_s`` after its boundary.
+    """Costs of a checkpoint that holds training for ``stall_s`` and is durable after ``durable_s``.
 
     ``slowdown`` is what each of its iterations takes longer, a fraction of T; ``slow_s`` what its
     first takes longer besides, though it is not held.
@@ -72,7 +72,7 @@ class Run:
     never_ends: bool = False
     fails: bool = False
     taken: list[int] = field(default_factory=list)
-    told: Counter[Due] = field(default_factory=Counter)
+    told: Counter[Verdict] = field(default_factory=Counter)
     stall_s: float = 0.0
     slow_s: float = 0.0
     in_flight: dict[str, tuple[float, Costs, bool]] = field(default_factory=dict)
@@ -88,11 +88,11 @@ class Run:
 
     @property
     def true_overhead(self) -> float:
-        """Of the time without checkpoints."""
+        """As a fraction of the time without checkpoints."""
         return self.true_s / self.clean_s
 
     def take(self, *, is_periodic: bool) -> None:
-        """Begin a checkpoint at this boundary; it holds the next iteration."""
+        """Begin a checkpoint at this boundary; it holds up the next iteration."""
         self.name += 1
         name = str(self.name)
         self.tuner.started(name, step=self.step, start_s=self.now_s, is_periodic=is_periodic)
@@ -130,13 +130,13 @@ class Run:
         self.stall_s = self.slow_s = self.held_s = 0.0
         self.step += 1
 
-    def decide(self) -> Due:
-        """Ask at this boundary, and begin what is due."""
+    def decide(self) -> Verdict:
+        """Ask the tuner at this boundary, and begin a checkpoint if it says so."""
         if self.meeting_s and self.step < self.meets_at:
-            return Due.NOT_YET
+            return Verdict.NOT_YET
         due = self.tuner.due(step=self.step, now_s=self.now_s)
         self.told[due] += 1
-        if due is Due.TAKE:
+        if due is Verdict.TAKE:
             self.taken.append(self.step)
             self.take(is_periodic=True)
         if self.meeting_s:
@@ -156,7 +156,7 @@ class Run:
         )
 
     def play(self, steps: int, *, extra_s: Callable[[int], float] | None = None) -> list[int]:
-        """So many iterations; the steps of the checkpoints taken meanwhile."""
+        """Run ``steps`` iterations; returns the steps of the checkpoints taken meanwhile."""
         before = len(self.taken)
         for _ in range(steps):
             self.iterate(extra_s=extra_s(self.step) if extra_s else 0.0)

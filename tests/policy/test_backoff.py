@@ -1,4 +1,4 @@
-"""Pauses between tries of what keeps failing."""
+"""Pauses between attempts at something that keeps failing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from checkfreq.policy.backoff import Backoff
 
 
 def pauses(backoff: Backoff, num: int) -> list[float]:
-    """The pause after each of so many failures in a row, all at second 100."""
+    """The pauses after ``num`` consecutive failures, all at second 100."""
     found = []
     for _ in range(num):
         backoff.failed(100.0)
@@ -39,5 +39,5 @@ def test_a_success_ends_the_pause_and_starts_the_count_anew() -> None:
     assert pauses(backoff, 3) == [0.0, 1.0, 2.0]
 
 
-def test_nothing_is_held_back_before_anything_failed() -> None:
+def test_there_is_no_pause_before_the_first_failure() -> None:
     assert Backoff().left_s(0.0) == 0.0

@@ -6,19 +6,19 @@ import math
 
 import pytest
 
-from checkfreq.policy.charges import AFTERMATH_ITERATIONS, Charge, Charges, Norm, Outliers
+from checkfreq.policy.charges import AFTERMATH_ITERATIONS, Baseline, Charge, Charges, Outliers
 from checkfreq.policy.observations import Iteration, Measured
 
 MEASURED = Measured(copy_s=0.1, persist_s=0.4, durable_s=0.5, state_bytes=10)
-NORM = Norm(iteration_s=1.0, plain_s=1.0, limit_s=4.0)
-TWICE = Norm(iteration_s=2.0, plain_s=2.0, limit_s=8.0)
+BASELINE = Baseline(iteration_s=1.0, raw_s=1.0, limit_s=4.0)
+TWICE = Baseline(iteration_s=2.0, raw_s=2.0, limit_s=8.0)
 
 
 def settled(
     *iterations: Iteration,
     end_s: float,
     charges: Charges | None = None,
-    norm: Norm | None = NORM,
+    baseline: Baseline | None = BASELINE,
     after_s: float = 1.0,
 ) -> Charge:
     """One checkpoint from 0 to ``end_s``; two quiet iterations of ``after_s`` follow."""
@@ -26,10 +26,10 @@ def settled(
     charges.begin("a", start_s=0.0, reserved_s=0.0)
     charges.end("a", end_s=end_s, measured=MEASURED)
     for iteration in iterations:
-        charges.add(iteration, norm=norm)
+        charges.add(iteration, baseline=baseline)
     assert not charges.settle()
     for iteration in after(iterations[-1].end_s, each_s=after_s):
-        charges.add(iteration, norm=norm)
+        charges.add(iteration, baseline=baseline)
     (charge,) = charges.settle()
     return charge
 
@@ -58,13 +58,13 @@ def test_a_checkpoint_costs_what_its_iterations_took_longer() -> None:
 
 def test_an_iteration_before_it_or_after_its_aftermath_is_not_charged() -> None:
     charges = begun((1.0, 2.0))
-    assert not charges.add(Iteration(0, 1), norm=NORM)
-    assert charges.add(Iteration(1, 2), norm=NORM)
-    assert charges.add(Iteration(2, 3), norm=NORM)
+    assert not charges.add(Iteration(0, 1), baseline=BASELINE)
+    assert charges.add(Iteration(1, 2), baseline=BASELINE)
+    assert charges.add(Iteration(2, 3), baseline=BASELINE)
     assert not charges.settle()
-    assert charges.add(Iteration(3, 4), norm=NORM)
+    assert charges.add(Iteration(3, 4), baseline=BASELINE)
     assert charges.settle()[0].cost_s == 0
-    assert not charges.add(Iteration(4, 9), norm=NORM)
+    assert not charges.add(Iteration(4, 9), baseline=BASELINE)
 
 
 def test_the_two_iterations_after_it_are_charged_to_it() -> None:
@@ -75,11 +75,11 @@ def test_the_two_iterations_after_it_are_charged_to_it() -> None:
 
 def test_a_worker_that_is_still_busy_prolongs_the_aftermath() -> None:
     charges = begun((0.0, 0.5))
-    charges.add(Iteration(0, 1), norm=NORM)
+    charges.add(Iteration(0, 1), baseline=BASELINE)
     for i in range(1, 6):
-        assert charges.add(Iteration(1.5 * i, 1.5 * i + 1.5, is_quiet=False), norm=NORM)
+        assert charges.add(Iteration(1.5 * i, 1.5 * i + 1.5, is_quiet=False), baseline=BASELINE)
         assert not charges.settle()
-    charges.add(Iteration(9, 10), norm=NORM)
+    charges.add(Iteration(9, 10), baseline=BASELINE)
     (charge,) = charges.settle()
     assert charge.cost_s == pytest.approx(5 * 0.5)
     assert charge.num_after == 6
@@ -87,38 +87,38 @@ def test_a_worker_that_is_still_busy_prolongs_the_aftermath() -> None:
 
 def test_one_quiet_iteration_is_not_enough() -> None:
     charges = begun((0.0, 0.5))
-    charges.add(Iteration(0, 1, is_quiet=False), norm=NORM)  # its own, not after it
-    charges.add(Iteration(1, 2), norm=NORM)
+    charges.add(Iteration(0, 1, is_quiet=False), baseline=BASELINE)  # its own, not after it
+    charges.add(Iteration(1, 2), baseline=BASELINE)
     assert not charges.settle()
 
 
 def test_one_is_over_at_once_when_another_touches_the_iteration() -> None:
     charges = begun((0.0, 0.5), (1.0, 1.5))
-    charges.add(Iteration(0, 1), norm=NORM)
+    charges.add(Iteration(0, 1), baseline=BASELINE)
     assert not charges.settle()
-    charges.add(Iteration(1, 3), norm=NORM)
+    charges.add(Iteration(1, 3), baseline=BASELINE)
     (first,) = charges.settle()
     assert (first.cost_s, first.num_after) == (0, 0)
     for iteration in after(3.0):
-        charges.add(iteration, norm=NORM)
+        charges.add(iteration, baseline=BASELINE)
     assert charges.settle()[0].cost_s == 1
 
 
 def test_two_share_an_iteration_by_how_long_they_were_in_it() -> None:
     charges = begun((0.0, 3.0), (3.0, 4.0))
-    charges.add(Iteration(0, 4), norm=TWICE)
+    charges.add(Iteration(0, 4), baseline=TWICE)
     (first,) = charges.settle()  # the other is felt from there on
     assert first.cost_s == pytest.approx(1.5)
     for iteration in after(4.0, each_s=2.0):
-        charges.add(iteration, norm=TWICE)
+        charges.add(iteration, baseline=TWICE)
     assert [charge.cost_s for charge in charges.settle()] == pytest.approx([0.5])
 
 
 def test_one_that_outlasts_the_next_is_not_over_before_its_end() -> None:
     charges = begun((0.0, math.inf), (1.0, 1.5))
-    charges.add(Iteration(0, 2), norm=TWICE)
+    charges.add(Iteration(0, 2), baseline=TWICE)
     assert not charges.settle()  # a goes on; b was the last to begin
-    charges.add(Iteration(2, 4), norm=TWICE)
+    charges.add(Iteration(2, 4), baseline=TWICE)
     assert len(charges.settle()) == 1  # b is over, a alone is felt
     assert charges.in_flight(4.0)
 
@@ -128,40 +128,40 @@ def test_two_that_ended_share_the_aftermath_where_nothing_is_known_of_their_last
 ):
     charges = begun((0.0, 0.5), (0.5, 1.0))
     for iteration in after(1.0, each_s=1.5):
-        assert charges.add(iteration, norm=NORM)
+        assert charges.add(iteration, baseline=BASELINE)
     assert [charge.cost_s for charge in charges.settle()] == pytest.approx([0.5, 0.5])
 
 
-def test_an_iteration_that_says_nothing_is_charged_with_its_stall() -> None:
-    charge = settled(Iteration(0, 30, stall_s=0.5), end_s=2, norm=None)
+def test_an_iteration_without_a_baseline_is_charged_only_its_stall() -> None:
+    charge = settled(Iteration(0, 30, stall_s=0.5), end_s=2, baseline=None)
     assert charge.is_partial
     assert (charge.cost_s, charge.num_touched) == (0.5, 0)
 
 
-def test_what_the_user_waited_for_is_not_charged() -> None:
+def test_waits_of_the_user_are_not_charged() -> None:
     charge = settled(Iteration(0, 31.5, stall_s=0.25, waited_s=30.0), end_s=31)
     assert charge.cost_s == pytest.approx(0.5)
 
 
-def test_what_is_far_above_t_is_not_the_checkpoints_until_it_is_usual() -> None:
+def test_time_far_above_t_is_not_charged_until_it_is_usual() -> None:
     charges = Charges()
     found = [settled(Iteration(0, 21), end_s=1, charges=charges) for _ in range(3)]
     assert [charge.cost_s for charge in found] == [3, 3, 20]
-    assert [charge.forgiven_s for charge in found] == [17, 17, 0]
+    assert [charge.uncharged_s for charge in found] == [17, 17, 0]
 
 
-def test_a_rare_outlier_is_never_the_checkpoints_but_a_stall_always_is() -> None:
+def test_a_rare_outlier_is_never_charged_but_a_stall_always_is() -> None:
     charges = Charges()
     for _ in range(8):
         assert settled(Iteration(0, 1.5), end_s=1, charges=charges).cost_s == 0.5
-    freak = settled(Iteration(0, 31), end_s=1, charges=charges)
-    assert (freak.cost_s, freak.forgiven_s) == (3, 27)
+    extreme = settled(Iteration(0, 31), end_s=1, charges=charges)
+    assert (extreme.cost_s, extreme.uncharged_s) == (3, 27)
     held = settled(Iteration(0, 31, stall_s=30), end_s=1, charges=charges)
-    assert (held.cost_s, held.forgiven_s) == (30, 0)
+    assert (held.cost_s, held.uncharged_s) == (30, 0)
 
 
-def test_a_usual_cost_with_outliers_is_above_the_plain_mean_and_others_are_above_t() -> None:
-    norm = Norm(iteration_s=1.3, plain_s=1.5, limit_s=4.0)
+def test_a_usual_cost_with_outliers_is_compared_with_the_raw_mean_and_others_with_t() -> None:
+    baseline = Baseline(iteration_s=1.3, raw_s=1.5, limit_s=4.0)
     for first_s, expected in (
         # Capped at 4 s: 4 - 1.3; above the plain mean: 9 - 1.5. Then twice 1.5 - 1.3, or nothing.
         (9.0, [3.1, 3.1, 7.5]),
@@ -169,34 +169,38 @@ def test_a_usual_cost_with_outliers_is_above_the_plain_mean_and_others_are_above
     ):
         charges = Charges()
         costs = [
-            settled(Iteration(0, first_s), end_s=1, charges=charges, norm=norm, after_s=1.5).cost_s
+            settled(
+                Iteration(0, first_s), end_s=1, charges=charges, baseline=baseline, after_s=1.5
+            ).cost_s
             for _ in range(3)
         ]
         assert costs == pytest.approx(expected)
 
 
-def test_without_outliers_a_checkpoint_is_never_set_against_a_mean_with_them() -> None:
+def test_without_outliers_a_checkpoint_is_never_compared_with_a_mean_that_has_them() -> None:
     # One in fifty takes 30 s: T = 1.06 s, plain mean 1.58 s.
-    norm = Norm(iteration_s=1.06, plain_s=1.58, limit_s=4.0)
+    baseline = Baseline(iteration_s=1.06, raw_s=1.58, limit_s=4.0)
     charges = Charges()
-    costs = [settled(Iteration(0, 1), end_s=1, charges=charges, norm=norm) for _ in range(5)]
+    costs = [
+        settled(Iteration(0, 1), end_s=1, charges=charges, baseline=baseline) for _ in range(5)
+    ]
     assert [charge.cost_s for charge in costs] == pytest.approx([-0.18] * 5)
     for _ in range(8):
-        settled(Iteration(0, 30), end_s=1, charges=charges, norm=norm)
-    usual = settled(Iteration(0, 1), end_s=1, charges=charges, norm=norm)
+        settled(Iteration(0, 30), end_s=1, charges=charges, baseline=baseline)
+    usual = settled(Iteration(0, 1), end_s=1, charges=charges, baseline=baseline)
     assert usual.cost_s == pytest.approx(-0.18)
 
 
 def test_an_outlier_that_comes_anyway_costs_nothing_on_average() -> None:
     # Nine in ten take 1 s, one takes 6 s: limit 4 s, T = 1.3 s, plain mean 1.5 s.
-    norm = Norm(iteration_s=1.3, plain_s=1.5, limit_s=4.0)
+    baseline = Baseline(iteration_s=1.3, raw_s=1.5, limit_s=4.0)
     charges = begun((0.0, 10.0))
-    charges.add(Iteration(0, 6), norm=norm)
+    charges.add(Iteration(0, 6), baseline=baseline)
     for i in range(6, 15):
-        charges.add(Iteration(i, i + 1), norm=norm)
+        charges.add(Iteration(i, i + 1), baseline=baseline)
     (charge,) = (c for c in charges._open.values())
     assert charge.excess_s == pytest.approx(0.0)
-    assert charge.mild_s == pytest.approx(0.0)
+    assert charge.capped_s == pytest.approx(0.0)
 
 
 def test_forgotten_costs_are_no_longer_usual() -> None:
@@ -215,11 +219,11 @@ def test_one_is_in_flight_until_its_end_and_open_until_its_aftermath_is_over() -
     assert charges.end("a", end_s=5.0, measured=None)
     assert len(charges.in_flight(4.9)) == 1
     assert not charges.in_flight(5.0)
-    charges.add(Iteration(0, 5), norm=NORM)
-    charges.add(Iteration(5, 6), norm=NORM)
+    charges.add(Iteration(0, 5), baseline=BASELINE)
+    charges.add(Iteration(5, 6), baseline=BASELINE)
     assert not charges.settle()
     assert len(charges) == 1
-    charges.add(Iteration(6, 7), norm=NORM)
+    charges.add(Iteration(6, 7), baseline=BASELINE)
     assert len(charges.settle()) == 1
     assert len(charges) == 0
 
@@ -227,9 +231,9 @@ def test_one_is_in_flight_until_its_end_and_open_until_its_aftermath_is_over() -
 def test_an_end_before_its_start_is_at_its_start() -> None:
     charges = begun((3.0, -math.inf))
     assert not charges.in_flight(3.0)
-    assert not charges.add(Iteration(2, 3), norm=NORM)
+    assert not charges.add(Iteration(2, 3), baseline=BASELINE)
     for iteration in after(3.0):
-        assert charges.add(iteration, norm=NORM)
+        assert charges.add(iteration, baseline=BASELINE)
     assert len(charges.settle()) == 1
 
 
@@ -240,23 +244,23 @@ def test_only_the_first_end_of_one_in_flight_counts() -> None:
     assert charges.end("a", end_s=1.0, measured=MEASURED)
     assert not charges.end("a", end_s=2.0, measured=None)
     for iteration in after(1.0):
-        charges.add(iteration, norm=NORM)
+        charges.add(iteration, baseline=BASELINE)
     assert charges.settle()[0].measured is MEASURED
 
 
-def test_two_of_a_name_are_a_mistake_of_ours() -> None:
+def test_two_checkpoints_of_one_name_are_a_bug() -> None:
     charges = Charges()
     charges.begin("a", start_s=0.0, reserved_s=0.0)
     with pytest.raises(AssertionError, match="two attempts named a"):
         charges.begin("a", start_s=1.0, reserved_s=0.0)
 
 
-def test_what_one_in_flight_costs_beyond_its_reservation_is_known() -> None:
+def test_the_excess_over_the_reservation_is_known_while_in_flight() -> None:
     charges = Charges()
     charges.begin("a", start_s=0.0, reserved_s=0.5)
-    charges.add(Iteration(0, 1.25), norm=NORM)
+    charges.add(Iteration(0, 1.25), baseline=BASELINE)
     assert charges.unreserved_s() == 0
-    charges.add(Iteration(1.25, 2.75), norm=NORM)
+    charges.add(Iteration(1.25, 2.75), baseline=BASELINE)
     assert charges.unreserved_s() == pytest.approx(0.25)
 
 
@@ -269,14 +273,16 @@ def test_faster_than_is_judged_on_the_mean_of_its_iterations() -> None:
 
 class TestOutliers:
     @staticmethod
-    def charge(forgiven_s: float = 0.0, *, num_touched: float = 3.0) -> Charge:
-        return Charge(0.0, 0.0, forgiven_s=forgiven_s, num_touched=num_touched)
+    def charge(uncharged_s: float = 0.0, *, num_touched: float = 3.0) -> Charge:
+        return Charge(0.0, 0.0, uncharged_s=uncharged_s, num_touched=num_touched)
 
-    def test_two_are_never_owed(self) -> None:
+    def test_two_outliers_are_never_owed(self) -> None:
         outliers = Outliers()
         assert [outliers.add(self.charge(s)) for s in (30.0, 0.0, 30.0, 0.0)] == [0] * 4
 
-    def test_the_third_has_all_of_them_owed_but_what_would_have_come_anyway(self) -> None:
+    def test_at_the_third_outlier_all_are_owed_except_those_that_would_have_come_anyway(
+        self,
+    ) -> None:
         outliers = Outliers()
         for over_s in (*[0.0] * 9, 10.0):
             outliers.add_clean(over_s)  # 1 s each, on average
@@ -287,7 +293,7 @@ class TestOutliers:
         assert [outliers.add(self.charge(30.0)) for _ in range(3)] == [0, 0, 90]
         assert outliers.add(self.charge()) == 0
 
-    def test_those_that_come_to_clean_iterations_as_well_are_never_owed(self) -> None:
+    def test_outliers_as_frequent_in_clean_iterations_are_never_owed(self) -> None:
         outliers = Outliers()
         for _ in range(100):
             for over_s in (*[0.0] * 9, 10.0):
@@ -295,7 +301,7 @@ class TestOutliers:
             assert outliers.add(self.charge(20.0, num_touched=10.0)) == 0  # twice as many
 
     def test_much_more_is_more_than_three_times(self) -> None:
-        for forgiven_s, owed_s in ((9.0, 0.0), (9.5, 3 * 9.5 - 9)):
+        for uncharged_s, owed_s in ((9.0, 0.0), (9.5, 3 * 9.5 - 9)):
             outliers = Outliers()
             outliers.add_clean(1.0)
-            assert [outliers.add(self.charge(forgiven_s)) for _ in range(3)] == [0, 0, owed_s]
+            assert [outliers.add(self.charge(uncharged_s)) for _ in range(3)] == [0, 0, owed_s]

@@ -7,7 +7,7 @@ from statistics import stdev
 
 import pytest
 
-from checkfreq.policy.charges import Norm
+from checkfreq.policy.charges import Baseline
 from checkfreq.policy.costs import PROFILE_ITERATIONS, RunCosts
 from checkfreq.policy.observations import Iteration, Measured
 from checkfreq.policy.profile import Profile
@@ -144,7 +144,7 @@ def test_two_costs_that_are_noise_do_not_condemn_a_cached_profile_but_more_do() 
     assert costs.check_cached() == "cost_s is 1.33 here and 0.5 in the cached profile"
 
 
-def test_a_cached_cost_that_counts_no_more_is_not_compared_any_more() -> None:
+def test_a_cached_cost_that_has_faded_is_not_compared_any_more() -> None:
     costs = measured(CACHED)
     for found_s in (0.1, 1.7) * 4:  # between a half and twice 0.5, but not for sure
         costs.add_cost(found_s, stall_s=0.0)
@@ -200,7 +200,7 @@ def test_a_cached_profile_is_dropped_if_it_is_off(cached: Profile, reason: str |
     assert measured(cached, num_checkpoints=2).check_cached() == reason
 
 
-def test_a_dropped_one_is_no_longer_behind_anything() -> None:
+def test_a_discarded_profile_no_longer_stands_in_for_anything() -> None:
     costs = measured(replace(CACHED, iteration_s=9.0))
     assert costs.check_cached() is not None
     assert costs.profile(HOST) is None
@@ -208,7 +208,7 @@ def test_a_dropped_one_is_no_longer_behind_anything() -> None:
 
 
 @pytest.mark.parametrize(("num_clean", "num_checkpoints"), [(9, 1), (0, 0)])
-def test_it_is_not_judged_too_early(num_clean: int, num_checkpoints: int) -> None:
+def test_it_is_not_compared_too_early(num_clean: int, num_checkpoints: int) -> None:
     cached = replace(CACHED, iteration_s=9.0, cost_s=0.01, persist_s=90.0)
     costs = measured(cached, num_clean=num_clean, num_checkpoints=num_checkpoints)
     assert costs.check_cached() is None
@@ -244,14 +244,14 @@ def test_the_iteration_time_is_without_what_its_boundary_cost_or_the_user_waited
     assert (profile.iteration_s, profile.boundary_s) == (1.0, 0.25)
 
 
-def test_the_norm_is_none_then_cached_then_measured() -> None:
-    assert RunCosts(None).norm is None
+def test_the_baseline_is_unknown_then_cached_then_measured() -> None:
+    assert RunCosts(None).baseline is None
     costs = RunCosts(CACHED)
-    assert costs.norm == Norm(1.0, 1.0, 4.0)
+    assert costs.baseline == Baseline(1.0, 1.0, 4.0)
     for end_s in (2.0,) * 9 + (50.0,):
         costs.add_clean(Iteration(0, end_s))
     costs.update_time()
-    assert costs.norm == Norm(pytest.approx(2.6), pytest.approx(6.8), 8.0)
+    assert costs.baseline == Baseline(pytest.approx(2.6), pytest.approx(6.8), 8.0)
 
 
 def test_a_cost_without_a_durable_time_is_not_compared_by_it() -> None:
@@ -261,7 +261,7 @@ def test_a_cost_without_a_durable_time_is_not_compared_by_it() -> None:
     assert costs.check_cached() is None
 
 
-def test_it_knows_what_of_an_iteration_is_above_the_limit_of_what_counts() -> None:
+def test_it_knows_by_how_much_an_iteration_exceeds_the_outlier_limit() -> None:
     costs = measured()  # iterations of 1 s: the limit is 4 s
     assert costs.iteration_s == 1
     assert [costs.over_s(Iteration(0, seconds)) for seconds in (0.5, 4.0, 10.0)] == [0, 0, 6]

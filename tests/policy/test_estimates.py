@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkfreq.policy.estimates import CheckpointCost, Estimate, IterationTime, Recent
+from checkfreq.policy.estimates import CheckpointCost, Estimate, IterationTime, RecentMedian
 
 
 def time_of(*seconds: float) -> IterationTime:
@@ -38,34 +38,34 @@ class TestIterationTime:
     def test_there_is_none_before_the_first(self) -> None:
         assert IterationTime().value() is None
         assert IterationTime().low() is None
-        assert IterationTime().plain_mean() is None
+        assert IterationTime().raw_mean() is None
         assert IterationTime().limit() == math.inf
 
     def test_it_is_a_mean(self) -> None:
         assert time_of(1.0, 2.0, 3.0).value() == pytest.approx(2.0)
 
-    def test_an_outlier_counts_as_four_medians_and_in_full_in_the_plain_mean(self) -> None:
+    def test_an_outlier_counts_as_four_medians_and_in_full_in_the_raw_mean(self) -> None:
         estimate = time_of(*[1.0] * 9, 50.0)
         assert estimate.value() == pytest.approx((9 + 4) / 10)
-        assert estimate.plain_mean() == pytest.approx((9 + 50) / 10)
+        assert estimate.raw_mean() == pytest.approx((9 + 50) / 10)
         assert estimate.limit() == 4.0
 
-    def test_without_outliers_the_plain_mean_is_the_mean(self) -> None:
+    def test_without_outliers_the_raw_mean_is_the_mean(self) -> None:
         estimate = time_of(1.0, 1.1, 1.3, 3.9)
-        assert estimate.value() == estimate.plain_mean() == pytest.approx(7.3 / 4)
+        assert estimate.value() == estimate.raw_mean() == pytest.approx(7.3 / 4)
 
-    def test_every_sixth_an_outlier_is_part_of_it_by_the_limit(self) -> None:
+    def test_regular_outliers_count_at_the_limit(self) -> None:
         estimate = time_of(*[*[1.0] * 5, 9.0] * 10)
         estimate.update()
         assert estimate.value() == pytest.approx((50 + 10 * 4) / 60)
-        assert estimate.plain_mean() == pytest.approx((50 + 10 * 9) / 60)
+        assert estimate.raw_mean() == pytest.approx((50 + 10 * 9) / 60)
 
-    def test_the_low_is_what_nine_in_ten_take_at_least(self) -> None:
+    def test_nine_in_ten_take_at_least_the_low_value(self) -> None:
         assert time_of(*[2.0] * 5, 1.0, *[2.0] * 6).low() == 2.0
         assert time_of(*[2.0, 2.0, 1.0] * 5).low() == 1.0
 
     @pytest.mark.parametrize("now", [1.3, 0.7])
-    def test_it_follows_a_change_within_sixteen_and_within_eight_if_told_to(
+    def test_it_follows_a_change_within_sixteen_iterations_or_eight_after_an_update(
         self, now: float
     ) -> None:
         assert time_of(*[1.0] * 60, *[now] * 16).value() == pytest.approx(now)
@@ -74,7 +74,7 @@ class TestIterationTime:
         assert estimate.value() == pytest.approx(now)
         assert estimate.low() == now
 
-    def test_it_does_not_jump_for_what_it_has_seen_before(self) -> None:
+    def test_it_does_not_jump_for_values_seen_before(self) -> None:
         noisy = [1.0, 1.4] * 28
         assert time_of(*noisy, *[1.4] * 8).value() == pytest.approx(1.23, abs=0.02)
 
@@ -85,7 +85,7 @@ class TestIterationTime:
             values.add(estimate.value())
         assert 2 <= len(values) <= 8
 
-    def test_its_error_is_none_before_the_first_and_where_nothing_varies(self) -> None:
+    def test_its_error_is_zero_before_the_first_and_if_nothing_varies(self) -> None:
         assert IterationTime().error() == 0.0
         assert time_of(1.0).error() == 0.0
         assert time_of(*[1.0] * 20).error() == 0.0
@@ -104,7 +104,7 @@ class TestIterationTime:
         assert time_of(*[1.0] * 9, 50.0).error() == time_of(*[1.0] * 9, 4.0).error()
 
     @pytest.mark.parametrize("num", [10, 60])
-    def test_its_error_is_how_far_it_is_off(self, num: int) -> None:
+    def test_its_error_tells_how_far_it_is_off(self, num: int) -> None:
         off, said = [], []
         for seed in range(200):
             random = Random(seed)
@@ -123,7 +123,7 @@ class TestCheckpointCost:
     def test_there_is_none_before_the_first(self) -> None:
         assert CheckpointCost().value() is None
 
-    def test_a_single_one_is_known_to_half_of_it(self) -> None:
+    def test_a_single_cost_is_doubted_by_half(self) -> None:
         assert cost_of(2.0).value() == Estimate(2.0, 0.0, doubt=1.0)
 
     def test_two_by_hand(self) -> None:
@@ -133,28 +133,28 @@ class TestCheckpointCost:
         assert estimate == Estimate(2.0, pytest.approx(1.0), doubt=0.5)
         assert estimate.upper() == pytest.approx(2 + 1.645 * math.sqrt(1.25))
 
-    def test_one_freak_in_ten_is_trimmed(self) -> None:
+    def test_one_extreme_value_in_ten_is_trimmed(self) -> None:
         assert mean_of(cost_of(*[1.0] * 5, 100.0, *[1.0] * 4)) == 1.0
 
-    def test_a_freak_among_few_counts_as_four_medians(self) -> None:
+    def test_an_extreme_value_among_few_counts_as_four_medians(self) -> None:
         assert mean_of(cost_of(1.0, 1.0, 100.0)) == pytest.approx((1 + 1 + 4) / 3)
         assert mean_of(cost_of(1.0, 1.0, 4.0)) == pytest.approx(2.0)
 
-    def test_of_two_neither_is_a_freak_and_of_free_ones_none_is(self) -> None:
+    def test_of_two_costs_neither_is_extreme_and_free_ones_never_are(self) -> None:
         assert mean_of(cost_of(1.0, 100.0)) == pytest.approx(50.5)
         assert mean_of(cost_of(0.0, 0.0, 3.0)) == pytest.approx(1.0)
         assert mean_of(cost_of(-1.0, -1.0, 5.0)) == pytest.approx(1.0)
 
-    def test_noise_below_zero_counts_but_a_mean_does_not_go_there(self) -> None:
+    def test_negative_noise_counts_but_the_mean_is_never_negative(self) -> None:
         assert mean_of(cost_of(-1.0, 3.0)) == 1.0
         assert mean_of(cost_of(-1.0)) == 0.0
 
     @pytest.mark.parametrize("now", [10.0, 0.1])
-    def test_four_beyond_all_before_are_a_new_regime(self, now: float) -> None:
+    def test_four_costs_beyond_all_earlier_ones_are_a_new_regime(self, now: float) -> None:
         assert mean_of(cost_of(*[1.0] * 10, *[now] * 3)) != now
         assert mean_of(cost_of(*[1.0] * 10, *[now] * 4)) == pytest.approx(now)
 
-    def test_what_is_cleared_is_forgotten(self) -> None:
+    def test_clear_forgets_everything(self) -> None:
         cost = cost_of(1.0, 2.0)
         assert len(cost) == 2
         cost.clear()
@@ -183,7 +183,7 @@ def test_an_estimate_made_from_its_upper_limit_has_it(
 
 def test_independent_errors_add_up_as_squares_do() -> None:
     assert Estimate(1.0, 3.0, doubt=2.0).plus_error(4.0) == Estimate(1.0, 5.0, doubt=2.0)
-    mixed = Estimate(1.0, 0.4, doubt=0.8).mixed(Estimate(5.0, 0.4, doubt=0.0), part=0.25)
+    mixed = Estimate(1.0, 0.4, doubt=0.8).blended(Estimate(5.0, 0.4, doubt=0.0), part=0.25)
     assert mixed == Estimate(2.0, pytest.approx(math.hypot(0.3, 0.1)), doubt=pytest.approx(0.6))
 
 
@@ -200,7 +200,7 @@ def test_independent_errors_add_up_as_squares_do() -> None:
         (5.6, False, False),
     ],
 )
-def test_where_an_estimate_is_counts_by_its_error(
+def test_comparisons_of_an_estimate_allow_for_its_error(
     mean: float, may_be: bool, is_surely: bool
 ) -> None:
     estimate = Estimate(mean, 0.5, doubt=9.0)
@@ -208,8 +208,8 @@ def test_where_an_estimate_is_counts_by_its_error(
     assert estimate.is_in(2.0, 5.0) == is_surely
 
 
-def test_recent_is_the_median_of_the_last_few() -> None:
-    recent = Recent(window=3)
+def test_recent_median_is_the_median_of_the_last_few() -> None:
+    recent = RecentMedian(window=3)
     assert recent.value() is None
     for value in (9.0, 1.0, 2.0, 30.0):
         recent.add(value)

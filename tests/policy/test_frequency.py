@@ -49,12 +49,12 @@ def policy(max_overhead: float = 0.05, **changes: Any) -> FrequencyPolicy:
         (0.01, 0.0101, 2),
     ],
 )
-def test_the_budget_term_is_the_papers(bound: float, cost_s: float, steps: int) -> None:
+def test_the_budget_term_is_that_of_the_paper(bound: float, cost_s: float, steps: int) -> None:
     plan = policy(bound).plan(profile(cost_s=cost_s, persist_s=0.1))
     assert (plan.interval_steps, plan.reason) == (steps, Reason.BUDGET)
 
 
-def test_the_budget_term_counts_on_noise_but_the_prediction_is_the_mean() -> None:
+def test_the_budget_term_allows_for_noise_but_the_prediction_is_the_mean() -> None:
     plan = policy(0.05).plan(profile(cost_s=1.0, cost_error_s=0.5, cost_upper_s=2.0, persist_s=0.1))
     assert plan.interval_steps == 27  # (1 + 0.674 / 2) / 0.05
     assert plan.predicted_overhead == pytest.approx(1 / 27)
@@ -108,7 +108,7 @@ def test_nothing_in_the_way_means_every_iteration() -> None:
     assert (plan.interval_steps, plan.reason) == (1, Reason.FLOOR)
 
 
-def test_a_plan_says_what_it_leads_to() -> None:
+def test_a_plan_states_its_consequences() -> None:
     plan = policy().plan(profile())
     assert plan == Plan(
         interval_steps=20,
@@ -130,7 +130,7 @@ def test_a_plan_explains_itself_in_a_line() -> None:
     assert often.explain(0.05).startswith("every iteration: nothing in the way, 0 % of 5 % used")
 
 
-def test_a_plan_for_goodput_above_the_bound_does_not_say_that_it_is_a_part_of_it() -> None:
+def test_a_plan_for_goodput_above_the_bound_does_not_call_it_a_part_of_the_bound() -> None:
     plan = policy(mtbf_s=200.0, objective=Objective.GOODPUT).plan(profile(persist_s=1.0))
     assert plan.explain(0.05).startswith(
         "every 19 iterations: at the optimum for failures, 5.3 % used, expected loss"
@@ -156,7 +156,7 @@ def test_a_plan_for_goodput_above_the_bound_does_not_say_that_it_is_a_part_of_it
         (0.56, None, 1000, DEVICE),
     ],
 )
-def test_the_place_is_where_less_is_exposed(
+def test_snapshots_are_taken_where_less_of_the_copy_is_exposed(
     copy_s: float, device_copy_s: float | None, free: int | None, place: SnapshotPlace
 ) -> None:
     costs = profile(host_copy_s=copy_s, device_copy_s=device_copy_s)
@@ -180,7 +180,7 @@ def test_snapshots_on_the_device_stay_there_by_a_margin(
     assert policy().plan(costs, free_device_bytes=free).place is place
 
 
-def test_of_a_small_copy_the_margin_is_a_part_of_the_iteration() -> None:
+def test_the_margin_of_a_small_copy_is_a_part_of_the_iteration() -> None:
     # 0.002 T = 0.2 s; a tenth of the copy is 0.11 s.
     for copy_s, place in ((1.15, HOST), (1.25, DEVICE)):
         costs = profile(iteration_s=100.0, overlap_s=1.0, host_copy_s=copy_s)
@@ -198,7 +198,7 @@ def test_of_a_small_copy_the_margin_is_a_part_of_the_iteration() -> None:
         (3.0, 40, 3.025),
     ],
 )
-def test_what_each_boundary_costs_is_taken_off_the_budget(
+def test_the_cost_of_each_boundary_is_deducted_from_the_budget(
     boundary_s: float, steps: int, overhead: float
 ) -> None:
     plan = policy(0.05).plan(profile(boundary_s=boundary_s))
@@ -215,13 +215,13 @@ NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize("bound", [0.0, 1.0, -0.1, 3.5, NAN, INF])
-def test_a_bound_that_is_no_fraction_is_refused(bound: float) -> None:
+def test_a_bound_that_is_not_a_fraction_is_refused(bound: float) -> None:
     with pytest.raises(ConfigError, match=r"max_overhead: expected a fraction .* got"):
         policy(bound)
 
 
 @pytest.mark.parametrize("mtbf_s", [0.0, -1.0, NAN, INF])
-def test_a_time_between_failures_that_is_none_is_refused(mtbf_s: float) -> None:
+def test_an_impossible_time_between_failures_is_refused(mtbf_s: float) -> None:
     with pytest.raises(ConfigError, match=f"mtbf_s: expected None or finite .* got {mtbf_s}"):
         policy(mtbf_s=mtbf_s)
 
@@ -233,7 +233,7 @@ def test_goodput_keeps_to_the_bound_until_a_failure_rate_is_known() -> None:
     assert unknown.allowed_overhead(plan) == 0.05
 
 
-def test_no_slot_is_refused() -> None:
+def test_zero_slots_are_refused() -> None:
     with pytest.raises(ConfigError, match="num_slots: expected at least 1, got 0"):
         policy(num_slots=0)
 
@@ -300,12 +300,12 @@ def test_the_predicted_overhead_is_within_the_bound_unless_boundaries_take_more_
 
 
 @given(PROFILES, POLICIES, SECONDS)
-def test_a_dearer_checkpoint_never_has_a_smaller_interval(
+def test_a_more_expensive_checkpoint_never_has_a_smaller_interval(
     costs: Profile, chosen: FrequencyPolicy, more_s: float
 ) -> None:
     cost_s = costs.cost_s + more_s
-    dearer = replace(costs, cost_s=cost_s, cost_upper_s=cost_s)
-    assert chosen.plan(dearer).interval_steps >= chosen.plan(costs).interval_steps * (1 - 1e-9)
+    expensive = replace(costs, cost_s=cost_s, cost_upper_s=cost_s)
+    assert chosen.plan(expensive).interval_steps >= chosen.plan(costs).interval_steps * (1 - 1e-9)
 
 
 @given(PROFILES, POLICIES, st.none() | st.integers(0, 2**50))
@@ -317,7 +317,7 @@ def test_equal_costs_have_equal_plans(
 
 
 @pytest.mark.parametrize("iteration_s", [5e-324, 1e-300])
-def test_an_iteration_next_to_nothing_has_a_finite_interval(iteration_s: float) -> None:
+def test_an_extremely_short_iteration_has_a_finite_interval(iteration_s: float) -> None:
     plan = policy(mtbf_s=1e6).plan(profile(iteration_s=iteration_s))
     assert plan.interval_steps == 10**12
     assert math.isfinite(plan.expected_loss_s)

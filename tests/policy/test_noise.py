@@ -1,4 +1,4 @@
-"""Nothing that was measured may end a training: noise, clocks that jump, empty iterations."""
+"""No measurement may end a training run: noise, clocks that jump, empty iterations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from checkfreq.errors import ConfigError
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.profile import Profile
-from checkfreq.policy.tuner import PROFILE_ITERATIONS, Due, Iteration, Measured, RateTuner
+from checkfreq.policy.tuner import PROFILE_ITERATIONS, Iteration, Measured, RateTuner, Verdict
 from checkfreq.types import Objective
 from tests.policy.runs import CACHED, Costs, Run
 
@@ -39,7 +39,7 @@ POLICIES = st.builds(
     has_cache=st.booleans(),
     noise=st.lists(st.tuples(*[NOISE] * 7, st.booleans()), min_size=1, max_size=80),
 )
-def test_no_measured_time_raises_whatever_the_clock_says(
+def test_no_measured_time_raises_an_error(
     policy: FrequencyPolicy,
     dynamic: bool,
     has_cache: bool,
@@ -52,8 +52,8 @@ def test_no_measured_time_raises_whatever_the_clock_says(
         start_s, now_s = now_s, now_s + one if abs(one) < 1.0 else one
         tuner.iteration(Iteration(start_s, now_s, two, three, waited_s=four / 8, met_s=five / 8))
         tuner.met(five)
-        tuner.raise_costs({"cost_s": 0.5, "cost_upper_s": 0.75} if ends else {})
-        if tuner.due(step=step, now_s=now_s) is Due.TAKE:
+        tuner.set_cost_floor({"cost_s": 0.5, "cost_upper_s": 0.75} if ends else {})
+        if tuner.due(step=step, now_s=now_s) is Verdict.TAKE:
             tuner.started(str(step), step=step, start_s=now_s, is_periodic=True)
         if ends:
             measured = Measured(copy_s=two, persist_s=six, durable_s=seven, state_bytes=8)
@@ -82,7 +82,7 @@ def require_sense(tuner: RateTuner) -> None:
 def test_iterations_that_take_next_to_nothing_are_planned_for(
     iteration_s: float, held_s: list[float], stall_s: float
 ) -> None:
-    """The manager's own time is all that there is, and is measured a bit longer than the whole."""
+    """The manager's own time fills the iteration, and is measured a little longer than it."""
     played = Run(RateTuner(FrequencyPolicy(max_overhead=0.035)), costs=Costs(stall_s=stall_s))
     played.iteration_s = iteration_s
     for step in range(60):
@@ -100,16 +100,16 @@ def test_an_iteration_that_is_held_for_longer_than_it_lasted_was_held_throughout
 
 
 @pytest.mark.parametrize("field", ["iteration_s", "cost_upper_s", "device_copy_s"])
-def test_a_kept_profile_with_times_that_nothing_takes_is_refused(field: str) -> None:
+def test_a_cached_profile_with_impossible_times_is_rejected(field: str) -> None:
     with pytest.raises(ConfigError, match=rf"Profile\.{field}: expected seconds, got 1e\+300"):
         Profile.from_dict({**CACHED.to_dict(), field: 1e300})
 
 
-def test_a_checkpoint_that_began_at_no_time_is_over_when_it_ends() -> None:
+def test_a_checkpoint_with_a_bad_start_time_is_over_when_it_ends() -> None:
     tuner = RateTuner(FrequencyPolicy(max_overhead=0.5))
     tuner.started("a", step=0, start_s=math.nan, is_periodic=True)
     tuner.ended("a", end_s=0.5, measured=None)
     for at in range(30):
         tuner.iteration(Iteration(float(at), at + 1.0))
-    assert tuner.due(step=40, now_s=30.0) is Due.TAKE
+    assert tuner.due(step=40, now_s=30.0) is Verdict.TAKE
     assert tuner.num_bad_samples == 1

@@ -1,4 +1,4 @@
-"""Which times a tuner believes."""
+"""Which times a tuner accepts."""
 
 from __future__ import annotations
 

@@ -53,7 +53,9 @@ def test_an_upper_cost_below_the_cost_is_refused() -> None:
 
 @pytest.mark.parametrize("device_copy_s", [None, 0.002])
 @pytest.mark.parametrize("place", SnapshotPlace)
-def test_a_profile_survives_json(device_copy_s: float | None, place: SnapshotPlace) -> None:
+def test_a_profile_survives_a_round_trip_through_json(
+    device_copy_s: float | None, place: SnapshotPlace
+) -> None:
     profile = replace(PROFILE, device_copy_s=device_copy_s, place=place)
     assert Profile.from_dict(json.loads(json.dumps(profile.to_dict()))) == profile
 
@@ -77,13 +79,13 @@ def test_every_finite_number_from_zero_is_an_amount(value: float) -> None:
 
 
 def test_costs_that_are_higher_on_another_rank_count() -> None:
-    raised = PROFILE.raised_to({"persist_s": 2.0, "cost_s": 0.005, "iteration_s": 9.0})
+    raised = PROFILE.at_least({"persist_s": 2.0, "cost_s": 0.005, "iteration_s": 9.0})
     assert raised == replace(PROFILE, persist_s=2.0)
-    assert PROFILE.raised_to({}) is PROFILE
+    assert PROFILE.at_least({}) is PROFILE
 
 
-def test_what_a_rank_knows_of_those_costs_can_be_said() -> None:
-    assert PROFILE.raisable() == {
+def test_a_profile_lists_its_shared_costs() -> None:
+    assert PROFILE.shared_costs() == {
         "host_copy_s": 0.05,
         "persist_s": 0.4,
         "durable_s": 0.45,
@@ -91,7 +93,7 @@ def test_what_a_rank_knows_of_those_costs_can_be_said() -> None:
         "cost_error_s": 0.0,
         "cost_upper_s": 0.02,
     }
-    assert PROFILE.raised_to(PROFILE.raisable()) is PROFILE
+    assert PROFILE.at_least(PROFILE.shared_costs()) is PROFILE
 
 
 def test_the_interval_is_planned_with_the_upper_quartile_of_the_cost() -> None:

@@ -1,4 +1,4 @@
-"""Which committed checkpoints may go."""
+"""Which committed checkpoints are removed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def infos(*steps: int, pinned: tuple[int, ...] = ()) -> list[CheckpointInfo]:
         (1, (7, 9), [7]),
     ],
 )
-def test_all_but_the_newest_go(num_kept: int, there: tuple[int, ...], gone: list[int]) -> None:
+def test_all_but_the_newest_are_removed(
+    num_kept: int, there: tuple[int, ...], gone: list[int]
+) -> None:
     assert KeepLast(num_kept).to_remove(infos(*there)) == gone
 
 
@@ -75,7 +77,9 @@ def test_the_best_stay_beside_the_newest() -> None:
 
 @pytest.mark.parametrize("worst", [NAN, INF, -INF])
 @pytest.mark.parametrize("highest", [False, True])
-def test_what_is_no_number_is_never_the_best_nor_hides_it(worst: float, highest: bool) -> None:
+def test_nan_and_infinity_are_never_the_best_and_do_not_hide_it(
+    worst: float, highest: bool
+) -> None:
     policy = KeepBest(metric="loss", highest=highest, num_last=1)
     for there in (
         rated(s1=worst, s2=0.5, s3=worst, s4=worst),

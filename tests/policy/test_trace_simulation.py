@@ -1,4 +1,4 @@
-"""The tuner over whole simulated runs: the bound holds, the interval comes to rest, both ways.
+"""The tuner over simulated runs: the bound holds, the interval settles, longer or shorter.
 
 Overhead here is the true one, which the tuner can only estimate. A seed is a run of half an hour
 or so of simulated time.

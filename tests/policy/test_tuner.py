@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from checkfreq.policy.frequency import FrequencyPolicy, Reason
 from checkfreq.policy.profile import Profile
-from checkfreq.policy.tuner import PROFILE_ITERATIONS, Due, Iteration, Measured, RateTuner
+from checkfreq.policy.tuner import PROFILE_ITERATIONS, Iteration, Measured, RateTuner, Verdict
 from checkfreq.types import Objective, SnapshotPlace
 from tests.policy.runs import CACHED, Costs, Run
 
@@ -56,7 +56,7 @@ class TestTheFirstPlan:
         assert played.tuner.plan is not None
         assert (interval(played), played.tuner.plan.reason) == (10, Reason.BUDGET)
 
-    def test_warm_up_iterations_tell_nothing(self) -> None:
+    def test_warm_up_iterations_are_not_measured(self) -> None:
         played = run()
         played.play(15, extra_s=lambda step: 100.0 if step < 2 else 0.0)
         profile = played.tuner.profile()
@@ -74,14 +74,14 @@ class TestTheFirstPlan:
         assert again >= 12 + PROFILE_ITERATIONS
         assert played.tuner.plan is not None
 
-    def test_one_that_fails_for_ever_is_taken_again_only_within_the_bound(self) -> None:
+    def test_first_checkpoints_that_keep_failing_are_retried_only_within_the_bound(self) -> None:
         played = run(Costs(stall_s=5.0))
         played.fails = True
         played.play(1000)
         assert played.tuner.overhead_s <= 0.05 * played.tuner.productive_s + 5.0
         assert 8 <= len(played.taken) <= 11
 
-    def test_a_checkpoint_that_the_user_asked_for_can_be_the_measurement(self) -> None:
+    def test_a_requested_checkpoint_can_be_the_first_measurement(self) -> None:
         played = run()
         played.play(5)
         played.take(is_periodic=False)
@@ -98,7 +98,7 @@ class TestTheFirstPlan:
             played.decide()
         assert interval(played) == 10
 
-    def test_a_first_one_that_touched_irregular_iterations_only_is_taken_again(self) -> None:
+    def test_a_first_checkpoint_that_touched_only_irregular_iterations_is_repeated(self) -> None:
         played = run(Costs(stall_s=0.1))
         played.play(12)
         played.iterate(is_regular=False)
@@ -114,7 +114,7 @@ class TestTheFirstPlan:
             played.decide()
         assert played.tuner.plan is not None
 
-    def test_one_that_shows_a_stale_iteration_time_is_taken_again_once_that_was_measured(
+    def test_a_first_checkpoint_that_contradicts_t_is_repeated_once_t_was_measured_again(
         self,
     ) -> None:
         played = run(Costs(stall_s=0.0, durable_s=12.5))
@@ -140,7 +140,7 @@ class TestBothWays:
         played.play(800)
         assert interval(played) <= 3
 
-    def test_it_rises_with_a_slow_storage_and_falls_when_it_is_fast_again(self) -> None:
+    def test_the_interval_rises_with_slow_storage_and_falls_when_it_is_fast_again(self) -> None:
         played = run(Costs(stall_s=0.0, durable_s=1.9))
         played.play(100)
         assert interval(played) == 2
@@ -208,28 +208,28 @@ class TestBothWays:
 
 
 class TestTheBound:
-    def test_none_is_taken_while_the_balance_does_not_cover_the_upper_cost(self) -> None:
+    def test_no_checkpoint_starts_while_the_balance_does_not_cover_its_upper_cost(self) -> None:
         played = run(Costs(stall_s=2.0))
         for _ in range(3000):
             played.iterate()
             balance_s, profile = played.tuner.balance_s, played.tuner.profile()
             due = played.tuner.due(step=played.step, now_s=played.now_s)
-            if due is Due.TAKE and profile is not None:
+            if due is Verdict.TAKE and profile is not None:
                 assert balance_s >= profile.cost_upper_s
-            if due is Due.NO_BUDGET:
+            if due is Verdict.NO_BUDGET:
                 assert profile is not None
                 assert balance_s < profile.cost_upper_s
             assert played.decide() is due
-        assert played.told[Due.NO_BUDGET] > 0
+        assert played.told[Verdict.NO_BUDGET] > 0
         assert len(played.taken) > 50
 
     def test_a_checkpoint_withheld_over_many_iterations_is_counted_once(self) -> None:
         played = run(Costs(stall_s=2.0))
         played.play(80)
-        assert played.told[Due.NO_BUDGET] > 1
+        assert played.told[Verdict.NO_BUDGET] > 1
         assert played.tuner.num_withheld == 1
 
-    def test_a_quiet_stretch_does_not_license_a_burst(self) -> None:
+    def test_a_time_without_checkpoints_does_not_allow_a_burst(self) -> None:
         played = run(Costs(stall_s=0.5))
         played.play(300)
         for _ in range(10_000):
@@ -238,7 +238,7 @@ class TestTheBound:
         assert profile is not None
         assert played.tuner.balance_s == pytest.approx(4 * profile.cost_upper_s)
 
-    def test_what_one_in_flight_costs_too_much_is_not_spent_twice(self) -> None:
+    def test_an_excess_cost_of_a_checkpoint_in_flight_is_not_spent_twice(self) -> None:
         played = run(Costs(stall_s=0.02, copy_s=1.5, durable_s=1.9))
         played.play(300)
         while played.in_flight or played.tuner.balance_s < 0.07:
@@ -246,11 +246,11 @@ class TestTheBound:
         start_s = played.now_s
         played.take(is_periodic=True)
         now_s = start_s + 1.4
-        assert played.tuner.due(step=played.step + 2, now_s=now_s) is Due.TAKE
+        assert played.tuner.due(step=played.step + 2, now_s=now_s) is Verdict.TAKE
         played.tuner.iteration(Iteration(start_s, now_s, stall_s=0.4))
-        assert played.tuner.due(step=played.step + 2, now_s=now_s) is Due.NO_BUDGET
+        assert played.tuner.due(step=played.step + 2, now_s=now_s) is Verdict.NO_BUDGET
 
-    def test_the_cost_of_a_failed_one_is_charged_but_not_learned(self) -> None:
+    def test_the_cost_of_a_failed_checkpoint_is_charged_but_not_learned(self) -> None:
         played = run(Costs(stall_s=0.5))
         played.play(300)
         before = played.tuner.profile()
@@ -261,7 +261,7 @@ class TestTheBound:
         assert played.tuner.profile() == before
 
     @pytest.mark.parametrize("slower", [0.0, 0.05])
-    def test_one_that_hangs_for_long_and_fails_costs_what_is_sure_of_it(
+    def test_a_checkpoint_that_hangs_and_fails_is_charged_only_what_is_certain(
         self, slower: float
     ) -> None:
         chance = random.Random(1)
@@ -301,7 +301,7 @@ class TestTheBound:
         exempt=0.0,
         failing=0.2,
     )
-    def test_true_overhead_never_exceeds_it_by_more_than_what_is_allowed(
+    def test_true_overhead_never_exceeds_the_bound_by_more_than_is_allowed(
         self,
         seed: int,
         bound: float,
@@ -356,25 +356,25 @@ class TestTheBound:
 
 
 class TestDeferral:
-    def test_with_two_slots_the_next_may_copy_while_the_one_before_persists(self) -> None:
+    def test_with_two_slots_a_copy_may_run_while_the_previous_checkpoint_persists(self) -> None:
         played = run(Costs(stall_s=0.0, copy_s=0.4, durable_s=2.2))
         played.play(80)
         assert interval(played) == 2
         assert len(played.in_flight) <= 2
-        assert played.told[Due.LATE] == 0
+        assert played.told[Verdict.LATE] == 0
 
-    def test_with_one_slot_the_one_before_must_be_durable(self) -> None:
+    def test_with_one_slot_the_previous_checkpoint_must_be_durable(self) -> None:
         played = run(Costs(stall_s=0.0, copy_s=0.4, durable_s=2.2), num_slots=1)
         played.play(80)
         assert interval(played) == 3
         played.costs = Costs(stall_s=0.0, copy_s=0.4, durable_s=3.2)
         played.play(60)
-        assert played.told[Due.LATE] > 0
+        assert played.told[Verdict.LATE] > 0
         assert interval(played) == 4
 
     @pytest.mark.parametrize("dynamic", [True, False])
     @pytest.mark.parametrize("num_slots", [1, 2])
-    def test_one_that_is_never_durable_defers_the_next_for_ever(
+    def test_a_checkpoint_that_never_ends_defers_the_next_forever(
         self, num_slots: int, dynamic: bool
     ) -> None:
         played = run(FREE, num_slots=num_slots, dynamic=dynamic)
@@ -386,17 +386,17 @@ class TestDeferral:
         played.told.clear()
         played.play(1000)
         assert len(played.taken) == before
-        assert set(played.told) == {Due.LATE}
+        assert set(played.told) == {Verdict.LATE}
 
-    def test_one_that_is_overdue_defers_the_next_rather_than_let_it_queue(self) -> None:
+    def test_an_overdue_checkpoint_defers_the_next_instead_of_queuing_it(self) -> None:
         played = run(Costs(stall_s=0.0, copy_s=0.25, durable_s=0.75))
         played.play(100)
         played.costs = Costs(stall_s=0.0, copy_s=0.25, durable_s=5.5)
         played.play(60)
-        assert played.told[Due.LATE] > 0
+        assert played.told[Verdict.LATE] > 0
         assert interval(played) in (5, 6)
 
-    def test_it_goes_on_once_the_late_one_failed(self) -> None:
+    def test_checkpoints_continue_once_the_late_one_has_failed(self) -> None:
         played = run(FREE)
         played.play(100)
         played.never_ends = True
@@ -407,29 +407,29 @@ class TestDeferral:
         played.tuner.ended(name, end_s=played.now_s, measured=None)
         assert played.play(12)
 
-    def test_never_is_a_third_one_taken_while_two_are_in_flight(self) -> None:
+    def test_no_third_checkpoint_starts_while_two_are_in_flight(self) -> None:
         played = run(Costs(stall_s=0.0, copy_s=0.4, durable_s=2.2))
         played.play(80)
         for _ in range(40):
             played.iterate()
             active = len(played.in_flight)
-            if played.decide() is Due.TAKE:
+            if played.decide() is Verdict.TAKE:
                 assert active < 2
 
-    def test_none_is_taken_before_one_of_unknown_length_ends(self) -> None:
+    def test_no_checkpoint_starts_before_one_of_unknown_duration_ends(self) -> None:
         played = run(cached=replace(CACHED, cost_s=0.0, cost_upper_s=0.0))
         played.tuner.started("first", step=0, start_s=0.0, is_periodic=False)
         played.iterate()
-        assert played.decide() is Due.LATE
+        assert played.decide() is Verdict.LATE
 
-    def test_a_first_one_that_takes_long_is_late_after_ten_iterations(self) -> None:
+    def test_a_slow_first_checkpoint_is_late_after_ten_iterations(self) -> None:
         played = run()
         played.never_ends = True
         assert played.play(12 + PROFILE_ITERATIONS) == [12]
-        assert played.told[Due.LATE] == 0
+        assert played.told[Verdict.LATE] == 0
         played.told.clear()
         assert not played.play(50)
-        assert set(played.told) == {Due.LATE}
+        assert set(played.told) == {Verdict.LATE}
 
 
 class TestTheBoundary:
@@ -444,7 +444,7 @@ class TestTheBoundary:
             (0.2, 44),  # 1.1 / 0.025
         ],
     )
-    def test_it_is_taken_off_the_budget(self, boundary_s: float, steps: int) -> None:
+    def test_its_cost_is_deducted_from_the_budget(self, boundary_s: float, steps: int) -> None:
         played = run(Costs(stall_s=0.5))
         played.boundary_s = boundary_s
         played.play(1000)
@@ -459,7 +459,7 @@ class TestTheBoundary:
     @pytest.mark.parametrize(
         ("boundary_s", "left_s"), [(0.0, 0.05), (0.01, 0.04), (0.04, 0.025), (0.2, 0.025)]
     )
-    def test_a_clean_iteration_earns_so_much_less_but_at_least_half(
+    def test_a_clean_iteration_earns_less_by_it_but_at_least_half(
         self, boundary_s: float, left_s: float
     ) -> None:
         played = run(Costs(stall_s=0.5))
@@ -482,7 +482,7 @@ class TestTheBoundary:
         assert played.tuner.overhead_s == pytest.approx(played.true_s)
         assert played.true_overhead <= max(0.05, boundary_s + 0.025)
 
-    def test_iterations_so_tiny_that_it_takes_all_still_get_checkpoints(self) -> None:
+    def test_iterations_so_short_that_it_uses_up_everything_still_get_checkpoints(self) -> None:
         played = run(Costs(stall_s=0.0005, copy_s=0.0002, durable_s=0.0008))
         played.iteration_s, played.boundary_s = 0.001, 0.0001  # p T is half of that
         played.play(5000)
@@ -499,14 +499,14 @@ class TestTheBoundary:
 
 
 class TestRhythms:
-    def test_of_four_intervals_one_is_a_step_longer(self) -> None:
+    def test_one_interval_in_four_is_a_step_longer(self) -> None:
         played = run(Costs(stall_s=0.48))  # 9.6
         played.play(200)
         steps = gaps(played.play(400))
         assert {*steps} == {10, 11}
         assert all(sum(steps[i : i + 4]) == 41 for i in range(len(steps) - 3))
 
-    def test_not_so_where_the_budget_is_not_what_decides(self) -> None:
+    def test_intervals_are_not_dithered_where_the_budget_does_not_decide(self) -> None:
         played = run(Costs(stall_s=0.0, durable_s=2.7))
         played.play(100)
         steps = gaps(played.play(90))
@@ -522,7 +522,7 @@ class TestRhythms:
         assert played.true_overhead <= 0.03
         assert interval(played) in (5, 6, 7)  # 5.5
 
-    def test_a_slow_iteration_every_tenth_is_not_the_checkpoints(self) -> None:
+    def test_every_tenth_iteration_being_slow_is_not_blamed_on_checkpoints(self) -> None:
         played = run(Costs(stall_s=0.01, copy_s=0.0, durable_s=9.4))
         found = []
         for _ in range(4000):
@@ -557,7 +557,7 @@ class TestOutliers:
     def test_rare_slow_iterations_of_a_plain_loop_do_not_hide_what_checkpoints_cost(
         self, slow_part: float, slow_s: float
     ) -> None:
-        """0.5 s each, not held: that alone keeps its interval near 10."""
+        """Each checkpoint slows training by 0.5 s: that alone keeps the interval near 10."""
         chance = random.Random(1)
         played = run(Costs(stall_s=0.0, slow_s=0.5))
         for _ in range(6000):
@@ -568,7 +568,7 @@ class TestOutliers:
         assert claimed is not None
         assert 0.025 <= claimed <= 0.05
 
-    def test_a_freak_among_the_first_is_forgotten_once_it_is_paid_for(self) -> None:
+    def test_an_extreme_cost_among_the_first_is_forgotten_once_it_is_paid_for(self) -> None:
         played = run(Costs(stall_s=0.1))
         while len(played.taken) < 2:
             played.play(1)
@@ -599,14 +599,14 @@ class TestTheIterationTime:
         assert profile is not None
         assert profile.iteration_s == pytest.approx(0.96, abs=0.006)
 
-    def test_a_clean_stretch_is_inserted_where_every_iteration_is_touched_and_ends(self) -> None:
+    def test_a_pause_is_inserted_where_every_iteration_is_touched_and_it_ends(self) -> None:
         played = run(Costs(stall_s=0.0, durable_s=0.95))
         played.play(500)
-        measuring = played.told[Due.MEASURING]
+        measuring = played.told[Verdict.MEASURING]
         assert 4 * 5 <= measuring + 2 * 5 <= 6 * 8
         assert len(played.taken) > 400
 
-    def test_a_slower_iteration_is_noticed_in_the_stretches(self) -> None:
+    def test_slower_iterations_are_noticed_in_the_pauses(self) -> None:
         played = run(Costs(stall_s=0.0, durable_s=0.95))
         played.play(200)
         played.iteration_s = 1.3
@@ -615,7 +615,7 @@ class TestTheIterationTime:
         assert profile is not None
         assert profile.iteration_s == pytest.approx(1.3)
 
-    def test_touched_iterations_shorter_than_clean_ones_are_never_credited(self) -> None:
+    def test_touched_iterations_shorter_than_clean_ones_are_never_a_credit(self) -> None:
         played = run(Costs(stall_s=0.02, durable_s=0.5))
         played.play(300)
         assert interval(played) == 1
@@ -627,19 +627,19 @@ class TestTheIterationTime:
             assert played.tuner.overhead_s >= spent_s - 1e-9
             spent_s = played.tuner.overhead_s
             played.decide()
-        assert played.told[Due.MEASURING] >= 7
+        assert played.told[Verdict.MEASURING] >= 7
         profile = played.tuner.profile()
         assert profile is not None
         assert profile.iteration_s == pytest.approx(0.8)
 
-    def test_a_slow_batch_every_eighth_does_not_make_it_look_out_of_date(self) -> None:
+    def test_every_eighth_batch_being_slow_does_not_contradict_t(self) -> None:
         played = run(FREE)
         played.play(1000, extra_s=lambda step: 2.0 if step % 8 == 0 else 0.0)
         taken = len(played.taken)
-        assert played.told[Due.MEASURING] < 100
+        assert played.told[Verdict.MEASURING] < 100
         assert taken > 50
 
-    def test_a_short_last_batch_does_not_make_it_look_out_of_date(self) -> None:
+    def test_a_short_last_batch_does_not_contradict_t(self) -> None:
         played = run(Costs(stall_s=0.0, durable_s=0.09))
         played.play(100)
         played.told.clear()
@@ -647,7 +647,7 @@ class TestTheIterationTime:
             is_last = step % 10 == 0
             played.iterate(is_regular=not is_last, extra_s=-0.9 if is_last else 0.0)
             played.decide()
-        assert played.told[Due.MEASURING] == 0
+        assert played.told[Verdict.MEASURING] == 0
 
     def test_validation_is_neither_clean_nor_charged_beyond_its_stall(self) -> None:
         played = run(Costs(stall_s=0.5))
@@ -703,7 +703,7 @@ class TestBadSamples:
         assert disturbed.tuner.profile() == plain.tuner.profile()
 
     @pytest.mark.parametrize("measured", [Measured(NAN, 1, 1, 1), Measured(0.1, 1, 1, -1)])
-    def test_a_checkpoint_of_bad_times_is_counted_charged_and_not_learned(
+    def test_a_checkpoint_with_bad_times_is_counted_and_charged_but_not_learned(
         self, measured: Measured
     ) -> None:
         played = run()
@@ -719,7 +719,7 @@ class TestBadSamples:
         assert played.tuner.profile() == before
 
     @pytest.mark.parametrize("end_s", [NAN, INF])
-    def test_a_checkpoint_that_ended_at_no_time_is_over_all_the_same(self, end_s: float) -> None:
+    def test_a_checkpoint_with_a_bad_end_time_is_over_nevertheless(self, end_s: float) -> None:
         played = run(FREE)
         played.play(100)
         played.tuner.started("odd", step=100, start_s=played.now_s, is_periodic=True)
@@ -727,7 +727,7 @@ class TestBadSamples:
         assert played.tuner.num_bad_samples == 1
         assert played.play(5)
 
-    def test_the_end_of_one_that_is_not_known_is_ignored(self) -> None:
+    def test_the_end_of_an_unknown_checkpoint_is_ignored(self) -> None:
         played = run()
         played.tuner.ended("never begun", end_s=1.0, measured=Costs().measured)
         assert played.tuner.profile() is None
@@ -736,7 +736,7 @@ class TestBadSamples:
 
 class TestTimeliness:
     @pytest.mark.parametrize("lag", [1, 5, 12])
-    def test_iterations_told_long_after_a_checkpoint_ended_are_charged_to_it(
+    def test_iterations_reported_long_after_a_checkpoint_ended_are_charged_to_it(
         self, lag: int
     ) -> None:
         told = tuner()
@@ -754,7 +754,7 @@ class TestTimeliness:
         assert told.plan is not None
         assert told.plan.interval_steps == 10
 
-    def test_an_end_told_after_its_last_iteration_does_not_leave_it_open(self) -> None:
+    def test_a_checkpoint_whose_end_is_reported_late_does_not_stay_open(self) -> None:
         played = run()
         played.play(12)
         ((name, _),) = played.in_flight.items()
@@ -767,13 +767,13 @@ class TestTimeliness:
         played.iterate()
         assert interval(played) == 10
 
-    def test_one_that_failed_at_once_does_not_stay_open(self) -> None:
+    def test_a_checkpoint_that_failed_at_once_does_not_stay_open(self) -> None:
         played = run()
         played.tuner.started("void", step=0, start_s=0.0, is_periodic=False)
         played.tuner.ended("void", end_s=0.0, measured=None)
         assert played.play(30)
 
-    def test_one_that_ended_in_a_bad_iteration_does_not_stay_open(self) -> None:
+    def test_a_checkpoint_that_ended_in_a_bad_iteration_does_not_stay_open(self) -> None:
         played = run()
         played.play(12)
         played.tuner.ended("1", end_s=12.75, measured=Costs().measured)
@@ -784,7 +784,7 @@ class TestTimeliness:
         assert played.play(30)
         assert played.tuner.plan is not None
 
-    def test_nothing_is_kept_of_checkpoints_that_are_over(self) -> None:
+    def test_checkpoints_that_are_over_are_forgotten(self) -> None:
         played = run(Costs(stall_s=0.0, durable_s=0.9))
         played.play(2000)
         assert len(played.taken) > 1000
@@ -792,7 +792,7 @@ class TestTimeliness:
 
 
 class TestStatic:
-    def test_the_first_plan_stays_whatever_comes(self) -> None:
+    def test_the_first_plan_never_changes(self) -> None:
         played = run(Costs(stall_s=0.5), dynamic=False)
         played.play(100)
         first = played.tuner.plan
@@ -800,9 +800,9 @@ class TestStatic:
         steps = played.play(500)
         assert played.tuner.plan is first
         assert [*range(steps[0], 600, 10)] == steps
-        assert played.told[Due.NO_BUDGET] == played.told[Due.MEASURING] == 0
+        assert played.told[Verdict.NO_BUDGET] == played.told[Verdict.MEASURING] == 0
 
-    def test_a_plan_that_changes_the_place_is_made_once_more(self) -> None:
+    def test_a_plan_that_changes_the_place_is_made_a_second_time(self) -> None:
         played = run(Costs(stall_s=2.0, copy_s=2.5, durable_s=3.5), dynamic=False)
         played.tuner.free_device_bytes = 5000
         played.play(20)
@@ -819,7 +819,7 @@ class TestStatic:
         played.play(200)
         assert played.tuner.plan is second
 
-    def test_a_cached_plan_that_was_off_is_made_again_once(self) -> None:
+    def test_a_wrong_cached_plan_is_replaced_once(self) -> None:
         cached = replace(CACHED, cost_s=50.0, cost_upper_s=60.0)
         played = run(Costs(stall_s=0.5), dynamic=False, cached=cached)
         played.play(2500)
@@ -840,14 +840,14 @@ class TestTheCachedProfile:
         assert interval(played) == 100
         assert played.play(40) == [PROFILE_ITERATIONS]
 
-    def test_one_that_fits_stays(self) -> None:
+    def test_a_cached_profile_that_fits_stays(self) -> None:
         played = run(cached=CACHED)
         played.play(200)
         assert played.tuner.cache_rejected is None
         assert played.tuner.is_measured
         assert interval(played) == 10
 
-    def test_an_iteration_time_that_is_off_is_found_at_ten_clean_iterations(self) -> None:
+    def test_a_wrong_cached_iteration_time_is_found_at_ten_clean_iterations(self) -> None:
         played = run(cached=replace(CACHED, iteration_s=0.1, persist_s=0.05))
         played.step = 1000
         played.tuner.continue_from(1000)
@@ -861,13 +861,13 @@ class TestTheCachedProfile:
         played.play(100)
         assert interval(played) == 10
 
-    def test_a_cost_that_is_off_is_found_at_the_second_checkpoint(self) -> None:
+    def test_a_wrong_cached_cost_is_found_at_the_second_checkpoint(self) -> None:
         played = run(cached=replace(CACHED, cost_s=0.2))
         played.play(200)
         assert played.tuner.cache_rejected == "cost_s is 0.5 here and 0.2 in the cached profile"
         assert interval(played) == 10
 
-    def test_a_plan_from_a_wrong_time_is_made_again_at_once_where_a_cost_is_known(self) -> None:
+    def test_a_plan_from_a_wrong_time_is_replaced_at_once_if_a_cost_is_known(self) -> None:
         played = run(cached=replace(CACHED, iteration_s=0.1))
         played.play(3)
         played.take(is_periodic=False)
@@ -883,7 +883,7 @@ class TestTheCachedProfile:
 
 
 class TestThePlace:
-    def test_a_change_forgets_the_costs_of_the_other_way(self) -> None:
+    def test_a_change_of_place_forgets_the_costs_of_the_other_place(self) -> None:
         played = run(Costs(stall_s=2.0, copy_s=2.5, durable_s=3.5))
         played.play(300)
         assert played.tuner.plan is not None
@@ -902,7 +902,7 @@ class TestThePlace:
         played.play(100)
         assert played.tuner.plan.place is SnapshotPlace.DEVICE
 
-    def test_it_comes_back_to_the_host_when_the_memory_is_gone(self) -> None:
+    def test_snapshots_return_to_the_host_when_device_memory_is_gone(self) -> None:
         played = run(Costs(stall_s=0.1, copy_s=2.5, durable_s=3.5, device_copy_s=0.1))
         played.tuner.free_device_bytes = 5000
         played.play(100)
@@ -913,14 +913,14 @@ class TestThePlace:
         assert played.tuner.plan.place is SnapshotPlace.HOST
 
 
-def test_nothing_is_measured_before_anything_ran() -> None:
+def test_nothing_is_measured_before_the_first_iteration() -> None:
     told = tuner()
     assert told.measured_overhead is None
     assert told.balance_s == 0
 
 
 @given(st.integers(0, 2**32))
-def test_equal_runs_are_decided_equally(seed: int) -> None:
+def test_equal_runs_get_equal_decisions(seed: int) -> None:
     def played() -> Run:
         chance = random.Random(seed)
         trial = run(Costs(stall_s=chance.choice([0.0, 0.1, 1.0])))
@@ -931,7 +931,7 @@ def test_equal_runs_are_decided_equally(seed: int) -> None:
 
 
 class TestManyRanks:
-    def test_the_step_at_which_one_is_due_is_known_before(self) -> None:
+    def test_the_step_of_the_next_checkpoint_is_known_in_advance(self) -> None:
         played = run()
         assert played.tuner.next_due_step(0) == 1
         played.play(100)
@@ -939,34 +939,36 @@ class TestManyRanks:
         assert played.play(told - played.step - 1) == []
         assert played.play(2) in ([told], [told + 1])  # every fourth interval is a step longer
 
-    def test_costs_that_are_higher_on_another_rank_make_the_interval_longer(self) -> None:
+    def test_higher_costs_on_a_different_rank_make_the_interval_longer(self) -> None:
         played = run()
         played.play(60)
         alone = interval(played)
         assert played.tuner.iteration_s == 1.0
         own = played.tuner.own_profile()
         assert own is not None
-        played.tuner.raise_costs({"cost_s": 4 * own.cost_s, "cost_upper_s": 4 * own.cost_upper_s})
+        played.tuner.set_cost_floor(
+            {"cost_s": 4 * own.cost_s, "cost_upper_s": 4 * own.cost_upper_s}
+        )
         played.play(100)
         assert interval(played) > 2 * alone
         assert played.tuner.profile() != played.tuner.own_profile()
 
-    def test_they_count_once_for_a_plan_that_is_not_changed_any_more(self) -> None:
+    def test_they_change_a_static_plan_once(self) -> None:
         played = run(dynamic=False)
         played.play(60)
         alone = interval(played)
         own = played.tuner.own_profile()
         assert own is not None
         costs = {"cost_s": 4 * own.cost_s, "cost_upper_s": 4 * own.cost_upper_s}
-        played.tuner.raise_costs(costs)
+        played.tuner.set_cost_floor(costs)
         raised = interval(played)
         assert raised > 2 * alone
-        played.tuner.raise_costs({name: 2 * cost for name, cost in costs.items()})
+        played.tuner.set_cost_floor({name: 2 * cost for name, cost in costs.items()})
         played.play(100)
         assert interval(played) == raised
 
 
-def test_one_that_the_user_waited_for_tells_nothing_where_there_are_others() -> None:
+def test_a_checkpoint_that_the_user_waited_for_is_not_learned_if_there_are_others() -> None:
     played = run()
     played.play(100)
     told, now_s = played.tuner, played.now_s

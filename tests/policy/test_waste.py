@@ -55,7 +55,9 @@ def test_daly_becomes_young_where_checkpoints_are_cheap(cost_s: float, mtbf_s: f
 
 
 @given(low=st.floats(0, 1e4), more=st.floats(0, 1e4), mtbf_s=st.floats(1, 1e4))
-def test_dearer_checkpoints_are_never_taken_oftener(low: float, more: float, mtbf_s: float) -> None:
+def test_expensive_checkpoints_are_never_taken_more_often(
+    low: float, more: float, mtbf_s: float
+) -> None:
     cheap_s = daly_interval_s(low, mtbf_s=mtbf_s)
     assert daly_interval_s(low + more, mtbf_s=mtbf_s) >= cheap_s * (1 - 1e-9)
 

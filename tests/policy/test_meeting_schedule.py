@@ -1,4 +1,4 @@
-"""When ranks meet again: often enough, whatever iterations take meanwhile, and within the bound."""
+"""When ranks meet next: often enough even if iterations become slower, and within the bound."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkfreq.policy.frequency import FrequencyPolicy
-from checkfreq.policy.pace import MeetingPace
-from checkfreq.policy.tuner import Due, RateTuner
+from checkfreq.policy.meeting_schedule import MeetingSchedule
+from checkfreq.policy.tuner import RateTuner, Verdict
 from tests.policy.runs import Costs, Run
 
 NEVER_DUE = 10**9
 
 
-def steps(pace: MeetingPace | None = None, **changes: Any) -> int:
+def steps(schedule: MeetingSchedule | None = None, **changes: Any) -> int:
     asked: dict[str, Any] = {
         "due_steps": NEVER_DUE,
         "iteration_s": 0.25,
@@ -25,14 +25,14 @@ def steps(pace: MeetingPace | None = None, **changes: Any) -> int:
         "since_last": 5000,
         "bound": 0.04,
     }
-    return (pace or MeetingPace()).steps(**{**asked, **changes})
+    return (schedule or MeetingSchedule()).steps(**{**asked, **changes})
 
 
-def met(*seconds: float) -> MeetingPace:
-    pace = MeetingPace()
+def met(*seconds: float) -> MeetingSchedule:
+    schedule = MeetingSchedule()
     for each in seconds:
-        pace.met(each)
-    return pace
+        schedule.met(each)
+    return schedule
 
 
 def test_ranks_meet_once_in_the_time_given() -> None:
@@ -48,7 +48,7 @@ def test_they_meet_at_every_boundary_where_iterations_are_longer() -> None:
 
 
 @pytest.mark.parametrize("iteration_s", [None, 0.0, -1e-6])
-def test_they_meet_at_every_boundary_until_it_is_known_what_iterations_take(
+def test_they_meet_at_every_boundary_until_the_iteration_time_is_known(
     iteration_s: float | None,
 ) -> None:
     assert steps(iteration_s=iteration_s) == 1
@@ -67,9 +67,9 @@ def test_the_distance_at_most_doubles_from_one_meeting_to_the_next() -> None:
 
 
 def test_a_meeting_in_between_does_not_make_the_distance_grow_anew() -> None:
-    pace = MeetingPace()
-    assert steps(pace, iteration_s=0.001, since_last=32) == 64
-    assert steps(pace, iteration_s=0.001, since_last=1) == 100
+    schedule = MeetingSchedule()
+    assert steps(schedule, iteration_s=0.001, since_last=32) == 64
+    assert steps(schedule, iteration_s=0.001, since_last=1) == 100
 
 
 def test_meetings_take_a_quarter_of_the_bound_at_most() -> None:
@@ -77,25 +77,25 @@ def test_meetings_take_a_quarter_of_the_bound_at_most() -> None:
     assert steps(met(0.001), iteration_s=0.005, due_steps=1) == 20
 
 
-def test_the_bound_wins_over_the_time_given_and_over_the_farthest_step() -> None:
+def test_the_bound_takes_precedence_over_the_time_given_and_the_farthest_step() -> None:
     assert steps(met(0.02), iteration_s=0.01) == 200  # 2 s
 
 
-def test_ranks_hear_of_one_another_in_ten_times_the_time_given_whatever_meetings_cost() -> None:
+def test_ranks_meet_within_ten_times_the_time_given_whatever_meetings_cost() -> None:
     assert steps(met(60.0)) == 40
 
 
-def test_a_meeting_that_waited_for_a_busy_rank_is_no_measure_and_is_charged_in_part() -> None:
-    pace = met(0.001, 0.001, 0.001)
-    assert pace.met(50.0) == 0.004
-    assert pace.cost_s == 0.001
+def test_a_meeting_that_waited_for_a_busy_rank_is_not_typical_and_is_charged_in_part() -> None:
+    schedule = met(0.001, 0.001, 0.001)
+    assert schedule.met(50.0) == 0.004
+    assert schedule.cost_s == 0.001
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
-def test_a_time_that_makes_no_sense_tells_nothing(seconds: float) -> None:
-    pace = MeetingPace()
-    assert pace.met(seconds) == 0.0
-    assert pace.cost_s == 0.0
+def test_an_invalid_time_is_ignored(seconds: float) -> None:
+    schedule = MeetingSchedule()
+    assert schedule.met(seconds) == 0.0
+    assert schedule.cost_s == 0.0
 
 
 def ranks(iteration_s: float, meeting_s: float, *, bound: float = 0.035, **costs: float) -> Run:
@@ -117,7 +117,7 @@ def test_the_bound_holds_with_meetings_however_short_iterations_are(
     assert played.tuner.overhead_s == pytest.approx(played.true_s, rel=0.05)
 
 
-def test_a_checkpoint_that_is_withheld_has_the_ranks_meet_seldom() -> None:
+def test_ranks_meet_seldom_while_a_checkpoint_is_withheld() -> None:
     played = ranks(0.005, 0.0008, stall_s=1.0)  # a long time to earn
     played.play(400)
     played.told.clear()
@@ -128,16 +128,16 @@ def test_a_checkpoint_that_is_withheld_has_the_ranks_meet_seldom() -> None:
     assert max(after - before for before, after in pairwise(played.met)) <= 200  # 1 s
 
 
-def test_one_that_is_late_has_the_ranks_meet_seldom_too() -> None:
+def test_ranks_meet_seldom_while_a_checkpoint_is_late() -> None:
     played = ranks(0.005, 0.0008)
     played.never_ends = True
     played.play(2000)
-    assert played.told[Due.LATE] > 0
+    assert played.told[Verdict.LATE] > 0
     assert len(played.met) <= 2000 / 18 + 10
 
 
 def test_ranks_take_about_as_many_checkpoints_as_one_process() -> None:
-    """Where meetings cost little beside iterations."""
+    """If meetings are cheap compared with iterations."""
     many, alone = ranks(0.2, 0.0008), ranks(0.2, 0.0)
     assert len(many.play(2000)) >= 0.9 * len(alone.play(2000))
 
