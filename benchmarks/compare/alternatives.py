@@ -1,7 +1,8 @@
-"""README's table: ours beside what a user may have today, for one checkpoint of the largest state.
+"""README's table: ours beside what a user may use today, for one checkpoint of the largest state.
 
-What a crash loses follows from what a checkpoint was measured to cost: the interval is the one at
-which checkpoints take `BOUND` of the training time, by the same arithmetic for every row.
+The interval and the loss by a crash follow from the measured cost of a checkpoint, by the same
+arithmetic for every row: the interval is the one at which checkpoints cost `BOUND` of the training
+time.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Alternative:
     restores_as: str
 
     def best(self, found: dict[str, Line]) -> Line | None:
-        """None where none of the arms was measured."""
+        """The line of the best arm; None if none was measured."""
         return min((found[arm] for arm in self.arms if arm in found), key=_lost_s, default=None)
 
 

@@ -1,4 +1,4 @@
-"""What the measured windows show: the smallest interval of each arm, and which arm is better.
+"""The conclusions from measured windows: the smallest interval of each arm, and the best arm.
 
 Pure. A `Setting` is an arm and an interval k; ``tried`` has its overhead in paired windows.
 """
@@ -124,7 +124,7 @@ class Findings:
         return max(k + 1, min(wished, 4 * k))
 
     def closest(self, count: int) -> list[str]:
-        """That many rivals, those with the shortest calculated intervals first."""
+        """Up to ``count`` rivals, those with the shortest calculated intervals first."""
         return sorted(self.rivals, key=lambda name: self.costs[name].smallest.k)[:count]
 
     def verdict(self) -> Verdict:

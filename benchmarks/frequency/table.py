@@ -53,7 +53,7 @@ def _heading(line: Line) -> str:
     size = line.get("image_size")
     each = f"{line['tokens']} tokens" if size is None else f"{size} x {size} pixels"
     where = f"{', AMP' if line['amp'] else ''}, on {line['device']}"
-    cores = f"{line['threads']} of {line['machine']['cores']} cores trains"
+    cores = f"training on {line['threads']} of {line['machine']['cores']} cores"
     state = f"{line['state_mib']:g} MiB of state, {line['iteration_ms']:.1f} ms per iteration"
     bound = f"bound {percent(line['bound'])}"
     return f"{line['model']}, batch {line['batch']}, {each}{where}: {cores}, {state}, {bound}:"

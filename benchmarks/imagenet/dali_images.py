@@ -27,7 +27,7 @@ def dali_data(args: argparse.Namespace, ranks: Ranks) -> Data:
 
 
 def train_loader(train: Path, args: argparse.Namespace, place: dict[str, Any]) -> Any:
-    """What CFIterator wraps, or a DALI loader as in its documentation."""
+    """The loader that CFIterator wraps, or a DALI loader as in its documentation."""
     if args.cf_iterator:
         return imagenet_train(
             train,

@@ -31,7 +31,7 @@ _BATCHES = 16  # made once; training takes them in turn
 
 
 def add_loop_options(parser: argparse.ArgumentParser) -> None:
-    """What to train, and with how many threads."""
+    """Options for the workload and the number of threads."""
     parser.add_argument("--model", choices=MODELS, default="resnet18")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--image-size", type=int, default=32)
@@ -42,7 +42,7 @@ def add_loop_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_device_option(parser: argparse.ArgumentParser) -> None:
-    """Where to train."""
+    """The option for the device to train on."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=device, help="default here: %(default)s")
 
@@ -123,7 +123,7 @@ class Loop:
 
     @property
     def num_parameters(self) -> int:
-        """Of the model."""
+        """The number of parameters of the model."""
         return sum(each.numel() for each in self.model.parameters())
 
     def iterate(self) -> None:

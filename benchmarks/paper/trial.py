@@ -62,7 +62,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """That interval in windows. Seconds; ``held_s`` and ``wait_s`` are per checkpoint.
+    """The chosen interval in windows. Seconds; ``held_s`` and ``wait_s`` are per checkpoint.
 
     All but ``still_s`` are from undisturbed rounds.
     """

@@ -82,7 +82,7 @@ PEERS: dict[str, Peer] = {peer.name: peer for peer in _ALL}
 def installed(
     names: Iterable[str] | None = None, *, among: Mapping[str, Peer] = PEERS
 ) -> dict[str, Peer]:
-    """Those of ``names`` (or all) and ours that are installed, in the order of ``among``.
+    """The installed ones of ``names`` (or all) and ours, in the order of ``among``.
 
     For the others a sentence goes to standard error.
     """

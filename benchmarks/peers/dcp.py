@@ -84,6 +84,6 @@ def _stager(kind: AsyncCheckpointerType, *, aside: bool) -> DefaultStager:
 
 
 def _join_alone() -> None:
-    """It needs a process group: one with a single rank."""
+    """Create the process group that DCP needs: with a single rank."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -27,7 +27,7 @@ class TorchSave:
         self._training.load(state)
 
     def close(self) -> None:
-        """It holds no resources."""
+        """Nothing to release."""
 
 
 class Safetensors:
@@ -64,4 +64,4 @@ class Safetensors:
         return tensors
 
     def close(self) -> None:
-        """It holds no resources."""
+        """Nothing to release."""

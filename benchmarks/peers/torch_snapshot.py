@@ -32,4 +32,4 @@ class TorchSnapshot:
         Snapshot(str(folder)).restore(self._state)
 
     def close(self) -> None:
-        """It holds no resources."""
+        """Nothing to release."""

@@ -76,7 +76,7 @@ class Trainer:
         self._trainer._load_rng_state(checkpoint)
 
     def close(self) -> None:
-        """It holds no copy of the state."""
+        """Nothing to release: it holds no copy of the state."""
 
 
 class Accelerate:

@@ -138,7 +138,7 @@ def _tensors(num_tensors: int, device: torch.device, args: argparse.Namespace) -
 
 
 def _boundary(batches_us: list[float]) -> dict[str, float]:
-    """Nothing if every batch had a checkpoint."""
+    """The figures of a boundary; none if every batch had a checkpoint."""
     if not batches_us:
         return {}
     figures = {"": statistics.median(batches_us), "_low": min(batches_us), "_high": max(batches_us)}
