@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from checkfreq.manager import CFManager as CFManager
     from checkfreq.policy.retention import KeepBest as KeepBest
     from checkfreq.policy.retention import KeepLast as KeepLast
-    from checkfreq.restore.reader import load as load
+    from checkfreq.restore.load import load as load
     from checkfreq.state.checkpoint import CFCheckpoint as CFCheckpoint
     from checkfreq.types import CFMode as CFMode
     from checkfreq.types import Directory as Directory
@@ -31,7 +31,7 @@ _HOME = {
     "KeepBest": "checkfreq.policy.retention",
     "KeepLast": "checkfreq.policy.retention",
     "Objective": "checkfreq.types",
-    "load": "checkfreq.restore.reader",
+    "load": "checkfreq.restore.load",
 }
 
 __all__ = [

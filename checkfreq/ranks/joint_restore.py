@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
 from checkfreq.ranks.meetings import Meetings
-from checkfreq.restore.images import Image
-from checkfreq.restore.needs import needed_files
+from checkfreq.restore.file_reader import Image
+from checkfreq.restore.needed_files import needed_files
 from checkfreq.restore.restorer import Found, Restorer
 from checkfreq.state.captured import POSITIONS
 from checkfreq.state.checkpoint import CFCheckpoint

@@ -17,8 +17,8 @@ from checkfreq.errors import (
     storage_errors,
 )
 from checkfreq.restore.apply import Loaded, LoadedFile, RestorePlan, prepare
-from checkfreq.restore.images import Image, new_buffer, read_images, room_for
-from checkfreq.restore.soundness import require_sound
+from checkfreq.restore.file_reader import Image, new_buffer, read_images, room_for
+from checkfreq.restore.validation import require_sound
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest
 from checkfreq.store.records import Records

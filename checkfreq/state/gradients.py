@@ -28,7 +28,7 @@ from checkfreq.state.adapters.base import Findings, Saved
 from checkfreq.state.adapters.optimizer_load import parameters_of
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import local_of
-from checkfreq.state.pieces import SavedTensor
+from checkfreq.state.saved import SavedTensor
 from checkfreq.state.tensors import DTYPES
 from checkfreq.types import Json
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from checkfreq.errors import MismatchError, StateError
-from checkfreq.restore.needs import needed_files
+from checkfreq.restore.needed_files import needed_files
 from checkfreq.state.capture import capture, structure_digest, structure_listing
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import Role

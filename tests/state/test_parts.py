@@ -13,8 +13,8 @@ from torch import nn
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
 from checkfreq.restore.apply import materialise
-from checkfreq.restore.needs import needed_files
-from checkfreq.restore.reader import load
+from checkfreq.restore.load import load
+from checkfreq.restore.needed_files import needed_files
 from checkfreq.restore.restorer import Restorer, plan_restore
 from checkfreq.run.pipeline import first_device
 from checkfreq.state.capture import capture, structure_digest, structure_listing
@@ -388,7 +388,7 @@ def test_one_rank_needs_nothing_of_torch_distributed() -> None:
         "sys.modules.update({f'torch.distributed.{n}': None for n in ('tensor', 'checkpoint')})\n"
         "from checkfreq.state.checkpoint import CFCheckpoint\n"
         "from checkfreq.state.capture import capture\n"
-        "import checkfreq.manager, checkfreq.restore.reader\n"
+        "import checkfreq.manager, checkfreq.restore.load\n"
         "chk = CFCheckpoint(model=torch.nn.Linear(2, 2), d={'x': torch.ones(1)})\n"
         "assert len(capture(chk, barrier_on_device=False).tensors) >= 3\n"
         "after = {name for name in sys.modules if name.startswith('torch.distributed')}\n"

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from checkfreq.errors import ConfigError, printable
 from checkfreq.integrations.dcp.chunks import StoredTensor, own_json, rank_for, tensors_of
-from checkfreq.restore.soundness import only_content
+from checkfreq.restore.validation import only_content
 from checkfreq.state.adapters.base import Saved
 from checkfreq.state.adapters.generic import tree_value
 from checkfreq.state.adapters.module import module_state_dict
@@ -29,7 +29,7 @@ from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict
 from checkfreq.state.adapters.rng import rng_state
 from checkfreq.state.capture import GRADIENTS, POSITIONS
 from checkfreq.state.codec import decode_tree
-from checkfreq.state.pieces import SavedTensor
+from checkfreq.state.saved import SavedTensor
 from checkfreq.state.tensors import DTYPE_NAMES, decode_torch
 from checkfreq.store.manifest import Manifest
 from checkfreq.types import Json

@@ -35,7 +35,7 @@ from checkfreq.integrations.dcp.chunks import Chunk, StoredTensor
 from checkfreq.integrations.dcp.contents import Contents, contents_of, is_of_dcp
 from checkfreq.integrations.dcp.paths import split_path
 from checkfreq.integrations.dcp.reads import Place, read_verified
-from checkfreq.restore.soundness import require_sound
+from checkfreq.restore.validation import require_sound
 from checkfreq.store.manifest import MANIFEST_NAME, Manifest
 from checkfreq.store.store import CheckpointStore
 

@@ -20,7 +20,7 @@ from checkfreq.errors import CorruptCheckpointError, StateError
 from checkfreq.state.codec import decode_tree
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import empty_like, is_dtensor
-from checkfreq.state.pieces import Piece, SavedTensor, TensorRecord, held
+from checkfreq.state.saved import Piece, SavedTensor, TensorRecord, held
 from checkfreq.state.tensors import DTYPES, decode_torch, sizes_of, usable_device
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json

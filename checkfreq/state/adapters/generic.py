@@ -25,7 +25,7 @@ from checkfreq.state.adapters.base import (
 from checkfreq.state.adapters.fitting import misfits, only_known
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, local_of, tensor_types
-from checkfreq.state.pieces import held
+from checkfreq.state.saved import held
 from checkfreq.state.tensors import copy_bits
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json

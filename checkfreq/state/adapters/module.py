@@ -21,7 +21,7 @@ from checkfreq.state.adapters.generic import live_dtensors
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, local_of, tensor_types
 from checkfreq.state.names import EXTRA_STATE, ModuleIndex, Node, own_state
-from checkfreq.state.pieces import held
+from checkfreq.state.saved import held
 from checkfreq.state.sharding import require_shards_that_are_known
 from checkfreq.state.tensors import DTYPE_NAMES, LAZY, require_memory
 from checkfreq.store.boxes import Box

@@ -33,7 +33,7 @@ from checkfreq.state.adapters.optimizer_load import OptimizerLoad, parameters_of
 from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict, optimizer_tree
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, split_dims, tensor_types
-from checkfreq.state.pieces import held
+from checkfreq.state.saved import held
 from checkfreq.state.sharding import require_optimizer_that_is_known
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from checkfreq.errors import CorruptCheckpointError, StorageError
-from checkfreq.restore.images import Image, new_buffer, read_images, room_for
+from checkfreq.restore.file_reader import Image, new_buffer, read_images, room_for
 from checkfreq.store.fileops import LocalFileOps, ReadFile
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry, digest_of
 from checkfreq.store.store import CheckpointStore

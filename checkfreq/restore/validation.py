@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from checkfreq.errors import CheckFreqError, CorruptCheckpointError
-from checkfreq.restore.needs import Recorded
+from checkfreq.restore.needed_files import Recorded
 from checkfreq.state.adapters.base import LoadedFile, RankFile, Saved
 from checkfreq.state.adapters.generic import tree_value
 from checkfreq.state.adapters.module import module_state_dict

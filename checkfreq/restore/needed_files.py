@@ -9,7 +9,7 @@ from typing import Protocol
 
 from checkfreq.state.captured import POSITIONS
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.pieces import TensorRecord
+from checkfreq.state.saved import TensorRecord
 from checkfreq.store.boxes import Box
 from checkfreq.store.parts import file_name, stem_of
 from checkfreq.types import Json, Role
