@@ -34,8 +34,8 @@ from checkfreq.ranks.meetings import ranks_together
 from checkfreq.ranks.multi_rank import MultiRank
 from checkfreq.ranks.rendezvous import MAKING
 from checkfreq.ranks.roles import agree_on_role, agree_on_settings
-from checkfreq.restore.apply import RestorePlan
-from checkfreq.restore.restorer import Found, Restorer, plan_restore
+from checkfreq.restore.apply import RestorePlan, prepare
+from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.run.checks import cadence, check_arguments, numbers, usable
 from checkfreq.run.interrupt import StopNotice
 from checkfreq.run.loader_deaths import is_of_dead_worker, is_of_loader
@@ -322,7 +322,7 @@ class CFManager:
     def _proposal_by_costs(self) -> Proposal:
         match self._profiler.due(step=self._global_step):
             case Due.TAKE:
-                return Proposal("periodic", place=self._profiler.place.value)
+                return Proposal("periodic", place=self._profiler.place)
             case Due.LATE:
                 return Proposal(why_late=Due.LATE.value)
         return NO_PROPOSAL
@@ -564,7 +564,7 @@ class CFManager:
             if not self._role.shares_all:  # some may hold what was never one of all ranks
                 self._persistence.supersede_after = -1
             return False
-        compare = partial(plan_restore, found, self._chk, path=self._chk_dir)
+        compare = partial(prepare, self._chk, found, path=str(self._chk_dir))
         compare = partial(compare, rank=self._role.rank, world=self._role.world)
         compare = partial(compare, only=only, exclude=exclude, strict=strict)
         plan = self._ranks.each("restore(): comparing", compare)
@@ -583,7 +583,7 @@ class CFManager:
             self._pipeline.allocate(state_bytes)
         return True
 
-    def _find(self, step: int | None) -> Found | None:
+    def _find(self, step: int | None) -> LoadedCheckpoint | None:
         restorer = Restorer(
             self._chk_dir,
             num_threads=self._config.writer_threads,
@@ -611,7 +611,7 @@ class CFManager:
             raise
         plan.copy()
 
-    def _continue_from(self, found: Found, *, explicit: bool) -> None:
+    def _continue_from(self, found: LoadedCheckpoint, *, explicit: bool) -> None:
         self._global_step = found.step
         self._restored_step = found.step
         self._pipeline.continue_from(found.step, attempt=found.manifest.attempt)

@@ -15,9 +15,8 @@ from typing import TypeVar
 
 from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
 from checkfreq.ranks.meetings import Meetings
-from checkfreq.restore.file_reader import Image
 from checkfreq.restore.needed_files import needed_files
-from checkfreq.restore.restorer import Found, Restorer
+from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.state.captured import POSITIONS
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.store.manifest import Manifest
@@ -52,7 +51,7 @@ class JointRestorer:
         self._role = role
         self._path = str(restorer.path)
 
-    def find(self, step: int | None) -> Found | None:
+    def find(self, step: int | None) -> LoadedCheckpoint | None:
         """Read and verify ``step``, or the newest that is valid on all ranks; None if there never
         was one.
 
@@ -87,7 +86,7 @@ class JointRestorer:
     def _common(self) -> _Common:
         reply = self._meetings.act(
             "restore(): looking for checkpoints",
-            lambda: self._restorer.holdings() if self._role.leads else None,
+            lambda: self._restorer.inventory() if self._role.leads else None,
             decide=_common,
         )
         damaged = {
@@ -98,16 +97,16 @@ class JointRestorer:
             tuple(reply["steps"]), damaged, reply["ever_held"], reply["is_common"], reply["text"]
         )
 
-    def _read_together(self, step: int, rejected: list[Rejected]) -> Found | None:
+    def _read_together(self, step: int, rejected: list[Rejected]) -> LoadedCheckpoint | None:
         """The step as this rank needs it; None, and one more rejected, if one cannot have it."""
         # The record first: which files are needed may ask users' objects, on all ranks or none.
         manifest = self._on_all(step, "record", lambda: self._restorer.manifest(step), rejected)
         if manifest is None:
             return None
-        images = self._on_all(step, "files", partial(self._images, manifest), rejected)
-        if images is None:
+        data = self._on_all(step, "files", partial(self._read_needed, manifest), rejected)
+        if data is None:
             return None
-        return Found(step, self._with_positions_elsewhere(manifest), images, tuple(rejected))
+        return LoadedCheckpoint(self._with_positions_elsewhere(manifest), data, tuple(rejected))
 
     def _on_all(
         self, step: int, what: str, read: Callable[[], T], rejected: list[Rejected]
@@ -130,7 +129,7 @@ class JointRestorer:
             return None
         return found[0]
 
-    def _images(self, manifest: Manifest) -> Mapping[str, Image]:
+    def _read_needed(self, manifest: Manifest) -> Mapping[str, memoryview]:
         wanted = needed_files(self._chk, manifest, self._role)
         files = [file for file in manifest.files if file.name in wanted]
         return self._restorer.read(manifest, files)

@@ -16,7 +16,7 @@ from typing import Protocol
 from checkfreq.errors import StateError
 from checkfreq.ranks.coordinator import Decision, Proposal
 from checkfreq.ranks.meetings import Meetings
-from checkfreq.types import Json
+from checkfreq.types import Json, SnapshotPlace
 
 _SHOWN = 5
 
@@ -154,10 +154,10 @@ class Collective:
 
         def decide_words(words: Sequence[Json]) -> Json:
             decision = decide([_vote(word) for word in words], attempt=uuid.uuid4().hex)
-            return dataclasses.asdict(decision)
+            return _decision_json(decision)
 
-        reply = self.meetings.act(phase, lambda: dataclasses.asdict(say()), decide=decide_words)
-        decision = Decision(**{**reply, "waits_for": tuple(reply["waits_for"])})
+        reply = self.meetings.act(phase, lambda: _vote_json(say()), decide=decide_words)
+        decision = _decision(reply)
         if decision.compares:
             self._compare(state)
         self._next_step = decision.next_step
@@ -181,8 +181,31 @@ def _are_equal(digests: Sequence[Json]) -> bool:
     return len(set(digests)) == 1
 
 
+def _vote_json(vote: Vote) -> Json:
+    words = dataclasses.asdict(vote)
+    return {**words, "proposal": _with_place_name(words["proposal"])}
+
+
 def _vote(words: Json) -> Vote:
-    return Vote(**{**words, "proposal": Proposal(**words["proposal"])})
+    return Vote(**{**words, "proposal": Proposal(**_with_place(words["proposal"]))})
+
+
+def _decision_json(decision: Decision) -> Json:
+    return _with_place_name(dataclasses.asdict(decision))
+
+
+def _decision(words: Json) -> Decision:
+    return Decision(**{**_with_place(words), "waits_for": tuple(words["waits_for"])})
+
+
+def _with_place_name(fields: Mapping[str, Json]) -> dict[str, Json]:
+    place = fields["place"]
+    return {**fields, "place": None if place is None else place.value}
+
+
+def _with_place(fields: Mapping[str, Json]) -> dict[str, Json]:
+    name = fields["place"]
+    return {**fields, "place": None if name is None else SnapshotPlace(name)}
 
 
 def difference(listings: Sequence[Mapping[str, str]]) -> str:

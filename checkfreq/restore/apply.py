@@ -9,36 +9,32 @@ nothing live refers to the buffers, which may be reused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from checkfreq.errors import ConfigError, MismatchError, StateError, printable
+from checkfreq.restore.restorer import LoadedCheckpoint
 from checkfreq.state.adapters.base import (
     Changes,
     Fallible,
     Findings,
-    LoadedFile,
-    RankFile,
-    Saved,
 )
 from checkfreq.state.adapters.generic import tree_value
 from checkfreq.state.adapters.module import module_state_dict
 from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict
 from checkfreq.state.adapters.rng import prepare_rng, rng_state
 from checkfreq.state.adapters.scaler import scaler_state_dict
-from checkfreq.state.capture import GRADIENTS, POSITIONS, RNG, covers
+from checkfreq.state.capture import GRADIENTS, POSITIONS, RNG
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.codec import decode_tree
 from checkfreq.state.gradients import prepare_gradients
-from checkfreq.store.parts import file_name, stem_of
+from checkfreq.state.saved import SavedObject
 from checkfreq.types import Json
 
 logger = logging.getLogger(__name__)
 
 __all__ = [
-    "Loaded",
-    "LoadedFile",
     "RestorePlan",
     "materialise",
     "positions",
@@ -49,7 +45,7 @@ __all__ = [
 #: Keys of a checkpoint's objects that are no tracked names.
 _NO_OBJECTS = {RNG, POSITIONS, GRADIENTS}
 
-_READERS: dict[str, Callable[[Saved], Any]] = {
+_READERS: dict[str, Callable[[SavedObject], Any]] = {
     "module": module_state_dict,
     "optimizer": optimizer_state_dict,
     "scaler": scaler_state_dict,
@@ -57,103 +53,6 @@ _READERS: dict[str, Callable[[Saved], Any]] = {
     "dict": tree_value,
     "rng": rng_state,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A verified checkpoint in memory: the manifest's objects, and its files by name.
-
-    ``own``: by rank, what differs from rank to rank; empty for a checkpoint of one rank.
-    """
-
-    objects: Mapping[str, Json]
-    files: Mapping[str, LoadedFile]
-    own: Mapping[int, Mapping[str, Json]] = field(default_factory=dict)
-
-    def saved(
-        self, name: str, *, path: str, rank: int = 0, declared: Collection[str] = ()
-    ) -> Saved:
-        """The saved state of one object, as ``rank`` sees it.
-
-        A new rank sees the first one's buffers, such as statistics of batch norms, and nothing
-        of what is ``declared`` to be each rank's, be it written by one rank or by many.
-        """
-        mine = self.own.get(rank, {}).get(name, {})
-        json = mine if "kind" in mine else self.objects[name]
-
-        def is_not_declared(key: str) -> bool:
-            names = self._names_of(name, key)
-            return not any(covers(prefix, name, one) for prefix in declared for one in names)
-
-        parts = list(self._parts(name, rank, is_not_declared))
-        file = self.files.get(file_name(name))
-        is_for_all = is_not_declared if self.is_new(rank) else _all
-        return Saved(name, json, file, path=path, parts=parts, is_for_all=is_for_all)
-
-    def saved_gradients(self, *, path: str, rank: int) -> Saved | None:
-        """What waited for an update on ``rank``: nothing, if it did on others. None: nowhere."""
-        ranks = [one for one in (rank, *self.own) if GRADIENTS in self.names(one)]
-        if not ranks:
-            return None
-        found = self.saved(GRADIENTS, path=path, rank=ranks[0])
-        if ranks[0] == rank:
-            return found
-        return Saved(GRADIENTS, {**found.json, "parameters": {}}, None, path=path)
-
-    def _names_of(self, name: str, key: str) -> list[str]:
-        """A tensor's key in an object, and the names that are tied to it."""
-        owns = (own.get(name, {}) for own in self.own.values())
-        ties = [json.get("aliases", {}) for json in (self.objects.get(name, {}), *owns)]
-        return [key, *(tied for aliases in ties for tied, to in aliases.items() if to == key)]
-
-    def _parts(
-        self, name: str, rank: int, is_not_declared: Callable[[str], bool]
-    ) -> Iterator[RankFile]:
-        first = self._first() if self.is_new(rank) else None
-        for other, own in sorted(self.own.items()):
-            file = self.files.get(file_name(stem_of(name, other)))
-            if file is not None:
-                boxes = own.get(name, {}).get("shards", {})
-                takes = is_not_declared if other == first else _all if other == rank else _nothing
-                yield RankFile(file, boxes, is_own=takes)
-
-    def names(self, rank: int) -> set[str]:
-        """Names of the objects there are for ``rank``, "rng" and "$positions" among them."""
-        mine = self.own.get(rank, {})
-        return {*self.objects, *self._whole(rank), *({POSITIONS} & mine.keys())}
-
-    def is_new(self, rank: int) -> bool:
-        """Whether nothing is here of such a rank: none was, or it wrote to another directory."""
-        if not self.own:
-            return rank != 0
-        return rank not in self.own or (not self._whole(rank) and any(map(self._whole, self.own)))
-
-    def _whole(self, rank: int) -> list[str]:
-        return [name for name, json in self.own.get(rank, {}).items() if _is_whole(name, json)]
-
-    def _first(self) -> int | None:
-        """The first rank of which there is more than positions."""
-        return next(
-            (rank for rank in sorted(self.own) if self.own[rank].keys() - {POSITIONS}), None
-        )
-
-    def positions(self, rank: int) -> Mapping[str, Json]:
-        """JSON of the iterators' positions of one rank, by name."""
-        objects = self.own.get(rank, {}) if self.own else self.objects
-        found: Mapping[str, Json] = objects.get(POSITIONS, {})
-        return found
-
-
-def _is_whole(name: str, json: Json) -> bool:
-    return name != POSITIONS and "kind" in json
-
-
-def _all(key: str) -> bool:
-    return True
-
-
-def _nothing(key: str) -> bool:
-    return False
 
 
 @dataclass(slots=True)
@@ -164,7 +63,7 @@ class RestorePlan:
     #: The same of every rank there was; ``positions`` are this rank's, of a new rank the first's.
     all_positions: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
     _changes: list[Changes] = field(default_factory=list)
-    _saved: list[Saved] = field(default_factory=list)
+    _saved: list[SavedObject] = field(default_factory=list)
     _rng: Callable[[], None] | None = None
     _gradients: Callable[[], None] | None = None
 
@@ -256,7 +155,7 @@ def _put_back(name: str, back: Callable[[], None]) -> bool:
 
 def prepare(
     chk: CFCheckpoint,
-    loaded: Loaded,
+    loaded: LoadedCheckpoint,
     *,
     only: Iterable[str] | None = None,
     exclude: Iterable[str] = (),
@@ -272,7 +171,7 @@ def prepare(
     ConfigError for unknown names, CorruptCheckpointError for state that makes no sense,
     StateError for shards that are in another node's directory.
     """
-    found = {r: _decode_positions(loaded, r, path) for r in sorted(loaded.own or {0})}
+    found = {r: _decode_positions(loaded, r, path) for r in sorted(loaded.manifest.ranks or {0})}
     everyones = {name for positions in found.values() for name in positions}
     chosen = _chooser(chk, loaded, everyones, only, exclude)
     findings = Findings()
@@ -283,7 +182,7 @@ def prepare(
     mine = all_positions.get(rank, next(iter(all_positions.values())))
     plan = RestorePlan(mine, all_positions)
     names = loaded.names(rank) - _NO_OBJECTS
-    elsewhere = {n for r in loaded.own for n in loaded.names(r)} - names - _NO_OBJECTS
+    elsewhere = {n for r in loaded.manifest.ranks for n in loaded.names(r)} - names - _NO_OBJECTS
     if loaded.is_new(rank):  # what all had, or one rank wrote alone, and is each rank's own now
         elsewhere |= names & chk.own_objects
         names -= elsewhere
@@ -309,20 +208,20 @@ def prepare(
     return plan
 
 
-def _decode_positions(loaded: Loaded, rank: int, path: str) -> dict[str, dict[str, Any]]:
-    saved = Saved(POSITIONS, {}, None, path=path)
+def _decode_positions(loaded: LoadedCheckpoint, rank: int, path: str) -> dict[str, dict[str, Any]]:
+    saved = SavedObject(POSITIONS, {}, path=path)
     return {name: saved.decode(node) for name, node in loaded.positions(rank).items()}
 
 
 def _chooser(
     chk: CFCheckpoint,
-    loaded: Loaded,
+    loaded: LoadedCheckpoint,
     found: Iterable[str],
     only: Iterable[str] | None,
     exclude: Iterable[str],
 ) -> Callable[[str], bool]:
-    own = (name for rank in loaded.own for name in loaded.names(rank))
-    known = {*chk.tracked, *loaded.objects, *own, *found, RNG} - {POSITIONS, GRADIENTS}
+    own = (name for rank in loaded.manifest.ranks for name in loaded.names(rank))
+    known = {*chk.tracked, *loaded.manifest.objects, *own, *found, RNG} - {POSITIONS, GRADIENTS}
     wanted = None if only is None else _choice("only", only, known)
     unwanted = _choice("exclude", exclude, known)
     return lambda name: (wanted is None or name in wanted) and name not in unwanted
@@ -338,7 +237,7 @@ def _choice(argument: str, names: Iterable[str], known: set[str]) -> set[str]:
     return chosen
 
 
-def _prepare_object(chk: CFCheckpoint, saved: Saved, findings: Findings) -> Changes:
+def _prepare_object(chk: CFCheckpoint, saved: SavedObject, findings: Findings) -> Changes:
     adapter = chk.adapters[saved.name]
     if saved.field("kind") != adapter.kind:
         findings.different.append(
@@ -349,7 +248,7 @@ def _prepare_object(chk: CFCheckpoint, saved: Saved, findings: Findings) -> Chan
 
 
 def _prepare_rng(
-    plan: RestorePlan, loaded: Loaded, findings: Findings, path: str, rank: int
+    plan: RestorePlan, loaded: LoadedCheckpoint, findings: Findings, path: str, rank: int
 ) -> None:
     if loaded.is_new(rank):
         findings.notes.append(f"rng (each rank had its own, rank {rank} was not there)")
@@ -389,7 +288,7 @@ def _listing(findings: Findings) -> str:
 
 
 def materialise(
-    loaded: Loaded, *, only: Iterable[str] | None = None, path: str, rank: int = 0
+    loaded: LoadedCheckpoint, *, only: Iterable[str] | None = None, path: str, rank: int = 0
 ) -> dict[str, Any]:
     """State dicts by name, of owned CPU tensors; tied weights share one tensor.
 
@@ -399,7 +298,7 @@ def materialise(
     """
     require_rank(loaded, rank, path=path)
     there_are = loaded.names(rank) - {POSITIONS, GRADIENTS}
-    names = [*(name for name in loaded.objects if name in there_are)]
+    names = [*(name for name in loaded.manifest.objects if name in there_are)]
     names += sorted(there_are.difference(names))
     chosen = {*names} if only is None else _choice("only", only, {*names})
     return {
@@ -407,14 +306,14 @@ def materialise(
     }
 
 
-def require_rank(loaded: Loaded, rank: int, *, path: str) -> None:
+def require_rank(loaded: LoadedCheckpoint, rank: int, *, path: str) -> None:
     """Raise ConfigError if there was no such rank."""
     if loaded.is_new(rank):
-        there = ", ".join(map(str, sorted(loaded.own or {0})))
+        there = ", ".join(map(str, sorted(loaded.manifest.ranks or {0})))
         raise ConfigError(f"{path} holds nothing of rank {rank}; expected one of {there}")
 
 
-def _read(saved: Saved) -> Any:
+def _read(saved: SavedObject) -> Any:
     reader = _READERS.get(saved.field("kind"))
     if reader is None:
         raise saved.corrupt("kind of object", f"one of {', '.join(_READERS)}", saved.field("kind"))

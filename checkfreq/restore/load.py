@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from checkfreq.errors import ConfigError, NoCheckpointError, StorageError, storage_errors
-from checkfreq.restore.restorer import Found, Restorer, plan_restore
+from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.snapshot.memory import available_host_bytes
 from checkfreq.store.fileops import Kind
 from checkfreq.store.manifest import MANIFEST_NAME
@@ -53,14 +53,13 @@ def load(
     for rejected in found.rejected:
         logger.warning("step %d does not validate, skipped: %s", rejected.step, rejected.error)
     _refuse_dcp(found, chk_dir)
-    loaded = found.loaded()
-    require_rank(loaded, rank, path=str(chk_dir))
+    require_rank(found, rank, path=str(chk_dir))
     if into is not None:
         _load_into(found, into, chk_dir, only=only, strict=strict, rank=rank)
-    return materialise(loaded, only=only, path=str(chk_dir), rank=rank)
+    return materialise(found, only=only, path=str(chk_dir), rank=rank)
 
 
-def _refuse_dcp(found: Found, chk_dir: Path) -> None:
+def _refuse_dcp(found: LoadedCheckpoint, chk_dir: Path) -> None:
     if any(isinstance(o, dict) and o.get("kind") == "dcp" for o in found.manifest.objects.values()):
         raise ConfigError(
             f"step {found.step} in {chk_dir} was written by torch.distributed.checkpoint: read it "
@@ -77,7 +76,7 @@ def _require_memory(num_bytes: int) -> None:
 
 
 def _load_into(
-    found: Found,
+    found: LoadedCheckpoint,
     into: Mapping[str, Any],
     chk_dir: Path,
     *,
@@ -85,12 +84,12 @@ def _load_into(
     strict: bool,
     rank: int,
 ) -> None:
+    from checkfreq.restore.apply import prepare
     from checkfreq.state.checkpoint import CFCheckpoint
 
     names = set(into) if only is None else set(into) & set(only)
     chk = CFCheckpoint(rng=False, **{name: into[name] for name in names})
-    plan = plan_restore(found, chk, path=chk_dir, only=names, exclude=(), strict=strict, rank=rank)
-    plan.apply()
+    prepare(chk, found, only=names, strict=strict, path=str(chk_dir), rank=rank).apply()
 
 
 def _split(path: Path, step: int | None) -> tuple[Path, int | None]:

@@ -4,40 +4,17 @@ that overlap what it holds. So N ranks restoring what N ranks wrote read each by
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
 from checkfreq.state.captured import POSITIONS
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.saved import TensorRecord
 from checkfreq.store.boxes import Box
-from checkfreq.store.parts import file_name, stem_of
+from checkfreq.store.manifest import FileEntry, Manifest
+from checkfreq.store.parts import file_of
 from checkfreq.types import Json, Role
 
 
-class RecordedFile(Protocol):
-    """A file in a manifest."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def tensors(self) -> Sequence[TensorRecord]: ...
-
-
-class Recorded(Protocol):
-    """What is asked of a manifest."""
-
-    @property
-    def world(self) -> int: ...
-    @property
-    def files(self) -> Collection[RecordedFile]: ...
-    @property
-    def objects(self) -> Mapping[str, Json]: ...
-    @property
-    def ranks(self) -> Mapping[int, Mapping[str, Json]]: ...
-
-
-def needed_files(chk: CFCheckpoint, manifest: Recorded, role: Role) -> set[str]:
+def needed_files(chk: CFCheckpoint, manifest: Manifest, role: Role) -> set[str]:
     """Names of the files from which this rank's live state can be restored."""
     files = {file.name: file for file in manifest.files}
     needed = set(files)
@@ -46,7 +23,7 @@ def needed_files(chk: CFCheckpoint, manifest: Recorded, role: Role) -> set[str]:
     for name in names - {POSITIONS}:  # which may be called as the fields of an object are
         live = _Live(chk, manifest, name)
         for rank, own in manifest.ranks.items():
-            file = files.get(file_name(stem_of(name, rank)))
+            file = files.get(file_of(name, rank))
             if file is None:
                 continue
             boxes = own.get(name, {}).get("shards", {})
@@ -58,7 +35,7 @@ def needed_files(chk: CFCheckpoint, manifest: Recorded, role: Role) -> set[str]:
     return needed
 
 
-def _names_of(manifest: Recorded, name: str) -> dict[str, list[str]]:
+def _names_of(manifest: Manifest, name: str) -> dict[str, list[str]]:
     """By key, the tied names."""
     owns = (own.get(name, {}) for own in manifest.ranks.values())
     found: dict[str, list[str]] = {}
@@ -71,13 +48,13 @@ def _names_of(manifest: Recorded, name: str) -> dict[str, list[str]]:
 class _Live:
     """What the live object called ``name`` holds; asked for by every file of every rank."""
 
-    def __init__(self, chk: CFCheckpoint, manifest: Recorded, name: str) -> None:
+    def __init__(self, chk: CFCheckpoint, manifest: Manifest, name: str) -> None:
         adapter = chk.adapters.get(name)
         self._holdings = None if adapter is None else adapter.holdings()
         self._tied = _names_of(manifest, name)
         self._held: dict[str, list[Box]] = {}
 
-    def overlaps(self, file: RecordedFile, boxes: Mapping[str, Json]) -> bool:
+    def overlaps(self, file: FileEntry, boxes: Mapping[str, Json]) -> bool:
         """Whether a file holds a part of what is held here."""
         return any(
             _meets(held, Box(tuple(boxes[record.name][1]), tuple(record.shape)))

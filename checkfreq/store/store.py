@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from checkfreq import faults
 from checkfreq.errors import (
@@ -134,15 +134,6 @@ class Rejected:
     step: int
     error: CorruptCheckpointError
     is_here: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Found(Generic[T]):
-    """The newest valid step, what its check returned, and newer ones that failed theirs."""
-
-    step: int
-    value: T
-    rejected: tuple[Rejected, ...]
 
 
 class CheckpointStore:
@@ -383,9 +374,10 @@ class CheckpointStore:
             raise
         return file
 
-    def newest_valid(self, *, check: Callable[[int], T]) -> Found[T]:
+    def newest_valid(self, *, check: Callable[[int], T]) -> tuple[T, tuple[Rejected, ...]]:
         """Walk back from the newest step to the first for which ``check`` returns.
 
+        Returns what ``check`` returned, and the newer steps that it rejected, newest first.
         ``check`` is `verify`, or anything that raises CorruptCheckpointError for a step that
         must be walked past; every other error goes to the caller. Steps that another
         process prunes meanwhile do not count. Raises NoCheckpointError if the directory
@@ -398,7 +390,7 @@ class CheckpointStore:
             steps = self.steps()
             for step in reversed(steps):
                 try:
-                    return Found(step, check(step), tuple(rejected))
+                    return check(step), tuple(rejected)
                 except CorruptCheckpointError as error:
                     # Without the frames of the failed read, and with them its buffers.
                     rejected.append(Rejected(step, error.with_traceback(None)))

@@ -434,8 +434,7 @@ def test_a_record_that_changed_while_the_directory_was_opened_is_read_again(
     found = Restorer(tmp_path).find_while_opening(None, open_directory=supersede)
     assert found is not None
     assert found.manifest.attempt == "after"
-    image = found.images["a.safetensors"]
-    assert image.view == (store.path(1) / "a.safetensors").read_bytes()
+    assert found.data["a.safetensors"] == (store.path(1) / "a.safetensors").read_bytes()
 
 
 def test_a_record_damaged_while_the_directory_was_opened_is_not_trusted(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
-from checkfreq.restore.apply import Loaded, materialise, positions
+from checkfreq.restore.apply import materialise, positions
+from checkfreq.restore.restorer import LoadedCheckpoint
 from checkfreq.state.checkpoint import CFCheckpoint
-from tests.state.support import bits, plan, restore, state_bits, take
+from tests.state.support import Record, bits, plan, restore, state_bits, take
 
 
 class Holder:
@@ -147,7 +148,7 @@ class TestPartial:
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         shot = take(CFCheckpoint())
-        shot.loaded.objects["rng"]["state"]["xpu:7"] = {"$tensor": "torch"}
+        shot.loaded.manifest.objects["rng"]["state"]["xpu:7"] = {"$tensor": "torch"}
         with caplog.at_level(logging.WARNING):
             restore(CFCheckpoint(), shot)
         assert "rng.xpu:7: not restored, this process has" in caplog.text
@@ -197,7 +198,7 @@ class TestPartial:
         chk = run()
         found = {"train": {"epoch": 2, "batch": 7}, "val": {"epoch": 0}}
         shot = take(chk, positions=found)
-        assert plan(chk, shot).positions == found == positions(shot.loaded.objects)
+        assert plan(chk, shot).positions == found == positions(shot.loaded.manifest.objects)
         assert plan(chk, shot, exclude=("val",)).positions == {"train": found["train"]}
         assert plan(chk, shot, only=("model",)).positions == {}
 
@@ -548,11 +549,8 @@ class TestMaterialise:
     def test_read_only_memory_will_do(self) -> None:
         chk = run()
         shot = take(chk)
-        files = {
-            name: type(file)(file.tensors, memoryview(bytes(file.image)))
-            for name, file in shot.loaded.files.items()
-        }
-        found = materialise(Loaded(shot.loaded.objects, files), path="p")
+        data = {name: memoryview(bytes(data)) for name, data in shot.loaded.data.items()}
+        found = materialise(replace(shot.loaded, data=data), path="p")
         assert bits(found["model"]) == bits(dict(chk.tracked["model"].state_dict()))
 
 
@@ -572,7 +570,7 @@ class TestNonsense:
     def test_it_is_reported_as_corrupt_with_path_and_object(self, name: str, change: Any) -> None:
         chk = run()
         shot = take(chk)
-        shot.loaded.objects[name] = change  # type: ignore[index]
+        shot.loaded.manifest.objects[name] = change  # type: ignore[index]
         before = state_bits(chk)
         with pytest.raises(CorruptCheckpointError, match=rf"^chk/step-00000003: {name}: "):
             plan(chk, shot)
@@ -594,15 +592,15 @@ class TestNonsense:
     ) -> None:
         chk = CFCheckpoint(rng=False, d={"weight": torch.ones(4)})
         shot = take(chk)
-        file = shot.loaded.files["d.safetensors"]
-        records = [replace(record, **change) for record in file.tensors]
-        shot.loaded.files["d.safetensors"] = type(file)(records, file.image)  # type: ignore[index]
+        (file,) = shot.loaded.manifest.files
+        changed = replace(file, tensors=tuple(replace(one, **change) for one in file.tensors))
+        shot.loaded.manifest.files = (changed,)
         with pytest.raises(CorruptCheckpointError, match=words):
             plan(chk, shot)
 
     def test_an_unknown_kind_is_corrupt_for_a_reader(self) -> None:
         with pytest.raises(CorruptCheckpointError, match="x: kind of object"):
-            materialise(Loaded({"x": {"kind": "novel"}}, {}), path="p")
+            materialise(LoadedCheckpoint(Record({"x": {"kind": "novel"}}), {}), path="p")
 
 
 @pytest.mark.parametrize("only", ["model", "optimizer"])

@@ -21,15 +21,14 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from checkfreq.errors import ConfigError, printable
 from checkfreq.integrations.dcp.chunks import StoredTensor, own_json, rank_for, tensors_of
-from checkfreq.restore.validation import only_content
-from checkfreq.state.adapters.base import Saved
+from checkfreq.restore.validation import content_errors
 from checkfreq.state.adapters.generic import tree_value
 from checkfreq.state.adapters.module import module_state_dict
 from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict
 from checkfreq.state.adapters.rng import rng_state
 from checkfreq.state.capture import GRADIENTS, POSITIONS
 from checkfreq.state.codec import decode_tree
-from checkfreq.state.saved import SavedTensor
+from checkfreq.state.saved import SavedObject, SavedTensor
 from checkfreq.state.tensors import DTYPE_NAMES, decode_torch
 from checkfreq.store.manifest import Manifest
 from checkfreq.types import Json
@@ -116,15 +115,15 @@ class _Memo(dict[int, Any]):
         return super().get(key, default)
 
 
-class _State(Saved):
+class _State(SavedObject):
     """The saved state of one object whose tensors stay on disk."""
 
     def __init__(
         self, name: str, json: Mapping[str, Json], stored: Mapping[str, StoredTensor], *, path: str
     ) -> None:
-        super().__init__(name, json, None, path=path)
+        super().__init__(name, json, path=path)
         self.records = {
-            key: SavedTensor(key, DTYPE_NAMES[tensor.dtype], tensor.shape, [])
+            key: SavedTensor(key, DTYPE_NAMES[tensor.dtype], tensor.shape)
             for key, tensor in stored.items()
         }
         self.tensors: dict[int, StoredTensor] = {}
@@ -180,7 +179,7 @@ def contents_of(
     its parameters' numbers. Raises CorruptCheckpointError, and ConfigError for names that do
     not fit.
     """
-    with only_content(path):
+    with content_errors(path):
         return _contents_of(manifest, rank, path, parameter_names)
 
 

@@ -35,7 +35,7 @@ from checkfreq.integrations.dcp.chunks import Chunk, StoredTensor
 from checkfreq.integrations.dcp.contents import Contents, contents_of, is_of_dcp
 from checkfreq.integrations.dcp.paths import split_path
 from checkfreq.integrations.dcp.reads import Place, read_verified
-from checkfreq.restore.validation import require_sound
+from checkfreq.restore.validation import validate_state
 from checkfreq.store.manifest import MANIFEST_NAME, Manifest
 from checkfreq.store.store import CheckpointStore
 
@@ -127,10 +127,10 @@ class CFStorageReader(StorageReader):
         if self._step is not None:
             self._store.require(self._step)
             return self._look_into(self._step)
-        newest = self._store.newest_valid(check=self._look_into)
-        for rejected in newest.rejected:
-            logger.warning("step %d is damaged, skipped: %s", rejected.step, rejected.error)
-        return newest.value
+        found, rejected = self._store.newest_valid(check=self._look_into)
+        for step in rejected:
+            logger.warning("step %d is damaged, skipped: %s", step.step, step.error)
+        return found
 
     def _look_into(self, step: int) -> tuple[Manifest, Contents]:
         manifest = self._store.inspect(step)
@@ -144,7 +144,7 @@ class CFStorageReader(StorageReader):
         contents = contents_of(
             manifest, rank=_rank(), path=path, parameter_names=self._parameter_names
         )
-        require_sound(manifest, path=path)
+        validate_state(manifest, path=path)
         return manifest, contents
 
     def set_up_storage_reader(
