@@ -70,7 +70,7 @@ class SavedTensor:
 
     def copy_to(self, target: Tensor) -> None:
         """Fill a live tensor of the same shape and dtype; of a DTensor, the shard held here."""
-        local, box = local_shard(target)
+        local, box = local_part(target)
         for part, source in self._sources(box):
             copy_bits(_part(local, part), source)
 
@@ -232,7 +232,7 @@ class SavedObject:
     def require(self, name: str, live: Tensor | None = None) -> None:
         """Raise StateError unless all that ``live`` needs was read; None needs the whole tensor."""
         record = self.record(name)
-        box = Box.whole(record.shape) if live is None else local_shard(live)[1]
+        box = Box.whole(record.shape) if live is None else local_part(live)[1]
         if missing := record.missing(box):
             boxes = ", ".join(map(str, missing[:4])) + (", ..." if len(missing) > 4 else "")
             raise StateError(
@@ -310,7 +310,7 @@ class SavedObject:
         self._owned = {}
 
 
-def local_shard(live: Tensor) -> tuple[Tensor, Box]:
+def local_part(live: Tensor) -> tuple[Tensor, Box]:
     """The local tensor behind a live one, and which box of the whole it is."""
     if is_dtensor(live):
         return local_of(live), cut_of(live, "a live tensor").box

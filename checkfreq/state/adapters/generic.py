@@ -24,7 +24,7 @@ from checkfreq.state.adapters.base import (
 from checkfreq.state.adapters.fitting import misfits, only_known
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, local_of, tensor_types
-from checkfreq.state.saved import SavedObject, copy_bits, local_shard
+from checkfreq.state.saved import SavedObject, copy_bits, local_part
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
 
@@ -156,7 +156,7 @@ def _holdings(live: Mapping[str, Tensor]) -> Holdings:
     def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
         tensor = live.get(key)
         fits = tensor is not None and tuple(tensor.shape) == shape
-        yield local_shard(tensor)[1] if tensor is not None and fits else Box.whole(shape)
+        yield local_part(tensor)[1] if tensor is not None and fits else Box.whole(shape)
 
     return of
 

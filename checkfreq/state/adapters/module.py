@@ -20,7 +20,7 @@ from checkfreq.state.adapters.generic import live_dtensors
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, local_of, tensor_types
 from checkfreq.state.names import EXTRA_STATE, ModuleIndex, Node, own_state
-from checkfreq.state.saved import SavedObject, local_shard
+from checkfreq.state.saved import SavedObject, local_part
 from checkfreq.state.sharding import require_shards_that_are_known
 from checkfreq.state.tensors import DTYPE_NAMES, LAZY, require_memory
 from checkfreq.store.boxes import Box
@@ -154,7 +154,7 @@ class ModuleAdapter:
 
         def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
             if key in live and not isinstance(live[key], LAZY):
-                yield local_shard(live[key])[1]
+                yield local_part(live[key])[1]
             elif EXTRA_STATE in key:
                 yield Box.whole(shape)
 

@@ -32,7 +32,7 @@ from checkfreq.state.adapters.optimizer_load import OptimizerLoad, parameters_of
 from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict, optimizer_tree
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, split_dims, tensor_types
-from checkfreq.state.saved import SavedObject, local_shard
+from checkfreq.state.saved import SavedObject, local_part
 from checkfreq.state.sharding import require_optimizer_that_is_known
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
@@ -169,7 +169,7 @@ class OptimizerAdapter:
             state = self._optimizer.state.get(parameters[number])
             live = state.get(key[found.end() :]) if found and isinstance(state, dict) else None
             cut = [t for t in (live, parameters[number]) if _is_cut(t, shape)]
-            yield from (local_shard(t)[1] for t in cut) if cut else (Box.whole(shape),)
+            yield from (local_part(t)[1] for t in cut) if cut else (Box.whole(shape),)
 
         return of
 
