@@ -51,7 +51,7 @@ class NotedArm:
 
     def _waited_s(self) -> float:
         """How long weight updates have waited for copies so far."""
-        return self._arm.manager._pipeline.barrier_s
+        return self._arm.manager._pipeline.held.fence_s
 
     def close(self) -> None:
         """See Arm."""

@@ -141,7 +141,7 @@ _HINTS = {
 
 @contextlib.contextmanager
 def storage_errors(what: str) -> Iterator[None]:
-    """Turn every OSError of the block into a StorageError that begins with ``what`` was done."""
+    """Turn any OSError of the block into a StorageError; ``what`` (was being done) begins it."""
     try:
         yield
     except CheckFreqError:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -126,7 +125,6 @@ class CFManager:
         self._fresh = fresh
         self._tolerate_failures = tolerate_failures
         self._global_step = 0
-        self._boundaries_s = 0.0
         self._is_on_device = False
         self._restored_step: int | None = None
         self._requested: Marks | None = None
@@ -161,7 +159,7 @@ class CFManager:
         self._ranks.each(MAKING, self._persistence.start)
         self._optimizers = chk.optimizers
         self._steppers = chk.steppers
-        self._gate = UpdateGate(self._optimizers, barrier=self._pipeline.barrier, home=self._home)
+        self._gate = UpdateGate(self._optimizers, fence=self._pipeline.fence, home=self._home)
         self._gradients = self._pipeline.gradients
 
     # ---- weight updates
@@ -258,38 +256,33 @@ class CFManager:
     def _pass_boundary(self, *, epoch_boundary: bool) -> None:
         if self._home.is_elsewhere():
             return
-        since_s = time.perf_counter() - self._pipeline.waited_s
-        self._require_unfinished()
-        self._begin()
-        self._persistence.reap()
-        self._ranks.raise_failures()
-        self._gate.pass_boundary()
-        self._gradients.pass_boundary()
-        self._global_step += 1
-        self._profile(is_epoch=epoch_boundary)
-        self._notice.install()  # at the first one: until now a signal could only end the process
-        self._carry_out(
-            self._ranks.decide(
-                self._global_step,
-                lambda: self._proposal(epoch_boundary=epoch_boundary),
-                must_meet=epoch_boundary or self._requested is not None,
-                marks=self._requested,
+        with self._pipeline.held.boundary():
+            self._require_unfinished()
+            self._begin()
+            self._persistence.reap()
+            self._ranks.raise_failures()
+            self._gate.pass_boundary()
+            self._gradients.pass_boundary()
+            self._global_step += 1
+            self._profile(is_epoch=epoch_boundary)
+            # At the first boundary: until now a signal could only end the process.
+            self._notice.install()
+            self._carry_out(
+                self._ranks.decide(
+                    self._global_step,
+                    lambda: self._proposal(epoch_boundary=epoch_boundary),
+                    must_meet=epoch_boundary or self._requested is not None,
+                    marks=self._requested,
+                )
             )
-        )
-        self._boundaries_s += time.perf_counter() - self._pipeline.waited_s - since_s
 
     def _profile(self, *, is_epoch: bool) -> None:
         """Tell the profiler that an iteration ended; at the first boundary, have it begin."""
         if self._profiler.has_begun:
             pipeline = self._pipeline
-            # What the host was held for is hidden where a device has work queued.
-            met_s = 0.0 if self._is_on_device else self._profiler.met_s
-            own_s = 0.0 if self._is_on_device else self._boundaries_s - met_s
             self._profiler.boundary(
                 is_epoch=is_epoch,
-                stall_s=pipeline.barrier_s + own_s,
-                waited_s=pipeline.waited_s,
-                met_s=met_s,
+                held=pipeline.held.lap(on_device=self._is_on_device),
                 is_quiet=pipeline.is_quiet,
                 is_ready=pipeline.is_ready,
             )
@@ -418,9 +411,8 @@ class CFManager:
                 )
             self._request(marks)
             return
-        since_s = time.perf_counter() - self._pipeline.waited_s
-        attempt = self._ranks.require(self._global_step, "requested", marks)
-        self._boundaries_s += time.perf_counter() - self._pipeline.waited_s - since_s
+        with self._pipeline.held.boundary():
+            attempt = self._ranks.require(self._global_step, "requested", marks)
         if wait and (error := self._ranks.outcome(self._global_step, attempt)) is not None:
             raise error
 
@@ -816,5 +808,5 @@ class CFManager:
             "num_in_flight": len(book.active),
             "num_workers_replaced": self._persistence.num_replaced,
             "state_bytes": self._pipeline.state_bytes,
-            "stall_s": self._pipeline.stall_s,
+            "stall_s": self._pipeline.held.checkpoints_s,
         }

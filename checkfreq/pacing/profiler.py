@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from checkfreq.config import ScalarWriter
 from checkfreq.console import say
+from checkfreq.pacing.held_time import Held
 from checkfreq.pacing.profile_cache import ProfileCache
 from checkfreq.pacing.timing import IterationTimer, Span
 from checkfreq.persist.attempts import Attempt
@@ -42,12 +43,10 @@ class Recorder(Protocol):
 class _Ended(NamedTuple):
     """What is known of an iteration besides its times, which may come later."""
 
-    stall_s: float
-    waited_s: float
+    held: Held
     is_regular: bool
     is_quiet: bool
     counts: bool
-    met_s: float
 
 
 class Profiler:
@@ -74,13 +73,7 @@ class Profiler:
         self._key: Mapping[str, object] = {}
         self._clock = clock
         self._timer: IterationTimer | None = None
-        #: How long meetings of the ranks at boundaries, and what comes once in a run, have held
-        #: training, by the host's clock.
-        self.met_s = 0.0
         self._ended: deque[_Ended] = deque()
-        self._stall_s = 0.0
-        self._waited_s = 0.0
-        self._met_s = 0.0
         self._was_ready = False
         self._after_epoch = False
         self._is_disturbed = False
@@ -126,17 +119,13 @@ class Profiler:
         self,
         *,
         is_epoch: bool,
-        stall_s: float,
-        waited_s: float,
+        held: Held,
         is_quiet: bool,
         is_ready: bool,
-        met_s: float = 0.0,
     ) -> None:
         """An iteration ended, after everything that ended in it was reported.
 
-        ``stall_s`` is how long the manager has held training so far, its own code included;
-        ``waited_s`` how long the user's calls have waited, ``met_s`` how long meetings of the
-        ranks held it, in none of the other two. ``is_quiet``: the worker has nothing to do.
+        ``held`` is what held training during it. ``is_quiet``: the worker has nothing to do.
         ``is_ready``: snapshots can be taken; until then, slots are being prepared and iterations
         are slower than they will be.
         """
@@ -144,17 +133,7 @@ class Profiler:
             return
         self._timer.mark_boundary()
         is_regular = not (is_epoch or self._after_epoch or self._is_disturbed)
-        self._ended.append(
-            _Ended(
-                stall_s - self._stall_s,
-                waited_s - self._waited_s,
-                is_regular,
-                is_quiet,
-                self._was_ready,
-                met_s - self._met_s,
-            )
-        )
-        self._stall_s, self._waited_s, self._met_s = stall_s, waited_s, met_s
+        self._ended.append(_Ended(held, is_regular, is_quiet, self._was_ready))
         self._was_ready = is_ready
         self._after_epoch, self._is_disturbed = is_epoch, False
         for span in self._timer.finished():
@@ -217,12 +196,12 @@ class Profiler:
             Iteration(
                 span.start_s,
                 span.end_s,
-                ended.stall_s,
+                ended.held.stall_s,
                 overlap_s,
                 ended.is_regular,
                 ended.is_quiet,
-                ended.waited_s,
-                ended.met_s,
+                ended.held.waited_s,
+                ended.held.met_s,
             )
         )
 
@@ -242,13 +221,7 @@ class Profiler:
 
     def met(self, seconds: float) -> None:
         """The ranks met at a boundary, for so long."""
-        self.met_s += seconds
         self.tuner.met(seconds)
-
-    def held_once(self, seconds: float) -> None:
-        """Something that comes once in a run held training for so long: no part of an iteration,
-        and no checkpoint's cost."""
-        self.met_s += seconds
 
     def next_meeting(
         self,

@@ -17,7 +17,7 @@ from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
 from checkfreq.ranks.meetings import Meetings
 from checkfreq.restore.needed_files import needed_files
 from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
-from checkfreq.state.captured import POSITIONS
+from checkfreq.state.capture import POSITIONS
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import Rejected

@@ -97,7 +97,9 @@ class MultiRank:
         own = proposal if self._role.rank == 0 else lambda: NO_PROPOSAL  # rank 0's counts
         start_s = time.perf_counter()
         decision = self._agree("step()", step, own, marks or Marks())
-        self._profiler.met(time.perf_counter() - start_s)
+        met_s = time.perf_counter() - start_s
+        self._pipeline.held.met(met_s)
+        self._profiler.met(met_s)
         return decision
 
     def _agree(
@@ -205,7 +207,8 @@ class MultiRank:
             return
         start_s = time.perf_counter()
         self._pipeline.note_values()
-        self._profiler.held_once(time.perf_counter() - start_s)
+        # Comes once in a run: no part of an iteration, and no checkpoint's cost.
+        self._pipeline.held.met(time.perf_counter() - start_s)
         self._may_compare = False
         self._noted_step = step
 

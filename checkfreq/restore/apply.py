@@ -184,7 +184,7 @@ def prepare(
     names = loaded.names(rank) - _NO_OBJECTS
     elsewhere = {n for r in loaded.manifest.ranks for n in loaded.names(r)} - names - _NO_OBJECTS
     if loaded.is_new(rank):  # what all had, or one rank wrote alone, and is each rank's own now
-        elsewhere |= names & chk.own_objects
+        elsewhere |= names & chk.per_rank_objects
         names -= elsewhere
     for name in sorted(elsewhere & {*chk.tracked}):
         if chosen(name):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from checkfreq.state.captured import POSITIONS
+from checkfreq.state.capture import POSITIONS
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.store.boxes import Box
 from checkfreq.store.manifest import FileEntry, Manifest

@@ -21,29 +21,30 @@ from torch import nn
 from checkfreq.config import CFConfig
 from checkfreq.errors import CheckFreqError, PersistError, StateError
 from checkfreq.pacing.environment import environment
+from checkfreq.pacing.held_time import HeldTime
 from checkfreq.pacing.profiler import Profiler
 from checkfreq.pacing.timing import DeviceTimer, HostTimer, IterationTimer
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.persist.persistence import Persistence
 from checkfreq.policy.retention import RetentionPolicy
 from checkfreq.snapshot.arena import Arena, Slot
-from checkfreq.snapshot.choice import engine_for
 from checkfreq.snapshot.device import CudaDevice
 from checkfreq.snapshot.device_copier import Limits
 from checkfreq.snapshot.device_engine import DevicePinner
 from checkfreq.snapshot.device_memory import room_for_snapshot
-from checkfreq.snapshot.snapshotter import Snapshotter
-from checkfreq.snapshot.values import Values, broadcast_anywhere, samples, values_of
-from checkfreq.state.capture import (
-    CapturedState,
-    capture,
-    read_everything,
+from checkfreq.snapshot.digests import (
+    ValueDigests,
+    broadcast_anywhere,
+    digest_values,
+    samples,
     structure_digest,
     structure_listing,
 )
-from checkfreq.state.captured import Everything
+from checkfreq.snapshot.snapshotter import Snapshotter, engine_for
+from checkfreq.state.capture import capture, read_local_state
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.gradients import PendingGradients
+from checkfreq.state.parts import CapturedState, LocalState
 from checkfreq.state.positions import Positions
 from checkfreq.types import Role, SnapshotPlace
 
@@ -55,7 +56,7 @@ _LOOK_FOR_SLOTS_S = 0.02
 
 def first_device(captured: CapturedState) -> torch.device:
     """Of the devices that hold state, of which this rank may write nothing."""
-    refs = captured.tensors if captured.whole is None else captured.whole.refs
+    refs = captured.tensors if captured.local is None else captured.local.refs
     return min((ref.tensor.device for ref in refs if not ref.tensor.is_cpu), key=str)
 
 
@@ -105,13 +106,11 @@ class Pipeline:
         self._close_by_s: float | None = None
         self.last_started_step = 0
         self.num_deferred = 0
-        self._host_stall_s = 0.0
-        #: How long the user's own calls waited for checkpoints.
-        self.waited_s = 0.0
-        self._barrier_s = 0.0
+        #: How long training has been held so far, and by what.
+        self.held = HeldTime(device_wait_s=lambda: self._snapshotter.device_wait_s)
         self._device_refused = False
         self._num_layouts_told = 0
-        self._values: Values | None = None
+        self._values: ValueDigests | None = None
 
     @property
     def state_bytes(self) -> int:
@@ -124,19 +123,9 @@ class Pipeline:
         return self._is_deferred
 
     @property
-    def stall_s(self) -> float:
-        """How long training was held: the host, and devices at barriers as far as known yet."""
-        return self._host_stall_s + self._snapshotter.device_stall_s
-
-    @property
-    def barrier_s(self) -> float:
-        """How long weight updates waited for copies: on the host, or on devices as known yet."""
-        return self._barrier_s + self._snapshotter.device_stall_s
-
-    @property
     def is_on_device(self) -> bool:
         """Whether updates wait on a device, and the host runs ahead of it."""
-        return self._snapshotter.engine.barrier_on_device
+        return self._snapshotter.engine.fence_on_device
 
     @property
     def is_quiet(self) -> bool:
@@ -178,7 +167,7 @@ class Pipeline:
     def note_values(self) -> None:
         """Digest what is to be the same on all ranks, as of this boundary."""
         modules = [value for value in self._chk.tracked.values() if isinstance(value, nn.Module)]
-        self._values = values_of(self._everything(), modules, CudaDevice())
+        self._values = digest_values(self._local_state(), modules, CudaDevice())
 
     def values_digest(self) -> str | None:
         """See distributed.comparison.Compared, as those below."""
@@ -186,7 +175,7 @@ class Pipeline:
 
     def values_listing(self) -> dict[str, str]:
         """Without buffers that an untracked wrapper broadcasts."""
-        left_out = broadcast_anywhere(self._everything())
+        left_out = broadcast_anywhere(self._local_state())
         return {name: text for name, text in self._noted.found.items() if name not in left_out}
 
     def weights(self) -> Collection[str]:
@@ -195,16 +184,16 @@ class Pipeline:
 
     def samples(self, names: Collection[str]) -> dict[str, list[float]]:
         """Some numbers of each of these tensors, as they are now."""
-        return samples(self._everything(), names)
+        return samples(self._local_state(), names)
 
     @property
-    def _noted(self) -> Values:
+    def _noted(self) -> ValueDigests:
         assert self._values is not None
         return self._values
 
-    def _everything(self) -> Everything:
+    def _local_state(self) -> LocalState:
         """The whole state as this rank has it; chooses no engine, so also before training."""
-        return read_everything(self._chk, positions={}, barrier_on_device=False)
+        return read_local_state(self._chk, positions={}, fence_on_device=False)
 
     @property
     def num_slots(self) -> int:
@@ -312,18 +301,17 @@ class Pipeline:
 
     # ---- the gate
 
-    def barrier(self) -> None:
+    def fence(self) -> None:
         """Order the next weight update after the copy in progress.
 
         With ``verify_settled``, raises StateError if settled state changed before it.
         """
         self._profiler.update()
-        stall_s = self._snapshotter.barrier()
-        self._host_stall_s += stall_s
-        self._barrier_s += stall_s
-        if stall_s:
+        waited_s = self._snapshotter.fence()
+        self.held.fence(waited_s)
+        if waited_s:
             for attempt in self.persistence.book.active[-1:]:
-                attempt.stall_s += stall_s
+                attempt.stall_s += waited_s
         changed = self._snapshotter.changed_settled() if self._config.verify_settled else []
         if changed:
             raise StateError(
@@ -361,7 +349,7 @@ class Pipeline:
         self._take(captured, attempt)
         held_s = time.perf_counter() - start_s
         attempt.stall_s += held_s
-        self._host_stall_s += held_s
+        self.held.snapshot(held_s)
         return attempt
 
     def _take(self, captured: CapturedState, attempt: Attempt) -> None:
@@ -372,12 +360,12 @@ class Pipeline:
             attempt.device_copy_s = engine.last_device_copy_s
             if attempt.copied(error):
                 try:
-                    self.persistence.hand_over(attempt, captured.objects, captured.own)
+                    self.persistence.hand_over(attempt, captured.objects, captured.rank_objects)
                 except Exception as failure:  # on the copy thread: must not end it
                     attempt.spoil(failure)
 
         try:
-            self._snapshotter.barrier()  # a copy still active: this boundary saw no update
+            self._snapshotter.fence()  # a copy still active: this boundary saw no update
             self._snapshotter.take(captured, attempt.slot, on_copied=on_copied)
         except BaseException as error:  # Ctrl-C too: else the attempt would never end
             attempt.spoil(error)
@@ -401,7 +389,7 @@ class Pipeline:
             self._chk,
             positions=self._positions.read(),
             gradients=self.gradients.read(),
-            barrier_on_device=self._snapshotter.barrier_on_device,
+            fence_on_device=self._snapshotter.fence_on_device,
             role=self._role,
         )
 
@@ -470,12 +458,9 @@ class Pipeline:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """What has to be waited for, or what the user chose to, is no periodic one's cost."""
-        start_s = time.perf_counter()
         self._profiler.disturb()
-        try:
+        with self.held.waiting():
             yield
-        finally:
-            self.waited_s += time.perf_counter() - start_s
 
     def wait_idle(self) -> None:
         """Wait until no attempt is in flight."""

@@ -40,7 +40,7 @@ class Device(Protocol):
         ...
 
     def record(self, stream: Stream) -> Event:
-        """An event that is done when everything queued on ``stream`` so far is done."""
+        """An event that is done when local queued on ``stream`` so far is done."""
         ...
 
     def wait(self, stream: Stream, event: Event) -> None:

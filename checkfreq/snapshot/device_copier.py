@@ -1,4 +1,4 @@
-"""One device's share of a snapshot: which copies run on which stream, and after what.
+"""One device's transfer of a snapshot: which copies run on which stream, and after what.
 
 The compute stream is the one current at the boundary; each copier has one side stream.
 
@@ -6,8 +6,8 @@ The compute stream is the one current at the boundary; each copier has one side 
   queues next comes after: the small ones into one staging buffer, the large ones directly.
 * Then the side stream waits for the compute stream and copies the large settled tensors from
   their own storage. That is what the next weight update waits for. The staging buffer leaves
-  last, in one transfer, to a landing buffer whose bytes the helper thread puts in place.
-* With a device snapshot, everything goes to a buffer on the device first, and the update waits
+  last, in one transfer, to a bounce buffer whose bytes the helper thread puts in place.
+* With a device snapshot, local goes to a buffer on the device first, and the update waits
   for that only.
 
 Staging and buffers are reused: a snapshot first waits, on the device, for the previous one.
@@ -28,7 +28,7 @@ from torch import Tensor
 from checkfreq.snapshot.arena import Slot
 from checkfreq.snapshot.device import Device, Event, Pair, Stream
 from checkfreq.snapshot.engine import Copy
-from checkfreq.snapshot.packing import Packing, is_plain, pair, row_major_pieces
+from checkfreq.snapshot.packing import Packing, is_plain, row_major_pieces, target_and_source
 from checkfreq.types import SnapshotPlace
 
 logger = logging.getLogger(__name__)
@@ -40,28 +40,28 @@ class Limits:
 
     small_bytes: below, a transfer costs more to start than to run, so tensors are packed.
     staging_bytes: most that is packed per snapshot; the rest travels by itself.
-    turn_bytes: strided tensors become row-major through a buffer of this size, in pieces.
+    transpose_bytes: strided tensors become row-major through a buffer of this size, in pieces.
     chunk_bytes: an unhurried transfer leaves the copy engine to others after so many bytes.
     reserve_bytes: device memory that a device snapshot must leave free.
     """
 
     small_bytes: int = 64 << 10
     staging_bytes: int = 8 << 20
-    turn_bytes: int = 32 << 20
+    transpose_bytes: int = 32 << 20
     chunk_bytes: int = 32 << 20
     reserve_bytes: int = 512 << 20
 
 
 @dataclass(slots=True, eq=False)
-class Share:
-    """What one snapshot has in flight on one copier; everything here lives until ``end``."""
+class Transfer:
+    """What one snapshot has in flight on one copier; local here lives until ``end``."""
 
     start: Event
     end: Event = None
     buffered: Event = None  # complete in a buffer on the device
     copies: Sequence[Copy] = ()
     kept: list[Tensor] = field(default_factory=list)
-    landing: Tensor | None = None
+    bounce: Tensor | None = None
     packing: Packing | None = None
 
     def scatter(self, slot: Slot) -> None:
@@ -70,10 +70,10 @@ class Share:
         Small and many: slice assignment keeps the interpreter lock, which a copy that drops it
         could take milliseconds to get back, each time.
         """
-        if self.landing is None or self.packing is None:
+        if self.bounce is None or self.packing is None:
             return
         size = self.packing.num_bytes
-        landed = memoryview((ctypes.c_char * size).from_address(self.landing.data_ptr()))
+        landed = memoryview((ctypes.c_char * size).from_address(self.bounce.data_ptr()))
         for run in self.packing.runs:
             slot.memory[run.slot_offset : run.slot_offset + run.num_bytes] = landed[
                 run.begin : run.begin + run.num_bytes
@@ -81,7 +81,7 @@ class Share:
 
 
 class DeviceCopier:
-    """Queues snapshots on one device; ``finish`` and ``give_back`` may run in any thread."""
+    """Queues snapshots on one device; ``finish`` may run in any thread."""
 
     def __init__(self, device: Device, index: torch.device, *, limits: Limits) -> None:
         self.index = index
@@ -89,52 +89,52 @@ class DeviceCopier:
         self._side = device.side_stream(index)
         self._limits = limits
         self._staging: Tensor | None = None
-        self._turn: Tensor | None = None
+        self._transpose: Tensor | None = None
         self._read: Event | None = None  # the latest settled tensors have been read
         self._end: Event | None = None  # staging and buffer are free again
         self._waits: deque[tuple[Event, Event]] = deque()
-        self._stall_s = 0.0
-        self._lock = threading.Lock()  # of the two below, which the helper thread shares
+        self._wait_s = 0.0
+        self._lock = threading.Lock()  # of the two below, which the helper thread transfers
         self._buffer: Tensor | None = None
-        self._landings: list[Tensor] = []
+        self._bounce_buffers: list[Tensor] = []
 
     # ---- training thread
 
     @property
-    def stall_s(self) -> float:
+    def wait_s(self) -> float:
         """How long the compute stream has waited for copies, as far as it is known yet."""
         self._measure()
-        return self._stall_s
+        return self._wait_s
 
-    def begin(self) -> Share:
-        """A new share, ordered after the previous snapshot."""
+    def begin(self) -> Transfer:
+        """A new transfer, ordered after the previous snapshot."""
         self._measure()
         stream = self._device.current_stream(self.index)
         if self._end is not None and self._wait(stream, self._end):
             self._end = None
-        return Share(start=self._device.record(stream))
+        return Transfer(start=self._device.record(stream))
 
     def queue(
-        self, share: Share, copies: Sequence[Copy], base: Tensor, *, place: SnapshotPlace
+        self, transfer: Transfer, copies: Sequence[Copy], base: Tensor, *, place: SnapshotPlace
     ) -> None:
         """Queue the copies of this device's tensors into the slot (``base``, `[N] uint8`)."""
-        share.copies = copies
+        transfer.copies = copies
         if place is SnapshotPlace.DEVICE:
             packing = Packing.of(copies)
             buffer = self._buffer_for(packing.num_bytes)
             if buffer is not None:
-                share.kept.append(buffer)
-                self._through_buffer(share, packing, buffer, base)
+                transfer.kept.append(buffer)
+                self._through_buffer(transfer, packing, buffer, base)
                 return
-        self._to_host(share, copies, base)
+        self._to_host(transfer, copies, base)
 
-    def abandon(self, share: Share) -> None:
+    def abandon(self, transfer: Transfer) -> None:
         """Queuing failed halfway: find the end of what was queued."""
         stream = self._device.current_stream(self.index)
         self._device.wait(self._side, self._device.record(stream))
-        share.end = self._end = self._device.record(self._side)
+        transfer.end = self._end = self._device.record(self._side)
 
-    def hold_updates(self) -> None:
+    def fence(self) -> None:
         """Order what is queued next on the current stream after the settled tensors' copy."""
         if self._read is not None:
             stream = self._device.current_stream(self.index)
@@ -155,23 +155,23 @@ class DeviceCopier:
         if self._waits and self._device.is_capturing():
             return  # a query would break the capture
         while self._waits and self._device.is_done(self._waits[0][1]):
-            self._stall_s += self._device.elapsed_s(*self._waits.popleft())
+            self._wait_s += self._device.elapsed_s(*self._waits.popleft())
 
     # ---- host snapshots
 
-    def _to_host(self, share: Share, copies: Sequence[Copy], base: Tensor) -> None:
+    def _to_host(self, transfer: Transfer, copies: Sequence[Copy], base: Tensor) -> None:
         device, side = self._device, self._side
         stream = device.current_stream(self.index)
         small, large = _split(copies, self._limits)
         packing = Packing.of(small)
         if small:
-            staging = self._staging_for(packing.num_bytes, share)
+            staging = self._staging_for(packing.num_bytes, transfer)
             device.pack(_pairs(packing, staging), stream=stream)
         volatile = [copy for copy in large if not copy.settled]
         settled = [copy for copy in large if copy.settled]
         if volatile:
-            device.copy(self._direct(volatile, base, share), stream=stream)
-        pairs = self._direct(settled, base, share)
+            device.copy(self._direct(volatile, base, transfer), stream=stream)
+        pairs = self._direct(settled, base, transfer)
         # What was allocated so far is the compute stream's until here, so this comes after it.
         device.wait(side, device.record(stream))
         if settled:
@@ -179,58 +179,60 @@ class DeviceCopier:
             device.copy(pairs, stream=side)
             self._read = device.record(side)
         if small:
-            share.packing, share.landing = packing, self._landing_for(packing.num_bytes)
-            landed = share.landing[: packing.num_bytes]
+            transfer.packing, transfer.bounce = packing, self._bounce_for(packing.num_bytes)
+            landed = transfer.bounce[: packing.num_bytes]
             device.copy([(landed, staging[: packing.num_bytes])], stream=side)
-        share.end = self._end = device.record(side)
+        transfer.end = self._end = device.record(side)
 
-    def _direct(self, copies: Sequence[Copy], base: Tensor, share: Share) -> list[Pair]:
+    def _direct(self, copies: Sequence[Copy], base: Tensor, transfer: Transfer) -> list[Pair]:
         """Copies from the tensors' own storage; may allocate on the compute stream."""
         pairs: list[Pair] = []
         for copy in copies:
             if is_plain(copy.source):
-                pairs.append(pair(copy, base, copy.offset))
+                pairs.append(target_and_source(copy, base, copy.offset))
             else:
-                pairs += self._turned(copy, base, share)
+                pairs += self._transposed(copy, base, transfer)
         return pairs
 
-    def _turned(self, copy: Copy, base: Tensor, share: Share) -> list[Pair]:
+    def _transposed(self, copy: Copy, base: Tensor, transfer: Transfer) -> list[Pair]:
         """Through the turn buffer, piece after piece; the stream's order makes its reuse safe."""
-        turn = self._turn_for(min(self._limits.turn_bytes, copy.num_bytes), share)
+        turn = self._transpose_for(min(self._limits.transpose_bytes, copy.num_bytes), transfer)
         pairs: list[Pair] = []
-        for offset, piece in row_major_pieces(copy.source, self._limits.turn_bytes):
+        for offset, piece in row_major_pieces(copy.source, self._limits.transpose_bytes):
             num_bytes = piece.numel() * piece.element_size()
             as_copy = Copy(copy.name, piece, copy.offset + offset, num_bytes, copy.settled)
-            pairs.append(pair(as_copy, turn, 0))
+            pairs.append(target_and_source(as_copy, turn, 0))
             target = base[as_copy.offset : as_copy.offset + num_bytes]
             pairs.append((target, turn[:num_bytes]))
         return pairs
 
-    def _staging_for(self, num_bytes: int, share: Share) -> Tensor:
-        self._staging = self._grown(self._staging, num_bytes, share)
+    def _staging_for(self, num_bytes: int, transfer: Transfer) -> Tensor:
+        self._staging = self._grown(self._staging, num_bytes, transfer)
         return self._staging
 
-    def _turn_for(self, num_bytes: int, share: Share) -> Tensor:
-        self._turn = self._grown(self._turn, num_bytes, share)
-        return self._turn
+    def _transpose_for(self, num_bytes: int, transfer: Transfer) -> Tensor:
+        self._transpose = self._grown(self._transpose, num_bytes, transfer)
+        return self._transpose
 
-    def _grown(self, old: Tensor | None, num_bytes: int, share: Share) -> Tensor:
+    def _grown(self, old: Tensor | None, num_bytes: int, transfer: Transfer) -> Tensor:
         if old is not None:
-            share.kept.append(old)  # if it is replaced, copies may still be reading it
+            transfer.kept.append(old)  # if it is replaced, copies may still be reading it
             if old.numel() >= num_bytes:
                 return old
         return self._device.allocate(num_bytes, self.index)
 
-    def _landing_for(self, num_bytes: int) -> Tensor:
+    def _bounce_for(self, num_bytes: int) -> Tensor:
         with self._lock:
-            landing = self._landings.pop() if self._landings else None
-        if landing is not None and landing.numel() >= num_bytes:
-            return landing
+            bounce = self._bounce_buffers.pop() if self._bounce_buffers else None
+        if bounce is not None and bounce.numel() >= num_bytes:
+            return bounce
         return self._device.allocate_host(num_bytes)
 
     # ---- device snapshots
 
-    def _through_buffer(self, share: Share, packing: Packing, buffer: Tensor, base: Tensor) -> None:
+    def _through_buffer(
+        self, transfer: Transfer, packing: Packing, buffer: Tensor, base: Tensor
+    ) -> None:
         device, side = self._device, self._side
         stream = device.current_stream(self.index)
         pairs = list(zip(packing.copies, _pairs(packing, buffer), strict=True))
@@ -243,9 +245,9 @@ class DeviceCopier:
             device.keep([copy.source for copy in packing.copies if copy.settled], stream=side)
             device.pack(settled, stream=side)
             self._read = device.record(side)
-        share.buffered = self._read if settled else device.record(side)
+        transfer.buffered = self._read if settled else device.record(side)
         device.copy(_chunks(packing, buffer, base, self._limits.chunk_bytes), stream=side)
-        share.end = self._end = device.record(side)
+        transfer.end = self._end = device.record(side)
 
     def _buffer_for(self, num_bytes: int) -> Tensor | None:
         """The device buffer, or None if the device has no room for it."""
@@ -253,7 +255,7 @@ class DeviceCopier:
             buffer = self._buffer
             if buffer is not None and buffer.numel() >= num_bytes:
                 return buffer
-            self._buffer = None  # a share that still uses the old one keeps it
+            self._buffer = None  # a transfer that still uses the old one keeps it
         buffer = None
         if self._device.free_bytes(self.index) >= num_bytes + self._limits.reserve_bytes:
             try:
@@ -266,20 +268,16 @@ class DeviceCopier:
 
     # ---- any thread
 
-    def finish(self, share: Share, *, place: SnapshotPlace) -> None:
-        """``share.end`` has happened: drop the sources, take the buffers back."""
-        if share.landing is not None:
+    def finish(self, transfer: Transfer, *, place: SnapshotPlace) -> None:
+        """``transfer.end`` has happened: drop the sources, take the buffers back."""
+        if transfer.bounce is not None:
             with self._lock:
-                self._landings.append(share.landing)
-        share.copies, share.landing, share.packing = (), None, None
-        share.kept.clear()
+                self._bounce_buffers.append(transfer.bounce)
+        transfer.copies, transfer.bounce, transfer.packing = (), None, None
+        transfer.kept.clear()
         if self._buffer is not None and (place is SnapshotPlace.HOST or self._is_short()):
-            self.give_back()
-
-    def give_back(self) -> None:
-        """Free the device buffer as soon as no snapshot uses it."""
-        with self._lock:
-            self._buffer = None
+            with self._lock:  # freed once the snapshots that still use it have finished
+                self._buffer = None
 
     def _is_short(self) -> bool:
         return self._device.free_bytes(self.index) < self._limits.reserve_bytes
@@ -300,7 +298,8 @@ def _split(copies: Sequence[Copy], limits: Limits) -> tuple[list[Copy], list[Cop
 
 def _pairs(packing: Packing, base: Tensor) -> list[Pair]:
     return [
-        pair(copy, base, begin) for copy, begin in zip(packing.copies, packing.begins, strict=True)
+        target_and_source(copy, base, begin)
+        for copy, begin in zip(packing.copies, packing.begins, strict=True)
     ]
 
 

@@ -21,7 +21,7 @@ from checkfreq import faults
 from checkfreq.errors import StateError
 from checkfreq.snapshot.arena import Pinner, Slot
 from checkfreq.snapshot.device import Device
-from checkfreq.snapshot.device_copier import DeviceCopier, Limits, Share
+from checkfreq.snapshot.device_copier import DeviceCopier, Limits, Transfer
 from checkfreq.snapshot.engine import Copy, OnCopied, copy_to_slot
 from checkfreq.types import SnapshotPlace
 
@@ -78,11 +78,11 @@ class HelperThread:
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _InFlight:
     slot: Slot
     on_copied: OnCopied
     error: BaseException | None = None
-    shares: list[tuple[DeviceCopier, Share]] = field(default_factory=list)
+    transfers: list[tuple[DeviceCopier, Transfer]] = field(default_factory=list)
 
 
 class DeviceEngine:
@@ -92,7 +92,7 @@ class DeviceEngine:
     less than ``limits.reserve_bytes`` of device memory goes to the host instead.
     """
 
-    barrier_on_device = True
+    fence_on_device = True
 
     def __init__(
         self,
@@ -117,56 +117,41 @@ class DeviceEngine:
         self._num_active = 0
 
     @property
-    def device_stall_s(self) -> float:
+    def device_wait_s(self) -> float:
         """How long compute streams have waited for copies, as far as it is known yet."""
-        return sum(copier.stall_s for copier in self._copiers.values())
+        return sum(copier.wait_s for copier in self._copiers.values())
 
     # ---- training thread
 
-    def start(
-        self,
-        copies: Sequence[Copy],
-        slot: Slot,
-        *,
-        on_copied: OnCopied,
-        place: SnapshotPlace | None = None,
-    ) -> None:
-        """See SnapshotEngine. An error voids the slot, and ``on_copied`` gets it.
-
-        ``place`` is for this snapshot only.
-        """
-        job = _Job(slot, on_copied)
+    def start(self, copies: Sequence[Copy], slot: Slot, *, on_copied: OnCopied) -> None:
+        """See SnapshotEngine. An error voids the slot, and ``on_copied`` gets it."""
+        snapshot = _InFlight(slot, on_copied)
         with self._changed:
             self._num_active += 1
         try:
-            self._queue(job, copies, place or self.place)
+            self._queue(snapshot, copies)
         except BaseException as error:
-            job.error = error
-            self._abandon(job)
+            snapshot.error = error
+            self._abandon(snapshot)
             if not isinstance(error, Exception):
                 raise
         finally:
-            if job.shares:
-                self._helper.submit(lambda: self._finish(job))
+            if snapshot.transfers:
+                self._helper.submit(lambda: self._finish(snapshot))
             else:
-                self._finish(job)
+                self._finish(snapshot)
 
-    def barrier(self, *, timeout_s: float) -> float:
+    def fence(self, *, timeout_s: float) -> float:
         """See SnapshotEngine. The current streams wait, not the host."""
         if self._copiers and not self._device.is_capturing():
             for copier in self._copiers.values():
-                copier.hold_updates()
+                copier.fence()
         return 0.0
 
     def wait_copied(self, *, timeout_s: float) -> bool:
         """See SnapshotEngine."""
         with self._changed:
             return self._changed.wait_for(lambda: self._num_active == 0, timeout_s)
-
-    def give_back_memory(self) -> None:
-        """Free device buffers; the next device snapshot allocates anew. Any thread."""
-        for copier in list(self._copiers.values()):
-            copier.give_back()
 
     def close(self) -> None:
         """See SnapshotEngine."""
@@ -176,23 +161,23 @@ class DeviceEngine:
                 self._close_timeout_s,
             )
 
-    def _queue(self, job: _Job, copies: Sequence[Copy], place: SnapshotPlace) -> None:
+    def _queue(self, snapshot: _InFlight, copies: Sequence[Copy]) -> None:
         if self._device.is_capturing():
             raise StateError(
                 "an iteration boundary was passed while a CUDA graph is being captured; "
                 "expected step() outside of the capture"
             )
         faults.reach("snapshot.copy_start")
-        self._pin(job.slot)
-        base = torch.frombuffer(job.slot.memory, dtype=torch.uint8)
+        self._pin(snapshot.slot)
+        base = torch.frombuffer(snapshot.slot.memory, dtype=torch.uint8)
         on_host, by_device = self._sorted_by_owner(copies)
         for index, group in by_device.items():  # first: devices work while the host copies
             copier = self._copier(index)
-            share = copier.begin()
-            job.shares.append((copier, share))
-            copier.queue(share, group, base, place=place)
+            transfer = copier.begin()
+            snapshot.transfers.append((copier, transfer))
+            copier.queue(transfer, group, base, place=self.place)
         for copy in on_host:
-            copy_to_slot(copy, job.slot)
+            copy_to_slot(copy, snapshot.slot)
 
     def _sorted_by_owner(
         self, copies: Sequence[Copy]
@@ -217,55 +202,58 @@ class DeviceEngine:
         if slot.unpin is None:
             slot.unpin = self._pinner.pin(slot.address, slot.num_bytes)
 
-    def _abandon(self, job: _Job) -> None:
+    def _abandon(self, snapshot: _InFlight) -> None:
         """Queued copies still write to the slot: the helper waits for them before it is void."""
-        for copier, share in job.shares:
-            if share.end is None:
+        for copier, transfer in snapshot.transfers:
+            if transfer.end is None:
                 try:
-                    copier.abandon(share)
+                    copier.abandon(transfer)
                 except Exception:  # the first error is the one to report
                     logger.exception("%s: cannot find the end of a failed snapshot", copier.index)
 
     # ---- helper thread
 
-    def _finish(self, job: _Job) -> None:
+    def _finish(self, snapshot: _InFlight) -> None:
         try:
-            self._complete(job)
+            self._complete(snapshot)
         except BaseException as error:
-            job.error = job.error or error
-        self._release(job)
+            snapshot.error = snapshot.error or error
+        self._release(snapshot)
         with self._changed:  # first: whoever waits for the copy waits for no hand-over
             self._num_active -= 1
             self._changed.notify_all()
-        job.on_copied(job.error)
+        snapshot.on_copied(snapshot.error)
 
-    def _release(self, job: _Job) -> None:
-        for copier, share in job.shares:
+    def _release(self, snapshot: _InFlight) -> None:
+        for copier, transfer in snapshot.transfers:
             try:
-                copier.finish(share, place=self.place)
+                copier.finish(transfer, place=self.place)
             except Exception:  # a broken device: the snapshot's own error is reported already
                 logger.exception("%s: cannot tell how much memory is free", copier.index)
-        job.shares.clear()
+        snapshot.transfers.clear()
 
-    def _complete(self, job: _Job) -> None:
-        if job.error is None:
+    def _complete(self, snapshot: _InFlight) -> None:
+        if snapshot.error is None:
             faults.reach("snapshot.copy_settled")
-        for _, share in job.shares:
-            if share.end is not None:
-                self._device.synchronize(share.end)
-        if job.error is not None:
+        for _, transfer in snapshot.transfers:
+            if transfer.end is not None:
+                self._device.synchronize(transfer.end)
+        if snapshot.error is not None:
             return
-        for _, share in job.shares:
-            share.scatter(job.slot)
+        for _, transfer in snapshot.transfers:
+            transfer.scatter(snapshot.slot)
         self.last_copy_s = max(
-            (self._device.elapsed_s(share.start, share.end) for _, share in job.shares),
+            (
+                self._device.elapsed_s(transfer.start, transfer.end)
+                for _, transfer in snapshot.transfers
+            ),
             default=None,
         )
         self.last_device_copy_s = max(
             (
-                self._device.elapsed_s(share.start, share.buffered)
-                for _, share in job.shares
-                if share.buffered is not None
+                self._device.elapsed_s(transfer.start, transfer.buffered)
+                for _, transfer in snapshot.transfers
+                if transfer.buffered is not None
             ),
             default=None,
         )

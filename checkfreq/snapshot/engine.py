@@ -47,7 +47,7 @@ make_copy = tuple.__new__  # what Copy() calls, without the call in between
 class SnapshotEngine(Protocol):
     """What the manager asks of phase one, whatever the device."""
 
-    barrier_on_device: bool
+    fence_on_device: bool
     #: Where snapshots of device tensors are taken; may be changed between snapshots.
     place: SnapshotPlace
     #: Of the latest complete snapshot, by the device's clock: the whole way to the host, and the
@@ -56,7 +56,7 @@ class SnapshotEngine(Protocol):
     last_device_copy_s: float | None
 
     @property
-    def device_stall_s(self) -> float:
+    def device_wait_s(self) -> float:
         """How long devices have waited for copies at barriers, as far as it is known yet."""
         ...
 
@@ -68,7 +68,7 @@ class SnapshotEngine(Protocol):
         """
         ...
 
-    def barrier(self, *, timeout_s: float) -> float:
+    def fence(self, *, timeout_s: float) -> float:
         """Order the caller's next weight update after the copy; returns the host's wait in s."""
         ...
 
@@ -84,8 +84,8 @@ class SnapshotEngine(Protocol):
 class HostEngine:
     """Snapshots of tensors in host memory."""
 
-    barrier_on_device = False
-    device_stall_s = 0.0
+    fence_on_device = False
+    device_wait_s = 0.0
     last_copy_s: float | None = None
     last_device_copy_s: float | None = None
 
@@ -108,7 +108,7 @@ class HostEngine:
         self._ensure_thread()
         self._jobs.put(lambda: self._copy_settled(settled, slot, on_copied))
 
-    def barrier(self, *, timeout_s: float) -> float:
+    def fence(self, *, timeout_s: float) -> float:
         """See SnapshotEngine. On the host the caller itself waits."""
         if self._idle.is_set():
             return 0.0

@@ -27,11 +27,11 @@ class UpdateGate:
         self,
         optimizers: Mapping[str, torch.optim.Optimizer],
         *,
-        barrier: Callable[[], None],
+        fence: Callable[[], None],
         home: Home | None = None,
     ) -> None:
         self._home = home or Home("checkpointing")
-        self._barrier = barrier
+        self._fence = fence
         self._attempts = 0
         self._declared = 0
         self._captured = False
@@ -59,7 +59,7 @@ class UpdateGate:
     def updating(self) -> Iterator[None]:
         """Bracket a parameter write that no hook sees."""
         if not self._home.is_elsewhere():
-            self._barrier()
+            self._fence()
         self._attempts += 1
         self._declared += 1
         yield
@@ -90,5 +90,5 @@ class UpdateGate:
             self._captured = True  # waiting is not allowed during capture
             return
         if not self._home.is_elsewhere():
-            self._barrier()
+            self._fence()
         self._attempts += 1

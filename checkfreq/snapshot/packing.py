@@ -71,7 +71,7 @@ def _next_begin(end: int, slot_offset: int) -> int:
     return -(-end // _ALIGNMENT) * _ALIGNMENT + slot_offset % _ALIGNMENT
 
 
-def pair(copy: Copy, base: Tensor, begin: int) -> tuple[Tensor, Tensor]:
+def target_and_source(copy: Copy, base: Tensor, begin: int) -> tuple[Tensor, Tensor]:
     """(target, source) of one copy into ``base`` (`[N] uint8`) at ``begin``.
 
     Contiguous sources come flat, as bits; others as they are, into a row-major target.
@@ -114,7 +114,7 @@ def grouped(
 
 
 def row_major_pieces(tensor: Tensor, max_bytes: int) -> Iterator[tuple[int, Tensor]]:
-    """Cut a tensor into (offset in bytes, view) that are consecutive in row-major order.
+    """LocalShard a tensor into (offset in bytes, view) that are consecutive in row-major order.
 
     No piece is larger than ``max_bytes`` (at least one element).
     """

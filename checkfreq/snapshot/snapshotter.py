@@ -16,10 +16,13 @@ import torch
 from xxhash import xxh3_64_hexdigest
 
 from checkfreq.config import CFConfig
-from checkfreq.errors import SnapshotError
-from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.errors import SnapshotError, StateError
+from checkfreq.snapshot.arena import Arena, Pinner, Slot
+from checkfreq.snapshot.device import CudaDevice
+from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import (
     Copy,
+    HostEngine,
     OnCopied,
     SnapshotEngine,
     fingerprint,
@@ -27,9 +30,11 @@ from checkfreq.snapshot.engine import (
     slot_fingerprint,
 )
 from checkfreq.snapshot.layout import StateLayout
-from checkfreq.state.capture import CapturedState
+from checkfreq.state.capture import read_local_state
+from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.parts import CapturedState
 from checkfreq.store.gc_pause import gc_paused
-from checkfreq.types import FileSpec
+from checkfreq.types import FileSpec, SnapshotPlace
 
 logger = logging.getLogger(__name__)
 
@@ -93,14 +98,14 @@ class Snapshotter:
         return 0 if self._layout is None else self._layout.total_bytes
 
     @property
-    def barrier_on_device(self) -> bool:
+    def fence_on_device(self) -> bool:
         """Whether host tensors may change while a copy runs."""
-        return self._engine().barrier_on_device
+        return self._engine().fence_on_device
 
     @property
-    def device_stall_s(self) -> float:
+    def device_wait_s(self) -> float:
         """How long devices have waited for copies, as far as it is known yet."""
-        return 0.0 if self._chosen is None else self._chosen.device_stall_s
+        return 0.0 if self._chosen is None else self._chosen.device_wait_s
 
     @property
     def engine(self) -> SnapshotEngine:
@@ -156,11 +161,11 @@ class Snapshotter:
         self._engine().start(copies, slot, on_copied=on_copied)
         return snapshot
 
-    def barrier(self) -> float:
+    def fence(self) -> float:
         """Order the next weight update after the copy; returns the host's wait in seconds."""
         if self._chosen is None:
             return 0.0
-        return self._chosen.barrier(timeout_s=self._config.barrier_timeout_s)
+        return self._chosen.fence(timeout_s=self._config.barrier_timeout_s)
 
     def changed_settled(self) -> list[str]:
         """Settled tensors that changed between a snapshot's boundary and the next update.
@@ -194,7 +199,7 @@ class Snapshotter:
 
     def _follow(self, captured: CapturedState) -> None:
         """The engine for host memory must not meet device tensors."""
-        if self._engine().barrier_on_device or all(r.tensor.is_cpu for r in captured.tensors):
+        if self._engine().fence_on_device or all(r.tensor.is_cpu for r in captured.tensors):
             return
         logger.info("the state has moved to an accelerator: snapshots follow it")
         self.close()
@@ -208,6 +213,32 @@ class Snapshotter:
             slot.memory[file.slot_offset : file.slot_offset + len(header)] = header
         self._listener.lay_out_slot(slot.index, layout.files)
         slot.layout = layout
+
+
+def engine_for(
+    chk: CFCheckpoint,
+    *,
+    pinner: Pinner | None = None,
+    place: SnapshotPlace | None = None,
+) -> SnapshotEngine:
+    """The engine for what ``chk`` tracks, as it is now; training thread.
+
+    ``pinner`` page-locks slots that are not pinned yet. Raises StateError for tensors on a
+    device that no engine can order.
+    """
+    if not torch.accelerator.is_available():
+        return HostEngine()
+    local = read_local_state(chk, positions={}, fence_on_device=True)
+    found = {ref.tensor.device.type for ref in local.refs}
+    unknown = found - {"cpu", "cuda"}
+    if unknown:
+        raise StateError(
+            f"tracked tensors are on {', '.join(sorted(unknown))}; snapshots can be ordered on "
+            "cpu and cuda only. Move them there"
+        )
+    if "cuda" in found:
+        return DeviceEngine(CudaDevice(), pinner=pinner, place=place or SnapshotPlace.HOST)
+    return HostEngine()
 
 
 def _bytes_by_device(captured: CapturedState, layout: StateLayout) -> dict[torch.device, int]:

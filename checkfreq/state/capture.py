@@ -13,27 +13,17 @@ from typing import Any
 
 from checkfreq.errors import StateError
 from checkfreq.state.adapters.rng import capture_rng
-from checkfreq.state.captured import GRADIENTS, POSITIONS, RNG, CapturedState, Everything
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.collector import StateCollector, TensorRef
+from checkfreq.state.collector import StateCollector
 from checkfreq.state.gradients import Gradients, capture_gradients
-from checkfreq.state.parts import alone, part_of
-from checkfreq.state.structure import structure_digest, structure_listing
+from checkfreq.state.parts import CapturedState, LocalState, part_of, sole_part
 from checkfreq.store.gc_pause import gc_paused
 from checkfreq.types import Json, Role
 
-__all__ = [
-    "GRADIENTS",
-    "POSITIONS",
-    "RNG",
-    "CapturedState",
-    "TensorRef",
-    "capture",
-    "read_everything",
-    "structure_digest",
-    "structure_listing",
-]
-
+#: Keys of ``objects`` that are not tracked names.
+RNG = "rng"
+POSITIONS = "$positions"
+GRADIENTS = "$gradients"
 
 _ALONE = Role()
 _NO_GRADIENTS: Gradients = MappingProxyType({})
@@ -44,36 +34,36 @@ def capture(
     *,
     positions: Mapping[str, Mapping[str, Any]] | None = None,
     gradients: Gradients = _NO_GRADIENTS,
-    barrier_on_device: bool,
+    fence_on_device: bool,
     role: Role = _ALONE,
 ) -> CapturedState:
     """Read everything that ``chk`` tracks; returns the part of it that ``role`` writes.
 
     ``gradients`` are those that wait for a later update (see ``PendingGradients``).
-    ``barrier_on_device``: the next weight update waits on the device, so every host tensor is
+    ``fence_on_device``: the next weight update waits on the device, so every host tensor is
     volatile. Raises StateError naming the path of whatever cannot be kept.
     """
     with gc_paused():
-        everything = read_everything(
+        local = read_local_state(
             chk,
             positions=positions or {},
             gradients=gradients,
-            barrier_on_device=barrier_on_device,
+            fence_on_device=fence_on_device,
             world=role.world,
         )
-        return alone(everything) if role.is_alone else part_of(everything, role)
+        return sole_part(local) if role.is_alone else part_of(local, role)
 
 
-def read_everything(
+def read_local_state(
     chk: CFCheckpoint,
     *,
     positions: Mapping[str, Mapping[str, Any]],
     gradients: Gradients = _NO_GRADIENTS,
-    barrier_on_device: bool,
+    fence_on_device: bool,
     world: int = 1,
-) -> Everything:
+) -> LocalState:
     """The whole state as this process sees it, whoever writes it."""
-    collector = StateCollector(optimised=chk.optimised(), barrier_on_device=barrier_on_device)
+    collector = StateCollector(trained_ids=chk.trained_ids(), fence_on_device=fence_on_device)
     objects: dict[str, Json] = {}
     spans: dict[str, tuple[int, int]] = {}
     for name, adapter in chk.adapters.items():
@@ -82,8 +72,8 @@ def read_everything(
         objects[name] = adapter.capture(collector)
         spans[name] = (begin, len(collector.refs))
     if chk.settled or chk.volatile:
-        _declare(chk, collector, barrier_on_device=barrier_on_device)
-    own_tensors = _own_tensors(chk, collector)
+        _declare(chk, collector, fence_on_device=fence_on_device)
+    per_rank_tensors = _per_rank_tensors(chk, collector)
     if chk.rng:
         devices = {ref.tensor.device for ref in collector.refs if not ref.tensor.is_cpu}
         collector.start(RNG)
@@ -103,9 +93,15 @@ def read_everything(
             name: _position(name, position, collector) for name, position in positions.items()
         }
         spans[POSITIONS] = (len(collector.refs), len(collector.refs))
-    own_objects = frozenset((*chk.own_objects, RNG, POSITIONS, GRADIENTS))
-    return Everything(
-        collector.refs, spans, objects, collector.aliases, collector.cuts, own_objects, own_tensors
+    per_rank_objects = frozenset((*chk.per_rank_objects, RNG, POSITIONS, GRADIENTS))
+    return LocalState(
+        collector.refs,
+        spans,
+        objects,
+        collector.aliases,
+        collector.shards,
+        per_rank_objects,
+        per_rank_tensors,
     )
 
 
@@ -120,7 +116,7 @@ def _position(name: str, position: Mapping[str, Any], collector: StateCollector)
     return node
 
 
-def _declare(chk: CFCheckpoint, collector: StateCollector, *, barrier_on_device: bool) -> None:
+def _declare(chk: CFCheckpoint, collector: StateCollector, *, fence_on_device: bool) -> None:
     """Apply ``settled=`` and ``volatile=``; the longest matching name wins."""
     declared = {**dict.fromkeys(chk.settled, True), **dict.fromkeys(chk.volatile, False)}
     unmatched = set(declared)
@@ -128,23 +124,23 @@ def _declare(chk: CFCheckpoint, collector: StateCollector, *, barrier_on_device:
         unmatched.difference_update(matches)
         ref = collector.refs[index]
         settled = declared[max(matches, key=len)]
-        if settled and barrier_on_device and ref.tensor.is_cpu:
+        if settled and fence_on_device and ref.tensor.is_cpu:
             settled = False
         collector.refs[index] = ref._replace(settled=settled)
     _require_matches(chk, unmatched, "settled= or volatile=")
 
 
-def _own_tensors(chk: CFCheckpoint, collector: StateCollector) -> frozenset[tuple[str, str]]:
+def _per_rank_tensors(chk: CFCheckpoint, collector: StateCollector) -> frozenset[tuple[str, str]]:
     """(object, key) of tensors that differ from rank to rank: found to, or declared."""
-    declared = [name for name in chk.per_rank if name not in chk.own_objects]
+    declared = [name for name in chk.per_rank if name not in chk.per_rank_objects]
     if not declared:
-        return frozenset(collector.own)
-    unmatched, own = set(declared), set(collector.own)
+        return frozenset(collector.per_rank)
+    unmatched, own = set(declared), set(collector.per_rank)
     for index, matches in _matches(collector, declared):
         unmatched.difference_update(matches)
         ref = collector.refs[index]
         own.add((ref.stem, ref.key))
-        if index in collector.cuts:
+        if index in collector.shards:
             raise StateError(
                 f"per_rank= names {ref.stem}.{ref.key}, which is a DTensor: every rank keeps its "
                 "shard as it is. Leave it out"

@@ -94,11 +94,11 @@ class CFCheckpoint:
         return {name: self._given[name] for name in self.optimizers}
 
     @property
-    def own_objects(self) -> frozenset[str]:
+    def per_rank_objects(self) -> frozenset[str]:
         """Tracked objects that differ from rank to rank as a whole."""
         return frozenset(self.per_rank) & frozenset(self._tracked)
 
-    def optimised(self) -> frozenset[int]:
+    def trained_ids(self) -> frozenset[int]:
         """``id`` of every parameter that a tracked optimizer updates, as of now."""
         return frozenset(
             [

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from checkfreq.errors import StateError
 from checkfreq.state.codec import encode_tree
-from checkfreq.state.dtensors import Cut, cut_of, is_dtensor, local_of
+from checkfreq.state.dtensors import LocalShard, is_dtensor, local_of, shard_of
 from checkfreq.state.tensors import detached, encode_torch, is_ordinary
 from checkfreq.types import Json
 
@@ -42,20 +42,20 @@ class StateCollector:
     def __init__(
         self,
         *,
-        optimised: frozenset[int] = frozenset(),
-        barrier_on_device: bool = False,
+        trained_ids: frozenset[int] = frozenset(),
+        fence_on_device: bool = False,
     ) -> None:
         #: ``id`` of every parameter in a group of a tracked optimizer.
-        self.optimised = optimised
+        self.trained_ids = trained_ids
         self.refs: list[TensorRef] = []
         self.aliases: dict[str, dict[str, str]] = {}
         #: Of each ref that is a DTensor's local tensor: its place in the whole.
-        self.cuts: dict[int, Cut] = {}
+        self.shards: dict[int, LocalShard] = {}
         #: (object, key) of every DTensor, aliases included.
         self.dtensors: dict[tuple[str, str], Tensor] = {}
         #: (object, key) of tensors that differ from rank to rank.
-        self.own: set[tuple[str, str]] = set()
-        self._host_is_volatile = barrier_on_device
+        self.per_rank: set[tuple[str, str]] = set()
+        self._host_is_volatile = fence_on_device
         self.start("")
 
     def start(self, object_name: str) -> None:
@@ -87,7 +87,7 @@ class StateCollector:
         if address and self._by_address.setdefault(address, index) != index:
             twin = self._twin(address, live)
             if twin is not None:
-                self.cuts.pop(index, None)
+                self.shards.pop(index, None)
                 return self._alias(key, twin, settled)
             self._more.setdefault(address, []).append(index)
         self.refs.append(make_ref(TensorRef, (self._object, key, live, settled)))
@@ -98,13 +98,13 @@ class StateCollector:
         if not is_dtensor(tensor):
             return detached(tensor, path)
         live = detached(local_of(tensor), path)
-        self.cuts[len(self.refs)] = cut_of(tensor, path)
+        self.shards[len(self.refs)] = shard_of(tensor, path)
         self.dtensors[self._object, key] = tensor
         return live
 
     def _stand_in(self, tensor: Tensor) -> int:
         """For an empty shard: all ranks must see the same ties, also those without elements."""
-        if len(self.refs) not in self.cuts:
+        if len(self.refs) not in self.shards:
             return 0
         local = local_of(tensor)  # state_dict() makes new tensors, on the same storage
         return hash((local.untyped_storage()._cdata, local.storage_offset()))
@@ -113,7 +113,7 @@ class StateCollector:
         """Index of the tensor with exactly these bytes, if one was added."""
         indices: list[int] = [self._by_address[address], *self._more.get(address, ())]
         for index in indices:
-            if self.cuts.get(index) != self.cuts.get(len(self.refs)):
+            if self.shards.get(index) != self.shards.get(len(self.refs)):
                 continue
             if _same_bytes(self.refs[index].tensor, live):
                 return index

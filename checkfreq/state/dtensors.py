@@ -19,7 +19,7 @@ from checkfreq.store.boxes import Box
 _MODULE = "torch.distributed.tensor"
 
 #: Structures met are few; a run that makes new meshes for ever must not grow for ever.
-_MOST_CUTS = 200_000
+_MOST_SHARDS = 200_000
 
 
 def is_dtensor(value: object) -> TypeGuard[Tensor]:
@@ -51,7 +51,7 @@ def local_of(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class LocalShard:
     """What part of a DTensor of ``shape`` a rank holds, and who holds what.
 
     ``replicas`` are the ranks that hold the same box, ``ranks`` all of the mesh and its like;
@@ -75,21 +75,21 @@ class Cut:
 
 
 #: By mesh, placements and shape: computing one takes 50 us, and a capture asks for them all.
-_known_cuts: dict[object, Cut] = {}
+_known_shards: dict[object, LocalShard] = {}
 
 
-def cut_of(tensor: Any, path: str) -> Cut:
+def shard_of(tensor: Any, path: str) -> LocalShard:
     """How a DTensor is cut; StateError, naming ``path``, for one that has no box."""
     key = (tensor.device_mesh, tensor.placements, tensor.shape)
-    cut = _known_cuts.get(key)
-    if cut is None:
-        if len(_known_cuts) >= _MOST_CUTS:
-            _known_cuts.clear()
-        cut = _known_cuts[key] = _cut(tensor, path)
-    return cut
+    shard = _known_shards.get(key)
+    if shard is None:
+        if len(_known_shards) >= _MOST_SHARDS:
+            _known_shards.clear()
+        shard = _known_shards[key] = _local_shard(tensor, path)
+    return shard
 
 
-def _cut(tensor: Any, path: str) -> Cut:
+def _local_shard(tensor: Any, path: str) -> LocalShard:
     placements, mesh = tensor.placements, tensor.device_mesh
     if any(placement.is_partial() for placement in placements):
         raise StateError(
@@ -107,10 +107,10 @@ def _cut(tensor: Any, path: str) -> Cut:
     ranks = frozenset(everywhere.flatten().tolist())
     if where is None:
         nothing = Box((0,) * len(shape), (0,) * len(shape))
-        return Cut(shape, nothing, (), ranks, False, text)
+        return LocalShard(shape, nothing, (), ranks, False, text)
     place = tuple(c if is_split else slice(None) for c, is_split in zip(where, split, strict=True))
     replicas = tuple(everywhere[(slice(None), *place)].flatten().tolist())
-    return Cut(shape, _box(tensor, path), replicas, ranks, is_replicated, text)
+    return LocalShard(shape, _box(tensor, path), replicas, ranks, is_replicated, text)
 
 
 def _all_like(mesh: Any) -> Tensor:

@@ -29,7 +29,7 @@ class Node:
     """One module at one place in the tree.
 
     ``raw`` and ``canonical`` are its prefixes ("" or ending in a dot) in state_dict() and in
-    the file; ``averaged``: it lies inside an AveragedModel; ``own_buffers``: nothing makes its
+    the file; ``averaged``: it lies inside an AveragedModel; ``per_rank_buffers``: nothing makes its
     buffers equal on all ranks.
     """
 
@@ -38,7 +38,7 @@ class Node:
     raw: str
     canonical: str
     averaged: bool
-    own_buffers: bool
+    per_rank_buffers: bool
     children: dict[str, nn.Module | None]
     embeds: bool
     extra: bool
@@ -70,7 +70,7 @@ class ModuleIndex:
     def _rebuild(self) -> None:
         self._num_sharders = num_sharders()
         owners = owners_of(self._root)
-        self.nodes = tuple(_walk(self._root, "", "", _Surroundings(sharded=bool(owners))))
+        self.nodes = tuple(_walk(self._root, "", "", _Context(sharded=bool(owners))))
         inside = [node.module for node in self.nodes if is_fully_sharded(node.module)]
         self._sharded: list[Any] = [*owners, *inside]
         self._custom = any(_saves_its_own_way(node.module) for node in self.nodes)
@@ -79,7 +79,7 @@ class ModuleIndex:
         """Rebuild if a submodule was added, removed, replaced or given another class since.
 
         Fully sharded modules drop what they gathered, so that their parameters are the shards;
-        those around the tree do, too, if only a part of a model is tracked.
+        those context the tree do, too, if only a part of a model is tracked.
         """
         if self._num_sharders != num_sharders() or any(map(_has_changed, self.nodes)):
             self._rebuild()
@@ -99,12 +99,12 @@ class ModuleIndex:
         """True if only ``load_state_dict()`` may set the state."""
         return any(_loads_its_own_way(node.module) for node in self.nodes)
 
-    def own_buffers(self) -> dict[str, torch.Tensor]:
+    def per_rank_buffers(self) -> dict[str, torch.Tensor]:
         """By canonical name, the buffers that differ from rank to rank."""
         return {
             node.name(own): buffer
             for node in self.nodes
-            if node.own_buffers
+            if node.per_rank_buffers
             for own, buffer in node.module._buffers.items()
             if buffer is not None
         }
@@ -128,30 +128,30 @@ def _canonical(raw_name: str, prefixes: dict[str, str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Surroundings:
-    """What the modules around a module mean for it."""
+class _Context:
+    """What the modules context a module mean for it."""
 
     averaged: bool = False
     sharded: bool = False
-    own_buffers: bool = False
+    per_rank_buffers: bool = False
 
-    def and_of(self, module: nn.Module) -> _Surroundings:
+    def inside(self, module: nn.Module) -> _Context:
         """With those of ``module`` itself."""
-        return _Surroundings(
+        return _Context(
             self.averaged or isinstance(module, AveragedModel),
             self.sharded or is_fully_sharded(module),
-            self.own_buffers
+            self.per_rank_buffers
             or (isinstance(module, DistributedDataParallel) and not module.broadcast_buffers),
         )
 
-    def make_own(self, module: nn.Module) -> bool:
+    def has_per_rank_buffers(self, module: nn.Module) -> bool:
         """Whether the buffers of ``module`` differ from rank to rank.
 
         Batch norms learn statistics of what their rank has seen. DistributedDataParallel
         broadcasts them unless told otherwise, ``fully_shard`` never does.
         """
         learns = isinstance(module, _NormBase) and not isinstance(module, nn.SyncBatchNorm)
-        return self.own_buffers or (self.sharded and learns)
+        return self.per_rank_buffers or (self.sharded and learns)
 
 
 def _of_users(hooks: Mapping[int, Any]) -> bool:
@@ -162,15 +162,15 @@ def _of_users(hooks: Mapping[int, Any]) -> bool:
     )
 
 
-def _walk(module: nn.Module, raw: str, canonical: str, around: _Surroundings) -> Iterator[Node]:
-    around = around.and_of(module)
+def _walk(module: nn.Module, raw: str, canonical: str, context: _Context) -> Iterator[Node]:
+    context = context.inside(module)
     yield Node(
         module,
         type(module),
         raw,
         canonical,
-        averaged=around.averaged,
-        own_buffers=around.make_own(module),
+        averaged=context.averaged,
+        per_rank_buffers=context.has_per_rank_buffers(module),
         children=dict(module._modules),
         embeds=isinstance(module, nn.Embedding | nn.EmbeddingBag),
         extra=_has_extra(module),
@@ -179,7 +179,7 @@ def _walk(module: nn.Module, raw: str, canonical: str, around: _Surroundings) ->
     for name, child in module._modules.items():
         if child is not None:
             below = canonical if name == hidden else f"{canonical}{name}."
-            yield from _walk(child, f"{raw}{name}.", below, around)
+            yield from _walk(child, f"{raw}{name}.", below, context)
 
 
 def _wrapped_child(module: nn.Module) -> str | None:
@@ -219,7 +219,7 @@ def _loads_its_own_way(module: nn.Module) -> bool:
     )
 
 
-def own_state(node: Node) -> Iterator[tuple[str, torch.Tensor, bool]]:
+def persistent_tensors(node: Node) -> Iterator[tuple[str, torch.Tensor, bool]]:
     """(name, tensor, is a parameter) of what ``state_dict()`` would hold of one module."""
     module = node.module
     for own, parameter in module._parameters.items():

@@ -1,105 +1,147 @@
-"""The part of the state that one rank writes.
+"""The whole state as one rank sees it, and the part of it that this rank writes.
 
-Replicated tensors: the leader of the group, or each of the group a share (``Role.split``).
-DTensors: each rank its box; of those that hold the same box the first of the group. What is a
-rank's own: itself. No rank is asked; all compute the same from the same structure.
+Replicated tensors are written by the leader of the group, or divided among the group
+(``Role.split``). Each rank writes its shards of DTensors; of the ranks that hold the same shard,
+the first of the group does. State that differs from rank to rank is written by every rank.
+The ranks do not talk about it: all compute the same from the same structure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from checkfreq.errors import StateError
-from checkfreq.state.captured import CapturedState, Everything
 from checkfreq.state.collector import TensorRef, make_ref
-from checkfreq.state.division import Item, divide
-from checkfreq.state.dtensors import Cut
+from checkfreq.state.division import TensorSize, divide
+from checkfreq.state.dtensors import LocalShard
 from checkfreq.state.tensors import DTYPE_NAMES
 from checkfreq.store.parts import stem_of
 from checkfreq.types import Json, Role
 
 
-def alone(everything: Everything) -> CapturedState:
-    """What a run of one rank writes: everything."""
-    for index, cut in everything.cuts.items():
-        if not cut.box.is_whole(cut.shape):
-            ref = everything.refs[index]
+@dataclass(frozen=True, slots=True)
+class LocalState:
+    """The whole state as one rank sees it, object after object.
+
+    ``refs[begin:end]`` are the tensors of an object, where ``spans[name]`` is (begin, end).
+    ``shards`` describes, by index, the refs that are local tensors of DTensors.
+    ``per_rank_objects`` and ``per_rank_tensors`` (object, key) differ from rank to rank.
+    """
+
+    refs: list[TensorRef]
+    spans: Mapping[str, tuple[int, int]]
+    objects: dict[str, Json]
+    aliases: dict[str, dict[str, str]]
+    shards: dict[int, LocalShard] = field(default_factory=dict)
+    per_rank_objects: frozenset[str] = frozenset()
+    per_rank_tensors: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedState:
+    """What this rank writes of the state as of one boundary.
+
+    ``tensors`` are live and unique per object; settled ones do not change until the next weight
+    update, the others must be copied before training goes on. ``objects`` is all other state, as
+    JSON by tracked name; ``aliases`` maps, per file, a tied name to the key that holds its bytes.
+    ``rank_objects`` is JSON that differs from rank to rank, and ``local`` the whole that this is
+    a part of, for comparing ranks; both are None on one rank. ``is_split``: replicated tensors
+    are divided among the ranks.
+    """
+
+    tensors: list[TensorRef]
+    objects: dict[str, Json]
+    aliases: dict[str, dict[str, str]]
+    rank_objects: dict[str, Json] | None = None
+    local: LocalState | None = None
+    is_split: bool = False
+
+
+def sole_part(local: LocalState) -> CapturedState:
+    """What a run of one rank writes: all of it."""
+    for index, shard in local.shards.items():
+        if not shard.box.is_whole(shard.shape):
+            ref = local.refs[index]
             raise StateError(
-                f"{ref.stem}.{ref.key}: a DTensor of shape {list(cut.shape)}, of which this "
-                f"process holds {cut.box}, needs a checkpoint of all ranks; initialise "
+                f"{ref.stem}.{ref.key}: a DTensor of shape {list(shard.shape)}, of which this "
+                f"process holds {shard.box}, needs a checkpoint of all ranks; initialise "
                 "torch.distributed before CFManager is made"
             )
-    return CapturedState(everything.refs, everything.objects, everything.aliases)
+    return CapturedState(local.refs, local.objects, local.aliases)
 
 
-def part_of(everything: Everything, role: Role) -> CapturedState:
-    """What the rank of ``role`` writes of everything."""
-    part = _Part(everything, role)
-    for name in everything.spans:
+def part_of(local: LocalState, role: Role) -> CapturedState:
+    """What the rank of ``role`` writes."""
+    part = _Part(local, role)
+    for name in local.spans:
         part.add(name)
     return CapturedState(
-        part.tensors, part.objects, part.aliases, part.own, everything, is_split=role.split
+        part.tensors, part.objects, part.aliases, part.rank_objects, local, is_split=role.split
     )
 
 
 class _Part:
-    """One part while it is put together."""
+    """One part while it is being built."""
 
-    def __init__(self, everything: Everything, role: Role) -> None:
-        self._all = everything
+    def __init__(self, local: LocalState, role: Role) -> None:
+        self._local = local
         self._role = role
-        self._portions = dict(_division(everything, role)) if role.split else None
-        self._mixed = _objects_with_more_than_replicas(everything)
+        self._assigned = dict(_division(local, role)) if role.split else None
+        self._mixed = _objects_in_rank_files(local)
         self.tensors: list[TensorRef] = []
         self.objects: dict[str, Json] = {}
-        self.own: dict[str, Json] = {}
+        self.rank_objects: dict[str, Json] = {}
         self.aliases: dict[str, dict[str, str]] = {}
 
     def add(self, name: str) -> None:
         """Add what this rank writes of one object."""
-        everything, span = self._all, range(*self._all.spans[name])
-        is_own = name in everything.own_objects
-        json = everything.objects[name]
-        if is_own:
-            self.own[name] = self._with_names(name, json, span)
+        local, span = self._local, range(*self._local.spans[name])
+        is_per_rank = name in local.per_rank_objects
+        json = local.objects[name]
+        if is_per_rank:
+            self.rank_objects[name] = self._with_names(name, json, span)
         elif self._role.leads:
             self.objects[name] = self._with_names(name, json, span)
-        if not is_own and name not in self._mixed and self._portions is None:
+        if not is_per_rank and name not in self._mixed and self._assigned is None:
             if self._role.leads:
-                self._take(name, name, everything.refs[span.start : span.stop])
+                self._take(name, name, local.refs[span.start : span.stop])
             return
-        self._sort(name, span, is_own=is_own)
+        self._add_by_tensor(name, span, is_per_rank=is_per_rank)
 
     def _with_names(self, name: str, json: Json, span: range) -> Json:
-        """The JSON and, in it, what tensors are in the ranks' files, be those there or not."""
+        """The JSON, with the names of the tensors that lie in the files of the ranks.
+
+        A restore thereby knows of them even if it sees no such file.
+        """
         if name not in self._mixed:
             return json
-        own = [key for owner, key in sorted(self._all.own_tensors) if owner == name]
-        shards = {}
+        own = [key for owner, key in sorted(self._local.per_rank_tensors) if owner == name]
+        sharded = {}
         for index in span:
-            cut, ref = self._cut_of(index), self._all.refs[index]
-            if cut is not None:
-                shards[ref.key] = [DTYPE_NAMES[ref.tensor.dtype], list(cut.shape)]
-        extra = {"own_tensors": own, "sharded_tensors": shards}
+            shard, ref = self._shard_of(index), self._local.refs[index]
+            if shard is not None:
+                sharded[ref.key] = [DTYPE_NAMES[ref.tensor.dtype], list(shard.shape)]
+        extra = {"own_tensors": own, "sharded_tensors": sharded}
         return {**json, **{field: names for field, names in extra.items() if names}}
 
-    def _sort(self, name: str, span: range, *, is_own: bool) -> None:
+    def _add_by_tensor(self, name: str, span: range, *, is_per_rank: bool) -> None:
         whole: list[TensorRef] = []
         mine: list[TensorRef] = []
         boxes: dict[str, Json] = {}
         stem = stem_of(name, self._role.rank)
         for index in span:
-            ref, cut = self._ref(index), self._cut_of(index)
-            if cut is not None:
-                if cut.writer(self._role.group) == self._role.rank and cut.box.num_elements:
+            ref, shard = self._ref(index), self._shard_of(index)
+            if shard is not None:
+                if shard.writer(self._role.group) == self._role.rank and shard.box.num_elements:
                     mine.append(make_ref(TensorRef, (stem, *ref[1:])))
-                    boxes[ref.key] = [list(cut.shape), list(cut.box.offsets)]
-            elif is_own or (name, ref.key) in self._all.own_tensors:
+                    boxes[ref.key] = [list(shard.shape), list(shard.box.offsets)]
+            elif is_per_rank or (name, ref.key) in self._local.per_rank_tensors:
                 mine.append(ref._replace(stem=stem))
-            elif self._portions is None:
+            elif self._assigned is None:
                 if self._role.leads:
                     whole.append(ref)
-            elif (rows := self._portions.get(index, _NOT_MINE)) is None and self._role.leads:
+            elif (rows := self._assigned.get(index, _NOT_MINE)) is None and self._role.leads:
                 whole.append(ref)
             elif rows is not _NOT_MINE:
                 mine.append(_rows_of(ref, rows)._replace(stem=stem))
@@ -107,21 +149,22 @@ class _Part:
         self._take(name, name, whole)
         self._take(name, stem, mine)
         if boxes:
-            self.own[name] = {**self.own.get(name, {}), "shards": boxes}
+            self.rank_objects[name] = {**self.rank_objects.get(name, {}), "shards": boxes}
 
     def _ref(self, index: int) -> TensorRef:
-        ref, cut = self._all.refs[index], self._all.cuts.get(index)
-        if cut is not None and 0 in cut.shape:  # nobody has a shard of it, but it has a shape
-            return ref._replace(tensor=ref.tensor.new_empty(cut.shape))
+        ref, shard = self._local.refs[index], self._local.shards.get(index)
+        # A DTensor without elements has no shard anywhere; its shape still has to be recorded.
+        if shard is not None and 0 in shard.shape:
+            return ref._replace(tensor=ref.tensor.new_empty(shard.shape))
         return ref
 
-    def _cut_of(self, index: int) -> Cut | None:
-        cut = self._all.cuts.get(index)
-        return None if cut is None or _is_replica(cut, self._role.group) else cut
+    def _shard_of(self, index: int) -> LocalShard | None:
+        shard = self._local.shards.get(index)
+        return None if shard is None or _is_replica(shard, self._role.group) else shard
 
     def _take(self, name: str, stem: str, refs: list[TensorRef]) -> None:
         self.tensors += refs
-        aliases = self._all.aliases.get(name)
+        aliases = self._local.aliases.get(name)
         if aliases and refs:
             keys = {ref.key for ref in refs}
             here = {alias: key for alias, key in aliases.items() if key in keys}
@@ -129,19 +172,19 @@ class _Part:
                 self.aliases[stem] = here
 
 
-#: Stands for a portion of another rank.
+#: Rows of a tensor that a different rank writes.
 _NOT_MINE = (-1, -1)
 
 
-def _is_replica(cut: Cut, group: tuple[int, ...]) -> bool:
-    """A DTensor that is written like a plain tensor: all of the group have all of it."""
-    return cut.is_replicated_in(group) or 0 in cut.shape
+def _is_replica(shard: LocalShard, group: tuple[int, ...]) -> bool:
+    """Whether a DTensor is written like a plain tensor: every rank of the group has all of it."""
+    return shard.is_replicated_in(group) or 0 in shard.shape
 
 
-def _objects_with_more_than_replicas(everything: Everything) -> set[str]:
-    refs = everything.refs
-    return {refs[index].stem for index in everything.cuts} | {
-        name for name, _ in everything.own_tensors
+def _objects_in_rank_files(local: LocalState) -> set[str]:
+    refs = local.refs
+    return {refs[index].stem for index in local.shards} | {
+        name for name, _ in local.per_rank_tensors
     }
 
 
@@ -156,35 +199,35 @@ def _offsets(ref: TensorRef, rows: tuple[int, int] | None) -> list[int]:
     return offsets
 
 
-def _division(everything: Everything, role: Role) -> Iterator[tuple[int, tuple[int, int] | None]]:
-    """By index of each replicated tensor of which this rank writes some: its rows, None for all.
+def _division(local: LocalState, role: Role) -> Iterator[tuple[int, tuple[int, int] | None]]:
+    """(index, rows or None for all) of each replicated tensor that this rank writes some of.
 
-    What a forward pass may change stays with the leader: DistributedDataParallel broadcasts
-    buffers from there, and the others' differ until it does.
+    Volatile tensors stay with the leader: DistributedDataParallel broadcasts buffers from there,
+    and those of the other ranks differ until it does.
     """
-    indices = list(_replicated(everything, role.group))
-    items = [_item(everything.refs[index]) for index in indices]
+    indices = list(_replicated(local, role.group))
+    sizes = [_size(local.refs[index]) for index in indices]
     me = role.group.index(role.rank)
-    for index, portions in zip(indices, divide(items, len(role.group)), strict=True):
-        for portion in portions:
-            if portion.member == me:
-                yield index, portion.rows
+    for index, assignments in zip(indices, divide(sizes, len(role.group)), strict=True):
+        for assignment in assignments:
+            if assignment.member == me:
+                yield index, assignment.rows
 
 
-def _replicated(everything: Everything, group: tuple[int, ...]) -> Iterator[int]:
-    for name, span in everything.spans.items():
-        if name in everything.own_objects:
+def _replicated(local: LocalState, group: tuple[int, ...]) -> Iterator[int]:
+    for name, span in local.spans.items():
+        if name in local.per_rank_objects:
             continue
-        if not everything.cuts and not everything.own_tensors:
+        if not local.shards and not local.per_rank_tensors:
             yield from range(*span)
             continue
         for index in range(*span):
-            cut = everything.cuts.get(index)
-            is_own = (name, everything.refs[index].key) in everything.own_tensors
-            if not is_own and (cut is None or _is_replica(cut, group)):
+            shard = local.shards.get(index)
+            is_per_rank = (name, local.refs[index].key) in local.per_rank_tensors
+            if not is_per_rank and (shard is None or _is_replica(shard, group)):
                 yield index
 
 
-def _item(ref: TensorRef) -> Item:
+def _size(ref: TensorRef) -> TensorSize:
     tensor = ref.tensor
-    return Item(tensor.nbytes, tensor.shape[0] if tensor.dim() else 0, not ref.settled)
+    return TensorSize(tensor.nbytes, tensor.shape[0] if tensor.dim() else 0, not ref.settled)

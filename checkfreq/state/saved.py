@@ -19,7 +19,7 @@ from torch import Tensor
 
 from checkfreq.errors import CorruptCheckpointError, StateError
 from checkfreq.state.codec import decode_tree
-from checkfreq.state.dtensors import cut_of, empty_like, is_dtensor, local_of
+from checkfreq.state.dtensors import empty_like, is_dtensor, local_of, shard_of
 from checkfreq.state.tensors import DTYPES, decode_torch, sizes_of, usable_device
 from checkfreq.store.boxes import Box
 from checkfreq.store.manifest import TensorEntry
@@ -313,7 +313,7 @@ class SavedObject:
 def local_part(live: Tensor) -> tuple[Tensor, Box]:
     """The local tensor behind a live one, and which box of the whole it is."""
     if is_dtensor(live):
-        return local_of(live), cut_of(live, "a live tensor").box
+        return local_of(live), shard_of(live, "a live tensor").box
     return live, Box.whole(live.shape)
 
 

@@ -54,7 +54,8 @@ class Bench:
             copies.append(Copy(name, tensor.detach(), offset, num_bytes, settled))
             offset += num_bytes
         taken = Taken(copies, slot)
-        self.engine.start(copies, slot, on_copied=self.errors.append, place=place)
+        self.engine.place = place
+        self.engine.start(copies, slot, on_copied=self.errors.append)
         return taken
 
     def finish(self) -> None:
@@ -137,13 +138,13 @@ def test_an_update_behind_the_barrier_comes_after_the_copy(
     for weight in weights:
         weight.fill_(1)
     taken = bench.take({f"w{n}": (w, True) for n, w in enumerate(weights)}, place)
-    assert bench.engine.barrier(timeout_s=0.0) == 0.0
+    assert bench.engine.fence(timeout_s=0.0) == 0.0
     for weight in weights:
         weight.fill_(2)
     bench.finish()
     assert all(bool((taken[f"w{n}"] == 1).all()) for n in range(16))
     assert all(bool((weight == 2).all()) for weight in weights)
-    assert bench.engine.device_stall_s >= 0.0
+    assert bench.engine.device_wait_s >= 0.0
 
 
 @PLACES
@@ -161,7 +162,7 @@ def test_neither_start_nor_barrier_waits_for_the_device(bench: Bench, place: Sna
     assert bench.engine.wait_copied(timeout_s=DEADLINE_S)
     with host_must_not_wait():
         bench.take(tensors, place)
-        bench.engine.barrier(timeout_s=0.0)
+        bench.engine.fence(timeout_s=0.0)
     bench.finish()
 
 
@@ -175,7 +176,7 @@ def test_a_stream_of_the_users_own_is_followed(bench: Bench, place: SnapshotPlac
         mean.fill_(1)
         taken = bench.take({"weight": (weight, True), "mean": (mean, False)}, place)
         mean.fill_(2)
-        bench.engine.barrier(timeout_s=0.0)
+        bench.engine.fence(timeout_s=0.0)
         weight.fill_(2)
     bench.finish()
     assert bool((taken["weight"] == 1).all())
@@ -183,9 +184,9 @@ def test_a_stream_of_the_users_own_is_followed(bench: Bench, place: SnapshotPlac
 
 
 @PLACES
-@pytest.mark.parametrize("turn_bytes", [1 << 12, 32 << 20])
+@pytest.mark.parametrize("transpose_bytes", [1 << 12, 32 << 20])
 def test_strides_dtypes_and_odd_bits_arrive_row_major(
-    place: SnapshotPlace, turn_bytes: int
+    place: SnapshotPlace, transpose_bytes: int
 ) -> None:
     generator = torch.Generator("cuda").manual_seed(1)
     bits = torch.randint(-(2**15), 2**15, (3, 1001), device="cuda", generator=generator)
@@ -210,7 +211,7 @@ def test_strides_dtypes_and_odd_bits_arrive_row_major(
         "scalar": torch.tensor(3.5, device="cuda"),
         "empty": torch.zeros(0, 3, device="cuda"),
     }
-    bench = Bench(limits=Limits(turn_bytes=turn_bytes))
+    bench = Bench(limits=Limits(transpose_bytes=transpose_bytes))
     taken = bench.take({n: (t, len(n) % 2 == 0) for n, t in tensors.items()}, place)
     bench.finish()
     for name, tensor in tensors.items():
@@ -257,7 +258,7 @@ def test_many_snapshots_in_a_row_hold_their_own_boundaries(
     for step in range(20):
         torch.cuda._sleep(SHORT // 20)
         mean.fill_(step)
-        bench.engine.barrier(timeout_s=0.0)
+        bench.engine.fence(timeout_s=0.0)
         weight.fill_(step)
         if len(pending) == 2:
             check_and_release(bench, pending)
@@ -340,7 +341,7 @@ def test_unpinned_slots_work() -> None:
     errors: list[BaseException | None] = []
     copy = Copy("w", weight, 4096, LARGE * 4, True)
     engine.start([copy], slot, on_copied=errors.append)
-    engine.barrier(timeout_s=0.0)
+    engine.fence(timeout_s=0.0)
     weight.fill_(4)
     assert engine.wait_copied(timeout_s=DEADLINE_S)
     engine.close()
@@ -349,10 +350,11 @@ def test_unpinned_slots_work() -> None:
     arena.close()
 
 
-def test_the_device_buffer_is_given_back_after_a_device_snapshot(bench: Bench) -> None:
+def test_the_device_buffer_is_given_back_when_snapshots_go_to_the_host_again(bench: Bench) -> None:
     weight = torch.ones(LARGE, device="cuda")
     before = torch.cuda.memory_allocated()
-    bench.take({"w": (weight, True)}, SnapshotPlace.DEVICE)  # the engine's own place is HOST
+    bench.take({"w": (weight, True)}, SnapshotPlace.DEVICE)
+    bench.engine.place = SnapshotPlace.HOST
     assert torch.cuda.memory_allocated() >= before + LARGE * 4
     bench.finish()
     assert torch.cuda.memory_allocated() == before
@@ -363,7 +365,7 @@ def test_the_device_buffer_is_given_back_after_a_device_snapshot(bench: Bench) -
 def test_two_devices_in_one_process(bench: Bench, place: SnapshotPlace) -> None:
     weights = [torch.ones(LARGE, device=f"cuda:{n}") for n in range(2)]
     taken = bench.take({f"w{n}": (w, True) for n, w in enumerate(weights)}, place)
-    bench.engine.barrier(timeout_s=0.0)
+    bench.engine.fence(timeout_s=0.0)
     for weight in weights:
         weight.fill_(2)
     bench.finish()

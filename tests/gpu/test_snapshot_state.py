@@ -38,7 +38,7 @@ def train(chk: CFCheckpoint, steps: int) -> None:
 def test_device_state_is_settled_and_every_host_tensor_volatile() -> None:
     chk = run()
     train(chk, 1)
-    captured = capture(chk, barrier_on_device=True)
+    captured = capture(chk, fence_on_device=True)
     found = {f"{ref.stem}.{ref.key}": ref.settled for ref in captured.tensors}
     assert found["model.0.weight"]
     assert found["optimizer.state.0.exp_avg"]
@@ -52,7 +52,7 @@ def test_capture_waits_for_no_device() -> None:
     train(chk, 2)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        capture(chk, barrier_on_device=True)
+        capture(chk, fence_on_device=True)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

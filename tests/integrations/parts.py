@@ -11,8 +11,9 @@ import torch
 from checkfreq.persist.writer import RateLimiter, SnapshotWriter
 from checkfreq.restore.file_reader import new_buffer
 from checkfreq.snapshot.layout import StateLayout
-from checkfreq.state.capture import CapturedState, capture
+from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.parts import CapturedState
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.parts import check_shards
 from checkfreq.store.store import CheckpointStore, Pending
@@ -27,7 +28,7 @@ def write_part(
     """Write the files of one rank into the temporary directory, which is there."""
     store = CheckpointStore(chk_dir)
     pending = Pending(step, ATTEMPT, chk_dir / f".tmp-{step}-{ATTEMPT}", store.ops)
-    captured = capture(chk, barrier_on_device=False, role=role)
+    captured = capture(chk, fence_on_device=False, role=role)
     layout = StateLayout.plan(captured)
     image = new_buffer(layout.total_bytes)
     for index, file in enumerate(layout.files):

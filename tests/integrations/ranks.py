@@ -260,7 +260,7 @@ def save_as_manager(chk_dir: Path, split: bool) -> dict[str, Any]:
     dist.barrier()
     captured, files = parts.write_part(chk_dir, 1, chk, role)
     everything: list[Any] = [None] * world
-    dist.all_gather_object(everything, (captured.objects, captured.own, files))
+    dist.all_gather_object(everything, (captured.objects, captured.rank_objects, files))
     if rank == 0:
         own = {number: part[1] for number, part in enumerate(everything)}
         all_files = [file for part in everything for file in part[2]]

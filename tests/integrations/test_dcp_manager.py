@@ -214,7 +214,7 @@ def capture_on_two_ranks(
         role = Role(rank, 2, (0, 1), split)
         captured, entries = parts.write_part(chk_dir, 1, make(rank), role)
         objects = captured.objects or objects
-        own[rank] = captured.own
+        own[rank] = captured.rank_objects
         files += entries
     return objects, own, files
 

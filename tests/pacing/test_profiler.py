@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from checkfreq.pacing.held_time import Held, HeldTime
 from checkfreq.pacing.profile_cache import ProfileCache
 from checkfreq.pacing.profiler import Profiler
 from checkfreq.pacing.timing import HostTimer
@@ -47,8 +48,7 @@ class Run:
     def __init__(self, path: Path, *, cached: bool = True, key: Any = KEY, **changes: Any) -> None:
         self.now_s = 1000.0
         self.step = 0
-        self.stall_s = 0.0
-        self.waited_s = 0.0
+        self.held = HeldTime(clock=lambda: self.now_s)
         self.log = Log()
         settings: dict[str, Any] = {
             "max_overhead": 0.1,
@@ -74,9 +74,7 @@ class Run:
             self.step += 1
             self.profiler.boundary(
                 is_epoch=is_epoch,
-                stall_s=self.stall_s,
-                waited_s=self.waited_s,
-                met_s=self.profiler.met_s,
+                held=self.held.lap(on_device=False),
                 is_quiet=True,
                 is_ready=ready.get("is_ready", True),
             )
@@ -87,8 +85,8 @@ class Run:
     ) -> Attempt:
         """One that is durable within the next iteration, which it holds for ``cost_s``."""
         attempt = self.begin(reason=reason)
-        self.now_s += cost_s
-        self.stall_s += cost_s
+        with self.held.boundary():
+            self.now_s += cost_s
         return self.finish(attempt, durable=durable)
 
     def begin(self, *, reason: str) -> Attempt:
@@ -149,8 +147,8 @@ def test_waiting_that_the_user_asked_for_is_no_cost_however_often(tmp_path: Path
         run.iterate(5)
         attempt = run.begin(reason="requested")
         run.profiler.disturb()  # save(wait=True)
-        run.now_s += 30.0
-        run.waited_s += 30.0
+        with run.held.waiting():
+            run.now_s += 30.0
         run.finish(attempt)
     assert run.profiler.stats()["cost_s"] == pytest.approx(0.2)
     assert run.profiler.tuner.overhead_s <= 21 * 0.2 + 1e-6
@@ -160,7 +158,7 @@ def test_waiting_that_the_user_asked_for_is_no_cost_however_often(tmp_path: Path
 def test_the_boundarys_own_time_is_counted_and_is_no_part_of_an_iteration(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for _ in range(3 + PROFILE_ITERATIONS):
-        run.stall_s += 0.01
+        run.held.fence(0.01)
         run.iterate()
     run.checkpoint()
     stats = run.profiler.stats()
@@ -207,7 +205,7 @@ def test_a_clock_that_goes_back_is_counted_and_nothing_else(tmp_path: Path) -> N
     run.now_s -= 500.0
     run.step += 1
     run.profiler.boundary(
-        is_epoch=False, stall_s=run.stall_s, waited_s=run.waited_s, is_quiet=True, is_ready=True
+        is_epoch=False, held=run.held.lap(on_device=False), is_quiet=True, is_ready=True
     )
     assert run.profiler.stats() == {**before, "num_bad_samples": 1}
 
@@ -359,7 +357,7 @@ def test_scalars_are_written_at_each_checkpoint(tmp_path: Path) -> None:
 
 def test_reports_before_the_first_boundary_and_after_the_end_are_harmless(tmp_path: Path) -> None:
     profiler = Profiler(FrequencyPolicy(max_overhead=0.1))
-    profiler.boundary(is_epoch=False, stall_s=0.0, waited_s=0.0, is_quiet=True, is_ready=True)
+    profiler.boundary(is_epoch=False, held=Held(), is_quiet=True, is_ready=True)
     profiler.update()
     profiler.close(clean=True)
     assert not profiler.has_begun
@@ -393,6 +391,7 @@ def test_a_meeting_is_no_part_of_an_iteration_and_is_charged_to_the_bound(tmp_pa
     stats, spent_s = run.profiler.stats(), run.profiler.tuner.overhead_s
     balance_s = run.profiler.tuner.balance_s
     run.now_s += 0.05
+    run.held.met(0.05)
     run.profiler.met(0.05)
     assert run.profiler.tuner.overhead_s == pytest.approx(spent_s + 0.05)
     assert run.profiler.tuner.balance_s == pytest.approx(balance_s - 0.05)

@@ -17,9 +17,9 @@ from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.errors import StateError
 from checkfreq.ranks.comparison import _listed, _of_other_content, is_rounding, listed
 from checkfreq.snapshot.device import CudaDevice, Device
-from checkfreq.snapshot.values import Values, samples, values_of
+from checkfreq.snapshot.digests import ValueDigests, digest_values, samples
 from checkfreq.state.capture import capture
-from checkfreq.state.captured import Everything
+from checkfreq.state.parts import LocalState
 from checkfreq.types import Role
 from tests.ranks.ranks import Life, Rank, run, run_well
 from tests.ranks.tiny import config
@@ -30,14 +30,14 @@ NAN, INF = float("nan"), float("inf")
 # ---- digests
 
 
-def everything(**tracked: Any) -> Everything:
-    whole = capture(CFCheckpoint(**tracked), barrier_on_device=False, role=Role(0, 2, (0, 1))).whole
+def everything(**tracked: Any) -> LocalState:
+    whole = capture(CFCheckpoint(**tracked), fence_on_device=False, role=Role(0, 2, (0, 1))).local
     assert whole is not None
     return whole
 
 
 def digests(device: Device | None = None, **tracked: Any) -> dict[str, str]:
-    values = values_of(everything(**tracked), [], device or CudaDevice())
+    values = digest_values(everything(**tracked), [], device or CudaDevice())
     assert values.are_known()
     return values.found
 
@@ -92,7 +92,7 @@ def test_only_what_a_weight_update_changes_counts_as_weights() -> None:
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
     model[0].weight.grad = torch.ones(2, 2)
     optimizer.step()
-    values = values_of(
+    values = digest_values(
         everything(model=model, optimizer=optimizer, d={"x": torch.ones(1)}), [], CudaDevice()
     )
     assert values.weights == {"model.0.weight", "optimizer.state.0.momentum_buffer"}
@@ -128,7 +128,7 @@ class Busy:
 
 def test_digests_of_device_tensors_come_when_the_device_is_done_and_nobody_waits() -> None:
     busy: Any = Busy()
-    values = Values({"d": "as it is"})
+    values = ValueDigests({"d": "as it is"})
     sums = {"d.x": torch.tensor(5), "d.y": torch.tensor(-7)}
     values.queue({torch.device("cuda", 0): sums}, busy)
     assert values.digest() is None

@@ -63,7 +63,7 @@ def copy_of(tensor: torch.Tensor, offset: int = 0, *, settled: bool) -> Copy:
 
 
 @pytest.fixture
-def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def local_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The copy thread waits before settled tensors until this path exists."""
     gate = tmp_path / "gate"
     monkeypatch.setenv("CHECKFREQ_FAULT", f"snapshot.copy_settled:pause-{gate}:*")
@@ -95,7 +95,7 @@ def test_volatile_tensors_are_complete_when_start_returns(
     assert torch.equal(view_in_slot(copies[0], slot), torch.ones(4))
     assert not engine.wait_copied(timeout_s=0.0)
     let_go_once_waited_for(engine, held, monkeypatch)
-    assert engine.barrier(timeout_s=120.0) > 0.0
+    assert engine.fence(timeout_s=120.0) > 0.0
     assert torch.equal(view_in_slot(copies[1], slot), torch.ones(4))
     assert outcome.wait() == [None]
 
@@ -106,7 +106,7 @@ def test_without_settled_tensors_it_is_over_when_start_returns(
     outcome = Outcome()
     engine.start([copy_of(torch.ones(4), settled=False)], slot, on_copied=outcome)
     assert outcome.errors == [None]
-    assert engine.barrier(timeout_s=0.0) == 0.0
+    assert engine.fence(timeout_s=0.0) == 0.0
     assert engine.wait_copied(timeout_s=0.0)
 
 
@@ -115,7 +115,7 @@ def test_a_barrier_at_its_deadline_is_a_snapshot_error(
 ) -> None:
     engine.start([copy_of(torch.ones(4), settled=True)], slot, on_copied=Outcome())
     with pytest.raises(SnapshotError, match="barrier_timeout_s"):
-        engine.barrier(timeout_s=0.0)
+        engine.fence(timeout_s=0.0)
 
 
 def test_a_copy_that_fails_is_reported_once_and_the_engine_goes_on(
@@ -137,7 +137,7 @@ def test_a_volatile_copy_that_fails_is_reported_too(engine: HostEngine, slot: Sl
     engine.start([bad, copy_of(torch.ones(4), settled=True)], slot, on_copied=outcome)
     (error,) = outcome.errors
     assert isinstance(error, ValueError)
-    assert engine.barrier(timeout_s=0.0) == 0.0
+    assert engine.fence(timeout_s=0.0) == 0.0
 
 
 LAYOUTS = {

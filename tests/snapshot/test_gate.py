@@ -29,7 +29,7 @@ def parameter() -> torch.nn.Parameter:
 
 def test_a_step_comes_after_the_barrier_and_counts_once(parameter: torch.nn.Parameter) -> None:
     optimizer, barrier = torch.optim.SGD([parameter], lr=1.0), Barrier(parameter)
-    gate = UpdateGate({"optimizer": optimizer}, barrier=barrier)
+    gate = UpdateGate({"optimizer": optimizer}, fence=barrier)
     assert gate.at_boundary
     optimizer.step()
     assert barrier.seen == [1.0]
@@ -45,7 +45,7 @@ def test_a_barrier_that_raises_keeps_the_update_out(parameter: torch.nn.Paramete
         raise StateError("no")
 
     optimizer = torch.optim.SGD([parameter], lr=1.0)
-    gate = UpdateGate({"optimizer": optimizer}, barrier=refuse)
+    gate = UpdateGate({"optimizer": optimizer}, fence=refuse)
     with pytest.raises(StateError):
         optimizer.step()
     assert parameter.item() == 1.0
@@ -54,7 +54,7 @@ def test_a_barrier_that_raises_keeps_the_update_out(parameter: torch.nn.Paramete
 
 def test_each_optimizers_step_is_an_attempt(parameter: torch.nn.Parameter) -> None:
     optimizers = {name: torch.optim.SGD([parameter], lr=1.0) for name in "ab"}
-    gate = UpdateGate(optimizers, barrier=lambda: None)
+    gate = UpdateGate(optimizers, fence=lambda: None)
     for optimizer in optimizers.values():
         optimizer.step()
     gate.count()
@@ -63,7 +63,7 @@ def test_each_optimizers_step_is_an_attempt(parameter: torch.nn.Parameter) -> No
 
 def test_updating_waits_first_and_counts(parameter: torch.nn.Parameter) -> None:
     barrier = Barrier(parameter)
-    gate = UpdateGate({}, barrier=barrier)
+    gate = UpdateGate({}, fence=barrier)
     with gate.updating(), torch.no_grad():
         parameter.fill_(5.0)
     assert barrier.seen == [1.0]
@@ -75,7 +75,7 @@ def test_replays_of_a_captured_step_need_updating(
 ) -> None:
     """torch says that a graph is being captured: the hook waits for nothing and remembers."""
     optimizer, barrier = torch.optim.SGD([parameter], lr=1.0), Barrier(parameter)
-    gate = UpdateGate({"optimizer": optimizer}, barrier=barrier)
+    gate = UpdateGate({"optimizer": optimizer}, fence=barrier)
     with monkeypatch.context() as capturing:
         capturing.setattr(torch.cuda, "is_initialized", lambda: True)
         capturing.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -93,7 +93,7 @@ def test_replays_of_a_captured_step_need_updating(
 
 def test_close_removes_the_hooks_and_is_idempotent(parameter: torch.nn.Parameter) -> None:
     optimizer = torch.optim.SGD([parameter], lr=1.0)
-    gate = UpdateGate({"optimizer": optimizer}, barrier=lambda: None)
+    gate = UpdateGate({"optimizer": optimizer}, fence=lambda: None)
     gate.close()
     gate.close()
     optimizer.step()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkfreq.snapshot.engine import Copy
-from checkfreq.snapshot.packing import Packing, grouped, pair, row_major_pieces
+from checkfreq.snapshot.packing import Packing, grouped, row_major_pieces, target_and_source
 
 
 def copy(offset: int, tensor: torch.Tensor) -> Copy:
@@ -76,7 +76,7 @@ def test_every_bit_of_a_nan_survives(dtype: torch.dtype) -> None:
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
     odd = torch.tensor([-1, -2, 3], dtype=bits)  # quiet and signalling NaNs among them
     base = torch.zeros(odd.numel() * dtype.itemsize, dtype=torch.uint8)
-    target, source = pair(copy(0, odd.view(dtype)), base, 0)
+    target, source = target_and_source(copy(0, odd.view(dtype)), base, 0)
     assert source.dtype in (bits, dtype)
     assert source.dtype not in (torch.float16, torch.bfloat16), "kernels compute in float32"
     target.copy_(source)
@@ -95,7 +95,7 @@ def test_groups_have_one_dtype_and_flat_contiguous_tensors() -> None:
         torch.zeros(2, dtype=torch.complex128),
     ]
     begins = [0, 16, 64, 68, 76, 128]
-    pairs = [pair(copy(b, s), base, b) for b, s in zip(begins, sources, strict=True)]
+    pairs = [target_and_source(copy(b, s), base, b) for b, s in zip(begins, sources, strict=True)]
     groups, others = grouped(pairs)
     assert [len(targets) for targets, _ in groups] == [3, 1]
     assert [source.dtype for _, source in others] == [torch.float32, torch.complex128]

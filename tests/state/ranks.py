@@ -81,7 +81,7 @@ def part(chk: CFCheckpoint, role: Role, **kwargs: Any) -> Part:
         Record(file.name, tuple(file.tensors), bytes(shot.loaded.data[file.name]))
         for file in shot.loaded.manifest.files
     )
-    own = json.loads(json.dumps(shot.captured.own))
+    own = json.loads(json.dumps(shot.captured.rank_objects))
     return Part(role.rank, dict(shot.loaded.manifest.objects), own, files)
 
 

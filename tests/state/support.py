@@ -13,8 +13,9 @@ from torch import Tensor
 from checkfreq.restore.apply import RestorePlan, prepare
 from checkfreq.restore.restorer import LoadedCheckpoint
 from checkfreq.snapshot.layout import StateLayout
-from checkfreq.state.capture import CapturedState, capture
+from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.parts import CapturedState
 from checkfreq.types import FileSpec
 
 
@@ -45,7 +46,7 @@ class Shot:
 
 
 def take(chk: CFCheckpoint, **kwargs: Any) -> Shot:
-    kwargs.setdefault("barrier_on_device", False)
+    kwargs.setdefault("fence_on_device", False)
     captured = capture(chk, **kwargs)
     layout = StateLayout.plan(captured)
     slot = torch.full((layout.total_bytes,), 0x5A, dtype=torch.uint8)

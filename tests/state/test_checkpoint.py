@@ -55,4 +55,4 @@ def test_optimizers_are_listed_by_name() -> None:
     second = torch.optim.Adam(model.parameters())
     chk = CFCheckpoint(model=model, first=first, second=second)
     assert chk.optimizers == {"first": first, "second": second}
-    assert chk.optimised() == {id(p) for p in model.parameters()}
+    assert chk.trained_ids() == {id(p) for p in model.parameters()}

@@ -6,33 +6,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkfreq.state.division import Item, divide
+from checkfreq.state.division import TensorSize, divide
 
 
-def portions_of(items: list[Item], num_members: int) -> list[float]:
-    """Bytes per member; every row of every item is taken once."""
+def bytes_of_members(sizes: list[TensorSize], num_members: int) -> list[float]:
+    """Bytes per member; every row of every tensor is taken once."""
     loads = [0.0] * num_members
-    for item, portions in zip(items, divide(items, num_members), strict=True):
+    for size, assignments in zip(sizes, divide(sizes, num_members), strict=True):
         rows: list[int] = []
-        for member, span in portions:
-            begin, end = span or (0, max(1, item.num_rows))
+        for member, span in assignments:
+            begin, end = span or (0, max(1, size.num_rows))
             rows += range(begin, end)
-            loads[member] += item.num_bytes * (end - begin) / max(1, item.num_rows)
-        assert rows == [*range(max(1, item.num_rows))]
+            loads[member] += size.num_bytes * (end - begin) / max(1, size.num_rows)
+        assert rows == [*range(max(1, size.num_rows))]
     return loads
 
 
-items = st.builds(
-    lambda rows, row_bytes, stays: Item(max(1, rows) * row_bytes, rows, stays),
+sizes = st.builds(
+    lambda rows, row_bytes, stays: TensorSize(max(1, rows) * row_bytes, rows, stays),
     st.integers(0, 40),
     st.integers(0, 500),
     st.booleans(),
 )
 
 
-@given(st.lists(items, max_size=30), st.integers(1, 6))
-def test_every_row_of_every_tensor_is_taken_once(found: list[Item], num_members: int) -> None:
-    portions_of(found, num_members)
+@given(st.lists(sizes, max_size=30), st.integers(1, 6))
+def test_every_row_of_every_tensor_is_taken_once(found: list[TensorSize], num_members: int) -> None:
+    bytes_of_members(found, num_members)
 
 
 @pytest.mark.parametrize("num_members", [2, 3, 4, 7])
@@ -48,17 +48,18 @@ def test_every_row_of_every_tensor_is_taken_once(found: list[Item], num_members:
 def test_members_differ_by_less_than_a_quarter(
     sizes: list[tuple[int, int]], num_members: int
 ) -> None:
-    loads = portions_of(
-        [Item(max(1, rows) * row_bytes, rows, False) for rows, row_bytes in sizes], num_members
+    loads = bytes_of_members(
+        [TensorSize(max(1, rows) * row_bytes, rows, False) for rows, row_bytes in sizes],
+        num_members,
     )
     assert max(loads) < 1.25 * min(loads)
 
 
 def test_what_stays_counts_for_the_first() -> None:
-    staying, moving = Item(300, 0, True), Item(900, 900, False)
-    assert portions_of([staying, moving], 4) == [300, 300, 300, 300]
-    assert portions_of([Item(600, 0, True), moving], 4) == [600, 300, 300, 300]
+    staying, moving = TensorSize(300, 0, True), TensorSize(900, 900, False)
+    assert bytes_of_members([staying, moving], 4) == [300, 300, 300, 300]
+    assert bytes_of_members([TensorSize(600, 0, True), moving], 4) == [600, 300, 300, 300]
 
 
 def test_one_member_takes_all() -> None:
-    assert portions_of([Item(600, 0, True), Item(90, 9, False)], 1) == [690]
+    assert bytes_of_members([TensorSize(600, 0, True), TensorSize(90, 9, False)], 1) == [690]

@@ -17,10 +17,11 @@ from checkfreq.restore.load import load
 from checkfreq.restore.needed_files import needed_files
 from checkfreq.restore.restorer import Restorer
 from checkfreq.run.pipeline import first_device
-from checkfreq.state.capture import capture, structure_digest, structure_listing
-from checkfreq.state.captured import CapturedState, Everything
+from checkfreq.snapshot.digests import structure_digest, structure_listing
+from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.collector import TensorRef
+from checkfreq.state.parts import CapturedState, LocalState
 from checkfreq.types import Role
 from tests.fixtures.make_format_2 import FOLDER
 from tests.state.ranks import Manifest, everyone, part, restored
@@ -229,7 +230,7 @@ def test_a_name_that_cannot_differ_from_rank_to_rank_is_refused(name: str) -> No
 
 def test_a_name_of_no_tensor_of_a_module_is_refused_when_it_is_read() -> None:
     with pytest.raises(StateError, match=r"per_rank= names 'model\.nrom'"):
-        capture(run(1, per_rank="model.nrom"), barrier_on_device=False)
+        capture(run(1, per_rank="model.nrom"), fence_on_device=False)
 
 
 def test_a_rank_needs_what_all_have_and_its_own() -> None:
@@ -250,14 +251,14 @@ def test_a_split_state_needs_the_files_of_all() -> None:
 
 
 def test_one_rank_has_no_structure_to_compare() -> None:
-    captured = capture(run(1), barrier_on_device=False)
-    assert captured.own is None
+    captured = capture(run(1), fence_on_device=False)
+    assert captured.rank_objects is None
     assert (structure_digest(captured), structure_listing(captured)) == ("", {})
 
 
 def test_structures_differ_by_names_dtypes_shapes_ties_and_classes() -> None:
     def listed(value: Any) -> dict[str, str]:
-        captured = capture(CFCheckpoint(d=value), barrier_on_device=False, role=Role(1, 2, (0, 1)))
+        captured = capture(CFCheckpoint(d=value), fence_on_device=False, role=Role(1, 2, (0, 1)))
         assert captured.tensors[-1].stem == "rng.rank-00001"
         return structure_listing(captured)
 
@@ -360,7 +361,7 @@ def test_state_that_an_optimizer_names_itself_is_needed_whole_and_missed_early()
 def test_what_decides_who_writes_a_tensor_is_part_of_the_structure() -> None:
     def digest(*, split: bool, **options: Any) -> str:
         role = Role(0, 2, (0, 1), split)
-        return structure_digest(capture(run(1, **options), barrier_on_device=False, role=role))
+        return structure_digest(capture(run(1, **options), fence_on_device=False, role=role))
 
     volatile = {"volatile": "model.wide"}
     assert digest(split=True) == digest(split=True)
@@ -387,7 +388,7 @@ def test_one_rank_needs_nothing_of_torch_distributed() -> None:
         "from checkfreq.state.capture import capture\n"
         "import checkfreq.manager, checkfreq.restore.load\n"
         "chk = CFCheckpoint(model=torch.nn.Linear(2, 2), d={'x': torch.ones(1)})\n"
-        "assert len(capture(chk, barrier_on_device=False).tensors) >= 3\n"
+        "assert len(capture(chk, fence_on_device=False).tensors) >= 3\n"
         "after = {name for name in sys.modules if name.startswith('torch.distributed')}\n"
         "assert {n for n in after - before if sys.modules[n] is not None} == set()\n"
     )
@@ -398,5 +399,5 @@ def test_a_rank_that_writes_nothing_of_a_device_still_measures_time_there() -> N
     own = TensorRef("rng.rank-00001", "cpu", torch.zeros(2), False)
     device = torch.device("meta")
     theirs = TensorRef("model", "weight", torch.zeros(2, device=device), True)
-    whole = Everything([theirs, own], {}, {}, {})
+    whole = LocalState([theirs, own], {}, {}, {})
     assert first_device(CapturedState([own], {}, {}, {}, whole)) == device

@@ -32,9 +32,9 @@ from checkfreq.integrations.dcp.paths import split_path
 from checkfreq.persist.writer import RateLimiter, SnapshotWriter
 from checkfreq.restore.file_reader import new_buffer
 from checkfreq.snapshot.layout import StateLayout
-from checkfreq.state.captured import CapturedState
 from checkfreq.state.codec import encode_tree
 from checkfreq.state.collector import TensorRef
+from checkfreq.state.parts import CapturedState
 from checkfreq.state.tensors import detached
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.parts import stem_of

@@ -19,7 +19,7 @@ from checkfreq.state.adapters.base import (
 from checkfreq.state.adapters.generic import live_dtensors
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, local_of, tensor_types
-from checkfreq.state.names import EXTRA_STATE, ModuleIndex, Node, own_state
+from checkfreq.state.names import EXTRA_STATE, ModuleIndex, Node, persistent_tensors
 from checkfreq.state.saved import SavedObject, local_part
 from checkfreq.state.sharding import require_shards_that_are_known
 from checkfreq.state.tensors import DTYPE_NAMES, LAZY, require_memory
@@ -59,29 +59,29 @@ class ModuleAdapter:
         require_shards_that_are_known(self._name, (node.module for node in self._index.nodes))
 
     def _capture_directly(self, collector: StateCollector) -> dict[str, Any]:
-        add, optimised = collector.add, collector.optimised
+        add, trained_ids = collector.add, collector.trained_ids
         nodes = self._index.nodes
-        trained = self._is_trained(optimised)
+        trained = self._is_trained(trained_ids)
         extra = {}
         for node in nodes:
             module, steady = node.module, trained and node.weights_settled
             for own, parameter in module._parameters.items():
                 if parameter is not None:
-                    add(node.name(own), parameter, steady and _settled(parameter, optimised))
+                    add(node.name(own), parameter, steady and _settled(parameter, trained_ids))
             for own, buffer in module._buffers.items():
                 if buffer is not None and own not in module._non_persistent_buffers_set:
                     key = add(node.name(own), buffer, False)
-                    if node.own_buffers:
-                        collector.own.add((self._name, key))
+                    if node.per_rank_buffers:
+                        collector.per_rank.add((self._name, key))
             if node.extra:
                 extra[node.name(EXTRA_STATE)] = node.module.get_extra_state()
         return extra
 
-    def _is_trained(self, optimised: frozenset[int]) -> bool:
+    def _is_trained(self, trained_ids: frozenset[int]) -> bool:
         # Frozen weights of a module that no optimizer touches may be a teacher's or a hand-made
         # average's, which something else writes.
         return any(
-            id(parameter) in optimised
+            id(parameter) in trained_ids
             for node in self._index.nodes
             for parameter in node.module._parameters.values()
         )
@@ -89,33 +89,33 @@ class ModuleAdapter:
     def _capture_state_dict(self, collector: StateCollector) -> dict[str, Any]:
         state = self._module.state_dict()
         names = self._index.canonical_names(state)
-        settled, volatile = self._addresses(collector.optimised)
-        own, own_addresses = self._own_buffers()
+        settled, volatile = self._addresses(collector.trained_ids)
+        names_per_rank, addresses = self._per_rank_buffers()
         extra = {}
         for raw, value in state.items():
             name = names[raw]
             if isinstance(value, Tensor) and not _is_extra(raw):
                 address = _address(value)
                 key = collector.add(name, value, address in settled and address not in volatile)
-                if address in own_addresses or name in own:
-                    collector.own.add((self._name, key))
+                if address in addresses or name in names_per_rank:
+                    collector.per_rank.add((self._name, key))
             else:
                 extra[name] = value
         return extra
 
-    def _own_buffers(self) -> tuple[set[str], set[int]]:
+    def _per_rank_buffers(self) -> tuple[set[str], set[int]]:
         """Names and addresses of what differs from rank to rank: hooks may give other names."""
-        found = self._index.own_buffers()
+        found = self._index.per_rank_buffers()
         return {*found}, {*map(_address, found.values())} - {0}
 
-    def _addresses(self, optimised: frozenset[int]) -> tuple[set[int], set[int]]:
+    def _addresses(self, trained_ids: frozenset[int]) -> tuple[set[int], set[int]]:
         """Addresses of settled parameters, and of everything else the module owns."""
         settled, volatile = {0}, {0}  # 0: no elements, or no memory yet
-        trained = self._is_trained(optimised)
+        trained = self._is_trained(trained_ids)
         for node in self._index.nodes:
             steady = trained and node.weights_settled
-            for _, tensor, is_parameter in own_state(node):
-                fixed = steady and is_parameter and _settled(tensor, optimised)
+            for _, tensor, is_parameter in persistent_tensors(node):
+                fixed = steady and is_parameter and _settled(tensor, trained_ids)
                 (settled if fixed else volatile).add(_address(tensor))
         return settled, volatile
 
@@ -123,9 +123,9 @@ class ModuleAdapter:
         """See Adapter."""
         self._refresh()
         trees: dict[str, Json] = saved.field("extra", {})
-        cut = self._cut_tensors() if trees else {}
+        dtensors = self._live_dtensors() if trees else {}
         for tree in trees.values():
-            saved.check(tree, live=cut)
+            saved.check(tree, live=dtensors)
         names = module_tensors(saved)
         live, there = self._live_tensors(), {*names}
         extras = self._live_extras()
@@ -150,7 +150,7 @@ class ModuleAdapter:
     def holdings(self) -> Holdings:
         """See Adapter."""
         self._refresh()
-        live = {**self._live_tensors(), **self._cut_tensors()}
+        live = {**self._live_tensors(), **self._live_dtensors()}
 
         def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
             if key in live and not isinstance(live[key], LAZY):
@@ -164,7 +164,7 @@ class ModuleAdapter:
         if not self._index.saves_its_own_way:
             found: dict[str, Tensor] = {}
             for node in self._index.nodes:
-                found.update((key, tensor) for key, tensor, _ in own_state(node))
+                found.update((key, tensor) for key, tensor, _ in persistent_tensors(node))
             return found
         state = self._module.state_dict()
         names = self._index.canonical_names(state)
@@ -185,7 +185,7 @@ class ModuleAdapter:
             if not isinstance(value, Tensor) or _is_extra(raw)
         }
 
-    def _cut_tensors(self) -> Mapping[str, Tensor]:
+    def _live_dtensors(self) -> Mapping[str, Tensor]:
         """By key, the DTensors that extra state may hold, as they are cut now."""
         if len(tensor_types()) == 1:
             return {}
@@ -193,9 +193,9 @@ class ModuleAdapter:
             name: node.module.get_extra_state() if node is not None else self._extra_of(name)
             for name, node in self._live_extras().items()
         }
-        held_here = live_dtensors(self._name, lambda: extras)
+        in_extras = live_dtensors(self._name, lambda: extras)
         live = self._live_tensors() if extras else {}
-        return {**{key: tensor for key, tensor in live.items() if is_dtensor(tensor)}, **held_here}
+        return {**{key: tensor for key, tensor in live.items() if is_dtensor(tensor)}, **in_extras}
 
     def _extra_of(self, name: str) -> Any:
         state = self._module.state_dict()
@@ -253,7 +253,7 @@ class ModuleAdapter:
         return Changes(fallible=fallible, copies=[copy])
 
     def _set_extra_state(self, module: nn.Module, saved: SavedObject, tree: Json) -> None:
-        module.set_extra_state(saved.decode(tree, live=self._cut_tensors()))
+        module.set_extra_state(saved.decode(tree, live=self._live_dtensors()))
 
     def _by_load_state_dict(
         self,
@@ -273,9 +273,9 @@ class ModuleAdapter:
             there = [raw[name] for name in kept if raw.get(name) in now]
             state = {raw.get(n, n): saved.owned_like(t, n) for n, t in fitting.items()}
             state.update((name, _kept(now[name])) for name in there)
-            cut = self._cut_tensors() if extras else {}
+            dtensors = self._live_dtensors() if extras else {}
             state.update(
-                (raw.get(name, name), saved.decode(trees[name], live=cut)) for name in extras
+                (raw.get(name, name), saved.decode(trees[name], live=dtensors)) for name in extras
             )
             self._module.load_state_dict(state, strict=strict)
 
@@ -293,8 +293,8 @@ class ModuleAdapter:
         return lambda: _ignore(self._module.load_state_dict(kept, strict=False))
 
 
-def _settled(parameter: Tensor, optimised: frozenset[int]) -> bool:
-    return id(parameter) in optimised or not parameter.requires_grad
+def _settled(parameter: Tensor, trained_ids: frozenset[int]) -> bool:
+    return id(parameter) in trained_ids or not parameter.requires_grad
 
 
 def _is_extra(raw_name: str) -> bool:

@@ -168,8 +168,8 @@ class OptimizerAdapter:
                 return
             state = self._optimizer.state.get(parameters[number])
             live = state.get(key[found.end() :]) if found and isinstance(state, dict) else None
-            cut = [t for t in (live, parameters[number]) if _is_cut(t, shape)]
-            yield from (local_part(t)[1] for t in cut) if cut else (Box.whole(shape),)
+            sharded = [t for t in (live, parameters[number]) if _is_dtensor_of(t, shape)]
+            yield from (local_part(t)[1] for t in sharded) if sharded else (Box.whole(shape),)
 
         return of
 
@@ -203,7 +203,7 @@ class OptimizerAdapter:
         return Fallible(self._name, keep, load)
 
 
-def _is_cut(tensor: Any, shape: tuple[int, ...]) -> TypeGuard[Tensor]:
+def _is_dtensor_of(tensor: Any, shape: tuple[int, ...]) -> TypeGuard[Tensor]:
     return is_dtensor(tensor) and tuple(tensor.shape) == shape
 
 

@@ -19,8 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from xxhash import xxh3_64_hexdigest
 
 from checkfreq.snapshot.device import CudaDevice, Device, Event
-from checkfreq.state.captured import POSITIONS, Everything
+from checkfreq.state.capture import POSITIONS
 from checkfreq.state.collector import TensorRef
+from checkfreq.state.parts import CapturedState, LocalState
+from checkfreq.state.tensors import DTYPE_NAMES
 from checkfreq.types import Json
 
 #: Elements that are looked at to tell a rounding error from other content.
@@ -30,7 +32,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(slots=True)
-class Values:
+class ValueDigests:
     """Digests by name, "model.0.weight" or "scheduler"; of device tensors once those are done.
 
     ``weights`` are the names of what only a weight update changes.
@@ -70,14 +72,14 @@ class Values:
         return xxh3_64_hexdigest(json.dumps(self.found, sort_keys=True).encode())
 
 
-def values_of(everything: Everything, modules: Iterable[nn.Module], device: Device) -> Values:
+def digest_values(local: LocalState, modules: Iterable[nn.Module], device: Device) -> ValueDigests:
     """What is to be the same on all ranks, as of now."""
     left_out = broadcast_by(_wrappers_in(modules))
-    values = Values(dict(_objects(everything)))
+    values = ValueDigests(dict(_objects(local)))
     sums: dict[torch.device, dict[str, Tensor]] = {}
     weights = set()
     with torch.no_grad():
-        for name, ref in _common(everything):
+        for name, ref in _common(local):
             if ref.tensor.data_ptr() in left_out:
                 continue
             if ref.tensor.is_cpu:
@@ -91,18 +93,18 @@ def values_of(everything: Everything, modules: Iterable[nn.Module], device: Devi
     return values
 
 
-def samples(everything: Everything, names: Iterable[str]) -> dict[str, list[float]]:
+def samples(local: LocalState, names: Iterable[str]) -> dict[str, list[float]]:
     """Some numbers of each tensor called so, evenly spaced. Waits for devices."""
     wanted = {*names}
-    return {name: _sample(ref.tensor) for name, ref in _common(everything) if name in wanted}
+    return {name: _sample(ref.tensor) for name, ref in _common(local) if name in wanted}
 
 
-def broadcast_anywhere(everything: Everything) -> set[str]:
+def broadcast_anywhere(local: LocalState) -> set[str]:
     """Names of buffers that a wrapper broadcasts which is not tracked itself. Looks at all objects
     of the process: not for every step."""
     wrappers = [x for x in gc.get_objects() if issubclass(type(x), DistributedDataParallel)]
     addresses = broadcast_by(wrappers)
-    return {name for name, ref in _common(everything) if ref.tensor.data_ptr() in addresses}
+    return {name for name, ref in _common(local) if ref.tensor.data_ptr() in addresses}
 
 
 def broadcast_by(wrappers: Iterable[DistributedDataParallel]) -> set[int]:
@@ -120,20 +122,20 @@ def _wrappers_in(modules: Iterable[nn.Module]) -> Iterator[DistributedDataParall
         yield from (m for m in module.modules() if isinstance(m, DistributedDataParallel))
 
 
-def _common(everything: Everything) -> Iterator[tuple[str, TensorRef]]:
-    for name, (begin, end) in everything.spans.items():
-        if name in everything.own_objects:
+def _common(local: LocalState) -> Iterator[tuple[str, TensorRef]]:
+    for name, (begin, end) in local.spans.items():
+        if name in local.per_rank_objects:
             continue
         for index in range(begin, end):
-            ref = everything.refs[index]
-            if index not in everything.cuts and (name, ref.key) not in everything.own_tensors:
+            ref = local.refs[index]
+            if index not in local.shards and (name, ref.key) not in local.per_rank_tensors:
                 yield f"{name}.{ref.key}", ref
 
 
-def _objects(everything: Everything) -> Iterator[tuple[str, str]]:
+def _objects(local: LocalState) -> Iterator[tuple[str, str]]:
     """What is no tensor. A step, say, that a rank counts by itself."""
-    for name, node in everything.objects.items():
-        if name not in everything.own_objects and name != POSITIONS:
+    for name, node in local.objects.items():
+        if name not in local.per_rank_objects and name != POSITIONS:
             yield name, _digest_of_json(node)
 
 
@@ -158,3 +160,46 @@ def _sample(tensor: Tensor) -> list[float]:
     step = max(1, flat.numel() // _SAMPLE)
     numbers: list[float] = flat[::step][:_SAMPLE].to(torch.float64).tolist()
     return numbers
+
+
+# ---- structure
+
+
+def structure_digest(captured: CapturedState) -> str:
+    """Equal on all ranks if, and only if, ``structure_listing`` is; "" on one rank."""
+    if captured.local is None:
+        return ""
+    return xxh3_64_hexdigest("\n".join(_lines(captured)).encode())
+
+
+def structure_listing(captured: CapturedState) -> dict[str, str]:
+    """What every name stands for, in words: "model.weight" -> "float32[8, 3]"."""
+    if captured.local is None:
+        return {}
+    return dict(line.split("\t", 1) for line in _lines(captured))
+
+
+def _lines(captured: CapturedState) -> list[str]:
+    """A line "name<tab>text" per object, tensor and tied name, sorted by nothing but order."""
+    local = captured.local
+    assert local is not None
+    lines, refs = [], local.refs
+    own = local.per_rank_tensors
+    for name, (begin, end) in local.spans.items():
+        if name in local.per_rank_objects:
+            continue
+        lines.append(f"{name}\t{local.objects[name].get('class', '')}")
+        shards = local.shards
+        for index in range(begin, end):
+            _, key, tensor, settled = refs[index]
+            if own and (name, key) in own:
+                lines.append(f"{name}.{key}\tof each rank")
+                continue
+            shard = shards.get(index) if shards else None
+            shape = list(tensor.shape) if shard is None else list(shard.shape)
+            text = f"{name}.{key}\t{DTYPE_NAMES[tensor.dtype]}{shape}"
+            if captured.is_split and not settled:  # who writes it depends on that
+                text += " volatile"
+            lines.append(text if shard is None else f"{text} {shard.text}")
+        lines += [f"{name}.{a}\tthe same as {k}" for a, k in local.aliases.get(name, {}).items()]
+    return lines

@@ -6,10 +6,9 @@ import torch
 
 from checkfreq.config import CFConfig
 from checkfreq.snapshot.arena import Arena
-from checkfreq.snapshot.choice import engine_for
 from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import HostEngine, SnapshotEngine
-from checkfreq.snapshot.snapshotter import Snapshotter
+from checkfreq.snapshot.snapshotter import Snapshotter, engine_for
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import FileSpec
@@ -42,11 +41,11 @@ def test_a_state_in_host_memory_gets_the_host_engine() -> None:
 
 def test_no_engine_is_chosen_before_the_first_boundary() -> None:
     made, left = snapshotter(HostEngine())
-    assert made.barrier() == 0.0
-    assert made.device_stall_s == 0.0
+    assert made.fence() == 0.0
+    assert made.device_wait_s == 0.0
     made.close()
     assert len(left) == 1
-    assert made.barrier_on_device is False
+    assert made.fence_on_device is False
     assert left == []
     made.close()
 
@@ -56,13 +55,13 @@ def test_a_state_that_moves_to_a_device_gets_another_engine() -> None:
     made, left = snapshotter(HostEngine(), device_engine)
     model = torch.nn.Linear(2, 2)
     chk = CFCheckpoint(model=model, rng=False)
-    made.make_room(capture(chk, barrier_on_device=made.barrier_on_device))
+    made.make_room(capture(chk, fence_on_device=made.fence_on_device))
     assert len(left) == 1
     model.weight = torch.nn.Parameter(torch.ones(2, 2))
-    captured = capture(chk, barrier_on_device=made.barrier_on_device)
+    captured = capture(chk, fence_on_device=made.fence_on_device)
     moved = [ref._replace(tensor=ref.tensor.to("meta")) for ref in captured.tensors]
     captured.tensors[:] = moved  # as near to a device as this machine comes
     made.make_room(captured)
     assert left == []
-    assert made.barrier_on_device
+    assert made.fence_on_device
     made.close()
