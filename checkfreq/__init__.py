@@ -1,7 +1,7 @@
 """checkfreq: frequent, low-overhead, crash-safe checkpoints for PyTorch training.
 
-The names below are imported on first use (PEP 562): the persist worker and the
-command line run in a Python that never imports torch.
+The names below are imported on first use (PEP 562), because the worker process and the command line
+run without torch.
 """
 
 from __future__ import annotations

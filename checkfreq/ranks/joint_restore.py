@@ -1,8 +1,9 @@
-"""Finds the newest step that is valid for all ranks, each of which reads what it needs of it.
+"""Restores many ranks together: the newest step that is valid for all of them.
 
-The leaders say which steps their directories hold, by attempt: two directories may hold a step
-of the same number from different attempts, which must not be mixed. Then all ranks read and
-verify the newest common one, and go back together if it is damaged for one of them.
+The leaders list the steps in their directories, each with its attempt: two directories may hold the
+same step from different attempts, and these must not be mixed. Then every rank reads and verifies
+what it needs of the newest step that all directories hold. If it is damaged for one rank, all ranks
+go back to the next older one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Common:
-    """Steps that every directory holds, newest first, and what else there is."""
+    """The steps that every directory holds, newest first, and what the directories say besides."""
 
     steps: tuple[int, ...]
     damaged: Mapping[int, Mapping[int, str]]
@@ -40,7 +41,7 @@ class _Common:
 
 
 class JointRestorer:
-    """One rank's half of a restore that all ranks do together."""
+    """One rank's side of a restore. All ranks make the same calls, in the same order."""
 
     def __init__(
         self, restorer: Restorer, meetings: Meetings, *, chk: CFCheckpoint, role: Role
@@ -52,12 +53,11 @@ class JointRestorer:
         self._path = str(restorer.path)
 
     def find(self, step: int | None) -> LoadedCheckpoint | None:
-        """Read and verify ``step``, or the newest that is valid on all ranks; None if there never
-        was one.
+        """Read and verify ``step``, or the newest step that is valid on all ranks.
 
-        Raises, on all ranks, NoCheckpointError (no such step in every directory) and
-        CorruptCheckpointError (it, or all of them, fail validation); what fails on one rank only
-        is a RankError on the others.
+        None if no directory ever held one. Raises on all ranks NoCheckpointError (some directory
+        lacks the step) and CorruptCheckpointError (it, or every step, fails validation). Any other
+        error on one rank is a RankError on the others.
         """
         common = self._common()
         if step is not None and step in common.damaged:
@@ -98,8 +98,9 @@ class JointRestorer:
         )
 
     def _read_together(self, step: int, rejected: list[Rejected]) -> LoadedCheckpoint | None:
-        """The step as this rank needs it; None, and one more rejected, if one cannot have it."""
-        # The record first: which files are needed may ask users' objects, on all ranks or none.
+        """What this rank needs of the step; if any rank finds damage, None, and it is rejected."""
+        # The manifest first, on all ranks: choosing files asks the users' objects, which may be
+        # collective, so that either every rank comes to it or none.
         manifest = self._on_all(step, "record", lambda: self._restorer.manifest(step), rejected)
         if manifest is None:
             return None
@@ -111,7 +112,7 @@ class JointRestorer:
     def _on_all(
         self, step: int, what: str, read: Callable[[], T], rejected: list[Rejected]
     ) -> T | None:
-        """What ``read()`` returns; None if it finds damage on one rank."""
+        """What ``read()`` returns here; None if it finds damage on any rank."""
         found: list[T] = []
 
         def look() -> str | None:
@@ -135,7 +136,7 @@ class JointRestorer:
         return self._restorer.read(manifest, files)
 
     def _with_positions_elsewhere(self, manifest: Manifest) -> Manifest:
-        """Where each node has a directory: with the positions that the others hold."""
+        """With a directory per node, the manifest also gets the positions in the others."""
         if self._role.shares_all:
             return manifest
         held = {rank: own.get(POSITIONS, {}) for rank, own in manifest.ranks.items()}
@@ -146,7 +147,7 @@ class JointRestorer:
         return replace(manifest, ranks={**others, **manifest.ranks})
 
     def _damaged(self, step: int, texts: Mapping[int, str]) -> Rejected:
-        """``texts``: what is wrong with the record, by the rank that leads there."""
+        """``texts``: what is wrong with the manifest, by the rank that leads in its directory."""
         said = "; ".join(f"rank {rank}: {text}" for rank, text in texts.items())
         return self._rejected(step, said, here=self._role.leader in texts)
 

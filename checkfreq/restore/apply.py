@@ -1,25 +1,22 @@
-"""Putting a loaded checkpoint into live objects, in place, or refusing before anything changed.
+"""Compares a loaded checkpoint with the live objects, and loads it into them in place.
 
-``prepare`` compares everything and lists every mismatch in one error. ``RestorePlan.apply``
-first runs what may raise (user code, undone in reverse order if any of it does), then what only
-copies. Generators and gradients that wait for an update are set last, by ``apply_last``. Afterwards
-nothing live refers to the buffers, which may be reused.
+``prepare`` compares everything before anything changes, and lists every mismatch in one error.
+``RestorePlan.apply`` then runs first what may raise, which is user code, and undoes it in reverse
+order if some of it does; and after that what only copies and cannot fail. Random generators and
+unused gradients are set last, by ``apply_last``, since a script may disturb them until its first
+batch. Afterwards no live object refers to the buffers, and their memory can be reused.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from checkfreq.errors import ConfigError, MismatchError, StateError, printable
 from checkfreq.restore.restorer import LoadedCheckpoint
-from checkfreq.state.adapters.base import (
-    Changes,
-    Fallible,
-    Findings,
-)
+from checkfreq.state.adapters.base import Changes, Fallible, Findings
 from checkfreq.state.adapters.generic import tree_value
 from checkfreq.state.adapters.module import module_state_dict
 from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict
@@ -27,23 +24,20 @@ from checkfreq.state.adapters.rng import prepare_rng, rng_state
 from checkfreq.state.adapters.scaler import scaler_state_dict
 from checkfreq.state.capture import GRADIENTS, POSITIONS, RNG
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.codec import decode_tree
 from checkfreq.state.gradients import prepare_gradients
 from checkfreq.state.saved import SavedObject
-from checkfreq.types import Json
 
 logger = logging.getLogger(__name__)
 
 __all__ = [
     "RestorePlan",
     "materialise",
-    "positions",
     "prepare",
     "require_rank",
 ]
 
-#: Keys of a checkpoint's objects that are no tracked names.
-_NO_OBJECTS = {RNG, POSITIONS, GRADIENTS}
+#: Keys of a checkpoint's objects that are not names of tracked objects.
+_NOT_TRACKED = {RNG, POSITIONS, GRADIENTS}
 
 _READERS: dict[str, Callable[[SavedObject], Any]] = {
     "module": module_state_dict,
@@ -57,10 +51,11 @@ _READERS: dict[str, Callable[[SavedObject], Any]] = {
 
 @dataclass(slots=True)
 class RestorePlan:
-    """Changes that fit the live objects; ``positions`` are for the iterators to take."""
+    """The changes that restore the live objects, and the positions for the iterators."""
 
     positions: dict[str, dict[str, Any]]
-    #: The same of every rank there was; ``positions`` are this rank's, of a new rank the first's.
+    #: The positions of every rank that saved; ``positions`` are this rank's, or the first rank's
+    #: if this one is new.
     all_positions: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
     _changes: list[Changes] = field(default_factory=list)
     _saved: list[SavedObject] = field(default_factory=list)
@@ -68,15 +63,15 @@ class RestorePlan:
     _gradients: Callable[[], None] | None = None
 
     def apply(self) -> None:
-        """``load``, then ``copy``."""
+        """``load``, then ``copy``: for a single rank, which need not wait for others in between."""
         self.load()
         self.copy()
 
     def load(self) -> Callable[[], None]:
-        """Restore what goes through users' code; returns what undoes it. To be called once.
+        """Restore what goes through user code, and return a function that undoes it. Call it once.
 
-        Raises StateError naming the object whose ``load_state_dict`` raised; what had been
-        loaded before is put back.
+        Raises StateError, which names the object whose ``load_state_dict`` raised, after putting
+        back what had been loaded before it.
         """
         fallible = [change for changes in self._changes for change in changes.fallible]
         loaded = [(change, _backup(change)) for change in fallible]
@@ -88,7 +83,7 @@ class RestorePlan:
         return undo
 
     def copy(self) -> None:
-        """Restore everything else, but no generator; does not fail. To be called once."""
+        """Restore everything else but generators and gradients. Cannot fail. Call it once."""
         for changes in self._changes:
             for copy in changes.copies:
                 copy()
@@ -103,7 +98,7 @@ class RestorePlan:
             self._rng()
 
     def apply_last(self) -> None:
-        """Set generators and gradients, which a script may disturb until its first batch."""
+        """Set generators and unused gradients; again before the first batch, if in doubt."""
         self.apply_rng()
         if self._gradients is not None:
             self._gradients()
@@ -112,8 +107,8 @@ class RestorePlan:
 def _backup(change: Fallible) -> Callable[[], None]:
     try:
         return change.backup()
-    except Exception:  # user code, on the way to a restore that will most likely succeed
-        logger.debug("no way back for %s", change.name, exc_info=True)
+    except Exception:  # user code; the undo is needed only if a later load fails
+        logger.debug("the state of %s cannot be copied for an undo", change.name, exc_info=True)
         return _no_backup
 
 
@@ -131,7 +126,7 @@ def _load_all(changes: list[tuple[Fallible, Callable[[], None]]]) -> None:
 
 
 def _put_all_back(changes: list[tuple[Fallible, Callable[[], None]]]) -> list[str]:
-    """Undo what was loaded, the latest first; the names of what could not be undone."""
+    """Undo what was loaded, the latest first; returns the names that could not be undone."""
     return [again.name for again, back in reversed(changes) if not _put_back(again.name, back)]
 
 
@@ -164,48 +159,63 @@ def prepare(
     rank: int = 0,
     world: int = 1,
 ) -> RestorePlan:
-    """Compare a checkpoint with the live objects of ``rank`` of ``world``; changes nothing.
+    """Compare a checkpoint with the live objects of ``rank`` of ``world``, and change nothing.
 
-    ``only`` and ``exclude`` choose tracked names, "rng" or iterators' names. Raises
-    MismatchError listing everything that does not fit (``strict=False``: one WARNING instead),
-    ConfigError for unknown names, CorruptCheckpointError for state that makes no sense,
-    StateError for shards that are in another node's directory.
+    ``only`` and ``exclude`` choose tracked names, "rng", or names of iterators. ``path`` is for
+    messages. Raises MismatchError, which lists everything that does not fit (``strict=False``: one
+    WARNING instead), ConfigError for unknown names, CorruptCheckpointError for state that makes no
+    sense, StateError for shards that are in another node's directory.
     """
-    found = {r: _decode_positions(loaded, r, path) for r in sorted(loaded.manifest.ranks or {0})}
-    everyones = {name for positions in found.values() for name in positions}
-    chosen = _chooser(chk, loaded, everyones, only, exclude)
-    findings = Findings()
-    all_positions = {
-        r: {name: value for name, value in positions.items() if chosen(name)}
-        for r, positions in found.items()
+    positions = {
+        r: _decode_positions(loaded, r, path) for r in sorted(loaded.manifest.ranks or {0})
     }
-    mine = all_positions.get(rank, next(iter(all_positions.values())))
-    plan = RestorePlan(mine, all_positions)
-    names = loaded.names(rank) - _NO_OBJECTS
-    elsewhere = {n for r in loaded.manifest.ranks for n in loaded.names(r)} - names - _NO_OBJECTS
-    if loaded.is_new(rank):  # what all had, or one rank wrote alone, and is each rank's own now
-        elsewhere |= names & chk.per_rank_objects
-        names -= elsewhere
-    for name in sorted(elsewhere & {*chk.tracked}):
-        if chosen(name):
-            findings.notes.append(f"{name} (each rank had its own, rank {rank} had none)")
-    names |= elsewhere
-    findings.missing += [
-        f"{n} (the whole object)" for n in chk.tracked if n not in names and chosen(n)
-    ]
-    findings.unexpected += [f"{n} (the whole object)" for n in names - {*chk.tracked} if chosen(n)]
-    for name in chk.tracked:
-        if name in names and name not in elsewhere and chosen(name):
-            saved = loaded.saved(name, path=path, rank=rank, declared=chk.per_rank)
-            plan._saved.append(saved)
-            plan._changes.append(_prepare_object(chk, saved, findings))
+    chosen = _chooser(chk, loaded, {n for own in positions.values() for n in own}, only, exclude)
+    all_positions = {
+        r: {name: value for name, value in own.items() if chosen(name)}
+        for r, own in positions.items()
+    }
+    plan = RestorePlan(
+        all_positions.get(rank, next(iter(all_positions.values()))),  # a new rank: the first one's
+        all_positions,
+    )
+    findings = Findings()
+    for name in _names_to_restore(chk, loaded, rank, chosen, findings):
+        saved = loaded.saved(name, path=path, rank=rank, declared=chk.per_rank)
+        plan._saved.append(saved)
+        plan._changes.append(_prepare_object(chk, saved, findings))
     if chk.rng and chosen(RNG):
         _prepare_rng(plan, loaded, findings, path, rank)
-    if (waiting := loaded.saved_gradients(path=path, rank=rank)) is not None:
+    if (unused := loaded.saved_gradients(path=path, rank=rank)) is not None:
         optimizers = {name: one for name, one in chk.optimizers.items() if chosen(name)}
-        plan._gradients = prepare_gradients(optimizers, waiting, findings, world=world)
+        plan._gradients = prepare_gradients(optimizers, unused, findings, world=world)
     _report(findings, strict=strict, path=path)
     return plan
+
+
+def _names_to_restore(
+    chk: CFCheckpoint,
+    loaded: LoadedCheckpoint,
+    rank: int,
+    chosen: Callable[[str], bool],
+    findings: Findings,
+) -> list[str]:
+    """Tracked names for which ``rank`` finds an object; what only one side has is a finding."""
+    names = loaded.names(rank) - _NOT_TRACKED
+    elsewhere = {n for r in loaded.manifest.ranks for n in loaded.names(r)} - names - _NOT_TRACKED
+    if loaded.is_new(rank):  # nothing was saved for it of what each rank has for itself now
+        elsewhere |= names & chk.per_rank_objects
+        names -= elsewhere
+    findings.notes += [
+        f"{name} (each rank had its own, rank {rank} had none)"
+        for name in sorted(elsewhere & {*chk.tracked})
+        if chosen(name)
+    ]
+    known = names | elsewhere
+    findings.missing += [
+        f"{n} (the whole object)" for n in chk.tracked if n not in known and chosen(n)
+    ]
+    findings.unexpected += [f"{n} (the whole object)" for n in known - {*chk.tracked} if chosen(n)]
+    return [name for name in chk.tracked if name in names and chosen(name)]
 
 
 def _decode_positions(loaded: LoadedCheckpoint, rank: int, path: str) -> dict[str, dict[str, Any]]:
@@ -290,16 +300,16 @@ def _listing(findings: Findings) -> str:
 def materialise(
     loaded: LoadedCheckpoint, *, only: Iterable[str] | None = None, path: str, rank: int = 0
 ) -> dict[str, Any]:
-    """State dicts by name, of owned CPU tensors; tied weights share one tensor.
+    """State dicts by name, with CPU tensors that own their memory; tied weights share one tensor.
 
-    Tensors that were in shards are whole; what differs from rank to rank is as ``rank`` had it.
-    Needs none of the training code. Raises ConfigError for an unknown name in ``only`` or an
-    unknown rank.
+    Sharded tensors come back whole, and state that differs between ranks as ``rank`` had it. Needs
+    none of the training code. Raises ConfigError for an unknown name in ``only``, or an unknown
+    rank.
     """
     require_rank(loaded, rank, path=path)
-    there_are = loaded.names(rank) - {POSITIONS, GRADIENTS}
-    names = [*(name for name in loaded.manifest.objects if name in there_are)]
-    names += sorted(there_are.difference(names))
+    present = loaded.names(rank) - {POSITIONS, GRADIENTS}
+    names = [*(name for name in loaded.manifest.objects if name in present)]
+    names += sorted(present.difference(names))
     chosen = {*names} if only is None else _choice("only", only, {*names})
     return {
         name: _read(loaded.saved(name, path=path, rank=rank)) for name in names if name in chosen
@@ -307,7 +317,7 @@ def materialise(
 
 
 def require_rank(loaded: LoadedCheckpoint, rank: int, *, path: str) -> None:
-    """Raise ConfigError if there was no such rank."""
+    """Raise ConfigError if the checkpoint holds nothing of ``rank``."""
     if loaded.is_new(rank):
         there = ", ".join(map(str, sorted(loaded.manifest.ranks or {0})))
         raise ConfigError(f"{path} holds nothing of rank {rank}; expected one of {there}")
@@ -318,8 +328,3 @@ def _read(saved: SavedObject) -> Any:
     if reader is None:
         raise saved.corrupt("kind of object", f"one of {', '.join(_READERS)}", saved.field("kind"))
     return reader(saved)
-
-
-def positions(objects: Mapping[str, Json]) -> dict[str, dict[str, Any]]:
-    """Iterators' positions by name."""
-    return {name: decode_tree(node) for name, node in objects.get(POSITIONS, {}).items()}

@@ -1,8 +1,8 @@
-"""Reads the file images of a checkpoint into memory, verifying every digest on the way.
+"""Reads files of a checkpoint into memory, and verifies every digest on the way.
 
-Chunks are read by several threads with direct I/O, while other threads digest the tensors
-whose chunks have arrived. Nothing is returned unless all of it is what the manifest says. No
-torch: the command line and the restore path share it.
+Several threads read chunks with direct I/O, while others digest the tensors whose chunks have
+arrived, so that verifying costs hardly any time beside the read. Nothing is returned unless every
+byte is what the manifest says. No torch.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from checkfreq.store.manifest import FileEntry
 from checkfreq.store.store import CheckpointStore
 from checkfreq.types import PAGE_BYTES, round_up_to_page
 
+#: One thread digests faster than a disk delivers; a second one works while it waits for a chunk.
 _NUM_DIGEST_THREADS = 2
 
 
@@ -32,16 +33,16 @@ def buffer_bytes(files: Iterable[FileEntry]) -> int:
 
 
 def new_buffer(num_bytes: int) -> memoryview:
-    """Memory for ``read_files``, freed with its last view.
+    """Page-aligned memory for ``read_files``, freed with the last view of it.
 
-    Private anonymous memory in huge pages: faulting fresh shared memory in while reading took
-    three times as long as the read itself on a virtual machine (measured 2026-11). StorageError
-    (ENOMEM) if there is not so much.
+    Private anonymous memory in huge pages: page faults in fresh shared memory took three times as
+    long as the read itself on a virtual machine (measured 2026-11). Raises StorageError (ENOMEM)
+    if there is not that much memory.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     try:
         memory = mmap.mmap(-1, max(num_bytes, PAGE_BYTES), flags=flags)
-    except (OSError, OverflowError) as error:  # sparse files can be larger than any memory
+    except (OSError, OverflowError) as error:  # a sparse file can be larger than any memory
         text = f"reading needs {num_bytes} bytes of memory, more than there can be: {error}"
         raise StorageError(errno.ENOMEM, text) from None
     with contextlib.suppress(OSError):  # a kernel without huge pages
@@ -60,8 +61,8 @@ def read_files(
 ) -> Mapping[str, memoryview]:
     """Read files of a committed step into ``buffer`` (page aligned, ``buffer_bytes`` long).
 
-    Returns the bytes of each file by its name. Raises CorruptCheckpointError at the first
-    wrong size or digest, or missing file; other OSErrors pass through.
+    Returns the bytes of each file by name, as views of ``buffer``. Raises CorruptCheckpointError
+    at the first wrong size, wrong digest or missing file; other OSErrors pass through.
     """
     found: dict[str, memoryview] = {}
     folder = store.path(step)
@@ -88,6 +89,7 @@ def read_files(
 
 
 def _first_error(checks: Sequence[Future[None]]) -> None:
+    # In order, and each check waits for its reads: a failed read is raised here too.
     try:
         for check in checks:
             check.result()
@@ -123,7 +125,7 @@ _Part = tuple[str, int, int, str]
 
 
 def _groups(parts: Sequence[_Part], chunk_bytes: int) -> Iterator[list[_Part]]:
-    """Neighbouring parts of about a chunk together: fewer, larger tasks."""
+    """Neighbouring parts, about a chunk together: fewer and larger tasks for the threads."""
     group: list[_Part] = []
     for part in parts:
         group.append(part)

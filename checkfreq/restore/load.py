@@ -1,6 +1,6 @@
-"""``checkfreq.load``: a checkpoint as plain state dicts, without the run that wrote it.
+"""``checkfreq.load``: a checkpoint as plain state dicts, without the code that wrote it.
 
-No manager, no lock, no training code, and nothing on disk is changed.
+It needs no manager, takes no lock, and changes nothing on disk.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ def load(
     strict: bool = True,
     rank: int = 0,
 ) -> dict[str, Any]:
-    """Read a checkpoint directory and return its state dicts by tracked name.
+    """Read a checkpoint and return its state dicts, by the names given to ``CFCheckpoint``.
 
     ``path`` is a run's ``chk_dir``, or one ``step-...`` directory in it. Without ``step`` the
-    newest checkpoint that validates is read. Tensors are on the CPU and own their memory;
-    names that were tied come back as the same tensor, and shards as whole tensors. What each
-    rank had of its own ("rng", names given as ``per_rank``) is returned as ``rank`` had it.
-    ``only`` limits what is returned. ``into`` maps tracked names to live objects, which are
-    loaded in place as ``CFManager.restore`` would; ``strict=False`` then loads what fits.
+    newest checkpoint that validates is read. Tensors are on the CPU and own their memory; tied
+    weights come back as one tensor, and sharded tensors as whole ones. State that each rank had
+    for itself ("rng", and the names given as ``per_rank``) is returned as ``rank`` had it.
+
+    ``only`` limits what is returned. ``into`` maps names to live objects, which are loaded in
+    place as ``CFManager.restore`` does; with ``strict=False`` what fits is loaded.
 
     Raises NoCheckpointError, CorruptCheckpointError, MismatchError (nothing was changed), and
-    ConfigError for what ``CFStorageWriter`` wrote: values in it are pickled.
+    ConfigError for a checkpoint of ``CFStorageWriter``, whose values are pickled.
     """
     from checkfreq.restore.apply import materialise, require_rank
 
@@ -93,7 +94,7 @@ def _load_into(
 
 
 def _split(path: Path, step: int | None) -> tuple[Path, int | None]:
-    """The run's directory, and the step if ``path`` is that of one (or of a link in its place)."""
+    """The run's directory, and the step if ``path`` is the directory of one, or a link to one."""
     path = path.absolute()
     named = step_of(path.name)
     if step is None and named is not None:

@@ -1,5 +1,7 @@
-"""Which files of a checkpoint a rank has to read: all of what is replicated, its own, and shards
-that overlap what it holds. So N ranks restoring what N ranks wrote read each byte once.
+"""Which files of a checkpoint a rank has to read.
+
+All files of replicated state, the rank's own files, and every file with a shard that overlaps what
+the rank holds now. So if N ranks restore what N ranks wrote, each rank reads its own shards only.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ def needed_files(chk: CFCheckpoint, manifest: Manifest, role: Role) -> set[str]:
     needed = set(files)
     is_new, first = role.rank not in manifest.ranks, min(manifest.ranks, default=0)
     names = {name for own in manifest.ranks.values() for name in own}.union(manifest.objects)
-    for name in names - {POSITIONS}:  # which may be called as the fields of an object are
+    for name in names - {POSITIONS}:  # iterators may have the names of an object's fields
         live = _Live(chk, manifest, name)
         for rank, own in manifest.ranks.items():
             file = files.get(file_of(name, rank))
@@ -36,7 +38,7 @@ def needed_files(chk: CFCheckpoint, manifest: Manifest, role: Role) -> set[str]:
 
 
 def _names_of(manifest: Manifest, name: str) -> dict[str, list[str]]:
-    """By key, the tied names."""
+    """The names that are tied to each key."""
     owns = (own.get(name, {}) for own in manifest.ranks.values())
     found: dict[str, list[str]] = {}
     for json in (manifest.objects.get(name, {}), *owns):
@@ -46,7 +48,7 @@ def _names_of(manifest: Manifest, name: str) -> dict[str, list[str]]:
 
 
 class _Live:
-    """What the live object called ``name`` holds; asked for by every file of every rank."""
+    """What the live object called ``name`` holds. Kept, since every rank's file asks for it."""
 
     def __init__(self, chk: CFCheckpoint, manifest: Manifest, name: str) -> None:
         adapter = chk.adapters.get(name)
@@ -55,7 +57,7 @@ class _Live:
         self._held: dict[str, list[Box]] = {}
 
     def overlaps(self, file: FileEntry, boxes: Mapping[str, Json]) -> bool:
-        """Whether a file holds a part of what is held here."""
+        """Whether a file has a shard that overlaps what the live object holds."""
         return any(
             _meets(held, Box(tuple(boxes[record.name][1]), tuple(record.shape)))
             for record in file.tensors
@@ -73,5 +75,5 @@ class _Live:
 
 
 def _meets(held: Box, box: Box) -> bool:
-    """Another number of dimensions is a mismatch, to be reported with what was read."""
+    """True also for a different number of dimensions: read it, so that the mismatch is reported."""
     return len(held.sizes) != len(box.sizes) or held.overlap(box) is not None

@@ -79,13 +79,15 @@ class LoadedCheckpoint:
         first = self._first() if is_new else None
         for other, objects in sorted(self.manifest.ranks.items()):
             file = files.get(file_of(name, other))
-            if file is None:
-                continue
-            counts = (
-                is_not_declared if other == first else every_tensor if other == rank else no_tensor
-            )
-            shards = objects.get(name, {}).get("shards", {})
-            saved.add_file(file.tensors, self.data.get(file.name), shards=shards, counts=counts)
+            if file is not None:
+                # Shards count whoever wrote them; other tensors are those of this rank alone.
+                own_counts = every_tensor if other == rank else no_tensor
+                saved.add_file(
+                    file.tensors,
+                    self.data.get(file.name),
+                    shards=objects.get(name, {}).get("shards", {}),
+                    counts=is_not_declared if other == first else own_counts,
+                )
         return saved
 
     def saved_gradients(self, *, path: str, rank: int) -> SavedObject | None:
@@ -138,7 +140,10 @@ class LoadedCheckpoint:
 
 
 class Restorer:
-    """Reads checkpoints of one directory, for one restore; never writes to it."""
+    """Reads the checkpoints of one directory, for one restore; never writes to it.
+
+    ``before_reading`` is told how many bytes are about to be read, and may raise.
+    """
 
     def __init__(
         self,
@@ -155,11 +160,11 @@ class Restorer:
 
     @property
     def path(self) -> Path:
-        """The directory."""
+        """The checkpoint directory."""
         return self._store.root
 
     def manifest(self, step: int) -> Manifest:
-        """The step's commit record; CorruptCheckpointError if it is damaged or makes no sense."""
+        """The step's manifest; CorruptCheckpointError if it is damaged or makes no sense."""
         manifest = self._records.manifest(step)
         if manifest is not self._validated:
             validate_state(manifest, path=str(self._store.path(step) / MANIFEST_NAME))
@@ -167,7 +172,7 @@ class Restorer:
         return manifest
 
     def attempt(self, step: int) -> str:
-        """The attempt that it is of; raises the same."""
+        """The attempt that wrote the step; raises what ``manifest`` raises."""
         return self._records.attempt(step)
 
     def find(self, step: int | None) -> LoadedCheckpoint | None:
@@ -193,9 +198,10 @@ class Restorer:
     def find_while_opening(
         self, step: int | None, *, open_directory: Callable[[], None]
     ) -> LoadedCheckpoint | None:
-        """``find`` while the worker starts and takes the lock; reading needs none.
+        """``find`` while the worker process starts and takes the lock: reading needs no lock.
 
-        What the previous run's worker still committed, or removed, meanwhile makes us look again.
+        Until the lock is held, the worker of the run before may commit or remove steps. If the
+        directory has changed by then, what was found may not be the newest, and is read again.
         """
         before = self._store.steps()
         try:
@@ -206,15 +212,15 @@ class Restorer:
         open_directory()
         if self._store.steps() == before and self._is_still_there(found):
             return found
-        del found  # its buffer
+        del found  # before the next read: memory for two checkpoints may not be there
         return self.find(step)
 
     def _is_still_there(self, found: LoadedCheckpoint | None) -> bool:
-        """False if another attempt took the step's place: a supersession was under way."""
+        """False if a different attempt has taken the step's place since it was read."""
         return found is None or self.attempt(found.step) == found.manifest.attempt
 
     def _require_none_set_aside(self) -> None:
-        """No checkpoint is fine on a first run, but not when a crash left them all set aside."""
+        """None is fine on a first run, but not if a crash came after all of them were set aside."""
         if self._store.holds_superseded():
             raise NoCheckpointError(
                 f"{self._store.root} holds no checkpoint, but superseded/ does: move one back, or "
@@ -242,9 +248,9 @@ class Restorer:
     # ---- many ranks
 
     def inventory(self) -> Json:
-        """What the directory holds: the attempt of each step, or what is wrong with its record.
+        """For the other ranks: the attempt of each step here, or what is wrong with its manifest.
 
-        ``is_common``: there was a step that every directory of the run held.
+        ``is_common``: whether there was ever a step that every directory of the run held.
         """
         attempts, damaged = {}, {}
         for step in self._store.steps():

@@ -1,9 +1,9 @@
-"""Whether the state that a manifest describes makes sense, whatever is live.
+"""Validates the state that a manifest describes, before any live object is looked at.
 
-Digests show damage; they do not show that a manifest was made up. So every object is decoded
-once as a reader would, with stand-ins for tensors: nothing runs here but our own decoding of what
-is in the checkpoint, and whatever goes wrong is the checkpoint's fault. That is corruption, which
-is walked past, and it is found before anything live is looked at.
+Digests show damage, but not that somebody made a manifest up. So every object is decoded once as a
+reader would decode it, with stand-ins for tensors. Nothing but our own decoding runs here, on
+nothing but the checkpoint, so whatever fails is the checkpoint's fault: it is corrupt, and a
+restore walks past it.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from checkfreq.store.manifest import Manifest
 from checkfreq.store.parts import file_name, file_of
 from checkfreq.types import Json
 
-#: What torch.distributed.checkpoint wrote; only its own reader looks into it.
+#: The kind of what torch.distributed.checkpoint wrote; only its own reader decodes that.
 _DCP = "dcp"
-#: In a position: what several ranks had under one name (``checkfreq.state.positions``).
+#: In a position: those that several ranks had under one name (``checkfreq.state.positions``).
 _CARRIED = "$carried"
 
 
 class _Outline(SavedObject):
-    """The saved state of one object, whose tensors have a dtype and nothing in them.
+    """The saved state of one object, with empty tensors of the right dtypes in place of its own.
 
-    ``is_partial``: other directories hold tensors of it.
+    ``is_partial``: other directories hold some of its tensors.
     """
 
     is_partial = False
@@ -65,7 +65,7 @@ class _Outline(SavedObject):
 
 @contextlib.contextmanager
 def content_errors(path: str) -> Iterator[None]:
-    """Of what looks at nothing but the checkpoint at ``path``, all errors are its corruption."""
+    """Turn every error into corruption of ``path``: the block looks at nothing else."""
     try:
         yield
     except CheckFreqError:
@@ -80,7 +80,7 @@ def content_errors(path: str) -> Iterator[None]:
 
 
 def validate_state(manifest: Manifest, *, path: str) -> None:
-    """Raise CorruptCheckpointError, for ``path``, unless all of the state can be read back."""
+    """Raise CorruptCheckpointError, naming ``path``, unless all of the state can be decoded."""
     with content_errors(path), gc_paused():
         _validate_state(manifest, path)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
-from checkfreq.restore.apply import materialise, positions
+from checkfreq.restore.apply import materialise
 from checkfreq.restore.restorer import LoadedCheckpoint
 from checkfreq.state.checkpoint import CFCheckpoint
 from tests.state.support import Record, bits, plan, restore, state_bits, take
@@ -198,7 +198,7 @@ class TestPartial:
         chk = run()
         found = {"train": {"epoch": 2, "batch": 7}, "val": {"epoch": 0}}
         shot = take(chk, positions=found)
-        assert plan(chk, shot).positions == found == positions(shot.loaded.manifest.objects)
+        assert plan(chk, shot).positions == found
         assert plan(chk, shot, exclude=("val",)).positions == {"train": found["train"]}
         assert plan(chk, shot, only=("model",)).positions == {}
 
