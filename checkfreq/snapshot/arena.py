@@ -1,10 +1,10 @@
 """Shared host memory for snapshots: a few slots, allocated once and reused.
 
-Each slot is a memfd mapped here and in the persist worker, so that a snapshot needs no copy
-to get there and survives the trainer. Fresh pages cost ten times a copy into warm ones (2 s
-against 0.06 s per GiB, measured), so slots are faulted in by a background thread before they
-are used; where an accelerator is, they are pinned as well. A slot has one owner at a time:
-nobody (free), the attempt filling it, then the worker until the attempt has ended.
+Each slot is a memfd that the trainer and the persist worker both map, so a snapshot reaches the
+worker without a copy and survives the trainer. A copy into fresh pages takes 2 s per GiB and one
+into warm pages 0.06 s (measured), so a background thread faults the slots in before they are used;
+with an accelerator they are pinned as well. A slot has one owner at a time: nobody (it is free),
+the attempt that fills it, then the worker until the attempt has ended.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from checkfreq.types import PAGE_BYTES, round_up_to_page
 logger = logging.getLogger(__name__)
 
 _MADV_POPULATE_WRITE = 23
-#: Small enough that others get their turn at the memory, and that closing need not wait long.
+#: Small enough that other threads get to the memory map in between, and that closing is quick.
 _FAULT_CHUNK_BYTES = 64 << 20
-#: Up to this size a slot is faulted in at once: a thread would take longer to start.
+#: Up to this size slots are faulted in at once: starting a thread would take longer.
 _INLINE_BYTES = 16 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -41,7 +41,7 @@ def _populate(address: int, num_bytes: int) -> bool:
 
 
 def _kernel_can_populate() -> bool:
-    """Linux 5.14 and later fault pages in without changing what they hold."""
+    """Whether pages can be faulted in without changing their content (Linux 5.14 and later)."""
     with mmap.mmap(-1, PAGE_BYTES) as page:
         return _populate(ctypes.addressof(ctypes.c_char.from_buffer(page)), PAGE_BYTES)
 
@@ -64,10 +64,10 @@ class Slot:
 
 
 class Pinner:
-    """Page-locks memory for an accelerator; the default does nothing (no accelerator)."""
+    """Page-locks memory for an accelerator; this base class is for hosts without one."""
 
     def pin(self, address: int, num_bytes: int) -> Callable[[], None] | None:
-        """Pin, and return what undoes it."""
+        """Pin, and return a function that unpins; None if nothing was pinned."""
         return None
 
 
@@ -80,7 +80,7 @@ class Arena:
         self._slots: list[Slot] = []
         self._used_bytes = 0
         self._ready = threading.Event()
-        self._unwanted = threading.Event()  # closed before it was ready
+        self._unwanted = threading.Event()  # closed before the slots were ready
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -101,22 +101,21 @@ class Arena:
         return self._ready.is_set()
 
     def wait_ready(self, *, timeout_s: float) -> bool:
-        """Wait for the slots to be usable; raises what went wrong in the background."""
+        """Wait for the slots to be usable; raises the background thread's error, if any."""
         ready = self._ready.wait(timeout_s)
         if self._error is not None:
             raise self._error
         return ready
 
     def allocate(self, state_bytes: int) -> None:
-        """Make slots for ``state_bytes`` each, with slack; all slots must be free.
+        """Make slots of ``state_bytes`` and some slack each; all slots must be free.
 
-        Returns at once, the slots being faulted in (and pinned) in the background: see
-        ``wait_ready``. Raises ConfigError, naming the numbers, when not even one slot fits the
-        memory that may be used.
+        Returns at once; a background thread faults the slots in and pins them (``wait_ready``).
+        Raises ConfigError with the sizes if the memory that may be used has no room for even one.
         """
         assert all(slot.is_free for slot in self._slots)
         for slot in self._slots:
-            os.ftruncate(slot.fd, 0)  # the worker's mapping must not keep the pages
+            os.ftruncate(slot.fd, 0)  # frees the pages now: the worker still maps them
         self.close()
         num_bytes, count = self._slot_bytes(state_bytes), self.num_affordable(state_bytes)
         self._slots = [_new_slot(index, num_bytes) for index in range(count)]
@@ -136,9 +135,9 @@ class Arena:
         return round_up_to_page(int(state_bytes * (1 + self._config.arena_slack)) + PAGE_BYTES)
 
     def num_affordable(self, state_bytes: int) -> int:
-        """How many slots for such a state fit the memory that may be used, as many as wanted.
+        """How many slots for such a state fit the memory that may be used, ``num_slots`` at most.
 
-        Raises ConfigError, naming the numbers, when not even one does.
+        Raises ConfigError with the sizes if not even one does.
         """
         num_bytes = self._slot_bytes(state_bytes)
         limit = self._config.host_memory_limit
@@ -172,7 +171,7 @@ class Arena:
         return any(slot.is_free for slot in self._slots)
 
     def may_have_room(self) -> bool:
-        """False if a snapshot now could only wait: no free slot, or slots not ready yet."""
+        """False if a snapshot now would have to wait for a free slot, or for slots to be ready."""
         return not self._slots or (self.is_ready() and self.has_free_slot())
 
     def acquire(self) -> Slot | None:
@@ -184,7 +183,7 @@ class Arena:
         return None
 
     def release(self, slot: Slot) -> None:
-        """Give a slot back: its snapshot is durable or given up."""
+        """Give a slot back, when its snapshot is durable or given up."""
         slot.is_free = True
 
     def close(self) -> None:
@@ -196,7 +195,7 @@ class Arena:
         for slot in self._slots:
             if slot.unpin is not None:
                 slot.unpin()
-            with contextlib.suppress(BufferError):  # a view is still out: freed with it
+            with contextlib.suppress(BufferError):  # a view is still in use: unmapped with it
                 slot.memory.close()
             os.close(slot.fd)
         self._slots = []
@@ -227,7 +226,7 @@ def _new_slot(index: int, num_bytes: int) -> Slot:
 
 
 def _fault_in(slot: Slot, start: int, num_bytes: int) -> None:
-    """Touch a part of a slot; what is never touched (the slack) takes no memory."""
+    """Fault in a part of a slot; the slack is not touched and takes no memory."""
     address = slot.address + start
     if not _CAN_POPULATE:
         ctypes.memset(ctypes.c_void_p(address), 0, num_bytes)

@@ -1,9 +1,9 @@
-"""The boundary to an accelerator: streams, events, copies, pinning, and nothing else.
+"""The interface to an accelerator: streams, events, copies and pinning, nothing else.
 
-The engine decides every order; a ``Device`` only carries it out. That keeps the ordering
-testable without an accelerator, against a fake that delays and reorders whatever streams and
-events leave open. Streams and events are opaque: they go back to the Device that made them.
-All methods belong to the training thread unless they say otherwise.
+The engine decides on every order and a ``Device`` only carries it out, so the order can be tested
+without an accelerator, against a fake that delays and reorders whatever streams and events allow.
+Streams and events are opaque and are passed only to the Device that made them. All methods belong
+to the training thread unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class Device(Protocol):
         ...
 
     def current_stream(self, device: torch.device) -> Stream:
-        """The stream on which the caller's work for ``device`` runs now."""
+        """The stream that the calling thread queues its work for ``device`` on now."""
         ...
 
     def side_stream(self, device: torch.device) -> Stream:
-        """A new stream that is ordered after nothing, the default stream included."""
+        """A new stream that waits for no other, not even for the default stream."""
         ...
 
     def record(self, stream: Stream) -> Event:
-        """An event that is done when local queued on ``stream`` so far is done."""
+        """An event that happens when all work queued on ``stream`` so far is done."""
         ...
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """What is queued on ``stream`` from now on starts after ``event``; does not block."""
+        """Have work queued on ``stream`` from now on start after ``event``; does not block."""
         ...
 
     def is_done(self, event: Event) -> bool:
@@ -52,36 +52,36 @@ class Device(Protocol):
         ...
 
     def synchronize(self, event: Event) -> None:
-        """Block the calling thread, without spinning, until the event happened. Any thread."""
+        """Block the calling thread, without spinning, until the event has happened. Any thread."""
         ...
 
     def elapsed_s(self, start: Event, end: Event) -> float:
-        """Device time between two events that are done. Any thread."""
+        """Device time between two events that have happened. Any thread."""
         ...
 
     def allocate(self, num_bytes: int, device: torch.device) -> Tensor:
-        """Device memory `[num_bytes] uint8`, of the current stream. torch.OutOfMemoryError."""
+        """Memory `[num_bytes] uint8` of the current stream; raises torch.OutOfMemoryError."""
         ...
 
     def allocate_host(self, num_bytes: int) -> Tensor:
-        """Page-locked host memory `[num_bytes] uint8`; ordinary where that fails."""
+        """Page-locked host memory `[num_bytes] uint8`; pageable where locking fails."""
         ...
 
     def copy(self, pairs: Sequence[Pair], *, stream: Stream) -> None:
-        """Queue copies in order: device to host, or within a device.
+        """Queue copies, in order, from the device to the host or within a device.
 
-        Does not block, and keeps neither tensor alive.
+        Does not block and keeps no tensor alive.
         """
         ...
 
     def pack(self, pairs: Sequence[Pair], *, stream: Stream) -> None:
-        """``copy`` for many tensors within a device, in few launches."""
+        """``copy`` for many tensors within a device, in few kernel launches."""
         ...
 
     def keep(self, tensors: Sequence[Tensor], *, stream: Stream) -> None:
-        """Even if their storage is freed, do not reuse it before ``stream`` gets to here.
+        """Keep freed storage of ``tensors`` from being reused before ``stream`` gets here.
 
-        Holding a reference covers most sources; this one covers ``storage.resize_(0)`` too.
+        A reference protects most sources; this also covers ``storage.resize_(0)``.
         """
         ...
 
@@ -98,15 +98,18 @@ class Device(Protocol):
         ...
 
     def prepare_thread(self) -> None:
-        """To be called first in a thread other than the training thread.
+        """Must be the first call in any thread but the training thread.
 
-        Its calls then neither break a graph capture in the training thread, nor open another
-        device than those in use.
+        Calls from the thread then neither break a graph capture in the training thread nor
+        initialise a device that is not in use.
         """
         ...
 
     def register_host(self, address: int, num_bytes: int) -> str | None:
-        """Page-lock host memory for all devices; what went wrong, or None. Prepared threads."""
+        """Page-lock host memory for all devices; returns what went wrong, or None.
+
+        Only in threads that called ``prepare_thread``.
+        """
         ...
 
     def unregister_host(self, address: int) -> None:
@@ -115,7 +118,7 @@ class Device(Protocol):
 
 
 class CudaDevice:
-    """CUDA through PyTorch (ROCm goes by the same names)."""
+    """CUDA through PyTorch (ROCm uses the same names)."""
 
     def owner(self, tensor: Tensor) -> torch.device | None:
         """See Device."""
@@ -198,7 +201,7 @@ class CudaDevice:
     def prepare_thread(self) -> None:
         """See Device."""
         _relax_capture()
-        # A new thread starts on device 0, and some calls would open a context there.
+        # A new thread starts on device 0, and some calls would create a context there.
         torch.cuda.set_device(_device_in_use())
 
     def register_host(self, address: int, num_bytes: int) -> str | None:
@@ -215,12 +218,12 @@ class CudaDevice:
 
 
 def cached_bytes(device: torch.device) -> int:
-    """Device memory that PyTorch's allocator holds and nothing uses. Any thread."""
+    """Device memory that PyTorch's allocator has cached and no tensor uses. Any thread."""
     return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def devices_in_use() -> list[int]:
-    """Indices of the devices in which this process has a context; opens none."""
+    """Indices of the devices on which this process has a context; creates none."""
     if not _cuda.is_initialized():
         return []
     has_context: Callable[[int], bool] | None = getattr(torch._C, "_cuda_hasPrimaryContext", None)
@@ -234,16 +237,16 @@ _CAPTURE_RELAXED = 2
 
 
 def _device_in_use() -> int:
-    """A device that has a context already."""
+    """A device that already has a context."""
     found = devices_in_use()
     return found[0] if found else torch.cuda.current_device()
 
 
 def _relax_capture() -> None:
-    """Let this thread query events and pin memory while another captures a graph.
+    """Let this thread query events and pin memory while another thread captures a graph.
 
-    By default a capture forbids that to every thread of the process and breaks when one does
-    it. The driver's function is used: PyTorch does not expose it.
+    By default a capture forbids both in every thread of the process, and fails when one of them
+    does it anyway. PyTorch does not expose the setting, hence the call into the driver.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -1,16 +1,16 @@
-"""One device's transfer of a snapshot: which copies run on which stream, and after what.
+"""The copies of one snapshot on one device: which stream runs them, and in which order.
 
-The compute stream is the one current at the boundary; each copier has one side stream.
+The compute stream is the one that is current at the boundary; each copier has one side stream.
 
-* Small tensors and volatile ones are copied on the compute stream, so whatever the training
-  queues next comes after: the small ones into one staging buffer, the large ones directly.
+* Small tensors and volatile ones are copied on the compute stream, so they are copied before
+  anything that training queues next: small ones into one staging buffer, large ones directly.
 * Then the side stream waits for the compute stream and copies the large settled tensors from
-  their own storage. That is what the next weight update waits for. The staging buffer leaves
-  last, in one transfer, to a bounce buffer whose bytes the helper thread puts in place.
-* With a device snapshot, local goes to a buffer on the device first, and the update waits
-  for that only.
+  their own storage. The next weight update waits for that. The staging buffer goes last, in one
+  transfer, to a bounce buffer on the host, from which the helper thread puts its bytes in place.
+* A device snapshot copies all tensors to a buffer on the device first, and the update waits for
+  that only.
 
-Staging and buffers are reused: a snapshot first waits, on the device, for the previous one.
+Staging buffers are reused, so a snapshot first waits, on the device, for the previous one.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes that bound what a copier uses and how it cuts transfers.
+    """Bounds on the memory that a copier uses and on the size of its transfers.
 
-    small_bytes: below, a transfer costs more to start than to run, so tensors are packed.
-    staging_bytes: most that is packed per snapshot; the rest travels by itself.
+    small_bytes: tensors up to this size are packed: one transfer each would cost more to start
+        than to run.
+    staging_bytes: the most that is packed per snapshot; other tensors are transferred one by one.
     transpose_bytes: strided tensors become row-major through a buffer of this size, in pieces.
-    chunk_bytes: an unhurried transfer leaves the copy engine to others after so many bytes.
+    chunk_bytes: transfers from the device buffer are split after this many bytes, so that
+        training's own transfers need not wait long for the copy engine.
     reserve_bytes: device memory that a device snapshot must leave free.
     """
 
@@ -54,28 +56,29 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """What one snapshot has in flight on one copier; local here lives until ``end``."""
+    """What one snapshot has in flight on one copier; it holds all of this until ``end``."""
 
     start: Event
     end: Event = None
-    buffered: Event = None  # complete in a buffer on the device
+    buffered: Event = None  # a device snapshot is complete in its buffer
     copies: Sequence[Copy] = ()
     kept: list[Tensor] = field(default_factory=list)
     bounce: Tensor | None = None
     packing: Packing | None = None
 
     def scatter(self, slot: Slot) -> None:
-        """Put the landed bytes in their places. Helper thread, after ``end``.
+        """Move the packed bytes from the bounce buffer to their places in the slot.
 
-        Small and many: slice assignment keeps the interpreter lock, which a copy that drops it
-        could take milliseconds to get back, each time.
+        Helper thread, after ``end``. There are many small pieces: slice assignment keeps the
+        interpreter lock, whereas a copy that drops it may take milliseconds each time to get it
+        back from the training thread.
         """
         if self.bounce is None or self.packing is None:
             return
         size = self.packing.num_bytes
-        landed = memoryview((ctypes.c_char * size).from_address(self.bounce.data_ptr()))
+        packed = memoryview((ctypes.c_char * size).from_address(self.bounce.data_ptr()))
         for run in self.packing.runs:
-            slot.memory[run.slot_offset : run.slot_offset + run.num_bytes] = landed[
+            slot.memory[run.slot_offset : run.slot_offset + run.num_bytes] = packed[
                 run.begin : run.begin + run.num_bytes
             ]
 
@@ -89,12 +92,12 @@ class DeviceCopier:
         self._side = device.side_stream(index)
         self._limits = limits
         self._staging: Tensor | None = None
-        self._transpose: Tensor | None = None
+        self._transpose_buffer: Tensor | None = None
         self._read: Event | None = None  # the latest settled tensors have been read
-        self._end: Event | None = None  # staging and buffer are free again
-        self._waits: deque[tuple[Event, Event]] = deque()
+        self._end: Event | None = None  # the staging and device buffers are free again
+        self._waits: deque[tuple[Event, Event]] = deque()  # events around each wait queued
         self._wait_s = 0.0
-        self._lock = threading.Lock()  # of the two below, which the helper thread transfers
+        self._lock = threading.Lock()  # guards the two below, used by the helper thread too
         self._buffer: Tensor | None = None
         self._bounce_buffers: list[Tensor] = []
 
@@ -102,7 +105,7 @@ class DeviceCopier:
 
     @property
     def wait_s(self) -> float:
-        """How long the compute stream has waited for copies, as far as it is known yet."""
+        """How long the compute stream has waited for copies, as far as known now."""
         self._measure()
         return self._wait_s
 
@@ -114,7 +117,7 @@ class DeviceCopier:
             self._end = None
         return Transfer(start=self._device.record(stream))
 
-    def queue(
+    def enqueue(
         self, transfer: Transfer, copies: Sequence[Copy], base: Tensor, *, place: SnapshotPlace
     ) -> None:
         """Queue the copies of this device's tensors into the slot (``base``, `[N] uint8`)."""
@@ -129,13 +132,13 @@ class DeviceCopier:
         self._to_host(transfer, copies, base)
 
     def abandon(self, transfer: Transfer) -> None:
-        """Queuing failed halfway: find the end of what was queued."""
+        """Queuing failed halfway: have ``end`` come after everything that was queued."""
         stream = self._device.current_stream(self.index)
         self._device.wait(self._side, self._device.record(stream))
         transfer.end = self._end = self._device.record(self._side)
 
     def fence(self) -> None:
-        """Order what is queued next on the current stream after the settled tensors' copy."""
+        """Have what is queued next on the current stream wait for the copy of settled tensors."""
         if self._read is not None:
             stream = self._device.current_stream(self.index)
             if not self._wait(stream, self._read):
@@ -143,7 +146,7 @@ class DeviceCopier:
             self._read = None
 
     def _wait(self, stream: Stream, event: Event) -> bool:
-        """Let ``stream`` wait, and measure it; True if the event had happened already."""
+        """Have ``stream`` wait, and measure how long; True if the event had happened already."""
         if self._device.is_done(event):
             return True
         before = self._device.record(stream)
@@ -165,27 +168,28 @@ class DeviceCopier:
         small, large = _split(copies, self._limits)
         packing = Packing.of(small)
         if small:
-            staging = self._staging_for(packing.num_bytes, transfer)
+            staging = self._staging_buffer_for(packing.num_bytes, transfer)
             device.pack(_pairs(packing, staging), stream=stream)
         volatile = [copy for copy in large if not copy.settled]
         settled = [copy for copy in large if copy.settled]
         if volatile:
             device.copy(self._direct(volatile, base, transfer), stream=stream)
         pairs = self._direct(settled, base, transfer)
-        # What was allocated so far is the compute stream's until here, so this comes after it.
+        # Memory allocated so far belongs to the compute stream: its earlier users must have
+        # finished, and the small tensors must be staged, before the side stream goes on.
         device.wait(side, device.record(stream))
         if settled:
             device.keep([copy.source for copy in settled], stream=side)
             device.copy(pairs, stream=side)
             self._read = device.record(side)
         if small:
-            transfer.packing, transfer.bounce = packing, self._bounce_for(packing.num_bytes)
-            landed = transfer.bounce[: packing.num_bytes]
-            device.copy([(landed, staging[: packing.num_bytes])], stream=side)
+            transfer.packing, transfer.bounce = packing, self._bounce_buffer_for(packing.num_bytes)
+            target = transfer.bounce[: packing.num_bytes]
+            device.copy([(target, staging[: packing.num_bytes])], stream=side)
         transfer.end = self._end = device.record(side)
 
     def _direct(self, copies: Sequence[Copy], base: Tensor, transfer: Transfer) -> list[Pair]:
-        """Copies from the tensors' own storage; may allocate on the compute stream."""
+        """Copies that read the tensors' own storage; may allocate on the compute stream."""
         pairs: list[Pair] = []
         for copy in copies:
             if is_plain(copy.source):
@@ -195,24 +199,26 @@ class DeviceCopier:
         return pairs
 
     def _transposed(self, copy: Copy, base: Tensor, transfer: Transfer) -> list[Pair]:
-        """Through the turn buffer, piece after piece; the stream's order makes its reuse safe."""
-        turn = self._transpose_for(min(self._limits.transpose_bytes, copy.num_bytes), transfer)
+        """Piece by piece through one buffer, which the order of the stream makes safe to reuse."""
+        buffer = self._transpose_buffer_for(
+            min(self._limits.transpose_bytes, copy.num_bytes), transfer
+        )
         pairs: list[Pair] = []
         for offset, piece in row_major_pieces(copy.source, self._limits.transpose_bytes):
             num_bytes = piece.numel() * piece.element_size()
             as_copy = Copy(copy.name, piece, copy.offset + offset, num_bytes, copy.settled)
-            pairs.append(target_and_source(as_copy, turn, 0))
+            pairs.append(target_and_source(as_copy, buffer, 0))
             target = base[as_copy.offset : as_copy.offset + num_bytes]
-            pairs.append((target, turn[:num_bytes]))
+            pairs.append((target, buffer[:num_bytes]))
         return pairs
 
-    def _staging_for(self, num_bytes: int, transfer: Transfer) -> Tensor:
+    def _staging_buffer_for(self, num_bytes: int, transfer: Transfer) -> Tensor:
         self._staging = self._grown(self._staging, num_bytes, transfer)
         return self._staging
 
-    def _transpose_for(self, num_bytes: int, transfer: Transfer) -> Tensor:
-        self._transpose = self._grown(self._transpose, num_bytes, transfer)
-        return self._transpose
+    def _transpose_buffer_for(self, num_bytes: int, transfer: Transfer) -> Tensor:
+        self._transpose_buffer = self._grown(self._transpose_buffer, num_bytes, transfer)
+        return self._transpose_buffer
 
     def _grown(self, old: Tensor | None, num_bytes: int, transfer: Transfer) -> Tensor:
         if old is not None:
@@ -221,7 +227,7 @@ class DeviceCopier:
                 return old
         return self._device.allocate(num_bytes, self.index)
 
-    def _bounce_for(self, num_bytes: int) -> Tensor:
+    def _bounce_buffer_for(self, num_bytes: int) -> Tensor:
         with self._lock:
             bounce = self._bounce_buffers.pop() if self._bounce_buffers else None
         if bounce is not None and bounce.numel() >= num_bytes:
@@ -250,7 +256,7 @@ class DeviceCopier:
         transfer.end = self._end = device.record(side)
 
     def _buffer_for(self, num_bytes: int) -> Tensor | None:
-        """The device buffer, or None if the device has no room for it."""
+        """The buffer for a device snapshot; None if the device has no room for it."""
         with self._lock:
             buffer = self._buffer
             if buffer is not None and buffer.numel() >= num_bytes:
@@ -269,7 +275,7 @@ class DeviceCopier:
     # ---- any thread
 
     def finish(self, transfer: Transfer, *, place: SnapshotPlace) -> None:
-        """``transfer.end`` has happened: drop the sources, take the buffers back."""
+        """Drop the sources and take the buffers back, after ``transfer.end``."""
         if transfer.bounce is not None:
             with self._lock:
                 self._bounce_buffers.append(transfer.bounce)
@@ -284,7 +290,7 @@ class DeviceCopier:
 
 
 def _split(copies: Sequence[Copy], limits: Limits) -> tuple[list[Copy], list[Copy]]:
-    """Copies that are staged, and those that travel by themselves."""
+    """Copies that are packed, and those that are transferred one by one."""
     small, large = [], []
     left = limits.staging_bytes
     for copy in copies:

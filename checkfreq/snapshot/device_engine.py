@@ -1,9 +1,10 @@
-"""Phase one on accelerators: ordered by streams and events, so that the host never waits.
+"""Phase one on accelerators, ordered by streams and events so that the host never waits.
 
-``start`` queues everything and returns; volatile tensors are then fixed in stream order, host
-tensors are copied. ``barrier`` queues a wait on the device. A helper thread waits for the last
-event of each snapshot, which it keeps the source tensors alive for, and reports it. Several
-snapshots may be in flight, each in its own slot. What happens on one device is in device_copier.py.
+``start`` queues all copies and returns. What training queues next runs after the copies of volatile
+tensors; host tensors have been copied. ``fence`` queues a wait on the device. A helper thread waits
+for the last event of each snapshot, keeps the source tensors alive until then, and reports the end.
+Several snapshots may be in flight, each in its own slot. The order on one device is in
+device_copier.py.
 """
 
 from __future__ import annotations
@@ -29,37 +30,37 @@ logger = logging.getLogger(__name__)
 
 
 class Helper(Protocol):
-    """Runs jobs one after the other, off the training thread."""
+    """Runs tasks in order, off the training thread."""
 
-    def submit(self, job: Callable[[], None]) -> None:
-        """Run ``job`` after those submitted before."""
+    def submit(self, task: Callable[[], None]) -> None:
+        """Run ``task`` after those submitted before."""
         ...
 
     def close(self, *, timeout_s: float) -> bool:
-        """Finish all jobs; False if they were not finished at the deadline. Idempotent."""
+        """Finish all tasks; False if they were not finished at the deadline. Idempotent."""
         ...
 
 
 class HelperThread:
-    """A daemon thread that is started at the first job."""
+    """A daemon thread that starts with the first task."""
 
     def __init__(self, *, prepare: Callable[[], None]) -> None:
         self._prepare = prepare
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def submit(self, job: Callable[[], None]) -> None:
+    def submit(self, task: Callable[[], None]) -> None:
         """See Helper."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="checkfreq-copied", daemon=True)
             self._thread.start()
-        self._jobs.put(job)
+        self._tasks.put(task)
 
     def close(self, *, timeout_s: float) -> bool:
         """See Helper."""
         if self._thread is None:
             return True
-        self._jobs.put(None)
+        self._tasks.put(None)
         self._thread.join(timeout_s)
         finished = not self._thread.is_alive()
         self._thread = None
@@ -68,17 +69,19 @@ class HelperThread:
     def _run(self) -> None:
         try:
             self._prepare()
-        except Exception:  # the jobs themselves still work; only a graph capture may be hurt
+        except Exception:  # tasks still work; only a graph capture may break
             logger.exception("cannot prepare the snapshot helper thread")
-        while (job := self._jobs.get()) is not None:
+        while (task := self._tasks.get()) is not None:
             try:
-                job()
+                task()
             except Exception:  # the next snapshot still needs this thread
-                logger.exception("a snapshot's helper job failed")
+                logger.exception("a snapshot's helper task failed")
 
 
 @dataclass(slots=True, eq=False)
 class _InFlight:
+    """A snapshot that was started and has not ended."""
+
     slot: Slot
     on_copied: OnCopied
     error: BaseException | None = None
@@ -86,10 +89,10 @@ class _InFlight:
 
 
 class DeviceEngine:
-    """Snapshots of tensors on accelerators, host tensors among them; see SnapshotEngine.
+    """Snapshots of tensors on accelerators and of host tensors among them; see SnapshotEngine.
 
-    ``place`` may be changed between snapshots. A device snapshot that would leave
-    less than ``limits.reserve_bytes`` of device memory goes to the host instead.
+    ``place`` may be changed between snapshots. A device snapshot that would leave less than
+    ``limits.reserve_bytes`` of device memory is taken to the host instead.
     """
 
     fence_on_device = True
@@ -118,7 +121,7 @@ class DeviceEngine:
 
     @property
     def device_wait_s(self) -> float:
-        """How long compute streams have waited for copies, as far as it is known yet."""
+        """How long compute streams have waited for copies, as far as known now."""
         return sum(copier.wait_s for copier in self._copiers.values())
 
     # ---- training thread
@@ -142,7 +145,7 @@ class DeviceEngine:
                 self._finish(snapshot)
 
     def fence(self, *, timeout_s: float) -> float:
-        """See SnapshotEngine. The current streams wait, not the host."""
+        """See SnapshotEngine. The current streams wait, not the host; 0.0 is returned."""
         if self._copiers and not self._device.is_capturing():
             for copier in self._copiers.values():
                 copier.fence()
@@ -171,11 +174,11 @@ class DeviceEngine:
         self._pin(snapshot.slot)
         base = torch.frombuffer(snapshot.slot.memory, dtype=torch.uint8)
         on_host, by_device = self._sorted_by_owner(copies)
-        for index, group in by_device.items():  # first: devices work while the host copies
+        for index, group in by_device.items():  # first, so that devices copy while the host does
             copier = self._copier(index)
             transfer = copier.begin()
             snapshot.transfers.append((copier, transfer))
-            copier.queue(transfer, group, base, place=self.place)
+            copier.enqueue(transfer, group, base, place=self.place)
         for copy in on_host:
             copy_to_slot(copy, snapshot.slot)
 
@@ -198,12 +201,12 @@ class DeviceEngine:
         return self._copiers[index]
 
     def _pin(self, slot: Slot) -> None:
-        """Slots made before the state was on a device are not pinned yet."""
+        """Pin a slot that was made before the state was on a device."""
         if slot.unpin is None:
             slot.unpin = self._pinner.pin(slot.address, slot.num_bytes)
 
     def _abandon(self, snapshot: _InFlight) -> None:
-        """Queued copies still write to the slot: the helper waits for them before it is void."""
+        """Have the helper wait for the copies queued so far: they still write to the slot."""
         for copier, transfer in snapshot.transfers:
             if transfer.end is None:
                 try:
@@ -219,7 +222,7 @@ class DeviceEngine:
         except BaseException as error:
             snapshot.error = snapshot.error or error
         self._release(snapshot)
-        with self._changed:  # first: whoever waits for the copy waits for no hand-over
+        with self._changed:  # before the callback: a thread that waits for the copy waits no longer
             self._num_active -= 1
             self._changed.notify_all()
         snapshot.on_copied(snapshot.error)
@@ -228,7 +231,7 @@ class DeviceEngine:
         for copier, transfer in snapshot.transfers:
             try:
                 copier.finish(transfer, place=self.place)
-            except Exception:  # a broken device: the snapshot's own error is reported already
+            except Exception:  # a broken device, which the snapshot's own error has reported
                 logger.exception("%s: cannot tell how much memory is free", copier.index)
         snapshot.transfers.clear()
 
@@ -261,14 +264,14 @@ class DeviceEngine:
 
 
 class DevicePinner(Pinner):
-    """Page-locks slots for an accelerator; without, copies are slower and hold the host."""
+    """Page-locks slots for an accelerator; copies to other memory are slower and block the host."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._failed = False
 
     def pin(self, address: int, num_bytes: int) -> Callable[[], None] | None:
-        """See Pinner. A failure is reported once, and not tried again."""
+        """See Pinner. After a failure, which is logged, it does not try again."""
         if self._failed or not self._device.is_in_use():
             return None
         problem = _in_thread(lambda: self._register(address, num_bytes))
@@ -290,8 +293,11 @@ class DevicePinner(Pinner):
 
 
 def _in_thread(call: Callable[[], str | None]) -> str | None:
-    """Run in a thread of its own: a failed call leaves an error behind in its thread, which
-    the training thread would find at its next kernel launch."""
+    """Run ``call`` in a new thread.
+
+    A CUDA call that fails leaves its error in the thread; the training thread would raise it at
+    its next kernel launch.
+    """
     results: list[str | None] = []
 
     def run() -> None:

@@ -1,8 +1,8 @@
-"""How much device memory this process may still allocate: what CUDA and NVML leave of it.
+"""How much device memory this process may still allocate, according to CUDA and NVML.
 
-NVML (the package nvidia-ml-py, loaded when first asked) finds the device by its UUID or PCI
-address, so that CUDA_VISIBLE_DEVICES and MIG are respected; without it CUDA alone tells.
-Nothing here opens a CUDA context.
+NVML (the package nvidia-ml-py, loaded at the first use) finds the device by its UUID or PCI
+address, so that CUDA_VISIBLE_DEVICES and MIG are respected; without it CUDA alone is asked. Nothing
+here creates a CUDA context.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 class DeviceMemory(Protocol):
-    """What the device's own runtime knows."""
+    """Device memory as the device's own runtime sees it."""
 
     def is_in_use(self, device: torch.device) -> bool:
-        """Whether this process has a context there; the rest may be asked only then."""
+        """Whether this process has a context there; only then may the other methods be called."""
         ...
 
     def properties(self, device: torch.device) -> Any:
@@ -31,15 +31,15 @@ class DeviceMemory(Protocol):
         ...
 
     def cached_bytes(self, device: torch.device) -> int:
-        """Held by PyTorch's allocator, unused."""
+        """Cached by PyTorch's allocator and not in use."""
         ...
 
     def peak_bytes(self, device: torch.device) -> int:
-        """By how much PyTorch's tensors exceeded what they take now, at most, so far."""
+        """How much more memory PyTorch's tensors took at their peak than they take now."""
         ...
 
     def free_bytes(self, device: torch.device) -> int:
-        """Can still be allocated, the cached bytes included. Raises RuntimeError."""
+        """What can still be allocated, cached bytes included. Raises RuntimeError."""
         ...
 
 
@@ -68,7 +68,7 @@ class CudaMemory:
 
 
 class Nvml:
-    """NVIDIA's management library; once it fails it is not asked again."""
+    """NVIDIA's management library; after a failure it is not asked again."""
 
     def __init__(self, load: Callable[[], Any] = lambda: importlib.import_module("pynvml")) -> None:
         self._load = load
@@ -76,7 +76,7 @@ class Nvml:
         self._has_failed = False
 
     def free_bytes(self, properties: Any) -> int | None:
-        """Memory of that device that no process holds; None if NVML cannot tell."""
+        """Memory of the device that no process uses; None if NVML cannot tell."""
         if self._has_failed:
             return None
         try:
@@ -85,12 +85,12 @@ class Nvml:
             return self._ask(self._nvml, properties)
         except (ImportError, AttributeError, OSError, LookupError) as error:
             self._has_failed = True
-            logger.debug("free device memory is not asked of NVML: %r", error)
+            logger.debug("free device memory is read without NVML: %r", error)
             return None
 
     def _ask(self, nvml: Any, properties: Any) -> int:
         try:
-            nvml.nvmlInit()  # counted by NVML; a second one costs microseconds
+            nvml.nvmlInit()  # NVML counts its users; another call takes microseconds
             return int(nvml.nvmlDeviceGetMemoryInfo(_handle(nvml, properties)).free)
         except nvml.NVMLError as error:
             raise LookupError(str(error)) from error
@@ -105,9 +105,9 @@ def free_device_bytes(
     memory: DeviceMemory | None = None,
     nvml: Nvml = _NVML,
 ) -> int | None:
-    """Bytes of ``device`` (one with an index) that can still be allocated; None if unknown.
+    """Bytes of ``device`` (with an index) that can still be allocated; None if unknown.
 
-    The smaller of what the runtime and NVML say, and what PyTorch's allocator has cached.
+    The smaller of what the runtime and NVML report; what PyTorch's allocator has cached is added.
     """
     memory = CudaMemory() if memory is None else memory
     if not memory.is_in_use(device):
@@ -116,7 +116,7 @@ def free_device_bytes(
     try:
         candidates.append(memory.free_bytes(device))
     except RuntimeError as error:
-        logger.debug("%s does not tell its free memory: %s", device, error)
+        logger.debug("cannot read the free memory of %s: %s", device, error)
     unheld = nvml.free_bytes(memory.properties(device))
     if unheld is not None:
         candidates.append(unheld + memory.cached_bytes(device))
@@ -129,9 +129,9 @@ def room_for_snapshot(
     memory: DeviceMemory | None = None,
     nvml: Nvml = _NVML,
 ) -> int | None:
-    """Bytes of ``device`` that are free even while an iteration is at its peak; None if unknown.
+    """Bytes of ``device`` that stay free at the peak of an iteration; None if unknown.
 
-    Asked at a boundary, when activations are freed: the next iteration wants them back.
+    Asked at a boundary, when activations are freed: the next iteration needs that memory again.
     """
     memory = CudaMemory() if memory is None else memory
     free = free_device_bytes(device, memory=memory, nvml=nvml)
@@ -139,7 +139,7 @@ def room_for_snapshot(
 
 
 def _handle(nvml: Any, properties: Any) -> Any:
-    """NVML's handle; a MIG instance before the GPU that it is a part of."""
+    """NVML's handle of the MIG instance or, without MIG, of the GPU."""
     uuid = getattr(properties, "uuid", None)
     for prefix in ("MIG-", "GPU-") if uuid else ():
         try:

@@ -1,9 +1,10 @@
-"""Digests of what all ranks have alike, to be compared: each such tensor, and each object's JSON.
+"""Digests of state that must be the same on all ranks: its structure and its values.
 
-Host tensors are digested at once (75 ms a GiB, 2026-11). Of device tensors a sum of their bits is
-queued on the current stream, in order before the next weight update, and is known later: nobody
-waits. Left out are shards, what is each rank's own, and buffers that DistributedDataParallel
-broadcasts before each forward pass, of which it takes the first rank's as a checkpoint does.
+Host tensors are digested at once (75 ms per GiB, 2026-11). For device tensors a sum of their bits
+is queued on the current stream, which runs it before the next weight update; the host reads it
+later, so that nothing waits. Shards and state that differs from rank to rank are left out, and so
+are buffers that DistributedDataParallel broadcasts before each forward pass: it takes the first
+rank's, as a checkpoint does. Ranks compare digests first, and details only where digests differ.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from checkfreq.state.parts import CapturedState, LocalState
 from checkfreq.state.tensors import DTYPE_NAMES
 from checkfreq.types import Json
 
-#: Elements that are looked at to tell a rounding error from other content.
+#: Elements of a tensor that are compared to tell a rounding error from different content.
 _SAMPLE = 64
-#: Integers with as many bytes as an element.
+#: By bytes of an element, the integer of that size.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(slots=True)
 class ValueDigests:
-    """Digests by name, "model.0.weight" or "scheduler"; of device tensors once those are done.
+    """Digests by name, such as "model.0.weight" or "scheduler".
 
-    ``weights`` are the names of what only a weight update changes.
+    Those of device tensors are added once the devices are done. ``weights`` are the names of
+    tensors that only a weight update changes.
     """
 
     found: dict[str, str]
@@ -44,8 +46,10 @@ class ValueDigests:
     _sums: dict[torch.device, tuple[Tensor, Tensor, Event]] = field(default_factory=dict)
     _device: Device = field(default_factory=CudaDevice)
 
-    def queue(self, sums: Mapping[torch.device, Mapping[str, Tensor]], device: Device) -> None:
-        """Have sums that devices are working on copied to the host."""
+    def fetch_later(
+        self, sums: Mapping[torch.device, Mapping[str, Tensor]], device: Device
+    ) -> None:
+        """Queue copies to the host of sums that devices are still computing."""
         self._device = device
         for index, named in sums.items():
             stacked = torch.stack([*named.values()])
@@ -56,7 +60,7 @@ class ValueDigests:
             self._sums[index] = (host, stacked, device.record(stream))
 
     def are_known(self) -> bool:
-        """Whether all of them are; does not wait."""
+        """Whether all digests are known by now; does not wait."""
         if not all(self._device.is_done(event) for _, _, event in self._sums.values()):
             return False
         for index, (host, _, _) in self._sums.items():
@@ -66,14 +70,14 @@ class ValueDigests:
         return True
 
     def digest(self) -> str | None:
-        """Of all of them; None while they are not known."""
+        """One digest of all digests; None while some are unknown."""
         if not self.are_known():
             return None
         return xxh3_64_hexdigest(json.dumps(self.found, sort_keys=True).encode())
 
 
 def digest_values(local: LocalState, modules: Iterable[nn.Module], device: Device) -> ValueDigests:
-    """What is to be the same on all ranks, as of now."""
+    """Digest the values that must be the same on all ranks, as they are now."""
     left_out = broadcast_by(_wrappers_in(modules))
     values = ValueDigests(dict(_objects(local)))
     sums: dict[torch.device, dict[str, Tensor]] = {}
@@ -89,26 +93,28 @@ def digest_values(local: LocalState, modules: Iterable[nn.Module], device: Devic
             if ref.settled:
                 weights.add(name)
         values.weights = frozenset(weights)
-        values.queue(sums, device)
+        values.fetch_later(sums, device)
     return values
 
 
 def samples(local: LocalState, names: Iterable[str]) -> dict[str, list[float]]:
-    """Some numbers of each tensor called so, evenly spaced. Waits for devices."""
+    """A few elements, evenly spaced, of each of the tensors in ``names``. Waits for devices."""
     wanted = {*names}
     return {name: _sample(ref.tensor) for name, ref in _common(local) if name in wanted}
 
 
 def broadcast_anywhere(local: LocalState) -> set[str]:
-    """Names of buffers that a wrapper broadcasts which is not tracked itself. Looks at all objects
-    of the process: not for every step."""
+    """Names of buffers that some DistributedDataParallel broadcasts, tracked or not.
+
+    Searches all objects of the process, so it is not for every step.
+    """
     wrappers = [x for x in gc.get_objects() if issubclass(type(x), DistributedDataParallel)]
     addresses = broadcast_by(wrappers)
     return {name for name, ref in _common(local) if ref.tensor.data_ptr() in addresses}
 
 
 def broadcast_by(wrappers: Iterable[DistributedDataParallel]) -> set[int]:
-    """Addresses of the buffers that these make equal before each forward pass."""
+    """Addresses of the buffers that ``wrappers`` broadcast before each forward pass."""
     return {
         buffer.data_ptr()
         for wrapper in wrappers
@@ -133,7 +139,7 @@ def _common(local: LocalState) -> Iterator[tuple[str, TensorRef]]:
 
 
 def _objects(local: LocalState) -> Iterator[tuple[str, str]]:
-    """What is no tensor. A step, say, that a rank counts by itself."""
+    """(name, digest) of each object's JSON, such as a step that each rank counts by itself."""
     for name, node in local.objects.items():
         if name not in local.per_rank_objects and name != POSITIONS:
             yield name, _digest_of_json(node)
@@ -148,7 +154,7 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The same memory as integers."""
+    """The same memory viewed as integers."""
     plain = tensor.resolve_conj().resolve_neg()
     real = torch.view_as_real(plain) if plain.is_complex() else plain
     return real.view(_BITS[real.itemsize])
@@ -166,25 +172,25 @@ def _sample(tensor: Tensor) -> list[float]:
 
 
 def structure_digest(captured: CapturedState) -> str:
-    """Equal on all ranks if, and only if, ``structure_listing`` is; "" on one rank."""
+    """Equal on all ranks exactly if ``structure_listing`` is; "" on one rank."""
     if captured.local is None:
         return ""
     return xxh3_64_hexdigest("\n".join(_lines(captured)).encode())
 
 
 def structure_listing(captured: CapturedState) -> dict[str, str]:
-    """What every name stands for, in words: "model.weight" -> "float32[8, 3]"."""
+    """What each name stands for, in words: "model.weight" -> "float32[8, 3]"."""
     if captured.local is None:
         return {}
     return dict(line.split("\t", 1) for line in _lines(captured))
 
 
 def _lines(captured: CapturedState) -> list[str]:
-    """A line "name<tab>text" per object, tensor and tied name, sorted by nothing but order."""
+    """A line "name<tab>text" per object, tensor and tied name, in the order of the state."""
     local = captured.local
     assert local is not None
     lines, refs = [], local.refs
-    own = local.per_rank_tensors
+    per_rank = local.per_rank_tensors
     for name, (begin, end) in local.spans.items():
         if name in local.per_rank_objects:
             continue
@@ -192,13 +198,13 @@ def _lines(captured: CapturedState) -> list[str]:
         shards = local.shards
         for index in range(begin, end):
             _, key, tensor, settled = refs[index]
-            if own and (name, key) in own:
+            if per_rank and (name, key) in per_rank:
                 lines.append(f"{name}.{key}\tof each rank")
                 continue
             shard = shards.get(index) if shards else None
             shape = list(tensor.shape) if shard is None else list(shard.shape)
             text = f"{name}.{key}\t{DTYPE_NAMES[tensor.dtype]}{shape}"
-            if captured.is_split and not settled:  # who writes it depends on that
+            if captured.is_split and not settled:  # which rank writes it depends on that
                 text += " volatile"
             lines.append(text if shard is None else f"{text} {shard.text}")
         lines += [f"{name}.{a}\tthe same as {k}" for a, k in local.aliases.get(name, {}).items()]

@@ -1,9 +1,9 @@
-"""Phase one on the host: the state's bytes go from CPU tensors into an arena slot.
+"""Phase one on the host: copies the state from CPU tensors into a slot of the arena.
 
-Volatile tensors are copied before ``start`` returns. Settled ones are copied by one thread
-while the next forward and backward run, and ``barrier`` keeps the next weight update out
-until it is done. Copies release the GIL and use one core: a second one gains little (20
-against 18 GB/s, measured) and would be taken from training.
+Volatile tensors are copied before ``start`` returns. Settled ones are copied by one thread while
+the next forward and backward passes run; ``fence`` holds the next weight update back until it is
+done. Copies release the GIL and use one core: a second core gains little (20 against 18 GB/s,
+measured) and would be taken from training.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ OnCopied = Callable[[BaseException | None], None]
 
 
 class Copy(NamedTuple):
-    """One tensor and its place: ``num_bytes`` at ``offset`` of the slot, row-major.
+    """One tensor and where its bytes go: ``num_bytes`` at ``offset`` of the slot, row-major.
 
-    A NamedTuple as TensorRef is, and for the same reason.
+    A NamedTuple for the reason that TensorRef is one: it is cheaper to make than a dataclass.
     """
 
     name: str
@@ -41,23 +41,23 @@ class Copy(NamedTuple):
     settled: bool
 
 
-make_copy = tuple.__new__  # what Copy() calls, without the call in between
+make_copy = tuple.__new__  # what Copy() calls; made per tensor while training waits
 
 
 class SnapshotEngine(Protocol):
-    """What the manager asks of phase one, whatever the device."""
+    """Phase one as the pipeline sees it, whatever the device."""
 
     fence_on_device: bool
-    #: Where snapshots of device tensors are taken; may be changed between snapshots.
+    #: Where snapshots of device tensors go; may be changed between snapshots.
     place: SnapshotPlace
-    #: Of the latest complete snapshot, by the device's clock: the whole way to the host, and the
-    #: copy within the device; None where there was none.
+    #: Durations of the latest complete snapshot by the device's clock: of the copy to the host, and
+    #: of the copy within the device. None without such a copy.
     last_copy_s: float | None
     last_device_copy_s: float | None
 
     @property
     def device_wait_s(self) -> float:
-        """How long devices have waited for copies at barriers, as far as it is known yet."""
+        """How long devices have waited at fences, as far as known now."""
         ...
 
     def start(self, copies: Sequence[Copy], slot: Slot, *, on_copied: OnCopied) -> None:
@@ -69,11 +69,11 @@ class SnapshotEngine(Protocol):
         ...
 
     def fence(self, *, timeout_s: float) -> float:
-        """Order the caller's next weight update after the copy; returns the host's wait in s."""
+        """Have the next weight update come after the copy; returns the host's wait in seconds."""
         ...
 
     def wait_copied(self, *, timeout_s: float) -> bool:
-        """Block until no copy is active; False at the deadline."""
+        """Block until no copy is running; False at the deadline."""
         ...
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class HostEngine:
         self.place = SnapshotPlace.HOST
         self._idle = threading.Event()
         self._idle.set()
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self, copies: Sequence[Copy], slot: Slot, *, on_copied: OnCopied) -> None:
@@ -106,10 +106,10 @@ class HostEngine:
             return
         self._idle.clear()
         self._ensure_thread()
-        self._jobs.put(lambda: self._copy_settled(settled, slot, on_copied))
+        self._tasks.put(lambda: self._copy_settled(settled, slot, on_copied))
 
     def fence(self, *, timeout_s: float) -> float:
-        """See SnapshotEngine. On the host the caller itself waits."""
+        """See SnapshotEngine. Here the calling thread waits."""
         if self._idle.is_set():
             return 0.0
         start_s = time.perf_counter()
@@ -127,7 +127,7 @@ class HostEngine:
     def close(self) -> None:
         """See SnapshotEngine."""
         if self._thread is not None:
-            self._jobs.put(None)
+            self._tasks.put(None)
             self._thread.join(_CLOSE_TIMEOUT_S)  # a daemon: one that is stuck ends with us
             self._thread = None
 
@@ -137,8 +137,8 @@ class HostEngine:
             self._thread.start()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
+        while (task := self._tasks.get()) is not None:
+            task()
 
     def _copy_volatile(self, copies: Sequence[Copy], slot: Slot) -> None:
         faults.reach("snapshot.copy_start")
@@ -156,12 +156,12 @@ class HostEngine:
             faults.reach("snapshot.copy_end")
 
         error = _attempted(copy_all)
-        self._idle.set()  # first: the weight update waits for the copy, not for the hand-over
+        self._idle.set()  # before the callback: a weight update waits for the copy only
         on_copied(error)
 
 
 def _attempted(work: Callable[[], None]) -> Exception | None:
-    """Do it, and return rather than raise what went wrong."""
+    """Do ``work`` and return its error, if any, instead of raising it."""
     try:
         work()
     except Exception as error:
@@ -170,7 +170,7 @@ def _attempted(work: Callable[[], None]) -> Exception | None:
 
 
 def copy_to_slot(copy: Copy, slot: Slot) -> None:
-    """Copy one host tensor, row-major, whatever its strides."""
+    """Copy one host tensor into the slot, row-major whatever its strides."""
     source = copy.source
     if copy.num_bytes == 0:
         return
@@ -181,7 +181,7 @@ def copy_to_slot(copy: Copy, slot: Slot) -> None:
 
 
 def view_in_slot(copy: Copy, slot: Slot) -> torch.Tensor:
-    """The slot's bytes of this tensor, as a contiguous host tensor of its dtype and shape."""
+    """This tensor's bytes in the slot, as a contiguous host tensor of its dtype and shape."""
     source = copy.source
     flat = torch.frombuffer(
         slot.memory, dtype=source.dtype, count=source.numel(), offset=copy.offset
@@ -190,7 +190,7 @@ def view_in_slot(copy: Copy, slot: Slot) -> torch.Tensor:
 
 
 def fingerprint(copy: Copy) -> str:
-    """Digest of a tensor's bytes as they are now, row-major; NaN bits count."""
+    """Digest of a tensor's current bytes, row-major; NaNs with different bits differ."""
     if not copy.num_bytes:
         return ""
     live = copy.source.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -198,7 +198,7 @@ def fingerprint(copy: Copy) -> str:
 
 
 def slot_fingerprint(copy: Copy, slot: Slot) -> str:
-    """Digest of what the slot holds for this tensor."""
+    """Digest of this tensor's bytes in the slot."""
     if not copy.num_bytes:
         return ""
     with memoryview(slot.memory) as memory:

@@ -1,9 +1,9 @@
 """The gate in front of every weight update.
 
-An optimizer step pre-hook on each tracked optimizer makes the update wait for the copy of the
-settled state and counts it as an attempt; ``updating()`` does the same for writes that go
-through no hooked ``optimizer.step()``. Belongs to the training thread; in a fork of its process
-updates are counted and wait for nothing, since the copy is the parent's.
+A step pre-hook on each tracked optimizer makes the update wait for the copy of the settled state
+and counts it as an attempt; ``updating()`` does the same for writes that no hook sees. Belongs to
+the training thread. In a fork of the process updates are counted but do not wait, since the copy is
+the parent's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _cuda: Any = torch.cuda  # parts of it have no annotations
 
 
 class UpdateGate:
-    """Counts update attempts and orders each of them after the copy in progress."""
+    """Counts update attempts; each calls ``fence`` first, to come after the copy in progress."""
 
     def __init__(
         self,
@@ -43,21 +43,21 @@ class UpdateGate:
 
     @property
     def attempts(self) -> int:
-        """Updates attempted so far, skipped ones of a GradScaler included."""
+        """Updates attempted so far, including those that a GradScaler skipped."""
         return self._attempts
 
     @property
     def at_boundary(self) -> bool:
-        """True while no update was attempted since the last boundary."""
+        """True if no update was attempted since the last boundary."""
         return self._attempts == self._boundary_attempts
 
     def count(self) -> None:
-        """Count an attempt that may not reach the hook (a GradScaler skips bad steps)."""
+        """Count an attempt that may not reach the hook, as of a step that a GradScaler skips."""
         self._attempts += 1
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Bracket a parameter write that no hook sees."""
+        """Surround a parameter write that no hook sees."""
         if not self._home.is_elsewhere():
             self._fence()
         self._attempts += 1
@@ -67,8 +67,8 @@ class UpdateGate:
     def pass_boundary(self) -> None:
         """Note an iteration boundary.
 
-        Raises StateError when a captured CUDA graph replays updates that nobody announced: the
-        hook ran once, at capture, so only ``updating()`` can order them after a copy.
+        Raises StateError if an update was captured in a CUDA graph and not replayed inside
+        ``updating()``: hooks ran only at the capture, so nothing orders a replay after the copy.
         """
         if self._captured and self._declared == self._boundary_declared:
             raise StateError(

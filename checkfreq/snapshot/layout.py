@@ -1,9 +1,9 @@
-"""Where each tensor's bytes lie: the arena's bytes are the files' bytes.
+"""Where each tensor's bytes lie in a slot, which holds the files exactly as they will be written.
 
-One safetensors file per object, and another for what a rank adds. An image is an 8-byte header
-length and a JSON header padded with spaces to a page, then the tensors, row-major, by decreasing
-element size, so that each is aligned without holes. Images begin at page boundaries of a slot. A
-layout serves every later capture of the same structure.
+There is one safetensors file per object, and one more for what a rank adds to it. A file image is
+an 8-byte header length and a JSON header, padded with spaces to a page, then the tensors,
+row-major, by decreasing element size, so that each is aligned without gaps. Images begin at page
+boundaries. A layout serves all later captures of the same structure.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from checkfreq.state.tensors import DTYPE_NAMES
 from checkfreq.store.parts import file_name
 from checkfreq.types import FileSpec, Json, TensorSpec, round_up_to_page
 
-#: dtype -> its name in a safetensors header. Others are kept as bytes: U8, last dimension
-#: times the element size; the manifest has their dtype and shape.
+#: dtype -> its name in a safetensors header. Other dtypes are stored as U8, with the last dimension
+#: multiplied by the element size; the manifest has their dtype and shape.
 _SAFETENSORS = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16",
     "uint32": "U32", "int32": "I32", "uint64": "U64", "int64": "I64", "float16": "F16",
@@ -35,7 +35,7 @@ _SAFETENSORS = {
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What must not change for a layout to stay valid, per tensor."""
+    """What must not change about a tensor for the layout to stay valid."""
 
     stem: str
     key: str
@@ -57,8 +57,8 @@ class _Shape:
 class StateLayout:
     """The images of all files in a slot of ``total_bytes`` (a multiple of the page).
 
-    ``destinations[i]`` is (slot offset, bytes) of ``captured.tensors[i]``, for every capture
-    that fits, and ``names[i]`` what messages call it.
+    For every capture that fits, ``destinations[i]`` is (slot offset, bytes) of
+    ``captured.tensors[i]``, and ``names[i]`` its name in messages.
     """
 
     files: tuple[FileSpec, ...]
@@ -89,6 +89,7 @@ class StateLayout:
             _Shape(r.stem, r.key, r.tensor.dtype, r.tensor.shape, r.settled)
             for r in captured.tensors
         )
+        # Copied: the layout must not change with the capture.
         aliases_then = {name: dict(names) for name, names in captured.aliases.items()}
         return cls(
             tuple(files),
@@ -124,7 +125,7 @@ class StateLayout:
 def _plan_file(
     name: str, group: list[tuple[int, TensorRef]], aliases: dict[str, str], *, slot_offset: int
 ) -> tuple[FileSpec, bytes, list[int]]:
-    """The file of one object, its header, and which captured tensor each of its tensors is."""
+    """One object's file, its header, and for each of its tensors the index in the capture."""
     group.sort(key=lambda item: -item[1].tensor.element_size())  # stable: order kept otherwise
     begins, end = [], 0
     for _, ref in group:

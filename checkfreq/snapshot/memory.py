@@ -1,6 +1,7 @@
-"""How much host memory this process may still use: the cgroup's limit or the machine's.
+"""How much host memory this process may still use, by the machine and by its cgroups.
 
-No torch. Both cgroup versions are read; a limit that is missing or absurdly high is none.
+No torch. Both versions of cgroups are read. A missing limit does not count; one far above the
+machine's memory has no effect.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ def available_host_bytes(
 ) -> int | None:
     """Return the bytes of host memory still available to this process; None if unknown.
 
-    The smallest of what the machine has available and what each enclosing cgroup leaves.
-    Page cache that the kernel would give back is not counted as used.
+    That is the smallest of what the machine has available and what each enclosing cgroup leaves.
+    Page cache that the kernel would give back does not count as used.
     """
     groups = _own_groups(own)
     candidates = [
@@ -35,7 +36,7 @@ def available_host_bytes(
 
 
 def _own_groups(own: Path) -> list[str]:
-    """Paths of this process's memory cgroup and its ancestors, relative to the mount."""
+    """Paths of this process's memory cgroup and of its ancestors, relative to the mount."""
     try:
         lines = own.read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""How tensors travel in bulk: many small ones packed into one, large strided ones in pieces.
+"""Packs many small tensors into one transfer, and divides large strided ones into pieces.
 
-Pure arithmetic and views, no device. Copies move bits, never numbers: half-precision tensors
-are viewed as integers, since a copy kernel may compute in float32, which rewrites NaNs.
+Arithmetic and views only, no device. Copies must move bits, not numbers: half-precision tensors are
+viewed as integers, since a copy kernel may compute in float32, which changes the bits of NaNs.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from checkfreq.snapshot.engine import Copy
 
-#: Runs begin at a multiple of this, shifted as in the slot, so that every dtype is aligned.
+#: A run begins as far behind a multiple of this as it does in the slot, so every dtype is aligned.
 _ALIGNMENT = 64
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-#: These need no other view: copy kernels have them and move them as they are.
+#: Copy kernels for these move the bits unchanged, so they need no integer view.
 _PLAIN_DTYPES = {
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float32, torch.float64),
@@ -36,7 +36,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where copies lie in a packed buffer: ``begins[i]`` is that of ``copies[i]``."""
+    """Where copies lie in a packed buffer: ``copies[i]`` at ``begins[i]``."""
 
     copies: tuple[Copy, ...]
     begins: tuple[int, ...]
@@ -47,7 +47,7 @@ class Packing:
     def of(cls, copies: Sequence[Copy]) -> Packing:
         """Pack in the order of the slot, so that neighbours there stay neighbours.
 
-        No copy is empty.
+        Copies must not be empty.
         """
         ordered = sorted(copies, key=lambda copy: copy.offset)
         begins: list[int] = []
@@ -72,9 +72,10 @@ def _next_begin(end: int, slot_offset: int) -> int:
 
 
 def target_and_source(copy: Copy, base: Tensor, begin: int) -> tuple[Tensor, Tensor]:
-    """(target, source) of one copy into ``base`` (`[N] uint8`) at ``begin``.
+    """The views of one copy into ``base`` (`[N] uint8`) at ``begin``, as (target, source).
 
-    Contiguous sources come flat, as bits; others as they are, into a row-major target.
+    A contiguous source is viewed as flat bits; any other keeps its shape, and its target is
+    row-major.
     """
     source, room = copy.source, base[begin : begin + copy.num_bytes]
     if is_plain(source):
@@ -87,7 +88,7 @@ def target_and_source(copy: Copy, base: Tensor, begin: int) -> tuple[Tensor, Ten
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether the storage holds the tensor's values in row-major order, bit for bit."""
+    """Whether the storage holds exactly the tensor's bytes in row-major order."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -100,7 +101,7 @@ def _as_bits(tensor: Tensor) -> Tensor:
 def grouped(
     pairs: Sequence[tuple[Tensor, Tensor]],
 ) -> tuple[list[tuple[list[Tensor], list[Tensor]]], list[tuple[Tensor, Tensor]]]:
-    """Pairs that one multi-tensor copy can take, by dtype; and those that go one by one."""
+    """Pairs that one multi-tensor copy can take, by dtype, and the pairs to be copied singly."""
     groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     others = []
     for target, source in pairs:
@@ -114,9 +115,9 @@ def grouped(
 
 
 def row_major_pieces(tensor: Tensor, max_bytes: int) -> Iterator[tuple[int, Tensor]]:
-    """LocalShard a tensor into (offset in bytes, view) that are consecutive in row-major order.
+    """Divide a tensor into (offset in bytes, view) pieces, consecutive in row-major order.
 
-    No piece is larger than ``max_bytes`` (at least one element).
+    No piece is larger than ``max_bytes``, or one element if that is larger.
     """
     num_bytes = tensor.numel() * tensor.element_size()
     if num_bytes <= max_bytes:

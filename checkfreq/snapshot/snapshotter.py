@@ -1,8 +1,8 @@
-"""Takes snapshots: layout, slot and engine brought together.
+"""Takes snapshots: plans the layout, prepares the slot, and has an engine copy into it.
 
-The layout is planned on the first use and again whenever the structure of the state changes;
-a slot learns its layout (the file headers) when it is first used with it. Belongs to the
-training thread.
+The layout is planned at the first boundary and again whenever the structure of the state changes.
+The file headers are written to a slot when it is first used with a layout. Belongs to the training
+thread.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ logger = logging.getLogger(__name__)
 
 
 class SlotListener(Protocol):
-    """Who must know about slots: the worker's client."""
+    """What has to know about slots: the worker's client."""
 
     def forget_slots(self) -> None:
-        """The slots so far are gone; new ones follow."""
+        """All slots were released; new ones follow."""
         ...
 
     def share_slot(self, slot: int, *, fd: int, num_bytes: int) -> None:
-        """Slot ``slot`` is this memory now."""
+        """Slot ``slot`` now is this memory."""
         ...
 
     def lay_out_slot(self, slot: int, files: tuple[FileSpec, ...]) -> None:
-        """Slot ``slot`` is laid out like this now."""
+        """Slot ``slot`` now has this layout."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A slot that holds, or is about to hold, the state at one boundary."""
+    """A slot that holds the state at one boundary, or will once its copies are done."""
 
     slot: Slot
     copies: tuple[Copy, ...]
@@ -65,10 +65,10 @@ class Snapshot:
 
 
 class Snapshotter:
-    """Makes room for the state, then copies it there.
+    """Makes room for the state, then copies it.
 
-    ``choose_engine`` is called at the first boundary, since a model may be moved before, and
-    again if a state that was in host memory has moved to a device since.
+    ``choose_engine`` is called at the first boundary and not earlier, since a model may be moved to
+    a device until then; and again if state that was in host memory has since moved to a device.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Snapshotter:
         self._layout: StateLayout | None = None
         self._latest: Snapshot | None = None
         self._expected: dict[str, str] = {}
-        #: Bytes of state on each device that is no host, as of the last ``make_room``.
+        #: Bytes of state on each accelerator, as of the last ``make_room``.
         self.device_bytes: dict[torch.device, int] = {}
         #: Layouts planned so far.
         self.num_layouts = 0
@@ -104,28 +104,28 @@ class Snapshotter:
 
     @property
     def device_wait_s(self) -> float:
-        """How long devices have waited for copies, as far as it is known yet."""
+        """How long devices have waited for copies, as far as known now."""
         return 0.0 if self._chosen is None else self._chosen.device_wait_s
 
     @property
     def engine(self) -> SnapshotEngine:
-        """What takes the snapshots; chosen now if it was not yet."""
+        """The engine that takes the snapshots; chosen now if it has not been yet."""
         return self._engine()
 
     @property
     def layout_digest(self) -> str:
-        """Tells structures of state apart: names, dtypes and shapes. "" before the first."""
+        """A digest of names, dtypes and shapes; "" before the first layout."""
         layout = self._layout
         if layout is None:
             return ""
         return xxh3_64_hexdigest(b"".join(map(layout.header, range(len(layout.files)))))
 
     def make_room(self, captured: CapturedState) -> bool:
-        """Plan the layout and see to it that slots are large enough.
+        """Plan the layout and make sure that the slots are large enough.
 
         False while slots that are too small are still in use.
         """
-        self._follow(captured)
+        self._follow_to_device(captured)
         layout = self._layout
         if layout is None or not layout.fits(captured):
             layout = StateLayout.plan(captured)
@@ -140,7 +140,7 @@ class Snapshotter:
         return True
 
     def allocate(self, state_bytes: int) -> None:
-        """Allocate slots; they are faulted in in the background."""
+        """Allocate slots; their pages are faulted in by a background thread."""
         self._latest = None
         self._arena.allocate(state_bytes)
         self._listener.forget_slots()
@@ -148,21 +148,21 @@ class Snapshotter:
             self._listener.share_slot(slot.index, fd=slot.fd, num_bytes=slot.num_bytes)
 
     def take(self, captured: CapturedState, slot: Slot, *, on_copied: OnCopied) -> Snapshot:
-        """Begin a snapshot into ``slot``; ``make_room`` came before with the same state."""
+        """Begin a snapshot into ``slot``, after ``make_room`` with the same state."""
         layout = self._layout
         assert layout is not None
         self._prepare(slot, layout)
         with gc_paused():
             copies = _copies(captured, layout)
         snapshot = Snapshot(slot, copies, layout.total_bytes)
-        if self._config.verify_settled:  # else nothing keeps the source tensors after the copy
+        if self._config.verify_settled:  # otherwise the source tensors must not outlive the copy
             self._latest = snapshot
             self._expected = {c.name: fingerprint(c) for c in copies if c.settled}
         self._engine().start(copies, slot, on_copied=on_copied)
         return snapshot
 
     def fence(self) -> float:
-        """Order the next weight update after the copy; returns the host's wait in seconds."""
+        """Have the next weight update come after the copy; returns the host's wait in seconds."""
         if self._chosen is None:
             return 0.0
         return self._chosen.fence(timeout_s=self._config.barrier_timeout_s)
@@ -170,8 +170,8 @@ class Snapshotter:
     def changed_settled(self) -> list[str]:
         """Settled tensors that changed between a snapshot's boundary and the next update.
 
-        Either the live tensor or the copy differs from what it was at the boundary. Empty
-        without ``CFConfig.verify_settled``, and for every later update.
+        Such a tensor, or its copy, differs from what the tensor was at the boundary. Empty without
+        ``CFConfig.verify_settled``, and for all later updates.
         """
         latest, self._latest = self._latest, None
         if latest is None or latest.slot.is_free:
@@ -197,8 +197,8 @@ class Snapshotter:
             self._chosen = self._choose_engine()
         return self._chosen
 
-    def _follow(self, captured: CapturedState) -> None:
-        """The engine for host memory must not meet device tensors."""
+    def _follow_to_device(self, captured: CapturedState) -> None:
+        """Choose again if state has moved to a device: the host engine cannot copy it."""
         if self._engine().fence_on_device or all(r.tensor.is_cpu for r in captured.tensors):
             return
         logger.info("the state has moved to an accelerator: snapshots follow it")
@@ -221,10 +221,10 @@ def engine_for(
     pinner: Pinner | None = None,
     place: SnapshotPlace | None = None,
 ) -> SnapshotEngine:
-    """The engine for what ``chk`` tracks, as it is now; training thread.
+    """The engine for the tensors that ``chk`` tracks now, by where they are.
 
-    ``pinner`` page-locks slots that are not pinned yet. Raises StateError for tensors on a
-    device that no engine can order.
+    ``pinner`` page-locks slots that are not pinned yet. Raises StateError for tensors on a device
+    that no engine supports.
     """
     if not torch.accelerator.is_available():
         return HostEngine()
@@ -251,7 +251,7 @@ def _bytes_by_device(captured: CapturedState, layout: StateLayout) -> dict[torch
 
 
 def _copies(captured: CapturedState, layout: StateLayout) -> tuple[Copy, ...]:
-    """The capture's tensors at the places that the layout, which it fits, has for them."""
+    """The captured tensors with their places in the layout, which they fit."""
     places = zip(layout.names, captured.tensors, layout.destinations, strict=True)
     return tuple(
         [

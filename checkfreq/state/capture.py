@@ -1,8 +1,8 @@
-"""Reading the training state at an iteration boundary.
+"""Reads the training state at an iteration boundary.
 
-``capture`` runs on the training thread at every checkpoint. It has no side effects: it creates
-no optimizer state, waits for no device, draws no random number and copies no tensor. Names are
-resolved to tensors anew each time, since objects rebind their tensors (LBFGS at each step).
+``capture`` runs on the training thread at every checkpoint and has no side effects: it creates no
+optimizer state, waits for no device, draws no random number and copies no tensor. Names are
+resolved to tensors anew each time, since objects rebind their tensors (LBFGS does at each step).
 """
 
 from __future__ import annotations
@@ -39,10 +39,13 @@ def capture(
 ) -> CapturedState:
     """Read everything that ``chk`` tracks; returns the part of it that ``role`` writes.
 
-    ``gradients`` are those that wait for a later update (see ``PendingGradients``).
-    ``fence_on_device``: the next weight update waits on the device, so every host tensor is
-    volatile. Raises StateError naming the path of whatever cannot be kept.
+    ``gradients`` are those that a later update will use (``PendingGradients``).
+    ``fence_on_device``: the next weight update waits on the device and not on the host, so host
+    tensors may change at any time and are volatile. Raises StateError with the path of anything
+    that cannot be kept.
     """
+    # Many small objects are made here, all of them needed: a garbage collection would only cost
+    # time while training waits.
     with gc_paused():
         local = read_local_state(
             chk,
@@ -62,7 +65,7 @@ def read_local_state(
     fence_on_device: bool,
     world: int = 1,
 ) -> LocalState:
-    """The whole state as this process sees it, whoever writes it."""
+    """Read the whole state as this process sees it, whichever rank writes what."""
     collector = StateCollector(trained_ids=chk.trained_ids(), fence_on_device=fence_on_device)
     objects: dict[str, Json] = {}
     spans: dict[str, tuple[int, int]] = {}
@@ -117,7 +120,7 @@ def _position(name: str, position: Mapping[str, Any], collector: StateCollector)
 
 
 def _declare(chk: CFCheckpoint, collector: StateCollector, *, fence_on_device: bool) -> None:
-    """Apply ``settled=`` and ``volatile=``; the longest matching name wins."""
+    """Apply ``settled=`` and ``volatile=``; of several matching names the longest wins."""
     declared = {**dict.fromkeys(chk.settled, True), **dict.fromkeys(chk.volatile, False)}
     unmatched = set(declared)
     for index, matches in _matches(collector, declared):
@@ -131,26 +134,26 @@ def _declare(chk: CFCheckpoint, collector: StateCollector, *, fence_on_device: b
 
 
 def _per_rank_tensors(chk: CFCheckpoint, collector: StateCollector) -> frozenset[tuple[str, str]]:
-    """(object, key) of tensors that differ from rank to rank: found to, or declared."""
+    """(object, key) of tensors that differ from rank to rank, by their kind or as declared."""
     declared = [name for name in chk.per_rank if name not in chk.per_rank_objects]
     if not declared:
         return frozenset(collector.per_rank)
-    unmatched, own = set(declared), set(collector.per_rank)
+    unmatched, found = set(declared), set(collector.per_rank)
     for index, matches in _matches(collector, declared):
         unmatched.difference_update(matches)
         ref = collector.refs[index]
-        own.add((ref.stem, ref.key))
+        found.add((ref.stem, ref.key))
         if index in collector.shards:
             raise StateError(
                 f"per_rank= names {ref.stem}.{ref.key}, which is a DTensor: every rank keeps its "
                 "shard as it is. Leave it out"
             )
     _require_matches(chk, unmatched, "per_rank=")
-    return frozenset(own)
+    return frozenset(found)
 
 
 def _matches(collector: StateCollector, declared: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Every tensor with the declared names that cover it, or one of its tied names."""
+    """(index, declared names) of each tensor that some cover, by its name or by a tied one."""
     other_names = _other_names(collector)
     for index, ref in enumerate(collector.refs):
         names = [ref.key, *other_names.get((ref.stem, ref.key), ())]
@@ -168,12 +171,12 @@ def _other_names(collector: StateCollector) -> dict[tuple[str, str], list[str]]:
 
 
 def covers(declared: str, object_name: str, key: str) -> bool:
-    """Whether a declared name stands for the tensor: its name, or a prefix of it."""
+    """Whether a declared name is the tensor's name or a prefix of it."""
     return f"{object_name}.{key}.".startswith(f"{declared}.")
 
 
 def _require_matches(chk: CFCheckpoint, unmatched: set[str], argument: str) -> None:
-    # Optimizers, scalers and dicts may get the tensor later; a module has all it will have.
+    # Optimizers, scalers and dicts may create the tensor later; a module already has all its own.
     for name in sorted(unmatched):
         if "." in name and chk.adapters[name.partition(".")[0]].kind == "module":
             raise StateError(

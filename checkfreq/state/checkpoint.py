@@ -28,23 +28,23 @@ class CFCheckpoint:
     and of the devices that hold tracked tensors.
 
     ``settled`` and ``volatile`` name objects, tensors or prefixes ("ema", "model.head.weight")
-    whose class differs from the default: a settled tensor is changed by weight updates only,
-    so its copy may overlap with the next forward and backward pass; when in doubt, volatile.
+    that are not what they would be by default. A settled tensor is changed by weight updates only,
+    so its copy may overlap with the next forward and backward pass. When in doubt, volatile.
 
-    ``per_rank`` names what differs from rank to rank where there are several ("meters"): a whole
-    object, or tensors of a module ("model.bn1", a prefix too). Each rank keeps its own. Random
-    generators, iterators' positions, buffers of DistributedDataParallel with
-    ``broadcast_buffers=False`` (if the wrapper itself is tracked) and statistics of batch norms
-    under ``fully_shard`` need not be named. A rank that there was not before keeps its generators
-    and what was named, and takes the first rank's buffers.
+    ``per_rank`` names state that differs from rank to rank ("meters"): a whole object, or tensors
+    of a module ("model.bn1", prefixes too). Each rank saves and restores its own. These need not be
+    named: random generators, iterators' positions, buffers of a tracked DistributedDataParallel
+    with ``broadcast_buffers=False``, statistics of batch norms under ``fully_shard``. A rank that
+    did not exist when the checkpoint was taken keeps its live generators and the state that was
+    named, and takes the first rank's buffers.
 
-    Gradients that a backward pass left for an update after the boundary (groups of batches that go
-    over it) are kept with the tracked optimizer that they wait for, each rank's own, and come back
-    to as many ranks as there were. Sparse ones are not, nor what FSDP2 keeps in places of its own
+    Gradients that wait for an update after the boundary (accumulation across it) are kept for each
+    rank, with the tracked optimizer that will use them, and are restored if there are as many ranks
+    as before. Sparse gradients are not kept, nor are those that FSDP2 accumulates outside ``.grad``
     under ``set_requires_gradient_sync(False)``.
 
-    Of a wrapper that only passes calls on, such as those that accelerate's ``prepare`` returns, the
-    optimizer or scheduler inside is tracked.
+    If a wrapper only passes calls on, as those that accelerate's ``prepare`` returns do, the
+    optimizer or scheduler inside it is tracked.
 
     Raises StateError for an object that has no state to keep, ConfigError for names that
     contradict each other.
@@ -75,12 +75,12 @@ class CFCheckpoint:
 
     @property
     def tracked(self) -> Mapping[str, Any]:
-        """Names and objects, in the order given; of a wrapper, what is inside."""
+        """Names and objects, in the order given; instead of a wrapper, the object inside."""
         return MappingProxyType(self._tracked)
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:
-        """How each tracked object is read and restored."""
+        """The adapter that reads and restores each tracked object."""
         return MappingProxyType(self._adapters)
 
     @property
@@ -90,7 +90,7 @@ class CFCheckpoint:
 
     @property
     def steppers(self) -> dict[str, Optimizer]:
-        """The tracked optimizers as they were given: in a wrapper whose ``step`` decides more."""
+        """The tracked optimizers as given: with their wrappers, whose ``step`` may do more."""
         return {name: self._given[name] for name in self.optimizers}
 
     @property

@@ -1,12 +1,12 @@
 """Python values to JSON and back, exactly, without pickle and without torch.
 
-None, bool, str, finite floats, lists and dicts with string keys are themselves in JSON. What
-JSON lacks is an object whose first key starts with ``$``: ``{"$tuple": [1, 2]}``,
-``{"$float": "inf"}``, ``{"$dict": [[1, "a"]]}``. Types are matched exactly: a subclass (an
-IntEnum, a namedtuple) would come back as something else, so it is refused by name of its path.
+None, bool, str, finite floats, lists and dicts with string keys map to JSON directly. Any other
+type becomes an object whose first key, the tag, starts with ``$``: ``{"$tuple": [1, 2]}``,
+``{"$float": "inf"}``, ``{"$dict": [[1, "a"]]}``. Types are matched exactly: a subclass (an IntEnum,
+a namedtuple) would be decoded as its base, so it is refused, with its path.
 
-Tensors and the like belong to a ``leaf`` function of the caller: on the way out it may turn a
-value into a tagged object, on the way in it sees every tag that this module does not know.
+Tensors are left to a ``leaf`` function of the caller: when encoding, it may turn a value into a
+tagged object; when decoding, it gets every tag that is unknown here.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from typing import Any
 from checkfreq.errors import CheckFreqError, StateError, printable
 from checkfreq.types import Json
 
-#: ``leaf(value, path)``: the tagged object that stands for ``value``, or None to decline.
+#: ``leaf(value, path)``: the tagged object for ``value``, or None to decline.
 EncodeLeaf = Callable[[Any, str], dict[str, Json] | None]
 #: ``leaf(tag, node)``: the value of a tagged object this module does not know.
 DecodeLeaf = Callable[[str, dict[str, Json]], Any]
 
 _SAFE_INT_BITS = 63
-#: Containers within containers. Reading goes three calls deep for each, and Python allows 1000.
+#: Containers within containers. Decoding takes three nested calls for each, of 1000 that Python
+#: allows.
 MAX_DEPTH = 100
-#: What NumPy calls the dtypes of plain values; neither objects nor fields.
+#: NumPy's names of dtypes of plain values, without objects and fields.
 _NUMPY_DTYPE = re.compile(
     r"[<>|=](b1|[iu][1248]|f2|f4|f8|f16|c8|c16|c32|[SUV][0-9]{1,9}"
     r"|[mM]8(\[[0-9]{0,9}[A-Za-z\u03bc]{1,7}\])?)"
@@ -52,9 +53,9 @@ _FACTORY_NAMES = {factory: name for name, factory in _FACTORIES.items()}
 
 
 def encode_tree(value: object, path: str, *, leaf: EncodeLeaf | None = None) -> Json:
-    """JSON for ``value``, whose place is called ``path`` in errors ("optimizer.param_groups[0]").
+    """JSON for ``value``; errors call it ``path`` ("optimizer.param_groups[0]").
 
-    Raises StateError naming the path of the first part that cannot be kept exactly.
+    Raises StateError with the path of the first part that cannot be kept exactly.
     """
     return _Encoder(leaf).encode(value, path)
 
@@ -119,8 +120,7 @@ class _Encoder:
         ]
 
     def members(self, value: Iterable[Any], path: str) -> list[Json]:
-        # Sets iterate in an order that differs between processes: fix one, equal state is
-        # then equal JSON.
+        # The order of a set differs between processes: sorted, equal state is equal JSON.
         return sorted((self.encode(item, f"{path} member") for item in value), key=repr)
 
     def default(self, value: defaultdict[Any, Any], path: str) -> Json:
@@ -169,7 +169,7 @@ def _type_name(value: object) -> str:
 
 
 def _numpy_node(value: Any) -> dict[str, Json] | None:
-    numpy = sys.modules.get("numpy")  # not loaded: then ``value`` cannot be one of its kinds
+    numpy = sys.modules.get("numpy")  # if it is not loaded, ``value`` is none of its types
     if numpy is None:
         return None
     if isinstance(value, numpy.dtype):
@@ -217,8 +217,8 @@ _CONTAINERS: dict[type, Callable[[_Encoder, Any, str], Json]] = {
 def decode_tree(node: Json, *, leaf: DecodeLeaf | None = None) -> Any:
     """The value that ``encode_tree`` was given.
 
-    Raises ValueError if ``node`` is not what ``encode_tree`` makes, or holds a tag of a newer
-    version; of ``leaf`` only our own errors pass.
+    Raises ValueError if ``node`` is not JSON that ``encode_tree`` makes, or has a tag of a newer
+    version. Errors that ``leaf`` raises become ValueError, except checkfreq's own.
     """
     try:
         return _Decoder(leaf).decode(node)
@@ -229,7 +229,7 @@ def decode_tree(node: Json, *, leaf: DecodeLeaf | None = None) -> Any:
         raise ValueError(text) from error
 
 
-#: What JSON of another shape makes the decoders, NumPy and torch raise.
+#: What the decoders, NumPy and torch raise for JSON of an unexpected shape.
 _MALFORMED: tuple[type[Exception], ...] = (
     *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
     struct.error,
@@ -278,7 +278,7 @@ def _decode_numpy(node: dict[str, Json]) -> Any:
 
 
 def _decode_dtype(name: Json) -> Any:
-    """A NumPy dtype, from a closed set: ``numpy.dtype`` makes objects and records of others."""
+    """A NumPy dtype from a closed set: ``numpy.dtype`` would accept objects and records too."""
     import numpy
 
     if not isinstance(name, str) or _NUMPY_DTYPE.fullmatch(name) is None:

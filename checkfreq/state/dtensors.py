@@ -1,7 +1,7 @@
-"""DTensors: the local tensor behind one, and which box of the whole it is.
+"""DTensors: the local tensor of one, and which box of the whole tensor it is.
 
-``torch.distributed.tensor`` is not imported here: whoever holds a DTensor has imported it, and
-everybody else is spared the second that it takes.
+``torch.distributed.tensor`` is not imported before a DTensor is met: code that made one has
+imported it, and other processes save the second that the import takes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from checkfreq.store.boxes import Box
 
 _MODULE = "torch.distributed.tensor"
 
-#: Structures met are few; a run that makes new meshes for ever must not grow for ever.
+#: A run has few structures; one that keeps making new meshes must not grow without bound.
 _MOST_SHARDS = 200_000
 
 
@@ -29,17 +29,17 @@ def is_dtensor(value: object) -> TypeGuard[Tensor]:
 
 
 def tensor_types() -> frozenset[type]:
-    """The types of tensor that state may be made of as they are."""
+    """The tensor types that need no conversion to be kept."""
     module: Any = sys.modules.get(_MODULE)
     kind = getattr(module, "DTensor", None)
     return frozenset((Tensor,) if kind is None else (Tensor, kind))
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """The local tensor of a DTensor; any other tensor as it is.
+    """The local tensor of a DTensor; any other tensor is returned as it is.
 
-    ``to_local()`` would make a node of a graph, or want ``no_grad``: 5 us for each tensor of
-    each capture (2026-11).
+    Not ``to_local()``: it records an autograd node, or needs ``no_grad``, and takes 5 us per tensor
+    and capture (2026-11).
     """
     local: Any = getattr(tensor, "_local_tensor", None)
     if local is None or not is_dtensor(tensor):
@@ -52,10 +52,10 @@ def local_of(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LocalShard:
-    """What part of a DTensor of ``shape`` a rank holds, and who holds what.
+    """Which box of a DTensor of ``shape`` this rank holds, and which ranks hold the same.
 
-    ``replicas`` are the ranks that hold the same box, ``ranks`` all of the mesh and its like;
-    ``text`` says placements and mesh, and is the same on all of them.
+    ``replicas`` are the ranks that hold this box, ``ranks`` all of the mesh and of parallel meshes.
+    ``text`` describes placements and mesh, and is the same on all of those ranks.
     """
 
     shape: tuple[int, ...]
@@ -70,16 +70,16 @@ class LocalShard:
         return self.is_replicated and self.ranks.issuperset(group)
 
     def writer(self, group: tuple[int, ...]) -> int | None:
-        """Who of the group writes this box."""
+        """The rank of the group that writes this box; None if none of them holds it."""
         return next((rank for rank in self.replicas if rank in group), None)
 
 
-#: By mesh, placements and shape: computing one takes 50 us, and a capture asks for them all.
+#: By mesh, placements and shape. Computing one takes 50 us, and a capture needs them all.
 _known_shards: dict[object, LocalShard] = {}
 
 
 def shard_of(tensor: Any, path: str) -> LocalShard:
-    """How a DTensor is cut; StateError, naming ``path``, for one that has no box."""
+    """Which shard of a DTensor this rank holds; StateError with ``path`` if it is no single box."""
     key = (tensor.device_mesh, tensor.placements, tensor.shape)
     shard = _known_shards.get(key)
     if shard is None:
@@ -103,7 +103,7 @@ def _local_shard(tensor: Any, path: str) -> LocalShard:
         size == 1 for size, is_split in zip(mesh.shape, split, strict=True) if is_split
     )
     where = mesh.get_coordinate()
-    everywhere = _all_like(mesh)
+    everywhere = _parallel_ranks(mesh)
     ranks = frozenset(everywhere.flatten().tolist())
     if where is None:
         nothing = Box((0,) * len(shape), (0,) * len(shape))
@@ -113,17 +113,18 @@ def _local_shard(tensor: Any, path: str) -> LocalShard:
     return LocalShard(shape, _box(tensor, path), replicas, ranks, is_replicated, text)
 
 
-def _all_like(mesh: Any) -> Tensor:
-    """Ranks of the mesh and of its likes: all slices of one larger mesh along the same dimensions.
+def _parallel_ranks(mesh: Any) -> Tensor:
+    """Ranks of the mesh and of all meshes parallel to it, shape `[meshes, *mesh]`.
 
-    What lies on one of them, under one name, lies on the others too (tensor parallel within data
-    parallel). One that was not sliced out of another has no like. Shape `[likes, *mesh]`.
+    Parallel meshes are slices of one larger mesh along the same dimensions, such as the tensor
+    parallel meshes under data parallelism: a tensor of one name lies on all of them. A mesh that
+    is no slice has no parallel ones.
     """
     layout, rank_map = getattr(mesh, "_layout", None), getattr(mesh, "_rank_map", None)
     if layout is not None and rank_map is not None:
-        likes: Tensor = layout.remap_to_tensor(rank_map)
-        if likes.shape[1:] == mesh.mesh.shape:
-            return likes
+        parallel: Tensor = layout.remap_to_tensor(rank_map)
+        if parallel.shape[1:] == mesh.mesh.shape:
+            return parallel
     found: Tensor = mesh.mesh.unsqueeze(0)
     return found
 
@@ -140,14 +141,14 @@ def _box(tensor: Any, path: str) -> Box:
 
 
 def split_dims(tensor: Any) -> list[int | None]:
-    """Along each dimension of its mesh, the dimension that a DTensor is split along."""
+    """For each dimension of the mesh, the dimension that the DTensor is split along, or None."""
     return [getattr(placement, "dim", None) for placement in tensor.placements]
 
 
 def empty_split(
     shape: tuple[int, ...], dims: list[int | None], parameter: Any, dtype: torch.dtype
 ) -> Any:
-    """A new DTensor on the parameter's mesh, split along ``dims`` and as the parameter is."""
+    """A new DTensor on the parameter's mesh, split along ``dims`` in the way the parameter is."""
     from torch.distributed.tensor import DTensor, Replicate, Shard, empty
 
     mesh = parameter.device_mesh
@@ -163,7 +164,7 @@ def empty_split(
 
 
 def empty_like(live: Any, dtype: torch.dtype) -> Any:
-    """A new DTensor on the same mesh, with the same placements, without values in it."""
+    """A new DTensor on the same mesh with the same placements; its values are undefined."""
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(

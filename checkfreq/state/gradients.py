@@ -1,15 +1,16 @@
-"""Gradients that wait for a later update: a loop may carry them over a boundary.
+"""Gradients that a later update will use: a loop may accumulate them across a boundary.
 
-They are pending where a backward pass came after the optimizer's last step. A loop that leaves
-``.grad`` as the step found it, and clears it before the next backward pass, has none: at each step
-one gradient of the optimizer is remembered as the witness, by identity and version, and nobody
-writes to it before it is cleared. So a boundary without a checkpoint costs nothing, and one with
-a checkpoint a look at one tensor, or at ``.grad`` of each parameter where the witness is gone.
+Gradients are pending if a backward pass came after the optimizer's last step. Many loops leave
+``.grad`` as it was at the step and clear it before the next backward pass; their gradients are not
+pending. To tell, each step remembers one gradient of the optimizer as a witness, by identity and
+version: unless a backward pass adds to it, it stays the same until it is cleared. So a boundary
+without a checkpoint costs nothing, and one with a checkpoint a look at one tensor, or at ``.grad``
+of all parameters if the witness is gone.
 
-Of two optimizers that step in one iteration, the second one's backward pass may reach the first
-one's parameters (a GAN): those gradients are never applied, so a step makes witnesses for all that
-have stepped since the boundary. Each rank keeps its own: they differ until they are reduced.
-Training thread only.
+If two optimizers step in one iteration, the second one's backward pass may write gradients of the
+first one's parameters (a GAN). Those are never applied, so a step takes new witnesses for all
+optimizers that have stepped since the boundary. Each rank keeps its own gradients, which differ
+until they are reduced. Training thread only.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from checkfreq.types import Json
 
 logger = logging.getLogger(__name__)
 
-#: By name of the optimizer, the number of a parameter and its gradient.
+#: By optimizer, the gradients by number of their parameter.
 Gradients: TypeAlias = Mapping[str, Mapping[int, Tensor]]
 
 #: Parameters, and the gradients they get.
@@ -42,7 +43,7 @@ _Pairs: TypeAlias = list[tuple[Tensor, Tensor]]
 
 
 class _Witness(NamedTuple):
-    """One gradient as an optimizer's step left it; it is not kept alive."""
+    """One gradient as an optimizer's step left it, held by a weak reference."""
 
     parameter: Tensor
     gradient: weakref.ref[Tensor]
@@ -50,7 +51,7 @@ class _Witness(NamedTuple):
 
 
 class PendingGradients:
-    """Tells which gradients of the tracked optimizers no update has used."""
+    """Tells which gradients of the tracked optimizers no update has used yet."""
 
     def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
         self._optimizers = dict(optimizers)
@@ -63,7 +64,7 @@ class PendingGradients:
         ]
 
     def used(self, name: str) -> None:
-        """The optimizer called so has stepped, or a GradScaler skipped it."""
+        """The optimizer ``name`` has stepped, or a GradScaler skipped its step."""
         self._stepped[name] = None
         for stepped in self._stepped:
             self._remember(stepped)
@@ -105,7 +106,7 @@ class PendingGradients:
         self._witnesses[name] = _Witness(found, weakref.ref(local), local._version)
 
     def _is_as_left(self, name: str) -> bool:
-        """Whether the witness is still there and nothing was added to it."""
+        """Whether the witness is still ``.grad`` and nothing was added to it."""
         witness = self._witnesses.get(name)
         if witness is None or witness.parameter.grad is None:
             return False
@@ -141,9 +142,9 @@ def _has_gradient(parameter: Tensor) -> bool:
 
 
 def _any_nonzero(gradients: Iterable[Tensor]) -> bool:
-    """Whether one is not all zeros, as ``zero_grad(set_to_none=False)`` leaves it.
+    """Whether any is not all zeros, which ``zero_grad(set_to_none=False)`` leaves.
 
-    Waits for the device; only where gradients were written to since the last step.
+    Waits for the device, but only in loops that write to gradients between a step and a boundary.
     """
     there = [one for one in gradients if one.numel()]
     if not there:
@@ -159,7 +160,7 @@ def _any_nonzero(gradients: Iterable[Tensor]) -> bool:
 def capture_gradients(
     collector: StateCollector, gradients: Gradients, *, world: int
 ) -> dict[str, Json]:
-    """Add the gradients (of DTensors the local ones) to ``collector``; return the rest as JSON."""
+    """Add the gradients to ``collector`` (of DTensors their local tensors); return JSON."""
     numbers: dict[str, Json] = {}
     for name, found in gradients.items():
         numbers[name] = list(found)
@@ -169,7 +170,7 @@ def capture_gradients(
 
 
 def require_gradient_fields(saved: SavedObject) -> None:
-    """Raise unless what was saved is that of waiting gradients, whatever is live."""
+    """Raise unless the saved fields are those of pending gradients, whatever is live."""
     if type(saved.field("world")) is not int:
         raise saved.corrupt("gradients", "a number of ranks", saved.field("world"))
     for name, numbers in _numbers_of(saved).items():
@@ -180,10 +181,10 @@ def require_gradient_fields(saved: SavedObject) -> None:
 def prepare_gradients(
     optimizers: Mapping[str, Optimizer], saved: SavedObject, findings: Findings, *, world: int
 ) -> Callable[[], None] | None:
-    """A function that sets the gradients of ``optimizers``; it owns its data.
+    """A function that sets the gradients of ``optimizers``, from data of its own.
 
-    It may be called again: what a script cleared or added to meanwhile is put back. None if they
-    cannot be used here; then a note says so.
+    It may be called again, to undo what a script cleared or added in between. None if they cannot
+    be used in this run, which is noted in ``findings``.
     """
     if saved.field("world") != world:
         findings.notes.append(

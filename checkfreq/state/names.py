@@ -1,9 +1,9 @@
 """Canonical names of a module's tensors, and which of them a forward pass may change.
 
-``module.`` of DistributedDataParallel and DataParallel and ``_orig_mod.`` of torch.compile's
-wrapper are dropped wherever those wrappers sit; a user's own submodule called ``module`` and
-AveragedModel's keep their names. An index is built once and checked at every capture (one
-dict comparison per module); tensors are never remembered.
+Names are those of ``state_dict()`` without ``module.`` of DistributedDataParallel and DataParallel
+and ``_orig_mod.`` of torch.compile, wherever those wrappers are. A submodule of the user's that is
+called ``module`` keeps its name, as AveragedModel's does. The index is built once and checked at
+every capture (one dict comparison per module); it holds no tensors.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ EXTRA_STATE = "_extra_state"
 class Node:
     """One module at one place in the tree.
 
-    ``raw`` and ``canonical`` are its prefixes ("" or ending in a dot) in state_dict() and in
-    the file; ``averaged``: it lies inside an AveragedModel; ``per_rank_buffers``: nothing makes its
+    ``raw`` and ``canonical`` are its prefixes ("" or ending in a dot) in state_dict() and in the
+    file. ``averaged``: it is inside an AveragedModel. ``per_rank_buffers``: nothing makes its
     buffers equal on all ranks.
     """
 
@@ -53,9 +53,10 @@ class Node:
 
     @property
     def weights_settled(self) -> bool:
-        """False if a forward pass, or no optimizer, may change parameters here.
+        """False if parameters here may change other than by an optimizer's step.
 
-        An embedding with ``max_norm`` rescales the rows it looks up.
+        An AveragedModel updates its own; an embedding with ``max_norm`` rescales the rows that a
+        forward pass looks up.
         """
         return not (self.averaged or (self.embeds and self.module.max_norm is not None))
 
@@ -76,10 +77,10 @@ class ModuleIndex:
         self._custom = any(_saves_its_own_way(node.module) for node in self.nodes)
 
     def refresh(self) -> None:
-        """Rebuild if a submodule was added, removed, replaced or given another class since.
+        """Rebuild if a submodule has been added, removed, replaced or given a different class.
 
-        Fully sharded modules drop what they gathered, so that their parameters are the shards;
-        those context the tree do, too, if only a part of a model is tracked.
+        Fully sharded modules free the parameters that they gathered, so that only shards are read;
+        if a part of a model is tracked, the modules around it do so too.
         """
         if self._num_sharders != num_sharders() or any(map(_has_changed, self.nodes)):
             self._rebuild()
@@ -88,7 +89,7 @@ class ModuleIndex:
 
     @property
     def saves_its_own_way(self) -> bool:
-        """True if only ``state_dict()`` knows the state: hooks or an override are in the tree."""
+        """True if only ``state_dict()`` knows the state, because of hooks or an override."""
         return self._custom or any(
             _of_users(node.module._state_dict_hooks) or _of_users(node.module._state_dict_pre_hooks)
             for node in self.nodes
@@ -129,14 +130,14 @@ def _canonical(raw_name: str, prefixes: dict[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """What the modules context a module mean for it."""
+    """What the modules around a module mean for it."""
 
     averaged: bool = False
     sharded: bool = False
     per_rank_buffers: bool = False
 
     def inside(self, module: nn.Module) -> _Context:
-        """With those of ``module`` itself."""
+        """The context of the children of ``module``, and of its own tensors."""
         return _Context(
             self.averaged or isinstance(module, AveragedModel),
             self.sharded or is_fully_sharded(module),
@@ -147,7 +148,7 @@ class _Context:
     def has_per_rank_buffers(self, module: nn.Module) -> bool:
         """Whether the buffers of ``module`` differ from rank to rank.
 
-        Batch norms learn statistics of what their rank has seen. DistributedDataParallel
+        Batch norms collect statistics of the batches of their rank. DistributedDataParallel
         broadcasts them unless told otherwise, ``fully_shard`` never does.
         """
         learns = isinstance(module, _NormBase) and not isinstance(module, nn.SyncBatchNorm)
@@ -155,7 +156,7 @@ class _Context:
 
 
 def _of_users(hooks: Mapping[int, Any]) -> bool:
-    """Whether any of the hooks is not of ``fully_shard``: those only do what ``refresh`` does."""
+    """Whether any hook is not one of ``fully_shard``, which only do what ``refresh`` does."""
     return any(
         not getattr(hook, "__module__", "").startswith("torch.distributed.fsdp._fully_shard.")
         for hook in hooks.values()
@@ -183,7 +184,7 @@ def _walk(module: nn.Module, raw: str, canonical: str, context: _Context) -> Ite
 
 
 def _wrapped_child(module: nn.Module) -> str | None:
-    """Name under which a transparent wrapper holds the module it wraps."""
+    """The name under which a transparent wrapper holds the module that it wraps."""
     if isinstance(module, DistributedDataParallel | DataParallel):
         return "module"
     if isinstance(module, _compiled_module_type()):
@@ -192,7 +193,7 @@ def _wrapped_child(module: nn.Module) -> str | None:
 
 
 def _compiled_module_type() -> type | tuple[()]:
-    """OptimizedModule, without importing the compiler (seconds) when nothing was compiled."""
+    """OptimizedModule; () if nothing was compiled, as importing the compiler takes seconds."""
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
     kind: type | tuple[()] = frames.OptimizedModule if frames is not None else ()
     return kind
@@ -220,7 +221,7 @@ def _loads_its_own_way(module: nn.Module) -> bool:
 
 
 def persistent_tensors(node: Node) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """(name, tensor, is a parameter) of what ``state_dict()`` would hold of one module."""
+    """(name, tensor, is a parameter) of one module's own tensors in ``state_dict()``."""
     module = node.module
     for own, parameter in module._parameters.items():
         if parameter is not None:

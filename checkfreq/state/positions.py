@@ -1,9 +1,9 @@
-"""The iterators of a run: whose positions go into every checkpoint, and come back from one.
+"""The iterators of a run, whose positions every checkpoint holds.
 
-Each rank saves the positions of its own iterators. A restore has what all saved ranks wrote, and
-lets an iterator that can (``merged_state``) make one of them. Positions whose iterator never came
-are carried on from checkpoint to checkpoint, by the leader alone and as they were found, for all
-ranks together: however many ranks take over from it, none gets lost or counted twice.
+Each rank saves the positions of its own iterators. A restore gets the positions that all ranks
+saved, and lets an iterator that has ``merged_state`` merge them. Positions whose iterator is not
+registered in this run are carried over into its checkpoints. Only the leader does that, for all
+ranks and unchanged, so that none is lost or counted twice whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Protocol, TypeAlias
 from checkfreq.errors import ConfigError
 from checkfreq.types import Role
 
-#: What the saved ranks wrote under one name, in their order; None: nothing.
+#: The positions that each rank saved under one name, in the order of ranks; None: it saved none.
 RankStates: TypeAlias = Sequence[dict[str, Any] | None]
 
-#: The key of a position that stands for the ones of several ranks, carried on.
+#: The key of a position that holds those of several ranks, carried over.
 CARRIED = "$carried"
 
 
@@ -30,7 +30,7 @@ class PositionSource(Protocol):
 
 
 class Positions:
-    """Registered iterators by name, and restored positions that wait for theirs."""
+    """Registered iterators by name, and restored positions whose iterator is not yet registered."""
 
     def __init__(self, role: Role = Role()) -> None:
         self._role = role
@@ -38,7 +38,7 @@ class Positions:
         self._waiting: dict[str, list[dict[str, Any] | None]] = {}
 
     def register(self, name: str, source: PositionSource) -> None:
-        """Add an iterator and give it the position that waits for it.
+        """Add an iterator and give it its restored position, if there is one.
 
         Raises ConfigError for a name in use, or a second iterator that marks steps.
         """
@@ -56,12 +56,15 @@ class Positions:
         self._sources[name] = source
 
     def read(self) -> dict[str, dict[str, Any]]:
-        """Every position of this rank now, and those that it carries on."""
+        """All current positions of this rank, and those that it carries over."""
         live = {name: source.state_dict() for name, source in self._sources.items()}
         return {**self._carried(), **live}
 
     def _carried(self) -> dict[str, dict[str, Any]]:
-        """Of one rank as it was; of several in one, which any of their own takes precedence of."""
+        """A single rank's position unchanged; those of several ranks in one.
+
+        A position that a rank saved itself takes precedence when it is restored.
+        """
         if not self._role.leads:
             return {}
         carried: dict[str, dict[str, Any]] = {}
@@ -71,16 +74,16 @@ class Positions:
         return carried
 
     def layouts(self) -> dict[str, Any]:
-        """Batch sizes, workers and the like, of every iterator that says."""
+        """Batch size, workers and the like of each iterator, if its state has them."""
         return {name: state.get("layout") for name, state in self.read().items()}
 
     def restore(self, positions: Mapping[str, RankStates | dict[str, Any]]) -> Callable[[], None]:
         """Give each iterator its position, now or when it registers; returns what undoes it.
 
-        ``positions`` holds what the saved ranks wrote, in their order (one rank's: as it is). An
-        iterator with ``merged_state`` gets what that makes of them, any other what this rank had
-        saved, and on a rank that was not there what the first one had.
-        An iterator that refuses its position raises, and those before it are put back.
+        ``positions`` holds what each rank saved, in the order of ranks (of one rank, its position
+        itself). An iterator with ``merged_state`` gets what that returns, any other the position
+        that this rank saved or, on a new rank, the first rank's. If an iterator refuses its
+        position, the positions set before it are put back and its error is raised.
         """
         earlier: dict[str, dict[str, Any]] = {}
         waiting = dict(self._waiting)
@@ -115,7 +118,7 @@ class Positions:
     def _state_for(
         self, source: PositionSource, states: list[dict[str, Any] | None]
     ) -> dict[str, Any]:
-        """What this rank's ``source`` continues from."""
+        """The position that this rank's ``source`` continues from."""
         saved = [state for state in states if state is not None]
         merge = getattr(source, "merged_state", None)
         merged: dict[str, Any] | None = merge(saved) if merge is not None else None
@@ -125,25 +128,25 @@ class Positions:
         return saved[0] if own is None else own
 
     def using_batch(self) -> str | None:
-        """The name of an iterator whose batch is being used, if there is one."""
+        """The name of an iterator whose batch is in use, or None."""
         using = (n for n, s in self._sources.items() if getattr(s, "is_using_batch", False))
         return next(using, None)
 
     def finish(self) -> None:
-        """Have each iterator pass the boundary it still owes."""
+        """Have each iterator pass the boundary that is still due."""
         for source in self._sources.values():
             source.finish()
 
 
 def by_name(found: Mapping[int, Mapping[str, dict[str, Any]]]) -> dict[str, RankStates]:
-    """What ``restore`` takes, from the positions that each rank saved by name."""
+    """The argument of ``restore``, from what each rank saved by name."""
     names = {name: None for positions in found.values() for name in positions}
     ranks = range(max(found, default=-1) + 1)
     return {name: [found.get(rank, {}).get(name) for rank in ranks] for name in names}
 
 
 def _unpacked(states: RankStates | dict[str, Any]) -> list[dict[str, Any] | None]:
-    """By rank, with what was carried on for all of them; not if a rank had an iterator for it."""
+    """Positions by rank; one carried over counts only if no rank saved a position of its own."""
     by_rank = [states] if isinstance(states, dict) else list(states)
     carried = [state[CARRIED] for state in by_rank if state is not None and CARRIED in state]
     own = [None if state is not None and CARRIED in state else state for state in by_rank]

@@ -1,6 +1,6 @@
-"""Who shards a module or an optimizer: ``fully_shard``, which is understood, or what is not.
+"""Recognises sharded modules and optimizers: ``fully_shard`` is supported, other ways are refused.
 
-Nothing of ``torch.distributed`` is imported here: who shards has imported it.
+Nothing of ``torch.distributed`` is imported here: code that shards has imported it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def is_fully_sharded(module: nn.Module) -> bool:
 
 
 def num_sharders() -> int:
-    """How many modules something like ``fully_shard`` was applied to, in all of the process."""
+    """How many modules ``fully_shard`` or the like was applied to, in the whole process."""
     return len(_sharders())
 
 
 def owners_of(module: nn.Module) -> list[nn.Module]:
-    """The fully sharded modules that ``module`` lies in: they shard and gather its parameters."""
+    """The fully sharded modules around ``module``, which shard and gather its parameters."""
     return [
         owner
         for owner in list(_sharders())
@@ -42,7 +42,7 @@ def _sharders() -> Any:
 
 
 def require_shards_that_are_known(path: str, modules: Iterable[nn.Module]) -> None:
-    """Raise StateError for modules whose parameters are parts of flat ones."""
+    """Raise StateError for modules whose parameters are parts of flattened ones (FSDP1)."""
     if not _may_be_flat():
         return
     for module in modules:
@@ -55,20 +55,20 @@ def require_shards_that_are_known(path: str, modules: Iterable[nn.Module]) -> No
 def require_optimizer_that_is_known(
     path: str, optimizer: Optimizer, parameters: Iterable[Tensor]
 ) -> None:
-    """Raise StateError for an optimizer of which each rank has a part that does not say so."""
+    """Raise StateError for an optimizer that is divided among ranks without a record of how."""
     where = "torch.distributed.optim.zero_redundancy_optimizer"
     if _is_a(optimizer, where, "ZeroRedundancyOptimizer") and _is_one_of_many():
         raise StateError(
-            f"{path}: a ZeroRedundancyOptimizer keeps another part of the state on each rank, and "
-            "no record of which; use fully_shard, which shards the optimizer's state too"
+            f"{path}: a ZeroRedundancyOptimizer keeps a different part of the state on each rank, "
+            "without a record of which; use fully_shard, which shards the optimizer's state too"
         )
     if _may_be_flat() and any(map(_is_flat, parameters)):
         raise StateError(f"{path}: {_FLAT}")
 
 
 _FLAT = (
-    "FullyShardedDataParallel keeps another part of flattened parameters on each rank, and no "
-    "record of which; use fully_shard of torch.distributed.fsdp instead"
+    "FullyShardedDataParallel keeps a different part of flattened parameters on each rank, without "
+    "a record of which; use fully_shard of torch.distributed.fsdp instead"
 )
 
 

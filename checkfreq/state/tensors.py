@@ -1,8 +1,7 @@
-"""What a tensor must be to be kept, and how tensors appear inside JSON trees.
+"""Which tensors can be kept, and how tensors appear inside JSON trees.
 
-``{"$tensor": key}`` stands for the tensor ``key`` of the object's file. A NumPy array that
-torch can represent is kept as a tensor too, tagged ``$ndarray``, so that arrays never swell
-the manifest.
+``{"$tensor": key}`` stands for the tensor ``key`` of the object's file. A NumPy array that torch
+can represent is kept as a tensor too, tagged ``$ndarray``, so that it does not bloat the manifest.
 """
 
 from __future__ import annotations
@@ -39,7 +38,8 @@ def _named(kind: type) -> dict[str, Any]:
     return {str(value).removeprefix("torch."): value for value in found}
 
 
-#: All that a tag can name: a checkpoint chooses among these, and never looks anything up.
+#: All constants that a tag can name. Nothing in a checkpoint is looked up in a module: it may be
+#: forged.
 _CONSTANTS: dict[str, dict[str, Any]] = {
     "$torch.dtype": _named(torch.dtype),
     "$torch.memory_format": _named(torch.memory_format),
@@ -47,7 +47,7 @@ _CONSTANTS: dict[str, dict[str, Any]] = {
 }
 
 _DEVICE = re.compile(r"([a-z][a-z0-9_]{0,31})(?::(0|[1-9][0-9]{0,3}))?")
-#: As torch lists them; a backend of a user's own adds its name at run time.
+#: As torch lists them; a custom backend adds its name at run time.
 _DEVICE_TYPES = frozenset(
     (
         *("cpu", "cuda", "ipu", "xpu", "mkldnn", "opengl", "opencl", "ideep", "hip", "ve", "fpga"),
@@ -62,7 +62,7 @@ _NUMPY_DTYPES = {
 }
 
 
-#: In the place of a device: where the parameter is that the tensor belongs to.
+#: Recorded instead of a device: the device of the parameter that the tensor belongs to.
 ON_PARAMETER = "parameter"
 
 #: Parameters and buffers that have no shape before the first forward pass.
@@ -73,7 +73,7 @@ LAZY: tuple[type, ...] = (
 
 
 def is_ordinary(tensor: Tensor) -> bool:
-    """True if a tensor can be kept as it is; the fast half of :func:`detached`."""
+    """True if a tensor can be kept as it is; the fast check before :func:`detached`."""
     return (
         type(tensor) in _PLAIN
         and tensor.dtype in DTYPE_NAMES
@@ -83,9 +83,9 @@ def is_ordinary(tensor: Tensor) -> bool:
 
 
 def detached(tensor: Tensor, path: str) -> Tensor:
-    """``tensor`` without its graph, on the same storage.
+    """``tensor`` without its autograd graph, on the same storage.
 
-    Raises StateError, naming ``path``, for a tensor whose bytes alone do not say what it is.
+    Raises StateError, with ``path``, for a tensor that is more than its bytes, dtype and shape.
     """
     if is_ordinary(tensor):
         return tensor.detach()
@@ -96,7 +96,7 @@ def detached(tensor: Tensor, path: str) -> Tensor:
 
 
 def require_memory(path: str, live: Tensor) -> None:
-    """Raise StateError, naming ``path``, for a live tensor that nothing can be loaded into."""
+    """Raise StateError, with ``path``, for a live tensor that has no memory to load into."""
     if live.is_meta:
         raise StateError(
             f"{path}: a tensor on the meta device has no memory to restore into; call to_empty() "
@@ -125,7 +125,10 @@ def _problem(tensor: Tensor) -> str | None:
 def encode_torch(
     value: Any, path: str, add: Callable[[Tensor, str], str]
 ) -> dict[str, Json] | None:
-    """Tagged object of a torch value or NumPy array; ``add`` keeps a tensor and returns its key."""
+    """The tagged object for a torch value or NumPy array; None for other values.
+
+    ``add(tensor, path)`` keeps a tensor and returns its key.
+    """
     if isinstance(value, Tensor):
         node: dict[str, Json] = {"$tensor": add(value, path)}
         if not value.is_cpu:
@@ -156,15 +159,15 @@ def _encode_array(
 def _array_as_tensor(array: Any) -> Tensor:
     if any(stride < 0 for stride in array.strides):
         array = array.copy()
-    with warnings.catch_warnings():  # the tensor is only read: a read-only array is as good
+    with warnings.catch_warnings():  # torch warns of read-only arrays; the tensor is only read
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)
 
 
 def decode_torch(tag: str, node: dict[str, Json], tensor: Callable[[str, str], Tensor]) -> Any:
-    """Value of a tag of :func:`encode_torch`; ``tensor(key, device)`` gives an owned tensor.
+    """The value of a tagged object; ``tensor(key, device)`` returns a tensor of the caller's own.
 
-    Raises ValueError, or a KeyError or TypeError, for what :func:`encode_torch` does not write.
+    Raises ValueError, KeyError or TypeError for JSON that :func:`encode_torch` does not write.
     """
     if tag == "$tensor":
         device = node.get("device", "cpu")
@@ -184,7 +187,7 @@ def decode_torch(tag: str, node: dict[str, Json], tensor: Callable[[str, str], T
 
 
 def sizes_of(value: Json) -> tuple[int, ...]:
-    """A shape; ValueError for any other JSON, and for one that no tensor can have."""
+    """A shape; ValueError for any other JSON, and for a shape that no tensor can have."""
     if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
         raise ValueError("expected a list of sizes")
     if math.prod(max(size, 1) for size in value) >= 2**63:
@@ -199,8 +202,8 @@ def _key(value: Json) -> str:
 
 
 def is_device(name: Json) -> bool:
-    """Whether it is ``cpu``, ``cuda:1`` or the like, of this process or of another."""
-    if name == "cpu":  # of nearly every tensor
+    """Whether it is ``cpu``, ``cuda:1`` or the like, whether or not this process has it."""
+    if name == "cpu":  # nearly always
         return True
     match = _DEVICE.fullmatch(name) if isinstance(name, str) else None
     if match is None:
@@ -216,7 +219,7 @@ def _require_device(name: Json) -> None:
 def _device(name: str) -> torch.device:
     try:
         return torch.device(name)
-    except RuntimeError:  # of a backend that is not loaded
+    except RuntimeError:  # its backend is not loaded
         raise ValueError(f"this process knows no device {name!r}") from None
 
 

@@ -1,6 +1,6 @@
-"""Wrappers around an optimizer or a scheduler, as accelerate makes them: what is inside is tracked.
+"""Wrappers around an optimizer or a scheduler, such as accelerate's: the object inside is tracked.
 
-A wrapper is seen through only if its state is that of what it wraps: one with state of its own,
+This is done only if the wrapper's state is that of the object inside: a wrapper with more state,
 such as the slow weights of a look-ahead optimizer, would lose it.
 """
 
@@ -17,8 +17,8 @@ from checkfreq.errors import StateError
 def unwrapped(name: str, value: Any) -> Any:
     """``value``, or the torch optimizer or scheduler that it only passes calls on to.
 
-    Raises StateError for a class of optimizer that was never initialised as one, and whose state
-    is not that of an optimizer inside.
+    Raises StateError for an Optimizer that was never initialised as one and does not wrap one with
+    the same state.
     """
     if isinstance(value, Optimizer):
         return value if _is_initialised(value) else _inner_optimizer(name, value)
@@ -28,9 +28,9 @@ def unwrapped(name: str, value: Any) -> Any:
 
 
 def was_skipped(wrapper: Any) -> bool:
-    """Whether the GradScaler inside (accelerate's) left out the step that was just asked for."""
+    """Whether the GradScaler inside accelerate's wrapper skipped the latest step."""
     gradients = getattr(wrapper, "gradient_state", None)
-    asked = getattr(gradients, "sync_gradients", True)  # else batches are being accumulated
+    asked = getattr(gradients, "sync_gradients", True)  # False while gradients accumulate
     return bool(asked and getattr(wrapper, "step_was_skipped", False))
 
 
@@ -53,7 +53,7 @@ def _is_initialised(optimizer: Optimizer) -> bool:
 
 
 def _passes_on(wrapper: Any, inner: Any) -> bool:
-    """Whether both have one state: the same entries, and of an optimizer the same objects."""
+    """Whether both have the same state: equal entries and, for an optimizer, the same objects."""
     outer_state, inner_state = wrapper.state_dict(), inner.state_dict()
     if not isinstance(outer_state, dict) or outer_state.keys() != inner_state.keys():
         return False

@@ -130,7 +130,7 @@ def test_volatile_state_is_that_of_the_boundary_under_load(
 
 
 @PLACES
-def test_an_update_behind_the_barrier_comes_after_the_copy(
+def test_an_update_behind_the_fence_comes_after_the_copy(
     bench: Bench, place: SnapshotPlace
 ) -> None:
     weights = [torch.zeros(LARGE, device="cuda") for _ in range(16)]
@@ -148,7 +148,7 @@ def test_an_update_behind_the_barrier_comes_after_the_copy(
 
 
 @PLACES
-def test_neither_start_nor_barrier_waits_for_the_device(bench: Bench, place: SnapshotPlace) -> None:
+def test_neither_start_nor_fence_waits_for_the_device(bench: Bench, place: SnapshotPlace) -> None:
     tensors = {
         "large": (torch.ones(LARGE, device="cuda"), True),
         "small": (torch.ones(10, device="cuda"), True),

@@ -182,7 +182,7 @@ def test_replays_inside_updating_are_ordered_after_the_copy(tmp_path: Path) -> N
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, capturable=True)
     boundaries = Boundaries(tmp_path, model=model, optimizer=optimizer)
     batch = images()
-    # A replay is forward, backward and update at once: its writes all come after the barrier.
+    # A replay is forward, backward and update at once: its writes all come after the fence.
     with manager_of(tmp_path, CFCheckpoint(model=model, optimizer=optimizer)) as manager:
         graph = captured_step(model, optimizer, batch)
         for step in range(12):

@@ -130,7 +130,7 @@ def test_digests_of_device_tensors_come_when_the_device_is_done_and_nobody_waits
     busy: Any = Busy()
     values = ValueDigests({"d": "as it is"})
     sums = {"d.x": torch.tensor(5), "d.y": torch.tensor(-7)}
-    values.queue({torch.device("cuda", 0): sums}, busy)
+    values.fetch_later({torch.device("cuda", 0): sums}, busy)
     assert values.digest() is None
     assert values.found == {"d": "as it is"}
     busy.work()

@@ -103,7 +103,7 @@ class Recorder:
         self.engine.start(copies, slot, on_copied=on_copied)
 
     def update(self, names: Sequence[str], value: float) -> None:
-        """A weight update behind the barrier."""
+        """A weight update behind the fence."""
         assert self.engine.fence(timeout_s=0.0) == 0.0
         for name in names:
             self.state.write(name, value)
@@ -300,11 +300,11 @@ def test_storage_freed_under_its_references_is_not_reused_while_it_is_copied(
     recorder.finish()
 
 
-# ---- the barrier
+# ---- the fence
 
 
 @PLACES
-def test_the_barrier_holds_the_update_back_but_not_the_host(
+def test_the_fence_holds_the_update_back_but_not_the_host(
     fake: FakeDevice, recorder: Recorder, place: SnapshotPlace
 ) -> None:
     recorder.take(place)
@@ -343,7 +343,7 @@ def test_an_update_on_another_stream_waits_too() -> None:
         recorder.finish()
 
 
-def test_the_barrier_touches_no_device_before_the_first_snapshot(fake: FakeDevice) -> None:
+def test_the_fence_touches_no_device_before_the_first_snapshot(fake: FakeDevice) -> None:
     engine = DeviceEngine(fake, helper=fake.helper)
     assert engine.fence(timeout_s=0.0) == 0.0
     assert fake.num_calls == 0

@@ -63,7 +63,7 @@ def copy_of(tensor: torch.Tensor, offset: int = 0, *, settled: bool) -> Copy:
 
 
 @pytest.fixture
-def local_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The copy thread waits before settled tensors until this path exists."""
     gate = tmp_path / "gate"
     monkeypatch.setenv("CHECKFREQ_FAULT", f"snapshot.copy_settled:pause-{gate}:*")
@@ -75,7 +75,7 @@ def local_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 
 def let_go_once_waited_for(engine: HostEngine, gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open ``gate`` from inside the wait: before it, the copy could end before the barrier."""
+    """Open ``gate`` from inside the wait: before it, the copy could end before the fence."""
     wait = engine._idle.wait
 
     def waited(timeout: float | None = None) -> bool:
@@ -110,7 +110,7 @@ def test_without_settled_tensors_it_is_over_when_start_returns(
     assert engine.wait_copied(timeout_s=0.0)
 
 
-def test_a_barrier_at_its_deadline_is_a_snapshot_error(
+def test_a_fence_at_its_deadline_is_a_snapshot_error(
     engine: HostEngine, slot: Slot, held: Path
 ) -> None:
     engine.start([copy_of(torch.ones(4), settled=True)], slot, on_copied=Outcome())

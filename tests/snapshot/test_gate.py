@@ -9,7 +9,7 @@ from checkfreq.errors import StateError
 from checkfreq.snapshot.gate import UpdateGate
 
 
-class Barrier:
+class Fence:
     """Notes what the parameter was each time it was asked to wait."""
 
     def __init__(self, parameter: torch.Tensor) -> None:
@@ -27,12 +27,12 @@ def parameter() -> torch.nn.Parameter:
     return parameter
 
 
-def test_a_step_comes_after_the_barrier_and_counts_once(parameter: torch.nn.Parameter) -> None:
-    optimizer, barrier = torch.optim.SGD([parameter], lr=1.0), Barrier(parameter)
-    gate = UpdateGate({"optimizer": optimizer}, fence=barrier)
+def test_a_step_comes_after_the_fence_and_counts_once(parameter: torch.nn.Parameter) -> None:
+    optimizer, fence = torch.optim.SGD([parameter], lr=1.0), Fence(parameter)
+    gate = UpdateGate({"optimizer": optimizer}, fence=fence)
     assert gate.at_boundary
     optimizer.step()
-    assert barrier.seen == [1.0]
+    assert fence.seen == [1.0]
     assert parameter.item() == 0.0
     assert gate.attempts == 1
     assert not gate.at_boundary
@@ -40,7 +40,7 @@ def test_a_step_comes_after_the_barrier_and_counts_once(parameter: torch.nn.Para
     assert gate.at_boundary
 
 
-def test_a_barrier_that_raises_keeps_the_update_out(parameter: torch.nn.Parameter) -> None:
+def test_a_fence_that_raises_keeps_the_update_out(parameter: torch.nn.Parameter) -> None:
     def refuse() -> None:
         raise StateError("no")
 
@@ -62,11 +62,11 @@ def test_each_optimizers_step_is_an_attempt(parameter: torch.nn.Parameter) -> No
 
 
 def test_updating_waits_first_and_counts(parameter: torch.nn.Parameter) -> None:
-    barrier = Barrier(parameter)
-    gate = UpdateGate({}, fence=barrier)
+    fence = Fence(parameter)
+    gate = UpdateGate({}, fence=fence)
     with gate.updating(), torch.no_grad():
         parameter.fill_(5.0)
-    assert barrier.seen == [1.0]
+    assert fence.seen == [1.0]
     assert gate.attempts == 1
 
 
@@ -74,13 +74,13 @@ def test_replays_of_a_captured_step_need_updating(
     parameter: torch.nn.Parameter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch says that a graph is being captured: the hook waits for nothing and remembers."""
-    optimizer, barrier = torch.optim.SGD([parameter], lr=1.0), Barrier(parameter)
-    gate = UpdateGate({"optimizer": optimizer}, fence=barrier)
+    optimizer, fence = torch.optim.SGD([parameter], lr=1.0), Fence(parameter)
+    gate = UpdateGate({"optimizer": optimizer}, fence=fence)
     with monkeypatch.context() as capturing:
         capturing.setattr(torch.cuda, "is_initialized", lambda: True)
         capturing.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         optimizer.step()
-    assert barrier.seen == []
+    assert fence.seen == []
     assert gate.attempts == 0
     with pytest.raises(StateError, match=r"with cf_manager\.updating\(\): graph\.replay\(\)"):
         gate.pass_boundary()

@@ -59,7 +59,7 @@ def _raise(error: BaseException | None) -> None:
         raise error
 
 
-def local_part(snapshot: Snapshot, name: str) -> bytes:
+def bytes_in_slot(snapshot: Snapshot, name: str) -> bytes:
     """The bytes that the slot has for a tensor."""
     (copy,) = (copy for copy in snapshot.copies if copy.name == name)
     slot: Slot = snapshot.slot
@@ -94,8 +94,8 @@ def test_tensors_are_those_of_the_boundary_also_if_other_ones_took_their_place(
     model.weight = nn.Parameter(torch.full((2, 3), 5.0))
     model.bias.data = torch.full((2,), 7.0)
     snapshot = shots.take()
-    assert local_part(snapshot, "model.weight") == model.weight.detach().numpy().tobytes()
-    assert local_part(snapshot, "model.bias") == model.bias.detach().numpy().tobytes()
+    assert bytes_in_slot(snapshot, "model.weight") == model.weight.detach().numpy().tobytes()
+    assert bytes_in_slot(snapshot, "model.bias") == model.bias.detach().numpy().tobytes()
     assert shots.snapshotter.num_layouts == 1
 
 
@@ -105,7 +105,7 @@ def test_another_structure_has_names_and_places_of_its_own(shots: Shots, model: 
     model.register_parameter("bias", None)
     snapshot = shots.take()
     assert [copy.name for copy in snapshot.copies] == ["model.weight", "model.more"]
-    assert local_part(snapshot, "model.more") == torch.arange(4.0).numpy().tobytes()
+    assert bytes_in_slot(snapshot, "model.more") == torch.arange(4.0).numpy().tobytes()
     assert shots.snapshotter.num_layouts == 2
 
 

@@ -111,7 +111,7 @@ class TestClassification:
         assert {"scaler.scale", "best.x", "other.value", "rng.torch"} <= found.keys()
         assert not any(found.values())
 
-    def test_every_host_tensor_is_volatile_when_the_barrier_is_on_the_device(self) -> None:
+    def test_every_host_tensor_is_volatile_when_the_fence_is_on_the_device(self) -> None:
         model = nn.Linear(2, 2)
         chk = CFCheckpoint(model=model, opt=trained(model, torch.optim.AdamW), settled=("model",))
         assert not any(classes(chk, fence_on_device=True).values())

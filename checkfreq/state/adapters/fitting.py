@@ -1,8 +1,8 @@
-"""Whether saved state may go into a live object whose ``load_state_dict`` is not ours.
+"""Whether saved state may be passed to a live object's own ``load_state_dict``.
 
-Many of those are ``__dict__.update``, torch's schedulers among them: whatever is in the checkpoint
-becomes an attribute. So nothing goes in that hides a method or stands for something callable; into
-torch's own schedulers only what they save themselves, of the same kind.
+Many of these methods are ``__dict__.update``, torch's schedulers' among them: any entry of the
+checkpoint becomes an attribute. So nothing is passed that hides a method or replaces something
+callable, and to torch's own schedulers only entries that they save themselves, of the same kind.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def state_of(value: Any) -> Any:
-    """Its ``state_dict()``; None where that raises, which the restore itself need not."""
+    """Its ``state_dict()``; None if that raises, which need not keep a restore from working."""
     try:
         return value.state_dict()
     except Exception:
@@ -26,7 +26,7 @@ def state_of(value: Any) -> Any:
 
 
 def misfits(path: str, live: Any, state: Any) -> Iterator[str]:
-    """What of ``state`` must not be loaded into ``live``, as sentences; ``path`` names it."""
+    """A sentence on each entry of ``state`` that ``live`` (called ``path``) must not load."""
     known = state_of(live)
     if not isinstance(state, Mapping) or not isinstance(known, Mapping):
         return
@@ -43,7 +43,7 @@ def misfits(path: str, live: Any, state: Any) -> Iterator[str]:
 
 
 def _is_taken(live: Any, key: str) -> bool:
-    """Whether the name stands for something that no state may replace."""
+    """Whether the object has something of this name that state must not replace."""
     of_class = getattr(type(live), key, None)
     own = getattr(live, "__dict__", {})
     if callable(of_class) or callable(own.get(key)) or key.startswith("__"):
@@ -52,13 +52,13 @@ def _is_taken(live: Any, key: str) -> bool:
 
 
 def _inner_misfits(path: str, live: LRScheduler, state: Mapping[str, Any]) -> Iterator[str]:
-    """Schedulers of schedulers, and the objects that LambdaLR updates in the same way."""
+    """``misfits`` of a scheduler's inner schedulers, and of the objects that LambdaLR updates."""
     for name in ("_schedulers", "lr_lambdas"):
         inner, states = getattr(live, name, None), state.get(name)
         if not isinstance(inner, list | tuple) or states is None:
             continue
         if not isinstance(states, list | tuple) or len(states) != len(inner):
-            yield f"{path}.{name}: live has {len(inner)}, checkpoint has others"
+            yield f"{path}.{name}: live has {len(inner)}, checkpoint has a different number"
             continue
         for number, (one, saved) in enumerate(zip(inner, states, strict=True)):
             place = f"{path}.{name}[{number}]"
@@ -80,7 +80,7 @@ def _lambda_misfits(place: str, live: Any, saved: Any) -> Iterator[str]:
 
 
 def only_known(live: Any, state: Any) -> Any:
-    """``state`` without what a scheduler of torch, of this version, does not have."""
+    """``state`` without entries that a scheduler of this version of torch does not have."""
     if not isinstance(live, LRScheduler) or not type(live).__module__.startswith("torch."):
         return state
     known = state_of(live)
@@ -94,12 +94,12 @@ def only_known(live: Any, state: Any) -> Any:
 
 
 def alike(live: Any, saved: Any) -> bool:
-    """Whether a value may take the place of another: None may be anything, and anything None."""
+    """Whether ``saved`` may replace ``live``: values of one kind, or either of them None."""
     return live is None or saved is None or _kind(live) == _kind(saved)
 
 
 def _kind(value: Any) -> str:
-    if hasattr(value, "dtype") and hasattr(value, "item"):  # tensors, NumPy's arrays and scalars
+    if hasattr(value, "dtype") and hasattr(value, "item"):  # tensors, NumPy arrays and scalars
         return "a number"
     for kind, name in _KINDS.items():
         if isinstance(value, kind):

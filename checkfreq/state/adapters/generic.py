@@ -1,4 +1,4 @@
-"""Anything with ``state_dict()`` and ``load_state_dict()``, and plain dicts restored in place."""
+"""Objects with ``state_dict()`` and ``load_state_dict()``, and plain dicts restored in place."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Stateful(Protocol):
     """The contract of torch's own stateful objects."""
 
     def state_dict(self) -> Any:
-        """The state; calling it changes nothing."""
+        """The state; must have no side effects."""
         ...
 
     def load_state_dict(self, state_dict: Any, /) -> Any:
-        """Take over a state."""
+        """Load a state."""
         ...
 
 
 class ObjectAdapter:
-    """An object known only by its two methods."""
+    """An object of which only the two methods are known."""
 
     kind = "object"
 
@@ -63,7 +63,7 @@ class ObjectAdapter:
         """See Adapter."""
         state = saved.check(saved.json.get("tree"), live=live_dtensors(self._name, self._state))
         live, was = type_name(self._value), saved.field("class")
-        # Schedulers take any dict without complaint and misbehave later.
+        # Schedulers load any dict without complaint and misbehave later.
         if isinstance(self._value, LRScheduler) and live != was:
             findings.different.append(f"{self._name}: checkpoint is of a {was}, live is a {live}")
             return Changes()
@@ -85,7 +85,7 @@ class ObjectAdapter:
 
 
 class DictAdapter:
-    """A plain dict: the dict itself stays, and tensors in it that fit are written in place."""
+    """A plain dict, which stays the same object; tensors in it that fit are written in place."""
 
     kind = "dict"
 
@@ -120,7 +120,8 @@ class DictAdapter:
                 with torch.no_grad():
                     copy_bits(local_of(old), local_of(value))
                 new[key] = old
-        # Never a subclass's own methods, which may raise; an OrderedDict keeps its order apart.
+        # Not the methods of a subclass, which may raise. An OrderedDict has its own record of the
+        # order, so dict's methods would corrupt it.
         plain = OrderedDict if isinstance(self._value, OrderedDict) else dict
         plain.clear(self._value)
         plain.update(self._value, new)
@@ -139,15 +140,15 @@ def _fits(live: Tensor, value: Any) -> bool:
 
 
 def live_dtensors(name: str, state: Callable[[], Any]) -> Mapping[str, Tensor]:
-    """The DTensors in an object's state by the keys they would have in its file.
+    """The DTensors in an object's state, by the keys that they would have in its file.
 
-    Asks for the state only if there can be any.
+    ``state()`` is called only if there can be any.
     """
     if len(tensor_types()) == 1:
         return {}
     collector = StateCollector()
     collector.start(name)
-    with contextlib.suppress(StateError):  # state that could not be kept: those met before it
+    with contextlib.suppress(StateError):  # state that cannot be kept ends the search
         collector.encode(state(), name)
     return {key: tensor for (_, key), tensor in collector.dtensors.items()}
 

@@ -28,7 +28,7 @@ from checkfreq.types import Json
 
 
 class ModuleAdapter:
-    """Reads a module directly, or by ``state_dict()`` where hooks or overrides ask for it."""
+    """Reads a module directly, or through ``state_dict()`` if it has hooks or overrides."""
 
     kind = "module"
 
@@ -78,8 +78,8 @@ class ModuleAdapter:
         return extra
 
     def _is_trained(self, trained_ids: frozenset[int]) -> bool:
-        # Frozen weights of a module that no optimizer touches may be a teacher's or a hand-made
-        # average's, which something else writes.
+        # Frozen weights of a module that no optimizer updates may be a teacher's or an average's,
+        # which other code writes at any time.
         return any(
             id(parameter) in trained_ids
             for node in self._index.nodes
@@ -104,7 +104,10 @@ class ModuleAdapter:
         return extra
 
     def _per_rank_buffers(self) -> tuple[set[str], set[int]]:
-        """Names and addresses of what differs from rank to rank: hooks may give other names."""
+        """Names and addresses of buffers that differ from rank to rank.
+
+        Addresses too, since hooks may rename entries of the state dict.
+        """
         found = self._index.per_rank_buffers()
         return {*found}, {*map(_address, found.values())} - {0}
 
@@ -186,7 +189,7 @@ class ModuleAdapter:
         }
 
     def _live_dtensors(self) -> Mapping[str, Tensor]:
-        """By key, the DTensors that extra state may hold, as they are cut now."""
+        """By key, the live DTensors that extra state may hold."""
         if len(tensor_types()) == 1:
             return {}
         extras = {
@@ -205,7 +208,7 @@ class ModuleAdapter:
     def _fits(self, name: str, live: Tensor, saved: SavedObject, findings: Findings) -> bool:
         record = saved.record(name)
         if isinstance(live, LAZY):
-            return True  # its own hook gives it the saved shape
+            return True  # its own hook materialises it with the saved shape
         require_memory(f"{self._name}.{name}", live)
         shape, dtype = tuple(live.shape), DTYPE_NAMES.get(live.dtype, str(live.dtype))
         if shape == tuple(record.shape):
@@ -264,7 +267,7 @@ class ModuleAdapter:
         strict: bool,
         kept: Collection[str],
     ) -> Fallible:
-        """``kept`` are names of which the live values stay: a strict load wants them all."""
+        """``kept`` are names whose live values stay; a strict load needs an entry for them too."""
         trees = saved.field("extra", {})
 
         def load() -> None:

@@ -1,9 +1,9 @@
 """torch.optim.Optimizer: read and written directly, so that no value changes its dtype.
 
-``Optimizer.load_state_dict`` casts state to the parameter's dtype (fp32 state of bf16
-parameters would be rounded) and ``state_dict()`` is slow; both are used only where hooks or an
-override ask for them. Tensors are called ``state.<parameter number>.<name>``. Parameters whose
-state is a flat dict of tensors, nearly all, share one record per set of names.
+``Optimizer.load_state_dict`` casts state to the parameter's dtype, which rounds fp32 state of bf16
+parameters, and ``state_dict()`` is slow; both are used only if there are hooks or an override.
+Tensors are called ``state.<parameter number>.<name>``. Nearly all parameters have a flat dict of
+tensors as their state; those with the same names share one record.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from checkfreq.state.sharding import require_optimizer_that_is_known
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
 
-#: Key of a tensor in a parameter's state, up to its name there.
+#: The beginning of a tensor's key, before its name in the parameter's state.
 _STATE_KEY = re.compile(r"state(?:\.|\[)(\d+)\]?\.")
 
 #: Names in the state of a parameter, and which of the tensors are on the host.
@@ -45,7 +45,7 @@ _Names = tuple[tuple[str, ...], tuple[bool, ...]]
 
 
 class OptimizerAdapter:
-    """One optimizer; ``scheduled`` are the hyper-parameters that a tracked scheduler drives."""
+    """One optimizer; ``scheduled()`` names hyper-parameters that a tracked scheduler changes."""
 
     kind = "optimizer"
 
@@ -81,7 +81,10 @@ class OptimizerAdapter:
         return json
 
     def _split_dims(self, parameters: list[Tensor], collector: StateCollector) -> dict[str, Json]:
-        """How DTensors are cut whose parameter does not show it: it has another shape."""
+        """How DTensors are split whose shape differs from their parameter's.
+
+        The others are split as their parameter is.
+        """
         found: dict[str, Json] = {}
         for (name, key), tensor in collector.dtensors.items():
             if name == self._name and (match := _STATE_KEY.match(key)):
@@ -157,7 +160,7 @@ class OptimizerAdapter:
     def holdings(self) -> Holdings:
         """See Adapter."""
         if saves_its_own_way(self._optimizer) or loads_its_own_way(self._optimizer):
-            return all_of_it  # what its keys stand for is its own affair
+            return all_of_it  # only the optimizer knows what its keys stand for
         parameters = parameters_of(self._optimizer)
 
         def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:

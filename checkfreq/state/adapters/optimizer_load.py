@@ -1,8 +1,8 @@
-"""Putting a saved optimizer state into a live optimizer, bit for bit.
+"""Loads a saved optimizer state into a live optimizer, bit for bit.
 
-A live tensor of the saved shape and dtype is written in place. Otherwise one is created as the
-optimizer would: on the parameter's device and with its strides, except for what lived on the
-host ("step", unless capturable or fused). Nothing is cast.
+A live tensor of the saved shape and dtype is written in place. Otherwise a tensor is created as the
+optimizer would do it: on the parameter's device and with its strides, except for tensors that were
+on the host ("step", unless the optimizer is capturable or fused). Nothing is cast.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from checkfreq.state.saved import SavedObject, copy_bits
 from checkfreq.state.tensors import DTYPES, decode_torch, require_memory
 from checkfreq.types import Json
 
-#: How to compute, not what: these belong to the script, not to the checkpoint.
+#: These select an implementation and not a result, so the script's values stay.
 _IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """All parameters, in the order that numbers them."""
+    """All parameters, in the order of their numbers."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -44,7 +44,7 @@ class OptimizerLoad:
         self._tree = tree
         self._split: dict[str, list[int | None]] = saved.field("split_dims", {})
         self._values: list[dict[str, Any]] = []
-        self._made: dict[str, Tensor] = {}  # DTensors for what no live tensor shows the cut of
+        self._made: dict[str, Tensor] = {}  # DTensors that no live tensor is split like
         self._placed: dict[str, Tensor] = {}
         self._written: set[int] = set()
 
@@ -108,8 +108,8 @@ class OptimizerLoad:
                 if key in self._split and key not in like:
                     findings.different.append(
                         f"{self._name}.{key}: checkpoint has it on a mesh of "
-                        f"{len(self._split[key])} dimensions, the parameter is on another; let the "
-                        f"optimizer make its {name!r} in a step before restore()"
+                        f"{len(self._split[key])} dimensions, the parameter is on a different one; "
+                        f"create the optimizer's {name!r} with a step before restore()"
                     )
 
     def _check_nodes(self) -> None:
@@ -126,7 +126,7 @@ class OptimizerLoad:
             self._saved.check(node)
 
     def live_dtensors(self) -> dict[str, Tensor]:
-        """By key, DTensors that are cut as the saved tensors are to be."""
+        """By key, DTensors that are split as the restored tensors will be."""
         found: dict[str, Tensor] = {}
         for number, parameter in enumerate(parameters_of(self._optimizer)):
             if is_dtensor(parameter):
@@ -162,7 +162,7 @@ class OptimizerLoad:
         return self._made[record.name]
 
     def _decode_groups(self, findings: Findings) -> None:
-        """The entries of the groups, of which none may fail once something was changed."""
+        """Decode the entries of the groups, before anything live changes: it may fail."""
         self._values = [
             {key: self._saved.decode(node) for key, node in group.values.items()}
             for group in self._tree.groups
@@ -189,7 +189,7 @@ class OptimizerLoad:
                     (findings.notes if kept else findings.overridden).append(text)
 
     def apply(self) -> None:
-        """Write everything; does not run user code."""
+        """Write all of the state; runs no user code."""
         with torch.no_grad():
             for saved, live in zip(self._values, self._optimizer.param_groups, strict=True):
                 for key, value in saved.items():
@@ -205,7 +205,7 @@ class OptimizerLoad:
         if key in _IMPLEMENTATION and key in live:
             return
         current = live.get(key)
-        # A tensor stays the tensor it is: captured graphs and compiled steps read it.
+        # A tensor stays the same object: captured graphs and compiled steps read it.
         if isinstance(current, Tensor) and isinstance(value, Tensor):
             if current.shape == value.shape and current.dtype == value.dtype:
                 copy_bits(current, value)
@@ -221,7 +221,7 @@ class OptimizerLoad:
             states[parameter] = self._decode(self._tree.whole[number], "", parameter, group)
             return
         if number not in self._tree.state:
-            states.pop(parameter, None)  # it had none: the optimizer will create it again
+            states.pop(parameter, None)  # it had none; the optimizer creates it when it steps
             return
         live = states.get(parameter, {})
         new = {
@@ -256,7 +256,7 @@ class OptimizerLoad:
         parameter: Tensor,
         group: dict[str, Any],
     ) -> Tensor:
-        """The live tensor for a saved one; two names of one tensor get one tensor again."""
+        """The live tensor for a saved one; names that shared a tensor share one again."""
         record = self._saved.record(node["$tensor"])
         placed = self._placed.get(record.name)
         if placed is not None:
@@ -282,7 +282,7 @@ class OptimizerLoad:
         return (
             tuple(live.shape) == tuple(shape)
             and live.dtype == dtype
-            and id(live) not in self._written  # one tensor here, two different ones saved
+            and id(live) not in self._written  # one live tensor cannot hold two saved ones
         )
 
     def _on_host(self, node: dict[str, Json], name: str, group: dict[str, Any]) -> bool:
@@ -307,7 +307,7 @@ def _create(
 
 
 def _may_replace(live: Any, saved: Any) -> bool:
-    """Whether a live entry of a group can take the saved value."""
+    """Whether the saved value may replace a live entry of a group."""
     if callable(live) or not alike(live, saved):
         return False
     if isinstance(live, Tensor):
@@ -315,7 +315,7 @@ def _may_replace(live: Any, saved: Any) -> bool:
             return True
         try:
             torch.empty(1, dtype=live.dtype, device="cpu").fill_(saved)
-        except (TypeError, RuntimeError, OverflowError):  # nothing, or more than it can hold
+        except (TypeError, RuntimeError, OverflowError):  # no number, or out of the dtype's range
             return False
     return True
 
@@ -324,7 +324,7 @@ def _same(live: Any, saved: Any) -> bool:
     if isinstance(live, Tensor) or isinstance(saved, Tensor):
         try:
             one, other = torch.as_tensor(live).cpu(), torch.as_tensor(saved).cpu()
-        except (TypeError, ValueError, RuntimeError, OverflowError):  # text, or too large
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # no number, or too large
             return False
         return one.shape == other.shape and bool((one == other).all())
     if isinstance(live, list | tuple) and isinstance(saved, list | tuple):

@@ -1,6 +1,6 @@
-"""The saved state of an optimizer in one shape, however it was read.
+"""The saved state of an optimizer in one form, whichever way it was read.
 
-Values stay JSON nodes: whoever places a tensor decides where it goes.
+Values stay JSON nodes: the code that loads a tensor decides where it goes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from checkfreq.types import Json
 
 @dataclass(frozen=True, slots=True)
 class SavedGroup:
-    """One param_group: how many parameters, and its other entries as JSON nodes."""
+    """One param_group: its number of parameters, and its other entries as JSON nodes."""
 
     num_params: int
     values: dict[str, Json]
@@ -29,8 +29,8 @@ class SavedGroup:
 class OptimizerTree:
     """``state`` maps a parameter's number to [name node, value node] pairs.
 
-    ``whole`` holds the state of a parameter that is not a dict; ``other`` state that belongs
-    to no parameter. ``device_type`` is where the parameters were.
+    ``whole`` has the states of parameters that are not dicts, ``other`` state that belongs to no
+    parameter. ``device_type`` is the type of device that the parameters were on.
     """
 
     groups: list[SavedGroup]
@@ -42,7 +42,7 @@ class OptimizerTree:
 
 
 def optimizer_tree(saved: SavedObject) -> OptimizerTree | None:
-    """The tree, or None if an override's ``state_dict()`` has a shape of its own."""
+    """The tree; None if an override's ``state_dict()`` does not have torch's form."""
     try:
         if "state_dict" in saved.json:
             return _from_state_dict(saved)
@@ -114,7 +114,7 @@ def _entries(node: Json) -> dict[str, Json]:
 def optimizer_state_dict(
     saved: SavedObject, *, live: Mapping[str, Tensor] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """What ``optimizer.state_dict()`` returned, of owned CPU tensors, or DTensors like ``live``."""
+    """What ``optimizer.state_dict()`` returned: copies on the CPU, or DTensors like ``live``."""
     if "state_dict" in saved.json:
         node = saved.field("state_dict")
         state: dict[str, Any] = saved.decode(node, on_cpu=True, live=live)

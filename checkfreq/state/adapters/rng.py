@@ -1,7 +1,7 @@
-"""Random generators: Python's, NumPy's, torch's on the CPU and on devices with tracked state.
+"""Random generators of Python, NumPy and torch, on the CPU and on devices with tracked state.
 
-Reading draws nothing. NumPy's is kept if NumPy was imported. Setting is a step of its own,
-done last: building loader iterators draws from these generators.
+Reading draws no number. NumPy's generator is kept if NumPy has been imported. Generators are set
+last in a restore, since building the iterators of loaders draws from them.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def _device_module(device: torch.device) -> Any:
 
 
 def prepare_rng(saved: SavedObject, findings: Findings) -> Callable[[], None]:
-    """A function that sets every generator; it owns its data, and does not fail.
+    """A function that sets every generator, from data of its own; it does not fail.
 
-    Each state is set on a generator made for that before. Raises CorruptCheckpointError for one
-    that is none; of another kind than the live generator is a finding.
+    Each state is first tried on a new generator. Raises CorruptCheckpointError for one that cannot
+    be set; a state of a different kind of generator than the live one is a finding.
     """
     state = saved.decode(saved.field("state"))
     usable = {}
@@ -80,7 +80,7 @@ def require_rng_fields(saved: SavedObject) -> None:
 
 
 def _fits(name: str, value: Any, saved: SavedObject, findings: Findings) -> bool:
-    """Whether a state can be set, found out on a generator that nobody uses."""
+    """Whether a state can be set, which is tried on a new generator."""
     if name == "numpy" and (live := _numpy_kind()) != value["bit_generator"]:
         findings.different.append(
             f"rng.numpy: checkpoint is of a {value['bit_generator']}, live is a {live}"
@@ -88,7 +88,7 @@ def _fits(name: str, value: Any, saved: SavedObject, findings: Findings) -> bool
         return False
     try:
         _TRIALS.get(name, partial(_try_torch, name))(value)
-    except Exception as error:  # whatever a generator says of bytes that are no state of one
+    except Exception as error:  # generators raise many types for bytes that are no state
         text = f"{type(error).__name__}: {error!s:.200}"
         raise saved.corrupt(f"state of the generator {name}", "one that can be set", text) from None
     return True
@@ -102,7 +102,7 @@ def _try_python(value: Any) -> None:
 
 
 def _try_numpy(value: Any) -> None:
-    """``set_state`` checks hardly anything, and a place past its words is read from there."""
+    """Check the fields too: ``set_state`` hardly does, and reads memory at whatever ``pos`` is."""
     random_of = _numpy().random
     live = random_of.mtrand._rand._bit_generator
     fresh = random_of.RandomState(type(live)(0))
@@ -114,7 +114,7 @@ def _try_numpy(value: Any) -> None:
 
 
 def _require_like(live: Any, saved: Any) -> None:
-    """ValueError unless both have the same fields, with values of the same types and shapes."""
+    """Raise ValueError unless both have the same fields, with the same types and shapes."""
     if type(live) is not type(saved):
         raise ValueError(f"expected a {type(live).__name__}, got a {type(saved).__name__}")
     if isinstance(live, dict):

@@ -1,4 +1,4 @@
-"""GradScaler: its two tensors are read as they are, since ``state_dict()`` synchronises."""
+"""GradScaler: its two tensors are read directly, since ``state_dict()`` waits for the device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NUMBERS = ("growth_factor", "backoff_factor", "growth_interval")
 
 
 class ScalerAdapter:
-    """One GradScaler, enabled or not, used or not."""
+    """One GradScaler, whether or not it is enabled or has been used."""
 
     kind = "scaler"
 
@@ -76,7 +76,7 @@ class ScalerAdapter:
 
 
 def require_scaler_fields(saved: SavedObject) -> None:
-    """Raise ValueError unless the fields are numbers, or tensors of one."""
+    """Raise ValueError unless the fields are numbers or tensors of one number."""
     state = saved.decode(saved.field("state"))
     if not isinstance(state, dict) or state.keys() not in (set(), {*_TENSORS, *_NUMBERS}):
         raise ValueError("expected the state of a GradScaler")
