@@ -68,7 +68,8 @@ class JointRestorer:
             return None
         if not common.steps and not self._role.shares_all and not common.is_common:
             logger.warning(
-                "no checkpoint was ever one of all ranks (%s): starting over", common.text
+                "no step was ever committed in the directories of all ranks (%s): starting over",
+                common.text,
             )
             return None
         rejected: list[Rejected] = []

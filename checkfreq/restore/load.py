@@ -63,16 +63,16 @@ def load(
 def _refuse_dcp(found: LoadedCheckpoint, chk_dir: Path) -> None:
     if any(isinstance(o, dict) and o.get("kind") == "dcp" for o in found.manifest.objects.values()):
         raise ConfigError(
-            f"step {found.step} in {chk_dir} was written by torch.distributed.checkpoint: read it "
-            "with dcp.load(state_dict, storage_reader=CFStorageReader(path, step, "
-            "trust_pickle=True)), of checkfreq.integrations.dcp, if you know who wrote it"
+            f"step {found.step} in {chk_dir} was written by torch.distributed.checkpoint. If "
+            "you know who wrote it, read it with dcp.load(state_dict, storage_reader="
+            "CFStorageReader(path, step, trust_pickle=True)), from checkfreq.integrations.dcp"
         )
 
 
 def _require_memory(num_bytes: int) -> None:
     available = available_host_bytes()
     if available is not None and num_bytes > available:
-        text = f"expected room for {num_bytes} bytes of tensors, found {available} bytes free"
+        text = f"expected memory for {num_bytes} bytes of tensors, found {available} bytes free"
         raise StorageError(errno.ENOMEM, text)
 
 

@@ -56,7 +56,9 @@ def test_every_byte_arrives_at_any_chunk_size(store: CheckpointStore, chunk_byte
         assert data == (store.path(1) / name).read_bytes()
 
 
-def test_each_file_begins_at_a_page_and_room_is_what_that_takes(store: CheckpointStore) -> None:
+def test_each_file_begins_at_a_page_and_the_buffer_has_room_for_that(
+    store: CheckpointStore,
+) -> None:
     manifest = store.manifest(1)
     sizes = [-(-file.num_bytes // PAGE) * PAGE for file in manifest.files]
     assert buffer_bytes(manifest.files) == sum(sizes)
@@ -98,7 +100,7 @@ def test_a_changed_byte_is_corruption_that_names_file_and_part(
 
 
 @pytest.mark.parametrize("change", [-1, 1])
-def test_a_file_of_another_size_is_corruption(store: CheckpointStore, change: int) -> None:
+def test_a_file_of_the_wrong_size_is_corruption(store: CheckpointStore, change: int) -> None:
     path = store.path(1) / "model.safetensors"
     data = path.read_bytes()
     path.write_bytes(data[:change] if change < 0 else data + b"x")
@@ -146,7 +148,7 @@ class _ShortRead:
         self._file.close()
 
 
-def test_a_short_read_is_an_error_of_the_disk_not_corruption(store: CheckpointStore) -> None:
+def test_a_short_read_is_a_disk_error_not_corruption(store: CheckpointStore) -> None:
     ops = Shrinking(store.root)
     with pytest.raises(OSError, match="the file shrank"):
         read(CheckpointStore(store.root, ops=ops))

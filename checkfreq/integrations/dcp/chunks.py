@@ -50,7 +50,7 @@ class StoredTensor:
         try:
             return torch.empty(self.shape, dtype=self.dtype, device="cpu")
         except RuntimeError as error:
-            raise StateError(f"a tensor of {list(self.shape)} has no room: {error}") from None
+            raise StateError(f"no memory for a tensor of {list(self.shape)}: {error}") from None
 
 
 def own_json(manifest: Manifest, name: str, rank: int) -> dict[str, Json]:
@@ -133,8 +133,8 @@ def _require_whole(tensor: StoredTensor, name: str, manifest: Manifest, path: st
     if manifest.ranks and len(manifest.ranks) < manifest.world:
         there = ", ".join(map(str, sorted(manifest.ranks)))
         raise ConfigError(
-            f"{path} holds the parts of ranks {there} of {manifest.world} only, and {name} is "
-            "divided among all: with Directory.NODE_LOCAL only CFManager.restore puts them together"
+            f"{path} holds only the parts of ranks {there} of {manifest.world}, and {name} is "
+            "sharded over all: with Directory.NODE_LOCAL only CFManager.restore can combine them"
         )
     got = ", ".join(f"{list(box.sizes)} at {list(box.offsets)}" for box in boxes[:8])
     expected = f"all of {list(tensor.shape)}"

@@ -130,8 +130,8 @@ class CFStorageReader(StorageReader):
             self._store.require(self._step)
             return self._look_into(self._step)
         found, rejected = self._store.newest_valid(check=self._look_into)
-        for step in rejected:
-            logger.warning("step %d is damaged, skipped: %s", step.step, step.error)
+        for skipped in rejected:
+            logger.warning("step %d is damaged, skipped: %s", skipped.step, skipped.error)
         return found
 
     def _look_into(self, step: int) -> tuple[Manifest, Contents]:
@@ -140,8 +140,8 @@ class CFStorageReader(StorageReader):
         if not self._trusts_pickle and is_of_dcp(manifest):
             raise ConfigError(
                 f"step {step} in {self._store.root} was written by torch.distributed.checkpoint, "
-                "which pickles values that are no tensors: loading it can run any code that "
-                "whoever wrote it chose. If you wrote it, pass CFStorageReader(trust_pickle=True)"
+                "which pickles values that are not tensors: loading it can run any code that its "
+                "author put there. If you wrote it, pass CFStorageReader(trust_pickle=True)"
             )
         contents = contents_of(
             manifest, rank=_rank(), path=path, parameter_names=self._parameter_names

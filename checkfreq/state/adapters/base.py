@@ -1,8 +1,8 @@
-"""What the adapters share: the saved half of one object, findings, and changes to make.
+"""The interface of an adapter, which knows how to save and restore one kind of object.
 
-An adapter knows one kind of object in both directions. ``capture`` reads it without side
-effects; ``prepare`` compares it with a saved state and returns the changes that would restore
-it, having changed nothing. Changes that run user code come apart from those that only copy.
+``capture`` reads the object without side effects. ``prepare`` compares it with a saved state and
+returns the changes that would restore it, without making any. Changes that run user code, and may
+raise, are kept apart from those that only copy.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from checkfreq.types import Json
 
 @dataclass(slots=True)
 class Findings:
-    """What comparing saved with live state turned up."""
+    """The differences between saved and live state, as names or sentences."""
 
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
     #: Hyper-parameters set by the script that the checkpoint overrides: "name: old -> new".
     overridden: list[str] = field(default_factory=list)
+    #: What is left as it is, although it fits: for a WARNING.
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -42,7 +43,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Fallible:
-    """A change that runs user code: ``load`` may raise, ``backup()`` returns its undo."""
+    """A change that runs user code: ``load()`` may raise, and ``backup()`` returns its undo."""
 
     name: str
     backup: Callable[[], Callable[[], None]]
@@ -51,18 +52,18 @@ class Fallible:
 
 @dataclass(slots=True)
 class Changes:
-    """What would restore one object. ``copies`` only copy and set, and do not raise."""
+    """The changes that would restore one object; ``copies`` only copy and set, and cannot raise."""
 
     fallible: list[Fallible] = field(default_factory=list)
     copies: list[Callable[[], None]] = field(default_factory=list)
 
 
-#: ``holdings(key, shape)``: the boxes that live objects have of a saved tensor of that shape.
+#: ``holdings(key, shape)``: the boxes of a saved tensor of that shape that the live object holds.
 Holdings: TypeAlias = Callable[[str, tuple[int, ...]], Iterable[Box]]
 
 
 class Adapter(Protocol):
-    """One tracked object, by its kind."""
+    """Saves and restores one tracked object."""
 
     @property
     def kind(self) -> str:
@@ -74,16 +75,16 @@ class Adapter(Protocol):
         ...
 
     def holdings(self) -> Holdings:
-        """What the live object needs of each saved tensor; changes nothing."""
+        """Which part of each saved tensor the live object needs; changes nothing."""
         ...
 
     def prepare(self, saved: SavedObject, findings: Findings) -> Changes:
-        """Compare with ``saved``, add to ``findings``, return the changes for what fits."""
+        """Compare with ``saved``, add to ``findings``, and return the changes for what fits."""
         ...
 
 
 def all_of_it(key: str, shape: tuple[int, ...]) -> Iterable[Box]:
-    """Holdings of an object that has no DTensors."""
+    """The holdings of an object without DTensors: every tensor whole."""
     return (Box.whole(shape),)
 
 
