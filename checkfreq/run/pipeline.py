@@ -43,8 +43,8 @@ from checkfreq.snapshot.digests import (
 from checkfreq.snapshot.snapshotter import Snapshotter, engine_for
 from checkfreq.state.capture import capture, read_local_state
 from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.collector import CapturedState, LocalState
 from checkfreq.state.gradients import PendingGradients
-from checkfreq.state.parts import CapturedState, LocalState
 from checkfreq.state.positions import Positions
 from checkfreq.types import Role, SnapshotPlace
 

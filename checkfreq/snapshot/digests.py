@@ -21,8 +21,7 @@ from xxhash import xxh3_64_hexdigest
 
 from checkfreq.snapshot.device import CudaDevice, Device, Event
 from checkfreq.state.capture import POSITIONS
-from checkfreq.state.collector import TensorRef
-from checkfreq.state.parts import CapturedState, LocalState
+from checkfreq.state.collector import CapturedState, LocalState, TensorRef
 from checkfreq.state.tensors import DTYPE_NAMES
 from checkfreq.types import Json
 

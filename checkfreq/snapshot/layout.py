@@ -17,8 +17,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from checkfreq.state.collector import TensorRef
-from checkfreq.state.parts import CapturedState
+from checkfreq.state.collector import CapturedState, TensorRef
 from checkfreq.state.tensors import DTYPE_NAMES
 from checkfreq.store.parts import file_name
 from checkfreq.types import FileSpec, Json, TensorSpec, round_up_to_page

@@ -32,7 +32,7 @@ from checkfreq.snapshot.engine import (
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.state.capture import read_local_state
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.parts import CapturedState
+from checkfreq.state.collector import CapturedState
 from checkfreq.store.gc_pause import gc_paused
 from checkfreq.types import FileSpec, SnapshotPlace
 

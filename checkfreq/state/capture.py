@@ -14,9 +14,9 @@ from typing import Any
 from checkfreq.errors import StateError
 from checkfreq.state.adapters.rng import capture_rng
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.collector import StateCollector
+from checkfreq.state.collector import CapturedState, LocalState, StateCollector, sole_part
 from checkfreq.state.gradients import Gradients, capture_gradients
-from checkfreq.state.parts import CapturedState, LocalState, part_of, sole_part
+from checkfreq.state.parts import part_of
 from checkfreq.store.gc_pause import gc_paused
 from checkfreq.types import Json, Role
 
@@ -78,6 +78,7 @@ def read_local_state(
         _declare(chk, collector, fence_on_device=fence_on_device)
     per_rank_tensors = _per_rank_tensors(chk, collector)
     if chk.rng:
+        # After the objects: only now is it known which devices hold tensors.
         devices = {ref.tensor.device for ref in collector.refs if not ref.tensor.is_cpu}
         collector.start(RNG)
         begin = len(collector.refs)

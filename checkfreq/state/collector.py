@@ -7,7 +7,8 @@ stays referenced until the capture ends. Used by the training thread only.
 
 from __future__ import annotations
 
-from collections.abc import KeysView
+from collections.abc import KeysView, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -35,6 +36,44 @@ class TensorRef(NamedTuple):
 
 
 make_ref = tuple.__new__  # what TensorRef() calls; made per tensor while training waits
+
+
+@dataclass(frozen=True, slots=True)
+class LocalState:
+    """The whole state as one rank sees it, object after object.
+
+    ``refs[begin:end]`` are the tensors of an object, where ``spans[name]`` is (begin, end).
+    ``shards`` describes, by index, the refs that are local tensors of DTensors.
+    ``per_rank_objects`` and ``per_rank_tensors`` (object, key) differ from rank to rank.
+    """
+
+    refs: list[TensorRef]
+    spans: Mapping[str, tuple[int, int]]
+    objects: dict[str, Json]
+    aliases: dict[str, dict[str, str]]
+    shards: dict[int, LocalShard] = field(default_factory=dict)
+    per_rank_objects: frozenset[str] = frozenset()
+    per_rank_tensors: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedState:
+    """What this rank writes of the state as of one boundary.
+
+    ``tensors`` are live and unique per object; settled ones do not change until the next weight
+    update, the others must be copied before training goes on. ``objects`` is all other state, as
+    JSON by tracked name; ``aliases`` maps, per file, a tied name to the key that holds its bytes.
+    ``rank_objects`` is JSON that differs from rank to rank, and ``local`` the whole that this is
+    a part of, for comparing ranks; both are None on one rank. ``is_split``: replicated tensors
+    are divided among the ranks.
+    """
+
+    tensors: list[TensorRef]
+    objects: dict[str, Json]
+    aliases: dict[str, dict[str, str]]
+    rank_objects: dict[str, Json] | None = None
+    local: LocalState | None = None
+    is_split: bool = False
 
 
 class StateCollector:
@@ -147,6 +186,19 @@ class StateCollector:
         while key in self._keys:  # {"a.b": x, "a": {"b": y}} make one path twice
             key, number = f"{wanted}#{number}", number + 1
         return key
+
+
+def sole_part(local: LocalState) -> CapturedState:
+    """What a run of one rank writes: all of it."""
+    for index, shard in local.shards.items():
+        if not shard.box.is_whole(shard.shape):
+            ref = local.refs[index]
+            raise StateError(
+                f"{ref.stem}.{ref.key}: a DTensor of shape {list(shard.shape)}, of which this "
+                f"process holds {shard.box}, needs a checkpoint of all ranks; initialise "
+                "torch.distributed before CFManager is made"
+            )
+    return CapturedState(local.refs, local.objects, local.aliases)
 
 
 def _same_bytes(one: Tensor, other: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The whole state as one rank sees it, and the part of it that this rank writes.
+"""The part of the state that one rank of several writes.
 
 Replicated tensors are written by the leader of the group, or divided among the group
 (``Role.split``). Each rank writes its shards of DTensors; of the ranks that hold the same shard,
@@ -8,67 +8,14 @@ The ranks do not talk about it: all compute the same from the same structure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
-from checkfreq.errors import StateError
-from checkfreq.state.collector import TensorRef, make_ref
+from checkfreq.state.collector import CapturedState, LocalState, TensorRef, make_ref
 from checkfreq.state.division import TensorSize, divide
 from checkfreq.state.dtensors import LocalShard
 from checkfreq.state.tensors import DTYPE_NAMES
 from checkfreq.store.parts import stem_of
 from checkfreq.types import Json, Role
-
-
-@dataclass(frozen=True, slots=True)
-class LocalState:
-    """The whole state as one rank sees it, object after object.
-
-    ``refs[begin:end]`` are the tensors of an object, where ``spans[name]`` is (begin, end).
-    ``shards`` describes, by index, the refs that are local tensors of DTensors.
-    ``per_rank_objects`` and ``per_rank_tensors`` (object, key) differ from rank to rank.
-    """
-
-    refs: list[TensorRef]
-    spans: Mapping[str, tuple[int, int]]
-    objects: dict[str, Json]
-    aliases: dict[str, dict[str, str]]
-    shards: dict[int, LocalShard] = field(default_factory=dict)
-    per_rank_objects: frozenset[str] = frozenset()
-    per_rank_tensors: frozenset[tuple[str, str]] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class CapturedState:
-    """What this rank writes of the state as of one boundary.
-
-    ``tensors`` are live and unique per object; settled ones do not change until the next weight
-    update, the others must be copied before training goes on. ``objects`` is all other state, as
-    JSON by tracked name; ``aliases`` maps, per file, a tied name to the key that holds its bytes.
-    ``rank_objects`` is JSON that differs from rank to rank, and ``local`` the whole that this is
-    a part of, for comparing ranks; both are None on one rank. ``is_split``: replicated tensors
-    are divided among the ranks.
-    """
-
-    tensors: list[TensorRef]
-    objects: dict[str, Json]
-    aliases: dict[str, dict[str, str]]
-    rank_objects: dict[str, Json] | None = None
-    local: LocalState | None = None
-    is_split: bool = False
-
-
-def sole_part(local: LocalState) -> CapturedState:
-    """What a run of one rank writes: all of it."""
-    for index, shard in local.shards.items():
-        if not shard.box.is_whole(shard.shape):
-            ref = local.refs[index]
-            raise StateError(
-                f"{ref.stem}.{ref.key}: a DTensor of shape {list(shard.shape)}, of which this "
-                f"process holds {shard.box}, needs a checkpoint of all ranks; initialise "
-                "torch.distributed before CFManager is made"
-            )
-    return CapturedState(local.refs, local.objects, local.aliases)
 
 
 def part_of(local: LocalState, role: Role) -> CapturedState:

@@ -167,7 +167,7 @@ def test_neither_start_nor_fence_waits_for_the_device(bench: Bench, place: Snaps
 
 
 @PLACES
-def test_a_stream_of_the_users_own_is_followed(bench: Bench, place: SnapshotPlace) -> None:
+def test_a_users_stream_is_followed(bench: Bench, place: SnapshotPlace) -> None:
     weight, mean = torch.zeros(LARGE, device="cuda"), torch.zeros(8, device="cuda")
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):

@@ -14,7 +14,7 @@ from checkfreq.snapshot.device_memory import Nvml, free_device_bytes
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
-def test_iterations_queued_ahead_are_told_once_each_when_they_have_run() -> None:
+def test_iterations_queued_ahead_are_reported_once_each_after_they_ran() -> None:
     weight = torch.zeros(1 << 20, device="cuda")
     timer = DeviceTimer(CudaDevice(), weight.device)
     spans: list[Span] = []
@@ -54,7 +54,7 @@ def test_a_graph_is_captured_across_a_boundary() -> None:
     assert weight.sum().item() == 16
 
 
-def test_free_memory_is_told_and_shrinks_by_what_is_allocated() -> None:
+def test_free_memory_shrinks_by_what_is_allocated() -> None:
     device = torch.empty(1, device="cuda").device
     before = free_device_bytes(device)
     block = torch.empty(256 << 20, dtype=torch.uint8, device=device)

@@ -13,7 +13,7 @@ from checkfreq.restore.file_reader import new_buffer
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.parts import CapturedState
+from checkfreq.state.collector import CapturedState
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.parts import check_shards
 from checkfreq.store.store import CheckpointStore, Pending

@@ -19,7 +19,7 @@ from checkfreq.ranks.comparison import _listed, _of_other_content, is_rounding, 
 from checkfreq.snapshot.device import CudaDevice, Device
 from checkfreq.snapshot.digests import ValueDigests, digest_values, samples
 from checkfreq.state.capture import capture
-from checkfreq.state.parts import LocalState
+from checkfreq.state.collector import LocalState
 from checkfreq.types import Role
 from tests.ranks.ranks import Life, Rank, run, run_well
 from tests.ranks.tiny import config

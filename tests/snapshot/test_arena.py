@@ -109,7 +109,7 @@ def test_a_limit_below_all_slots_leaves_fewer_and_says_so(
     arena.close()
 
 
-def test_memory_is_pinned_and_given_back() -> None:
+def test_slots_are_pinned_and_unpinned_with_the_arena() -> None:
     calls: list[str] = []
 
     class Recorder(Pinner):
@@ -125,7 +125,7 @@ def test_memory_is_pinned_and_given_back() -> None:
     assert calls == [f"pin {size}"] * 2 + [f"unpin {size}"] * 2
 
 
-def test_what_fails_in_the_background_is_raised_by_wait_ready() -> None:
+def test_a_background_error_is_raised_by_wait_ready() -> None:
     class Refuses(Pinner):
         def pin(self, address: int, num_bytes: int) -> Callable[[], None] | None:
             raise MemoryError("cannot pin")
@@ -212,7 +212,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_without_limits_it_is_what_the_machine_has(machine: Machine) -> None:
+def test_without_limits_the_machines_memory_counts(machine: Machine) -> None:
     machine.group(machine.v2 / "job", memory__max="max\n", memory__current="5")
     assert machine.available() == 4000 * 1024
 
@@ -242,7 +242,7 @@ def test_version_one_limits_count_too(machine: Machine) -> None:
     assert machine.available() == 0
 
 
-def test_unreadable_files_are_no_limit(machine: Machine) -> None:
+def test_unreadable_files_set_no_limit(machine: Machine) -> None:
     machine.own.unlink()
     machine.group(machine.v2, memory__max="1000", memory__current="many")
     machine.meminfo.write_text("MemTotal: 1 kB\n")

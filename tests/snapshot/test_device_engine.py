@@ -271,7 +271,7 @@ def recorder(fake: FakeDevice) -> Iterator[Recorder]:
 
 
 @PLACES
-def test_a_source_dropped_by_the_training_lives_until_it_is_copied(
+def test_a_source_that_training_drops_is_kept_until_it_is_copied(
     fake: FakeDevice, recorder: Recorder, place: SnapshotPlace
 ) -> None:
     recorder.take(place)
@@ -279,7 +279,7 @@ def test_a_source_dropped_by_the_training_lives_until_it_is_copied(
     recorder.finish()
 
 
-def test_sources_are_let_go_after_the_copy(fake: FakeDevice, recorder: Recorder) -> None:
+def test_sources_are_released_after_the_copy(fake: FakeDevice, recorder: Recorder) -> None:
     recorder.take()
     before = fake.num_allocated
     recorder.state.tensors.clear()
@@ -332,7 +332,7 @@ def test_a_copy_that_is_done_costs_the_update_nothing(fake: FakeDevice, recorder
     assert recorder.engine.device_wait_s == 0.0
 
 
-def test_an_update_on_another_stream_waits_too() -> None:
+def test_an_update_on_a_different_stream_waits_too() -> None:
     for seed in range(50):
         fake = FakeDevice(Seeded(seed))
         recorder = Recorder(fake, small_state(fake))
@@ -365,7 +365,7 @@ def test_a_graph_capture_is_neither_waited_in_nor_recorded_into(
 # ---- few copies
 
 
-def test_small_tensors_leave_in_one_transfer(fake: FakeDevice) -> None:
+def test_small_tensors_are_copied_in_one_transfer(fake: FakeDevice) -> None:
     state = State(fake)
     for number in range(30):
         state.add(f"t{number}", torch.full((number % 3,), 1.0), settled=number % 2 == 0)
@@ -375,7 +375,7 @@ def test_small_tensors_leave_in_one_transfer(fake: FakeDevice) -> None:
     recorder.finish()
 
 
-def test_what_does_not_fit_the_staging_travels_by_itself(fake: FakeDevice) -> None:
+def test_tensors_that_do_not_fit_the_staging_buffer_are_copied_singly(fake: FakeDevice) -> None:
     state = State(fake)
     for number in range(10):
         state.add(f"t{number}", torch.arange(2.0), settled=True)
@@ -408,7 +408,7 @@ def test_a_state_that_grows_gets_larger_buffers_while_the_old_ones_are_read(seed
     recorder.finish()
 
 
-def test_a_strided_tensor_needs_no_second_one_on_the_device(fake: FakeDevice) -> None:
+def test_a_strided_tensor_is_not_copied_whole_on_the_device(fake: FakeDevice) -> None:
     state = State(fake)
     state.add("weight", torch.arange(64.0).reshape(8, 8).t(), settled=True)
     before = fake.num_allocated
@@ -434,7 +434,7 @@ def test_views_that_negate_or_conjugate_are_resolved(
 # ---- device snapshots
 
 
-def test_a_device_snapshot_frees_the_update_before_the_transfer_is_done() -> None:
+def test_a_device_snapshot_lets_the_update_run_before_the_transfer_is_done() -> None:
     def can_update_before_the_transfer_ends(place: SnapshotPlace, seed: int) -> bool:
         fake = FakeDevice(Seeded(seed), eager_events=True)
         state = State(fake)
@@ -463,7 +463,7 @@ def test_a_device_snapshot_without_room_goes_to_the_host(
     recorder.finish()
 
 
-def test_an_allocation_that_fails_after_all_goes_to_the_host(fake: FakeDevice) -> None:
+def test_a_snapshot_whose_device_allocation_fails_goes_to_the_host(fake: FakeDevice) -> None:
     recorder = Recorder(fake, small_state(fake))
     recorder.state.add("large", torch.ones(500), settled=True)
     fake.free_bytes = lambda device: 1 << 40  # type: ignore[method-assign]

@@ -106,11 +106,11 @@ def test_a_device_without_a_uuid_is_found_by_its_pci_address() -> None:
     assert free_bytes(FakeNvml({GPU: 0, PCI: 10}), memory) == 40
 
 
-def test_another_device_of_the_machine_is_not_taken_for_it() -> None:
+def test_a_different_device_of_the_machine_is_not_confused_with_it() -> None:
     assert free_bytes(FakeNvml({"GPU-another": 1, "00000000:af:00.0": 1})) == 100
 
 
-def test_each_answer_is_a_new_one() -> None:
+def test_each_answer_is_read_anew() -> None:
     module = FakeNvml({GPU: 10})
     nvml = Nvml(lambda: module)
     assert free_device_bytes(CUDA, memory=FakeMemory(), nvml=nvml) == 40
@@ -124,7 +124,7 @@ def test_a_runtime_that_cannot_tell_leaves_nvml() -> None:
     assert free_bytes(FakeNvml({GPU: 10}), memory) == 40
 
 
-def test_nothing_is_told_when_nothing_can_tell() -> None:
+def test_the_answer_is_none_if_neither_source_knows() -> None:
     memory = FakeMemory()
     memory.problem = "unknown error"
     assert free_bytes(FakeNvml({}), memory) is None
@@ -168,14 +168,14 @@ def test_an_nvml_that_fails_is_left_out_and_reported_once(
     assert [record.levelname for record in caplog.records] == ["DEBUG"]
 
 
-def test_a_process_that_never_used_cuda_is_left_so() -> None:
+def test_a_process_that_never_used_cuda_stays_without_a_context() -> None:
     assert not torch.cuda.is_initialized()
     assert not CudaMemory().is_in_use(torch.device("cuda", 0))
     assert free_device_bytes(torch.device("cuda", 0)) is None
     assert not torch.cuda.is_initialized()
 
 
-def test_the_module_is_imported_and_asked_without_nvml_being_installed() -> None:
+def test_a_missing_nvml_module_is_tolerated() -> None:
     program = "\n".join(
         [
             "import sys, torch",
@@ -190,7 +190,7 @@ def test_the_module_is_imported_and_asked_without_nvml_being_installed() -> None
     assert (done.returncode, done.stdout, done.stderr) == (0, "None\n", "")
 
 
-def test_what_the_next_iteration_wants_back_is_no_room_for_a_snapshot() -> None:
+def test_memory_that_the_next_iteration_needs_is_no_room_for_a_snapshot() -> None:
     device = torch.device("cuda", 0)
     absent = Nvml(load=_absent)
     assert room_for_snapshot(device, memory=FakeMemory(), nvml=absent) == 100 - 45

@@ -100,7 +100,7 @@ def test_volatile_tensors_are_complete_when_start_returns(
     assert outcome.wait() == [None]
 
 
-def test_without_settled_tensors_it_is_over_when_start_returns(
+def test_without_settled_tensors_the_copy_is_done_when_start_returns(
     engine: HostEngine, slot: Slot
 ) -> None:
     outcome = Outcome()
@@ -169,7 +169,7 @@ def test_a_tensor_without_elements_copies_nothing(slot: Slot) -> None:
     assert fingerprint(copy) == slot_fingerprint(copy, slot)
 
 
-def test_a_fingerprint_is_of_bits_not_of_numbers() -> None:
+def test_a_fingerprint_depends_on_bits_not_numbers() -> None:
     zero, nan = torch.zeros(2), torch.tensor([float("nan")])
     copies = [Copy("zero", zero, 0, 8, True), Copy("nan", nan, 64, 4, True)]
     before = [fingerprint(copy) for copy in copies]

@@ -50,7 +50,7 @@ def test_no_engine_is_chosen_before_the_first_boundary() -> None:
     made.close()
 
 
-def test_a_state_that_moves_to_a_device_gets_another_engine() -> None:
+def test_a_state_that_moves_to_a_device_gets_the_device_engine() -> None:
     device_engine = DeviceEngine(FakeDevice(Scripted()))
     made, left = snapshotter(HostEngine(), device_engine)
     model = torch.nn.Linear(2, 2)

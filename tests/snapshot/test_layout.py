@@ -50,7 +50,7 @@ def test_channels_last_weights_are_stored_row_major() -> None:
     assert torch.equal(loaded["weight"], model.weight)
 
 
-def test_tensors_are_packed_by_decreasing_element_size_without_holes() -> None:
+def test_tensors_are_packed_by_decreasing_element_size_without_gaps() -> None:
     (file,) = take(CFCheckpoint(rng=False, model=Mixed())).layout.files
     end = file.header_bytes
     for tensor in file.tensors:

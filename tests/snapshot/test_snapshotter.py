@@ -87,7 +87,7 @@ def test_names_and_places_are_made_once_for_a_structure(shots: Shots) -> None:
     assert shots.snapshotter.num_layouts == 1
 
 
-def test_tensors_are_those_of_the_boundary_also_if_other_ones_took_their_place(
+def test_copies_hold_the_tensors_of_the_boundary_even_if_they_were_replaced(
     shots: Shots, model: nn.Linear
 ) -> None:
     shots.take()
@@ -99,7 +99,7 @@ def test_tensors_are_those_of_the_boundary_also_if_other_ones_took_their_place(
     assert shots.snapshotter.num_layouts == 1
 
 
-def test_another_structure_has_names_and_places_of_its_own(shots: Shots, model: nn.Linear) -> None:
+def test_a_different_structure_has_its_own_names_and_places(shots: Shots, model: nn.Linear) -> None:
     shots.take()
     model.register_buffer("more", torch.arange(4.0))
     model.register_parameter("bias", None)
@@ -109,7 +109,7 @@ def test_another_structure_has_names_and_places_of_its_own(shots: Shots, model: 
     assert shots.snapshotter.num_layouts == 2
 
 
-def test_what_is_made_per_tensor_sets_off_no_collection_after_another() -> None:
+def test_objects_made_per_tensor_do_not_trigger_garbage_collections() -> None:
     many = Shots(nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(2_000)]))
     generations = list[int]()
 

@@ -15,7 +15,7 @@ from checkfreq.restore.restorer import LoadedCheckpoint
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.parts import CapturedState
+from checkfreq.state.collector import CapturedState
 from checkfreq.types import FileSpec
 
 

@@ -66,7 +66,7 @@ class TestClassification:
         found = classes(CFCheckpoint(rng=False, model=model, ema=average, opt=trained(model)))
         assert not found["ema.weight"]
 
-    def test_averaged_models_are_volatile_wherever_they_sit(self) -> None:
+    def test_averaged_models_are_volatile_wherever_they_are(self) -> None:
         holder = nn.Module()
         holder.net = nn.Linear(2, 2)
         holder.ema = AveragedModel(holder.net).requires_grad_(False)
@@ -77,7 +77,7 @@ class TestClassification:
         ]
 
     @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-    def test_max_norm_embeddings_are_volatile_and_their_optimizer_state_is_not(
+    def test_max_norm_embeddings_are_volatile_but_their_optimizer_state_is_not(
         self, kind: Callable[..., nn.Module]
     ) -> None:
         model = kind(4, 2, max_norm=1.0)
@@ -218,7 +218,7 @@ def test_aliases_share_an_entry_and_overlapping_views_do_not() -> None:
     assert captured.aliases == {"d": {"same": "a", "twice": "row"}}
 
 
-def test_paths_that_read_the_same_get_different_keys() -> None:
+def test_equal_paths_get_different_keys() -> None:
     chk = CFCheckpoint(rng=False, d={"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}})
     captured = capture(chk, fence_on_device=False)
     assert [ref.key for ref in captured.tensors] == ["a.b", "a.b#2"]
@@ -267,7 +267,7 @@ class TestRefusals:
         ],
         ids=["meta", "sparse", "nested", "uint4"],
     )
-    def test_a_tensor_that_bytes_do_not_describe_is_named(
+    def test_a_tensor_that_is_more_than_its_bytes_is_refused_by_name(
         self, tensor: Callable[[], Tensor], words: str
     ) -> None:
         model = nn.Module()
@@ -276,17 +276,17 @@ class TestRefusals:
         with pytest.raises(StateError, match=rf"^model\.inner\.odd: .*{words}"):
             classes(CFCheckpoint(model=model))
 
-    def test_a_lazy_parameter_is_named(self) -> None:
+    def test_a_lazy_parameter_is_refused_by_name(self) -> None:
         with pytest.raises(StateError, match=r"^model\.layer\.weight: .*one forward pass"):
             classes(CFCheckpoint(model=Lazy()))
 
-    def test_an_unserialisable_leaf_is_named_by_its_path(self) -> None:
+    def test_an_unserialisable_leaf_is_refused_by_its_path(self) -> None:
         optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
         optimizer.param_groups[0]["foo"] = object()
         with pytest.raises(StateError, match=r"^optimizer\.param_groups\[0\]\.foo: type object"):
             classes(CFCheckpoint(optimizer=optimizer))
 
-    def test_optimizer_state_of_an_unknown_parameter_is_named(self) -> None:
+    def test_optimizer_state_of_an_unknown_parameter_is_refused_by_name(self) -> None:
         optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
         optimizer.state[torch.ones(7)] = {"x": torch.ones(7)}
         with pytest.raises(StateError, match=r"optimizer\.state holds state of a tensor \[7\]"):

@@ -145,7 +145,7 @@ class MyDict(dict):  # type: ignore[type-arg]
     ],
     ids=lambda v: type(v).__name__,
 )
-def test_what_cannot_come_back_exactly_is_refused_with_its_path(value: Any) -> None:
+def test_a_value_that_would_not_come_back_exactly_is_refused_with_its_path(value: Any) -> None:
     with pytest.raises(StateError, match=r"^optimizer\.param_groups\[0\]\.foo: .*without pickle"):
         encode_tree({"param_groups": [{"foo": value}]}, "optimizer")
 

@@ -55,11 +55,11 @@ def test_members_differ_by_less_than_a_quarter(
     assert max(loads) < 1.25 * min(loads)
 
 
-def test_what_stays_counts_for_the_first() -> None:
+def test_tensors_that_stay_count_for_the_first_member() -> None:
     staying, moving = TensorSize(300, 0, True), TensorSize(900, 900, False)
     assert bytes_of_members([staying, moving], 4) == [300, 300, 300, 300]
     assert bytes_of_members([TensorSize(600, 0, True), moving], 4) == [600, 300, 300, 300]
 
 
-def test_one_member_takes_all() -> None:
+def test_a_single_member_takes_all() -> None:
     assert bytes_of_members([TensorSize(600, 0, True), TensorSize(90, 9, False)], 1) == [690]

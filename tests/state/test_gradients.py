@@ -60,7 +60,7 @@ def watched() -> Iterator[Watched]:
     made.pending.close()
 
 
-def test_gradients_of_a_backward_pass_that_no_step_followed_are_pending(watched: Watched) -> None:
+def test_gradients_of_a_backward_pass_after_the_last_step_are_pending(watched: Watched) -> None:
     assert not watched.pending.read()
     for _ in range(2):  # before the first step, and after one
         watched.backward()
@@ -72,7 +72,9 @@ def test_gradients_of_a_backward_pass_that_no_step_followed_are_pending(watched:
         watched.model.zero_grad()
 
 
-def test_what_a_step_left_behind_is_not_pending_until_something_is_added(watched: Watched) -> None:
+def test_gradients_that_a_step_used_are_not_pending_until_something_is_added(
+    watched: Watched,
+) -> None:
     watched.backward()
     watched.step()
     watched.pending.pass_boundary()
@@ -93,13 +95,15 @@ def test_gradients_that_were_cleared_after_the_step_are_not_pending(
     assert watched.pending.read()
 
 
-def test_gradients_that_are_not_numbers_are_pending_like_any(watched: Watched) -> None:
+def test_nan_gradients_are_pending_too(watched: Watched) -> None:
     watched.backward()
     watched.model[0].weight.grad.fill_(float("nan"))  # type: ignore[union-attr]
     assert watched.pending.read()
 
 
-def test_what_a_second_optimizers_backward_pass_adds_to_the_first_ones_is_not_pending() -> None:
+def test_gradients_that_a_second_optimizers_backward_pass_adds_to_the_first_are_not_pending() -> (
+    None
+):
     watched = Watched(together=False)
     for optimizer in watched.optimizers.values():  # as a GAN's two are trained
         watched.model.zero_grad()
@@ -133,7 +137,7 @@ def test_a_step_that_a_scaler_skipped_has_used_its_gradients(tmp_path: Path) -> 
     watched.pending.close()
 
 
-def test_sparse_gradients_are_left_out_and_that_is_said_once(
+def test_sparse_gradients_are_left_out_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = nn.Sequential(nn.Embedding(4, 3, sparse=True), nn.Linear(3, 1))
@@ -146,7 +150,7 @@ def test_sparse_gradients_are_left_out_and_that_is_said_once(
     assert "optimizer: sparse gradients" in record.message
 
 
-def test_a_checkpoint_without_pending_gradients_says_nothing_of_them(watched: Watched) -> None:
+def test_a_checkpoint_without_pending_gradients_has_no_record_of_them(watched: Watched) -> None:
     watched.backward()
     watched.step()
     shot = watched.shot()
@@ -154,7 +158,7 @@ def test_a_checkpoint_without_pending_gradients_says_nothing_of_them(watched: Wa
     assert sorted(shot.loaded.data) == ["model.safetensors", "rng.safetensors"]
 
 
-def test_pending_gradients_come_back_bit_for_bit_as_often_as_they_are_applied(
+def test_pending_gradients_come_back_bit_for_bit_each_time_they_are_applied(
     watched: Watched,
 ) -> None:
     watched.backward()
@@ -171,7 +175,7 @@ def test_pending_gradients_come_back_bit_for_bit_as_often_as_they_are_applied(
     assert fresh.pending.read() == {}
 
 
-def test_gradients_of_an_optimizer_that_is_not_restored_stay_out(watched: Watched) -> None:
+def test_gradients_of_an_optimizer_that_is_not_restored_are_not_set(watched: Watched) -> None:
     watched.backward()
     fresh = Watched()
     plan(fresh.chk, watched.shot(), only=["model"]).apply_last()
@@ -191,9 +195,7 @@ def test_a_gradient_that_does_not_fit_its_parameter_is_a_mismatch_that_names_it(
 
 
 @pytest.mark.parametrize("numbers", [7, {"optimizer": 3}, {"optimizer": [-1]}, {"optimizer": [9]}])
-def test_a_record_of_gradients_that_makes_no_sense_is_corrupt(
-    watched: Watched, numbers: Any
-) -> None:
+def test_a_malformed_record_of_gradients_is_corruption(watched: Watched, numbers: Any) -> None:
     watched.backward()
     shot = watched.shot()
     shot.loaded.manifest.objects[GRADIENTS]["parameters"] = numbers
@@ -201,7 +203,7 @@ def test_a_record_of_gradients_that_makes_no_sense_is_corrupt(
         plan(Watched().chk, shot)
 
 
-def test_each_rank_gets_its_own_gradients_back_and_no_rank_those_of_other_ranks(
+def test_each_rank_gets_its_own_gradients_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     parts, expected = [], []
@@ -236,7 +238,7 @@ def test_readers_without_the_training_see_the_state_alone(tmp_path: Path) -> Non
     watched.pending.close()
 
 
-def test_clearing_gradients_between_restore_and_the_first_batch_takes_nothing(
+def test_gradients_cleared_between_restore_and_the_first_batch_come_back(
     watched: Watched,
 ) -> None:
     watched.backward()

@@ -54,7 +54,7 @@ def test_plain_module_has_the_keys_of_its_state_dict() -> None:
     assert keys(model) == list(model.state_dict())
 
 
-def test_own_submodules_called_module_keep_their_name() -> None:
+def test_users_submodules_called_module_keep_their_name() -> None:
     assert keys(Odd()) == list(Odd().state_dict())
 
 
@@ -79,7 +79,7 @@ def test_distributed_wrapper_around_a_compiled_one_leaves_no_trace() -> None:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_a_tensor_on_a_mesh_of_one_is_kept_as_any_other() -> None:
+def test_a_dtensor_on_a_mesh_of_one_is_kept_like_a_plain_tensor() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import distribute_module
 

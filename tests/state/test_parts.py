@@ -20,8 +20,7 @@ from checkfreq.run.pipeline import first_device
 from checkfreq.snapshot.digests import structure_digest, structure_listing
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.collector import TensorRef
-from checkfreq.state.parts import CapturedState, LocalState
+from checkfreq.state.collector import CapturedState, LocalState, TensorRef
 from checkfreq.types import Role
 from tests.fixtures.make_format_2 import FOLDER
 from tests.state.ranks import Manifest, everyone, part, restored
@@ -65,7 +64,7 @@ def sizes(manifest: Manifest, world: int) -> list[int]:
     return found
 
 
-def test_the_leader_writes_what_all_have_and_the_others_their_generators() -> None:
+def test_the_leader_writes_replicated_state_and_the_others_their_generators() -> None:
     chk = run(1)
     manifest = parts_of(chk, everyone(3))
     names = {file.name for file in manifest.files}
@@ -91,14 +90,14 @@ def test_a_split_state_is_balanced_and_comes_back_bit_for_bit(world: int) -> Non
     )
 
 
-def test_what_a_forward_pass_may_change_is_not_split() -> None:
+def test_volatile_tensors_are_not_split() -> None:
     manifest = parts_of(run(1), everyone(4, split=True))
     (file,) = [file for file in manifest.files if file.name == "model.safetensors"]
     names = {record.name for record in file.tensors}
     assert {"norm.running_mean", "norm.num_batches_tracked", "none"} <= names
 
 
-def test_groups_of_one_node_each_hold_everything() -> None:
+def test_each_nodes_group_writes_the_whole_state() -> None:
     chk = run(1)
     group = (2, 3)
     manifest = parts_of(chk, [Role(rank, 4, group, split=True) for rank in group])
@@ -107,7 +106,7 @@ def test_groups_of_one_node_each_hold_everything() -> None:
     assert state_bits(other) == state_bits(chk)
 
 
-def test_objects_and_tensors_declared_per_rank_are_each_ranks_own() -> None:
+def test_objects_and_tensors_declared_per_rank_are_kept_for_each_rank() -> None:
     declared = ("run", "model.norm", "model.other")
     chks = [run(seed, per_rank=declared) for seed in (1, 2)]
     manifest = Manifest.merged(
@@ -139,7 +138,7 @@ def test_a_new_rank_is_told_what_it_keeps(caplog: pytest.LogCaptureFixture) -> N
         assert text in caplog.text
 
 
-def test_a_rank_that_is_new_after_a_run_of_one_keeps_what_is_its_own(
+def test_a_new_rank_after_a_run_of_one_rank_keeps_its_per_rank_state(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     declared = ("run", "model.norm", "model.other")  # tied to one
@@ -162,7 +161,7 @@ def test_a_rank_that_is_new_after_a_run_of_one_keeps_what_is_its_own(
     assert torch.equal(torch.get_rng_state(), generator) is False
 
 
-def test_a_new_rank_keeps_a_tensor_that_is_its_own_by_a_tied_name() -> None:
+def test_a_new_rank_keeps_a_per_rank_tensor_declared_by_a_tied_name() -> None:
     declared = ("model.other",)
     manifest = parts_of(run(1, per_rank=declared), everyone(2))
     chk = run(2, per_rank=declared)
@@ -171,7 +170,7 @@ def test_a_new_rank_keeps_a_tensor_that_is_its_own_by_a_tied_name() -> None:
     assert bits(chk.tracked["model"].one.weight) == before
 
 
-def test_a_rank_of_which_only_positions_are_here_is_a_new_one(
+def test_a_rank_with_nothing_but_positions_counts_as_new(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     chk = run(1, per_rank=("run", "model.norm"))
@@ -191,7 +190,7 @@ def test_a_rank_of_which_only_positions_are_here_is_a_new_one(
         materialise(manifest.loaded(), path="p", rank=1)
 
 
-def test_ranks_without_generators_or_other_objects_of_their_own_are_not_new() -> None:
+def test_ranks_without_per_rank_objects_are_not_new() -> None:
     chk = run(1, rng=False)
     manifest = Manifest.merged(
         [part(chk, role, positions={"train": {"at": 3}}) for role in everyone(2)]
@@ -214,7 +213,7 @@ def test_a_second_rank_keeps_its_generators_where_one_rank_wrote() -> None:
     assert plan.positions == {}
 
 
-def test_an_object_that_is_only_of_other_ranks_is_unexpected_if_it_is_not_live() -> None:
+def test_an_object_that_only_other_ranks_saved_is_unexpected_if_it_is_not_live() -> None:
     manifest = parts_of(run(1, per_rank="run"), everyone(2))
     live = run(2).tracked
     chk = CFCheckpoint(model=live["model"], optimizer=live["optimizer"])
@@ -228,12 +227,12 @@ def test_a_name_that_cannot_differ_from_rank_to_rank_is_refused(name: str) -> No
         run(1, per_rank=name)
 
 
-def test_a_name_of_no_tensor_of_a_module_is_refused_when_it_is_read() -> None:
+def test_a_declared_name_of_no_tensor_is_refused_when_the_module_is_read() -> None:
     with pytest.raises(StateError, match=r"per_rank= names 'model\.nrom'"):
         capture(run(1, per_rank="model.nrom"), fence_on_device=False)
 
 
-def test_a_rank_needs_what_all_have_and_its_own() -> None:
+def test_a_rank_needs_the_replicated_files_and_its_own() -> None:
     chk = run(1, per_rank="model.norm")
     manifest = parts_of(chk, everyone(2))
     for rank, role in enumerate(everyone(2)):
@@ -243,7 +242,7 @@ def test_a_rank_needs_what_all_have_and_its_own() -> None:
     assert "optimizer.rank-00001.safetensors" not in needed_files(alone, manifest, Role())
 
 
-def test_a_split_state_needs_the_files_of_all() -> None:
+def test_a_split_state_needs_the_files_of_all_ranks() -> None:
     chk = run(1)
     manifest = parts_of(chk, everyone(2, split=True))
     needed = needed_files(chk, manifest, everyone(2)[1])
@@ -280,13 +279,13 @@ def mixed_up(manifest: Manifest, place: Any) -> Manifest:
     ("place", "check"),
     [("x", "box of"), ([[1], [9]], "box of"), ([[5000, 40], [0, 0]], "shards of")],
 )
-def test_shards_that_make_no_sense_are_corrupt(place: Any, check: str) -> None:
+def test_malformed_shards_are_corruption(place: Any, check: str) -> None:
     manifest = mixed_up(parts_of(run(1), everyone(2, split=True)), place)
     with pytest.raises(CorruptCheckpointError, match=check):
         restored(run(2), manifest, 0)
 
 
-def test_a_shard_that_was_not_read_is_missed_before_anything_changes() -> None:
+def test_a_shard_that_was_not_read_is_an_error_before_anything_changes() -> None:
     manifest = parts_of(run(1), everyone(2, split=True))
     chk = run(2)
     before = state_bits(chk)
@@ -309,7 +308,7 @@ def test_files_that_were_not_read_are_known_to_be_there() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_live_objects_are_loaded_as_the_rank_that_is_asked_for_had_them(rank: int) -> None:
+def test_load_into_live_objects_uses_the_rank_that_is_asked_for(rank: int) -> None:
     norm = nn.ModuleDict({"1": nn.BatchNorm1d(3)})
     found = load(FOLDER, only=("model",), into={"model": norm}, strict=False, rank=rank)
     assert bits(norm["1"].running_mean) == bits(found["model"]["1.running_mean"])
@@ -358,7 +357,7 @@ def test_state_that_an_optimizer_names_itself_is_needed_whole_and_missed_early()
     assert state_bits(live) == state_bits(saved)
 
 
-def test_what_decides_who_writes_a_tensor_is_part_of_the_structure() -> None:
+def test_whatever_decides_who_writes_a_tensor_is_part_of_the_structure() -> None:
     def digest(*, split: bool, **options: Any) -> str:
         role = Role(0, 2, (0, 1), split)
         return structure_digest(capture(run(1, **options), fence_on_device=False, role=role))
@@ -369,7 +368,7 @@ def test_what_decides_who_writes_a_tensor_is_part_of_the_structure() -> None:
     assert digest(split=False) == digest(split=False, **volatile)
 
 
-def test_iterators_may_be_called_as_fields_of_objects_are() -> None:
+def test_iterators_may_have_the_names_of_fields_of_objects() -> None:
     chk = run(1)
     places = {name: {"at": 3} for name in ("aliases", "shards", "kind")}
     manifest = Manifest.merged([part(chk, role, positions=places) for role in everyone(2)])
@@ -395,7 +394,7 @@ def test_one_rank_needs_nothing_of_torch_distributed() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_rank_that_writes_nothing_of_a_device_still_measures_time_there() -> None:
+def test_a_rank_that_writes_no_tensor_of_a_device_still_measures_time_there() -> None:
     own = TensorRef("rng.rank-00001", "cpu", torch.zeros(2), False)
     device = torch.device("meta")
     theirs = TensorRef("model", "weight", torch.zeros(2, device=device), True)

@@ -77,7 +77,7 @@ def places(sources: list[Source]) -> list[str]:
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("late", [False, True])
-def test_a_source_that_can_merge_gets_one_of_all(world: int, late: bool) -> None:
+def test_a_source_that_can_merge_gets_the_merged_position(world: int, late: bool) -> None:
     before = of_world(2)
     registered(before, Merging)
     after = of_world(world)
@@ -90,7 +90,9 @@ def test_a_source_that_can_merge_gets_one_of_all(world: int, late: bool) -> None
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_source_that_cannot_gets_its_own_and_a_new_rank_the_first_ones(late: bool) -> None:
+def test_a_source_that_cannot_merge_gets_its_own_position_or_the_first_ranks_on_a_new_rank(
+    late: bool,
+) -> None:
     before = of_world(2)
     registered(before, Source)
     after = of_world(3)
@@ -102,12 +104,12 @@ def test_a_source_that_cannot_gets_its_own_and_a_new_rank_the_first_ones(late: b
     assert places(sources) == ["0", "1", "0"]
 
 
-def test_ranks_that_do_not_share_the_data_get_their_own() -> None:
+def test_ranks_that_do_not_share_the_data_get_their_own_positions() -> None:
     after = restored(3, {"train": [{"place": "own 0"}, {"place": "own 1"}]})
     assert places(registered(after, Merging)) == ["own 0", "own 1", "own 0"]
 
 
-def test_an_iterator_of_one_rank_alone_is_restored_from_what_that_saved() -> None:
+def test_an_iterator_that_one_rank_had_is_restored_from_that_rank() -> None:
     before = of_world(3)
     before[1].register("val", Source("there"))
     states = saved(before)
@@ -120,7 +122,7 @@ def test_an_iterator_of_one_rank_alone_is_restored_from_what_that_saved() -> Non
         states = saved(after)
 
 
-def test_what_waits_is_carried_on_by_the_leader_through_any_worlds() -> None:
+def test_unclaimed_positions_are_carried_over_by_the_leader_at_any_world_size() -> None:
     before = of_world(3)
     registered(before, Merging)
     states = saved(before)
@@ -131,7 +133,7 @@ def test_what_waits_is_carried_on_by_the_leader_through_any_worlds() -> None:
     assert places(registered(restored(4, states), Source)) == ["0", "1", "2", "0"]
 
 
-def test_one_rank_keeps_what_waits_as_it_was() -> None:
+def test_one_rank_carries_unclaimed_positions_over_unchanged() -> None:
     state = {"place": "somewhere", "layout": None}
     alone = Positions()
     alone.restore({"train": state})
@@ -141,7 +143,7 @@ def test_one_rank_keeps_what_waits_as_it_was() -> None:
     assert alone.read() == {"train": state}
 
 
-def test_several_ranks_carry_on_what_one_saved() -> None:
+def test_several_ranks_carry_over_what_one_saved() -> None:
     states = saved(restored(2, {"train": {"place": "somewhere"}}))
     assert places(registered(restored(2, states), Merging)) == ["somewhere"] * 2
 
@@ -171,7 +173,7 @@ def test_a_refused_position_puts_everything_back() -> None:
     assert positions.read().keys() == {"train", "val"}
 
 
-def test_a_restore_can_be_taken_back() -> None:
+def test_a_restore_can_be_undone() -> None:
     positions, source = Positions(), Source("before")
     positions.register("train", source)
     take_back = positions.restore({"train": [{"place": "a"}], "later": [{"place": "b"}]})
@@ -203,7 +205,7 @@ def test_a_batch_in_use_and_the_end_reach_every_iterator() -> None:
     assert source.place == "finished"
 
 
-def test_iterators_of_ours_go_on_together_at_another_world() -> None:
+def test_our_iterators_continue_together_at_a_different_world_size() -> None:
     make = rank_of(24)
     before, first = of_world(2), [make(rank, 2, 3) for rank in range(2)]
     for one, iterator in zip(before, first, strict=True):

@@ -58,7 +58,7 @@ def _restore_used(role: Role, manifest: Manifest) -> Any:
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 4), (4, 2)])
-def test_another_world_restores_the_same_whole_state(
+def test_a_different_world_size_restores_the_same_whole_state(
     trained: dict[int, Any], tmp_path: Path, before: int, after: int
 ) -> None:
     manifest, then, _ = trained[before]
@@ -73,7 +73,7 @@ def test_a_plain_model_restores_what_was_sharded(trained: dict[int, Any]) -> Non
     assert run.full() == then
 
 
-def test_whole_tensors_are_put_together_without_any_training_code(
+def test_whole_tensors_are_assembled_without_training_code(
     trained: dict[int, Any],
 ) -> None:
     manifest, then, _ = trained[4]
@@ -123,7 +123,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Any]:
 
 
 @pytest.mark.parametrize(("world", "turned"), [(4, False), (4, True), (2, True), (1, False)])
-def test_dtensors_of_every_kind_come_back_on_another_sharding(
+def test_dtensors_of_every_kind_come_back_with_a_different_sharding(
     kinds: tuple[Manifest, Any], tmp_path: Path, world: int, turned: bool
 ) -> None:
     manifest, expected = kinds
@@ -151,7 +151,7 @@ def test_dtensors_of_every_kind_come_back_whole(kinds: tuple[Manifest, Any]) -> 
     assert state["tied"] is state["twin"]
 
 
-def test_of_replicas_one_rank_writes_and_every_box_is_written_once(
+def test_every_box_is_written_once_whatever_its_replicas(
     kinds: tuple[Manifest, Any],
 ) -> None:
     manifest, _ = kinds
@@ -187,7 +187,7 @@ def distributed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, lis
     return Manifest.merged([taken for taken, _ in results]), [state for _, state in results]
 
 
-def test_buffers_that_are_not_broadcast_and_declared_objects_are_each_ranks_own(
+def test_buffers_that_are_not_broadcast_and_declared_objects_are_kept_for_each_rank(
     distributed: tuple[Manifest, list[Any]], tmp_path: Path
 ) -> None:
     manifest, expected = distributed
@@ -201,7 +201,7 @@ def test_buffers_that_are_not_broadcast_and_declared_objects_are_each_ranks_own(
         assert alls == {0: {"train": {"at": 0}}, 1: {"train": {"at": 1}}}
 
 
-def test_a_new_rank_keeps_what_is_its_own_and_takes_the_first_ranks_buffers(
+def test_a_new_rank_keeps_its_per_rank_state_and_takes_the_first_ranks_buffers(
     distributed: tuple[Manifest, list[Any]], tmp_path: Path
 ) -> None:
     manifest, expected = distributed
@@ -215,7 +215,7 @@ def test_a_new_rank_keeps_what_is_its_own_and_takes_the_first_ranks_buffers(
         assert value == expected[0]["model"][name]
 
 
-def test_one_process_restores_the_first_ranks_own(
+def test_one_process_restores_the_first_ranks_state(
     distributed: tuple[Manifest, list[Any]],
 ) -> None:
     manifest, expected = distributed
@@ -238,7 +238,7 @@ def test_batch_norms_under_fully_shard_keep_each_ranks_statistics(tmp_path: Path
         assert bits(found["model"]["layers.1.running_mean"]) == expected
 
 
-def test_shards_of_another_nodes_directory_are_named(trained: dict[int, Any]) -> None:
+def test_shards_in_a_different_nodes_directory_are_named(trained: dict[int, Any]) -> None:
     manifest, _, _ = trained[4]
     half = Manifest(
         manifest.objects,
@@ -255,7 +255,7 @@ def test_shards_of_another_nodes_directory_are_named(trained: dict[int, Any]) ->
             materialise(half.loaded(), path="p", only=only)
 
 
-def test_structures_are_equal_on_all_ranks_or_can_be_told_apart_by_name(tmp_path: Path) -> None:
+def test_structures_are_equal_on_all_ranks_or_differ_by_name(tmp_path: Path) -> None:
     (first, one), (second, other) = run_ranks(tmp_path, 2, sharded.digests)
     assert [a == b for a, b in zip(first, second, strict=True)] == [True, False, True]
     assert {name for name in one if one[name] != other[name]} == {"d.x"}
@@ -287,7 +287,7 @@ def test_each_nodes_directory_holds_all_shards_if_each_node_does(tmp_path: Path)
         assert run.full() == results[0][1]
 
 
-def test_shards_of_another_shape_are_a_mismatch_by_name(
+def test_shards_of_a_different_shape_are_a_mismatch_by_name(
     trained: dict[int, Any], tmp_path: Path
 ) -> None:
     manifest, _, _ = trained[4]
@@ -313,7 +313,7 @@ def test_parts_of_a_sharded_model_are_kept_as_shards_even_while_it_is_gathered(
         assert "weight" in head.ranks[rank]["head"]["shards"]
 
 
-def test_shards_of_which_there_is_no_record_are_refused(tmp_path: Path) -> None:
+def test_shards_without_a_record_are_refused(tmp_path: Path) -> None:
     for said in run_ranks(tmp_path, 2, sharded.foreign_shards):
         *flat, zero = said
         assert [text[:3] for text in said] == ["m: ", "m: ", "m: ", "o: ", "o: "]
@@ -324,7 +324,7 @@ def test_shards_of_which_there_is_no_record_are_refused(tmp_path: Path) -> None:
         assert "use fully_shard" in zero
 
 
-def test_own_buffers_are_found_whatever_hooks_call_them(tmp_path: Path) -> None:
+def test_per_rank_buffers_are_found_whatever_hooks_call_them(tmp_path: Path) -> None:
     sharded_, data = run_ranks(tmp_path, 2, sharded.capture_renamed)[0]
     own = ["num_batches_tracked", "running_mean", "running_var"]
     assert sharded_ == [f"0.1.{name}" for name in own]
@@ -339,7 +339,7 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Any]:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_state_that_was_a_dtensor_is_one_again_and_a_step_never(
+def test_state_that_was_a_dtensor_is_one_again_but_a_step_never_is(
     scaled: tuple[Manifest, Any], tmp_path: Path, world: int
 ) -> None:
     manifest, expected = scaled
@@ -347,7 +347,7 @@ def test_state_that_was_a_dtensor_is_one_again_and_a_step_never(
         assert found == expected
 
 
-def test_state_cut_on_another_kind_of_mesh_is_a_mismatch(
+def test_state_split_on_a_different_kind_of_mesh_is_a_mismatch(
     scaled: tuple[Manifest, Any], tmp_path: Path
 ) -> None:
     for said in run_ranks(tmp_path, 4, sharded.restore_rows_on_a_square, scaled[0]):
@@ -361,7 +361,7 @@ def test_tied_shards_without_elements_are_tied_on_all_ranks(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (3, 2)])
-def test_sharded_plain_and_own_tensors_of_one_model_come_back_at_another_world(
+def test_sharded_plain_and_per_rank_tensors_come_back_at_a_different_world_size(
     tmp_path: Path, before: int, after: int
 ) -> None:
     parts, common = zip(*run_ranks(tmp_path, before, sharded.capture_parted), strict=True)

@@ -33,8 +33,7 @@ from checkfreq.persist.writer import RateLimiter, SnapshotWriter
 from checkfreq.restore.file_reader import new_buffer
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.state.codec import encode_tree
-from checkfreq.state.collector import TensorRef
-from checkfreq.state.parts import CapturedState
+from checkfreq.state.collector import CapturedState, TensorRef
 from checkfreq.state.tensors import detached
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.parts import stem_of
