@@ -251,7 +251,7 @@ def test_tensors_with_shards_in_other_directories_are_refused(tmp_path: Path) ->
     for name in [*own[1]]:
         files = [file for file in files if file.name != f"{name}.rank-00001.safetensors"]
     parts.commit(tmp_path, 1, objects, {0: own[0]}, files, world=2)
-    with pytest.raises(ConfigError, match="holds the parts of ranks 0 of 2 only"):
+    with pytest.raises(ConfigError, match="holds only the parts of ranks 0 of 2"):
         CFStorageReader(tmp_path).read_metadata()
 
 
