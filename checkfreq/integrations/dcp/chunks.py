@@ -134,7 +134,7 @@ def _require_whole(tensor: StoredTensor, name: str, manifest: Manifest, path: st
         there = ", ".join(map(str, sorted(manifest.ranks)))
         raise ConfigError(
             f"{path} holds only the parts of ranks {there} of {manifest.world}, and {name} is "
-            "sharded over all: with Directory.NODE_LOCAL only CFManager.restore can combine them"
+            "sharded over all: with Directory.NODE_LOCAL only CFManager.restore puts them together"
         )
     got = ", ".join(f"{list(box.sizes)} at {list(box.offsets)}" for box in boxes[:8])
     expected = f"all of {list(tensor.shape)}"
