@@ -98,7 +98,7 @@ class RestorePlan:
             self._rng()
 
     def apply_last(self) -> None:
-        """Set generators and unused gradients; again before the first batch, if in doubt."""
+        """Set generators and unused gradients. May be called again, before the first batch."""
         self.apply_rng()
         if self._gradients is not None:
             self._gradients()
@@ -142,7 +142,7 @@ def _failure(change: Fallible, error: Exception, stuck: list[str]) -> str:
 def _put_back(name: str, back: Callable[[], None]) -> bool:
     try:
         back()
-    except Exception:  # the user's load_state_dict again; the caller names the object
+    except Exception:  # user code again; the error that the caller raises names the object
         logger.exception("%s could not be put back after a failed restore", name)
         return False
     return True
@@ -202,7 +202,7 @@ def _names_to_restore(
     """Tracked names for which ``rank`` finds an object; what only one side has is a finding."""
     names = loaded.names(rank) - _NOT_TRACKED
     elsewhere = {n for r in loaded.manifest.ranks for n in loaded.names(r)} - names - _NOT_TRACKED
-    if loaded.is_new(rank):  # nothing was saved for it of what each rank has for itself now
+    if loaded.is_new(rank):  # what is each rank's own now was not saved for a new one
         elsewhere |= names & chk.per_rank_objects
         names -= elsewhere
     findings.notes += [

@@ -22,17 +22,20 @@ def needed_files(chk: CFCheckpoint, manifest: Manifest, role: Role) -> set[str]:
     needed = set(files)
     is_new, first = role.rank not in manifest.ranks, min(manifest.ranks, default=0)
     names = {name for own in manifest.ranks.values() for name in own}.union(manifest.objects)
-    for name in names - {POSITIONS}:  # iterators may have the names of an object's fields
+    # Not the positions: an iterator may be called "shards", which would look like a field below.
+    for name in names - {POSITIONS}:
         live = _Live(chk, manifest, name)
         for rank, own in manifest.ranks.items():
             file = files.get(file_of(name, rank))
             if file is None:
                 continue
-            boxes = own.get(name, {}).get("shards", {})
-            is_own = rank == (first if is_new else role.rank)
-            is_own &= any(record.name not in boxes for record in file.tensors)
-            is_own &= not is_new or "kind" not in own.get(name, {})
-            if not is_own and not live.overlaps(file, boxes):
+            shards = own.get(name, {}).get("shards", {})
+            # Whole tensors count if the rank is this one. A new rank takes the first one's, such as
+            # buffers, but no object that the first rank had for itself.
+            counts = rank == (first if is_new else role.rank)
+            counts &= any(entry.name not in shards for entry in file.tensors)
+            counts &= not is_new or "kind" not in own.get(name, {})
+            if not counts and not live.overlaps(file, shards):
                 needed.discard(file.name)
     return needed
 
@@ -54,26 +57,27 @@ class _Live:
         adapter = chk.adapters.get(name)
         self._holdings = None if adapter is None else adapter.holdings()
         self._tied = _names_of(manifest, name)
-        self._held: dict[str, list[Box]] = {}
+        self._boxes: dict[str, list[Box]] = {}
 
-    def overlaps(self, file: FileEntry, boxes: Mapping[str, Json]) -> bool:
+    def overlaps(self, file: FileEntry, shards: Mapping[str, Json]) -> bool:
         """Whether a file has a shard that overlaps what the live object holds."""
-        return any(
-            _meets(held, Box(tuple(boxes[record.name][1]), tuple(record.shape)))
-            for record in file.tensors
-            if record.name in boxes
-            for held in self._of(record.name, tuple(boxes[record.name][0]))
-        )
+        for entry in file.tensors:
+            if entry.name in shards:
+                shape, offsets = map(tuple, shards[entry.name])
+                shard = Box(offsets, tuple(entry.shape))
+                if any(_overlap(shard, box) for box in self._boxes_of(entry.name, shape)):
+                    return True
+        return False
 
-    def _of(self, key: str, shape: tuple[int, ...]) -> list[Box]:
+    def _boxes_of(self, key: str, shape: tuple[int, ...]) -> list[Box]:
         if self._holdings is None:
             return []
-        if key not in self._held:
+        if key not in self._boxes:
             names = (key, *self._tied.get(key, ()))
-            self._held[key] = [box for name in names for box in self._holdings(name, shape)]
-        return self._held[key]
+            self._boxes[key] = [box for name in names for box in self._holdings(name, shape)]
+        return self._boxes[key]
 
 
-def _meets(held: Box, box: Box) -> bool:
-    """True also for a different number of dimensions: read it, so that the mismatch is reported."""
-    return len(held.sizes) != len(box.sizes) or held.overlap(box) is not None
+def _overlap(shard: Box, live: Box) -> bool:
+    """True also for a different number of dimensions: it is read, so that this is reported."""
+    return len(live.sizes) != len(shard.sizes) or live.overlap(shard) is not None
