@@ -15,7 +15,7 @@ RUN = ["simulate", "--iteration-s", "1", "--cost-s", "1", "--persist-s", "5", "-
 Capture = pytest.CaptureFixture[str]
 
 
-def test_it_prints_a_line_for_each_size_and_policy(capsys: Capture) -> None:
+def test_it_prints_a_line_for_each_size_and_way(capsys: Capture) -> None:
     assert main([*RUN, "--gpus", "8,100000", "--days", "3"]) == 0
     printed, _, notes = capsys.readouterr().out.partition("\n\n")
     head, *lines = printed.splitlines()
@@ -26,7 +26,7 @@ def test_it_prints_a_line_for_each_size_and_policy(capsys: Capture) -> None:
     assert "storage" not in notes
 
 
-def test_overhead_is_a_fraction_of_the_work_as_the_bound_is(capsys: Capture) -> None:
+def test_overhead_is_of_the_work_as_the_bound_is(capsys: Capture) -> None:
     # Of the time, a checkpoint of 1 s every 2 iterations is 33 %; of the work, 50 %.
     run = [*RUN[:-4], "--persist-s", "0", "--restart-s", "0", "--max-overhead", "0.5"]
     assert main([*run, "--mtbf-s", "1e6", "--json"]) == 0
@@ -36,7 +36,7 @@ def test_overhead_is_a_fraction_of_the_work_as_the_bound_is(capsys: Capture) -> 
     assert row["checkpoints"] == pytest.approx(1 / 3, rel=1e-3)
 
 
-def test_a_policy_that_storage_limits_is_marked_and_the_mark_explained(capsys: Capture) -> None:
+def test_a_way_that_storage_limits_is_marked_and_the_mark_explained(capsys: Capture) -> None:
     assert main([*RUN, "--mtbf-s", "1e6", "--interval-s", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     (fixed,) = [line for line in lines if " fixed " in line]
@@ -102,7 +102,9 @@ def test_same_seed_prints_the_same(capsys: Capture) -> None:
         (["--gpus", "8", "--cost-s", "-1"], "stall_s"),
     ],
 )
-def test_nonsense_is_refused_with_a_sentence(given: list[str], said: str, capsys: Capture) -> None:
+def test_what_makes_no_sense_is_refused_with_a_sentence(
+    given: list[str], said: str, capsys: Capture
+) -> None:
     assert main([*RUN, *given]) == 2
     captured = capsys.readouterr()
     assert said in captured.err
