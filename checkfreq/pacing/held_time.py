@@ -66,6 +66,8 @@ class HeldTime:
     @contextmanager
     def boundary(self) -> Iterator[None]:
         """The manager's code at a boundary; waits and meetings within it are not part of it."""
+        # The two sums are taken off at both ends, which leaves out what they grow by in between. A
+        # boundary that raises is not counted: it ends the training.
         start_s = self._clock() - self._waited_s - self._met_s
         yield
         self._boundary_s += self._clock() - self._waited_s - self._met_s - start_s

@@ -116,6 +116,7 @@ class Arena:
         assert all(slot.is_free for slot in self._slots)
         for slot in self._slots:
             os.ftruncate(slot.fd, 0)  # frees the pages now: the worker still maps them
+        # Before the new slots are made: old and new ones together may not fit the memory.
         self.close()
         num_bytes, count = self._slot_bytes(state_bytes), self.num_affordable(state_bytes)
         self._slots = [_new_slot(index, num_bytes) for index in range(count)]
@@ -213,7 +214,7 @@ class Arena:
         except BaseException as error:
             self._error = error
         finally:
-            self._ready.set()
+            self._ready.set()  # last: `wait_ready` reads the error once this is set
 
 
 def _new_slot(index: int, num_bytes: int) -> Slot:

@@ -134,6 +134,7 @@ class CudaDevice:
 
     def record(self, stream: Stream) -> Event:
         """See Device."""
+        # blocking: synchronize() would otherwise spin and take a core from training.
         event = _cuda.Event(enable_timing=True, blocking=True)
         event.record(stream)
         return event

@@ -141,9 +141,10 @@ class DeviceCopier:
         """Have what is queued next on the current stream wait for the copy of settled tensors."""
         if self._read is not None:
             stream = self._device.current_stream(self.index)
-            if not self._wait(stream, self._read):
-                return
-            self._read = None
+            # Until it has happened the event is kept: the next update may run on a different
+            # stream, which has to wait as well.
+            if self._wait(stream, self._read):
+                self._read = None
 
     def _wait(self, stream: Stream, event: Event) -> bool:
         """Have ``stream`` wait, and measure how long; True if the event had happened already."""
@@ -156,7 +157,7 @@ class DeviceCopier:
 
     def _measure(self) -> None:
         if self._waits and self._device.is_capturing():
-            return  # a query would break the capture
+            return  # querying an event would break the capture
         while self._waits and self._device.is_done(self._waits[0][1]):
             self._wait_s += self._device.elapsed_s(*self._waits.popleft())
 
@@ -241,6 +242,8 @@ class DeviceCopier:
     ) -> None:
         device, side = self._device, self._side
         stream = device.current_stream(self.index)
+        # Volatile tensors on the compute stream, since training may change them with whatever it
+        # queues next; settled ones beside it, since nothing does before the fence.
         pairs = list(zip(packing.copies, _pairs(packing, buffer), strict=True))
         volatile = [pair for copy, pair in pairs if not copy.settled]
         if volatile:
@@ -261,7 +264,9 @@ class DeviceCopier:
             buffer = self._buffer
             if buffer is not None and buffer.numel() >= num_bytes:
                 return buffer
-            self._buffer = None  # a transfer that still uses the old one keeps it
+            # Dropped before the allocation, which may need its memory; a transfer that still uses
+            # it keeps it alive.
+            self._buffer = None
         buffer = None
         if self._device.free_bytes(self.index) >= num_bytes + self._limits.reserve_bytes:
             try:

@@ -129,7 +129,7 @@ class DeviceEngine:
     def start(self, copies: Sequence[Copy], slot: Slot, *, on_copied: OnCopied) -> None:
         """See SnapshotEngine. An error voids the slot, and ``on_copied`` gets it."""
         snapshot = _InFlight(slot, on_copied)
-        with self._changed:
+        with self._changed:  # counted before anything is queued, or `wait_copied` could miss it
             self._num_active += 1
         try:
             self._queue(snapshot, copies)
@@ -221,7 +221,7 @@ class DeviceEngine:
             self._complete(snapshot)
         except BaseException as error:
             snapshot.error = snapshot.error or error
-        self._release(snapshot)
+        self._release(snapshot)  # first: the next snapshot reuses these buffers
         with self._changed:  # before the callback: a thread that waits for the copy waits no longer
             self._num_active -= 1
             self._changed.notify_all()

@@ -88,6 +88,7 @@ def digest_values(local: LocalState, modules: Iterable[nn.Module], device: Devic
             if ref.tensor.is_cpu:
                 values.found[name] = _digest(ref.tensor)
             elif (index := device.owner(ref.tensor)) is not None:
+                # An integer sum is the same in any order of additions; devices differ in theirs.
                 sums.setdefault(index, {})[name] = _bits(ref.tensor).sum(dtype=torch.int64)
             if ref.settled:
                 weights.add(name)

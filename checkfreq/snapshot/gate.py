@@ -60,6 +60,7 @@ class UpdateGate:
         """Surround a parameter write that no hook sees."""
         if not self._home.is_elsewhere():
             self._fence()
+        # After the fence: an update that it refused did not happen.
         self._attempts += 1
         self._declared += 1
         yield

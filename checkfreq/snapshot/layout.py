@@ -76,6 +76,7 @@ class StateLayout:
         destinations = [(0, 0)] * len(captured.tensors)
         end = 0
         numbered = enumerate(captured.tensors)
+        # One group per file: the tensors of a file are neighbours in a capture.
         for name, group in groupby(numbered, key=lambda item: item[1].stem):
             aliases = captured.aliases.get(name, {})
             spec, header, order = _plan_file(name, list(group), aliases, slot_offset=end)

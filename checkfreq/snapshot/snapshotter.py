@@ -141,7 +141,7 @@ class Snapshotter:
 
     def allocate(self, state_bytes: int) -> None:
         """Allocate slots; their pages are faulted in by a background thread."""
-        self._latest = None
+        self._latest = None  # its slot is about to be unmapped
         self._arena.allocate(state_bytes)
         self._listener.forget_slots()
         for slot in self._arena.slots:
@@ -155,7 +155,9 @@ class Snapshotter:
         with gc_paused():
             copies = _copies(captured, layout)
         snapshot = Snapshot(slot, copies, layout.total_bytes)
-        if self._config.verify_settled:  # otherwise the source tensors must not outlive the copy
+        # Digested before the copy begins: this is what the tensors were at the boundary. Without
+        # the option nothing may keep the source tensors alive after the copy.
+        if self._config.verify_settled:
             self._latest = snapshot
             self._expected = {c.name: fingerprint(c) for c in copies if c.settled}
         self._engine().start(copies, slot, on_copied=on_copied)

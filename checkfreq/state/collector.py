@@ -116,7 +116,7 @@ class StateCollector:
         Raises StateError for a tensor that cannot be kept and for a key used twice.
         """
         plain = is_ordinary(tensor)
-        live = tensor.detach() if plain else self._other(key, tensor)
+        live = tensor.detach() if plain else self._converted(key, tensor)
         if settled and self._host_is_volatile and live.is_cpu:
             settled = False
         if key in self._keys:
@@ -133,7 +133,7 @@ class StateCollector:
         self.refs.append(make_ref(TensorRef, (self._object, key, live, settled)))
         return key
 
-    def _other(self, key: str, tensor: Tensor) -> Tensor:
+    def _converted(self, key: str, tensor: Tensor) -> Tensor:
         path = f"{self._object}.{key}"
         if not is_dtensor(tensor):
             return detached(tensor, path)

@@ -124,6 +124,7 @@ class PendingGradients:
         kept = {number: one for number, one in found.items() if one.layout is torch.strided}
         if len(kept) < len(found):
             self._warn_of_sparse(name)
+        # Zeroing gradients in place changes the witness too; zeros need not be kept.
         return kept if _any_nonzero(map(local_of, kept.values())) else {}
 
     def _warn_of_sparse(self, name: str) -> None:

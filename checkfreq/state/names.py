@@ -44,11 +44,11 @@ class Node:
     extra: bool
     names: dict[str, str] = field(default_factory=dict)
 
-    def name(self, own: str) -> str:
-        """Canonical name of the parameter or buffer called ``own`` here."""
-        name = self.names.get(own)
+    def name(self, attribute: str) -> str:
+        """Canonical name of the parameter or buffer that is this attribute of the module."""
+        name = self.names.get(attribute)
         if name is None:
-            name = self.names[own] = self.canonical + own
+            name = self.names[attribute] = self.canonical + attribute
         return name
 
     @property
@@ -103,10 +103,10 @@ class ModuleIndex:
     def per_rank_buffers(self) -> dict[str, torch.Tensor]:
         """By canonical name, the buffers that differ from rank to rank."""
         return {
-            node.name(own): buffer
+            node.name(attribute): buffer
             for node in self.nodes
             if node.per_rank_buffers
-            for own, buffer in node.module._buffers.items()
+            for attribute, buffer in node.module._buffers.items()
             if buffer is not None
         }
 
@@ -223,12 +223,12 @@ def _loads_its_own_way(module: nn.Module) -> bool:
 def persistent_tensors(node: Node) -> Iterator[tuple[str, torch.Tensor, bool]]:
     """(name, tensor, is a parameter) of one module's own tensors in ``state_dict()``."""
     module = node.module
-    for own, parameter in module._parameters.items():
+    for attribute, parameter in module._parameters.items():
         if parameter is not None:
-            yield node.name(own), parameter, True
-    for own, buffer in module._buffers.items():
-        if buffer is not None and own not in module._non_persistent_buffers_set:
-            yield node.name(own), buffer, False
+            yield node.name(attribute), parameter, True
+    for attribute, buffer in module._buffers.items():
+        if buffer is not None and attribute not in module._non_persistent_buffers_set:
+            yield node.name(attribute), buffer, False
 
 
 def _has_extra(module: nn.Module) -> bool:

@@ -113,7 +113,7 @@ class Positions:
         source = self._sources[name]
         before = source.state_dict()
         source.load_state_dict(self._state_for(source, states))
-        earlier[name] = before
+        earlier[name] = before  # not sooner: only a position that was loaded has to be undone
 
     def _state_for(
         self, source: PositionSource, states: list[dict[str, Any] | None]

@@ -1,4 +1,4 @@
-"""What is measured on a real device: its iterations and its memory."""
+"""Measurements on a real device: iterations and memory."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """A device whose streams run only when a schedule says so.
 
-Work is queued per stream and runs in any order that streams and events allow. Choices come
-from a ``Chooser``: seeded, or one that ``every_schedule`` drives through all of them. The
-helper thread is one more process of the schedule. Like the real one, the device keeps no
-tensor alive: a copy that runs after its memory was freed fails the test. Copies are torn in
-two, so that whatever may write in between does.
+Work is queued per stream and runs in any order that streams and events allow. A ``Chooser`` decides
+which: a seeded one, or one that ``every_schedule`` drives through all orders. The schedule includes
+the helper thread. Like a real device, this one keeps no tensor alive: a copy that runs after its
+memory was freed fails the test. Copies are split in two, so that every write that may come in
+between does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Seeded:
 
 
 class Scripted:
-    """Given choices, then always the first; notes how many there were."""
+    """Given choices, then always the first; records how many options each choice had."""
 
     def __init__(self, script: Sequence[int] = ()) -> None:
         self.taken: list[int] = []
@@ -141,13 +141,13 @@ class FakeDevice:
         )
 
     def training_writes(self, tensor: Tensor, value: float) -> None:
-        """Queue a kernel of the training that fills a device tensor."""
+        """Queue a kernel of training that fills a device tensor."""
         device = self.owner(tensor)
         assert device is not None
         self._queue(self.current_stream(device), lambda: tensor.fill_(value))
 
     def training_frees_storage(self, tensor: Tensor) -> None:
-        """Free memory under references that still exist; whoever gets it next writes to it."""
+        """Free memory that is still referenced; the next owner writes to it."""
         allocation = self._allocation(tensor)
         assert allocation is not None
         assert allocation.index is not None
@@ -155,7 +155,7 @@ class FakeDevice:
             self.training_writes(tensor, 77)
 
     def use_new_stream(self, index: int = 0, *, after_the_old_one: bool = True) -> None:
-        """Make another stream the current one."""
+        """Make a different stream the current one."""
         device = torch.device("cuda", index)
         done = self.record(self.current_stream(device))
         self._current[device] = self.side_stream(device)
@@ -163,7 +163,7 @@ class FakeDevice:
             self.wait(self._current[device], done)
 
     def run_some(self) -> None:
-        """Let streams and the helper run for as long as the schedule says."""
+        """Run streams and the helper for as long as the schedule says."""
         while (actors := [*self._runnable(), *self.helper.actors()]) and (
             choice := self._chooser.choose(len(actors) + 1)
         ) > 0:
@@ -175,7 +175,7 @@ class FakeDevice:
         actors[self._chooser.choose(len(actors))]()
 
     def run_all(self) -> None:
-        """Let everything run to its end, in an order that the schedule says."""
+        """Run all work to its end, in an order that the schedule says."""
         while actors := [*self._runnable(), *self.helper.actors()]:
             actors[self._chooser.choose(len(actors))]()
         assert not any(stream.ops for stream in self._streams), "streams wait for each other"
@@ -243,7 +243,7 @@ class FakeDevice:
             raise torch.OutOfMemoryError("fake")
         tensor = self._new(num_bytes, device)
         find = self._place(tensor, alive=False)
-        # The memory is the current stream's: what it did with it before may still be queued.
+        # The memory belongs to the current stream, whose earlier work on it may still be queued.
         self._queue(self.current_stream(device), lambda: find().fill_(0xAB))
         return tensor
 
@@ -373,7 +373,7 @@ def _torn(target: Tensor, source: Tensor) -> Iterator[Pair]:
 
 
 class ScheduledHelper:
-    """Jobs that run when the schedule lets them; see Helper."""
+    """Tasks that run when the schedule says so; see Helper."""
 
     def __init__(self) -> None:
         self.is_running = False

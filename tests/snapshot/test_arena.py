@@ -1,4 +1,4 @@
-"""Slots: their size, their limits, their owners; and the host memory there is."""
+"""Slots: size, limits and owners; and how much host memory is available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots of device tensors hold the boundary's values under every order a device may take."""
+"""Snapshots of device tensors hold the boundary's values in every order a device may run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLACES = pytest.mark.parametrize("place", list(SnapshotPlace))
 
 @dataclass
 class State:
-    """Tensors, what training has made of them in program order, and their places in a slot."""
+    """Tensors, their values by the program order of training, and their places in a slot."""
 
     fake: FakeDevice
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class Recorder:
 
 
 def small_state(fake: FakeDevice) -> State:
-    """One tensor of each way to travel, and one on the host."""
+    """One tensor for each way of copying, and one on the host."""
     state = State(fake)
     state.add("weight", torch.arange(6.0), settled=True)
     state.add("bias", torch.arange(1.0), settled=True)
@@ -240,7 +240,7 @@ def random_values(draw: random.Random) -> Tensor:
 
 
 def rebind(state: State, draw: random.Random) -> None:
-    """As LBFGS does: the old tensor loses its last reference while a copy may still run."""
+    """Replace tensors as LBFGS does: an old one loses its last reference during a copy."""
     name = draw.choice(list(state.tensors))
     index = state.fake.owner(state.tensors[name])
     if index is not None and state.tensors[name].numel():
@@ -254,7 +254,7 @@ def row_major_clone(tensor: Tensor) -> Tensor:
 
 @pytest.fixture
 def fake() -> FakeDevice:
-    """Nothing runs on this device before it must."""
+    """A device that runs nothing before it has to."""
     return FakeDevice(Scripted())
 
 

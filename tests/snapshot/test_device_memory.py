@@ -1,4 +1,4 @@
-"""Free device memory: the smaller of two answers, and none that is made up."""
+"""Free device memory: the smaller of two answers, or None if neither is known."""
 
 from __future__ import annotations
 

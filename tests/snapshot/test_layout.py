@@ -1,4 +1,4 @@
-"""File images: valid safetensors, aligned, without holes, reused while the structure holds."""
+"""File images: valid safetensors, aligned, without gaps, reused while the structure is the same."""
 
 from __future__ import annotations
 

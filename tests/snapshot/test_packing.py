@@ -1,4 +1,4 @@
-"""Tensors in bulk: where they lie when packed, and how strided ones are cut."""
+"""Packing: where small tensors lie in one transfer, and how strided ones are divided."""
 
 from __future__ import annotations
 

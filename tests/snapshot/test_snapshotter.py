@@ -1,4 +1,4 @@
-"""What a snapshot takes over from the one before it, and what it never does."""
+"""What a snapshot reuses of the one before it, and what it must not reuse."""
 
 from __future__ import annotations
 

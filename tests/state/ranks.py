@@ -1,4 +1,4 @@
-"""Runs a function in the processes of a real process group, and what they captured together."""
+"""Runs a function in every process of a real process group, and merges what they captured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of tests/state/test_ranks.py do: models, state of all kinds, comparisons."""
+"""What the ranks of tests/state/test_ranks.py run: models, state of all kinds, comparisons."""
 
 from __future__ import annotations
 

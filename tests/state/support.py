@@ -1,4 +1,4 @@
-"""A snapshot and a restore without arena, worker or disk: what the engine does, by hand."""
+"""A snapshot and a restore without arena, worker or disk: copies like an engine, but at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Capturing: no side effects, nothing skipped, and each clause of settled and volatile."""
+"""A capture has no side effects, skips nothing, and tells settled from volatile tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON trees: every supported type comes back as it was, and nothing else goes in."""
+"""JSON trees: every supported type comes back exactly, and any other is refused."""
 
 from __future__ import annotations
 

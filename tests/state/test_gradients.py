@@ -1,4 +1,4 @@
-"""Gradients that wait for a later update."""
+"""Gradients that a later update will use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Canonical names: wrappers leave no trace, a user's own names stay."""
+"""Canonical names: wrappers leave no trace, names of the user's modules stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts as one process can see them: what each role would write of the same state."""
+"""Parts of the state, as computed in one process for every role."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions of the iterators of one rank and of several, across restores at other worlds."""
+"""Positions of iterators, on one rank and several, restored at the same and other world sizes."""
 
 from __future__ import annotations
 

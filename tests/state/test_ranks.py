@@ -1,4 +1,4 @@
-"""Real ranks capture their parts; others, on another world or sharding, restore from them."""
+"""Real ranks capture their parts, and restore them at a different world size or sharding."""
 
 from __future__ import annotations
 

@@ -44,14 +44,14 @@ class ModuleAdapter:
             extra = self._capture_state_dict(collector)
         else:
             extra = self._capture_directly(collector)
-        own = {*collector.keys}
+        direct = {*collector.keys}
         trees = {
             key: collector.encode(value, f"{self._name}.{key}") for key, value in extra.items()
         }
         json: dict[str, Json] = {"kind": self.kind, "class": type_name(self._module)}
         if trees:
             json["extra"] = trees
-            json["extra_tensors"] = [key for key in collector.keys if key not in own]
+            json["extra_tensors"] = [key for key in collector.keys if key not in direct]
         return json
 
     def _refresh(self) -> None:
@@ -65,12 +65,14 @@ class ModuleAdapter:
         extra = {}
         for node in nodes:
             module, steady = node.module, trained and node.weights_settled
-            for own, parameter in module._parameters.items():
+            for attribute, parameter in module._parameters.items():
                 if parameter is not None:
-                    add(node.name(own), parameter, steady and _settled(parameter, trained_ids))
-            for own, buffer in module._buffers.items():
-                if buffer is not None and own not in module._non_persistent_buffers_set:
-                    key = add(node.name(own), buffer, False)
+                    add(
+                        node.name(attribute), parameter, steady and _settled(parameter, trained_ids)
+                    )
+            for attribute, buffer in module._buffers.items():
+                if buffer is not None and attribute not in module._non_persistent_buffers_set:
+                    key = add(node.name(attribute), buffer, False)
                     if node.per_rank_buffers:
                         collector.per_rank.add((self._name, key))
             if node.extra:

@@ -59,7 +59,8 @@ class OptimizerAdapter:
         self._name = name
         self._optimizer = optimizer
         self._scheduled = scheduled
-        self._keys: dict[int, dict[str, str]] = {}  # parameter number -> name -> key
+        # parameter number -> name -> key: formatted once, not per tensor at every capture.
+        self._keys: dict[int, dict[str, str]] = {}
 
     def capture(self, collector: StateCollector) -> dict[str, Json]:
         """See Adapter."""
