@@ -10,7 +10,7 @@ JOBS ?= 3
 ONLY ?=
 MINUTES ?= 9
 PART ?= 1
-FULLY_COVERED := checkfreq/store/*,checkfreq/policy/*,checkfreq/restore/images.py,checkfreq/testing/crashing.py,iterators/order/epoch.py
+FULLY_COVERED := checkfreq/store/*,checkfreq/policy/*,checkfreq/restore/file_reader.py,checkfreq/testing/crashing.py,iterators/order/epoch.py
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-more lint docs bench bench-gpu test-gpu system clean

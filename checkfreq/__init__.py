@@ -1,7 +1,7 @@
 """checkfreq: frequent, low-overhead, crash-safe checkpoints for PyTorch training.
 
-The names below are imported on first use (PEP 562): the persist worker and the
-command line run in a Python that never imports torch.
+The names below are imported on first use (PEP 562), because the worker process and the command line
+run without torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from checkfreq.manager import CFManager as CFManager
     from checkfreq.policy.retention import KeepBest as KeepBest
     from checkfreq.policy.retention import KeepLast as KeepLast
-    from checkfreq.restore.reader import load as load
+    from checkfreq.restore.load import load as load
     from checkfreq.state.checkpoint import CFCheckpoint as CFCheckpoint
     from checkfreq.types import CFMode as CFMode
     from checkfreq.types import Directory as Directory
@@ -31,7 +31,7 @@ _HOME = {
     "KeepBest": "checkfreq.policy.retention",
     "KeepLast": "checkfreq.policy.retention",
     "Objective": "checkfreq.types",
-    "load": "checkfreq.restore.reader",
+    "load": "checkfreq.restore.load",
 }
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Every setting that is not an argument of CFManager: name, unit, default, check."""
+"""``CFConfig``: every setting that is not an argument of CFManager, and its checks."""
 
 from __future__ import annotations
 
@@ -13,66 +13,90 @@ from checkfreq.types import Directory, Objective, SnapshotPlace
 
 
 class ScalarWriter(Protocol):
-    """What is asked of a TensorBoard ``SummaryWriter``."""
+    """The part of a TensorBoard ``SummaryWriter`` that is used."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> None:
-        """Note a value."""
+        """Record a value at a step."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CFConfig:
-    """Settings of the machinery. Times in seconds, sizes in bytes.
+    """Settings that few runs need; every default is meant to be right.
 
-    Policy (CFMode.AUTO)
-        objective: BOUND, as often as max_overhead allows; GOODPUT, least waste for mtbf_s (or,
-            where that is not given, for what this directory's runs showed after 3 failures).
-        summary_writer: a TensorBoard SummaryWriter (or anything with its add_scalar) that gets
-            the costs and the interval after each checkpoint, under checkfreq/.
+    Times are in seconds and sizes in bytes. Pass it as ``CFManager(config=CFConfig(...))``. With
+    many ranks, give all of them the same values. Raises ConfigError for a value out of range.
 
-    Names and classes of state
-        verify_settled: compare live settled tensors with the snapshot at every barrier and
-            raise StateError on a difference (slow: for tests and for doubts).
+    How often (with CFMode.AUTO)
+        objective: what the interval is chosen for. Default BOUND: as often as ``max_overhead``
+            allows. GOODPUT: the least time lost to checkpoints and failures together, also above
+            that bound; for clusters where failures are frequent. It needs ``mtbf_s``, or 3
+            failures of earlier runs in this directory to estimate it from.
+        summary_writer: a TensorBoard ``SummaryWriter``, or anything with its ``add_scalar``. It
+            gets the measured costs and the interval after each checkpoint, under ``checkfreq/``.
+            Default None: nothing is written.
 
-    Snapshot
-        num_slots: snapshots that can exist at once (one copying while one persists).
-        arena_slack: spare room in each slot, a fraction of the state, for state that grows.
-        host_memory_limit: most host memory for all slots; None means the cgroup's limit.
-        snapshot_place: of device tensors: HOST, straight into a slot; DEVICE, into a buffer on
-            their device first (faster to take, needs as much free device memory as state);
-            None, what the measured costs say (HOST with CFMode.MANUAL).
-        barrier_timeout_s: longest that a weight update waits for a copy.
+    Snapshots
+        num_slots: number of snapshots that host memory has room for. Default 2: one is copied
+            while the one before is written. With 1 they need half the memory, and the next one
+            waits until the last is on disk. More than 2 help only if write times vary a lot.
+        arena_slack: spare room in each slot, as a fraction of the state, default 0.05. Raise it
+            for state that keeps growing, so that the slots are allocated anew less often.
+        host_memory_limit: most bytes of host memory for all slots together. Default None: what the
+            container (cgroup) allows. Set it where other processes need the rest.
+        snapshot_place: where a snapshot of device tensors is taken first. HOST: straight into a
+            slot. DEVICE: into a buffer on the device, which holds updates up for less time and
+            needs as much free device memory as the state. Default None: whichever the measured
+            costs favour (HOST with CFMode.MANUAL).
+        barrier_timeout_s: longest time that a weight update waits for a copy, default 600. A copy
+            that takes longer is an error: something hangs.
+        verify_settled: compare tensors with their snapshot before every weight update, and raise
+            StateError if one has changed in between. Default False, since it is slow: for tests,
+            and if you suspect that something other than the optimizer writes weights.
 
-    Persist
-        writer_threads: threads that write one snapshot.
-        write_chunk_bytes: bytes per write call; a multiple of 4096.
-        max_write_bytes_per_s: rate limit of persists; None means none.
-        persist_timeout_s: a persist that takes longer is a failure and its worker is replaced.
-        takeover_s: how long to wait for the previous run's worker to let go of the directory; None
-            means 60 s, and with many ranks rank_timeout_s more for each slot: so long may that
-            worker wait for the parts of other ranks.
-        close_timeout_s: longest that close() waits for work in flight.
-        nice: niceness of the worker process.
-        on_failure: called in the training thread with a FailureNotice for each checkpoint that
-            failed, and for the first that is durable after failures (its ``is_over``), on each
-            rank whose part failed. To alert somebody; what it raises is logged and ends nothing.
-        max_events_bytes: events.jsonl becomes events.1.jsonl, in place of the one before, when it
-            is longer than this.
+    Writing
+        writer_threads: threads that write a snapshot, and that read a checkpoint in ``restore()``.
+            Default 4. More for storage that is fast only with many requests at a time.
+        write_chunk_bytes: bytes per write call, a multiple of 4096. Default 8 MiB.
+        max_write_bytes_per_s: limit on the write rate, in bytes per second. Default None: no
+            limit. Set it to leave a shared disk or network to others.
+        persist_timeout_s: a write that takes longer has failed, and the worker process is
+            replaced. Default 1800. Raise it for very large state on slow storage.
+        takeover_s: how long a new run waits for the worker of the run before it to release the
+            directory. Default None: 60 s, and with many ranks ``rank_timeout_s`` more for each
+            slot, since that worker may itself wait so long for the parts of other ranks.
+        close_timeout_s: longest time that ``close()`` waits for checkpoints in flight, default
+            1800; then the worker is killed. Lower it where a job is killed soon after its time.
+        nice: niceness of the worker process, 0 to 19, default 10, so that it yields to training
+            and data loading. Lower it if checkpoints are late on a busy machine.
+        max_events_bytes: length at which ``events.jsonl`` is renamed to ``events.1.jsonl``,
+            replacing the one before. Default 1 MiB.
+        on_failure: called in the training thread with a ``FailureNotice`` for each checkpoint that
+            failed, and for the first one that is durable again (its ``is_over`` is True), on each
+            rank whose part failed. To alert somebody. What it raises is logged, and training
+            continues. Default None.
 
     Many ranks
-        directory: SHARED, all ranks see one checkpoint directory; NODE_LOCAL, each node has one.
-        split_replicated: let every rank that shares the directory write a part of what is the same
-            on all of them (DDP), instead of the first one all of it.
-        rank_timeout_s: longest that ranks wait for one another: in a meeting, and for the parts of
-            a checkpoint once the own part is durable.
-        meet_every_s: ranks meet at least so often, to learn of stop signals and failures; less
-            often, up to ten times, where that would take more than a quarter of max_overhead.
-        compare_ranks: compare, at the first checkpoint and after a restore, what is to be the
-            same on all ranks: StateError for weights that are not, a WARNING for other state.
+        directory: SHARED (default) if all ranks see one checkpoint directory, NODE_LOCAL if each
+            node, or each rank, has its own.
+        split_replicated: let every rank that shares a directory write a share of the state that is
+            the same on all of them, as under DDP. Default False: the first rank writes all of it.
+            Faster where one rank alone cannot fill the storage's bandwidth.
+        rank_timeout_s: longest time that ranks wait for one another, in a meeting and for the
+            parts of a checkpoint. Default 60; then a RankError names the missing ranks. Raise it
+            if one rank works alone for longer, on a validation for example.
+        meet_every_s: ranks meet at least this often, to learn of stop signals and failures.
+            Default 1. If meetings would take more than a quarter of ``max_overhead``, they are
+            held less often, up to ten times.
+        compare_ranks: compare the state that should be the same on all ranks, at the first
+            checkpoint and after a restore. Weights that differ are a StateError, other state a
+            WARNING. Default True. False saves the time it takes, once per run.
 
     Stopping
-        stop_signals: names of the signals that mean "save and stop", from the first boundary on;
-            before it they do what they do anyway: end a process that starts, restores or hangs.
+        stop_signals: names of the signals that mean "save and stop". Default SIGTERM and SIGUSR1.
+            Add the signal that your scheduler sends before the time limit. They are handled from
+            the first boundary on; before it they do what they do without checkfreq, so that a
+            process which starts, restores or hangs can be ended.
     """
 
     objective: Objective = Objective.BOUND

@@ -1,9 +1,9 @@
-"""What a user sees who never set logging up: the few lines that say what checkfreq does.
+"""The few lines that a user sees who has not set up logging.
 
-Everything is said through ``logging``, and nothing is configured. Python itself shows warnings and
-errors where there is no handler. The rare routine lines (a restore, the first checkpoint, the
-interval) are shown on standard error here in that case, and only then: with a handler anywhere
-above the logger, or a level that leaves them out, logging alone decides.
+All messages go through ``logging``, which checkfreq never configures. Without a handler, Python
+itself shows warnings and errors. In that case, and only then, this module also prints the rare
+routine lines (a restore, the first checkpoint, the interval) to standard error. If there is a
+handler, or a level that excludes these lines, logging alone decides.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ _ROOT_DEFAULT = logging.WARNING
 
 
 def say(logger: logging.Logger, message: str, *args: object, is_shown: bool = True) -> None:
-    """Log at INFO; with no handler to take it, print it to standard error.
+    """Log at INFO, and print to standard error if no logging handler would show it.
 
-    ``is_shown``: False on ranks whose line another one prints too.
+    ``is_shown``: False on ranks other than the one that prints for all of them.
     """
     logger.info(message, *args)
     if is_shown and not logger.hasHandlers() and not _is_silenced(logger):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none at all
+        with contextlib.suppress(
+            OSError, ValueError, AttributeError
+        ):  # standard error is closed, or there is none
             sys.stderr.write(f"checkfreq: {message % args}\n")
             sys.stderr.flush()
 
 
 def _is_silenced(logger: logging.Logger) -> bool:
-    """Whether the user wants less: a level was set, or what shows warnings was taken away."""
+    """Whether the user asked for less: set a level, or removed Python's last-resort handler."""
     if logger.manager.disable >= logging.INFO or logging.lastResort is None or logger.disabled:
         return True
     each: logging.Logger | None = logger

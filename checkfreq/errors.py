@@ -3,19 +3,20 @@
 ::
 
     CheckFreqError
-    |-- ConfigError(ValueError)            the arguments contradict each other or the directory
-    |-- StateError(RuntimeError)           the training state cannot be checkpointed as it is
-    |-- SnapshotError                      phase one failed: the host copy is void
-    |-- PersistError                       phase two failed: the copy never became a checkpoint
-    |   `-- WorkerDiedError                ... because the persist process is gone
-    |-- RankError                          a rank is lost, or the ranks do not agree
-    |-- StorageError(OSError)              the file system failed, or holds what is not ours
-    |   `-- ForeignEntryError              ... a link or FIFO inside a checkpoint directory
-    |-- CorruptCheckpointError             bytes on disk do not say what the manifest says
-    |-- MismatchError(KeyError)            a valid checkpoint of another structure
+    |-- ConfigError(ValueError)            arguments contradict each other, or the directory
+    |-- StateError(RuntimeError)           the state, or the moment, does not allow the call
+    |-- SnapshotError                      copying the state to host memory failed
+    |-- PersistError                       writing a snapshot to disk failed
+    |   `-- WorkerDiedError                ... because the worker process died or hangs
+    |-- RankError                          a rank is missing, or ranks contradict one another
+    |-- StorageError(OSError)              the file system reported an error
+    |   `-- ForeignEntryError              ... or holds a link or FIFO where a file should be
+    |-- CorruptCheckpointError             a checkpoint is damaged
+    |-- MismatchError(KeyError)            a valid checkpoint does not fit the live objects
     `-- NoCheckpointError(FileNotFoundError)
 
-A message says what failed, on which object, expected against found, and what to do.
+Each error is also the built-in one in brackets. A message says what failed and on which object,
+what was expected and what was found, and what to do.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from typing import Any, Self
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """``text`` with escapes for what could command a terminal or forge a line of a log.
+    """``text`` with escapes for characters that could control a terminal or forge a log line.
 
-    For whatever a checkpoint said: whoever wrote it chose the characters. ``keep`` stay.
+    For text from a checkpoint: whoever wrote it chose the characters. Those in ``keep`` stay.
     """
     if text.isprintable():
         return text
@@ -42,13 +43,13 @@ def _escape(character: str) -> str:
 
 
 class CheckFreqError(Exception):
-    """Base of every error raised by checkfreq; can be pickled, for ranks to tell each other."""
+    """Base of every error that checkfreq raises. All can be pickled, to be sent between ranks."""
 
     def __str__(self) -> str:  # a worker's traceback has lines
         return printable(super().__str__(), keep="\n\t")
 
     def __reduce__(self) -> tuple[Callable[..., CheckFreqError], tuple[Any, ...]]:
-        # An exception is unpickled by calling its class with ``args``, and ours take other ones.
+        # Unpickling calls the class with ``args``, but our classes take different arguments.
         return _again, (type(self), self.args, self.__dict__)
 
 
@@ -61,22 +62,34 @@ def _again(
 
 
 class ConfigError(CheckFreqError, ValueError):
-    """The arguments contradict each other, or the checkpoint directory."""
+    """An argument is out of range, or contradicts others or the checkpoint directory.
+
+    Also raised for a checkpoint in a newer format than this version reads. Nothing was changed.
+    """
 
 
 class StateError(CheckFreqError, RuntimeError):
-    """The tracked state, or the moment, does not allow what was asked."""
+    """The tracked state, or the moment, does not allow the call.
+
+    For example: an object that cannot be saved without pickle, ``restore()`` after the first
+    batch, a ``load_state_dict`` that raised, or ranks that hold different weights.
+    """
 
 
 class SnapshotError(CheckFreqError):
-    """Phase one failed: the host copy of the state is void."""
+    """Copying the state into host memory failed, so there is no snapshot to write.
+
+    Raised in the training loop. Checkpoints that are on disk already are not affected.
+    """
 
 
 class PersistError(CheckFreqError):
-    """Phase two failed: a snapshot did not become a checkpoint.
+    """Writing a snapshot to disk failed, so it is not a checkpoint; earlier ones are intact.
 
-    ``step`` is the step it would have had, ``phase`` the commit phase that failed, and
-    ``child_traceback`` the worker's own traceback ("" if it left none).
+    ``step`` is the step of the snapshot, ``phase`` what failed ("commit", say), and
+    ``child_traceback`` the worker's traceback ("" if it sent none). By default such a failure is
+    logged and training continues; it is raised by ``save(wait=True)``, ``finish()``, ``close()``,
+    and where there are more failures in a row than ``tolerate_failures`` allows.
     """
 
     def __init__(self, message: str, *, step: int, phase: str, child_traceback: str = "") -> None:
@@ -88,21 +101,25 @@ class PersistError(CheckFreqError):
 
 
 class WorkerDiedError(PersistError):
-    """The persist process ended, or stopped answering, with work in hand."""
+    """The worker process died, or stopped answering, before the snapshot was on disk."""
 
 
 class StorageError(CheckFreqError, OSError):
-    """The file system failed, or a file is larger than it can be; ``errno`` says how."""
+    """The file system reported an error, or memory for a file ran out.
+
+    ``errno`` and ``filename`` are those of the OSError. Not a sign of corruption: try again once
+    the storage works.
+    """
 
     def __reduce__(self) -> tuple[Callable[..., CheckFreqError], tuple[Any, ...]]:
-        # OSError keeps the path apart from its other arguments.
+        # OSError does not keep the path in ``args``.
         return _again, (type(self), (*self.args, self.filename), self.__dict__)
 
 
 class ForeignEntryError(StorageError):
     """Something inside a checkpoint directory is neither a regular file nor a directory.
 
-    It is not followed, read or written: it may lead anywhere, or never answer.
+    It is not followed, read or written: a link may lead anywhere, and a FIFO may block for ever.
     """
 
     @classmethod
@@ -112,7 +129,7 @@ class ForeignEntryError(StorageError):
         return cls(errno.ELOOP, f"{text}; remove it", str(path))
 
 
-#: What to do about errors that the file system's own text does not explain.
+#: What to do about errors whose own text does not explain them.
 _HINTS = {
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENFILE: "the machine has no more open files to give (sysctl fs.file-max)",
@@ -124,7 +141,7 @@ _HINTS = {
 
 @contextlib.contextmanager
 def storage_errors(what: str) -> Iterator[None]:
-    """Errors of the file system come out as StorageError, with ``what`` was being done."""
+    """Turn any OSError of the block into a StorageError; ``what`` (was being done) begins it."""
     try:
         yield
     except CheckFreqError:
@@ -134,7 +151,7 @@ def storage_errors(what: str) -> Iterator[None]:
 
 
 def storage_error(what: str, error: OSError) -> StorageError:
-    """``error`` as one of ours."""
+    """``error`` as a StorageError; ``what`` was being done."""
     code = error.errno or errno.EIO
     hint = f" ({_HINTS[code]})" if code in _HINTS else ""
     text = f"{what}: {error.strerror or error or os.strerror(code)}{hint}"
@@ -142,9 +159,10 @@ def storage_error(what: str, error: OSError) -> StorageError:
 
 
 class RankError(CheckFreqError):
-    """``ranks`` did not come to the meeting ``phase``, left the run, or contradict the others.
+    """Some ranks are missing from a meeting, left the run, or contradict the others.
 
-    The same error is raised on every rank that is still there.
+    ``ranks`` are their numbers, and ``phase`` says what the ranks were doing together. The same
+    error is raised on every rank that still runs; end them all and start the run again.
     """
 
     def __init__(self, message: str, *, ranks: Sequence[int], phase: str) -> None:
@@ -154,7 +172,11 @@ class RankError(CheckFreqError):
 
 
 class CorruptCheckpointError(CheckFreqError):
-    """A file of a checkpoint fails ``check``: ``expected`` against ``got``."""
+    """A checkpoint is damaged: a file is missing, or its content is not what was written.
+
+    ``path`` is the file, ``check`` what was checked, with ``expected`` and ``got``. A restore
+    without ``step=`` walks back to an older checkpoint, and raises this only if none validates.
+    """
 
     def __init__(self, path: str, *, check: str, expected: object, got: object) -> None:
         self.path = path
@@ -165,10 +187,11 @@ class CorruptCheckpointError(CheckFreqError):
 
 
 class MismatchError(CheckFreqError, KeyError):
-    """A valid checkpoint whose structure is not the live objects' structure.
+    """A valid checkpoint does not fit the live objects. None of them was changed.
 
-    Nothing was changed. Each of ``missing`` (live, not in the checkpoint), ``unexpected``
-    (in the checkpoint, not live) and ``different`` is a list of sentences or names.
+    ``missing`` lists what is live and not in the checkpoint, ``unexpected`` what is in the
+    checkpoint and not live, and ``different`` what is in both, with another shape or type. Load
+    what fits with ``strict=False``, or choose objects with ``only=`` or ``exclude=``.
     """
 
     def __init__(
@@ -195,9 +218,9 @@ class MismatchError(CheckFreqError, KeyError):
         self.text = "\n".join(parts)
         super().__init__(self.text)
 
-    def __str__(self) -> str:  # KeyError would show the repr of the message
+    def __str__(self) -> str:  # KeyError would show the message with quotes and escapes
         return self.text
 
 
 class NoCheckpointError(CheckFreqError, FileNotFoundError):
-    """The directory, or the step asked for, holds no checkpoint."""
+    """There is no checkpoint in the directory, or none of the step that was asked for."""

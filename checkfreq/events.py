@@ -1,10 +1,9 @@
-"""What happened, one JSON line each, appended to ``chk_dir/events.jsonl``.
+"""The log of a run for people and tools: ``chk_dir/events.jsonl``, one JSON line per event.
 
-Both the trainer and its persist worker append. A line is one ``write`` to a descriptor
-opened with O_APPEND, so lines of two processes never interleave; how files are opened is for
-the store's file operations, which are passed in. Events explain; recovery never reads them,
-and a failure to write one is ignored after a single warning. The file is kept short: see
-``EventLog``.
+The trainer and its worker process both append. Each line is one ``write`` to a descriptor opened
+with O_APPEND, so lines of two processes never interleave. The store's file operations, which are
+passed in, open the file. Recovery never reads events, and a failure to write one is ignored after
+a single warning. The file is kept short: see ``EventLog``.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened: ``kind`` (a word), the step it concerns, and its data."""
+    """One thing that happened: its ``kind`` (a word), the step, and more data by name."""
 
     kind: str
     step: int
@@ -34,24 +33,25 @@ class Event:
     time_unix_s: float = field(default_factory=time.time)
 
     def to_json(self) -> str:
-        """One line without a newline; fields that are None are left out, also inside of fields."""
+        """One line of JSON, without the newline and without fields that are None, at any depth."""
         head = {"time_unix_s": round(self.time_unix_s, 6), "kind": self.kind, "step": self.step}
         record = {**head, **_without_nulls(self.data)}
         try:
             return json.dumps(record, default=str, allow_nan=False)
-        except ValueError:  # rarely: JSON has no NaN and no infinities
+        except ValueError:  # rare, so tried last: JSON has no NaN and no infinities
             return json.dumps(_finite(json.loads(json.dumps(record, default=str))))
 
 
 @dataclass(frozen=True, slots=True)
 class FailureNotice:
-    """What ``CFConfig.on_failure`` is told: a checkpoint failed, or they work again.
+    """The argument of ``CFConfig.on_failure``: a checkpoint failed, or they work again.
 
-    ``step`` is the checkpoint's and ``error`` why it failed; None: it is durable, after
-    failures. ``durable_step`` is the newest one that is durable, None if there was none yet;
-    ``durable_unix_s`` when that became known, or when the run began. ``steps_at_risk`` are the
-    iterations that a kill would lose now. ``retry_in_s``: the pause before the next periodic one
-    is tried; 0: it comes at the next interval.
+    ``step``: the step of the checkpoint. ``error``: why it failed; None if it is durable, after
+    failures. ``num_in_row``: how many have failed in a row. ``durable_step``: the newest durable
+    checkpoint; None if there is none yet. ``durable_unix_s``: when that became known, or when the
+    run began. ``steps_at_risk``: iterations that would be lost if the run were killed now.
+    ``retry_in_s``: pause before the next periodic checkpoint is tried; 0 if that comes at the next
+    interval as usual.
     """
 
     step: int
@@ -75,22 +75,21 @@ class WritesLines(Protocol):
         """Append a line."""
 
     def file_size(self, path: Path) -> int:
-        """Length in bytes."""
+        """The length of a file in bytes."""
 
     def unlink(self, path: Path) -> None:
         """Remove a file."""
 
     def rename(self, src: Path, dst: Path) -> None:
-        """Move a file to a name that is free."""
+        """Rename a file to a name that is not in use."""
 
 
 class EventLog:
-    """Appends events to a file (``ops`` None: nowhere); keeps nothing open between calls.
+    """Appends events to a file, which it opens for each call. With ``ops`` None it does nothing.
 
-    A file of more than ``max_bytes`` becomes the older generation (``events.1.jsonl``) in place of
-    the one before it, once an event is in it: the newest are always in one of the two. Killed
-    between that and the next event, there is no new file yet, and nothing of the newest is lost.
-    None: whoever appends leaves that to another.
+    When an event has made the file longer than ``max_bytes``, the file is renamed to
+    ``events.1.jsonl`` and replaces the one before. So the newest events are always in one of the
+    two; the new file appears with the next event. ``max_bytes`` None: a different process renames.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class EventLog:
         self._warned = False
 
     def append(self, event: Event) -> None:
-        """Append one line; a full or read-only disk must not stop training."""
+        """Append one line. Never raises OSError: a full disk must not stop training."""
         if self._ops is None:
             return
         try:
@@ -114,10 +113,11 @@ class EventLog:
                 logger.warning("events are not being recorded in %s: %s", self._path, error)
 
     def _turn_over(self, ops: WritesLines) -> None:
-        """Begin a new file if this one has become too long."""
+        """Rename the file if it has become too long."""
         if self._max_bytes is None or ops.file_size(self._path) <= self._max_bytes:
             return
-        # Only this process renames: the worker that outlives it appends a line or two.
+        # Only one process renames: two could replace each other's file. The worker, which may
+        # outlive that process, adds a line or two at most.
         older = older_generation(self._path)
         with contextlib.suppress(FileNotFoundError):
             ops.unlink(older)
@@ -125,12 +125,12 @@ class EventLog:
 
 
 def older_generation(path: Path) -> Path:
-    """Where the events before those in ``path`` are, if there are any."""
+    """The path of the older events, those before the ones in ``path``. It may not exist."""
     return path.with_name(f"{path.stem}.1{path.suffix}")
 
 
 def _without_nulls(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What is not known yet is not worth its bytes, in each line of a long run."""
+    """``data`` without what is None: in each line of a long run that would be wasted bytes."""
     return {
         name: _without_nulls(value) if isinstance(value, Mapping) else value
         for name, value in data.items()
@@ -139,7 +139,7 @@ def _without_nulls(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """With texts in the place of numbers that JSON does not have."""
+    """``value`` with text in place of the numbers that JSON does not have."""
     match value:
         case float():
             return value if math.isfinite(value) else str(value)

@@ -1,17 +1,17 @@
-"""Named instants at which a test can kill, fail or pause a process.
+"""Fault points: named instants at which a test can kill, fail or pause a process.
 
-A point is passed by calling ``reach("commit.rename")``. With no script installed that is one
-attribute test. A script comes from the environment variable ``CHECKFREQ_FAULT``, so that it
-crosses ``exec``: ``point:action[:hit]`` clauses joined by ``;`` where ``hit`` counts passes
-of that point from 1 (default 1; ``*`` is every pass) and ``action`` is one of
+The code passes a point by calling ``reach("commit.rename")``; with no script installed that costs
+one attribute test. A script is read from the environment variable ``CHECKFREQ_FAULT``, which also
+reaches the worker process across ``exec``. It is a list of ``point:action[:hit]`` joined by ``;``.
+``hit`` counts passes of that point from 1 (default 1; ``*``: every pass), and ``action`` is one of
 
-* ``kill-self``, ``kill-peer``, ``kill-both``: SIGKILL of this process, of the other one
-  (trainer or worker), or of both, the other one first;
-* ``raise-ENOSPC`` or any other errno name: an OSError from that point;
-* ``pause-FILE``: wait until FILE exists (at most 60 s), having created ``FILE.reached``.
+* ``kill-self``, ``kill-peer``, ``kill-both``: SIGKILL this process, the other one (trainer or
+  worker), or both, the other one first;
+* ``raise-ENOSPC``, or any other errno name: raise that OSError at the point;
+* ``pause-FILE``: create ``FILE.reached``, then wait until FILE exists, at most 60 s.
 
-``CHECKFREQ_FAULT_LOG`` names a file to which each reached point is appended. Both variables
-are read at import, and again by ``reload``.
+``CHECKFREQ_FAULT_LOG`` names a file to which each point is appended as it is passed. Both
+variables are read at import, and again by ``reload``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import signal
 import time
 from dataclasses import dataclass
 
-#: Every instant of an attempt, in the order in which an undisturbed one passes them.
-#: Those under ``meeting.``, ``snapshot.``, ``socket.`` and ``slot.`` are passed by the trainer, the
-#: others by the worker; ``meeting.`` and ``parts.`` only where there are many ranks.
+#: Every fault point, in the order in which an undisturbed checkpoint passes them. The trainer
+#: passes those under ``meeting.``, ``snapshot.``, ``socket.`` and ``slot.``, the worker all others.
+#: Those under ``meeting.`` and ``parts.`` are passed with many ranks only.
 POINTS: tuple[str, ...] = (
     "meeting.say",
     "meeting.hear",
@@ -33,15 +33,15 @@ POINTS: tuple[str, ...] = (
     "snapshot.copy_end",
     "socket.send",
     "worker.receive",
-    "commit.mkdir",  # of one rank, or of the one that leads
-    "parts.join",  # of the others
+    "commit.mkdir",  # a single rank, or the leader
+    "parts.join",  # the other ranks
     "commit.write",
     "commit.truncate",
     "commit.sync_payload",
-    "parts.write_manifest",  # the others' last three
+    "parts.write_manifest",  # the other ranks, up to parts.rename
     "parts.sync_manifest",
     "parts.rename",
-    "parts.wait",  # the leader's
+    "parts.wait",  # the leader from here on
     "parts.merge",
     "commit.write_manifest",
     "commit.sync_manifest",
@@ -56,7 +56,7 @@ POINTS: tuple[str, ...] = (
     "prune.remove",
 )
 
-#: Those that a run of one rank passes.
+#: The fault points that a run of a single rank passes.
 POINTS_OF_ONE_RANK = tuple(p for p in POINTS if not p.startswith(("meeting.", "parts.")))
 
 _ENV = "CHECKFREQ_FAULT"
@@ -67,7 +67,7 @@ _PAUSE_LIMIT_S = 60.0
 @dataclass(frozen=True, slots=True)
 class _Clause:
     action: str
-    hit: int | None  # None: every pass
+    hit: int | None  # None: at every pass
 
 
 def _parse(script: str) -> dict[str, _Clause]:
@@ -125,17 +125,17 @@ _script = _Script()
 
 
 def reload() -> None:
-    """Read the environment anew: a forked test process gets its own script, counting from 0."""
+    """Read the environment again. A forked test process so gets its own script and counts."""
     global _script
     _script = _Script()
 
 
 def set_peer(pid: int | None) -> None:
-    """Tell which process ``kill-peer`` means."""
+    """Set the process that ``kill-peer`` kills."""
     _script.peer_pid = pid
 
 
 def reach(point: str) -> None:
-    """Pass a fault point; does nothing unless a script is installed."""
+    """Pass a fault point. Does nothing unless a script is installed."""
     if _script.active:
         _script.reach(point)

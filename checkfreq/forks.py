@@ -1,7 +1,8 @@
-"""Forks of the trainer: a child inherits the manager's objects, but neither its worker nor its run.
+"""Forks of the training process, such as loader workers: the manager does nothing in them.
 
-The socket, the slots and the signal handlers are shared with the parent, and the copy thread is not
-there. So whatever belongs to a manager asks, before it acts, whether it is still where it was made.
+A forked child inherits the manager's objects. It shares the socket, the slots and the signal
+handlers with the parent, but has no copy thread. So before anything of a manager acts, it asks
+whether it is still in the process that made it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Home:
-    """The process in which something was made."""
+    """The process in which an object was made; ``what`` names the object in a warning."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -21,7 +22,7 @@ class Home:
         self._has_said = False
 
     def is_elsewhere(self) -> bool:
-        """Whether this is a fork of it; the first time there, say that nothing will be done."""
+        """Whether this process is a fork of it. In a fork, the first call logs a warning."""
         if os.getpid() == self._pid:
             return False
         if not self._has_said:

@@ -222,7 +222,7 @@ class CFManager:
     def _proposal_by_costs(self) -> Proposal:
         match self._profiler.due(step=self._progress.global_step):
             case Verdict.TAKE:
-                return Proposal("periodic", place=self._profiler.place.value)
+                return Proposal("periodic", place=self._profiler.place)
             case Verdict.LATE:
                 return Proposal(why_late=Verdict.LATE.value)
         return NO_PROPOSAL

@@ -1,4 +1,4 @@
-"""Small closed sets and values shared by every layer. No torch, no I/O."""
+"""Enumerations and small values that all layers share. No torch, no I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 #: What ``json.loads`` can return.
 Json: TypeAlias = Any
 
-#: Direct I/O wants addresses, offsets and lengths in multiples of this, and so do file images.
+#: Direct I/O needs addresses, offsets and lengths in multiples of this.
 PAGE_BYTES = 4096
 
 
@@ -19,17 +19,17 @@ def round_up_to_page(num_bytes: int) -> int:
 
 
 class CFMode(Enum):
-    """Who chooses the interval: the profiler (AUTO) or the user's ``chk_freq`` (MANUAL)."""
+    """What sets the interval: the measured costs (AUTO), or the user's ``chk_freq`` (MANUAL)."""
 
     AUTO = "auto"
     MANUAL = "manual"
 
 
 class SnapshotPlace(Enum):
-    """Where a snapshot of device tensors is complete, so that updates may go on.
+    """Where a snapshot of device tensors is taken first; then weight updates may continue.
 
-    HOST: in host memory. DEVICE: in a second place on the device, from where it goes to host
-    memory unhurriedly; takes as much device memory as the state.
+    HOST: in host memory. DEVICE: in a buffer on the same device, from which it is copied to host
+    memory in the background. The buffer needs as much device memory as the state.
     """
 
     HOST = "host"
@@ -39,9 +39,9 @@ class SnapshotPlace(Enum):
 class Objective(Enum):
     """What the interval is chosen for.
 
-    BOUND: as often as the overhead bound allows (but no oftener than pays, where ``mtbf_s`` is
-    given). GOODPUT: least time wasted in all, by checkpoints and by failures together, for a
-    given ``mtbf_s``; pays more than the bound where failures are so frequent that it is worth it.
+    BOUND: checkpoint as often as the overhead bound allows; with ``mtbf_s``, no more often than
+    is worth it. GOODPUT: lose the least time to checkpoints and failures together, for a given
+    ``mtbf_s``; exceeds the bound where failures are so frequent that it is worth it.
     """
 
     BOUND = "bound"
@@ -51,8 +51,8 @@ class Objective(Enum):
 class Directory(Enum):
     """Where the checkpoint directory is, for runs of several ranks.
 
-    SHARED: every rank sees the same one. NODE_LOCAL: each node, or each rank, has one of its own;
-    restored is the newest step that is valid in all of them.
+    SHARED: all ranks see the same directory. NODE_LOCAL: each node, or each rank, has its own, and
+    a restore uses the newest step that is valid in every one of them.
     """
 
     SHARED = "shared"
@@ -63,10 +63,10 @@ class Directory(Enum):
 class Role:
     """Which part of a checkpoint this process writes.
 
-    ``group`` are the ranks, ascending, that commit into the same directory: all of ``world`` in
-    a shared one. The first of them leads: its worker holds the lock, waits for the parts of the
-    others, and commits. ``split``: state that is the same on all ranks is divided among the
-    group; otherwise the leader writes it.
+    ``group``: the ranks, ascending, that commit into the same directory; in a shared directory
+    these are all of ``world``. The first of them is the leader: its worker holds the lock, waits
+    for the parts of the others, and commits. ``split``: whether state that is the same on all
+    ranks is divided among the group; if not, the leader writes it.
     """
 
     rank: int = 0
@@ -76,17 +76,17 @@ class Role:
 
     @property
     def leader(self) -> int:
-        """The rank that commits."""
+        """The rank of this group that commits."""
         return self.group[0]
 
     @property
     def leads(self) -> bool:
-        """Whether that is this one."""
+        """Whether this rank is the leader."""
         return self.rank == self.group[0]
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other rank takes part in the run."""
+        """Whether the run has a single rank."""
         return self.world == 1
 
     @property
@@ -97,7 +97,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor in a file image.
+    """One tensor in a file.
 
     ``name`` is its key in the safetensors header; ``dtype`` torch's name without the
     ``torch.`` ("bfloat16"); ``offset`` counts bytes from the start of the file.
@@ -112,11 +112,11 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class FileSpec:
-    """One safetensors file: where its image lies in an arena slot, and what it holds.
+    """One safetensors file: where its bytes lie in an arena slot, and which tensors it holds.
 
-    ``slot_offset`` is page aligned. The image is ``header_bytes`` of header (8-byte length
-    and JSON padded to a page) followed by the tensors without holes; ``num_bytes`` is its
-    exact length, and the slot has room up to the next page boundary.
+    ``slot_offset`` is page aligned. The file is ``header_bytes`` of header (8-byte length, and
+    JSON padded to a page) followed by the tensors without gaps. ``num_bytes`` is its exact length;
+    the slot has room up to the next page boundary.
     """
 
     name: str

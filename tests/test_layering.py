@@ -33,7 +33,7 @@ FOLDERS = {
 EDGE = ("cli", "integrations", "testing")
 TORCH_FREE = (
     *BASE,
-    *("store", "policy", "persist.worker", "restore.images", "simulation", "cli"),
+    *("store", "policy", "persist.worker", "restore.file_reader", "simulation", "cli"),
 )
 #: What pure decisions may not import: no torch, clock or I/O.
 IMPURE = {"torch", "numpy", "os", "io", "pathlib", "shutil", "socket", "subprocess", "time"}

@@ -1,6 +1,6 @@
 """The command line: ``checkfreq ls|show|verify DIR``, and ``checkfreq simulate``. No torch.
 
-It only reads, and takes no lock.
+All commands only read, and take no lock, so they are safe beside a run.
 
 Exit status: 0 when all is well; 1 when there is no checkpoint, or a damaged one; 2 when the
 command is wrong or the directory cannot be read.
@@ -40,23 +40,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="checkfreq",
-        description="Look at a directory of checkpoints, or at a run on paper. Nothing is changed, "
-        "no lock is taken.",
-        epilog="exit status: 0 all is well; 1 no checkpoint, or a damaged one; 2 wrong command, "
-        "or the directory cannot be read",
+        description="Inspect a directory of checkpoints, or simulate a run. Changes nothing and "
+        "takes no lock.",
+        epilog="exit status: 0 success; 1 no checkpoint, or a damaged one; 2 wrong usage, or the "
+        "directory cannot be read",
     )
     parser.add_argument("--version", action="version", version=f"checkfreq {checkfreq.__version__}")
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     listing = _verb(verbs, "ls", commands.ls, "list the checkpoints, oldest first")
     listing.add_argument("--json", action="store_true", help="one JSON object per line")
-    show = _verb(verbs, "show", commands.show, "what a checkpoint holds (default: the newest)")
+    show = _verb(verbs, "show", commands.show, "show what a checkpoint holds (default: the newest)")
     show.add_argument("step", type=_step, nargs="?", metavar="STEP")
-    show.add_argument("--tensors", action="store_true", help="also every tensor")
-    show.add_argument("--objects", action="store_true", help="also the state that is not tensors")
-    show.add_argument("--json", action="store_true", help="the whole manifest")
+    show.add_argument("--tensors", action="store_true", help="also list every tensor")
+    show.add_argument(
+        "--objects", action="store_true", help="also print the state that is not tensors"
+    )
+    show.add_argument("--json", action="store_true", help="print the whole manifest")
     verify = _verb(verbs, "verify", commands.verify, "read every byte and check every digest")
     verify.add_argument("step", type=_step, nargs="?", metavar="STEP", help="default: all")
-    purpose = "what an interval or a bound leads to, with failures: a training run on paper"
+    purpose = "simulate a training run with failures, for several ways to choose the interval"
     paper = verbs.add_parser("simulate", help=purpose, description=purpose.capitalize() + ".")
     simulate.add_arguments(paper)
     paper.set_defaults(run=simulate.simulate)
@@ -76,7 +78,7 @@ def _verb(
 
 
 def _step(text: str) -> int:
-    """``1200``, or the name of its directory as a shell completes it: ``step-00001200/``."""
+    """``1200``, or a directory name as a shell completes it: ``step-00001200/``."""
     digits = text.rstrip("/").rpartition("/")[2].removeprefix("step-")
     if not digits.isascii() or not digits.isdigit():
         raise argparse.ArgumentTypeError(f"expected a step such as 1200, got {text!r}")
@@ -89,6 +91,6 @@ def _fail(error: Exception, status: int) -> int:
 
 
 def _reader_went_away() -> int:
-    """``checkfreq show DIR | head``: not an error, and nothing may be flushed at exit."""
+    """``checkfreq show DIR | head`` is not an error; a flush at exit must not raise again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

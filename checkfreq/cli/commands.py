@@ -1,4 +1,4 @@
-"""The three commands. Each prints to standard output and returns the exit status."""
+"""``ls``, ``show`` and ``verify``. Each prints to standard output and returns the exit status."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from checkfreq.types import Json
 
 Command: TypeAlias = Callable[[CheckpointStore, argparse.Namespace], int]
 
-#: Folders and prefixes that hold what is not, or not any more, a checkpoint.
+#: Folders with checkpoints that were set aside.
 _SET_ASIDE = ("quarantine", "superseded")
-_HELD = re.compile(r"step-.*[0-9]")
+_IS_STEP = re.compile(r"step-.*[0-9]")
 _LINKED = "a symbolic link: no checkpoint, not followed"
 
 
 def ls(store: CheckpointStore, args: argparse.Namespace) -> int:
-    """One line per checkpoint; its state is judged by manifest and sizes, not by digests."""
+    """Print one line per checkpoint, judged by manifest and file sizes, not by digests."""
     marks = store.marks()
     rows = [_row(store, step, marks.get(step)) for step in _steps(store)]
     if args.json:
@@ -72,7 +72,7 @@ def _other_content(store: CheckpointStore) -> Iterator[str]:
         yield f"{unfinished} being written, or interrupted (.tmp-*)"
     for folder in _SET_ASIDE:
         inside = store.ops.scan(store.root / folder) if kinds.get(folder) is Kind.DIRECTORY else ()
-        held = sum(1 for name in inside if _HELD.fullmatch(name))
+        held = sum(1 for name in inside if _IS_STEP.fullmatch(name))
         if held:
             yield f"{held} in {folder}/"
     for step in store.links():
@@ -80,7 +80,7 @@ def _other_content(store: CheckpointStore) -> Iterator[str]:
 
 
 def show(store: CheckpointStore, args: argparse.Namespace) -> int:
-    """What the manifest of one checkpoint says."""
+    """Print what the manifest of one checkpoint says."""
     step = _steps(store)[-1] if args.step is None else args.step
     manifest = store.manifest(step)
     if args.json:
@@ -122,7 +122,7 @@ def _show_head(store: CheckpointStore, manifest: Manifest) -> None:
 
 
 def _world(manifest: Manifest) -> str:
-    """``4``; where other ranks committed elsewhere, also which are here."""
+    """``4``; if other ranks committed to other directories, also which ranks are here."""
     if not manifest.ranks or len(manifest.ranks) == manifest.world:
         return str(manifest.world)
     return f"{manifest.world}, here: rank {', '.join(map(str, manifest.ranks))}"
@@ -142,7 +142,7 @@ def _show_tensors(file: FileEntry) -> None:
 
 
 def verify(store: CheckpointStore, args: argparse.Namespace) -> int:
-    """Read everything. All steps are looked at, also after a damaged one."""
+    """Read and digest everything. A damaged step does not end it: all steps are verified."""
     steps = _steps(store) if args.step is None else [args.step]
     found = [_verify(store, step, named=args.step is not None) for step in steps]
     linked = store.links() if args.step is None else []

@@ -1,4 +1,4 @@
-"""``checkfreq simulate``: goodput of a run on paper, for several ways to choose the interval."""
+"""``checkfreq simulate``: the goodput of a simulated run, for several ways to set the interval."""
 
 from __future__ import annotations
 
@@ -20,28 +20,68 @@ _LIMITED = "*: no shorter, or storage would not keep up."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What a run costs, and how often it fails."""
+    """Add the arguments: what the run costs, and how often it fails."""
     add = parser.add_argument
-    add("--iteration-s", type=float, required=True, metavar="T", help="of one iteration")
-    add("--cost-s", type=float, required=True, metavar="S", help="a checkpoint's, to training")
-    add("--persist-s", type=float, required=True, metavar="S", help="until it is durable, beside")
-    add("--restart-s", type=float, required=True, metavar="S", help="from a failure to training")
-    add("--gpus", type=_sizes, metavar="N[,N...]", help="that one failure stops")
+    add("--iteration-s", type=float, required=True, metavar="T", help="seconds per iteration")
+    add(
+        "--cost-s",
+        type=float,
+        required=True,
+        metavar="S",
+        help="seconds that a checkpoint adds to training",
+    )
+    add(
+        "--persist-s",
+        type=float,
+        required=True,
+        metavar="S",
+        help="seconds until it is durable, in the background",
+    )
+    add(
+        "--restart-s",
+        type=float,
+        required=True,
+        metavar="S",
+        help="seconds from a failure until training continues",
+    )
+    add("--gpus", type=_sizes, metavar="N[,N...]", help="GPUs that one failure stops")
     add(
         "--rate",
         choices=[rate.name.lower() for rate in Rate],
-        help="whose published failures, by --gpus (default: research)",
+        help="cluster whose published failure rate is used, with --gpus (default: research)",
     )
-    add("--mtbf-s", type=float, metavar="S", help="time between failures, instead of both")
-    add("--max-overhead", type=float, default=0.035, metavar="P", help="default: %(default)s")
-    add("--interval-s", type=float, default=1800.0, metavar="S", help="of work, chosen: fixed")
-    add("--days", type=float, metavar="D", help="default: enough for a thousand failures")
+    add(
+        "--mtbf-s",
+        type=float,
+        metavar="S",
+        help="seconds between failures, instead of --gpus and --rate",
+    )
+    add(
+        "--max-overhead",
+        type=float,
+        default=0.035,
+        metavar="P",
+        help="bound, a fraction (default: %(default)s)",
+    )
+    add(
+        "--interval-s",
+        type=float,
+        default=1800.0,
+        metavar="S",
+        help="seconds of work between checkpoints, for the fixed interval",
+    )
+    add(
+        "--days",
+        type=float,
+        metavar="D",
+        help="length of the run (default: enough for 1000 failures)",
+    )
     add("--seed", type=int, default=0)
     add("--json", action="store_true", help="one JSON object per line")
 
 
 def simulate(args: argparse.Namespace) -> int:
-    """One line for each size and way."""
+    """Print one line for each size of cluster and way to choose the interval."""
     _require_one_rate(args)
     if args.days is not None and not args.days > 0:
         raise ConfigError(f"--days: expected more than 0, got {args.days}")

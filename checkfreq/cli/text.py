@@ -22,7 +22,7 @@ def size(num_bytes: int) -> str:
 
 
 def moment(unix_s: float) -> str:
-    """Local time to the second; the seconds themselves where no calendar goes that far."""
+    """Local time to the second; the number itself if it is too large for a date."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
     except (OverflowError, OSError, ValueError):
@@ -49,12 +49,12 @@ def names(found: Iterable[str]) -> str:
 
 
 def json_of(value: Json, *, indent: int | None = 2) -> str:
-    """JSON without control characters: the delete character is the one that JSON leaves."""
+    """JSON without control characters; the only one that ``json`` does not escape is delete."""
     return json.dumps(value, indent=indent).replace("\x7f", "\\u007f")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell, the last one ragged."""
+    """Columns as wide as their widest cell; no blanks after the last one."""
     lines = [[printable(cell) for cell in line] for line in (head, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     padded = (

@@ -1,1 +1,1 @@
-"""checkfreq's directories behind other libraries' interfaces; each module needs its library."""
+"""Other libraries' interfaces to checkfreq's directories. Each module needs its library."""

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from checkfreq.errors import CheckFreqError
 from checkfreq.persist.attempts import Attempt, Marks
-from checkfreq.restore.restorer import Found, Restorer
+from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.run.interrupt import StopNotice
 from checkfreq.run.pipeline import Pipeline
 from checkfreq.state.checkpoint import CFCheckpoint
@@ -27,13 +27,13 @@ class Proposal:
     """What one rank would do at this boundary: take a checkpoint for ``reason``, or none ("").
 
     ``must``: wait for a slot rather than defer. ``why_late``: why a checkpoint that is due cannot
-    be taken now. ``place``: where to take the snapshot ("": where the last one was taken).
+    be taken now. ``place``: where to take the snapshot (None: where the last one was taken).
     """
 
     reason: str = ""
     must: bool = False
     why_late: str = ""
-    place: str = ""
+    place: SnapshotPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Decision:
 
     reason: str = ""
     must: bool = False
-    place: str = ""
+    place: SnapshotPlace | None = None
     defer: str = ""
     stop: str | None = None
     attempt: str = ""
@@ -128,7 +128,9 @@ class Coordinator(Protocol):
         """Whether every directory of the run marks it as finished at ``step``."""
         ...
 
-    def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
+    def find(
+        self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint
+    ) -> LoadedCheckpoint | None:
         """Open the directory; read ``step`` or the newest valid one; None on a first run."""
         ...
 
@@ -183,8 +185,8 @@ class SingleRank:
 
     def take(self, step: int, decision: Decision, marks: Marks) -> Attempt | None:
         """See Coordinator."""
-        if decision.place:
-            self._pipeline.set_place(SnapshotPlace(decision.place))
+        if decision.place is not None:
+            self._pipeline.set_place(decision.place)
         return self._pipeline.checkpoint(step, decision.reason, marks, must=decision.must)
 
     def require(self, step: int, reason: str, marks: Marks) -> Attempt | None:
@@ -210,7 +212,9 @@ class SingleRank:
         """See Coordinator."""
         return self._persistence.is_finished(step)
 
-    def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
+    def find(
+        self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint
+    ) -> LoadedCheckpoint | None:
         """See Coordinator."""
         open_directory = partial(self._persistence.open, check=restorer.attempt)
         return restorer.find_while_opening(step, open_directory=open_directory)

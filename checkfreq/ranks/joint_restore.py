@@ -1,8 +1,9 @@
-"""Finds the newest step that is valid for all ranks, each of which reads what it needs of it.
+"""Restores many ranks together: the newest step that is valid for all of them.
 
-The leaders say which steps their directories hold, by attempt: two directories may hold a step
-of the same number from different attempts, which must not be mixed. Then all ranks read and
-verify the newest common one, and go back together if it is damaged for one of them.
+The leaders list the steps in their directories, each with its attempt: two directories may hold the
+same step from different attempts, and these must not be mixed. Then every rank reads and verifies
+what it needs of the newest step that all directories hold. If it is damaged for one rank, all ranks
+go back to the next older one.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from typing import TypeVar
 
 from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
 from checkfreq.ranks.meetings import Meetings
-from checkfreq.restore.images import Image
-from checkfreq.restore.needs import needed_files
-from checkfreq.restore.restorer import Found, Restorer
+from checkfreq.restore.needed_files import needed_files
+from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.state.capture import POSITIONS
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.store.manifest import Manifest
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Common:
-    """Steps that every directory holds, newest first, and what else there is."""
+    """The steps that every directory holds, newest first, and what the directories say besides."""
 
     steps: tuple[int, ...]
     damaged: Mapping[int, Mapping[int, str]]
@@ -41,7 +41,7 @@ class _Common:
 
 
 class JointRestorer:
-    """One rank's half of a restore that all ranks do together."""
+    """One rank's side of a restore. All ranks make the same calls, in the same order."""
 
     def __init__(
         self, restorer: Restorer, meetings: Meetings, *, chk: CFCheckpoint, role: Role
@@ -52,13 +52,12 @@ class JointRestorer:
         self._role = role
         self._path = str(restorer.path)
 
-    def find(self, step: int | None) -> Found | None:
-        """Read and verify ``step``, or the newest that is valid on all ranks; None if there never
-        was one.
+    def find(self, step: int | None) -> LoadedCheckpoint | None:
+        """Read and verify ``step``, or the newest step that is valid on all ranks.
 
-        Raises, on all ranks, NoCheckpointError (no such step in every directory) and
-        CorruptCheckpointError (it, or all of them, fail validation); what fails on one rank only
-        is a RankError on the others.
+        None if no directory ever held one. Raises on all ranks NoCheckpointError (some directory
+        lacks the step) and CorruptCheckpointError (it, or every step, fails validation). Any other
+        error on one rank is a RankError on the others.
         """
         common = self._common()
         if step is not None and step in common.damaged:
@@ -69,7 +68,8 @@ class JointRestorer:
             return None
         if not common.steps and not self._role.shares_all and not common.is_common:
             logger.warning(
-                "no checkpoint was ever one of all ranks (%s): starting over", common.text
+                "no step was ever committed in the directories of all ranks (%s): starting over",
+                common.text,
             )
             return None
         rejected: list[Rejected] = []
@@ -87,7 +87,7 @@ class JointRestorer:
     def _common(self) -> _Common:
         reply = self._meetings.act(
             "restore(): looking for checkpoints",
-            lambda: self._restorer.holdings() if self._role.leads else None,
+            lambda: self._restorer.inventory() if self._role.leads else None,
             decide=_common,
         )
         damaged = {
@@ -98,21 +98,22 @@ class JointRestorer:
             tuple(reply["steps"]), damaged, reply["ever_held"], reply["is_common"], reply["text"]
         )
 
-    def _read_together(self, step: int, rejected: list[Rejected]) -> Found | None:
-        """The step as this rank needs it; None, and one more rejected, if one cannot have it."""
-        # The record first: which files are needed may ask users' objects, on all ranks or none.
+    def _read_together(self, step: int, rejected: list[Rejected]) -> LoadedCheckpoint | None:
+        """What this rank needs of the step; if any rank finds damage, None, and it is rejected."""
+        # The manifest first, on all ranks: choosing files asks the users' objects, which may be
+        # collective, so that either every rank comes to it or none.
         manifest = self._on_all(step, "record", lambda: self._restorer.manifest(step), rejected)
         if manifest is None:
             return None
-        images = self._on_all(step, "files", partial(self._images, manifest), rejected)
-        if images is None:
+        data = self._on_all(step, "files", partial(self._read_needed, manifest), rejected)
+        if data is None:
             return None
-        return Found(step, self._with_positions_elsewhere(manifest), images, tuple(rejected))
+        return LoadedCheckpoint(self._with_positions_elsewhere(manifest), data, tuple(rejected))
 
     def _on_all(
         self, step: int, what: str, read: Callable[[], T], rejected: list[Rejected]
     ) -> T | None:
-        """What ``read()`` returns; None if it finds damage on one rank."""
+        """What ``read()`` returns here; None if it finds damage on any rank."""
         found: list[T] = []
 
         def look() -> str | None:
@@ -130,13 +131,13 @@ class JointRestorer:
             return None
         return found[0]
 
-    def _images(self, manifest: Manifest) -> Mapping[str, Image]:
+    def _read_needed(self, manifest: Manifest) -> Mapping[str, memoryview]:
         wanted = needed_files(self._chk, manifest, self._role)
         files = [file for file in manifest.files if file.name in wanted]
         return self._restorer.read(manifest, files)
 
     def _with_positions_elsewhere(self, manifest: Manifest) -> Manifest:
-        """Where each node has a directory: with the positions that the others hold."""
+        """With a directory per node, the manifest also gets the positions in the others."""
         if self._role.shares_all:
             return manifest
         held = {rank: own.get(POSITIONS, {}) for rank, own in manifest.ranks.items()}
@@ -147,7 +148,7 @@ class JointRestorer:
         return replace(manifest, ranks={**others, **manifest.ranks})
 
     def _damaged(self, step: int, texts: Mapping[int, str]) -> Rejected:
-        """``texts``: what is wrong with the record, by the rank that leads there."""
+        """``texts``: what is wrong with the manifest, by the rank that leads in its directory."""
         said = "; ".join(f"rank {rank}: {text}" for rank, text in texts.items())
         return self._rejected(step, said, here=self._role.leader in texts)
 

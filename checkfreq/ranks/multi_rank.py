@@ -20,11 +20,11 @@ from checkfreq.ranks.coordinator import NO_PROPOSAL, NOTHING, Decision, Proposal
 from checkfreq.ranks.joint_restore import JointRestorer
 from checkfreq.ranks.meetings import Meetings
 from checkfreq.ranks.voting import Durable, Vote, Voting
-from checkfreq.restore.restorer import Found, Restorer
+from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.run.interrupt import StopNotice
 from checkfreq.run.pipeline import Pipeline
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.types import Role, SnapshotPlace
+from checkfreq.types import Role
 
 logger = logging.getLogger(__name__)
 
@@ -188,8 +188,8 @@ class MultiRank:
             return self._pipeline.mark(step, marks)
         if decision.waits_for:
             self._wait_until("waiting for slots", self._pipeline.wait_for_room, "a free slot")
-        if decision.place:
-            self._pipeline.set_place(SnapshotPlace(decision.place))
+        if decision.place is not None:
+            self._pipeline.set_place(decision.place)
         try:
             self._note_values(step)
             return self._pipeline.checkpoint(
@@ -285,7 +285,9 @@ class MultiRank:
         is_one = partial(self._persistence.is_finished, step)
         return bool(self._meetings.act(phase, is_one, decide=all))
 
-    def find(self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint) -> Found | None:
+    def find(
+        self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint
+    ) -> LoadedCheckpoint | None:
         """See Coordinator."""
         self.open(check=restorer.attempt)
         return JointRestorer(restorer, self._meetings, chk=chk, role=self._role).find(step)

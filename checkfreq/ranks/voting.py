@@ -17,7 +17,7 @@ from typing import Protocol
 from checkfreq.errors import StateError
 from checkfreq.ranks.coordinator import Decision, Proposal
 from checkfreq.ranks.meetings import Meetings
-from checkfreq.types import Json
+from checkfreq.types import Json, SnapshotPlace
 
 _SHOWN = 5
 
@@ -156,10 +156,10 @@ class Voting:
 
         def decide_votes(votes: Sequence[Json]) -> Json:
             decision = decide([_vote(vote) for vote in votes], attempt=uuid.uuid4().hex)
-            return dataclasses.asdict(decision)
+            return _decision_json(decision)
 
-        reply = self.meetings.act(phase, lambda: dataclasses.asdict(say()), decide=decide_votes)
-        decision = Decision(**{**reply, "waits_for": tuple(reply["waits_for"])})
+        reply = self.meetings.act(phase, lambda: _vote_json(say()), decide=decide_votes)
+        decision = _decision(reply)
         if decision.compares:
             self._compare(state)
         self._next_step = decision.next_step
@@ -183,8 +183,31 @@ def _are_equal(digests: Sequence[Json]) -> bool:
     return len(set(digests)) == 1
 
 
+def _vote_json(vote: Vote) -> Json:
+    said = dataclasses.asdict(vote)
+    return {**said, "proposal": _with_place_name(said["proposal"])}
+
+
 def _vote(said: Json) -> Vote:
-    return Vote(**{**said, "proposal": Proposal(**said["proposal"])})
+    return Vote(**{**said, "proposal": Proposal(**_with_place(said["proposal"]))})
+
+
+def _decision_json(decision: Decision) -> Json:
+    return _with_place_name(dataclasses.asdict(decision))
+
+
+def _decision(said: Json) -> Decision:
+    return Decision(**{**_with_place(said), "waits_for": tuple(said["waits_for"])})
+
+
+def _with_place_name(fields: Mapping[str, Json]) -> dict[str, Json]:
+    place = fields["place"]
+    return {**fields, "place": None if place is None else place.value}
+
+
+def _with_place(fields: Mapping[str, Json]) -> dict[str, Json]:
+    name = fields["place"]
+    return {**fields, "place": None if name is None else SnapshotPlace(name)}
 
 
 def difference(listings: Sequence[Mapping[str, str]]) -> str:

@@ -1,1 +1,1 @@
-"""The way back: find the newest checkpoint that validates, check it whole, load it in place."""
+"""Restore: find the newest checkpoint that validates, verify all of it, load it in place."""

@@ -1,55 +1,45 @@
-"""Putting a loaded checkpoint into live objects, in place, or refusing before anything changed.
+"""Compares a loaded checkpoint with the live objects, and loads it into them in place.
 
-``prepare`` compares everything and lists every mismatch in one error. ``RestorePlan.apply``
-first runs what may raise (user code, undone in reverse order if any of it does), then what only
-copies. Generators and gradients that wait for an update are set last, by ``apply_last``. Afterwards
-nothing live refers to the buffers, which may be reused.
+``prepare`` compares everything before anything changes, and lists every mismatch in one error.
+``RestorePlan.apply`` then runs first what may raise, which is user code, and undoes it in reverse
+order if some of it does; and after that what only copies and cannot fail. Random generators and
+unused gradients are set last, by ``apply_last``, since a script may disturb them until its first
+batch. Afterwards no live object refers to the buffers, and their memory can be reused.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from checkfreq.errors import ConfigError, MismatchError, StateError, printable
-from checkfreq.state.adapters.base import (
-    Changes,
-    Fallible,
-    Findings,
-    LoadedFile,
-    RankFile,
-    Saved,
-)
+from checkfreq.restore.restorer import LoadedCheckpoint
+from checkfreq.state.adapters.base import Changes, Fallible, Findings
 from checkfreq.state.adapters.generic import tree_value
 from checkfreq.state.adapters.module import module_state_dict
 from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict
 from checkfreq.state.adapters.rng import prepare_rng, rng_state
 from checkfreq.state.adapters.scaler import scaler_state_dict
-from checkfreq.state.capture import GRADIENTS, POSITIONS, RNG, covers
+from checkfreq.state.capture import GRADIENTS, POSITIONS, RNG
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.codec import decode_tree
 from checkfreq.state.gradients import prepare_gradients
-from checkfreq.store.parts import file_name, stem_of
-from checkfreq.types import Json
+from checkfreq.state.saved import SavedObject
 
 logger = logging.getLogger(__name__)
 
 __all__ = [
-    "Loaded",
-    "LoadedFile",
     "RestorePlan",
     "materialise",
-    "positions",
     "prepare",
     "require_rank",
 ]
 
-#: Keys of a checkpoint's objects that are no tracked names.
-_NO_OBJECTS = {RNG, POSITIONS, GRADIENTS}
+#: Keys of a checkpoint's objects that are not names of tracked objects.
+_NOT_TRACKED = {RNG, POSITIONS, GRADIENTS}
 
-_READERS: dict[str, Callable[[Saved], Any]] = {
+_READERS: dict[str, Callable[[SavedObject], Any]] = {
     "module": module_state_dict,
     "optimizer": optimizer_state_dict,
     "scaler": scaler_state_dict,
@@ -59,125 +49,29 @@ _READERS: dict[str, Callable[[Saved], Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A verified checkpoint in memory: the manifest's objects, and its files by name.
-
-    ``own``: by rank, what differs from rank to rank; empty for a checkpoint of one rank.
-    """
-
-    objects: Mapping[str, Json]
-    files: Mapping[str, LoadedFile]
-    own: Mapping[int, Mapping[str, Json]] = field(default_factory=dict)
-
-    def saved(
-        self, name: str, *, path: str, rank: int = 0, declared: Collection[str] = ()
-    ) -> Saved:
-        """The saved state of one object, as ``rank`` sees it.
-
-        A new rank sees the first one's buffers, such as statistics of batch norms, and nothing
-        of what is ``declared`` to be each rank's, be it written by one rank or by many.
-        """
-        mine = self.own.get(rank, {}).get(name, {})
-        json = mine if "kind" in mine else self.objects[name]
-
-        def is_not_declared(key: str) -> bool:
-            names = self._names_of(name, key)
-            return not any(covers(prefix, name, one) for prefix in declared for one in names)
-
-        parts = list(self._parts(name, rank, is_not_declared))
-        file = self.files.get(file_name(name))
-        is_for_all = is_not_declared if self.is_new(rank) else _all
-        return Saved(name, json, file, path=path, parts=parts, is_for_all=is_for_all)
-
-    def saved_gradients(self, *, path: str, rank: int) -> Saved | None:
-        """What waited for an update on ``rank``: nothing, if it did on others. None: nowhere."""
-        ranks = [one for one in (rank, *self.own) if GRADIENTS in self.names(one)]
-        if not ranks:
-            return None
-        found = self.saved(GRADIENTS, path=path, rank=ranks[0])
-        if ranks[0] == rank:
-            return found
-        return Saved(GRADIENTS, {**found.json, "parameters": {}}, None, path=path)
-
-    def _names_of(self, name: str, key: str) -> list[str]:
-        """A tensor's key in an object, and the names that are tied to it."""
-        owns = (own.get(name, {}) for own in self.own.values())
-        ties = [json.get("aliases", {}) for json in (self.objects.get(name, {}), *owns)]
-        return [key, *(tied for aliases in ties for tied, to in aliases.items() if to == key)]
-
-    def _parts(
-        self, name: str, rank: int, is_not_declared: Callable[[str], bool]
-    ) -> Iterator[RankFile]:
-        first = self._first() if self.is_new(rank) else None
-        for other, own in sorted(self.own.items()):
-            file = self.files.get(file_name(stem_of(name, other)))
-            if file is not None:
-                boxes = own.get(name, {}).get("shards", {})
-                takes = is_not_declared if other == first else _all if other == rank else _nothing
-                yield RankFile(file, boxes, is_own=takes)
-
-    def names(self, rank: int) -> set[str]:
-        """Names of the objects there are for ``rank``, "rng" and "$positions" among them."""
-        mine = self.own.get(rank, {})
-        return {*self.objects, *self._whole(rank), *({POSITIONS} & mine.keys())}
-
-    def is_new(self, rank: int) -> bool:
-        """Whether nothing is here of such a rank: none was, or it wrote to another directory."""
-        if not self.own:
-            return rank != 0
-        return rank not in self.own or (not self._whole(rank) and any(map(self._whole, self.own)))
-
-    def _whole(self, rank: int) -> list[str]:
-        return [name for name, json in self.own.get(rank, {}).items() if _is_whole(name, json)]
-
-    def _first(self) -> int | None:
-        """The first rank of which there is more than positions."""
-        return next(
-            (rank for rank in sorted(self.own) if self.own[rank].keys() - {POSITIONS}), None
-        )
-
-    def positions(self, rank: int) -> Mapping[str, Json]:
-        """JSON of the iterators' positions of one rank, by name."""
-        objects = self.own.get(rank, {}) if self.own else self.objects
-        found: Mapping[str, Json] = objects.get(POSITIONS, {})
-        return found
-
-
-def _is_whole(name: str, json: Json) -> bool:
-    return name != POSITIONS and "kind" in json
-
-
-def _all(key: str) -> bool:
-    return True
-
-
-def _nothing(key: str) -> bool:
-    return False
-
-
 @dataclass(slots=True)
 class RestorePlan:
-    """Changes that fit the live objects; ``positions`` are for the iterators to take."""
+    """The changes that restore the live objects, and the positions for the iterators."""
 
     positions: dict[str, dict[str, Any]]
-    #: The same of every rank there was; ``positions`` are this rank's, of a new rank the first's.
+    #: The positions of every rank that saved; ``positions`` are this rank's, or the first rank's
+    #: if this one is new.
     all_positions: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
     _changes: list[Changes] = field(default_factory=list)
-    _saved: list[Saved] = field(default_factory=list)
+    _saved: list[SavedObject] = field(default_factory=list)
     _rng: Callable[[], None] | None = None
     _gradients: Callable[[], None] | None = None
 
     def apply(self) -> None:
-        """``load``, then ``copy``."""
+        """``load``, then ``copy``: for a single rank, which need not wait for others in between."""
         self.load()
         self.copy()
 
     def load(self) -> Callable[[], None]:
-        """Restore what goes through users' code; returns what undoes it. To be called once.
+        """Restore what goes through user code, and return a function that undoes it. Call it once.
 
-        Raises StateError naming the object whose ``load_state_dict`` raised; what had been
-        loaded before is put back.
+        Raises StateError, which names the object whose ``load_state_dict`` raised, after putting
+        back what had been loaded before it.
         """
         fallible = [change for changes in self._changes for change in changes.fallible]
         loaded = [(change, _backup(change)) for change in fallible]
@@ -189,7 +83,7 @@ class RestorePlan:
         return undo
 
     def copy(self) -> None:
-        """Restore everything else, but no generator; does not fail. To be called once."""
+        """Restore everything else but generators and gradients. Cannot fail. Call it once."""
         for changes in self._changes:
             for copy in changes.copies:
                 copy()
@@ -204,7 +98,7 @@ class RestorePlan:
             self._rng()
 
     def apply_last(self) -> None:
-        """Set generators and gradients, which a script may disturb until its first batch."""
+        """Set generators and unused gradients. May be called again, before the first batch."""
         self.apply_rng()
         if self._gradients is not None:
             self._gradients()
@@ -213,8 +107,8 @@ class RestorePlan:
 def _backup(change: Fallible) -> Callable[[], None]:
     try:
         return change.backup()
-    except Exception:  # user code, on the way to a restore that will most likely succeed
-        logger.debug("no way back for %s", change.name, exc_info=True)
+    except Exception:  # user code; the undo is needed only if a later load fails
+        logger.debug("the state of %s cannot be copied for an undo", change.name, exc_info=True)
         return _no_backup
 
 
@@ -232,7 +126,7 @@ def _load_all(changes: list[tuple[Fallible, Callable[[], None]]]) -> None:
 
 
 def _put_all_back(changes: list[tuple[Fallible, Callable[[], None]]]) -> list[str]:
-    """Undo what was loaded, the latest first; the names of what could not be undone."""
+    """Undo what was loaded, the latest first; returns the names that could not be undone."""
     return [again.name for again, back in reversed(changes) if not _put_back(again.name, back)]
 
 
@@ -248,7 +142,7 @@ def _failure(change: Fallible, error: Exception, stuck: list[str]) -> str:
 def _put_back(name: str, back: Callable[[], None]) -> bool:
     try:
         back()
-    except Exception:  # the user's load_state_dict again; the caller names the object
+    except Exception:  # user code again; the error that the caller raises names the object
         logger.exception("%s could not be put back after a failed restore", name)
         return False
     return True
@@ -256,7 +150,7 @@ def _put_back(name: str, back: Callable[[], None]) -> bool:
 
 def prepare(
     chk: CFCheckpoint,
-    loaded: Loaded,
+    loaded: LoadedCheckpoint,
     *,
     only: Iterable[str] | None = None,
     exclude: Iterable[str] = (),
@@ -265,64 +159,79 @@ def prepare(
     rank: int = 0,
     world: int = 1,
 ) -> RestorePlan:
-    """Compare a checkpoint with the live objects of ``rank`` of ``world``; changes nothing.
+    """Compare a checkpoint with the live objects of ``rank`` of ``world``, and change nothing.
 
-    ``only`` and ``exclude`` choose tracked names, "rng" or iterators' names. Raises
-    MismatchError listing everything that does not fit (``strict=False``: one WARNING instead),
-    ConfigError for unknown names, CorruptCheckpointError for state that makes no sense,
-    StateError for shards that are in another node's directory.
+    ``only`` and ``exclude`` choose tracked names, "rng", or names of iterators. ``path`` is for
+    messages. Raises MismatchError, which lists everything that does not fit (``strict=False``: one
+    WARNING instead), ConfigError for unknown names, CorruptCheckpointError for state that makes no
+    sense, StateError for shards that are in another node's directory.
     """
-    found = {r: _decode_positions(loaded, r, path) for r in sorted(loaded.own or {0})}
-    everyones = {name for positions in found.values() for name in positions}
-    chosen = _chooser(chk, loaded, everyones, only, exclude)
-    findings = Findings()
-    all_positions = {
-        r: {name: value for name, value in positions.items() if chosen(name)}
-        for r, positions in found.items()
+    positions = {
+        r: _decode_positions(loaded, r, path) for r in sorted(loaded.manifest.ranks or {0})
     }
-    mine = all_positions.get(rank, next(iter(all_positions.values())))
-    plan = RestorePlan(mine, all_positions)
-    names = loaded.names(rank) - _NO_OBJECTS
-    elsewhere = {n for r in loaded.own for n in loaded.names(r)} - names - _NO_OBJECTS
-    if loaded.is_new(rank):  # what all had, or one rank wrote alone, and is each rank's own now
-        elsewhere |= names & chk.per_rank_objects
-        names -= elsewhere
-    for name in sorted(elsewhere & {*chk.tracked}):
-        if chosen(name):
-            findings.notes.append(f"{name} (each rank had its own, rank {rank} had none)")
-    names |= elsewhere
-    findings.missing += [
-        f"{n} (the whole object)" for n in chk.tracked if n not in names and chosen(n)
-    ]
-    findings.unexpected += [f"{n} (the whole object)" for n in names - {*chk.tracked} if chosen(n)]
-    for name in chk.tracked:
-        if name in names and name not in elsewhere and chosen(name):
-            saved = loaded.saved(name, path=path, rank=rank, declared=chk.per_rank)
-            plan._saved.append(saved)
-            plan._changes.append(_prepare_object(chk, saved, findings))
+    chosen = _chooser(chk, loaded, {n for own in positions.values() for n in own}, only, exclude)
+    all_positions = {
+        r: {name: value for name, value in own.items() if chosen(name)}
+        for r, own in positions.items()
+    }
+    plan = RestorePlan(
+        all_positions.get(rank, next(iter(all_positions.values()))),  # a new rank: the first one's
+        all_positions,
+    )
+    findings = Findings()
+    for name in _names_to_restore(chk, loaded, rank, chosen, findings):
+        saved = loaded.saved(name, path=path, rank=rank, declared=chk.per_rank)
+        plan._saved.append(saved)
+        plan._changes.append(_prepare_object(chk, saved, findings))
     if chk.rng and chosen(RNG):
         _prepare_rng(plan, loaded, findings, path, rank)
-    if (waiting := loaded.saved_gradients(path=path, rank=rank)) is not None:
+    if (unused := loaded.saved_gradients(path=path, rank=rank)) is not None:
         optimizers = {name: one for name, one in chk.optimizers.items() if chosen(name)}
-        plan._gradients = prepare_gradients(optimizers, waiting, findings, world=world)
+        plan._gradients = prepare_gradients(optimizers, unused, findings, world=world)
     _report(findings, strict=strict, path=path)
     return plan
 
 
-def _decode_positions(loaded: Loaded, rank: int, path: str) -> dict[str, dict[str, Any]]:
-    saved = Saved(POSITIONS, {}, None, path=path)
+def _names_to_restore(
+    chk: CFCheckpoint,
+    loaded: LoadedCheckpoint,
+    rank: int,
+    chosen: Callable[[str], bool],
+    findings: Findings,
+) -> list[str]:
+    """Tracked names for which ``rank`` finds an object; what only one side has is a finding."""
+    names = loaded.names(rank) - _NOT_TRACKED
+    elsewhere = {n for r in loaded.manifest.ranks for n in loaded.names(r)} - names - _NOT_TRACKED
+    if loaded.is_new(rank):  # what is each rank's own now was not saved for a new one
+        elsewhere |= names & chk.per_rank_objects
+        names -= elsewhere
+    findings.notes += [
+        f"{name} (each rank had its own, rank {rank} had none)"
+        for name in sorted(elsewhere & {*chk.tracked})
+        if chosen(name)
+    ]
+    known = names | elsewhere
+    findings.missing += [
+        f"{n} (the whole object)" for n in chk.tracked if n not in known and chosen(n)
+    ]
+    findings.unexpected += [f"{n} (the whole object)" for n in known - {*chk.tracked} if chosen(n)]
+    return [name for name in chk.tracked if name in names and chosen(name)]
+
+
+def _decode_positions(loaded: LoadedCheckpoint, rank: int, path: str) -> dict[str, dict[str, Any]]:
+    saved = SavedObject(POSITIONS, {}, path=path)
     return {name: saved.decode(node) for name, node in loaded.positions(rank).items()}
 
 
 def _chooser(
     chk: CFCheckpoint,
-    loaded: Loaded,
+    loaded: LoadedCheckpoint,
     found: Iterable[str],
     only: Iterable[str] | None,
     exclude: Iterable[str],
 ) -> Callable[[str], bool]:
-    own = (name for rank in loaded.own for name in loaded.names(rank))
-    known = {*chk.tracked, *loaded.objects, *own, *found, RNG} - {POSITIONS, GRADIENTS}
+    own = (name for rank in loaded.manifest.ranks for name in loaded.names(rank))
+    known = {*chk.tracked, *loaded.manifest.objects, *own, *found, RNG} - {POSITIONS, GRADIENTS}
     wanted = None if only is None else _choice("only", only, known)
     unwanted = _choice("exclude", exclude, known)
     return lambda name: (wanted is None or name in wanted) and name not in unwanted
@@ -338,7 +247,7 @@ def _choice(argument: str, names: Iterable[str], known: set[str]) -> set[str]:
     return chosen
 
 
-def _prepare_object(chk: CFCheckpoint, saved: Saved, findings: Findings) -> Changes:
+def _prepare_object(chk: CFCheckpoint, saved: SavedObject, findings: Findings) -> Changes:
     adapter = chk.adapters[saved.name]
     if saved.field("kind") != adapter.kind:
         findings.different.append(
@@ -349,7 +258,7 @@ def _prepare_object(chk: CFCheckpoint, saved: Saved, findings: Findings) -> Chan
 
 
 def _prepare_rng(
-    plan: RestorePlan, loaded: Loaded, findings: Findings, path: str, rank: int
+    plan: RestorePlan, loaded: LoadedCheckpoint, findings: Findings, path: str, rank: int
 ) -> None:
     if loaded.is_new(rank):
         findings.notes.append(f"rng (each rank had its own, rank {rank} was not there)")
@@ -389,38 +298,33 @@ def _listing(findings: Findings) -> str:
 
 
 def materialise(
-    loaded: Loaded, *, only: Iterable[str] | None = None, path: str, rank: int = 0
+    loaded: LoadedCheckpoint, *, only: Iterable[str] | None = None, path: str, rank: int = 0
 ) -> dict[str, Any]:
-    """State dicts by name, of owned CPU tensors; tied weights share one tensor.
+    """State dicts by name, with CPU tensors that own their memory; tied weights share one tensor.
 
-    Tensors that were in shards are whole; what differs from rank to rank is as ``rank`` had it.
-    Needs none of the training code. Raises ConfigError for an unknown name in ``only`` or an
-    unknown rank.
+    Sharded tensors come back whole, and state that differs between ranks as ``rank`` had it. Needs
+    none of the training code. Raises ConfigError for an unknown name in ``only``, or an unknown
+    rank.
     """
     require_rank(loaded, rank, path=path)
-    there_are = loaded.names(rank) - {POSITIONS, GRADIENTS}
-    names = [*(name for name in loaded.objects if name in there_are)]
-    names += sorted(there_are.difference(names))
+    present = loaded.names(rank) - {POSITIONS, GRADIENTS}
+    names = [*(name for name in loaded.manifest.objects if name in present)]
+    names += sorted(present.difference(names))
     chosen = {*names} if only is None else _choice("only", only, {*names})
     return {
         name: _read(loaded.saved(name, path=path, rank=rank)) for name in names if name in chosen
     }
 
 
-def require_rank(loaded: Loaded, rank: int, *, path: str) -> None:
-    """Raise ConfigError if there was no such rank."""
+def require_rank(loaded: LoadedCheckpoint, rank: int, *, path: str) -> None:
+    """Raise ConfigError if the checkpoint holds nothing of ``rank``."""
     if loaded.is_new(rank):
-        there = ", ".join(map(str, sorted(loaded.own or {0})))
+        there = ", ".join(map(str, sorted(loaded.manifest.ranks or {0})))
         raise ConfigError(f"{path} holds nothing of rank {rank}; expected one of {there}")
 
 
-def _read(saved: Saved) -> Any:
+def _read(saved: SavedObject) -> Any:
     reader = _READERS.get(saved.field("kind"))
     if reader is None:
         raise saved.corrupt("kind of object", f"one of {', '.join(_READERS)}", saved.field("kind"))
     return reader(saved)
-
-
-def positions(objects: Mapping[str, Json]) -> dict[str, dict[str, Any]]:
-    """Iterators' positions by name."""
-    return {name: decode_tree(node) for name, node in objects.get(POSITIONS, {}).items()}

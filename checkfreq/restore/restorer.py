@@ -1,13 +1,14 @@
-"""Finds the newest checkpoint that validates and brings it back into the live objects.
+"""Finds the newest checkpoint that validates, and reads it into memory.
 
-Everything is read and every digest checked before a live byte changes. Corruption walks back
-to an older checkpoint, with a report; another structure or a failing disk does not.
+Everything is read and every digest is checked before a live byte changes. A corrupt checkpoint is
+walked past, with a report, to an older one. A checkpoint of a different structure, or a disk that
+fails, is not corruption, and the error goes to the caller.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from checkfreq.errors import (
@@ -16,42 +17,133 @@ from checkfreq.errors import (
     NoCheckpointError,
     storage_errors,
 )
-from checkfreq.restore.apply import Loaded, LoadedFile, RestorePlan, prepare
-from checkfreq.restore.images import Image, new_buffer, read_images, room_for
-from checkfreq.restore.soundness import require_sound
-from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.restore.file_reader import buffer_bytes, new_buffer, read_files
+from checkfreq.restore.validation import validate_state
+from checkfreq.state.capture import GRADIENTS, POSITIONS, covers
+from checkfreq.state.saved import SavedObject, every_tensor, no_tensor
 from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest
+from checkfreq.store.parts import file_name, file_of
 from checkfreq.store.records import Records
 from checkfreq.store.store import CheckpointStore, Rejected
 from checkfreq.types import Json
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A verified checkpoint in memory, and the newer ones that did not validate."""
+class LoadedCheckpoint:
+    """A verified checkpoint in memory, and what each rank finds in it.
 
-    step: int
+    ``data``: by name, the bytes of each file that was read; of many ranks, each reads the files
+    that it needs. ``rejected``: the newer steps that do not validate.
+    """
+
     manifest: Manifest
-    images: Mapping[str, Image]
-    rejected: tuple[Rejected, ...]
+    data: Mapping[str, memoryview]
+    rejected: tuple[Rejected, ...] = ()
+
+    @property
+    def step(self) -> int:
+        """The step it was taken at."""
+        return self.manifest.step
 
     @property
     def state_bytes(self) -> int:
-        """Room that a snapshot of the same state needs."""
-        return room_for(self.manifest.files)
+        """Memory that a snapshot of the same state needs."""
+        return buffer_bytes(self.manifest.files)
 
-    def loaded(self) -> Loaded:
-        """What ``snapshot.apply`` works on; files that were not read are there to be compared."""
-        images = {name: image.view for name, image in self.images.items()}
-        files = {
-            entry.name: LoadedFile(entry.tensors, images.get(entry.name))
-            for entry in self.manifest.files
-        }
-        return Loaded(self.manifest.objects, files, self.manifest.ranks)
+    def saved(
+        self, name: str, *, path: str, rank: int = 0, declared: Collection[str] = ()
+    ) -> SavedObject:
+        """The saved state of one object, as ``rank`` sees it.
+
+        A new rank sees the first rank's buffers, such as statistics of batch norms. It sees
+        nothing of what is ``declared`` to be each rank's own, whether one rank wrote it or many.
+        """
+        own = self.manifest.ranks.get(rank, {}).get(name, {})
+        json = own if "kind" in own else self.manifest.objects[name]
+
+        def is_not_declared(key: str) -> bool:
+            names = self._names_of(name, key)
+            return not any(covers(prefix, name, one) for prefix in declared for one in names)
+
+        files = {file.name: file for file in self.manifest.files}
+        is_new = self.is_new(rank)
+        shared = files.get(file_name(name))
+        saved = SavedObject(
+            name,
+            json,
+            path=path,
+            tensors=() if shared is None else shared.tensors,
+            data=self.data.get(file_name(name)),
+            counts=is_not_declared if is_new else every_tensor,
+        )
+        first = self._first() if is_new else None
+        for other, objects in sorted(self.manifest.ranks.items()):
+            file = files.get(file_of(name, other))
+            if file is not None:
+                # Shards count whoever wrote them; other tensors are those of this rank alone.
+                own_counts = every_tensor if other == rank else no_tensor
+                saved.add_file(
+                    file.tensors,
+                    self.data.get(file.name),
+                    shards=objects.get(name, {}).get("shards", {}),
+                    counts=is_not_declared if other == first else own_counts,
+                )
+        return saved
+
+    def saved_gradients(self, *, path: str, rank: int) -> SavedObject | None:
+        """The gradients that no update has used on ``rank``; None if no rank had any.
+
+        If only other ranks had some, they come without a parameter for this one.
+        """
+        ranks = [r for r in (rank, *self.manifest.ranks) if GRADIENTS in self.names(r)]
+        if not ranks:
+            return None
+        found = self.saved(GRADIENTS, path=path, rank=ranks[0])
+        if ranks[0] == rank:
+            return found
+        return SavedObject(GRADIENTS, {**found.json, "parameters": {}}, path=path)
+
+    def _names_of(self, name: str, key: str) -> list[str]:
+        """A tensor's key in an object, and the names that are tied to it."""
+        owns = (own.get(name, {}) for own in self.manifest.ranks.values())
+        ties = [json.get("aliases", {}) for json in (self.manifest.objects.get(name, {}), *owns)]
+        return [key, *(tied for aliases in ties for tied, to in aliases.items() if to == key)]
+
+    def names(self, rank: int) -> set[str]:
+        """Names of the objects that ``rank`` finds, "rng" and "$positions" among them."""
+        own = self.manifest.ranks.get(rank, {})
+        return {*self.manifest.objects, *self._whole(rank), *({POSITIONS} & own.keys())}
+
+    def is_new(self, rank: int) -> bool:
+        """Whether nothing here is of such a rank: it did not exist, or it wrote elsewhere."""
+        ranks = self.manifest.ranks
+        if not ranks:
+            return rank != 0
+        return rank not in ranks or (not self._whole(rank) and any(map(self._whole, ranks)))
+
+    def _whole(self, rank: int) -> list[str]:
+        """Objects that a rank wrote by itself, more than shards or single tensors of them."""
+        own = self.manifest.ranks.get(rank, {})
+        return [name for name, json in own.items() if name != POSITIONS and "kind" in json]
+
+    def _first(self) -> int | None:
+        """The first rank of which there is more than positions."""
+        ranks = self.manifest.ranks
+        return next((rank for rank in sorted(ranks) if ranks[rank].keys() - {POSITIONS}), None)
+
+    def positions(self, rank: int) -> Mapping[str, Json]:
+        """JSON of the iterators' positions of one rank, by name."""
+        ranks = self.manifest.ranks
+        objects = ranks.get(rank, {}) if ranks else self.manifest.objects
+        found: Mapping[str, Json] = objects.get(POSITIONS, {})
+        return found
 
 
 class Restorer:
-    """Reads checkpoints of one directory, for one restore; never writes to it."""
+    """Reads the checkpoints of one directory, for one restore; never writes to it.
+
+    ``before_reading`` is told how many bytes are about to be read, and may raise.
+    """
 
     def __init__(
         self,
@@ -64,26 +156,26 @@ class Restorer:
         self._records = Records(self._store)
         self._num_threads = num_threads
         self._before_reading = before_reading
-        self._sound: Manifest | None = None
+        self._validated: Manifest | None = None
 
     @property
     def path(self) -> Path:
-        """The directory."""
+        """The checkpoint directory."""
         return self._store.root
 
     def manifest(self, step: int) -> Manifest:
-        """The step's commit record; CorruptCheckpointError if it is damaged or makes no sense."""
+        """The step's manifest; CorruptCheckpointError if it is damaged or makes no sense."""
         manifest = self._records.manifest(step)
-        if manifest is not self._sound:
-            require_sound(manifest, path=str(self._store.path(step) / MANIFEST_NAME))
-            self._sound = manifest
+        if manifest is not self._validated:
+            validate_state(manifest, path=str(self._store.path(step) / MANIFEST_NAME))
+            self._validated = manifest
         return manifest
 
     def attempt(self, step: int) -> str:
-        """The attempt that it is of; raises the same."""
+        """The attempt that wrote the step; raises what ``manifest`` raises."""
         return self._records.attempt(step)
 
-    def find(self, step: int | None) -> Found | None:
+    def find(self, step: int | None) -> LoadedCheckpoint | None:
         """Read and verify ``step``, or the newest that validates; None if there never was one.
 
         Raises NoCheckpointError (no such step), CorruptCheckpointError (it, or all of them,
@@ -92,25 +184,24 @@ class Restorer:
         with storage_errors(f"reading {self._store.root}"):
             return self._find(step)
 
-    def _find(self, step: int | None) -> Found | None:
+    def _find(self, step: int | None) -> LoadedCheckpoint | None:
         if step is not None:
             self._store.require(step)
-            manifest, images = self._read(step)
-            return Found(step, manifest, images, ())
+            return self._read(step)
         try:
-            newest = self._store.newest_valid(check=self._read)
+            found, rejected = self._store.newest_valid(check=self._read)
         except NoCheckpointError:
             self._require_none_set_aside()
             return None
-        manifest, images = newest.value
-        return Found(newest.step, manifest, images, newest.rejected)
+        return replace(found, rejected=rejected)
 
     def find_while_opening(
         self, step: int | None, *, open_directory: Callable[[], None]
-    ) -> Found | None:
-        """``find`` while the worker starts and takes the lock; reading needs none.
+    ) -> LoadedCheckpoint | None:
+        """``find`` while the worker process starts and takes the lock: reading needs no lock.
 
-        What the previous run's worker still committed, or removed, meanwhile makes us look again.
+        Until the lock is held, the worker of the run before may commit or remove steps. If the
+        directory has changed by then, what was found may not be the newest, and is read again.
         """
         before = self._store.steps()
         try:
@@ -121,32 +212,32 @@ class Restorer:
         open_directory()
         if self._store.steps() == before and self._is_still_there(found):
             return found
-        del found  # its buffer
+        del found  # before the next read: memory for two checkpoints may not be there
         return self.find(step)
 
-    def _is_still_there(self, found: Found | None) -> bool:
-        """False if another attempt took the step's place: a supersession was under way."""
+    def _is_still_there(self, found: LoadedCheckpoint | None) -> bool:
+        """False if a different attempt has taken the step's place since it was read."""
         return found is None or self.attempt(found.step) == found.manifest.attempt
 
     def _require_none_set_aside(self) -> None:
-        """No checkpoint is fine on a first run, but not when a crash left them all set aside."""
+        """None is fine on a first run, but not if a crash came after all of them were set aside."""
         if self._store.holds_superseded():
             raise NoCheckpointError(
                 f"{self._store.root} holds no checkpoint, but superseded/ does: move one back, or "
                 "pass fresh=True"
             )
 
-    def _read(self, step: int) -> tuple[Manifest, Mapping[str, Image]]:
+    def _read(self, step: int) -> LoadedCheckpoint:
         manifest = self.manifest(step)
-        return manifest, self.read(manifest, manifest.files)
+        return LoadedCheckpoint(manifest, self.read(manifest, manifest.files))
 
-    def read(self, manifest: Manifest, files: Sequence[FileEntry]) -> Mapping[str, Image]:
+    def read(self, manifest: Manifest, files: Sequence[FileEntry]) -> Mapping[str, memoryview]:
         """Read and verify some files of a step; CorruptCheckpointError if one is damaged."""
-        # Before any memory is asked for: a record may say anything.
+        # Sizes before memory: a manifest that was made up may claim files of any size.
         self._store.check_sizes(manifest.step, files)
-        state_bytes = room_for(files)
+        state_bytes = buffer_bytes(files)
         self._before_reading(state_bytes)
-        return read_images(
+        return read_files(
             self._store,
             manifest.step,
             files,
@@ -156,10 +247,10 @@ class Restorer:
 
     # ---- many ranks
 
-    def holdings(self) -> Json:
-        """What the directory holds: the attempt of each step, or what is wrong with its record.
+    def inventory(self) -> Json:
+        """For the other ranks: the attempt of each step here, or what is wrong with its manifest.
 
-        ``is_common``: there was a step that every directory of the run held.
+        ``is_common``: whether there was ever a step that every directory of the run held.
         """
         attempts, damaged = {}, {}
         for step in self._store.steps():
@@ -175,27 +266,3 @@ class Restorer:
             "ever_held": self._store.ever_held(),
             "is_common": self._store.ever_held_common(),
         }
-
-
-def plan_restore(
-    found: Found,
-    chk: CFCheckpoint,
-    *,
-    path: Path,
-    only: Collection[str] | None,
-    exclude: Collection[str],
-    strict: bool,
-    rank: int = 0,
-    world: int = 1,
-) -> RestorePlan:
-    """Compare a checkpoint with the live objects; raises MismatchError, changes nothing."""
-    return prepare(
-        chk,
-        found.loaded(),
-        only=only,
-        exclude=exclude,
-        strict=strict,
-        path=str(path),
-        rank=rank,
-        world=world,
-    )

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Collection
 from functools import partial
 
-from checkfreq.restore.apply import RestorePlan
-from checkfreq.restore.restorer import Found, Restorer, plan_restore
+from checkfreq.restore.apply import RestorePlan, prepare
+from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.session.session import Session
 from checkfreq.state.positions import by_name
 
@@ -60,7 +60,7 @@ class Restoring:
 
     # ---- before anything changes
 
-    def _find(self, step: int | None) -> Found | None:
+    def _find(self, step: int | None) -> LoadedCheckpoint | None:
         restorer = Restorer(
             self._session.chk_dir,
             num_threads=self._session.config.writer_threads,
@@ -78,13 +78,18 @@ class Restoring:
             self._persistence.start_over()
 
     def _plan(
-        self, found: Found, *, only: Collection[str] | None, exclude: Collection[str], strict: bool
+        self,
+        found: LoadedCheckpoint,
+        *,
+        only: Collection[str] | None,
+        exclude: Collection[str],
+        strict: bool,
     ) -> RestorePlan:
         compare = partial(
-            plan_restore,
-            found,
+            prepare,
             self._session.chk,
-            path=self._session.chk_dir,
+            found,
+            path=str(self._session.chk_dir),
             rank=self._role.rank,
             world=self._role.world,
             only=only,
@@ -113,7 +118,7 @@ class Restoring:
 
     # ---- afterwards
 
-    def _continue_from(self, found: Found, *, explicit: bool) -> None:
+    def _continue_from(self, found: LoadedCheckpoint, *, explicit: bool) -> None:
         self._progress.global_step = found.step
         self._progress.restored_step = found.step
         self._pipeline.continue_from(

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from checkfreq.state.adapters.base import Findings, Saved
+from checkfreq.state.adapters.base import Findings
 from checkfreq.state.adapters.optimizer_load import parameters_of
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import local_of
-from checkfreq.state.pieces import SavedTensor
+from checkfreq.state.saved import SavedObject, SavedTensor
 from checkfreq.state.tensors import DTYPES
 from checkfreq.types import Json
 
@@ -170,7 +170,7 @@ def capture_gradients(
     return {"kind": "gradients", "world": world, "parameters": numbers}
 
 
-def require_gradient_fields(saved: Saved) -> None:
+def require_gradient_fields(saved: SavedObject) -> None:
     """Raise unless the saved fields are those of pending gradients, whatever is live."""
     if type(saved.field("world")) is not int:
         raise saved.corrupt("gradients", "a number of ranks", saved.field("world"))
@@ -180,7 +180,7 @@ def require_gradient_fields(saved: Saved) -> None:
 
 
 def prepare_gradients(
-    optimizers: Mapping[str, Optimizer], saved: Saved, findings: Findings, *, world: int
+    optimizers: Mapping[str, Optimizer], saved: SavedObject, findings: Findings, *, world: int
 ) -> Callable[[], None] | None:
     """A function that sets the gradients of ``optimizers``, from data of its own.
 
@@ -201,7 +201,7 @@ def prepare_gradients(
 
 
 def _pairs(
-    name: str, parameters: list[Tensor], numbers: list[int], saved: Saved, findings: Findings
+    name: str, parameters: list[Tensor], numbers: list[int], saved: SavedObject, findings: Findings
 ) -> Iterator[tuple[Tensor, Tensor]]:
     for number in numbers:
         record = saved.record(_key(name, number))
@@ -224,7 +224,7 @@ def _fits(parameter: Tensor, record: SavedTensor) -> bool:
     return is_accepted and tuple(local_of(parameter).shape) == tuple(record.shape)
 
 
-def _numbers_of(saved: Saved) -> dict[str, list[int]]:
+def _numbers_of(saved: SavedObject) -> dict[str, list[int]]:
     found = saved.field("parameters")
     is_whole = isinstance(found, dict) and all(
         isinstance(numbers, list) and all(type(one) is int and one >= 0 for one in numbers)

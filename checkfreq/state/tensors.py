@@ -223,14 +223,6 @@ def _device(name: str) -> torch.device:
         raise ValueError(f"this process knows no device {name!r}") from None
 
 
-def copy_bits(target: Tensor, source: Tensor) -> None:
-    """Copy values into ``target`` in place, also where ``target`` is expanded (stride 0)."""
-    for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
-        if stride == 0 and size > 1:
-            target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
-    target.copy_(source)
-
-
 def usable_device(name: str) -> torch.device:
     """The recorded device if this process has it, the current one of its type, or the CPU."""
     if not torch.accelerator.is_available():

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from checkfreq import faults
 from checkfreq.errors import (
@@ -137,15 +137,6 @@ class Rejected:
     step: int
     error: CorruptCheckpointError
     is_here: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Found(Generic[T]):
-    """The newest valid step, what its check returned, and newer ones that failed theirs."""
-
-    step: int
-    value: T
-    rejected: tuple[Rejected, ...]
 
 
 class CheckpointStore:
@@ -388,9 +379,10 @@ class CheckpointStore:
             raise
         return file
 
-    def newest_valid(self, *, check: Callable[[int], T]) -> Found[T]:
+    def newest_valid(self, *, check: Callable[[int], T]) -> tuple[T, tuple[Rejected, ...]]:
         """Walk back from the newest step to the first for which ``check`` returns.
 
+        Returns what ``check`` returned, and the newer steps that it rejected, newest first.
         ``check`` is `verify`, or any function that raises CorruptCheckpointError for a step to
         be walked past; any other error is raised to the caller. Steps that another process
         prunes meanwhile are ignored. Raises NoCheckpointError if the directory never held a
@@ -403,7 +395,7 @@ class CheckpointStore:
             steps = self.steps()
             for step in reversed(steps):
                 try:
-                    return Found(step, check(step), tuple(rejected))
+                    return check(step), tuple(rejected)
                 except CorruptCheckpointError as error:
                     # The traceback's frames would keep the failed read's buffers alive.
                     rejected.append(Rejected(step, error.with_traceback(None)))

@@ -59,7 +59,7 @@ def test_ls_says_what_is_wrong_with_a_truncated_checkpoint(
     assert "unreadable" in capsys.readouterr().out
 
 
-def test_ls_counts_what_is_no_checkpoint(
+def test_ls_counts_directories_that_are_not_checkpoints(
     write: Write, store: CheckpointStore, capsys: Capture
 ) -> None:
     for step in (5, 6):
@@ -136,7 +136,7 @@ def test_verify_reads_every_checkpoint(
     assert [line.split(",")[0] for line in lines] == ["step 5: ok", "step 6: ok"]
 
 
-def test_verify_names_the_damaged_tensor_and_goes_on(
+def test_verify_names_the_damaged_tensor_and_continues(
     write: Write, store: CheckpointStore, capsys: Capture
 ) -> None:
     flip_last_byte(write(5) / "model.safetensors")
@@ -166,7 +166,7 @@ def test_looking_changes_nothing(write: Write, store: CheckpointStore) -> None:
 
 
 @pytest.mark.parametrize("verb", ["ls", "show", "verify"])
-def test_a_directory_that_is_not_there_is_said_in_a_sentence(
+def test_a_missing_directory_is_reported_in_a_sentence(
     verb: str, tmp_path: Path, capsys: Capture
 ) -> None:
     assert main([verb, str(tmp_path / "none")]) == 1
@@ -180,7 +180,7 @@ def test_an_empty_directory_holds_no_checkpoint(verb: str, tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize("verb", ["show", "verify"])
-def test_a_step_that_is_not_there_is_an_error(
+def test_a_missing_step_is_an_error(
     verb: str, write: Write, store: CheckpointStore, capsys: Capture
 ) -> None:
     write(5)
@@ -259,7 +259,7 @@ def test_a_wrong_command_ends_with_status_2(argv: list[str], capsys: Capture) ->
     assert "usage: checkfreq" in capsys.readouterr().err
 
 
-def test_a_reader_that_goes_away_is_no_error(write: Write, store: CheckpointStore) -> None:
+def test_a_closed_pipe_is_not_an_error(write: Write, store: CheckpointStore) -> None:
     write(5)
     command = f"{sys.executable} -m checkfreq.cli show {store.root} --objects | true"
     done = subprocess.run(
@@ -288,7 +288,7 @@ def test_neither_torch_nor_numpy_is_imported(write: Write, store: CheckpointStor
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_nothing_that_a_checkpoint_says_commands_the_terminal(
+def test_text_from_a_checkpoint_cannot_control_the_terminal(
     tmp_path: Path, capsys: Capture
 ) -> None:
     hostile = "x\x1b[2J\x7f\n\u202e\ud800"

@@ -130,7 +130,7 @@ def test_into_loads_live_objects_in_place(chk_dir: Path) -> None:
     assert by_name(model.state_dict()) == by_name(saved["model"])
 
 
-def test_into_an_object_of_another_structure_is_a_mismatch_and_changes_nothing(
+def test_into_an_object_of_a_different_structure_is_a_mismatch_and_changes_nothing(
     chk_dir: Path,
 ) -> None:
     written(chk_dir, 1)
@@ -183,7 +183,7 @@ def test_latest_step_and_all_steps_say_what_is_committed(chk_dir: Path) -> None:
     assert manager.all_steps() == [1, 2]
 
 
-def test_of_one_rank_there_is_what_rank_0_had(chk_dir: Path) -> None:
+def test_a_checkpoint_of_one_rank_has_only_rank_0(chk_dir: Path) -> None:
     written(chk_dir, 1)
     assert digest(checkfreq.load(chk_dir, rank=0)) == digest(checkfreq.load(chk_dir))
     with pytest.raises(ConfigError, match="nothing of rank 1; expected one of 0"):

@@ -36,7 +36,7 @@ def flip(chk_dir: Path, step: int, name: str = "model.safetensors", at: int = -1
     path.write_bytes(data)
 
 
-def test_it_is_false_if_the_directory_never_held_a_checkpoint(chk_dir: Path) -> None:
+def test_it_returns_false_if_the_directory_never_held_a_checkpoint(chk_dir: Path) -> None:
     training = Training()
     bits = training.bits()
     with managed(chk_dir, training.chk) as manager:
@@ -46,7 +46,7 @@ def test_it_is_false_if_the_directory_never_held_a_checkpoint(chk_dir: Path) -> 
     assert CheckpointStore(chk_dir).steps() == [1]
 
 
-def test_it_brings_the_newest_checkpoint_back_and_is_true(chk_dir: Path) -> None:
+def test_it_restores_the_newest_checkpoint_and_returns_true(chk_dir: Path) -> None:
     bits = written(chk_dir, 3)
     training = Training(seed=1)
     with managed(chk_dir, training.chk) as manager:
@@ -66,7 +66,7 @@ def test_it_restores_in_place(chk_dir: Path) -> None:
     assert weight.data_ptr() == address
 
 
-def test_if_none_validates_it_is_corrupt_checkpoint_error_and_nothing_changed(
+def test_if_none_validates_it_raises_corrupt_checkpoint_error_and_changes_nothing(
     chk_dir: Path,
 ) -> None:
     written(chk_dir, 2)
@@ -80,7 +80,7 @@ def test_if_none_validates_it_is_corrupt_checkpoint_error_and_nothing_changed(
         assert training.bits() == bits
 
 
-def test_training_on_after_a_restore_that_failed_is_refused(chk_dir: Path) -> None:
+def test_training_after_a_failed_restore_is_refused(chk_dir: Path) -> None:
     written(chk_dir, 1)
     flip(chk_dir, 1)
     training = Training(seed=1)
@@ -120,7 +120,7 @@ def test_a_step_asked_for_is_restored_or_its_absence_an_error(chk_dir: Path) -> 
         assert training.bits() == bits[1]
 
 
-def test_a_damaged_step_asked_for_is_an_error_and_never_another_step(chk_dir: Path) -> None:
+def test_a_damaged_step_asked_for_is_an_error_and_no_other_step_is_restored(chk_dir: Path) -> None:
     written(chk_dir, 3)
     flip(chk_dir, 2)
     training = Training(seed=1)
@@ -219,7 +219,7 @@ def test_only_and_exclude_choose_what_is_restored(chk_dir: Path) -> None:
         assert generator_bits() == generators
 
 
-def test_a_name_that_is_nowhere_is_a_config_error(chk_dir: Path) -> None:
+def test_an_unknown_name_is_a_config_error(chk_dir: Path) -> None:
     written(chk_dir, 1)
     with (
         managed(chk_dir, Training().chk) as manager,
@@ -280,7 +280,7 @@ def test_hyper_parameters_that_differ_are_listed_in_one_warning_and_later_assign
     assert (saved["lr"], saved["weight_decay"]) == (0.25, 0.1)
 
 
-def test_the_first_step_with_checkpoints_there_and_no_restore_is_a_config_error(
+def test_a_first_step_beside_checkpoints_without_a_restore_is_a_config_error(
     chk_dir: Path,
 ) -> None:
     written(chk_dir, 1)
@@ -315,7 +315,7 @@ def test_it_is_a_state_error_while_a_batch_is_in_use_and_nothing_changed(chk_dir
             break
 
 
-def test_a_position_of_other_data_is_refused_and_nothing_changed(chk_dir: Path) -> None:
+def test_a_position_in_different_data_is_refused_and_nothing_changed(chk_dir: Path) -> None:
     training = Training()
     with managed(chk_dir, training.chk) as manager:
         train(training, manager, CFIterator(loader(), cf_manager=manager), 1)
@@ -368,7 +368,7 @@ def test_a_position_restored_before_its_iterator_exists_is_applied_when_that_reg
         assert iterator.batch == 2
 
 
-def test_a_position_nobody_registered_for_is_carried_along(chk_dir: Path) -> None:
+def test_a_position_without_its_iterator_is_kept(chk_dir: Path) -> None:
     training = Training()
     with managed(chk_dir, training.chk) as manager:
         iterator = CFIterator(loader(), cf_manager=manager, steps_to_run=2)
@@ -386,7 +386,7 @@ def test_a_position_nobody_registered_for_is_carried_along(chk_dir: Path) -> Non
         assert iterator.state_dict() == expected
 
 
-def test_a_look_at_the_data_does_not_change_what_training_will_draw(chk_dir: Path) -> None:
+def test_a_look_at_the_data_does_not_change_the_random_numbers_of_training(chk_dir: Path) -> None:
     reference = Training()
     with managed(chk_dir, reference.chk, chk_freq=1) as manager:
         train(reference, manager, CFIterator(loader(), cf_manager=manager), 1, each=manager.wait)
@@ -414,14 +414,14 @@ def test_a_second_restore_before_iteration_is_allowed(chk_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [None, 3, 2])
-def test_each_commit_record_is_parsed_once(step: int | None, chk_dir: Path) -> None:
+def test_each_manifest_is_parsed_once(step: int | None, chk_dir: Path) -> None:
     written(chk_dir, 3)
     with managed(chk_dir, Training(seed=1).chk) as manager, steps_parsed() as steps:
         assert manager.restore(step)
     assert sorted(steps) == [1, 2, 3]
 
 
-def test_a_record_that_changed_while_the_directory_was_opened_is_read_again(
+def test_a_manifest_that_changed_while_the_directory_was_opened_is_read_again(
     tmp_path: Path,
 ) -> None:
     store = CheckpointStore(tmp_path)
@@ -434,11 +434,10 @@ def test_a_record_that_changed_while_the_directory_was_opened_is_read_again(
     found = Restorer(tmp_path).find_while_opening(None, open_directory=supersede)
     assert found is not None
     assert found.manifest.attempt == "after"
-    image = found.images["a.safetensors"]
-    assert image.view == (store.path(1) / "a.safetensors").read_bytes()
+    assert found.data["a.safetensors"] == (store.path(1) / "a.safetensors").read_bytes()
 
 
-def test_a_record_damaged_while_the_directory_was_opened_is_not_trusted(tmp_path: Path) -> None:
+def test_a_manifest_damaged_while_the_directory_was_opened_is_not_trusted(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     store.open()
     commit_bytes(store, 1, {"a.safetensors": b"bytes"})

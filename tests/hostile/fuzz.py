@@ -36,7 +36,8 @@ import checkfreq
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, cli
 from checkfreq.errors import CheckFreqError
 from checkfreq.integrations.dcp import CFStorageReader, CFStorageWriter
-from checkfreq.restore.restorer import Restorer, plan_restore
+from checkfreq.restore.apply import prepare
+from checkfreq.restore.restorer import Restorer
 from checkfreq.state.positions import Positions, by_name
 from iterators.errors import CorruptPositionError, ResumeMismatchError
 from tests.fixtures import make_format_1, make_format_2
@@ -217,9 +218,7 @@ def into_live(objects: dict[str, Any], chk_dir: Path, *, strict: bool) -> None:
     found = Restorer(chk_dir, num_threads=1).find(None)
     if found is None:
         return
-    plan = plan_restore(
-        found, CFCheckpoint(**objects), path=chk_dir, only=None, exclude=(), strict=strict
-    )
+    plan = prepare(CFCheckpoint(**objects), found, strict=strict, path=str(chk_dir))
     positions = Positions()
     positions.register("train", Place())
     positions.restore(by_name(plan.all_positions))

@@ -50,7 +50,7 @@ def test_model_and_optimizer_come_back_bit_for_bit(tmp_path: Path) -> None:
     assert same(other_optimizer.state_dict(), optimizer.state_dict())
 
 
-def test_everything_that_is_no_tensor_comes_back(tmp_path: Path) -> None:
+def test_values_that_are_not_tensors_come_back(tmp_path: Path) -> None:
     net, optimizer = trained()
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)  # holds inf
     scaler = torch.amp.GradScaler("cpu")
@@ -83,7 +83,7 @@ def test_everything_that_is_no_tensor_comes_back(tmp_path: Path) -> None:
     assert same(found["extra"], extra)
 
 
-def test_what_checkfreq_loads_is_what_dcp_loads_without_being_told_the_names(
+def test_checkfreq_and_dcp_load_the_same_without_being_told_the_names(
     tmp_path: Path,
 ) -> None:
     net, optimizer = trained(steps=2)
@@ -219,7 +219,7 @@ def capture_on_two_ranks(
     return objects, own, files
 
 
-def test_tensors_that_two_ranks_divided_are_whole_again(tmp_path: Path) -> None:
+def test_tensors_sharded_over_two_ranks_are_whole_again(tmp_path: Path) -> None:
     net, optimizer = trained(steps=2)
     own = of_two_ranks(
         tmp_path, lambda rank: CFCheckpoint(model=net, optimizer=optimizer), split=True
@@ -243,7 +243,7 @@ def test_a_single_process_gets_the_first_rank_s_own_state(tmp_path: Path) -> Non
     assert same(found, {"note": {"rank": 0, "at": torch.tensor(0)}})
 
 
-def test_tensors_of_which_other_directories_have_the_rest_are_refused(tmp_path: Path) -> None:
+def test_tensors_with_shards_in_other_directories_are_refused(tmp_path: Path) -> None:
     net, optimizer = trained()
     objects, own, files = capture_on_two_ranks(
         tmp_path, lambda rank: CFCheckpoint(model=net, optimizer=optimizer), split=True
@@ -251,12 +251,12 @@ def test_tensors_of_which_other_directories_have_the_rest_are_refused(tmp_path: 
     for name in [*own[1]]:
         files = [file for file in files if file.name != f"{name}.rank-00001.safetensors"]
     parts.commit(tmp_path, 1, objects, {0: own[0]}, files, world=2)
-    with pytest.raises(ConfigError, match="holds the parts of ranks 0 of 2 only"):
+    with pytest.raises(ConfigError, match="holds only the parts of ranks 0 of 2"):
         CFStorageReader(tmp_path).read_metadata()
 
 
 @pytest.mark.parametrize("fault", ["gap", "outside", "other shape"])
-def test_shards_that_do_not_make_a_whole_are_damage(tmp_path: Path, fault: str) -> None:
+def test_shards_that_do_not_cover_a_tensor_are_damage(tmp_path: Path, fault: str) -> None:
     net, optimizer = trained()
     objects, own, files = capture_on_two_ranks(
         tmp_path, lambda rank: CFCheckpoint(model=net, optimizer=optimizer), split=True

@@ -56,7 +56,7 @@ def test_the_command_line_understands_a_checkpoint_of_four_ranks(of_four: Path) 
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-def test_fully_sharded_training_moves_to_another_number_of_ranks(
+def test_fully_sharded_training_moves_to_a_different_number_of_ranks(
     tmp_path: Path, before: int, after: int
 ) -> None:
     saved = ranks.run(before, ranks.save_training, tmp_path)
@@ -71,9 +71,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_what_a_manager_captured_on_two_ranks_is_loaded_by_any_number(
-    tmp_path: Path, split: bool
-) -> None:
+def test_state_captured_on_two_ranks_is_loaded_by_any_number(tmp_path: Path, split: bool) -> None:
     saved = ranks.run(2, ranks.save_as_manager, tmp_path, split)
     names = {"optimizer": NAMES}
     for world in (1, 2):
@@ -93,7 +91,7 @@ def test_ranks_that_save_different_steps_are_told(tmp_path: Path) -> None:
     assert CheckpointStore(tmp_path).steps() == []
 
 
-def test_ranks_that_look_at_different_directories_are_told(tmp_path: Path) -> None:
+def test_ranks_that_see_different_directories_are_told(tmp_path: Path) -> None:
     for found in ranks.run(2, ranks.failures, tmp_path, "directories"):
         assert "must be the same on all ranks" in found[1]
 

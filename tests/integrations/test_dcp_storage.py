@@ -138,7 +138,7 @@ def test_a_key_that_was_not_saved_is_left_alone_if_that_is_allowed(tmp_path: Pat
     assert same(state, {"a": torch.ones(2), "b": torch.full((2,), 5.0)})
 
 
-def test_a_tensor_of_another_shape_is_an_error(tmp_path: Path) -> None:
+def test_a_tensor_of_a_different_shape_is_an_error(tmp_path: Path) -> None:
     save(tmp_path, {"a": torch.ones(2, 3)})
     error = failure_of(lambda: load(tmp_path, {"a": torch.zeros(3, 2)}))
     assert "Size mismatch" in str(error)
@@ -247,7 +247,7 @@ def _halves(item: WriteItem) -> Iterator[WriteItem]:
         yield WriteItem(index, WriteItemType.SHARD, tensor_data=replace(data, chunk=chunk))
 
 
-def test_a_tensor_in_several_boxes_is_whole_again(tmp_path: Path) -> None:
+def test_a_tensor_in_several_chunks_is_whole_again(tmp_path: Path) -> None:
     state = {"a": torch.arange(14.0).reshape(7, 2), "a#2": torch.arange(5), "b": torch.ones(2)}
     writer = CFStorageWriter(tmp_path, step=1)
     dcp.save(state, storage_writer=writer, planner=Halving())
@@ -258,7 +258,7 @@ def test_a_tensor_in_several_boxes_is_whole_again(tmp_path: Path) -> None:
     assert same(loaded, state)
 
 
-def test_a_planner_that_announces_another_shape_is_refused(tmp_path: Path) -> None:
+def test_a_planner_that_announces_a_different_shape_is_refused(tmp_path: Path) -> None:
     class Cut(DefaultSavePlanner):
         def resolve_data(self, write_item: WriteItem) -> Any:
             return super().resolve_data(write_item)[:1]
@@ -270,7 +270,7 @@ def test_a_planner_that_announces_another_shape_is_refused(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path) -> None:
+def test_state_that_cannot_be_saved_is_refused_by_name(tmp_path: Path) -> None:
     error = failure_of(lambda: save(tmp_path, {"s": {"x": torch.ones(2).to_sparse()}}))
     assert isinstance(error, StateError)
     assert "s.x" in str(error)
@@ -363,7 +363,7 @@ def test_a_save_that_failed_leaves_the_directory_free_and_clean(tmp_path: Path) 
     assert not list(tmp_path.glob(".tmp-*"))
 
 
-def test_a_writer_that_is_dropped_in_mid_save_lets_go_of_the_lock(tmp_path: Path) -> None:
+def test_a_writer_that_is_dropped_during_a_save_releases_the_lock(tmp_path: Path) -> None:
     writer = CFStorageWriter(tmp_path, step=1)
     writer.prepare_global_plan([])
     error = failure_of(lambda: save(tmp_path, {"n": 1}, lock_timeout_s=0.0))
@@ -373,7 +373,7 @@ def test_a_writer_that_is_dropped_in_mid_save_lets_go_of_the_lock(tmp_path: Path
     assert CheckpointStore(tmp_path).steps() == [1]
 
 
-def test_a_planner_that_loses_the_storage_s_word_is_refused(tmp_path: Path) -> None:
+def test_a_planner_that_drops_the_storage_data_is_refused(tmp_path: Path) -> None:
     class Forgetful(DefaultSavePlanner):
         def finish_plan(self, new_plan: SavePlan) -> SavePlan:
             return super().finish_plan(SavePlan(new_plan.items))
@@ -418,7 +418,7 @@ def test_a_flipped_bit_in_a_value_is_found_before_it_is_unpickled(tmp_path: Path
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "manifest"])
-def test_damage_that_shows_at_once_falls_back_to_the_step_before(
+def test_damage_found_before_reading_falls_back_to_the_step_before(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for step in (1, 2):
@@ -487,7 +487,7 @@ class _Runs:
         return Path.touch, (self._path,)
 
 
-def test_what_dcp_pickled_is_not_unpickled_unless_it_is_trusted(tmp_path: Path) -> None:
+def test_pickled_values_are_not_unpickled_unless_they_are_trusted(tmp_path: Path) -> None:
     chk_dir, touched = tmp_path / "chk", tmp_path / "touched"
     state = {"w": torch.ones(2), "epoch": _Runs(touched)}
     dcp.save(state, storage_writer=CFStorageWriter(chk_dir, step=1))

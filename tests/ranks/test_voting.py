@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from checkfreq.ranks.coordinator import Decision, Proposal
-from checkfreq.ranks.voting import Vote, decide, difference
+from checkfreq.ranks.voting import Vote, Voting, decide, difference
+from checkfreq.types import SnapshotPlace
 
 NOTHING = Vote(Proposal(), is_ready=True, is_written=False, next_step=7)
-PERIODIC = replace(NOTHING, proposal=Proposal("periodic", place="host"))
+PERIODIC = replace(NOTHING, proposal=Proposal("periodic", place=SnapshotPlace.HOST))
 
 
 def decided(*words: Vote) -> Decision:
@@ -18,7 +23,7 @@ def decided(*words: Vote) -> Decision:
 
 def test_rank_0_decides_whether_a_checkpoint_is_due() -> None:
     assert decided(PERIODIC, NOTHING).attempt == "a1"
-    assert decided(PERIODIC, NOTHING).place == "host"
+    assert decided(PERIODIC, NOTHING).place is SnapshotPlace.HOST
     assert decided(NOTHING, PERIODIC).attempt == ""
 
 
@@ -112,3 +117,20 @@ def test_rank_0s_marks_count_and_metrics_that_differ_are_told() -> None:
 
 def test_metrics_that_only_rank_0_knows_are_no_difference() -> None:
     assert decided(replace(NOTHING, metrics={"loss": 0.5}), NOTHING).unequal == {}
+
+
+class OneRank:
+    """Meetings of a single rank, whose words go through JSON as they do between ranks."""
+
+    def act(
+        self, phase: str, action: Callable[[], Any], *, decide: Callable[[list[Any]], Any]
+    ) -> Any:
+        return json.loads(json.dumps(decide([json.loads(json.dumps(action()))])))
+
+
+@pytest.mark.parametrize("place", [None, *SnapshotPlace])
+def test_a_decision_arrives_as_it_was_made(place: SnapshotPlace | None) -> None:
+    vote = replace(PERIODIC, proposal=replace(PERIODIC.proposal, place=place))
+    decision = Voting(OneRank()).agree("step()", lambda: vote, state=None)  # type: ignore[arg-type]
+    assert decision == decide([vote], attempt=decision.attempt)
+    assert decision.place is place

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
-from checkfreq.restore.apply import Loaded, materialise, positions
+from checkfreq.restore.apply import materialise
+from checkfreq.restore.restorer import LoadedCheckpoint
 from checkfreq.state.checkpoint import CFCheckpoint
-from tests.state.support import bits, plan, restore, state_bits, take
+from tests.state.support import Record, bits, plan, restore, state_bits, take
 
 
 class Holder:
@@ -80,37 +81,37 @@ class TestMismatch:
         assert state_bits(live) == before
         assert "strict=False" in str(error)
 
-    def test_another_dtype_is_a_mismatch(self) -> None:
+    def test_a_different_dtype_is_a_mismatch(self) -> None:
         model = nn.Linear(2, 2)
         shot = take(CFCheckpoint(model=model))
         with pytest.raises(MismatchError, match=r"float32\[2, 2\], live is bfloat16\[2, 2\]"):
             plan(CFCheckpoint(model=nn.Linear(2, 2).bfloat16()), shot)
 
-    def test_another_kind_of_object_is_a_mismatch(self) -> None:
+    def test_a_different_kind_of_object_is_a_mismatch(self) -> None:
         shot = take(CFCheckpoint(thing={"a": 1}))
         with pytest.raises(MismatchError, match="thing: checkpoint holds a dict, live is a module"):
             plan(CFCheckpoint(thing=nn.Linear(1, 1)), shot)
 
-    def test_another_optimizer_is_a_mismatch(self) -> None:
+    def test_a_different_optimizer_is_a_mismatch(self) -> None:
         model = nn.Linear(1, 1)
         shot = take(CFCheckpoint(o=torch.optim.SGD(model.parameters(), lr=1)))
         with pytest.raises(MismatchError, match=r"of a torch\.optim\.sgd\.SGD, live is a .*Adam"):
             plan(CFCheckpoint(o=torch.optim.Adam(model.parameters())), shot)
 
-    def test_another_scheduler_is_a_mismatch(self) -> None:
+    def test_a_different_scheduler_is_a_mismatch(self) -> None:
         optimizer = adamw(nn.Linear(1, 1))
         shot = take(CFCheckpoint(s=torch.optim.lr_scheduler.StepLR(optimizer, 2)))
         with pytest.raises(MismatchError, match=r"of a .*StepLR, live is a .*ExponentialLR"):
             plan(CFCheckpoint(s=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)), shot)
 
-    def test_another_grouping_is_a_mismatch(self) -> None:
+    def test_different_parameter_groups_are_a_mismatch(self) -> None:
         model = nn.Linear(1, 1)
         shot = take(CFCheckpoint(o=torch.optim.SGD(model.parameters(), lr=1)))
         groups = [{"params": [p]} for p in model.parameters()]
         with pytest.raises(MismatchError, match=r"groups of \[2\] parameters, live has \[1, 1\]"):
             plan(CFCheckpoint(o=torch.optim.SGD(groups, lr=1)), shot)
 
-    def test_parameters_in_another_order_are_a_mismatch(self) -> None:
+    def test_parameters_in_a_different_order_are_a_mismatch(self) -> None:
         model = nn.Linear(3, 2)
         shot = take(CFCheckpoint(o=adamw(model)))
         swapped = torch.optim.AdamW([model.bias, model.weight])
@@ -147,12 +148,12 @@ class TestPartial:
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         shot = take(CFCheckpoint())
-        shot.loaded.objects["rng"]["state"]["xpu:7"] = {"$tensor": "torch"}
+        shot.loaded.manifest.objects["rng"]["state"]["xpu:7"] = {"$tensor": "torch"}
         with caplog.at_level(logging.WARNING):
             restore(CFCheckpoint(), shot)
         assert "rng.xpu:7: not restored, this process has" in caplog.text
 
-    def test_not_strict_loads_what_fits_and_logs_the_rest_once(
+    def test_without_strict_what_fits_is_loaded_and_the_rest_logged_once(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         saved = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3))
@@ -166,7 +167,7 @@ class TestPartial:
         for words in ("model.1.weight", "n (the whole object)", "restoring what fits"):
             assert words in record.getMessage()
 
-    def test_not_strict_casts_a_module_to_the_live_dtype(self) -> None:
+    def test_without_strict_a_module_is_cast_to_the_live_dtype(self) -> None:
         saved, live = nn.Linear(2, 2), nn.Linear(2, 2).bfloat16()
         restore(CFCheckpoint(m=live), take(CFCheckpoint(m=saved)), strict=False)
         assert bits(live.weight) == bits(saved.weight.bfloat16())
@@ -197,7 +198,7 @@ class TestPartial:
         chk = run()
         found = {"train": {"epoch": 2, "batch": 7}, "val": {"epoch": 0}}
         shot = take(chk, positions=found)
-        assert plan(chk, shot).positions == found == positions(shot.loaded.objects)
+        assert plan(chk, shot).positions == found
         assert plan(chk, shot, exclude=("val",)).positions == {"train": found["train"]}
         assert plan(chk, shot, only=("model",)).positions == {}
 
@@ -308,7 +309,7 @@ class TestHyperParameters:
         assert ".lr" not in message
         assert live.optimizers["optimizer"].param_groups[0]["weight_decay"] == 0.5
 
-    def test_what_a_tracked_scheduler_drives_is_not_reported(
+    def test_a_value_that_a_tracked_scheduler_sets_is_not_reported(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         def make() -> CFCheckpoint:
@@ -324,7 +325,7 @@ class TestHyperParameters:
             restore(make(), take(saved))
         assert not caplog.records
 
-    def test_how_to_compute_stays_the_scripts_choice(
+    def test_options_of_how_to_compute_stay_those_of_the_script(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         saved, live = run(foreach=True), run(fused=True)
@@ -367,7 +368,7 @@ class TestUserCode:
         with pytest.raises(StateError, match="could not be put back: thing"):
             plan(live, take(CFCheckpoint(thing=Holder(2)))).apply()
 
-    def test_an_object_whose_state_cannot_be_copied_is_restored_all_the_same(self) -> None:
+    def test_an_object_whose_state_cannot_be_copied_is_still_restored(self) -> None:
         live = CFCheckpoint(thing=Holder(i for i in "no deep copy"))
         restore(live, take(CFCheckpoint(thing=Holder(2))))
         assert live.tracked["thing"].value == 2
@@ -545,14 +546,11 @@ class TestMaterialise:
         with pytest.raises(ConfigError, match="unknown nothing"):
             materialise(shot.loaded, only="nothing", path="p")
 
-    def test_read_only_memory_will_do(self) -> None:
+    def test_read_only_memory_is_enough(self) -> None:
         chk = run()
         shot = take(chk)
-        files = {
-            name: type(file)(file.tensors, memoryview(bytes(file.image)))
-            for name, file in shot.loaded.files.items()
-        }
-        found = materialise(Loaded(shot.loaded.objects, files), path="p")
+        data = {name: memoryview(bytes(data)) for name, data in shot.loaded.data.items()}
+        found = materialise(replace(shot.loaded, data=data), path="p")
         assert bits(found["model"]) == bits(dict(chk.tracked["model"].state_dict()))
 
 
@@ -572,7 +570,7 @@ class TestNonsense:
     def test_it_is_reported_as_corrupt_with_path_and_object(self, name: str, change: Any) -> None:
         chk = run()
         shot = take(chk)
-        shot.loaded.objects[name] = change  # type: ignore[index]
+        shot.loaded.manifest.objects[name] = change  # type: ignore[index]
         before = state_bits(chk)
         with pytest.raises(CorruptCheckpointError, match=rf"^chk/step-00000003: {name}: "):
             plan(chk, shot)
@@ -594,19 +592,19 @@ class TestNonsense:
     ) -> None:
         chk = CFCheckpoint(rng=False, d={"weight": torch.ones(4)})
         shot = take(chk)
-        file = shot.loaded.files["d.safetensors"]
-        records = [replace(record, **change) for record in file.tensors]
-        shot.loaded.files["d.safetensors"] = type(file)(records, file.image)  # type: ignore[index]
+        (file,) = shot.loaded.manifest.files
+        changed = replace(file, tensors=tuple(replace(one, **change) for one in file.tensors))
+        shot.loaded.manifest.files = (changed,)
         with pytest.raises(CorruptCheckpointError, match=words):
             plan(chk, shot)
 
     def test_an_unknown_kind_is_corrupt_for_a_reader(self) -> None:
         with pytest.raises(CorruptCheckpointError, match="x: kind of object"):
-            materialise(Loaded({"x": {"kind": "novel"}}, {}), path="p")
+            materialise(LoadedCheckpoint(Record({"x": {"kind": "novel"}}), {}), path="p")
 
 
 @pytest.mark.parametrize("only", ["model", "optimizer"])
-def test_what_has_no_memory_yet_is_refused(only: str) -> None:
+def test_objects_on_the_meta_device_are_refused(only: str) -> None:
     shot = take(run())
     chk = run()
     chk.tracked["model"].to("meta")

@@ -96,7 +96,7 @@ def test_optimizer_continues_with_the_same_bits(make: Callable[[Any], Any], stra
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-def test_state_saved_before_the_first_step_removes_what_a_used_one_has(
+def test_state_saved_before_the_first_step_removes_that_of_a_used_optimizer(
     make: Callable[[Any], Any],
 ) -> None:
     check(lambda: supervised(make), before=0)
@@ -388,7 +388,7 @@ def test_arrays_and_odd_tensors_in_dicts_come_back() -> None:
         assert type(live[key]) is type(original[key])
 
 
-def test_random_generators_continue_where_they_were() -> None:
+def test_random_generators_continue_where_they_stopped() -> None:
     import random
 
     def draw() -> list[float]:

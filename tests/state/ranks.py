@@ -18,7 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from checkfreq.restore.apply import Loaded, LoadedFile, RestorePlan, prepare
+from checkfreq.restore.apply import RestorePlan, prepare
+from checkfreq.restore.restorer import LoadedCheckpoint
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import Role, TensorSpec
 from tests.fork_server import FORK_SERVER
@@ -63,27 +64,25 @@ class Manifest:
             tuple(file for part in parts for file in part.files),
         )
 
-    def loaded(self, names: set[str] | None = None) -> Loaded:
+    def loaded(self, names: set[str] | None = None) -> LoadedCheckpoint:
         """As if read from disk: all files, or only ``names``."""
-        files = {
-            file.name: LoadedFile(
-                file.tensors,
-                memoryview(bytearray(file.image)) if names is None or file.name in names else None,
-            )
+        data = {
+            file.name: memoryview(bytearray(file.image))
             for file in self.files
+            if names is None or file.name in names
         }
-        return Loaded(self.objects, files, self.ranks)
+        return LoadedCheckpoint(self, data)
 
 
 def part(chk: CFCheckpoint, role: Role, **kwargs: Any) -> Part:
     """A rank's part of a checkpoint taken now."""
     shot = take(chk, role=role, **kwargs)
     files = tuple(
-        Record(name, tuple(file.tensors), bytes(file.image or b""))
-        for name, file in shot.loaded.files.items()
+        Record(file.name, tuple(file.tensors), bytes(shot.loaded.data[file.name]))
+        for file in shot.loaded.manifest.files
     )
     own = json.loads(json.dumps(shot.captured.rank_objects))
-    return Part(role.rank, dict(shot.loaded.objects), own, files)
+    return Part(role.rank, dict(shot.loaded.manifest.objects), own, files)
 
 
 def restored(

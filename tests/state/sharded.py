@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from checkfreq.errors import MismatchError, StateError
-from checkfreq.restore.needs import needed_files
+from checkfreq.restore.needed_files import needed_files
 from checkfreq.snapshot.digests import structure_digest, structure_listing
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint

@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from checkfreq.restore.apply import Loaded, LoadedFile, RestorePlan, prepare
+from checkfreq.restore.apply import RestorePlan, prepare
+from checkfreq.restore.restorer import LoadedCheckpoint
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.collector import CapturedState
+from checkfreq.types import FileSpec
+
+
+@dataclass
+class Record:
+    """What a manifest would say."""
+
+    objects: dict[str, Any]
+    files: Sequence[FileSpec] = ()
+    ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass
 class Shot:
     """A loaded checkpoint and the memory that it lies in."""
 
-    loaded: Loaded
+    loaded: LoadedCheckpoint
     slot: Tensor
     layout: StateLayout
     captured: CapturedState
 
     def image(self, object_name: str) -> bytes:
-        return bytes(self.loaded.files[f"{object_name}.safetensors"].image)
+        return bytes(self.loaded.data[f"{object_name}.safetensors"])
 
     def overwrite(self) -> None:
         """What the next snapshot does to the arena."""
@@ -44,14 +56,12 @@ def take(chk: CFCheckpoint, **kwargs: Any) -> Shot:
     for view, ref in zip(layout.views(slot), captured.tensors, strict=True):
         view.copy_(ref.tensor)
     memory = memoryview(slot.numpy())
-    files = {
-        file.name: LoadedFile(
-            file.tensors, memory[file.slot_offset : file.slot_offset + file.num_bytes]
-        )
+    data = {
+        file.name: memory[file.slot_offset : file.slot_offset + file.num_bytes]
         for file in layout.files
     }
-    objects = json.loads(json.dumps(captured.objects))
-    return Shot(Loaded(objects, files), slot, layout, captured)
+    record = Record(json.loads(json.dumps(captured.objects)), layout.files)
+    return Shot(LoadedCheckpoint(record, data), slot, layout, captured)
 
 
 def plan(chk: CFCheckpoint, shot: Shot, **kwargs: Any) -> RestorePlan:

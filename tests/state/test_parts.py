@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
-from checkfreq.restore.apply import materialise
-from checkfreq.restore.needs import needed_files
-from checkfreq.restore.reader import load
-from checkfreq.restore.restorer import Restorer, plan_restore
+from checkfreq.restore.apply import materialise, prepare
+from checkfreq.restore.load import load
+from checkfreq.restore.needed_files import needed_files
+from checkfreq.restore.restorer import Restorer
 from checkfreq.run.pipeline import first_device
 from checkfreq.snapshot.digests import structure_digest, structure_listing
 from checkfreq.state.capture import capture
@@ -301,13 +301,10 @@ def test_files_that_were_not_read_are_known_to_be_there() -> None:
     restorer = Restorer(FOLDER)
     found = restorer.find(None)
     assert found is not None
-    half = replace(found, images={"model.safetensors": found.images["model.safetensors"]})
-    files = half.loaded().files
-    assert files.keys() == {file.name for file in found.manifest.files}
-    assert [name for name, file in files.items() if file.image is not None] == [*half.images]
+    half = replace(found, data={"model.safetensors": found.data["model.safetensors"]})
     other = CFCheckpoint(rng=False, model=nn.ModuleDict({"2": nn.Linear(2, 3)}))
     with pytest.raises(MismatchError, match=r"unexpected.*; model\.tied"):
-        plan_restore(half, other, path=FOLDER, only=("model",), exclude=(), strict=True)
+        prepare(other, half, path=str(FOLDER), only=("model",))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -388,7 +385,7 @@ def test_one_rank_needs_nothing_of_torch_distributed() -> None:
         "sys.modules.update({f'torch.distributed.{n}': None for n in ('tensor', 'checkpoint')})\n"
         "from checkfreq.state.checkpoint import CFCheckpoint\n"
         "from checkfreq.state.capture import capture\n"
-        "import checkfreq.manager, checkfreq.restore.reader\n"
+        "import checkfreq.manager, checkfreq.restore.load\n"
         "chk = CFCheckpoint(model=torch.nn.Linear(2, 2), d={'x': torch.ones(1)})\n"
         "assert len(capture(chk, fence_on_device=False).tensors) >= 3\n"
         "after = {name for name in sys.modules if name.startswith('torch.distributed')}\n"

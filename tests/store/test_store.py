@@ -488,18 +488,18 @@ def test_a_record_larger_than_it_can_need_is_corruption_and_not_read(
 
 def test_newest_valid_is_the_newest_when_it_validates(store: CheckpointStore) -> None:
     commit(store, 1, 2)
-    found = store.newest_valid(check=store.verify)
-    assert (found.step, found.value.step, found.rejected) == (2, 2, ())
+    found, rejected = store.newest_valid(check=store.verify)
+    assert (found.step, rejected) == (2, ())
 
 
 def test_newest_valid_walks_past_damaged_steps_and_says_so(store: CheckpointStore) -> None:
     commit(store, 1, 2, 3)
     damage(store.path(3) / "a.safetensors")
     (store.path(2) / "manifest.json").unlink()
-    found = store.newest_valid(check=store.verify)
+    found, rejected = store.newest_valid(check=store.verify)
     assert found.step == 1
-    assert [item.step for item in found.rejected] == [3, 2]
-    assert "a.safetensors" in str(found.rejected[0].error)
+    assert [item.step for item in rejected] == [3, 2]
+    assert "a.safetensors" in str(rejected[0].error)
     assert store.steps() == [1, 2, 3]
 
 
@@ -541,8 +541,8 @@ def test_a_step_pruned_while_a_reader_walks_is_not_called_corrupt(store: Checkpo
         return store.verify(step)
 
     commit(store, 1, 2)
-    found = store.newest_valid(check=check)
-    assert (found.step, found.rejected) == (3, ())
+    found, rejected = store.newest_valid(check=check)
+    assert (found.step, rejected) == (3, ())
 
 
 def test_a_check_that_finds_no_checkpoint_in_a_step_that_is_there_is_an_error(
@@ -704,9 +704,9 @@ def test_a_rejected_step_does_not_keep_the_memory_of_its_reading(store: Checkpoi
             raise CorruptCheckpointError("step 2", check="digest", expected="a", got="b")
         return step
 
-    found = store.newest_valid(check=check)
-    assert [rejected.step for rejected in found.rejected] == [2]
-    assert found.rejected[0].error.__traceback__ is None
+    _, rejected = store.newest_valid(check=check)
+    assert [item.step for item in rejected] == [2]
+    assert rejected[0].error.__traceback__ is None
 
 
 # What is not ours, and directories that cannot be renamed.
@@ -720,7 +720,7 @@ def test_a_link_named_like_a_step_is_no_checkpoint_and_is_warned_of_once(
     store.path(9).symlink_to(tmp_path / "elsewhere")
     assert (store.steps(), store.links()) == ([1], [9])
     for _ in range(2):
-        assert store.newest_valid(check=store.verify).step == 1
+        assert store.newest_valid(check=store.verify)[0].step == 1
     assert caplog.text.count("is a symbolic link, not a checkpoint") == 1
     store.require(1)
     with pytest.raises(NoCheckpointError, match="no step 9 .step-00000009 is a symbolic link"):
@@ -822,8 +822,8 @@ def test_a_fifo_in_the_place_of_a_committed_file_is_corruption(
     commit(store, 1, 2)
     (store.path(2) / name).unlink()
     os.mkfifo(store.path(2) / name)
-    assert store.newest_valid(check=store.verify).step == 1
-    assert store.newest_valid(check=store.inspect).step == 1
+    assert store.newest_valid(check=store.verify)[0].step == 1
+    assert store.newest_valid(check=store.inspect)[0].step == 1
 
 
 def test_marks_that_are_a_fifo_are_an_error_at_once(store: CheckpointStore) -> None:

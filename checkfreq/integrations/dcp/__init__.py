@@ -5,8 +5,8 @@
     dcp.load(state, storage_reader=CFStorageReader("chk/"))
     dcp.save(state, storage_writer=CFStorageWriter("chk/", step=1200))
 
-DCP plans and reshards; here are only bytes. It wraps every failure of any rank in its
-``CheckpointException``, a BaseException whose ``failures`` hold our errors by rank.
+DCP plans and reshards; this package only moves bytes. DCP wraps the errors of all ranks in its
+``CheckpointException``, a BaseException whose ``failures`` hold them by rank.
 """
 
 from __future__ import annotations

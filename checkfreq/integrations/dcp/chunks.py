@@ -1,7 +1,7 @@
-"""The tensors of one object in a checkpoint, in however many chunks its ranks wrote them.
+"""The tensors of one object in a checkpoint, in the chunks in which its ranks wrote them.
 
-A rank's view: what is the same for all, all shards of what is divided, and of what differs from
-rank to rank its own, or the first rank's if the checkpoint has no such rank.
+As one rank sees them: replicated tensors, all shards of sharded ones, and of those that differ
+between ranks its own, or the first rank's if the checkpoint has no such rank.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from checkfreq.types import Json
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Part of a tensor, or all of it: which box it is, and where its bytes are."""
+    """Part of a tensor, or all of it: its box, and the place of its bytes."""
 
     box: Box
     place: Place
 
     def tensor(self, data: memoryview) -> Tensor:
-        """Its bytes as a tensor, on the same memory."""
+        """``data``, its bytes, as a tensor on the same memory."""
         dtype = DTYPES[self.place.entry.dtype]
         if not len(data):
             return torch.empty(self.box.sizes, dtype=dtype, device="cpu")
@@ -39,22 +39,22 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor: its whole shape, and the chunks that make it up."""
+    """One tensor on disk: its whole shape, and the chunks that make it up."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     chunks: list[Chunk] = field(default_factory=list)
 
     def empty(self) -> Tensor:
-        """Room for all of it; StateError if there is none."""
+        """An uninitialised tensor for all of it; StateError if there is no memory."""
         try:
             return torch.empty(self.shape, dtype=self.dtype, device="cpu")
         except RuntimeError as error:
-            raise StateError(f"a tensor of {list(self.shape)} has no room: {error}") from None
+            raise StateError(f"no memory for a tensor of {list(self.shape)}: {error}") from None
 
 
 def own_json(manifest: Manifest, name: str, rank: int) -> dict[str, Json]:
-    """What one rank says of an object; {} if nothing."""
+    """The JSON that one rank added to an object; {} if none."""
     found: dict[str, Json] = manifest.ranks.get(rank, {}).get(name, {})
     return found
 
@@ -67,10 +67,10 @@ def rank_for(manifest: Manifest, rank: int) -> int:
 def tensors_of(
     manifest: Manifest, name: str, *, rank: int | None, path: str
 ) -> dict[str, StoredTensor]:
-    """The tensors of an object by key, as rank ``rank`` sees them (None: those of all ranks).
+    """The tensors of an object by key, as ``rank`` sees them; None: those of all ranks.
 
-    ``path`` is the manifest's, for messages. Raises CorruptCheckpointError for chunks that
-    are not the whole.
+    ``path`` is the manifest's, for messages. Raises CorruptCheckpointError if the chunks do not
+    make up the whole tensor.
     """
     files = {file.name: file for file in manifest.files}
     found: dict[str, StoredTensor] = {}
@@ -92,15 +92,15 @@ def tensors_of(
     return found
 
 
-_Found = tuple[str, tuple[int, ...], Chunk]
+_KeyedChunk = tuple[str, tuple[int, ...], Chunk]
 
 
 def _chunks(
     manifest: Manifest, name: str, files: Mapping[str, FileEntry], rank: int | None
-) -> Iterator[_Found]:
-    """(key, shape of the whole, chunk), those that differ between ranks last."""
+) -> Iterator[_KeyedChunk]:
+    """Tuples of key, whole shape and chunk. Tensors that differ between ranks come last."""
     shared = files.get(f"{name}.safetensors")
-    own: dict[str, _Found] = {}
+    own: dict[str, _KeyedChunk] = {}
     if shared is not None:
         json = manifest.objects.get(name, {})
         own.update((e.name, _chunk(shared.name, e, json)) for e in shared.tensors)
@@ -117,7 +117,7 @@ def _chunks(
     yield from own.values()
 
 
-def _chunk(file: str, entry: TensorEntry, json: Mapping[str, Json]) -> _Found:
+def _chunk(file: str, entry: TensorEntry, json: Mapping[str, Json]) -> _KeyedChunk:
     place, size = Place(file, entry), tuple(entry.shape)
     key = json.get("pieces", {}).get(entry.name, entry.name)
     shape, offsets = json.get("shards", {}).get(entry.name, (size, (0,) * len(size)))
@@ -125,7 +125,7 @@ def _chunk(file: str, entry: TensorEntry, json: Mapping[str, Json]) -> _Found:
 
 
 def _require_whole(tensor: StoredTensor, name: str, manifest: Manifest, path: str) -> None:
-    """DCP reads what overlaps and leaves the rest as it was, so a gap would go unnoticed."""
+    """Refuse a gap: DCP reads the chunks that overlap and would leave the rest as it was."""
     boxes = [chunk.box for chunk in tensor.chunks]
     covered = sum(box.num_elements for box in boxes)
     if covered == math.prod(tensor.shape) and all(box.lies_in(tensor.shape) for box in boxes):
@@ -133,8 +133,8 @@ def _require_whole(tensor: StoredTensor, name: str, manifest: Manifest, path: st
     if manifest.ranks and len(manifest.ranks) < manifest.world:
         there = ", ".join(map(str, sorted(manifest.ranks)))
         raise ConfigError(
-            f"{path} holds the parts of ranks {there} of {manifest.world} only, and {name} is "
-            "divided among all: with Directory.NODE_LOCAL only CFManager.restore puts them together"
+            f"{path} holds only the parts of ranks {there} of {manifest.world}, and {name} is "
+            "sharded over all: with Directory.NODE_LOCAL only CFManager.restore puts them together"
         )
     got = ", ".join(f"{list(box.sizes)} at {list(box.offsets)}" for box in boxes[:8])
     expected = f"all of {list(tensor.shape)}"

@@ -1,7 +1,7 @@
-"""The temporary directory of one save, from both sides: who commits it, and who joins in.
+"""The temporary directory of one save: the coordinator commits it, the other ranks join it.
 
-The coordinator has made the directory before DCP lets any rank write. So a rank that can still
-make it looks at another disk.
+The coordinator makes the directory before DCP lets any rank write. So a rank that can still create
+it sees a different disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from checkfreq.persist.lock import DirectoryLock, LockTimeoutError
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import CheckpointStore, Pending
 
-#: The same for every save: a planner that keeps its plans takes no news to the ranks.
+#: The same for every save: a planner that caches its plans would not tell the ranks a new one.
 ATTEMPT = "dcp"
 
 
@@ -41,9 +41,9 @@ class Commit:
         return self._pending
 
     def begin(self, *, num_bytes: int, lock_timeout_s: float) -> None:
-        """Take the lock, remove what was left over, and make the temporary directory.
+        """Take the lock, remove leftovers, and make the temporary directory.
 
-        Raises ConfigError if the directory is in use, or has the step already; OSError.
+        Raises ConfigError if the directory is in use or has the step already, and OSError.
         """
         self._store.make()
         self._acquire(lock_timeout_s)
@@ -72,7 +72,7 @@ class Commit:
     def _require_free_step(self) -> None:
         if self._overwrite or self._step not in self._store.steps():
             return
-        with contextlib.suppress(CorruptCheckpointError):  # the commit sets that one aside
+        with contextlib.suppress(CorruptCheckpointError):  # the commit sets a damaged one aside
             self._store.inspect(self._step)
             raise ConfigError(
                 f"{self._store.path(self._step)} is there already; save another step, or pass "
@@ -92,16 +92,16 @@ class Commit:
         self._pending = None
 
     def give_up(self) -> None:
-        """Remove what is unfinished and let go of the lock; idempotent."""
+        """Remove what is unfinished and release the lock; idempotent."""
         if self._pending is not None:
-            with contextlib.suppress(OSError):  # the next save, or run, sweeps it
+            with contextlib.suppress(OSError):  # the next save, or run, removes it
                 self._store.abort(self._pending)
             self._pending = None
         self._lock.release()
 
 
 def join(root: Path, step: int) -> Pending:
-    """The coordinator's temporary directory, to write another rank's part into."""
+    """The coordinator's temporary directory, for another rank to write its part into."""
     store = CheckpointStore(root)
     path = store.root / f".tmp-{step}-{ATTEMPT}"
     try:
@@ -119,9 +119,9 @@ def join(root: Path, step: int) -> Pending:
 
 
 def _collect_writers(holder: str) -> None:
-    """Let go of what a writer of this process holds whose save failed on another rank.
+    """Free a writer of this process that still holds the lock after another rank failed its save.
 
-    The error that ended that save and its traceback refer to each other, so the writer is kept
-    until garbage is collected, which waiting alone never brings about.
+    The error that ended that save and its traceback form a reference cycle, which keeps the writer
+    alive until garbage is collected; waiting alone would never free it.
     """
     gc.collect()

@@ -1,8 +1,8 @@
-"""What a checkpoint holds, under the flat names of torch.distributed.checkpoint, without its bytes.
+"""What a checkpoint holds, by the flat names of torch.distributed.checkpoint, without its bytes.
 
-The state dicts are built as `checkfreq.load` builds them, except that tensors stay on disk and
-stand-ins on the meta device take their places. Flattening is DCP's own, so that names and
-containers come out as DCP expects them.
+The state dicts are built as `checkfreq.load` builds them, but tensors stay on disk and stand-ins on
+the meta device take their places. DCP's own code flattens them, so that names and containers are
+as DCP expects them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from checkfreq.errors import ConfigError, printable
 from checkfreq.integrations.dcp.chunks import StoredTensor, own_json, rank_for, tensors_of
-from checkfreq.restore.soundness import only_content
-from checkfreq.state.adapters.base import Saved
+from checkfreq.restore.validation import content_errors
 from checkfreq.state.adapters.generic import tree_value
 from checkfreq.state.adapters.module import module_state_dict
 from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict
 from checkfreq.state.adapters.rng import rng_state
 from checkfreq.state.capture import GRADIENTS, POSITIONS
 from checkfreq.state.codec import decode_tree
-from checkfreq.state.pieces import SavedTensor
+from checkfreq.state.saved import SavedObject, SavedTensor
 from checkfreq.state.tensors import DTYPE_NAMES, decode_torch
 from checkfreq.store.manifest import Manifest
 from checkfreq.types import Json
@@ -39,26 +38,26 @@ logger = logging.getLogger(__name__)
 #: Kind, and name, of the one object in a checkpoint that DCP wrote.
 DCP = "dcp"
 
-#: Gives the whole of a tensor, verified.
+#: Reads and verifies a whole tensor.
 Read = Callable[[StoredTensor], Tensor]
 
 
 @dataclass(eq=False, slots=True)
 class _Later:
-    """Stands in for a value that is made of a tensor's bytes."""
+    """Stands in for a value that is made from the bytes of a tensor."""
 
     make: Callable[[Read], Any]
 
 
 @dataclass(slots=True)
 class Contents:
-    """By flat name: tensors, values (pickled only when asked for), and bytes that DCP wrote."""
+    """By flat name: tensors, values (pickled only on demand), and blobs that DCP had pickled."""
 
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     blobs: dict[str, StoredTensor] = field(default_factory=dict)
     planner_data: Any = field(default_factory=dict)
     _values: dict[str, Any] = field(default_factory=dict)
-    #: By id of the stand-in, which ``_kept`` keeps from being given to another object.
+    #: By id of the stand-in; ``_kept`` holds the stand-ins, so that no id is used again.
     _makers: dict[int, Callable[[Read], Any]] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
 
@@ -70,14 +69,14 @@ class Contents:
         return list(dict.fromkeys([*(name for name in ordered if name in known), *known]))
 
     def pickled(self, name: str, read: Read) -> io.BytesIO:
-        """A value as DCP's planner would have written it."""
+        """A value, pickled as DCP's planner would have done it."""
         data = io.BytesIO()
         torch.save(copy.deepcopy(self._values[name], _Memo(self._makers, read)), data)
         data.seek(0)
         return data
 
     def add_state(self, state: _State, tree: Any) -> None:
-        """Take in one object's state dict, in which stand-ins of ``state`` are."""
+        """Add one object's state dict, which has stand-ins of ``state`` in place of tensors."""
         planner = DefaultSavePlanner()
         try:
             planner.set_up_planner({state.name: tree})
@@ -95,7 +94,7 @@ class Contents:
         self._kept.append(state)
 
     def add_dcp(self, manifest: Manifest, *, path: str) -> None:
-        """Take in what DCP wrote, whose names are flat already."""
+        """Add what DCP wrote. Its names are flat already."""
         parts = [manifest.objects[DCP], *(own_json(manifest, DCP, r) for r in manifest.ranks)]
         blobs = {name for part in parts for name in part.get("bytes", ())}
         for name, tensor in tensors_of(manifest, DCP, rank=None, path=path).items():
@@ -104,7 +103,7 @@ class Contents:
 
 
 class _Memo(dict[int, Any]):
-    """Makes ``copy.deepcopy`` put the real thing wherever a stand-in is."""
+    """A memo that makes ``copy.deepcopy`` replace each stand-in by the real value."""
 
     def __init__(self, makers: Mapping[int, Callable[[Read], Any]], read: Read) -> None:
         super().__init__()
@@ -116,15 +115,15 @@ class _Memo(dict[int, Any]):
         return super().get(key, default)
 
 
-class _State(Saved):
-    """The saved state of one object whose tensors stay on disk."""
+class _State(SavedObject):
+    """The saved state of one object, with its tensors left on disk."""
 
     def __init__(
         self, name: str, json: Mapping[str, Json], stored: Mapping[str, StoredTensor], *, path: str
     ) -> None:
-        super().__init__(name, json, None, path=path)
+        super().__init__(name, json, path=path)
         self.records = {
-            key: SavedTensor(key, DTYPE_NAMES[tensor.dtype], tensor.shape, [])
+            key: SavedTensor(key, DTYPE_NAMES[tensor.dtype], tensor.shape)
             for key, tensor in stored.items()
         }
         self.tensors: dict[int, StoredTensor] = {}
@@ -160,7 +159,7 @@ class _State(Saved):
         return decode_torch(tag, node, self.owned)
 
     def later(self, make: Callable[[Read], Any]) -> _Later:
-        """A stand-in for what ``make`` returns."""
+        """A stand-in for the value that ``make`` will return."""
         stand_in = _Later(make)
         self._later.append(stand_in)
         self.makers[id(stand_in)] = make
@@ -174,13 +173,13 @@ def contents_of(
     path: str,
     parameter_names: Mapping[str, Sequence[str]],
 ) -> Contents:
-    """The contents as rank ``rank`` sees them.
+    """The contents of a checkpoint, as ``rank`` sees them.
 
-    ``path`` is the manifest's. ``parameter_names``: by optimizer, names that take the places of
-    its parameters' numbers. Raises CorruptCheckpointError, and ConfigError for names that do
-    not fit.
+    ``path`` is the manifest's. ``parameter_names``: by optimizer, names to use instead of the
+    numbers of its parameters. Raises CorruptCheckpointError, and ConfigError for names that do not
+    fit.
     """
-    with only_content(path):
+    with content_errors(path):
         return _contents_of(manifest, rank, path, parameter_names)
 
 
@@ -204,7 +203,7 @@ def _contents_of(
 
 
 def is_of_dcp(manifest: Manifest) -> bool:
-    """Whether any of it was written by DCP, so that values in it are pickled."""
+    """Whether DCP wrote any of it, so that it contains pickled values."""
     everything = (manifest.objects, *manifest.ranks.values())
     return any(
         isinstance(json, dict) and json.get("kind") == DCP
@@ -221,7 +220,7 @@ def _names(manifest: Manifest) -> list[str]:
 
 
 def _json_of(manifest: Manifest, name: str, rank: int) -> dict[str, Json]:
-    """The object as a reader of rank ``rank`` gets it: a rank's own, or that of all."""
+    """The object as ``rank`` sees it: a rank's own if there is one, else that of all ranks."""
     ranks = [rank_for(manifest, rank), *sorted(manifest.ranks)]
     own = (own_json(manifest, name, number) for number in ranks)
     shared: dict[str, Json] = manifest.objects.get(name, {})
@@ -246,7 +245,7 @@ def _tree(state: _State) -> Any:
 
 
 def _numbers(state: _State) -> dict[str, Any]:
-    """A GradScaler's: its tensors are numbers in its state dict."""
+    """The state dict of a GradScaler, which has numbers where we save tensors."""
 
     def number(tensor: Tensor) -> _Later:
         stored = state.tensors[id(tensor)]

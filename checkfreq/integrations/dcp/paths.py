@@ -1,4 +1,4 @@
-"""What users call a checkpoint: the directory of a run, or one step in it."""
+"""Paths that users give: the directory of a run, or one step in it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from checkfreq.store.store import step_of
 
 def split_path(path: str | os.PathLike[str]) -> tuple[Path, int | None]:
     """The run's directory, and the step if the path ends in one."""
-    path = Path(path).absolute()  # wherever the process goes
+    path = Path(path).absolute()  # the process may change its directory
     step = step_of(path.name)
     return (path, None) if step is None else (path.parent, step)

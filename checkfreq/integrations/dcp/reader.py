@@ -1,8 +1,8 @@
 """``CFStorageReader``: torch.distributed.checkpoint loads what checkfreq wrote.
 
-Read are the tensors that the plan needs, each whole, verified and with direct I/O, whatever
-the number of ranks then and now. A step counts as valid here if its manifest and the sizes of
-its files are right; the digests are checked of what is read.
+It reads the tensors that the plan needs, each one whole and verified, with direct I/O; the number
+of ranks may differ from that of the save. A step counts as valid here if its manifest and the sizes
+of its files are right. Digests are checked for the tensors that are read, not for the others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from checkfreq.integrations.dcp.chunks import Chunk, StoredTensor
 from checkfreq.integrations.dcp.contents import Contents, contents_of, is_of_dcp
 from checkfreq.integrations.dcp.paths import split_path
 from checkfreq.integrations.dcp.reads import Place, read_verified
-from checkfreq.restore.soundness import require_sound
+from checkfreq.restore.validation import validate_state
 from checkfreq.store.manifest import MANIFEST_NAME, Manifest
 from checkfreq.store.store import CheckpointStore
 
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Chosen(NamedTuple):
-    """Which checkpoint a rank reads; the ranks must agree."""
+    """Identifies the checkpoint that a rank reads: all ranks must read the same one."""
 
     step: int
     attempt: str
@@ -51,25 +51,27 @@ class _Chosen(NamedTuple):
 
 
 class CFStorageReader(StorageReader):
-    """A checkfreq checkpoint directory as torch.distributed.checkpoint reads it.
+    """Lets torch.distributed.checkpoint (DCP) load from a checkfreq directory.
 
     ``path`` is a run's ``chk_dir``, or one ``step-...`` directory in it. Without ``step`` the
-    newest valid step is read, and older ones stand in for newer ones that are damaged.
+    newest valid step is read; a damaged one is skipped, with a warning.
 
     Names are ``<tracked name>.<key>``, as in ``{"model": model.state_dict(), "optimizer":
-    optimizer.state_dict()}``; what is no tensor is pickled for DCP's planner on the way in. An
-    optimizer's state is by parameter number; ``parameter_names={"optimizer": [names in the order
-    of its parameters]}`` serves it by name instead, as ``get_optimizer_state_dict`` wants it.
-    State that differs between ranks is that of the same rank, or of the first.
+    optimizer.state_dict()}``. The state of an optimizer is by parameter number; with
+    ``parameter_names={"optimizer": [names in the order of its parameters]}`` it is by name, as
+    ``get_optimizer_state_dict`` has it. State that differs between ranks is that of the same
+    rank, or of the first rank if the checkpoint has no such rank. Values that are not tensors are
+    pickled in memory, for DCP's planner, which expects them so.
 
-    Nothing in a CFManager's checkpoint is pickled. What ``CFStorageWriter`` wrote is, as far as it
-    is no tensor, and unpickling runs code: ConfigError, unless ``trust_pickle`` says that you know
-    who wrote it.
+    Nothing in a CFManager's checkpoint is pickled on disk. In one of ``CFStorageWriter`` the
+    values that are not tensors are, and unpickling can run any code. Reading one raises
+    ConfigError, unless you pass ``trust_pickle=True`` because you know who wrote it.
 
-    Any number of ranks, with or without a process group. Errors reach the caller in DCP's
-    CheckpointException: CorruptCheckpointError of what was read, and those of finding the step
-    (also NoCheckpointError, ConfigError) as the text of an AssertionError, which DCP makes of
-    them. It loads in place: what was loaded before an error stays.
+    Works with any number of ranks, with or without a process group. DCP wraps errors in its
+    CheckpointException: a CorruptCheckpointError for damage in what was read, and an
+    AssertionError with our message for what went wrong while finding the step
+    (CorruptCheckpointError, NoCheckpointError, ConfigError). DCP loads in place: what was loaded
+    before an error stays loaded.
     """
 
     def __init__(
@@ -88,18 +90,18 @@ class CFStorageReader(StorageReader):
 
     @property
     def checkpoint_id(self) -> str:
-        """The path given."""
+        """The path that was given."""
         return str(self._path)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether there is a checkpoint of ours."""
+        """Whether the path holds a checkfreq checkpoint."""
         root, step = split_path(checkpoint_id)
         steps = CheckpointStore(root).steps()
         return bool(steps) if step is None else step in steps
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Read another directory from now on, or the same one anew."""
+        """Read a different directory from now on, or the same one again."""
         self._go_to(self._path if checkpoint_id is None else checkpoint_id, self._asked)
 
     def _go_to(self, path: str | os.PathLike[str], step: int | None) -> None:
@@ -111,7 +113,7 @@ class CFStorageReader(StorageReader):
         self._contents = Contents()
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Choose the step and describe what is in it. Called by every rank."""
+        """Choose the step, and describe what it holds. Every rank calls it."""
         with storage_errors(f"reading {self._path}"):
             self._manifest, self._contents = self._find()
         described: dict[str, Any] = {
@@ -127,10 +129,10 @@ class CFStorageReader(StorageReader):
         if self._step is not None:
             self._store.require(self._step)
             return self._look_into(self._step)
-        newest = self._store.newest_valid(check=self._look_into)
-        for rejected in newest.rejected:
-            logger.warning("step %d is damaged, skipped: %s", rejected.step, rejected.error)
-        return newest.value
+        found, rejected = self._store.newest_valid(check=self._look_into)
+        for skipped in rejected:
+            logger.warning("step %d is damaged, skipped: %s", skipped.step, skipped.error)
+        return found
 
     def _look_into(self, step: int) -> tuple[Manifest, Contents]:
         manifest = self._store.inspect(step)
@@ -138,19 +140,19 @@ class CFStorageReader(StorageReader):
         if not self._trusts_pickle and is_of_dcp(manifest):
             raise ConfigError(
                 f"step {step} in {self._store.root} was written by torch.distributed.checkpoint, "
-                "which pickles values that are no tensors: loading it can run any code that "
-                "whoever wrote it chose. If you wrote it, pass CFStorageReader(trust_pickle=True)"
+                "which pickles values that are not tensors: loading it can run any code that its "
+                "author put there. If you wrote it, pass CFStorageReader(trust_pickle=True)"
             )
         contents = contents_of(
             manifest, rank=_rank(), path=path, parameter_names=self._parameter_names
         )
-        require_sound(manifest, path=path)
+        validate_state(manifest, path=path)
         return manifest, contents
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Nothing: all is known since `read_metadata`."""
+        """Nothing to do: `read_metadata` has found everything."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Tell the coordinator which checkpoint this rank found."""
@@ -161,7 +163,7 @@ class CFStorageReader(StorageReader):
         )
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Check that all ranks found the same: one may have been committed in between."""
+        """Check that all ranks found the same step: one may have been committed in between."""
         found = [plan.storage_data for plan in plans]
         for rank, chosen in enumerate(found):
             if chosen != found[0]:
@@ -173,7 +175,7 @@ class CFStorageReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what the plan asks for into the planner's tensors. Done when it returns."""
+        """Read what the plan asks for into the planner's tensors. The future is done on return."""
         wanted: dict[Place, list[tuple[ReadItem, Chunk]]] = {}
         for item in plan.items:
             chunk = self._chunk(item)
@@ -193,7 +195,7 @@ class CFStorageReader(StorageReader):
         return done
 
     def _chunk(self, item: ReadItem) -> Chunk | None:
-        """What is to be read for an item; None for a value, which is known already."""
+        """The chunk to read for an item; None for a value, which is in the manifest."""
         index = item.storage_index
         if item.type is LoadItemType.BYTE_IO:
             blob = self._contents.blobs.get(index.fqn)

@@ -1,7 +1,7 @@
-"""Reads chosen tensors of a checkpoint with direct I/O, each whole and held against its digest.
+"""Reads chosen tensors of a checkpoint with direct I/O, each one whole, and checks its digest.
 
-Neighbours in a file are read together. Several threads read and digest; what they deliver comes
-in the order of files and offsets, a bounded number of reads ahead of whoever takes it.
+Neighbours in a file are read together. Several threads read and digest. Results come in the order
+of files and offsets, and only a bounded number of reads runs ahead, which bounds the memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkfreq.errors import CorruptCheckpointError
-from checkfreq.restore.images import new_buffer
+from checkfreq.restore.file_reader import new_buffer
 from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import Manifest, TensorEntry, digest_of
 from checkfreq.store.store import CheckpointStore
@@ -33,14 +33,14 @@ class Place:
 
     @property
     def end(self) -> int:
-        """The byte after its last."""
+        """Offset of the byte after its last."""
         return self.entry.offset + self.entry.num_bytes
 
 
 def read_verified(
     store: CheckpointStore, manifest: Manifest, places: Iterable[Place], *, num_threads: int = 4
 ) -> Iterator[tuple[Place, memoryview]]:
-    """Each place once, with its bytes, which stay valid as long as the view.
+    """Yield each place once, with its bytes, which stay valid as long as the view lives.
 
     Raises CorruptCheckpointError at the first missing file, wrong size or digest.
     """
@@ -62,7 +62,7 @@ def read_verified(
 
 
 def _runs(places: Iterable[Place]) -> Iterator[list[Place]]:
-    """Neighbours in a file, up to a bound together; a larger tensor alone."""
+    """Group neighbours in a file, up to a bound; a larger tensor is a group by itself."""
     run: list[Place] = []
     for place in sorted({*places}, key=lambda p: (p.file, p.entry.offset, p.entry.num_bytes)):
         if run and not _belongs(place, run):

@@ -1,9 +1,9 @@
-"""``CFStorageWriter``: torch.distributed.checkpoint writes a checkpoint of checkfreq's.
+"""``CFStorageWriter``: torch.distributed.checkpoint writes into a checkfreq directory.
 
-The same directory, payloads, digests and commit as a CFManager's. Nothing is agreed here: DCP's
-own steps do it. Before any rank writes, the coordinator has locked the directory and made the
-temporary one; every rank's file is durable when its `write_data` returns; what it holds comes to
-`finish` with DCP's results; the manifest is last, then the rename.
+The directory, files, digests and commit are those of a CFManager. The ranks agree through DCP's own
+steps. Before any rank writes, the coordinator has locked the directory and made the temporary one.
+Each rank's file is durable when its `write_data` returns, and its description reaches `finish` with
+DCP's results. The manifest is written after all files, and then the directory is renamed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from checkfreq.integrations.dcp.commit import ATTEMPT, Commit, join
 from checkfreq.integrations.dcp.contents import DCP
 from checkfreq.integrations.dcp.paths import split_path
 from checkfreq.persist.writer import RateLimiter, SnapshotWriter
-from checkfreq.restore.images import new_buffer
+from checkfreq.restore.file_reader import new_buffer
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.state.codec import encode_tree
 from checkfreq.state.collector import CapturedState, TensorRef
@@ -45,7 +45,7 @@ _CHUNK_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Assignment:
-    """What the coordinator tells each rank; the same at each save, since planners may keep it."""
+    """What the coordinator tells each rank. Planners may cache it: it is the same at each save."""
 
     rank: int
     world: int
@@ -53,7 +53,7 @@ class _Assignment:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one rank wrote: its file, and its JSON."""
+    """What one rank wrote: its file, and the JSON about it."""
 
     rank: int
     step: int
@@ -62,18 +62,19 @@ class _Part:
 
 
 class CFStorageWriter(StorageWriter):
-    """Saves with torch.distributed.checkpoint into a checkfreq checkpoint directory.
+    """Lets torch.distributed.checkpoint (DCP) save into a checkfreq directory.
 
     For ``dcp.save`` and ``dcp.async_save`` (thread or process). ``path`` is the directory of all
-    steps, seen by all ranks; ``step`` this checkpoint's number. With ``overwrite`` a checkpoint
-    of that step and all later ones are moved to ``superseded/``; otherwise it is an error that
-    there is one. Load with `CFStorageReader`. Values that are no tensors are kept as the bytes
-    that DCP's planner makes of them, which are ``torch.save``'s, hence pickle.
+    steps, which all ranks must see, and ``step`` the number of this checkpoint. If the step exists
+    already, that is an error; with ``overwrite`` it and all later steps are moved to
+    ``superseded/``. Load with `CFStorageReader`. Values that are not tensors are stored as DCP's
+    planner serialises them: with ``torch.save``, which is pickle.
 
-    The coordinator holds the directory's lock from planning to commit, waiting at most
-    ``lock_timeout_s`` for it: ConfigError while a CFManager runs there. Each rank holds a host
-    copy of what it writes. After a failure on another rank the lock is kept until this writer is
-    used again, closed or gone. Errors come in DCP's CheckpointException.
+    The coordinator holds the directory's lock from planning to commit. It waits at most
+    ``lock_timeout_s`` for it, then raises ConfigError: a CFManager is running there. Each rank
+    needs host memory for a copy of what it writes. After a failure on another rank this writer
+    keeps the lock until it is used again, closed or garbage collected. DCP wraps errors in its
+    CheckpointException.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class CFStorageWriter(StorageWriter):
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin anew, at another path if one is given; it must end in a step."""
+        """Start over; at a different path if one is given, which must end in a step."""
         self.close()
         if checkpoint_id is not None:
             self._go_to(checkpoint_id, None)
@@ -128,9 +129,9 @@ class CFStorageWriter(StorageWriter):
             self._commit = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_commit": None}  # async_save's process locks for itself
+        return {**self.__dict__, "_commit": None}  # the process of async_save takes the lock itself
 
-    # What DCP calls, in this order.
+    # DCP calls these in this order.
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """See StorageWriter."""
@@ -146,7 +147,7 @@ class CFStorageWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On the coordinator, before any rank writes: lock and make room."""
+        """On the coordinator, before any rank writes: take the lock, make the directory."""
         self._commit = Commit(self._root, self._step, overwrite=self._overwrite)
         num_bytes = sum(_planned_bytes(item) for plan in plans for item in plan.items)
         self._commit.begin(num_bytes=num_bytes, lock_timeout_s=self._lock_timeout_s)
@@ -154,7 +155,7 @@ class CFStorageWriter(StorageWriter):
         return [replace(p, storage_data=_Assignment(r, world)) for r, p in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write and sync this rank's file. Done when it returns."""
+        """Write and sync this rank's file. The future is done on return."""
         try:
             part = self._write_part(plan, planner)
         except BaseException:
@@ -167,7 +168,7 @@ class CFStorageWriter(StorageWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator, when all ranks have written: commit."""
+        """Commit. On the coordinator, after all ranks have written."""
         assert self._commit is not None, "prepare_global_plan comes first"
         try:
             parts = [self._part_of(rank, of_rank) for rank, of_rank in enumerate(results)]
@@ -175,7 +176,7 @@ class CFStorageWriter(StorageWriter):
         finally:
             self.close()
 
-    # Its parts.
+    # The steps of the above.
 
     def _write_part(self, plan: SavePlan, planner: SavePlanner) -> _Part:
         assignment = plan.storage_data
@@ -189,7 +190,9 @@ class CFStorageWriter(StorageWriter):
         pending = self._pending()
         try:
             entry = _write(pending, content.refs, num_threads=self._num_threads)
-            CheckpointStore(self._root).ops.sync_dir(pending.path)  # may be another node's view
+            CheckpointStore(self._root).ops.sync_dir(
+                pending.path
+            )  # on a network file system, other nodes must see it too
         finally:
             pending.close()
         return _Part(assignment.rank, self._step, entry, content.json())
@@ -231,7 +234,7 @@ class CFStorageWriter(StorageWriter):
 
 
 def _planned_bytes(item: WriteItem) -> int:
-    """Bytes of a tensor's box, as far as the plan knows; 0 for a value."""
+    """Bytes of an item's chunk of a tensor; 0 for a value, whose size the plan does not know."""
     if item.tensor_data is None:
         return 0
     size = math.prod(item.tensor_data.chunk.sizes)
@@ -240,7 +243,7 @@ def _planned_bytes(item: WriteItem) -> int:
 
 @dataclass(slots=True)
 class _Content:
-    """The tensors of a rank's file, by keys of their own, and what they are."""
+    """The tensors of a rank's file, by keys that are unique in it, and what each one is."""
 
     refs: list[TensorRef] = field(default_factory=list)
     shards: dict[str, Json] = field(default_factory=dict)
@@ -248,7 +251,7 @@ class _Content:
     blobs: list[str] = field(default_factory=list)
 
     def json(self) -> dict[str, Json]:
-        """The part's JSON: only what there is."""
+        """JSON of the rank's part, without empty fields."""
         fields = {"shards": self.shards, "pieces": self.pieces, "bytes": self.blobs}
         return {"kind": DCP, **{name: value for name, value in fields.items() if value}}
 
@@ -260,7 +263,7 @@ def _resolve(plan: SavePlan, planner: SavePlanner, stem: str) -> _Content:
     for item in plan.items:
         name = item.index.fqn
         key, number = name, 2
-        while key in taken or (key in names and key != name):  # a second box of one tensor
+        while key in taken or (key in names and key != name):  # a second chunk of one tensor
             key, number = f"{name}#{number}", number + 1
         taken.add(key)
         if key != name:

@@ -19,14 +19,12 @@ from checkfreq.state.adapters.base import (
     Fallible,
     Findings,
     Holdings,
-    Saved,
     type_name,
 )
 from checkfreq.state.adapters.fitting import misfits, only_known
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, local_of, tensor_types
-from checkfreq.state.pieces import held
-from checkfreq.state.tensors import copy_bits
+from checkfreq.state.saved import SavedObject, copy_bits, local_part
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
 
@@ -61,7 +59,7 @@ class ObjectAdapter:
         """See Adapter."""
         return _holdings(live_dtensors(self._name, self._state))
 
-    def prepare(self, saved: Saved, findings: Findings) -> Changes:
+    def prepare(self, saved: SavedObject, findings: Findings) -> Changes:
         """See Adapter."""
         state = saved.check(saved.json.get("tree"), live=live_dtensors(self._name, self._state))
         live, was = type_name(self._value), saved.field("class")
@@ -77,7 +75,7 @@ class ObjectAdapter:
     def _keep(self) -> Callable[[], None]:
         return partial(self._value.load_state_dict, deepcopy(self._value.state_dict()))
 
-    def _load(self, saved: Saved) -> None:
+    def _load(self, saved: SavedObject) -> None:
         live = live_dtensors(self._name, self._state)
         state = saved.decode(saved.json.get("tree"), live=live)
         self._value.load_state_dict(only_known(self._value, state))
@@ -104,14 +102,14 @@ class DictAdapter:
         """See Adapter."""
         return _holdings(live_dtensors(self._name, self._state))
 
-    def prepare(self, saved: Saved, findings: Findings) -> Changes:
+    def prepare(self, saved: SavedObject, findings: Findings) -> Changes:
         """See Adapter."""
         state = saved.check(saved.field("tree"), live=live_dtensors(self._name, self._state))
         for key in [key for key in state if callable(self._value.get(key))]:
             findings.different.append(f"{self._name}[{key!r:.80}]: live is something callable")
         return Changes(copies=[partial(self._load, saved)])
 
-    def _load(self, saved: Saved) -> None:
+    def _load(self, saved: SavedObject) -> None:
         live = live_dtensors(self._name, self._state)
         new = saved.decode(saved.field("tree"), live=live)
         written: set[int] = set()
@@ -159,11 +157,11 @@ def _holdings(live: Mapping[str, Tensor]) -> Holdings:
     def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
         tensor = live.get(key)
         fits = tensor is not None and tuple(tensor.shape) == shape
-        yield held(tensor)[1] if tensor is not None and fits else Box.whole(shape)
+        yield local_part(tensor)[1] if tensor is not None and fits else Box.whole(shape)
 
     return of
 
 
-def tree_value(saved: Saved) -> Any:
+def tree_value(saved: SavedObject) -> Any:
     """The state dict of an object, or the content of a dict; tensors on the CPU."""
     return saved.decode(saved.json.get("tree"), on_cpu=True)

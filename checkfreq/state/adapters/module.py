@@ -14,14 +14,13 @@ from checkfreq.state.adapters.base import (
     Fallible,
     Findings,
     Holdings,
-    Saved,
     type_name,
 )
 from checkfreq.state.adapters.generic import live_dtensors
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, local_of, tensor_types
 from checkfreq.state.names import EXTRA_STATE, ModuleIndex, Node, persistent_tensors
-from checkfreq.state.pieces import held
+from checkfreq.state.saved import SavedObject, local_part
 from checkfreq.state.sharding import require_shards_that_are_known
 from checkfreq.state.tensors import DTYPE_NAMES, LAZY, require_memory
 from checkfreq.store.boxes import Box
@@ -125,7 +124,7 @@ class ModuleAdapter:
                 (settled if fixed else volatile).add(_address(tensor))
         return settled, volatile
 
-    def prepare(self, saved: Saved, findings: Findings) -> Changes:
+    def prepare(self, saved: SavedObject, findings: Findings) -> Changes:
         """See Adapter."""
         self._refresh()
         trees: dict[str, Json] = saved.field("extra", {})
@@ -160,7 +159,7 @@ class ModuleAdapter:
 
         def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
             if key in live and not isinstance(live[key], LAZY):
-                yield held(live[key])[1]
+                yield local_part(live[key])[1]
             elif EXTRA_STATE in key:
                 yield Box.whole(shape)
 
@@ -208,7 +207,7 @@ class ModuleAdapter:
         raws = {canonical: raw for raw, canonical in self._index.canonical_names(state).items()}
         return state[raws[name]]
 
-    def _fits(self, name: str, live: Tensor, saved: Saved, findings: Findings) -> bool:
+    def _fits(self, name: str, live: Tensor, saved: SavedObject, findings: Findings) -> bool:
         record = saved.record(name)
         if isinstance(live, LAZY):
             return True  # its own hook materialises it with the saved shape
@@ -225,7 +224,7 @@ class ModuleAdapter:
         return shape == tuple(record.shape)
 
     def _compare_ties(
-        self, fitting: Mapping[str, Tensor], saved: Saved, findings: Findings
+        self, fitting: Mapping[str, Tensor], saved: SavedObject, findings: Findings
     ) -> None:
         """Two saved tensors cannot both go into one live tensor."""
         first: dict[object, str] = {}
@@ -239,7 +238,7 @@ class ModuleAdapter:
                 )
 
     def _directly(
-        self, saved: Saved, fitting: Mapping[str, Tensor], extras: Mapping[str, Node | None]
+        self, saved: SavedObject, fitting: Mapping[str, Tensor], extras: Mapping[str, Node | None]
     ) -> Changes:
         def copy() -> None:
             with torch.no_grad():
@@ -258,12 +257,12 @@ class ModuleAdapter:
         ]
         return Changes(fallible=fallible, copies=[copy])
 
-    def _set_extra_state(self, module: nn.Module, saved: Saved, tree: Json) -> None:
+    def _set_extra_state(self, module: nn.Module, saved: SavedObject, tree: Json) -> None:
         module.set_extra_state(saved.decode(tree, live=self._live_dtensors()))
 
     def _by_load_state_dict(
         self,
-        saved: Saved,
+        saved: SavedObject,
         fitting: Mapping[str, Tensor],
         extras: Mapping[str, Node | None],
         *,
@@ -324,13 +323,13 @@ def _keep_extra_state(module: nn.Module) -> Callable[[], None]:
     return partial(module.set_extra_state, module.get_extra_state())
 
 
-def module_tensors(saved: Saved) -> list[str]:
+def module_tensors(saved: SavedObject) -> list[str]:
     """Names of the parameters and buffers in a saved module, tied names included."""
     hidden = set(saved.field("extra_tensors", []))
     return [name for name in saved.names() if name not in hidden]
 
 
-def module_state_dict(saved: Saved) -> dict[str, Any]:
+def module_state_dict(saved: SavedObject) -> dict[str, Any]:
     """A state dict with canonical names, of owned CPU tensors; tied names share one tensor."""
     state: dict[str, Any] = {name: saved.owned(name) for name in module_tensors(saved)}
     trees: dict[str, Json] = saved.field("extra", {})

@@ -24,7 +24,6 @@ from checkfreq.state.adapters.base import (
     Fallible,
     Findings,
     Holdings,
-    Saved,
     all_of_it,
     type_name,
 )
@@ -33,7 +32,7 @@ from checkfreq.state.adapters.optimizer_load import OptimizerLoad, parameters_of
 from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict, optimizer_tree
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, split_dims, tensor_types
-from checkfreq.state.pieces import held
+from checkfreq.state.saved import SavedObject, local_part
 from checkfreq.state.sharding import require_optimizer_that_is_known
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
@@ -174,11 +173,11 @@ class OptimizerAdapter:
             state = self._optimizer.state.get(parameters[number])
             live = state.get(key[found.end() :]) if found and isinstance(state, dict) else None
             sharded = [t for t in (live, parameters[number]) if _is_dtensor_of(t, shape)]
-            yield from (held(t)[1] for t in sharded) if sharded else (Box.whole(shape),)
+            yield from (local_part(t)[1] for t in sharded) if sharded else (Box.whole(shape),)
 
         return of
 
-    def prepare(self, saved: Saved, findings: Findings) -> Changes:
+    def prepare(self, saved: SavedObject, findings: Findings) -> Changes:
         """See Adapter."""
         parameters = parameters_of(self._optimizer)
         require_optimizer_that_is_known(self._name, self._optimizer, parameters)
@@ -197,7 +196,7 @@ class OptimizerAdapter:
         return Changes(copies=[load.apply])
 
     def _by_load_state_dict(
-        self, saved: Saved, live: Mapping[str, Tensor] = MappingProxyType({})
+        self, saved: SavedObject, live: Mapping[str, Tensor] = MappingProxyType({})
     ) -> Fallible:
         def keep() -> Callable[[], None]:
             return partial(self._optimizer.load_state_dict, deepcopy(self._optimizer.state_dict()))

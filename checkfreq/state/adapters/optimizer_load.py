@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from checkfreq.state.adapters.base import Findings, Saved, type_name
+from checkfreq.state.adapters.base import Findings, type_name
 from checkfreq.state.adapters.fitting import alike
 from checkfreq.state.adapters.optimizer_tree import OptimizerTree
 from checkfreq.state.codec import decode_tree
 from checkfreq.state.dtensors import empty_split, is_dtensor
-from checkfreq.state.tensors import DTYPES, copy_bits, decode_torch, require_memory
+from checkfreq.state.saved import SavedObject, copy_bits
+from checkfreq.state.tensors import DTYPES, decode_torch, require_memory
 from checkfreq.types import Json
 
 #: These select an implementation and not a result, so the script's values stay.
@@ -34,7 +35,9 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 class OptimizerLoad:
     """One load, compared first and applied once."""
 
-    def __init__(self, name: str, optimizer: Optimizer, saved: Saved, tree: OptimizerTree) -> None:
+    def __init__(
+        self, name: str, optimizer: Optimizer, saved: SavedObject, tree: OptimizerTree
+    ) -> None:
         self._name = name
         self._optimizer = optimizer
         self._saved = saved

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from checkfreq.state.adapters.base import Saved
+from checkfreq.state.saved import SavedObject
 from checkfreq.state.tensors import ON_PARAMETER
 from checkfreq.types import Json
 
@@ -41,7 +41,7 @@ class OptimizerTree:
     device_type: str
 
 
-def optimizer_tree(saved: Saved) -> OptimizerTree | None:
+def optimizer_tree(saved: SavedObject) -> OptimizerTree | None:
     """The tree; None if an override's ``state_dict()`` does not have torch's form."""
     try:
         if "state_dict" in saved.json:
@@ -51,7 +51,7 @@ def optimizer_tree(saved: Saved) -> OptimizerTree | None:
         raise saved.corrupt("state of the optimizer", "groups and state", repr(error)) from error
 
 
-def _from_fields(saved: Saved) -> OptimizerTree:
+def _from_fields(saved: SavedObject) -> OptimizerTree:
     state: dict[int, list[tuple[Json, Json]]] = {}
     for record in saved.field("flat"):
         host = set(record.get("host", ()))
@@ -78,7 +78,7 @@ def _flat(number: int, name: str, host: set[str]) -> dict[str, Json]:
     return node if name in host else {**node, "device": ON_PARAMETER}
 
 
-def _from_state_dict(saved: Saved) -> OptimizerTree | None:
+def _from_state_dict(saved: SavedObject) -> OptimizerTree | None:
     tree: Any = saved.field("state_dict")
     if not isinstance(tree, dict) or not {"state", "param_groups"} <= tree.keys():
         return None
@@ -112,7 +112,7 @@ def _entries(node: Json) -> dict[str, Json]:
 
 
 def optimizer_state_dict(
-    saved: Saved, *, live: Mapping[str, Tensor] = MappingProxyType({})
+    saved: SavedObject, *, live: Mapping[str, Tensor] = MappingProxyType({})
 ) -> dict[str, Any]:
     """What ``optimizer.state_dict()`` returned: copies on the CPU, or DTensors like ``live``."""
     if "state_dict" in saved.json:
@@ -136,7 +136,7 @@ def optimizer_state_dict(
     return {"state": numbered, "param_groups": _numbered_groups(saved, tree.groups)}
 
 
-def _numbered_groups(saved: Saved, groups: list[SavedGroup]) -> list[dict[str, Any]]:
+def _numbered_groups(saved: SavedObject, groups: list[SavedGroup]) -> list[dict[str, Any]]:
     packed, start = [], 0
     for group in groups:
         values = {key: saved.decode(node, on_cpu=True) for key, node in group.values.items()}

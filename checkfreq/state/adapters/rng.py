@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checkfreq.state.adapters.base import Findings, Saved
+from checkfreq.state.adapters.base import Findings
 from checkfreq.state.collector import StateCollector
+from checkfreq.state.saved import SavedObject
 from checkfreq.state.tensors import is_device
 from checkfreq.types import Json
 
@@ -45,7 +46,7 @@ def _device_module(device: torch.device) -> Any:
     return torch.get_device_module(device)
 
 
-def prepare_rng(saved: Saved, findings: Findings) -> Callable[[], None]:
+def prepare_rng(saved: SavedObject, findings: Findings) -> Callable[[], None]:
     """A function that sets every generator, from data of its own; it does not fail.
 
     Each state is first tried on a new generator. Raises CorruptCheckpointError for one that cannot
@@ -62,7 +63,7 @@ def prepare_rng(saved: Saved, findings: Findings) -> Callable[[], None]:
     return lambda: _set_all(usable)
 
 
-def require_rng_fields(saved: Saved) -> None:
+def require_rng_fields(saved: SavedObject) -> None:
     """Raise ValueError unless the fields are those of generators."""
     state = saved.decode(saved.field("state"))
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
@@ -78,7 +79,7 @@ def require_rng_fields(saved: Saved) -> None:
             raise ValueError(f"expected the name of a generator, got {name!r:.80}")
 
 
-def _fits(name: str, value: Any, saved: Saved, findings: Findings) -> bool:
+def _fits(name: str, value: Any, saved: SavedObject, findings: Findings) -> bool:
     """Whether a state can be set, which is tried on a new generator."""
     if name == "numpy" and (live := _numpy_kind()) != value["bit_generator"]:
         findings.different.append(
@@ -177,6 +178,6 @@ def _set_device(device: torch.device, state: Tensor) -> None:
     _device_module(device).set_rng_state(state, device)
 
 
-def rng_state(saved: Saved) -> Any:
+def rng_state(saved: SavedObject) -> Any:
     """The states as data: python, numpy, torch and device names."""
     return saved.decode(saved.field("state"))

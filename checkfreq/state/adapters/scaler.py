@@ -15,11 +15,11 @@ from checkfreq.state.adapters.base import (
     Fallible,
     Findings,
     Holdings,
-    Saved,
     all_of_it,
     type_name,
 )
 from checkfreq.state.collector import StateCollector
+from checkfreq.state.saved import SavedObject
 from checkfreq.types import Json
 
 # name in state_dict() -> (live tensor, value before the first use)
@@ -56,7 +56,7 @@ class ScalerAdapter:
         """See Adapter."""
         return all_of_it
 
-    def prepare(self, saved: Saved, findings: Findings) -> Changes:
+    def prepare(self, saved: SavedObject, findings: Findings) -> Changes:
         """See Adapter."""
         saved.check(saved.field("state"))
         was, now = bool(saved.field("state")), self._scaler.is_enabled()
@@ -71,11 +71,11 @@ class ScalerAdapter:
     def _keep(self) -> Callable[[], None]:
         return partial(self._scaler.load_state_dict, self._scaler.state_dict())
 
-    def _load(self, saved: Saved) -> None:
+    def _load(self, saved: SavedObject) -> None:
         self._scaler.load_state_dict(scaler_state_dict(saved))
 
 
-def require_scaler_fields(saved: Saved) -> None:
+def require_scaler_fields(saved: SavedObject) -> None:
     """Raise ValueError unless the fields are numbers or tensors of one number."""
     state = saved.decode(saved.field("state"))
     if not isinstance(state, dict) or state.keys() not in (set(), {*_TENSORS, *_NUMBERS}):
@@ -89,7 +89,7 @@ def require_scaler_fields(saved: Saved) -> None:
             raise ValueError(f"{key}: expected a number, got a {type(state[key]).__name__}")
 
 
-def scaler_state_dict(saved: Saved) -> dict[str, Any]:
+def scaler_state_dict(saved: SavedObject) -> dict[str, Any]:
     """What ``GradScaler.state_dict()`` would have returned: numbers only."""
     state = saved.decode(saved.field("state"))
     return {key: getattr(value, "item", lambda v=value: v)() for key, value in state.items()}

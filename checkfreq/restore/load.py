@@ -1,6 +1,6 @@
-"""``checkfreq.load``: a checkpoint as plain state dicts, without the run that wrote it.
+"""``checkfreq.load``: a checkpoint as plain state dicts, without the code that wrote it.
 
-No manager, no lock, no training code, and nothing on disk is changed.
+It needs no manager, takes no lock, and changes nothing on disk.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from checkfreq.errors import ConfigError, NoCheckpointError, StorageError, storage_errors
-from checkfreq.restore.restorer import Found, Restorer, plan_restore
+from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.snapshot.memory import available_host_bytes
 from checkfreq.store.fileops import Kind
 from checkfreq.store.manifest import MANIFEST_NAME
@@ -31,17 +31,18 @@ def load(
     strict: bool = True,
     rank: int = 0,
 ) -> dict[str, Any]:
-    """Read a checkpoint directory and return its state dicts by tracked name.
+    """Read a checkpoint and return its state dicts, by the names given to ``CFCheckpoint``.
 
     ``path`` is a run's ``chk_dir``, or one ``step-...`` directory in it. Without ``step`` the
-    newest checkpoint that validates is read. Tensors are on the CPU and own their memory;
-    names that were tied come back as the same tensor, and shards as whole tensors. What each
-    rank had of its own ("rng", names given as ``per_rank``) is returned as ``rank`` had it.
-    ``only`` limits what is returned. ``into`` maps tracked names to live objects, which are
-    loaded in place as ``CFManager.restore`` would; ``strict=False`` then loads what fits.
+    newest checkpoint that validates is read. Tensors are on the CPU and own their memory; tied
+    weights come back as one tensor, and sharded tensors as whole ones. State that each rank had
+    for itself ("rng", and the names given as ``per_rank``) is returned as ``rank`` had it.
+
+    ``only`` limits what is returned. ``into`` maps names to live objects, which are loaded in
+    place as ``CFManager.restore`` does; with ``strict=False`` what fits is loaded.
 
     Raises NoCheckpointError, CorruptCheckpointError, MismatchError (nothing was changed), and
-    ConfigError for what ``CFStorageWriter`` wrote: values in it are pickled.
+    ConfigError for a checkpoint of ``CFStorageWriter``, whose values are pickled.
     """
     from checkfreq.restore.apply import materialise, require_rank
 
@@ -53,31 +54,30 @@ def load(
     for rejected in found.rejected:
         logger.warning("step %d does not validate, skipped: %s", rejected.step, rejected.error)
     _refuse_dcp(found, chk_dir)
-    loaded = found.loaded()
-    require_rank(loaded, rank, path=str(chk_dir))
+    require_rank(found, rank, path=str(chk_dir))
     if into is not None:
         _load_into(found, into, chk_dir, only=only, strict=strict, rank=rank)
-    return materialise(loaded, only=only, path=str(chk_dir), rank=rank)
+    return materialise(found, only=only, path=str(chk_dir), rank=rank)
 
 
-def _refuse_dcp(found: Found, chk_dir: Path) -> None:
+def _refuse_dcp(found: LoadedCheckpoint, chk_dir: Path) -> None:
     if any(isinstance(o, dict) and o.get("kind") == "dcp" for o in found.manifest.objects.values()):
         raise ConfigError(
-            f"step {found.step} in {chk_dir} was written by torch.distributed.checkpoint: read it "
-            "with dcp.load(state_dict, storage_reader=CFStorageReader(path, step, "
-            "trust_pickle=True)), of checkfreq.integrations.dcp, if you know who wrote it"
+            f"step {found.step} in {chk_dir} was written by torch.distributed.checkpoint. If "
+            "you know who wrote it, read it with dcp.load(state_dict, storage_reader="
+            "CFStorageReader(path, step, trust_pickle=True)), from checkfreq.integrations.dcp"
         )
 
 
 def _require_memory(num_bytes: int) -> None:
     available = available_host_bytes()
     if available is not None and num_bytes > available:
-        text = f"expected room for {num_bytes} bytes of tensors, found {available} bytes free"
+        text = f"expected memory for {num_bytes} bytes of tensors, found {available} bytes free"
         raise StorageError(errno.ENOMEM, text)
 
 
 def _load_into(
-    found: Found,
+    found: LoadedCheckpoint,
     into: Mapping[str, Any],
     chk_dir: Path,
     *,
@@ -85,16 +85,16 @@ def _load_into(
     strict: bool,
     rank: int,
 ) -> None:
+    from checkfreq.restore.apply import prepare
     from checkfreq.state.checkpoint import CFCheckpoint
 
     names = set(into) if only is None else set(into) & set(only)
     chk = CFCheckpoint(rng=False, **{name: into[name] for name in names})
-    plan = plan_restore(found, chk, path=chk_dir, only=names, exclude=(), strict=strict, rank=rank)
-    plan.apply()
+    prepare(chk, found, only=names, strict=strict, path=str(chk_dir), rank=rank).apply()
 
 
 def _split(path: Path, step: int | None) -> tuple[Path, int | None]:
-    """The run's directory, and the step if ``path`` is that of one (or of a link in its place)."""
+    """The run's directory, and the step if ``path`` is the directory of one, or a link to one."""
     path = path.absolute()
     named = step_of(path.name)
     if step is None and named is not None:

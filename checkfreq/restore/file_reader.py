@@ -1,8 +1,8 @@
-"""Reads the file images of a checkpoint into memory, verifying every digest on the way.
+"""Reads files of a checkpoint into memory, and verifies every digest on the way.
 
-Chunks are read by several threads with direct I/O, while other threads digest the tensors
-whose chunks have arrived. Nothing is returned unless all of it is what the manifest says. No
-torch: the command line and the restore path share it.
+Several threads read chunks with direct I/O, while others digest the tensors whose chunks have
+arrived, so that verifying costs hardly any time beside the read. Nothing is returned unless every
+byte is what the manifest says. No torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest
@@ -24,33 +23,26 @@ from checkfreq.store.manifest import FileEntry
 from checkfreq.store.store import CheckpointStore
 from checkfreq.types import PAGE_BYTES, round_up_to_page
 
+#: One thread digests faster than a disk delivers; a second one works while it waits for a chunk.
 _NUM_DIGEST_THREADS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
-    """One file in memory: its manifest entry and its bytes, exactly ``num_bytes`` long."""
-
-    entry: FileEntry
-    view: memoryview
-
-
-def room_for(files: Iterable[FileEntry]) -> int:
-    """Bytes of buffer that ``read_images`` needs: every file rounded up to a page."""
+def buffer_bytes(files: Iterable[FileEntry]) -> int:
+    """Bytes of buffer that ``read_files`` needs: every file rounded up to a page."""
     return sum(round_up_to_page(file.num_bytes) for file in files)
 
 
 def new_buffer(num_bytes: int) -> memoryview:
-    """Memory for ``read_images``, freed with its last view.
+    """Page-aligned memory for ``read_files``, freed with the last view of it.
 
-    Private anonymous memory in huge pages: faulting fresh shared memory in while reading took
-    three times as long as the read itself on a virtual machine (measured 2026-11). StorageError
-    (ENOMEM) if there is not so much.
+    Private anonymous memory in huge pages: page faults in fresh shared memory took three times as
+    long as the read itself on a virtual machine (measured 2026-11). Raises StorageError (ENOMEM)
+    if there is not that much memory.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     try:
         memory = mmap.mmap(-1, max(num_bytes, PAGE_BYTES), flags=flags)
-    except (OSError, OverflowError) as error:  # sparse files can be larger than any memory
+    except (OSError, OverflowError) as error:  # a sparse file can be larger than any memory
         text = f"reading needs {num_bytes} bytes of memory, more than there can be: {error}"
         raise StorageError(errno.ENOMEM, text) from None
     with contextlib.suppress(OSError):  # a kernel without huge pages
@@ -58,7 +50,7 @@ def new_buffer(num_bytes: int) -> memoryview:
     return memoryview(memory)
 
 
-def read_images(
+def read_files(
     store: CheckpointStore,
     step: int,
     files: Sequence[FileEntry],
@@ -66,13 +58,13 @@ def read_images(
     *,
     num_threads: int = 4,
     chunk_bytes: int = 8 << 20,
-) -> Mapping[str, Image]:
-    """Read files of a committed step into ``buffer`` (page aligned, ``room_for`` bytes).
+) -> Mapping[str, memoryview]:
+    """Read files of a committed step into ``buffer`` (page aligned, ``buffer_bytes`` long).
 
-    Returns the image of each file by its name. Raises CorruptCheckpointError at the first
-    wrong size or digest, or missing file; other OSErrors pass through.
+    Returns the bytes of each file by name, as views of ``buffer``. Raises CorruptCheckpointError
+    at the first wrong size, wrong digest or missing file; other OSErrors pass through.
     """
-    images: dict[str, Image] = {}
+    found: dict[str, memoryview] = {}
     folder = store.path(step)
     start = 0
     with (
@@ -90,14 +82,14 @@ def read_images(
                 readers.submit(_read_chunk, file, area, at, chunk_bytes)
                 for at in range(0, entry.num_bytes, chunk_bytes)
             ]
-            image = Image(entry, area[: entry.num_bytes])
-            images[entry.name] = image
-            checks += _submit_checks(checkers, folder, image, reads, chunk_bytes)
+            data = found[entry.name] = area[: entry.num_bytes]
+            checks += _submit_checks(checkers, folder / entry.name, entry, data, reads, chunk_bytes)
         _first_error(checks)
-    return images
+    return found
 
 
 def _first_error(checks: Sequence[Future[None]]) -> None:
+    # In order, and each check waits for its reads: a failed read is raised here too.
     try:
         for check in checks:
             check.result()
@@ -117,23 +109,23 @@ def _read_chunk(file: ReadFile, area: memoryview, start: int, chunk_bytes: int) 
 
 def _submit_checks(
     pool: ThreadPoolExecutor,
-    folder: Path,
-    image: Image,
+    path: Path,
+    entry: FileEntry,
+    data: memoryview,
     reads: Sequence[Future[None]],
     chunk_bytes: int,
 ) -> Iterator[Future[None]]:
-    entry = image.entry
     parts = [("header", 0, entry.header_bytes, entry.header_digest)]
     parts += [(f"tensor {t.name}", t.offset, t.num_bytes, t.digest) for t in entry.in_file_order()]
     for group in _groups(parts, chunk_bytes):
-        yield pool.submit(_check, str(folder / entry.name), image, group, reads, chunk_bytes)
+        yield pool.submit(_check, str(path), data, group, reads, chunk_bytes)
 
 
 _Part = tuple[str, int, int, str]
 
 
 def _groups(parts: Sequence[_Part], chunk_bytes: int) -> Iterator[list[_Part]]:
-    """Neighbouring parts of about a chunk together: fewer, larger tasks."""
+    """Neighbouring parts, about a chunk together: fewer and larger tasks for the threads."""
     group: list[_Part] = []
     for part in parts:
         group.append(part)
@@ -145,12 +137,16 @@ def _groups(parts: Sequence[_Part], chunk_bytes: int) -> Iterator[list[_Part]]:
 
 
 def _check(
-    path: str, image: Image, parts: Sequence[_Part], reads: Sequence[Future[None]], chunk_bytes: int
+    path: str,
+    data: memoryview,
+    parts: Sequence[_Part],
+    reads: Sequence[Future[None]],
+    chunk_bytes: int,
 ) -> None:
     for name, start, num_bytes, expected in parts:
         for index in range(start // chunk_bytes, -(-(start + num_bytes) // chunk_bytes)):
             reads[index].result()
-        got = xxh3_64_hexdigest(image.view[start : start + num_bytes])
+        got = xxh3_64_hexdigest(data[start : start + num_bytes])
         if got != expected:
             raise CorruptCheckpointError(
                 path, check=f"digest of {name}", expected=expected, got=got

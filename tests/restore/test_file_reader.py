@@ -1,4 +1,4 @@
-"""Reading file images: everything is verified, whatever the chunks, or nothing is returned."""
+"""Reading files: everything is verified, at any size of chunk, or nothing is returned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from checkfreq.errors import CorruptCheckpointError, StorageError
-from checkfreq.restore.images import Image, new_buffer, read_images, room_for
+from checkfreq.restore.file_reader import buffer_bytes, new_buffer, read_files
 from checkfreq.store.fileops import LocalFileOps, ReadFile
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry, digest_of
 from checkfreq.store.store import CheckpointStore
@@ -31,10 +31,10 @@ def store(tmp_path: Path) -> CheckpointStore:
 
 def read(
     store: CheckpointStore, manifest: Manifest | None = None, *, chunk_bytes: int = 8 << 20
-) -> Mapping[str, Image]:
+) -> Mapping[str, memoryview]:
     manifest = manifest or store.manifest(1)
-    buffer = memoryview(mmap.mmap(-1, max(room_for(manifest.files), PAGE)))
-    return read_images(
+    buffer = memoryview(mmap.mmap(-1, max(buffer_bytes(manifest.files), PAGE)))
+    return read_files(
         store, manifest.step, manifest.files, buffer, num_threads=2, chunk_bytes=chunk_bytes
     )
 
@@ -50,18 +50,20 @@ def damage(store: CheckpointStore, name: str, at: int) -> None:
 def test_every_byte_arrives_at_any_chunk_size(store: CheckpointStore, chunk_bytes: int) -> None:
     if chunk_bytes < 100:
         commit_bytes(store, 1, {"small.safetensors": b"abc"}, supersede_after=0)
-    images = read(store, chunk_bytes=chunk_bytes)
-    for name, image in images.items():
-        assert image.entry.name == name
-        assert image.view == (store.path(1) / name).read_bytes()
+    found = read(store, chunk_bytes=chunk_bytes)
+    assert {*found} == {file.name for file in store.manifest(1).files}
+    for name, data in found.items():
+        assert data == (store.path(1) / name).read_bytes()
 
 
-def test_each_file_begins_at_a_page_and_room_is_what_that_takes(store: CheckpointStore) -> None:
+def test_each_file_begins_at_a_page_and_the_buffer_has_room_for_that(
+    store: CheckpointStore,
+) -> None:
     manifest = store.manifest(1)
     sizes = [-(-file.num_bytes // PAGE) * PAGE for file in manifest.files]
-    assert room_for(manifest.files) == sum(sizes)
-    buffer = memoryview(mmap.mmap(-1, room_for(manifest.files)))
-    read_images(store, manifest.step, manifest.files, buffer)
+    assert buffer_bytes(manifest.files) == sum(sizes)
+    buffer = memoryview(mmap.mmap(-1, buffer_bytes(manifest.files)))
+    read_files(store, manifest.step, manifest.files, buffer)
     start = 0
     for file, size in zip(manifest.files, sizes, strict=True):
         data = (store.path(1) / file.name).read_bytes()
@@ -71,13 +73,15 @@ def test_each_file_begins_at_a_page_and_room_is_what_that_takes(store: Checkpoin
 
 def test_tensors_without_elements_have_a_place_and_a_digest(store: CheckpointStore) -> None:
     commit_bytes(store, 2, {"empty.safetensors": b""})
-    images = read(store, store.manifest(2))
-    (tensor,) = images["empty.safetensors"].entry.tensors
+    ((tensor,),) = [file.tensors for file in store.manifest(2).files]
     assert tensor.num_bytes == 0
-    assert read(store, store.manifest(2), chunk_bytes=1)
+    for chunk_bytes in (1, 8 << 20):
+        assert {*read(store, chunk_bytes=chunk_bytes, manifest=store.manifest(2))} == {
+            "empty.safetensors"
+        }
 
 
-def test_a_checkpoint_without_files_has_no_images(store: CheckpointStore) -> None:
+def test_a_checkpoint_without_files_is_read_as_nothing(store: CheckpointStore) -> None:
     commit_bytes(store, 2, {})
     assert read(store, store.manifest(2)) == {}
 
@@ -96,7 +100,7 @@ def test_a_changed_byte_is_corruption_that_names_file_and_part(
 
 
 @pytest.mark.parametrize("change", [-1, 1])
-def test_a_file_of_another_size_is_corruption(store: CheckpointStore, change: int) -> None:
+def test_a_file_of_the_wrong_size_is_corruption(store: CheckpointStore, change: int) -> None:
     path = store.path(1) / "model.safetensors"
     data = path.read_bytes()
     path.write_bytes(data[:change] if change < 0 else data + b"x")
@@ -144,7 +148,7 @@ class _ShortRead:
         self._file.close()
 
 
-def test_a_short_read_is_an_error_of_the_disk_not_corruption(store: CheckpointStore) -> None:
+def test_a_short_read_is_a_disk_error_not_corruption(store: CheckpointStore) -> None:
     ops = Shrinking(store.root)
     with pytest.raises(OSError, match="the file shrank"):
         read(CheckpointStore(store.root, ops=ops))

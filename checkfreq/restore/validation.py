@@ -1,15 +1,15 @@
-"""Whether the state that a manifest describes makes sense, whatever is live.
+"""Validates the state that a manifest describes, before any live object is looked at.
 
-Digests show damage; they do not show that a manifest was made up. So every object is decoded
-once as a reader would, with stand-ins for tensors: nothing runs here but our own decoding of what
-is in the checkpoint, and whatever goes wrong is the checkpoint's fault. That is corruption, which
-is walked past, and it is found before anything live is looked at.
+Digests show damage, but not that somebody made a manifest up. So every object is decoded once as a
+reader would decode it, with stand-ins for tensors. Nothing but our own decoding runs here, on
+nothing but the checkpoint, so whatever fails is the checkpoint's fault: it is corrupt, and a
+restore walks past it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 
 from checkfreq.errors import CheckFreqError, CorruptCheckpointError
-from checkfreq.restore.needs import Recorded
-from checkfreq.state.adapters.base import LoadedFile, RankFile, Saved
 from checkfreq.state.adapters.generic import tree_value
 from checkfreq.state.adapters.module import module_state_dict
 from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict, optimizer_tree
@@ -27,21 +25,23 @@ from checkfreq.state.adapters.scaler import require_scaler_fields
 from checkfreq.state.capture import POSITIONS
 from checkfreq.state.codec import decode_tree
 from checkfreq.state.gradients import require_gradient_fields
+from checkfreq.state.saved import SavedObject, every_tensor, no_tensor
 from checkfreq.state.tensors import DTYPES, decode_torch, sizes_of
 from checkfreq.store.gc_pause import gc_paused
-from checkfreq.store.parts import file_name, stem_of
+from checkfreq.store.manifest import Manifest
+from checkfreq.store.parts import file_name, file_of
 from checkfreq.types import Json
 
-#: What torch.distributed.checkpoint wrote; only its own reader looks into it.
+#: The kind of what torch.distributed.checkpoint wrote; only its own reader decodes that.
 _DCP = "dcp"
-#: In a position: what several ranks had under one name (``checkfreq.state.positions``).
+#: In a position: those that several ranks had under one name (``checkfreq.state.positions``).
 _CARRIED = "$carried"
 
 
-class _Outline(Saved):
-    """The saved state of one object, whose tensors have a dtype and nothing in them.
+class _Outline(SavedObject):
+    """The saved state of one object, with empty tensors of the right dtypes in place of its own.
 
-    ``is_partial``: other directories hold tensors of it.
+    ``is_partial``: other directories hold some of its tensors.
     """
 
     is_partial = False
@@ -64,8 +64,8 @@ class _Outline(Saved):
 
 
 @contextlib.contextmanager
-def only_content(path: str) -> Iterator[None]:
-    """Of what looks at nothing but the checkpoint at ``path``, all errors are its corruption."""
+def content_errors(path: str) -> Iterator[None]:
+    """Turn every error into corruption of ``path``: the block looks at nothing else."""
     try:
         yield
     except CheckFreqError:
@@ -79,13 +79,13 @@ def only_content(path: str) -> Iterator[None]:
         ) from error
 
 
-def require_sound(manifest: Recorded, *, path: str) -> None:
-    """Raise CorruptCheckpointError, for ``path``, unless all of the state can be read back."""
-    with only_content(path), gc_paused():
-        _require_sound(manifest, path)
+def validate_state(manifest: Manifest, *, path: str) -> None:
+    """Raise CorruptCheckpointError, naming ``path``, unless all of the state can be decoded."""
+    with content_errors(path), gc_paused():
+        _validate_state(manifest, path)
 
 
-def _require_sound(manifest: Recorded, path: str) -> None:
+def _validate_state(manifest: Manifest, path: str) -> None:
     _require_objects(manifest)
     for saved in _outlines(manifest, path):
         saved.is_partial = 0 < len(manifest.ranks) < manifest.world
@@ -95,7 +95,7 @@ def _require_sound(manifest: Recorded, path: str) -> None:
             _require_position(decode_tree(node))
 
 
-def _require_objects(manifest: Recorded) -> None:
+def _require_objects(manifest: Manifest) -> None:
     for rank, own in [(None, manifest.objects), *manifest.ranks.items()]:
         for name, json in own.items():
             _require(isinstance(json, dict), f"object {name!r:.80}", json)
@@ -116,45 +116,40 @@ def _require_objects(manifest: Recorded) -> None:
             _require(isinstance(own_tensors, list), "own_tensors", own_tensors)
 
 
-def _outlines(manifest: Recorded, path: str) -> Iterator[_Outline]:
-    """Every object that is the same for all ranks once, and every one that is a rank's own."""
-    files = {file.name: LoadedFile(file.tensors, None) for file in manifest.files}
+def _outlines(manifest: Manifest, path: str) -> Iterator[_Outline]:
+    """Each object that is the same for all ranks once, and each one that is a rank's own."""
+    files = {file.name: file for file in manifest.files}
 
-    def parts(name: str, ranks: list[int], own: int | None) -> Iterator[RankFile]:
+    def outline(name: str, json: Json, ranks: Iterable[int], own_rank: int | None) -> _Outline:
+        shared = files.get(file_name(name))
+        tensors = () if shared is None else shared.tensors
+        saved = _Outline(name, json, path=path, tensors=tensors)
         for rank in ranks:
-            file = files.get(file_name(stem_of(name, rank)))
+            file = files.get(file_of(name, rank))
             if file is not None:
-                boxes = manifest.ranks[rank].get(name, {}).get("shards", {})
-                yield RankFile(file, boxes, is_own=_all if rank == own else _nothing)
+                shards = manifest.ranks[rank].get(name, {}).get("shards", {})
+                counts = every_tensor if rank == own_rank else no_tensor
+                saved.add_file(file.tensors, None, shards=shards, counts=counts)
+        return saved
 
     ranks = sorted(manifest.ranks)
     first = next((r for r in ranks if manifest.ranks[r].keys() - {POSITIONS}), None)
     for name, json in manifest.objects.items():
         if name != POSITIONS and json.get("kind") != _DCP:
-            file = files.get(file_name(name))
-            yield _Outline(name, json, file, path=path, parts=list(parts(name, ranks, first)))
+            yield outline(name, json, ranks, first)
     for rank in ranks:
         for name, json in manifest.ranks[rank].items():
             if name != POSITIONS and json.get("kind", _DCP) != _DCP:
-                file = files.get(file_name(name))
-                yield _Outline(name, json, file, path=path, parts=list(parts(name, [rank], rank)))
+                yield outline(name, json, [rank], rank)
 
 
-def _all(key: str) -> bool:
-    return True
-
-
-def _nothing(key: str) -> bool:
-    return False
-
-
-def _require_module(saved: Saved) -> None:
+def _require_module(saved: SavedObject) -> None:
     extra = saved.field("extra", {})
     _require(isinstance(extra, dict), "extra", extra)
     module_state_dict(saved)
 
 
-def _require_optimizer(saved: Saved) -> None:
+def _require_optimizer(saved: SavedObject) -> None:
     _require_text(saved, "class")
     _require_text(saved, "device_type")
     for shape in saved.field("shapes"):
@@ -174,12 +169,12 @@ def _require_optimizer(saved: Saved) -> None:
     optimizer_state_dict(saved)
 
 
-def _require_tree(saved: Saved) -> None:
+def _require_tree(saved: SavedObject) -> None:
     _require_text(saved, "class")
     tree_value(saved)
 
 
-def _require_dict(saved: Saved) -> None:
+def _require_dict(saved: SavedObject) -> None:
     value = tree_value(saved)
     _require(isinstance(value, dict), "content of a dict", value)
 
@@ -196,7 +191,7 @@ def _require_texts(value: Json, what: str) -> None:
     _require(good, what, value)
 
 
-def _require_text(saved: Saved, key: str) -> None:
+def _require_text(saved: SavedObject, key: str) -> None:
     _require(isinstance(saved.field(key), str), key, saved.field(key))
 
 
@@ -205,7 +200,7 @@ def _require(holds: bool, what: str, got: object) -> None:
         raise ValueError(f"{what}: got {got!r:.80}")
 
 
-_CHECKS: dict[str, Callable[[Saved], None]] = {
+_CHECKS: dict[str, Callable[[SavedObject], None]] = {
     "module": _require_module,
     "optimizer": _require_optimizer,
     "scaler": require_scaler_fields,
