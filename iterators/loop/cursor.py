@@ -32,7 +32,7 @@ _range_ledger = lru_cache(maxsize=8)(ledger_of_range)
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Progress:
     """A live place. ``crossed``: an epoch ended since the last boundary.
 
     ``state`` is the loader's own (``Delivery.state``) behind the last batch.
@@ -42,7 +42,7 @@ class Mark:
     place: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     uncommitted: int = 0
-    crossed: bool = False
+    ended_epoch: bool = False
     state: Any = None
 
 
@@ -71,8 +71,8 @@ class EpochReport:
 class Cursor:
     """Where one iterator stands. Training thread only."""
 
-    live: Mark
-    _base: Mark
+    live: Progress
+    _base: Progress
 
     def __init__(self, adapter: Adapter, *, audit: bool = False) -> None:
         self._adapter = adapter
@@ -104,7 +104,7 @@ class Cursor:
         """Pass a boundary: ``saved`` catches up with ``live``."""
         self.step += 1
         self._mark_delivered()
-        self.live = replace(self.live, uncommitted=0, crossed=False)
+        self.live = replace(self.live, uncommitted=0, ended_epoch=False)
         self.saved = self._position(self.live, self.step)
 
     def end_epoch(self) -> EpochReport:
@@ -112,14 +112,16 @@ class Cursor:
         self._mark_delivered()
         report, live = self._report(), self.live
         self._begin(
-            Mark(live.epoch + 1, uncommitted=live.uncommitted, crossed=True, state=live.state)
+            Progress(
+                live.epoch + 1, uncommitted=live.uncommitted, ended_epoch=True, state=live.state
+            )
         )
         return report
 
-    def rewind(self, mark: Mark) -> None:
+    def rewind(self, to: Progress) -> None:
         """Take back deliveries, all of the same epoch, that no boundary will ever cover."""
-        self.live = mark
-        self._unmarked = [one for one in self._unmarked if one[0] < mark.uncommitted]
+        self.live = to
+        self._unmarked = [one for one in self._unmarked if one[0] < to.uncommitted]
 
     def load(self, position: Position) -> None:
         """Continue from a restored position. Only rank 0 keeps its ledger: ledgers add."""
@@ -128,36 +130,38 @@ class Cursor:
         state = position.states[rank] if rank < len(position.states) else None
         self.step = position.step
         self._identity = self._adapter.identity  # a default seed gave way to the position's
-        self._begin(Mark(position.epoch, position.position, ledger, state=state))
+        self._begin(Progress(position.epoch, position.position, ledger, state=state))
         self._knows_before = rank > 0 or ledger.count == position.position
         self.saved = self._position(self.live, self.step)
 
     def position_after(self, *, epoch_over: bool) -> Position:
         """The position if a boundary were passed now."""
         live, step = self.live, self.step + (1 if self.live.uncommitted else 0)
-        return self._position(Mark(live.epoch + 1, state=live.state) if epoch_over else live, step)
+        return self._position(
+            Progress(live.epoch + 1, state=live.state) if epoch_over else live, step
+        )
 
-    def _origin(self) -> Mark:
+    def _origin(self) -> Progress:
         epoch, place = self._adapter.origin
         order = self._adapter.order(epoch) if place and self._adapter.rank == 0 else None
-        return Mark(epoch, place, Ledger() if order is None else expected_ledger(order, place))
+        return Progress(epoch, place, Ledger() if order is None else expected_ledger(order, place))
 
-    def _begin(self, mark: Mark) -> None:
+    def _begin(self, at: Progress) -> None:
         """Start to serve at ``mark``: from here on, this rank's places are evenly spaced."""
-        self._base = self.live = mark
+        self._base = self.live = at
         self._knows_before = True
         if self._audit:
             self._start_audit()
 
-    def _position(self, mark: Mark, step: int) -> Position:
+    def _position(self, at: Progress, step: int) -> Position:
         return Position(
             self._identity,
-            mark.epoch,
-            mark.place,
+            at.epoch,
+            at.place,
             step,
-            mark.ledger,
+            at.ledger,
             self._layout,
-            states=() if mark.state is None else (mark.state,),
+            states=() if at.state is None else (at.state,),
             ranks=self._ranks,
         )
 

@@ -8,7 +8,7 @@ what order); ``Layout`` those that may change (how it is spread over ranks and p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from zlib import crc32
@@ -160,6 +160,34 @@ class Position:
         ledger = sum((part.ledger for part in parts), Ledger())
         states = tuple(state for part in parts for state in part.states)
         return replace(self, ledger=ledger, states=states, ranks=())
+
+
+def merge_saved(states: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The one position for every rank, from what all ranks saved, in rank order.
+
+    None if the ranks did not share the data (each was alone in its world) and their positions
+    differ: then each rank continues from its own. ``CorruptPositionError`` if a position is damaged
+    or missing, or if the ranks are not at the same point; the message names the rank.
+    """
+    positions = [_saved_by(rank, state) for rank, state in enumerate(states)]
+    if not positions:
+        raise CorruptPositionError("there is no position of any rank to continue from")
+    if all(one.layout.world == 1 for one in positions):
+        are_equal = all(one == positions[0] for one in positions)
+        return positions[0].to_dict() if are_equal else None
+    try:
+        return positions[0].merged(*positions[1:]).to_dict()
+    except ValueError as error:
+        raise CorruptPositionError(
+            f"the positions of {len(positions)} rank(s) cannot be merged: {error}"
+        ) from error
+
+
+def _saved_by(rank: int, state: Mapping[str, Any]) -> Position:
+    try:
+        return Position.from_dict(state)
+    except CorruptPositionError as error:
+        raise CorruptPositionError(f"rank {rank}: {error}") from error
 
 
 def _require_same_point(first: Position, other: Position, number: int) -> None:

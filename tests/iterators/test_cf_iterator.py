@@ -728,8 +728,8 @@ def test_another_layout_and_tail_are_accepted_and_said(caplog: pytest.LogCapture
     second = CFIterator(loader(12, 2, tail="drop", num_workers=1))
     with caplog.at_level(logging.INFO, logger="iterators"):
         second.load_state_dict(first.state_dict())
-    assert "another layout" in caplog.text
-    assert "tail policy is 'drop', saved with 'short'" in caplog.text
+    assert "a different layout" in caplog.text
+    assert "tail policy is 'drop'; the position was saved with 'short'" in caplog.text
     assert take_all(second) == [[8, 9], [10, 11]]
 
 

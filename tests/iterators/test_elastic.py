@@ -193,4 +193,4 @@ def test_the_position_of_one_rank_alone_is_noticed_when_it_is_loaded(
                 pass
         assert resumed.last_report is not None
         assert resumed.last_report.exact is exact
-        assert ("accounts for 4 of the 8 samples behind it" in caplog.text) == (exact is None)
+        assert ("accounts for 4 of the 8 samples served so far" in caplog.text) == (exact is None)

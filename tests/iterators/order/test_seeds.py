@@ -121,7 +121,7 @@ def test_a_restored_run_keeps_its_seed_and_says_so_if_the_scripts_differs(
     resumed.load_state_dict(position.state_dict())
     (record,) = caplog.records
     assert record.levelname == level
-    assert f"its own seed, 5; this script's is {seed}" in record.message
+    assert f"its own seed, 5, not with this script's, {seed}" in record.message
     assert served(resumed) == expected[2:]
     assert seed_of(resumed) == 5
     assert resumed.last_report is None
