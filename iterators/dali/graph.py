@@ -63,7 +63,7 @@ def _require_ours_alone(others: list[Any], source: IndexedSource) -> None:
             f"the DALI pipeline is also fed by {_name(feeding[0])}, whose place is not known: let "
             "FileReader's outputs (label, id, uniforms, weight) say what else belongs to a sample"
         )
-    if others and not source.recipe.native_random:
+    if others and not source.spec.native_random:
         drawing = [one for one in others if _draws(one)]
         names = ", ".join(sorted({_name(one) for one in drawing or others}))
         if drawing:
@@ -82,7 +82,7 @@ def direct_outputs(iterator: Any, pipeline: Any, source: IndexedSource) -> Mappi
     found = {}
     for key, node in zip(iterator.output_map, pipeline._graph_outputs, strict=True):
         if node.device == "cpu" and _callback(node.source) is source:
-            found[key] = source.recipe.outputs[node.source._output_index - 1]
+            found[key] = source.spec.outputs[node.source._output_index - 1]
     return found
 
 

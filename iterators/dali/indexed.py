@@ -21,7 +21,7 @@ import torch
 from iterators.dali import graph
 from iterators.dali.imports import __version__
 from iterators.dali.operators import sole_pipeline
-from iterators.dali.source import Aim, Record
+from iterators.dali.source import BatchStart, Record
 from iterators.errors import IterationStateError
 from iterators.order.epoch import Order
 from iterators.order.position import Identity, Layout
@@ -58,7 +58,7 @@ class DALILoader(Adapter):
         graph.require_no_size(iterator)
         self._direct = graph.direct_outputs(iterator, self._pipeline, self._source)
         self._share = self._source.share
-        self._recipe = self._source.recipe
+        self._spec = self._source.spec
         if seed is not None and self._source.seed not in (None, seed):
             raise ValueError(f"seed is {seed} here and {self._source.seed} in the FileReader")
         given = self._source.seed if seed is None else seed
@@ -66,7 +66,7 @@ class DALILoader(Adapter):
         self._seed = self._source.first_seed if given is None else given
         order = self.order(0)
         self._identity = Identity(
-            order.algorithm, order.n, self._recipe.fingerprint, self._seed, self._share.tail
+            order.algorithm, order.n, self._spec.fingerprint, self._seed, self._share.tail
         )
         self._open: DALIDeliveries | None = None
         self._has_stopped = False
@@ -104,7 +104,7 @@ class DALILoader(Adapter):
 
     def name_of(self, sample: int) -> str:
         """The path of ``sample``, relative to the reader's root."""
-        return self._recipe.files.name(sample)
+        return self._spec.files.name(sample)
 
     def __len__(self) -> int:
         """Batches in a whole epoch, the same on every rank."""
@@ -112,20 +112,20 @@ class DALILoader(Adapter):
 
     def batches_left(self, start: int) -> int:
         """Batches from place ``start`` to the end of an epoch."""
-        return self._share.batches(len(self._recipe.files) - start)
+        return self._share.batches(len(self._spec.files) - start)
 
     def order(self, epoch: int) -> Order:
         """The order of ``epoch``."""
-        return self._recipe.order(self._seed, epoch)
+        return self._spec.order(self._seed, epoch)
 
     def open(self, *, epoch: int, start: int, state: object = None) -> DALIDeliveries:
         """Let the pipeline prefetch from place ``start`` on; nothing is handed out here."""
         self.close()
         self._require_usable()
-        aim = Aim(self._seed, epoch, start)
+        begin = BatchStart(self._seed, epoch, start)
         if self.batches_left(start):
-            self._enter(aim)
-        self._open = DALIDeliveries(self, aim, self.batches_left(start))
+            self._enter(begin)
+        self._open = DALIDeliveries(self, begin, self.batches_left(start))
         return self._open
 
     def close(self) -> None:
@@ -134,14 +134,16 @@ class DALILoader(Adapter):
             self._open.close()
             self._open = None
 
-    def fetch(self, aim: Aim) -> tuple[Record, Any]:
-        """The batch at ``aim``, checked against what the source produced for it."""
+    def fetch(self, begin: BatchStart) -> tuple[Record, Any]:
+        """The batch at ``seek``, checked against what the source produced for it."""
         self._require_usable()
         self._require_untouched()
         data = self._next_batch()
         record = self._source.take()
-        if record.begin != aim:
-            raise IterationStateError(f"the reader made the batch at {record.begin}, not at {aim}")
+        if record.begin != begin:
+            raise IterationStateError(
+                f"the reader made the batch at {record.begin}, not at {begin}"
+            )
         for key, tensor in data[0].items():
             if len(tensor) != len(record.ids):
                 raise RuntimeError(
@@ -149,7 +151,7 @@ class DALILoader(Adapter):
                     f"{len(record.ids)}: every sample must go through the pipeline once"
                 )
         for key, name in self._direct.items():
-            if not np.array_equal(data[0][key].numpy(), self._recipe.output(name, record)):
+            if not np.array_equal(data[0][key].numpy(), self._spec.output(name, record)):
                 raise RuntimeError(f"DALI delivered another {name} in {key!r} than it was fed")
         return record, data
 
@@ -174,10 +176,10 @@ class DALILoader(Adapter):
                 "pass continues where this one was"
             )
 
-    def _enter(self, aim: Aim) -> None:
+    def _enter(self, begin: BatchStart) -> None:
         self._forget_handed_out()
-        if self._source.front != aim:
-            self._source.turn(aim)
+        if self._source.front != begin:
+            self._source.seek(begin)
             for _ in range(self._source.num_produced):
                 self._drop()
 
@@ -225,9 +227,9 @@ class DALILoader(Adapter):
 class DALIDeliveries:
     """One opened epoch of a ``DALILoader``."""
 
-    def __init__(self, loader: DALILoader, aim: Aim, num_batches: int) -> None:
+    def __init__(self, loader: DALILoader, begin: BatchStart, num_batches: int) -> None:
         self._loader: DALILoader | None = loader
-        self._aim, self._left = aim, num_batches
+        self._begin, self._left = begin, num_batches
 
     def __iter__(self) -> Iterator[Delivery]:
         return self
@@ -235,8 +237,8 @@ class DALIDeliveries:
     def __next__(self) -> Delivery:
         if self._loader is None or not self._left:
             raise StopIteration
-        record, data = self._loader.fetch(self._aim)
-        self._aim, self._left = self._aim._replace(place=record.end), self._left - 1
+        record, data = self._loader.fetch(self._begin)
+        self._begin, self._left = self._begin._replace(place=record.end), self._left - 1
         return Delivery(data, record.end, record.ids, record.weights)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from iterators.dali.files import FileList, StrPath
 from iterators.dali.imports import Pipeline, fn
-from iterators.dali.source import OUTPUTS, IndexedSource, Recipe
+from iterators.dali.source import OUTPUTS, IndexedSource, SourceSpec
 from iterators.order.batch_requests import Share
 from iterators.order.environment import rank_and_world
 from iterators.order.fingerprint import dataset_fingerprint
@@ -91,7 +91,7 @@ class FileReader:
         if seed is None:
             self._default_seed = default_seed(rank=self._rank, world=self._world)
         found = _found(file_root, files, labels, file_list)
-        self._recipe = Recipe(
+        self._spec = SourceSpec(
             found,
             dataset_fingerprint(found) if fingerprint is None else fingerprint,
             shuffle,
@@ -104,16 +104,16 @@ class FileReader:
     @property
     def files(self) -> FileList:
         """What is read; ``files.name(id)`` is the path of a sample."""
-        return self._recipe.files
+        return self._spec.files
 
     @property
     def fingerprint(self) -> str:
         """The name of the data, saved with a position."""
-        return self._recipe.fingerprint
+        return self._spec.fingerprint
 
     def __len__(self) -> int:
         """How many samples there are, over all shards."""
-        return len(self._recipe.files)
+        return len(self._spec.files)
 
     def __call__(self, *, name: str | None = None) -> tuple[Any, ...]:
         """The nodes, in the pipeline that is being defined; ``name`` is its file operator's."""
@@ -127,7 +127,7 @@ class FileReader:
                 f"{share.global_batch}"
             )
         source = IndexedSource(
-            self._recipe,
+            self._spec,
             share,
             seed=self._seed,
             default_seed=self._default_seed,
@@ -135,7 +135,7 @@ class FileReader:
             remembered=_deepest(pipeline) + _SPARE,
         )
         paths, *others = fn.external_source(
-            source=source, num_outputs=1 + len(self._recipe.outputs), batch=True, batch_info=True
+            source=source, num_outputs=1 + len(self._spec.outputs), batch=True, batch_info=True
         )
         return fn.io.file.read(paths, name=name), *others
 

@@ -28,7 +28,7 @@ OUTPUTS = ("label", "uniforms", "id", "weight")
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Aim(NamedTuple):
+class BatchStart(NamedTuple):
     """Where a batch begins: at ``place`` of ``epoch``, in the order and randomness of ``seed``."""
 
     seed: int
@@ -39,14 +39,14 @@ class Aim(NamedTuple):
 class Record(NamedTuple):
     """One produced batch; ``end`` is the place behind it over all ranks."""
 
-    begin: Aim
+    begin: BatchStart
     end: int
     ids: Int64
     weights: Float32
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class SourceSpec:
     """What a source produces: ``outputs`` of ``files``, with ``num_uniforms`` per sample.
 
     ``native_random``: the user accepts that DALI's own random numbers are not resumed.
@@ -84,18 +84,18 @@ class IndexedSource:
 
     ``endless`` leaves out the end, so that the pipeline is never empty between two epochs:
     whoever sets it counts the batches, and marks itself as ``owner``. ``origin`` is (epoch,
-    place); ``seed`` None means ``default_seed`` until ``turn`` says another. Of what it produced,
+    place); ``seed`` None means ``default_seed`` until ``seek`` says another. Of what it produced,
     the last ``remembered`` batches are: more than DALI ever prefetches.
     """
 
     endless = False
     owner: object = None
-    _next: Aim
+    _next: BatchStart
     _records: Iterator[Record]
 
     def __init__(
         self,
-        recipe: Recipe,
+        spec: SourceSpec,
         share: Share,
         *,
         seed: int | None,
@@ -103,16 +103,16 @@ class IndexedSource:
         origin: tuple[int, int],
         remembered: int | None = None,
     ) -> None:
-        self.recipe, self.share, self.seed, self.origin = recipe, share, seed, origin
+        self.spec, self.share, self.seed, self.origin = spec, share, seed, origin
         self._produced: deque[Record] = deque(maxlen=remembered)
         #: What counts before anybody turns it.
         self.first_seed = default_seed if seed is None else seed
-        self.turn(Aim(self.first_seed, *origin))
-        if not share.batches(len(recipe.files) - origin[1]):
-            self.turn(Aim(self.first_seed, origin[0] + 1, 0))
+        self.seek(BatchStart(self.first_seed, *origin))
+        if not share.batches(len(spec.files) - origin[1]):
+            self.seek(BatchStart(self.first_seed, origin[0] + 1, 0))
 
     @property
-    def front(self) -> Aim:
+    def front(self) -> BatchStart:
         """Where the next batch begins that the pipeline will deliver."""
         return self._produced[0].begin if self._produced else self._next
 
@@ -127,10 +127,10 @@ class IndexedSource:
             one for record in islice(self._produced, num_batches) for one in record.ids.tolist()
         ]
 
-    def turn(self, aim: Aim) -> None:
-        """Produce from ``aim`` on; what was produced before stays so."""
-        self._next = aim
-        self._records = records(self.recipe.order(aim.seed, aim.epoch), self.share, aim)
+    def seek(self, begin: BatchStart) -> None:
+        """Produce from ``seek`` on; what was produced before stays so."""
+        self._next = begin
+        self._records = records(self.spec.order(begin.seed, begin.epoch), self.share, begin)
 
     def take(self) -> Record:
         """The oldest record: call it once per batch that left the pipeline."""
@@ -139,16 +139,16 @@ class IndexedSource:
     def __call__(self, _batch: object) -> list[Any]:
         record = next(self._records, None)
         if record is None:
-            self.turn(Aim(self._next.seed, self._next.epoch + 1, 0))
+            self.seek(BatchStart(self._next.seed, self._next.epoch + 1, 0))
             if not self.endless:
                 raise StopIteration
             record = next(self._records)
         self._produced.append(record)
         self._next = record.begin._replace(place=record.end)
-        return self.recipe.batch(record)
+        return self.spec.batch(record)
 
 
-def records(order: Order, share: Share, begin: Aim) -> Iterator[Record]:
+def records(order: Order, share: Share, begin: BatchStart) -> Iterator[Record]:
     """This rank's batches from ``begin`` to the end of the epoch, as torch's loaders have them."""
     for first, ids, weight in share.cut(order, begin.place):
         yield Record(
@@ -159,7 +159,7 @@ def records(order: Order, share: Share, begin: Aim) -> Iterator[Record]:
         )
 
 
-def uniforms(begin: Aim, ids: Int64, count: int) -> Float32:
+def uniforms(begin: BatchStart, ids: Int64, count: int) -> Float32:
     """``[N, count] float32`` in [0, 1), from (seed, epoch, id, k) alone: 24 bits, so exact."""
     key = np.uint64(fold64(begin.seed, begin.epoch))
     samples = mix64(ids.astype(np.uint64) * _GOLDEN + key)

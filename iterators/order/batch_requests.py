@@ -76,15 +76,15 @@ class Share:
 class BatchRequestSampler:
     """A batch sampler over this rank's share, from any place of any epoch.
 
-    ``aim`` says where the next ``iter`` starts; one object serves all epochs, since persistent
+    ``seek`` says where the next ``iter`` starts; one object serves all epochs, since persistent
     workers never see a new one.
     """
 
     def __init__(self, order: Order, share: Share) -> None:
         self._share = share
-        self.aim(order, epoch=0, start=0)
+        self.seek(order, epoch=0, start=0)
 
-    def aim(self, order: Order, *, epoch: int, start: int) -> None:
+    def seek(self, order: Order, *, epoch: int, start: int) -> None:
         """Let the next ``iter`` begin at place ``start`` of ``order``, the order of ``epoch``."""
         self._order, self._epoch, self._start = order, epoch, start
 
@@ -109,12 +109,12 @@ class Seeding:
     python: bool = True
     numpy: bool = True
 
-    def plant(self, *place: int) -> None:
+    def seed_for(self, *place: int) -> None:
         """Seed the chosen generators for one place, such as a sample of an epoch."""
         self.set(fold64(self.seed, *place))
 
     def keys(self, epoch: int, samples: Sequence[int]) -> list[int]:
-        """What ``plant`` seeds with for each of ``samples``, in a fraction of the time."""
+        """What ``seed_for`` seeds with for each of ``samples``, in a fraction of the time."""
         return fold64_each(np.array(samples, dtype=np.uint64), self.seed, epoch)
 
     def set(self, key: int) -> None:
@@ -204,7 +204,7 @@ class BatchRequestDataset(Wrapped):
         return samples
 
     def _by_batch(self, request: BatchRequest) -> list[Any]:
-        self._cf_seeding.plant(request.epoch, request.ids[0])
+        self._cf_seeding.seed_for(request.epoch, request.ids[0])
         samples: list[Any] = self._cf_dataset.__getitems__(list(request.ids))
         if len(samples) != len(request.ids):
             raise ValueError(

@@ -828,7 +828,7 @@ def test_an_audit_names_what_was_missed_and_doubled() -> None:
     for _ in first:
         state = first.state_dict()
     iterator.load_state_dict(state)
-    given._sampler.aim = lambda *_, **__: None  # type: ignore[method-assign]  # serves from 0 again
+    given._sampler.seek = lambda *_, **__: None  # type: ignore[method-assign]  # serves from 0 again
     for _ in iterator.epochs(1):
         for _ in iterator:
             break
@@ -840,8 +840,8 @@ def test_an_audit_names_what_was_missed_and_doubled() -> None:
 def test_faults_are_named_with_path_and_place(caplog: pytest.LogCaptureFixture) -> None:
     given = ResumableDataLoader(Folder("/data", ["a/0.png", "a/1.png", "b/2.png"]), 1)
     iterator = CFIterator(given, audit=True)
-    given._sampler.aim(ListedOrder([0, 1, 1], num_samples=3), epoch=0, start=0)
-    given._sampler.aim = lambda *_, **__: None  # type: ignore[method-assign]
+    given._sampler.seek(ListedOrder([0, 1, 1], num_samples=3), epoch=0, start=0)
+    given._sampler.seek = lambda *_, **__: None  # type: ignore[method-assign]
     for _ in iterator.epochs(1):
         take_all(iterator)
     report = iterator.last_report
@@ -950,8 +950,8 @@ def test_an_epoch_left_early_misses_nothing_before_that() -> None:
 def test_only_the_first_faults_are_named() -> None:
     given = loader(100, 50)
     iterator = CFIterator(given, audit=True)
-    given._sampler.aim(ListedOrder([7] * 100, num_samples=100), epoch=0, start=0)
-    given._sampler.aim = lambda *_, **__: None  # type: ignore[method-assign]
+    given._sampler.seek(ListedOrder([7] * 100, num_samples=100), epoch=0, start=0)
+    given._sampler.seek = lambda *_, **__: None  # type: ignore[method-assign]
     for _ in iterator.epochs(1):
         take_all(iterator)
     report = iterator.last_report

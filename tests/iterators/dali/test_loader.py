@@ -24,7 +24,7 @@ from iterators import (
 )
 from iterators.dali import DALILoader, FileReader
 from iterators.dali.graph import sole_source
-from iterators.dali.source import Aim
+from iterators.dali.source import BatchStart
 from iterators.testing import FakeManager, check_resumable, digest, walk
 from tests.iterators.dali.native_pipelines import put, write_images
 from tests.iterators.dali.pipelines import KEYS, augmented, built, reader, resumable, served
@@ -170,8 +170,8 @@ def test_a_batch_of_another_place_is_noticed(paths: list[str]) -> None:
     iterator = built(paths[:40], 3)
     opened = DALILoader(iterator).open(epoch=0, start=0)
     next(opened)
-    sole_source(iterator._pipes[0]).turn(Aim(0, 5, 6))
-    with pytest.raises(IterationStateError, match=r"made the batch at Aim\(.*epoch=5"):
+    sole_source(iterator._pipes[0]).seek(BatchStart(0, 5, 6))
+    with pytest.raises(IterationStateError, match=r"made the batch at BatchStart\(.*epoch=5"):
         list(opened)
 
 

@@ -15,7 +15,7 @@ import iterators.dali
 from iterators import EpochOrder
 from iterators.dali import FileReader
 from iterators.dali.files import FileList
-from iterators.dali.source import Aim, IndexedSource, Recipe, records, uniforms
+from iterators.dali.source import BatchStart, IndexedSource, SourceSpec, records, uniforms
 from iterators.order.batch_requests import BatchRequestSampler, Share
 from iterators.order.epoch import SequentialOrder
 
@@ -166,30 +166,30 @@ def test_the_share_is_that_of_the_torch_adapter(
     for rank in range(world) if start <= n else ():
         share = Share(batch, world, rank, tail)
         sampler = BatchRequestSampler(order, share)
-        sampler.aim(order, epoch=1, start=start)
+        sampler.seek(order, epoch=1, start=start)
         expected = [[(one, request.weight) for one in request.ids] for request in sampler]
         found = [
             list(zip(one.ids.tolist(), one.weights.tolist(), strict=True))
-            for one in records(order, share, Aim(3, 1, start))
+            for one in records(order, share, BatchStart(3, 1, start))
         ]
         assert found == expected
 
 
 def test_a_block_boundary_does_not_show() -> None:
-    found = list(records(SequentialOrder(20_000), Share(4096), Aim(0, 0, 5)))
+    found = list(records(SequentialOrder(20_000), Share(4096), BatchStart(0, 0, 5)))
     assert np.array_equal(np.concatenate([one.ids for one in found]), np.arange(5, 20_000))
     assert [one.end for one in found] == [4101, 8197, 12293, 16389, 20_000]
 
 
 def test_uniforms_depend_on_seed_epoch_and_sample_alone() -> None:
     ids = np.arange(50_000)
-    drawn = uniforms(Aim(1, 2, 0), ids, 3)
+    drawn = uniforms(BatchStart(1, 2, 0), ids, 3)
     assert drawn.dtype == np.float32
     assert drawn.min() >= 0
     assert drawn.max() < 1
-    assert np.array_equal(uniforms(Aim(1, 2, 77), ids[[7, 3]], 3), drawn[[7, 3]])
-    assert np.array_equal(uniforms(Aim(1, 2, 0), ids, 2), drawn[:, :2])
-    others = [uniforms(Aim(seed, epoch, 0), ids, 3) for seed, epoch in ((2, 2), (1, 3))]
+    assert np.array_equal(uniforms(BatchStart(1, 2, 77), ids[[7, 3]], 3), drawn[[7, 3]])
+    assert np.array_equal(uniforms(BatchStart(1, 2, 0), ids, 2), drawn[:, :2])
+    others = [uniforms(BatchStart(seed, epoch, 0), ids, 3) for seed, epoch in ((2, 2), (1, 3))]
     for one in others:
         assert abs(np.corrcoef(one.ravel(), drawn.ravel())[0, 1]) < 0.02
     assert np.abs(np.corrcoef(drawn.T) - np.eye(3)).max() < 0.02
@@ -198,7 +198,7 @@ def test_uniforms_depend_on_seed_epoch_and_sample_alone() -> None:
 
 def test_uniforms_are_frozen() -> None:
     """The augmentation of a run that is resumed would change if these moved."""
-    found = uniforms(Aim(3, 1, 0), np.array([0, 1_281_166]), 2)
+    found = uniforms(BatchStart(3, 1, 0), np.array([0, 1_281_166]), 2)
     assert (found * 2**24).astype(int).tolist() == [[3843744, 3143625], [2742107, 16296756]]
 
 
@@ -219,7 +219,7 @@ def test_every_output_comes_out_as_promised(paths: list[str]) -> None:
     pipe = define()
     encoded, weight, drawn, ids, label = pipe.run()
     assert bytes(np.array(encoded[1])) == Path(paths[1]).read_bytes()
-    expected = [np.ones((3, 1)), uniforms(Aim(0, 0, 0), np.arange(3), 2), [[0], [1], [2]]]
+    expected = [np.ones((3, 1)), uniforms(BatchStart(0, 0, 0), np.arange(3), 2), [[0], [1], [2]]]
     for found, wanted in zip(
         (weight, drawn, ids, label), [*expected, [[9], [8], [7]]], strict=True
     ):
@@ -250,15 +250,18 @@ def test_the_process_group_gives_the_shard(paths: list[str]) -> None:
 
 
 def test_a_source_ends_each_epoch_and_goes_on(paths: list[str]) -> None:
-    recipe = Recipe(FileList.of_files(paths[:5], None, None), "some", shuffle=False)
-    source = IndexedSource(recipe, Share(3), seed=None, origin=(0, 0))
+    spec = SourceSpec(FileList.of_files(paths[:5], None, None), "some", shuffle=False)
+    source = IndexedSource(spec, Share(3), seed=None, origin=(0, 0))
     for epoch in range(2):
         for _ in range(2):
             source(None)
         with pytest.raises(StopIteration):
             source(None)
-        assert [source.take().begin for _ in range(2)] == [Aim(0, epoch, 0), Aim(0, epoch, 3)]
-        assert source.front == Aim(0, epoch + 1, 0)
+        assert [source.take().begin for _ in range(2)] == [
+            BatchStart(0, epoch, 0),
+            BatchStart(0, epoch, 3),
+        ]
+        assert source.front == BatchStart(0, epoch + 1, 0)
 
 
 # Refusals

@@ -24,7 +24,7 @@ POSITION = Position(
 
 
 def resealed(**changes: Any) -> dict[str, Any]:
-    """A position with a valid check sum over wrong content."""
+    """A position with a valid checksum over wrong content."""
     state = {**POSITION.to_dict(), **changes}
     state.pop("check")
     return {**state, "check": _check(state)}

@@ -31,7 +31,7 @@ from iterators import (
     ResumeMismatchError,
 )
 from iterators.testing import FakeManager, check_resumable, digest, walk
-from iterators.torch.worker_batches import Item, Kind, WorkerBatches
+from iterators.torch.worker_batches import ItemKind, WorkerBatches, WorkerItem
 from tests.iterators.datasets import Augmented
 from tests.iterators.streams import (
     Batched,
@@ -320,9 +320,9 @@ def test_an_epoch_may_be_closed_while_it_skips() -> None:
 def test_pinning_leaves_what_is_beside_the_data_alone() -> None:
     from torch.utils.data._utils.pin_memory import pin_memory
 
-    item = Item(1, Kind.LAST, state='{"a":1}', data=["text"])
+    item = WorkerItem(1, ItemKind.LAST, state='{"a":1}', data=["text"])
     assert pin_memory(item) == item
-    assert type(pin_memory(item)) is Item
+    assert type(pin_memory(item)) is WorkerItem
 
 
 class WorkerSeeded(Opaque):

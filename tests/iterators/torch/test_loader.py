@@ -363,12 +363,15 @@ REFUSED: list[tuple[Callable[[], DataLoader[Any]], str]] = [
     (lambda: Prefetched(Plain(3)), "Prefetched overrides DataLoader._get_iterator"),
     (lambda: OwnIndices(Plain(3)), "OwnIndices overrides DataLoader._index_sampler"),
     (lambda: Prefetched(Stream()), "Prefetched overrides DataLoader._get_iterator"),
-    (lambda: DataLoader(Plain(3), num_workers=1, in_order=False), "in_order=False lets batches"),
+    (
+        lambda: DataLoader(Plain(3), num_workers=1, in_order=False),
+        "with in_order=False batches overtake",
+    ),
     (
         lambda: DataLoader(
             Plain(3), batch_sampler=OwnBatches(SequentialSampler(Plain(3)), 2, False)
         ),
-        "OwnBatches decides in its own way",
+        "OwnBatches decides by its own rules",
     ),
     (
         lambda: DataLoader(Plain(3), sampler=WeightedRandomSampler([1, 2, 3], 3)),

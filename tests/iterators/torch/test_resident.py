@@ -237,16 +237,16 @@ def test_a_moved_folder_is_the_same_data_and_a_renamed_file_is_not(
 
 
 def test_folders_without_images_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="holds no folder of images"):
+    with pytest.raises(FileNotFoundError, match="contains no class folder"):
         ResidentDataset.from_folder(tmp_path, loader=str)
     (tmp_path / "cat").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"cat holds no image"):
+    with pytest.raises(FileNotFoundError, match=r"cat contains no image"):
         ResidentDataset.from_folder(tmp_path, loader=str)
 
 
 def test_without_pil_a_loader_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(ImportError, match="install pillow, or give a loader"):
+    with pytest.raises(ImportError, match="install pillow, or pass loader="):
         ResidentDataset.from_folder(folder)
     assert len(ResidentDataset.from_folder(folder, loader=str)) == 4
 

@@ -215,7 +215,7 @@ def test_a_used_up_epoch_is_empty_and_says_what_to_call(caplog: pytest.LogCaptur
     assert not caplog.messages
     sampler.advance(3)
     assert list(sampler) == []
-    assert "set_epoch(1) begins the next one" in caplog.text
+    assert "start the next one with set_epoch(1)" in caplog.text
 
 
 def test_an_iterator_that_is_open_keeps_its_epoch_and_place() -> None:
@@ -280,7 +280,7 @@ def test_a_restored_sampler_refuses_an_earlier_epoch() -> None:
     sampler.set_epoch(3)
     resumed = ResumableSampler(Plain(4))
     resumed.load_state_dict(sampler.state_dict())
-    with pytest.raises(IterationStateError, match=r"epoch 3. Begin the loop with range\(sampler"):
+    with pytest.raises(IterationStateError, match=r"epoch 3. Loop over range\(sampler"):
         resumed.set_epoch(0)
     resumed.set_epoch(4)
     resumed.set_epoch(3)
@@ -537,7 +537,7 @@ def test_the_tail_is_the_loaders_whatever_the_sampler_drops(
             assert iterator.last_weights is not None
             counted += int(iterator.last_weights.sum())
     assert counted == served
-    said = f"all 103 samples of an epoch are served, where {kind.__name__}(drop_last=True) alone"
+    said = f"all 103 samples of an epoch are served; {kind.__name__}(drop_last=True) alone"
     assert caplog.text.count(f"{said} would serve 102") == (0 if drop_last else 2)
 
 

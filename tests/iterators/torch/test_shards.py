@@ -184,7 +184,7 @@ def test_a_resume_reads_at_most_the_shards_of_its_place() -> None:
 @pytest.mark.parametrize("ask", [[2], [0, 2], [1]])
 def test_a_shard_that_is_too_short_is_named(ask: list[int]) -> None:
     whole = ShardedDataset(["a.tar"], lambda name, start: iter(["x"][start:]), lengths=[3])
-    with pytest.raises(ValueError, match="shard a.tar has 1 records, but 3 were counted"):
+    with pytest.raises(ValueError, match="shard a.tar has 1 records, but its length is given as 3"):
         for index in ask:
             whole[index]
 
@@ -322,7 +322,9 @@ def test_an_order_with_other_places_than_samples_is_the_samplers_too_but_not_in_
     assert (
         ResumableSampler(half).identity == ResumableDataLoader(half, shuffle=True, seed=0).identity
     )
-    with pytest.raises(ValueError, match="Half.epoch_order does not have each sample once"):
+    with pytest.raises(
+        ValueError, match="Half.epoch_order does not contain each sample exactly once"
+    ):
         ResumableGroupedBatchSampler(half, [0] * 20, 4, 1, 0)
 
 
