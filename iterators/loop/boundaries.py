@@ -89,7 +89,7 @@ class Boundaries:
                 raise TrainingStopped
 
     def stops_after(self, error: Exception) -> bool:
-        """Whether the loader failed with ``error`` because a stop signal killed its workers.
+        """Whether the loader failed with ``error`` because the run is being stopped.
 
         If not, it is for the caller to raise ``error`` again: raised from here, its traceback
         would refer to this frame, this frame to it, and both to the loader's workers.

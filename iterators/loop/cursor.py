@@ -1,8 +1,9 @@
-"""Two places in the data: what was delivered, and what the last boundary covers.
+"""The cursor: how far batches were delivered, and how far the last boundary covers them.
 
-``Cursor`` is the bookkeeping under ``CFIterator``, pure: no loader, no manager. ``live`` moves
-when a batch is handed out and at the end of an epoch; ``commit`` moves ``saved`` up to it. Only
-``saved`` is checkpointed, so a batch that was delivered but not yet used is served again.
+``Cursor`` is the bookkeeping under ``CFIterator``. It is pure: it drives no loader and no manager.
+``live`` moves when a batch is handed out and at the end of an epoch; ``commit`` moves ``saved`` up
+to it. Only ``saved`` is checkpointed, so a batch that was delivered but not yet used is served
+again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from iterators.order.ledger import (
 from iterators.order.position import Identity, Layout, Position
 from iterators.protocol import Adapter, Delivery
 
-#: A fault that repeats itself is clear from its first samples; the ids are all there.
+#: Faults to describe in words: a repeated fault is clear from the first few. All ids are listed.
 _MOST_NAMED = 20
 
 _range_ledger = lru_cache(maxsize=8)(ledger_of_range)
@@ -33,9 +34,10 @@ _range_ledger = lru_cache(maxsize=8)(ledger_of_range)
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A live place. ``crossed``: an epoch ended since the last boundary.
+    """How far the batches of an epoch were handed out.
 
-    ``state`` is the loader's own (``Delivery.state``) behind the last batch.
+    ``uncommitted`` counts the batches since the last boundary; ``ended_epoch`` tells whether an
+    epoch ended since then. ``state`` is the loader's own (``Delivery.state``) after the last batch.
     """
 
     epoch: int = 0
@@ -48,14 +50,19 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """What one epoch served to this rank, against what it should have.
+    """What one epoch served to this rank, compared with what it should have served.
 
-    ``not_served`` counts places behind which the epoch was left (an early ``break``, or the tail
-    under "drop"). ``exact``: the ledger equals that of this rank's places (the epoch was served
-    exactly once if that holds on every rank); None if the loader cannot say, or what a restored
-    position says of the places before it is incomplete. ``served`` counts samples, or places
-    where the loader has no order. ``doubled`` and ``missing`` are ids of samples, and ``faults``
-    names the first of each with its place, only with ``audit=True``.
+    Attributes
+        epoch: the number of the epoch, from 0.
+        served: samples served, or places if the loader has no order.
+        not_served: places at the end of the epoch that were not served, because the loop was left
+            early or ``tail="drop"`` leaves them out.
+        ledger: count, sum and xor of the hashed ids that were served.
+        exact: whether the ledger equals that of this rank's places. The epoch was served exactly
+            once if it does on every rank. None if the loader has no order, or if a restored
+            position did not account for all samples before it.
+        doubled, missing: ids of samples, with ``audit=True`` only.
+        faults: the first doubled and missing samples with name and place, with ``audit=True`` only.
     """
 
     epoch: int
@@ -69,7 +76,7 @@ class EpochReport:
 
 
 class Cursor:
-    """Where one iterator stands. Training thread only."""
+    """The position of one iterator. Training thread only."""
 
     live: Progress
     _base: Progress
@@ -81,7 +88,8 @@ class Cursor:
         self._ranks = (adapter.rank,) if adapter.layout.world > 1 else ()
         self._audit = audit
         self._bitmap: AuditBitmap | None = None
-        #: Delivered since the last boundary: how many before it, and the samples.
+        #: The batches since the last boundary, not in the audit yet, because ``rewind`` may take
+        #: them back. For each, how many came before it since the boundary, and its samples.
         self._unmarked: list[tuple[int, Int64 | tuple[()]]] = []
         self.step = 0
         self._begin(self._origin())
@@ -119,12 +127,16 @@ class Cursor:
         return report
 
     def rewind(self, to: Progress) -> None:
-        """Take back deliveries, all of the same epoch, that no boundary will ever cover."""
+        """Take back deliveries since ``to``, all of one epoch: they will be served again."""
         self.live = to
         self._unmarked = [one for one in self._unmarked if one[0] < to.uncommitted]
 
     def load(self, position: Position) -> None:
-        """Continue from a restored position. Only rank 0 keeps its ledger: ledgers add."""
+        """Continue from a restored position.
+
+        Every rank loads the same global position, whose ledger covers all ranks. Only rank 0 keeps
+        it: the ledgers of all ranks are added when their positions are merged again.
+        """
         rank = self._adapter.rank
         ledger = position.ledger if rank == 0 else Ledger()
         state = position.states[rank] if rank < len(position.states) else None
@@ -135,7 +147,7 @@ class Cursor:
         self.saved = self._position(self.live, self.step)
 
     def position_after(self, *, epoch_over: bool) -> Position:
-        """The position if a boundary were passed now."""
+        """The position that a boundary passed now would save."""
         live, step = self.live, self.step + (1 if self.live.uncommitted else 0)
         return self._position(
             Progress(live.epoch + 1, state=live.state) if epoch_over else live, step
@@ -147,7 +159,7 @@ class Cursor:
         return Progress(epoch, place, Ledger() if order is None else expected_ledger(order, place))
 
     def _begin(self, at: Progress) -> None:
-        """Start to serve at ``mark``: from here on, this rank's places are evenly spaced."""
+        """Start to serve at ``at``: from here on, this rank's places are evenly spaced."""
         self._base = self.live = at
         self._knows_before = True
         if self._audit:
@@ -180,7 +192,10 @@ class Cursor:
         )
 
     def _exact(self, order: Order) -> bool | None:
-        """Whether this rank's ledger is that of its places, and rank 0's of all before too."""
+        """Whether this rank's ledger is that of its places since ``_base``.
+
+        Rank 0 also checks the ledger of everything before, which it alone has (see ``load``).
+        """
         base, live, world = self._base, self.live, self._layout.world
         if world == 1 and self._knows_before:
             return live.ledger == expected_ledger(order, live.place)
@@ -192,7 +207,7 @@ class Cursor:
         return self._adapter.rank > 0 or base.ledger == expected_ledger(order, base.place)
 
     def _start_audit(self) -> None:
-        """A fresh bitmap; after a restore, the places already served are taken as served."""
+        """A fresh bitmap, in which the places before a restored position count as served."""
         order = self._adapter.order(self.live.epoch)
         if not isinstance(order, Permutation):
             raise ValueError("audit=True needs a permutation of samples that the loader knows")
@@ -201,7 +216,7 @@ class Cursor:
             self._bitmap.mark(ids)
 
     def _mark_delivered(self) -> None:
-        """Enter what was delivered into the audit; until now a rewind could take it back."""
+        """Enter the batches since the last boundary into the audit: they are final now."""
         for _, ids in self._unmarked:
             if self._bitmap is not None:
                 self._bitmap.mark(ids)
@@ -212,7 +227,7 @@ class Cursor:
         return ids_of_places(order, start, stop, self._layout.world)
 
     def _audited(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Which samples came more than once, and which of this rank's places did not come."""
+        """(samples served more than once, samples of this rank's places that were not served)."""
         order = self._adapter.order(self.live.epoch)
         if self._bitmap is None or order is None:
             return (), ()
@@ -234,14 +249,17 @@ class Cursor:
 
 
 def expected_ledger(order: Order, place: int) -> Ledger:
-    """The ledger of the first ``place`` samples of ``order``, from the shorter side."""
+    """The ledger of the first ``place`` samples of ``order``.
+
+    In the second half of an epoch the rest is subtracted from the whole, which is less to compute.
+    """
     if not isinstance(order, Permutation) or place <= order.n // 2:
         return ledger_of_places(order, 0, place)
     return _range_ledger(order.n) - ledger_of_places(order, place, order.n)
 
 
 def _counted(delivery: Delivery) -> Int64 | tuple[()]:
-    """The samples of a batch that count: pads do not."""
+    """The samples of a batch without pads."""
     if delivery.ids is None or delivery.weights is None:
         return () if delivery.ids is None else delivery.ids
     return delivery.ids if delivery.weights.all() else delivery.ids[delivery.weights > 0]

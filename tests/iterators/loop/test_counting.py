@@ -81,12 +81,12 @@ def test_pythons_enumerate_in_a_resumed_epoch_is_a_warning_that_names_what_to_wr
         accumulate(enumerate(progress(iterator)), manager, len(iterator))
     at_resume, at_end = caplog.records
     assert (at_resume.levelname, at_end.levelname) == ("WARNING", "WARNING")
-    assert "went on at batch 4 of epoch 0, and enumerate(train_loader) counts from 0" in (
+    assert "resumed at batch 4 of epoch 0, but enumerate(train_loader) counts from 0" in (
         at_resume.message
     )
     assert "train_loader.enumerate()" in at_resume.message
     assert "train_loader.batch" in at_resume.message
-    assert "epoch 0, which was resumed in its middle, ends with 2 batch(es) that no update" in (
+    assert "epoch 0, which was resumed in mid-epoch, ends with 2 batch(es) that no update" in (
         at_end.message
     )
 

@@ -16,7 +16,7 @@ from tests.iterators.datasets import Plain
 from tests.iterators.streams import Stateful
 
 HANGS, MENDED = (3, 11, 9, "final", 0), (3, 11, 10, "final", 0)
-SAID = "before Python 3.11.10 one can hang as it starts"
+SAID = "before 3.11.10 such a worker can hang when it starts"
 
 
 @pytest.fixture(autouse=True)
