@@ -66,9 +66,9 @@ class Counting:
         if self._entered == epoch and num_unused and not self._asks:
             logger.warning(
                 "iterator %r: epoch %d, which was resumed in mid-epoch, ends with %d batch(es) "
-                "that no update has used. If the loop should update at the last batch of an epoch, its "
-                "weights differ from those of an uninterrupted run from here on: find that batch "
-                "with train_loader.enumerate() or train_loader.batch, not with your own count",
+                "that no update has used. If the loop should update at the last batch of an "
+                "epoch, its weights differ from those of an uninterrupted run from here on: find "
+                "it with train_loader.enumerate() or train_loader.batch, not with your own count",
                 self._name,
                 epoch,
                 num_unused,

@@ -174,12 +174,12 @@ def test_ranks_that_end_apart_are_noticed() -> None:
     def make(rank: int, world: int, batch: int) -> CFIterator:
         return rank_of(20, tail="drop" if rank else "short")(rank, world, batch)
 
-    with pytest.raises(AssertionError, match=r"world 2, batch 3: only ranks \[1\] came to the end"):
+    with pytest.raises(AssertionError, match=r"world 2, batch 3: only ranks \[1\] reached the end"):
         check_lives(make, [Life(2, 3)], epochs=1)
 
 
 def test_lives_that_end_before_the_run_are_noticed() -> None:
-    with pytest.raises(AssertionError, match="the lives end before the 2 epochs do"):
+    with pytest.raises(AssertionError, match="the lives end before 2 epochs were served"):
         check_lives(rank_of(20), [Life(2, 3, 2)])
 
 

@@ -188,7 +188,7 @@ def test_ranks_share_the_training_data(images: Path) -> None:
 
 @pytest.mark.parametrize("make", [imagenet_train, imagenet_val])
 def test_decoding_on_a_gpu_needs_to_know_which(images: Path, make: Any) -> None:
-    with pytest.raises(ValueError, match="say which, device_id=local_rank"):
+    with pytest.raises(ValueError, match="give device_id, the local rank"):
         make(images, 4, device="mixed")
     with pytest.raises(ValueError, match="device must be 'cpu' or 'mixed', got 'gpu'"):
         make(images, 4, device="gpu")

@@ -128,7 +128,7 @@ def test_of_two_loaders_over_one_iterator_the_later_has_it(paths: list[str]) -> 
     first = CFIterator(iterator, seed=9)
     served_first = [digest(next(one)) for one in [iter(first)] for _ in range(2)]
     later = CFIterator(iterator, seed=9)
-    with pytest.raises(IterationStateError, match="another DALILoader or CFIterator"):
+    with pytest.raises(IterationStateError, match="a second DALILoader or CFIterator"):
         list(first)
     whole = [one.digest for one in walk(resumable(paths[:10], 3), epochs=1)]
     assert served_first == whole[:2]
@@ -140,7 +140,7 @@ def test_two_interleaved_loops_over_one_iterator_are_noticed(paths: list[str]) -
     first, later = CFIterator(iterator, seed=9), CFIterator(iterator, seed=9)
     loop = iter(later)
     next(loop)
-    with pytest.raises(IterationStateError, match="another DALILoader or CFIterator"):
+    with pytest.raises(IterationStateError, match="a second DALILoader or CFIterator"):
         next(iter(first))
     assert len(list(loop)) == 3
 
@@ -157,7 +157,7 @@ def test_batches_taken_in_mid_epoch_are_noticed_and_served_after_all(
     found = [digest(next(loop)) for _ in range(2)]
     for _ in range(taken):
         next(dali)
-    with pytest.raises(IterationStateError, match="does something else draw from the iterator"):
+    with pytest.raises(IterationStateError, match="does other code use the iterator"):
         next(loop)
     found += [digest(data) for data in iterator]
     assert found == whole
@@ -411,7 +411,7 @@ class Tampering(DALIGenericIterator):
 def test_a_batch_of_other_samples_is_noticed(paths: list[str], key: str) -> None:
     iterator = Tampering(augmented(reader(paths[:10]), 4), KEYS)
     iterator.change = lambda batch: {**batch, key: batch[key] + 1}
-    with pytest.raises(RuntimeError, match=f"delivered another {key} in '{key}'"):
+    with pytest.raises(RuntimeError, match=f"delivered a different {key} in '{key}'"):
         list(DALILoader(iterator).open(epoch=0, start=0))
 
 
@@ -489,7 +489,7 @@ def test_the_older_executor_says_once_that_it_cannot_go_on(breakable: list[str])
     assert "build it again" in note
     assert ".jpg" not in note
     for _ in range(2):
-        with pytest.raises(IterationStateError, match="stopped at an error before") as again:
+        with pytest.raises(IterationStateError, match="has stopped at an earlier error") as again:
             loader.open(epoch=0, start=16)
         assert not hasattr(again.value, "__notes__")
 

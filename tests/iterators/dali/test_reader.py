@@ -271,7 +271,7 @@ def test_a_source_ends_each_epoch_and_goes_on(paths: list[str]) -> None:
     ("settings", "reason"),
     [
         ({}, "needs file_root, file_list or files"),
-        ({"labels": [1]}, "labels are those of files"),
+        ({"labels": [1]}, "labels belong to files"),
         ({"files": ["a"], "labels": [1, 2]}, "1 files were given and 2 labels"),
         ({"files": ["a"], "file_list": "b"}, "not both"),
         ({"files": []}, "at least one file"),
@@ -281,9 +281,9 @@ def test_a_source_ends_each_epoch_and_goes_on(paths: list[str]) -> None:
         ({"files": ["a"], "shard_id": 2, "num_shards": 2}, "rank must lie in [0, world)"),
         ({"files": ["a"], "num_uniforms": -1}, "num_uniforms is a count"),
         ({"files": ["a"], "resume_index": -1}, "are counts"),
-        ({"files": ["a"], "outputs": ("label", "path")}, "outputs are distinct names of"),
-        ({"files": ["a"], "outputs": ("id", "id")}, "outputs are distinct names of"),
-        ({"files": ["a"], "outputs": "id"}, "outputs are distinct names of"),
+        ({"files": ["a"], "outputs": ("label", "path")}, "outputs must be distinct names from"),
+        ({"files": ["a"], "outputs": ("id", "id")}, "outputs must be distinct names from"),
+        ({"files": ["a"], "outputs": "id"}, "outputs must be distinct names from"),
         ({"files": ["a"], "outputs": ("uniforms",)}, "do not go with num_uniforms=0"),
         ({"files": ["a"], "outputs": ("id",), "num_uniforms": 2}, "do not go with num_uniforms=2"),
     ],
@@ -313,7 +313,7 @@ def test_a_bad_line_of_a_file_list_is_named(tmp_path: Path, line: str) -> None:
 
 
 def test_a_reader_outside_a_pipeline_says_so(paths: list[str]) -> None:
-    with pytest.raises(RuntimeError, match="called in a pipeline definition"):
+    with pytest.raises(RuntimeError, match="inside a pipeline definition"):
         FileReader(files=paths)()
 
 
@@ -330,7 +330,7 @@ def test_an_order_that_is_always_deterministic_says_so_once(
         FileReader(files=paths, cf_det=False)
         FileReader(files=paths, cf_det=True)
     assert [one.message for one in caplog.records] == [
-        "cf_det=False: the order is deterministic all the same"
+        "cf_det=False has no effect: the order is always deterministic"
     ]
 
 
