@@ -1,4 +1,4 @@
-"""``CFIterator``: the loader that a training loop iterates over, and that knows where it stands.
+"""``CFIterator``: the loader that a training loop iterates over, and whose position is saved.
 
 The loops (``iter``, ``enumerate``, ``epochs``, ``steps``) and the saved position are here. What
 happens between two batches, and when a boundary is passed, is in ``iterators/loop/runner.py``.

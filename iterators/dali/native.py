@@ -269,15 +269,15 @@ class NativeDeliveries:
             raise StopIteration
         with live.moving():
             batch = live.fetch()
-            live.state = self._state_behind(live)
-        data, weights = _weighed(batch)
+            live.state = self._state_after(live)
+        data, weights = _with_weights(batch)
         return Delivery(data, self._facts.place(live.batches), weights=weights, state=live.state)
 
     def close(self) -> None:
         """Release the iterator."""
         self._live = None
 
-    def _state_behind(self, live: _Live) -> State:
+    def _state_after(self, live: _Live) -> State:
         return sealed(
             {
                 **self._header,
@@ -359,7 +359,7 @@ class _Live:
         self.epoch, self.batches = self.epoch + 1, 0
 
 
-def _weighed(batch: Any) -> tuple[Any, NDArray[np.float32] | None]:
+def _with_weights(batch: Any) -> tuple[Any, NDArray[np.float32] | None]:
     """A batch and one weight per sample; an empty batch becomes one pad of weight 0."""
     (outputs,) = batch
     rows = {len(one) for one in outputs.values() if hasattr(one, "shape")}
@@ -368,11 +368,11 @@ def _weighed(batch: Any) -> tuple[Any, NDArray[np.float32] | None]:
     (count,) = rows
     if count:
         return batch, np.ones(count, dtype=np.float32)
-    padded = {name: _behind_the_cut(tensor) for name, tensor in outputs.items()}
+    padded = {name: _first_of_empty(tensor) for name, tensor in outputs.items()}
     return [padded], np.zeros(1, dtype=np.float32)
 
 
-def _behind_the_cut(tensor: Any) -> Any:
+def _first_of_empty(tensor: Any) -> Any:
     """The first sample of a batch that DALI cut to size 0.
 
     DALI pads the batch and then returns a view of size 0, so the sample is still in its memory.

@@ -16,7 +16,7 @@ from iterators.protocol import Manager
 class Boundaries:
     """The boundaries that one iterator passes in this process.
 
-    ``manager`` is told of them if the iterator ``marks_steps``. ``steps_to_run`` and ``on_stop``
+    ``manager`` is told about them if the iterator ``marks_steps``. ``steps_to_run`` and ``on_stop``
     are ``CFIterator``'s.
     """
 
@@ -40,7 +40,7 @@ class Boundaries:
 
     @property
     def are_reported(self) -> bool:
-        """Whether there is a manager that is told of them."""
+        """Whether there is a manager that is told about them."""
         return self._notified is not None
 
     @property

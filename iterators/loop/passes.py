@@ -16,7 +16,7 @@ from iterators.loop.cursor import Progress
 
 
 class PassState(Enum):
-    """Where a pass stands; ``MOVES`` lists the legal changes."""
+    """The states of a pass; ``MOVES`` lists the legal changes."""
 
     OPEN = "its generator is running, or suspended and still referenced"
     EXHAUSTED = "every batch was served: the epoch is over, its last boundary is still to be passed"

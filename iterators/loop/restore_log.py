@@ -1,6 +1,6 @@
-"""What is said when a position is restored into a loader that differs from the one that saved it.
+"""Logs the differences between a restored position and the live loader.
 
-Only differences that are allowed come here; the others are errors (``Position.require``).
+Only differences that are allowed come here; all others are errors (``Position.require``).
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ LARGEST_TYPED_SEED = (1 << 32) - 1
 
 
 def log_changes(position: Position, adapter: Adapter) -> None:
-    """Another layout, another tail policy, and a ledger that does not cover the place."""
+    """Log a different layout or tail policy, and a ledger that does not cover the place."""
     then, now = position.layout, adapter.layout
     if then != now and then != Layout():
         logger.info(
             "resuming with a different layout: %s; saved with %s", now.to_dict(), then.to_dict()
         )
-    counted, behind = position.ledger.count, position.position
-    if adapter.order(position.epoch) is not None and counted != behind:
+    counted, served = position.ledger.count, position.position
+    if adapter.order(position.epoch) is not None and counted != served:
         logger.warning(
             "the restored position accounts for %d of the %d samples served so far in its epoch, "
             "so the check at the end of the epoch covers only the rest. Was it saved by one rank "
             "of several (merged_state() makes one position of all), or by a sampler?",
             counted,
-            behind,
+            served,
         )
     if position.identity.tail != adapter.identity.tail:
         logger.warning(
@@ -41,9 +41,9 @@ def log_changes(position: Position, adapter: Adapter) -> None:
 
 
 def log_seeds(name: str, position: Position, adapter: Adapter) -> None:
-    """The restored run keeps its own seed.
+    """Log that the restored run keeps its own seed.
 
-    A warning where the script seems to have set a different one. Where it sets none, torch's
+    At level WARNING if the script seems to have set a different one. If it sets none, torch's
     initial seed differs at every start, and the difference means nothing.
     """
     logger.log(

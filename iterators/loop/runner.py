@@ -83,7 +83,7 @@ class PassRunner:
 
     @property
     def was_used(self) -> bool:
-        """Whether training went on in this process, so that no position can be loaded any more."""
+        """Whether a batch was used in this process, so that no position can be loaded any more."""
         return (
             self.current.state is PassState.EXHAUSTED
             or self._boundaries.num_passed > 0

@@ -141,7 +141,7 @@ def warn_of_forks(python: tuple[int, int, int]) -> None:
         )
 
 
-def fetched(items: Iterator[Fetch], guard: Seeding | None) -> Fetch:
+def fetch_next(items: Iterator[Fetch], guard: Seeding | None) -> Fetch:
     """The next item. ``guard``: its generators are given back to the caller unchanged.
 
     Needed where samples are loaded in the training process, which seeds its global generators.

@@ -36,7 +36,7 @@ from iterators.torch.common import (
     Engine,
     SeededAdapter,
     collate_of,
-    fetched,
+    fetch_next,
     seed_generator,
     seeding_of,
     settings_of_engine,
@@ -281,7 +281,7 @@ class ResumableIterableLoader(SeededAdapter):
 
 
 class IterableDeliveries:
-    """One opened epoch. ``guard`` keeps the caller's generators unchanged, see ``fetched``."""
+    """One opened epoch. ``guard`` keeps the caller's generators unchanged, see ``fetch_next``."""
 
     def __init__(
         self,
@@ -301,7 +301,7 @@ class IterableDeliveries:
 
     def __next__(self) -> Delivery:
         item = next(self._batches)
-        self._progress = self._progress.behind(item)
+        self._progress = self._progress.after(item)
         self._place += 1
         return Delivery(item.data, self._place, state=self._progress.to_state())
 
@@ -316,7 +316,7 @@ class IterableDeliveries:
         self._skipping.close()
 
     def _next_batch(self) -> WorkerItem:
-        while (item := fetched(self._items, self._guard)).kind not in (
+        while (item := fetch_next(self._items, self._guard)).kind not in (
             ItemKind.BATCH,
             ItemKind.LAST,
         ):
@@ -326,7 +326,7 @@ class IterableDeliveries:
     def _note(self, item: WorkerItem) -> None:
         """Take account of an item without a batch."""
         if item.kind is ItemKind.ENDED:
-            self._progress = self._progress.behind(item)
+            self._progress = self._progress.after(item)
         elif item.kind is ItemKind.SKIPPED:
             self._skip(item.num_batches)
         elif item.kind is ItemKind.TOO_SHORT:

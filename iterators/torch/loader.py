@@ -34,7 +34,7 @@ from iterators.torch.common import (
     Engine,
     SeededAdapter,
     collate_of,
-    fetched,
+    fetch_next,
     seed_generator,
     seeding_of,
     settings_of_engine,
@@ -243,7 +243,7 @@ class ResumableDataLoader(SeededAdapter):
 class TorchDeliveries:
     """One opened epoch of a torch loader. ``span`` is (first place, end, places per batch).
 
-    ``guard`` keeps the caller's generators unchanged, see ``fetched``. ``on_failure`` is called
+    ``guard`` keeps the caller's generators unchanged, see ``fetch_next``. ``on_failure`` is called
     when a fetch fails: persistent workers of which one has died, or whose fetch was interrupted,
     never serve again and have to be replaced.
     """
@@ -267,7 +267,7 @@ class TorchDeliveries:
         if self._batches is None:
             raise StopIteration
         try:
-            ids, weights, data = fetched(self._batches, self._guard)
+            ids, weights, data = fetch_next(self._batches, self._guard)
         except StopIteration:
             raise
         except BaseException:

@@ -182,11 +182,11 @@ class _Readers:
         # A forked child shares its parent's open files, and reading would move the parent's place.
         if self._pid != os.getpid():
             self._forget()
-        records, behind = self._open.pop(shard, (None, 0))
-        if records is None or record < behind:
+        records, next_record = self._open.pop(shard, (None, 0))
+        if records is None or record < next_record:
             _close(records)
-            records, behind = iter(self._read(name, record)), record
-        for _ in range(record - behind + 1):
+            records, next_record = iter(self._read(name, record)), record
+        for _ in range(record - next_record + 1):
             try:
                 raw = next(records)
             except StopIteration:
@@ -197,11 +197,11 @@ class _Readers:
         self._keep(shard, records, record + 1, length)
         return raw
 
-    def _keep(self, shard: int, records: Iterator[Any], behind: int, length: int) -> None:
-        if behind == length:
+    def _keep(self, shard: int, records: Iterator[Any], next_record: int, length: int) -> None:
+        if next_record == length:
             _close(records)
             return
-        self._open[shard] = (records, behind)
+        self._open[shard] = (records, next_record)
         if len(self._open) > self._at_once:
             _close(self._open.popitem(last=False)[1][0])
 
@@ -240,7 +240,7 @@ class ShardOrder:
     n: int = field(init=False, repr=False, compare=False)
     #: By shard: its first id, and its index in ``_shards``.
     _first: Int64 = field(init=False, repr=False, compare=False)
-    _dealt: Int64 = field(init=False, repr=False, compare=False)
+    _index: Int64 = field(init=False, repr=False, compare=False)
     #: By index in reading order, lane after lane: the shard, where it begins in the list of all
     #: lanes' records, and its lane.
     _shards: Int64 = field(init=False, repr=False, compare=False)
@@ -255,19 +255,19 @@ class ShardOrder:
 
     def __post_init__(self) -> None:
         lengths = np.array(self.lengths, dtype=np.int64)
-        dealt = _dealt(self.lengths, self.lanes, self.seed, self.epoch)
-        totals = np.array([lengths[lane].sum() for lane in dealt], dtype=np.int64)
-        shards = np.concatenate(dealt)
+        by_lane = _shards_by_lane(self.lengths, self.lanes, self.seed, self.epoch)
+        totals = np.array([lengths[lane].sum() for lane in by_lane], dtype=np.int64)
+        shards = np.concatenate(by_lane)
         rounds = np.unique(np.concatenate([[0], totals]))
-        active = len(dealt) - np.searchsorted(totals[::-1], rounds, side="right")
+        active = len(by_lane) - np.searchsorted(totals[::-1], rounds, side="right")
         steps = np.diff(rounds) * active[:-1]
         parts = {
             "n": int(lengths.sum()),
-            "_dealt": np.argsort(shards),
+            "_index": np.argsort(shards),
             "_first": np.cumsum(lengths) - lengths,
             "_shards": shards,
             "_begins": np.cumsum(lengths[shards]) - lengths[shards],
-            "_lane": np.repeat(np.arange(len(dealt)), [len(lane) for lane in dealt]),
+            "_lane": np.repeat(np.arange(len(by_lane)), [len(lane) for lane in by_lane]),
             "_bases": np.cumsum(totals) - totals,
             "_rounds": rounds[:-1],
             "_places": np.cumsum(steps) - steps,
@@ -288,30 +288,30 @@ class ShardOrder:
         rounds, lane = np.divmod(places - self._places[part], self._active[part])
         at = self._bases[lane] + self._rounds[part] + rounds
         # Where several shards begin at the same record, all but the last are empty: side="right".
-        dealt = np.searchsorted(self._begins, at, side="right") - 1
-        ids: Int64 = self._first[self._shards[dealt]] + at - self._begins[dealt]
+        index = np.searchsorted(self._begins, at, side="right") - 1
+        ids: Int64 = self._first[self._shards[index]] + at - self._begins[index]
         return ids
 
     def positions(self, ids: ArrayLike, /) -> Int64:
         """The inverse: the places of the samples ``ids``, ``[N] int64``."""
         samples = SequentialOrder(self.n).ids(ids)
         shard = np.searchsorted(self._first, samples, side="right") - 1
-        dealt = self._dealt[shard]
-        lane = self._lane[dealt]
-        at = self._begins[dealt] + samples - self._first[shard] - self._bases[lane]
+        index = self._index[shard]
+        lane = self._lane[index]
+        at = self._begins[index] + samples - self._first[shard] - self._bases[lane]
         part = np.searchsorted(self._rounds, at, side="right") - 1
         places: Int64 = self._places[part] + (at - self._rounds[part]) * self._active[part] + lane
         return places
 
 
-def _dealt(lengths: Sequence[int], lanes: int, seed: int, epoch: int) -> list[Int64]:
+def _shards_by_lane(lengths: Sequence[int], lanes: int, seed: int, epoch: int) -> list[Int64]:
     """The shards of each lane in reading order, the longest lane first."""
-    dealt: list[list[int]] = [[] for _ in range(lanes)]
+    by_lane: list[list[int]] = [[] for _ in range(lanes)]
     shortest = [(0, lane) for lane in range(lanes)]
     heapify(shortest)
     for shard in EpochOrder(len(lengths), seed, epoch).ids(range(len(lengths))).tolist():
         total, lane = shortest[0]
-        dealt[lane].append(shard)
+        by_lane[lane].append(shard)
         heapreplace(shortest, (total + lengths[shard], lane))
     by_length = sorted((-total, lane) for total, lane in shortest)
-    return [np.array(dealt[lane], dtype=np.int64) for _, lane in by_length]
+    return [np.array(by_lane[lane], dtype=np.int64) for _, lane in by_length]

@@ -71,7 +71,7 @@ class WorkerProgress:
         count = max(1, num_workers)
         return cls((0,) * count, (False,) * count, ("",) * count)
 
-    def behind(self, item: WorkerItem) -> WorkerProgress:
+    def after(self, item: WorkerItem) -> WorkerProgress:
         """The progress after ``item``, which is a batch or an end."""
         made = self.made[item.worker] + (item.kind is not ItemKind.ENDED)
         ended = item.kind is not ItemKind.BATCH
@@ -194,10 +194,10 @@ class WorkerBatches(Wrapped, IterableDataset[WorkerItem]):
         worker = 0 if info is None else info.id
         if not progress.ended[worker]:
             dataset = copy.deepcopy(self._cf_dataset) if info is None else self._cf_dataset
-            yield from _Work(dataset, self._cf_settings, epoch, worker).items(progress)
+            yield from _WorkerEpoch(dataset, self._cf_settings, epoch, worker).items(progress)
 
 
-class _Work:
+class _WorkerEpoch:
     """One worker's part of one epoch. ``_source``: the object whose state is saved, if any."""
 
     def __init__(self, dataset: Any, settings: BatchSettings, epoch: int, worker: int) -> None:
@@ -208,20 +208,20 @@ class _Work:
         self._source: Any = dataset if settings.stateful else None
 
     def items(self, progress: WorkerProgress) -> Iterator[WorkerItem]:
-        samples = self._begun(progress.states[self._worker])
+        samples = self._start(progress.states[self._worker])
         if any(progress.states):
             self._made = progress.made[self._worker]
         else:
-            yield from self._again(samples, progress)
+            yield from self._make_again(samples, progress)
         if self._worker < progress.turn:
             yield WorkerItem(self._worker, ItemKind.WAITED)
         kind = ItemKind.BATCH
         while kind is ItemKind.BATCH:
-            item = self._next(samples)
+            item = self._next_item(samples)
             kind = item.kind
             yield item
 
-    def _begun(self, state: str) -> Iterator[Any]:
+    def _start(self, state: str) -> Iterator[Any]:
         """The dataset's iterator, restored to ``state``.
 
         Seeded with index 0, for what ``iter`` and ``set_epoch`` draw; batches use 1 and above. A
@@ -248,7 +248,7 @@ class _Work:
             )
         self._source.load_state_dict(loads(state))
 
-    def _again(self, samples: Iterator[Any], progress: WorkerProgress) -> Iterator[WorkerItem]:
+    def _make_again(self, samples: Iterator[Any], progress: WorkerProgress) -> Iterator[WorkerItem]:
         """Make this worker's batches again, without collating them.
 
         Torch waits for an item from every worker in turn, so all workers must send the same number
@@ -259,18 +259,18 @@ class _Work:
         for index in range(1, rounds + 1):
             count = own * index // rounds - self._made
             for _ in range(count):
-                if len(self._taken(samples)) < (self._settings.size or 1):
+                if len(self._next_samples(samples)) < (self._settings.size or 1):
                     yield WorkerItem(self._worker, ItemKind.TOO_SHORT, self._made)
                     return
                 self._made += 1
             yield WorkerItem(self._worker, ItemKind.SKIPPED, count)
 
-    def _taken(self, samples: Iterator[Any]) -> list[Any]:
+    def _next_samples(self, samples: Iterator[Any]) -> list[Any]:
         self._settings.seeding.seed_for(*self._place, self._made + 1)
         return list(islice(samples, self._settings.size or 1))
 
-    def _next(self, samples: Iterator[Any]) -> WorkerItem:
-        settings, taken = self._settings, self._taken(samples)
+    def _next_item(self, samples: Iterator[Any]) -> WorkerItem:
+        settings, taken = self._settings, self._next_samples(samples)
         partial = len(taken) < (settings.size or 1)
         if not taken or (partial and settings.drop_last):
             return WorkerItem(self._worker, ItemKind.ENDED)

@@ -90,12 +90,12 @@ def test_the_order_is_a_permutation_with_an_inverse(
 
 def interleaved(order: ShardOrder) -> list[int]:
     """The same order the slow way, lane by lane and round by round."""
-    from iterators.torch.shards import _dealt
+    from iterators.torch.shards import _shards_by_lane
 
     first = np.cumsum([0, *order.lengths])
     lanes = [
         [int(first[shard]) + record for shard in lane for record in range(order.lengths[shard])]
-        for lane in _dealt(order.lengths, order.lanes, order.seed, order.epoch)
+        for lane in _shards_by_lane(order.lengths, order.lanes, order.seed, order.epoch)
     ]
     rounds = range(max(map(len, lanes)))
     return [lane[index] for index in rounds for lane in lanes if index < len(lane)]
