@@ -72,7 +72,8 @@ class NativeDALILoader(Adapter):
             encoded, label = fn.readers.file(
                 file_root=folder, name="Reader", pad_last_batch=True, shuffle_after_epoch=True
             )
-            return fn.decoders.image_random_crop(encoded, device="mixed"), label
+            images = fn.decoders.image_random_crop(encoded, device="mixed")
+            return fn.resize(images, size=[224, 224]), label
 
         def make(checkpoint):
             return DALIGenericIterator(

@@ -8,6 +8,8 @@ checkpoint manager and records the calls.
 
 ::
 
+    from torch.utils.data import DataLoader
+
     from iterators import CFIterator
     from iterators.testing import check_resumable
 

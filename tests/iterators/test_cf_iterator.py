@@ -696,7 +696,9 @@ def test_epochs_yields_nothing_when_the_total_is_reached() -> None:
         (lambda: loader(10, fingerprint="renamed"), "fingerprint"),
     ],
 )
-def test_another_dataset_or_order_is_refused_and_nothing_changes(other: Any, field: str) -> None:
+def test_a_different_dataset_or_order_is_refused_and_nothing_changes(
+    other: Any, field: str
+) -> None:
     first = CFIterator(loader())
     take_all(first)
     second = CFIterator(other())
@@ -722,7 +724,9 @@ def test_a_damaged_state_is_refused_and_nothing_changes() -> None:
     assert iterator.state_dict() == state
 
 
-def test_another_layout_and_tail_are_accepted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_different_layout_and_tail_are_accepted_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     first = CFIterator(loader(12, 4))
     take_all(first)
     second = CFIterator(loader(12, 2, tail="drop", num_workers=1))
@@ -879,7 +883,7 @@ def test_every_rank_reports_and_audits_its_own_share(tail: Any, start: int) -> N
     assert not any(report.missing for report in reports)
 
 
-def test_a_rank_that_serves_anothers_share_is_noticed() -> None:
+def test_a_rank_that_serves_the_share_of_a_different_rank_is_noticed() -> None:
     wrong = loader(shuffle=True, rank=1, world=2)
     wrong._sampler._share = replace(wrong._share, rank=0)
     iterator = CFIterator(wrong, audit=True)
@@ -1035,7 +1039,7 @@ UNORDERED = DataLoader(Stream(), batch_size=2, in_order=False)
 
 
 @pytest.mark.parametrize("given", [[10, 11, 12], UNORDERED])
-def test_exact_false_replays_and_says_how_long(
+def test_exact_false_replays_and_logs_how_long_it_took(
     given: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = CFIterator(given, exact=False)

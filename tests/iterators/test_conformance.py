@@ -188,7 +188,7 @@ def test_samples_that_do_not_fit_their_ids_are_noticed() -> None:
         check_lives(rank_of(20), [Life(2, 3)], samples_of=lambda batch: [*batch, *batch])
 
 
-def test_a_batch_is_split_as_told() -> None:
+def test_a_batch_is_split_by_samples_of() -> None:
     def rows(batch: dict[str, Any]) -> list[Any]:
         return [
             {name: column[i] for name, column in batch.items()} for i in range(len(batch["id"]))

@@ -168,7 +168,7 @@ OTHER_DATA = {
 
 
 @pytest.mark.parametrize(("dataset", "field"), OTHER_DATA.values(), ids=OTHER_DATA)
-def test_every_rank_of_another_layout_refuses_other_data(dataset: Plain, field: str) -> None:
+def test_every_rank_of_a_different_layout_refuses_other_data(dataset: Plain, field: str) -> None:
     data = Folder("/data", NAMES)
     ranks = [CFIterator(ResumableDataLoader(data, 2, rank=r, world=2)) for r in range(2)]
     state = merged_state(ranks, 2)

@@ -153,7 +153,7 @@ def test_validation_is_resize_and_centre_crop(tmp_path: Path) -> None:
         assert np.abs(levels - resized[top : top + 28, left : left + 28]).mean() < 1
 
 
-def test_pictures_are_others_in_each_epoch_and_with_each_seed(images: Path) -> None:
+def test_images_differ_between_epochs_and_between_seeds(images: Path) -> None:
     epochs = [walk(CFIterator(train(images, 1, seed=seed)), epochs=2) for seed in (0, 1)]
     found = {(batch.ids, batch.digest) for served in epochs for batch in served}
     assert len(found) > 3.5 * 40

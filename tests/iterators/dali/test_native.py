@@ -295,7 +295,7 @@ def test_a_look_at_a_batch_is_taken_back(spec: Spec) -> None:
     assert make.restored == [False, True]
 
 
-def test_a_pass_that_is_left_in_steps_goes_on_with_its_iterator(spec: Spec) -> None:
+def test_a_pass_that_is_left_in_steps_continues_with_its_iterator(spec: Spec) -> None:
     make = Counting(spec)
     iterator = iterator_of(make)
     served = [labels_of(next(iter(iterator.steps(9)))) for _ in range(3)]
@@ -559,7 +559,7 @@ def test_a_pipeline_that_was_run_before_is_refused(spec: Spec) -> None:
         NativeDALILoader(make)
 
 
-def test_a_factory_that_restores_another_checkpoint_is_refused(spec: Spec) -> None:
+def test_a_factory_that_restores_a_different_checkpoint_is_refused(spec: Spec) -> None:
     built = spec(None)
     next(built)
     other = built.checkpoints()[0]
@@ -569,7 +569,7 @@ def test_a_factory_that_restores_another_checkpoint_is_refused(spec: Spec) -> No
         next(iter(iterator))
 
 
-def test_a_factory_that_builds_another_iterator_is_refused(spec: Spec) -> None:
+def test_a_factory_that_builds_a_different_iterator_is_refused(spec: Spec) -> None:
     iterator = iterator_of(lambda one: spec(one) if one is None else spec.but(batch=2)(one))
     iterator.load_state_dict(position_after(spec, 2).to_dict())
     with pytest.raises(NotResumableError, match="the same iterator each time"):
@@ -582,7 +582,7 @@ def test_half_a_rank_is_refused(spec: Spec, rank: int | None, world: int | None)
         NativeDALILoader(spec, rank=rank, world=world)
 
 
-def test_what_may_surprise_is_said(spec: Spec, caplog: pytest.LogCaptureFixture) -> None:
+def test_surprising_settings_are_logged(spec: Spec, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     NativeDALILoader(spec.but(settings={"seed": None}), rank=1, world=2)
     assert "every run has the same order" in caplog.text
@@ -615,7 +615,7 @@ def test_python_functions_are_warned_of(spec: Spec, caplog: pytest.LogCaptureFix
         ({"reader": {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": 3}}, "settings"),
     ],
 )
-def test_another_layout_or_pipeline_is_refused(spec: Spec, changes: Any, field: str) -> None:
+def test_a_different_layout_or_pipeline_is_refused(spec: Spec, changes: Any, field: str) -> None:
     saved = position_after(spec.but(shards=2), 1)
     live = iterator_of(spec.but(**{"shards": 2, **changes}))
     with pytest.raises(ResumeMismatchError) as caught:
@@ -624,14 +624,14 @@ def test_another_layout_or_pipeline_is_refused(spec: Spec, changes: Any, field: 
     assert live.state_dict()["position"] == 0
 
 
-def test_another_world_is_refused(spec: Spec) -> None:
+def test_a_different_world_is_refused(spec: Spec) -> None:
     saved = position_after(spec, 1)
     loader = NativeDALILoader(spec, rank=1, world=2)
     with pytest.raises(ResumeMismatchError, match=r"world is 2, but .* saved with 1"):
         CFIterator(loader).load_state_dict(saved.to_dict())
 
 
-def test_another_version_of_dali_is_warned_of(
+def test_a_different_version_of_dali_is_warned_about(
     spec: Spec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved = position_after(spec, 1)
@@ -640,7 +640,7 @@ def test_another_version_of_dali_is_warned_of(
     assert re.search(r"written by DALI 2\S+, this is DALI 9.9", caplog.text)
 
 
-def test_what_dali_itself_refuses_is_told_to_be_a_restore(spec: Spec) -> None:
+def test_an_error_of_dali_while_it_restores_has_a_note_that_says_so(spec: Spec) -> None:
     iterator = iterator_of(lambda one: (spec if one is None else spec.but(pipeline=plain))(one))
     iterator.load_state_dict(position_after(spec, 1).to_dict())
     with pytest.raises(RuntimeError) as caught:
@@ -648,7 +648,7 @@ def test_what_dali_itself_refuses_is_told_to_be_a_restore(spec: Spec) -> None:
     assert caught.value.__notes__ == ["while building the pipeline from a DALI checkpoint"]
 
 
-def test_states_in_another_order_of_ranks_are_refused(spec: Spec) -> None:
+def test_states_in_a_different_order_of_ranks_are_refused(spec: Spec) -> None:
     ranks = [
         position_after(spec.but(shard=one, shards=2), 1, rank=one, world=2) for one in range(2)
     ]

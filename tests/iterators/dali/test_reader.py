@@ -249,7 +249,7 @@ def test_the_process_group_gives_the_shard(paths: list[str]) -> None:
         dist.destroy_process_group()
 
 
-def test_a_source_ends_each_epoch_and_goes_on(paths: list[str]) -> None:
+def test_a_source_ends_each_epoch_and_continues(paths: list[str]) -> None:
     spec = SourceSpec(FileList.of_files(paths[:5], None, None), "some", shuffle=False)
     source = IndexedSource(spec, Share(3), seed=None, origin=(0, 0))
     for epoch in range(2):
@@ -312,7 +312,7 @@ def test_a_bad_line_of_a_file_list_is_named(tmp_path: Path, line: str) -> None:
         FileReader(file_list=tmp_path / "list.txt")
 
 
-def test_a_reader_outside_a_pipeline_says_so(paths: list[str]) -> None:
+def test_a_reader_called_outside_a_pipeline_definition_is_an_error(paths: list[str]) -> None:
     with pytest.raises(RuntimeError, match="inside a pipeline definition"):
         FileReader(files=paths)()
 
@@ -323,7 +323,7 @@ def test_a_reader_that_would_serve_nothing_is_refused(paths: list[str]) -> None:
         pipeline_def(reader, batch_size=8, num_threads=1, device_id=None)()
 
 
-def test_an_order_that_is_always_deterministic_says_so_once(
+def test_cf_det_false_is_logged_once_as_without_effect(
     paths: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):

@@ -152,7 +152,7 @@ def test_nothing_is_asked_of_a_pass_that_is_open() -> None:
     assert one.settlement(pending=1) is NOTHING
 
 
-def test_updates_before_a_pass_are_none_of_its_own() -> None:
+def test_updates_before_a_pass_do_not_count_for_it() -> None:
     manager = Updates()
     rule = BoundaryRule(manager, accumulate=None)
     rule.start_group()

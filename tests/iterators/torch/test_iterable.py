@@ -428,7 +428,7 @@ CHANGED = [
 
 @pytest.mark.parametrize("kind", [Opaque, Stateful])
 @pytest.mark.parametrize(("field", "changes", "expected", "found"), CHANGED)
-def test_another_layout_is_refused_within_an_epoch_only(
+def test_a_different_layout_is_refused_within_an_epoch_only(
     kind: type[Opaque], field: str, changes: dict[str, Any], expected: int, found: int
 ) -> None:
     first = rebuilt(kind([4, 4]), num_workers=2)
@@ -445,7 +445,7 @@ def test_another_layout_is_refused_within_an_epoch_only(
     assert restored(first.state_dict(), kind([8]), **{"num_workers": 1, **changes}).epoch == 1
 
 
-def test_another_world_is_refused() -> None:
+def test_a_different_world_is_refused() -> None:
     def rank(index: int, world: int) -> CFIterator:
         loader = ResumableIterableLoader(Stateful([8]), 2, rank=index, world=world)
         return CFIterator(loader)
@@ -472,7 +472,7 @@ def test_a_world_may_change_between_epochs() -> None:
         assert len(list(second)) == 1
 
 
-def test_another_dataset_or_way_is_refused() -> None:
+def test_a_different_dataset_or_way_is_refused() -> None:
     with pytest.raises(ResumeMismatchError, match="algorithm is .* the same methods"):
         restored(state_after(rebuilt(Stateful([8])), 2), Opaque([8]))
     with pytest.raises(ResumeMismatchError, match="fingerprint"):
@@ -512,7 +512,7 @@ def test_a_damaged_state_is_refused(changes: dict[str, Any]) -> None:
     assert iterator.state_dict() == before
 
 
-def test_states_of_another_shape_are_refused() -> None:
+def test_states_of_a_different_shape_are_refused() -> None:
     position = Position.from_dict(state_after(rebuilt(Stateful([8])), 2))
     for states in ((), (None,), ([],), ({},), position.states * 2):
         with pytest.raises(CorruptPositionError):

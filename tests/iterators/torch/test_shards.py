@@ -272,7 +272,7 @@ def test_every_state_resumes_exactly_with_other_workers(shuffle: bool) -> None:
     )
 
 
-def test_another_batch_size_continues_the_same_order() -> None:
+def test_a_different_batch_size_continues_the_same_order() -> None:
     first, second = iterator(), iterator(batch=3, workers=1)
     order = dataset().epoch_order(5, 0)
     served = [sample for batch in first.steps(2) for sample in batch]
