@@ -157,7 +157,7 @@ BROKEN: list[tuple[MakeRank, str]] = [
     (rank_of(20, kind=Stuck), "place 0 of epoch 0, but boundaries cover"),
     (rank_of(20, kind=Uncounted), "place 6 of epoch 0, but its ledger"),
     (rank_of(20, kind=handed_out_counts), "place 12 of epoch 0, but boundaries cover"),
-    (rank_of(20, seeded=()), "epoch 0, place 0, world 2, batch 3: sample [0-9]+ has other"),
+    (rank_of(20, seeded=()), "epoch 0, place 0, world 2, batch 3: sample [0-9]+ has different"),
     (reversed_ranks, "epoch 0, place 0, world 2, batch 3: sample"),
     (alone, "epoch 0, place 1, world 2, batch 3: sample"),
     (without_ids, "does not say which samples"),
