@@ -1,10 +1,11 @@
-"""Resumable data order: each sample once per epoch, in one order, at any layout.
+"""Data loading that resumes exactly: each sample once per epoch, in one order, at any layout.
 
-``CFIterator`` wraps a loader and knows where training stands in it; ``ResumableDataLoader`` is
-torch's ``DataLoader`` in an order that can be entered anywhere. The resumable samplers have the
-same order in the shape of torch's samplers; ``ResidentDataset`` holds a rank's share of the data
-in memory. ``isolated_rng`` keeps validation away from training's random numbers. Names are loaded
-on first use, so importing the package needs no torch.
+``CFIterator`` wraps a loader and keeps track of the position of training in it.
+``ResumableDataLoader`` is torch's ``DataLoader`` with an order that can be entered at any sample,
+``ResumableIterableLoader`` the one for iterable datasets. The resumable samplers are drop-in
+replacements for torch's. ``ShardedDataset`` reads shards sequentially, ``ResidentDataset`` holds a
+rank's share of the data in memory. ``isolated_rng`` keeps validation from changing the random
+numbers of training. Names are loaded on first use, so importing the package does not import torch.
 """
 
 from __future__ import annotations

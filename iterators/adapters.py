@@ -1,4 +1,4 @@
-"""Which adapter knows which loader. A new kind of loader is one more entry in ``ADAPTERS``."""
+"""Chooses the adapter for a loader. A new kind of loader is one more entry in ``ADAPTERS``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def _torch_adapter(loader: Any, seed: int | None) -> Adapter | None:
-    """A torch loader can only have come from an imported torch; otherwise do not import it."""
+    """An adapter for a torch loader. Does not import torch: such a loader implies that it is."""
     if "torch.utils.data" not in sys.modules:
         return None
     from torch.utils.data import DataLoader, IterableDataset
@@ -32,7 +32,7 @@ def _torch_adapter(loader: Any, seed: int | None) -> Adapter | None:
 
 
 def _dali_adapter(loader: Any, seed: int | None) -> Adapter | None:
-    """Likewise a DALI iterator from DALI's torch plugin."""
+    """An adapter for an iterator of DALI's torch plugin. Does not import DALI either."""
     if "nvidia.dali.plugin.pytorch" not in sys.modules:
         return None
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
@@ -42,16 +42,17 @@ def _dali_adapter(loader: Any, seed: int | None) -> Adapter | None:
     return DALILoader(loader, seed=seed) if isinstance(loader, DALIGenericIterator) else None
 
 
-#: Each knows one kind of loader: an adapter for it, None for another kind, or
-#: ``NotResumableError`` for one of its kind that it cannot resume.
+#: Each function knows one kind of loader. It returns an adapter for it, returns None for any other
+#: kind, and raises ``NotResumableError`` for a loader of its kind that it cannot resume.
 ADAPTERS: tuple[Callable[[Any, int | None], Adapter | None], ...] = (_torch_adapter, _dali_adapter)
 
 
 def adapted(loader: Iterable[Any] | Adapter, *, seed: int | None, exact: bool) -> Adapter:
     """``loader`` as an adapter.
 
-    An adapter gets ``seed`` if it was given none (``ValueError`` for two). One that cannot be
-    resumed is refused (``NotResumableError``), or replayed if not ``exact``.
+    A loader that already is an adapter gets ``seed`` if it has none of its own; ``ValueError`` if
+    the two differ. A loader that cannot be resumed exactly is refused (``NotResumableError``), or
+    replayed if not ``exact``.
     """
     if isinstance(loader, Adapter):
         _give_seed(loader, seed)
@@ -64,7 +65,7 @@ def adapted(loader: Iterable[Any] | Adapter, *, seed: int | None, exact: bool) -
         raise NotResumableError(
             f"{type(loader).__name__} is not a loader whose place can be saved. Use a torch "
             "DataLoader, a DALI iterator over iterators.dali.FileReader, or exact=False to resume "
-            "by loading again"
+            "by loading all batches up to the place again"
         )
     except NotResumableError as reason:
         if exact:

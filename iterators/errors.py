@@ -2,10 +2,10 @@
 
 ::
 
-    NotResumableError(TypeError)        this loader cannot be resumed exactly; the reason is named
-    ResumeMismatchError(ValueError)     a position of another dataset, order or seed
-    CorruptPositionError(ValueError)    a position that is damaged, or of a newer version
-    IterationStateError(RuntimeError)   the moment does not allow what was asked
+    NotResumableError(TypeError)        the loader cannot be resumed exactly; the message says why
+    ResumeMismatchError(ValueError)     the position belongs to a different dataset, order or seed
+    CorruptPositionError(ValueError)    the position is damaged, or written by a newer version
+    IterationStateError(RuntimeError)   the call is not possible at this point of the iteration
     TrainingStopped(SystemExit)         not an error: a stop notice was honoured
 """
 
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 
 class NotResumableError(TypeError):
-    """The loader cannot be resumed exactly; the message says why and what to write instead."""
+    """The loader cannot be resumed exactly. The message says why, and what to write instead."""
 
 
 class ResumeMismatchError(ValueError):
-    """The saved position belongs to other data; ``field`` was ``expected``, the live one ``found``.
+    """The saved position does not fit this loader: they differ in ``field``.
 
-    ``expected`` is what the position says, ``found`` what the live loader has.
+    ``expected`` is the value in the position, ``found`` that of the live loader.
     """
 
     def __init__(self, field: str, *, expected: object, found: object, advice: str) -> None:
@@ -33,18 +33,18 @@ class ResumeMismatchError(ValueError):
 
 
 class CorruptPositionError(ValueError):
-    """The saved position is damaged or was written by a newer version; nothing was loaded."""
+    """The saved position is damaged or was written by a newer version. Nothing was loaded."""
 
 
 class IterationStateError(RuntimeError):
-    """The iterator is already in use, so what was asked would lose or repeat samples."""
+    """The iterator is in use, and the call would lose or repeat samples."""
 
 
 class TrainingStopped(SystemExit):
-    """A stop notice arrived and the last checkpoint is durable: leave, skipping what follows.
+    """A stop notice arrived, and the last checkpoint is durable: the process should exit now.
 
-    A ``SystemExit`` with code 75 (``EX_TEMPFAIL``: try again), so that an uncaught one ends the
-    process without running post-training code and a scheduler can requeue the job.
+    This is a ``SystemExit`` with code 75 (``EX_TEMPFAIL``: try again). If it is not caught, the
+    process ends without running the code after training, and a scheduler can requeue the job.
     """
 
     def __init__(self, reason: str = "stopped on request; the last checkpoint is durable") -> None:

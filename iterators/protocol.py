@@ -1,8 +1,8 @@
-"""The two contracts of the package: what ``CFIterator`` asks of a manager, and of a loader.
+"""The two contracts of the package: with a checkpoint manager, and with a kind of loader.
 
-A manager (``checkfreq.CFManager``, or anyone's) saves positions and is told of boundaries; the
+A manager (``checkfreq.CFManager`` or any other) saves positions and is told about boundaries; the
 two packages meet nowhere else. An ``Adapter`` turns one kind of loader into deliveries that know
-their place; a new kind of loader is a new adapter, and nothing else changes.
+their place. To support a new kind of loader, write an adapter; nothing else changes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from iterators.order.position import Identity, Layout, Position
 
 
 class PositionSource(Protocol):
-    """What is registered under a name: the iterator's half of the contract.
+    """The iterator's half of the contract: an object that a manager saves under a name.
 
-    A source may also have ``merged_state(states)``: the one position to load on every rank, from
-    those that all ranks saved, in their order (or None: each its own). A manager of several ranks
-    asks it at a restore; without the method each rank gets back what it saved, and a rank that
-    was not there before gets rank 0's.
+    A source may also have ``merged_state(states)``. It combines the states of all ranks, in rank
+    order, into the one that every rank loads, or returns None if each rank loads its own. A manager
+    of several ranks calls it at a restore. Without the method each rank gets its own state back,
+    and a rank that did not exist before gets that of rank 0.
     """
 
     def state_dict(self) -> dict[str, Any]:
@@ -32,19 +32,23 @@ class PositionSource(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Continue from a saved position; only before iteration began."""
+        """Continue from a saved position. Only called before iteration begins."""
         ...
 
     def finish(self) -> None:
-        """Pass the boundary still pending after the last batch; called on a clean close."""
+        """Pass the boundary that is pending after the last batch. Called on a clean close."""
         ...
 
 
 class Manager(Protocol):
-    """What ``CFIterator`` asks of a checkpoint manager. All calls come from the training thread.
+    """What ``CFIterator`` needs from a checkpoint manager. Called from the training thread only.
 
-    A manager may also have ``finished``: True once the run is over, however far it came; the
-    iterator that marks steps then hands out nothing.
+    A manager may also have
+
+    - ``finished``: True once the run is over, at whatever step; the iterator that marks steps then
+      serves nothing more;
+    - ``stops_after(error)``: whether a loader failed with ``error`` because the run is being
+      stopped (the signal may have killed its workers); the manager has saved what it could.
     """
 
     @property
@@ -54,43 +58,43 @@ class Manager(Protocol):
 
     @property
     def stopped(self) -> bool:
-        """A stop notice arrived and the final checkpoint is durable."""
+        """Whether a stop notice has arrived and the final checkpoint is durable."""
         ...
 
     def register_position(self, name: str, source: PositionSource, /) -> None:
-        """Save ``source`` with every checkpoint; a restored position is applied at once."""
+        """Save ``source`` with every checkpoint. Load a position already restored at once."""
         ...
 
     def register_pacing(self, *, chk_freq: int | None, dynamic: bool | None) -> None:
-        """Called only if the iterator was given either."""
+        """Set the interval between checkpoints. Called if the iterator was given either."""
         ...
 
     def step(self) -> None:
-        """An iteration boundary; the position has already moved over it."""
+        """An iteration boundary was passed. The position has already moved over it."""
         ...
 
     def end_epoch(self) -> None:
-        """The boundary that closes an epoch, instead of ``step``."""
+        """The boundary that closes an epoch was passed; called instead of ``step``."""
         ...
 
     def before_first_batch(self) -> None:
-        """The loader is built and nothing was fetched: restored generators are set here.
+        """Set the restored random generators: the loader is built, and no batch is fetched yet.
 
-        Called at the start of every pass until the first boundary of this process, unless
-        batches of an earlier pass count for that boundary too; where ``epochs()`` begins with
-        a whole epoch, once, before it hands out its number.
+        Called at the start of every pass until the first boundary of this process, unless batches
+        of an earlier pass count for that boundary too. If ``epochs()`` starts with a whole epoch,
+        called once only, before the epoch's number is yielded.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One batch, and the place in the epoch that is behind it once it was used.
+    """One batch, and the place in the epoch where the next one begins (``end``).
 
-    ``ids`` are the samples in it and ``weights`` ``[N] float32`` says which count (0 for the pad
-    of a rank that had nothing left; then places are samples); each is None when the loader
-    cannot say. ``state`` is what the
-    loader needs besides the place to continue behind this batch: JSON-able, not changed later.
+    ``ids``, ``[N] int64``, are its samples. ``weights``, ``[N] float32``, are 1, or 0 for a pad;
+    a loader that gives weights counts its places in samples. Each is None if the loader does not
+    know. ``state`` is what the loader needs besides the place to continue after this batch:
+    JSON-able, and never changed later.
     """
 
     data: Any
@@ -101,7 +105,7 @@ class Delivery:
 
 
 class Deliveries(Protocol):
-    """An opened epoch. ``close`` releases its workers; it may be called more than once."""
+    """An opened epoch. ``close`` releases its workers, and may be called more than once."""
 
     def __iter__(self) -> Iterator[Delivery]: ...
 
@@ -112,9 +116,12 @@ class Deliveries(Protocol):
 
 @runtime_checkable
 class Adapter(Protocol):
-    """One kind of loader, made resumable. Places are counted in ``identity.n`` units.
+    """One kind of loader, made resumable. Subclass it; methods with a body here are defaults.
 
-    Derive from it: what has a body here is a default.
+    ``open`` starts the loader at any place, each ``Delivery`` knows the place behind it, and
+    ``CFIterator`` does the rest. A place is a number from 0 to ``identity.n``: of samples over all
+    ranks, or of batches if the loader cannot count samples (``identity.n`` is then 0).
+    ``iterators.testing.check_resumable`` tests an adapter.
     """
 
     @property
@@ -124,7 +131,7 @@ class Adapter(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """What may differ."""
+        """What may differ when a position is restored."""
         ...
 
     @property
@@ -134,57 +141,58 @@ class Adapter(Protocol):
 
     @property
     def origin(self) -> tuple[int, int]:
-        """Epoch and place at which a run without a saved position begins."""
+        """(epoch, place) at which a run without a saved position starts."""
         return 0, 0
 
     def open(self, *, epoch: int, start: int, state: Any = None) -> Deliveries:
-        """Build the loader's iterator at place ``start`` of ``epoch``; fetch nothing yet.
+        """Build the loader's iterator at place ``start`` of ``epoch``, but fetch nothing yet.
 
-        ``state`` is that of the delivery which ended there, None at the origin. Must not draw
-        from any global random generator.
+        ``state`` is that of the delivery that ended there; None at the origin. Must not draw from
+        any global random generator: an uninterrupted run opens the epoch once, a resumed one again.
         """
         ...
 
     @property
     def takes_seed(self) -> bool:
-        """Whether the seed is a default, so that a restored position brings its own."""
+        """Whether the seed is only a default, so that a restored position brings its own."""
         return False
 
     def reseed(self, seed: int) -> None:
-        """Have order and randomness of ``seed`` from the next ``open`` on; if ``takes_seed``."""
+        """Use the order and randomness of ``seed`` from the next ``open`` on, if ``takes_seed``."""
         return
 
     def accept(self, position: Position) -> None:
-        """Raise if this loader cannot continue at ``position``, whose identity fits.
+        """Raise if this loader cannot continue at ``position``, whose identity is known to fit.
 
-        ``ResumeMismatchError`` for another layout where it matters, ``CorruptPositionError``
-        for a damaged ``states``.
+        ``ResumeMismatchError`` if the layout matters and differs, ``CorruptPositionError`` if the
+        loader states in it are damaged. Must not change the adapter.
         """
         return
 
     def batches_left(self, start: int) -> int | None:
-        """Batches from place ``start`` to the epoch's end; None if the loader cannot say."""
+        """Batches from place ``start`` to the end of the epoch; None if the loader cannot say."""
         ...
 
     def num_batches(self) -> int | None:
-        """Batches in a whole epoch; an estimate will do."""
+        """Batches in a whole epoch, at least as an estimate; None if the loader cannot say."""
         return self.batches_left(0)
 
     def is_over(self, place: int) -> bool:
-        """Whether the open epoch ends at ``place``, where its last delivery ended.
+        """Whether the open epoch ends at ``place``, where the last delivery ended.
 
-        Asked once that batch was used: a loader that cannot say may fetch the next one to see.
+        Called after that batch was used. A loader that cannot say fetches the next batch, and keeps
+        it for the next call.
         """
         return self.batches_left(place) == 0
 
     def order(self, epoch: int) -> Order | None:
-        """The epoch's order, for the ledger; None if the loader cannot say."""
+        """The order of the epoch, to check what was served; None if the loader has none."""
         return None
 
     def name_of(self, sample: int) -> str:
-        """What a person calls the sample with this id, a file's path for example."""
+        """A name of the sample for messages, such as the path of its file."""
         return f"sample {sample}"
 
     def close(self) -> None:
-        """Release persistent workers; the adapter can be opened again."""
+        """Release persistent workers. The adapter can be opened again."""
         return

@@ -1,10 +1,10 @@
-"""NVIDIA DALI pipelines, resumed exactly.
+"""NVIDIA DALI pipelines that resume exactly.
 
-``FileReader`` goes into a pipeline in the place of ``fn.readers.file``; a ``CFIterator`` (or
-``DALILoader``) over the iterator of that pipeline then resumes anywhere, at any layout.
-``imagenet_train`` and ``imagenet_val`` are ready pipelines. ``NativeDALILoader`` resumes
-pipelines of DALI's own readers through DALI's own checkpoints, at the same layout. Names are
-loaded on first use: importing the package needs neither DALI nor torch.
+``FileReader`` replaces ``fn.readers.file`` in a pipeline. A ``CFIterator`` (or ``DALILoader``) over
+the iterator of that pipeline then resumes at any sample and any layout. ``imagenet_train`` and
+``imagenet_val`` are ready pipelines. ``NativeDALILoader`` resumes pipelines with DALI's own readers
+through DALI's own checkpoints, at the same layout only. Names are loaded on first use, so importing
+the package imports neither DALI nor torch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""torchvision's random resized crop, computed by DALI from random numbers that come in as data.
+"""torchvision's random resized crop, computed by DALI from random numbers given as data.
 
-DALI's own random crop draws from a stream per place in the batch, so a sample's crop would
-depend on what was loaded before it. Here all ten tries of ``RandomResizedCrop.get_params`` are
-made at once, as vectors; the first that fits is taken. Everything is on the CPU and in double
-precision (but DALI keeps a constant of an expression in single), also if the GPU decodes.
+DALI's own random crop draws from one stream per index in the batch, so the crop of a sample would
+depend on the samples loaded before it. Here all ten attempts of ``RandomResizedCrop.get_params``
+are made at once, as vectors, and the first that fits is used. All of it runs on the CPU in double
+precision, even if the GPU decodes (DALI keeps constants of an expression in single precision).
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import numpy as np
 
 from iterators.dali.imports import fn, math, types
 
-#: How often a window is tried before the central one is taken.
+#: Number of random windows to try before the central one is used.
 TRIES = 10
 
-#: Uniforms per sample: area and aspect of each try, then the window's row and column.
+#: Uniforms per sample: area and aspect ratio of each try, then the row and column of the window.
 NUM_UNIFORMS = 2 * TRIES + 2
 
 
 def random_window(
     encoded: Any, uniforms: Any, *, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[Any, Any]:
-    """Start and shape of a window, both ``[2] int32`` nodes (row, column), of encoded images.
+    """Start and shape of a window in encoded images, both as ``[2] int32`` nodes (row, column).
 
-    ``scale`` is the window's share of the image's area, ``ratio`` its width over its height;
-    ``uniforms`` are ``[NUM_UNIFORMS] float32`` or more. Sizes are those of the upright image:
-    EXIF orientation is applied first, as the decoders do.
+    ``scale`` bounds the area of the window as a fraction of the image's, ``ratio`` its width
+    divided by its height. ``uniforms`` are at least ``[NUM_UNIFORMS] float32``. Sizes are those of
+    the upright image: the decoders apply the EXIF orientation first, and so does this.
     """
     upright = fn.peek_image_shape(encoded)[:2]
     size = fn.cast(upright, dtype=types.FLOAT64)
@@ -52,7 +52,7 @@ def _tries(draws: Any, size: Any, scale: tuple[float, float], ratio: tuple[float
 
 
 def _first_fitting(tried: Any, limits: Any) -> tuple[Any, Any]:
-    """The first try within ``limits`` as ``[TRIES]`` of one 1 and zeros; 1 if there is none."""
+    """The first try within ``limits``, as a one-hot ``[TRIES]``, and 1 if there is none, else 0."""
     fits = fn.reductions.min(_whole((tried > 0) & (tried <= limits)), axes=0)
     tries = types.Constant(np.arange(-TRIES, 0, dtype=np.int32), device="cpu")
     first = fn.reductions.min(tries * fits)

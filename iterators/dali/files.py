@@ -1,8 +1,8 @@
-"""A list of files and labels, found as DALI's own file reader finds them, held compactly.
+"""A compact list of files and labels, found in the way of DALI's own file reader.
 
-Paths are bytes in one buffer, beside 8 bytes of offset and 4 of label each: a list of Python
-strings would cost several times that in every process. Immutable; any thread. Names are kept
-below an absolute root, so neither a moved folder nor a changed working folder matters.
+Paths are bytes in one buffer, with 8 bytes of offset and 4 of label each; a list of Python strings
+would take several times as much in every process. Names are relative to an absolute root, so that
+neither a moved folder nor a changed working directory matters. Immutable; any thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 StrPath: TypeAlias = str | os.PathLike[str]
 Entry: TypeAlias = tuple[bytes, int]
 
-#: What ``fn.readers.file`` takes from a class folder, in either case.
+#: The files that ``fn.readers.file`` reads from a class folder; upper case matches too.
 _PATTERNS = (
     *("*.jpg", "*.jpeg", "*.png", "*.bmp", "*.tif", "*.tiff", "*.pnm", "*.ppm", "*.pgm", "*.pbm"),
     *("*.jp2", "*.webp", "*.flac", "*.ogg", "*.wav"),
@@ -34,8 +34,9 @@ _NEEDLESS = re.compile(rb"/+(?:\./+)*")
 class FileList:
     """``N`` files below ``root`` and their ``labels``, ``[N] int32``.
 
-    ``name(i)`` is a file's path relative to ``root``, so a moved root is the same data;
-    ``path(i)`` what DALI reads. ``root`` is absolute; a name that is absolute lies elsewhere.
+    ``name(i)`` is the path of a file relative to ``root``, so a moved root is the same data;
+    ``path(i)`` is the path that DALI reads. ``root`` is absolute. An absolute name is that of a
+    file outside ``root``.
     """
 
     def __init__(
@@ -50,15 +51,15 @@ class FileList:
         if not names:
             raise if_empty(f"a reader needs at least one file, found none in {os.fsdecode(root)!r}")
         self._names = b"".join(names)
-        # An array of Python's: its plain numbers halve the time of a batch of paths.
+        # A Python array and not NumPy's: plain integers halve the time that a batch of paths takes.
         self._ends = array("q", accumulate(map(len, names), initial=0))
         self.labels: NDArray[np.int32] = np.array(labels, dtype=np.int32)
 
     @classmethod
     def of_folder(cls, root: StrPath) -> FileList:
-        """One folder per class, both levels in byte order; a label is its folder's index.
+        """One folder per class, both levels in byte order. The label is the index of the folder.
 
-        As in DALI: an empty folder counts, and a folder inside a class folder does not.
+        As in DALI, an empty folder counts, and folders inside a class folder are ignored.
         """
         folder = _existing(root)
         found = list(entries_of_folder(folder, _PATTERNS))
@@ -77,9 +78,9 @@ class FileList:
     def of_files(
         cls, files: Sequence[StrPath], labels: Sequence[int] | None, root: StrPath | None
     ) -> FileList:
-        """Named files, relative to ``root`` or the working folder; by default labelled 0, 1, ...
+        """Given files, relative to ``root`` or the working directory; default labels 0, 1, ...
 
-        Without ``root``, names are kept below the folder that all of them are in.
+        Without ``root``, names become relative to the folder that contains all of them.
         """
         labels = range(len(files)) if labels is None else labels
         if len(labels) != len(files):
@@ -100,7 +101,7 @@ class FileList:
         return np.frombuffer(full, dtype=np.uint8)
 
     def data_fingerprint(self) -> str:
-        """Name the content: relative paths and labels."""
+        """Identifies the data by its relative paths and labels."""
         digest = blake2b(self._names, digest_size=8)
         digest.update(np.frombuffer(self._ends, dtype=np.int64).astype("<i8").tobytes())
         digest.update(self.labels.astype("<i4").tobytes())
@@ -115,12 +116,12 @@ def _columns(entries: Sequence[Entry]) -> tuple[list[bytes], list[int]]:
 
 
 def absolute(root: StrPath) -> bytes:
-    """``root`` from the file system's own root on."""
+    """``root`` as an absolute path."""
     return os.path.abspath(os.fsencode(root))
 
 
 def rooted(names: Sequence[StrPath | bytes], root: bytes | None) -> tuple[bytes, list[bytes]]:
-    """``root``, by default the folder that all ``names`` are in, and their names below it."""
+    """``root`` (default: the folder that contains all ``names``), and the names relative to it."""
     tidied = [_tidied(os.fsencode(name)) for name in names]
     if root is None:
         here = os.path.join(os.getcwdb(), b"")
@@ -131,14 +132,14 @@ def rooted(names: Sequence[StrPath | bytes], root: bytes | None) -> tuple[bytes,
 
 
 def _tidied(name: bytes) -> bytes:
-    """Without what leads nowhere; ".." may lead through a link, and stays."""
+    """Without doubled slashes and "./". A ".." may lead through a link, and stays."""
     if b"//" not in name and b"./" not in name:
         return name
     return _NEEDLESS.sub(b"/", name).removeprefix(b"./")
 
 
 def _common_folder(names: list[bytes]) -> bytes:
-    """The folder above all of them: what the outermost two share, all share."""
+    """The folder that contains all of them: what the first and last in order share, all share."""
     shared = os.path.commonprefix([min(names), max(names)])  # noqa: RUF071 (dirname cuts it)
     return os.path.dirname(os.fsencode(shared))
 
@@ -152,9 +153,9 @@ def _existing(root: StrPath) -> bytes:
 def entries_of_folder(
     root: bytes, patterns: Iterable[str], *, loose: bool = False
 ) -> Iterator[Entry]:
-    """Files that fit a pattern in the folders in ``root``, labelled by folder, all in byte order.
+    """Files matching a pattern in the folders in ``root``, labelled by folder, in byte order.
 
-    With ``loose``, first those in ``root`` itself, labelled -1.
+    With ``loose``, those in ``root`` itself come first, with label -1.
     """
     fits = re.compile(
         b"|".join(os.fsencode(fnmatch.translate(one.lower())) for one in patterns)
@@ -171,7 +172,7 @@ def _listed(folder: bytes, *, folders: bool) -> list[bytes]:
 
 
 def lines_of_list(path: StrPath) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file list that hold something, and their numbers from 1."""
+    """The lines of a file list that are not empty, with their numbers from 1."""
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if stripped := line.strip():

@@ -1,8 +1,8 @@
-"""What ``DALILoader`` reads off a built DALI iterator and its pipeline, and what it refuses.
+"""What ``DALILoader`` reads from a built DALI iterator and its pipeline, and what it refuses.
 
-Behind DALI's public interface, as ``operators`` is (attributes as of DALI 2.4): which operators
-a pipeline has, which of its outputs come straight from our reader, and how many of the batches
-it prefetched were not handed out yet.
+That is: the operators of the pipeline, the outputs that come directly from our reader, and the
+number of prefetched batches that were not handed out yet. Uses private attributes of DALI 2.4, as
+``operators`` does.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ _USE_OURS = (
 
 
 def require_no_size(iterator: Any) -> None:
-    """Refuse an iterator that stops by its own count."""
+    """Refuse an iterator that ends its epochs by its own count."""
     if iterator.size > 0:
         raise NotResumableError(
-            f"the DALI iterator was given size={iterator.size}, so it would stop by its own count "
-            "wherever it began; the reader says when an epoch ends: leave size and reader_name out"
+            f"the DALI iterator was given size={iterator.size}, so it would stop after that many "
+            "samples even when an epoch was entered in the middle. The reader knows when an epoch "
+            "ends: leave size and reader_name out"
         )
 
 
 def sole_source(pipeline: Any) -> IndexedSource:
-    """Our reader's source in ``pipeline``, if nothing else there has a place of its own."""
+    """The source of our reader in ``pipeline``, if no other operator has a place of its own."""
     ours: dict[int, IndexedSource] = {}
     others: list[Any] = []
     for operator in pipeline._ops or ():
@@ -45,11 +46,11 @@ def sole_source(pipeline: Any) -> IndexedSource:
     if readers or not ours:
         found = f"reads with {_name(readers[0])}" if readers else "has no reader of ours"
         raise NotResumableError(
-            f"the DALI pipeline {found}, which cannot be entered at a place. {_USE_OURS}"
+            f"the DALI pipeline {found}, so it cannot be entered in mid-epoch. {_USE_OURS}"
         )
     if len(ours) > 1:
         raise NotResumableError(
-            f"the DALI pipeline has {len(ours)} FileReaders: one position needs one of them"
+            f"the DALI pipeline has {len(ours)} FileReaders, but one position belongs to one reader"
         )
     (source,) = ours.values()
     _require_ours_alone(others, source)
@@ -60,10 +61,10 @@ def _require_ours_alone(others: list[Any], source: IndexedSource) -> None:
     feeding = [one for one in others if not _draws(one) and not runs_python(one)]
     if feeding:
         raise NotResumableError(
-            f"the DALI pipeline is also fed by {_name(feeding[0])}, whose place is not known: let "
-            "FileReader's outputs (label, id, uniforms, weight) say what else belongs to a sample"
+            f"the DALI pipeline is also fed by {_name(feeding[0])}, whose place is not known: use "
+            "FileReader's outputs (label, id, uniforms, weight) for what else belongs to a sample"
         )
-    if others and not source.recipe.native_random:
+    if others and not source.spec.native_random:
         drawing = [one for one in others if _draws(one)]
         names = ", ".join(sorted({_name(one) for one in drawing or others}))
         if drawing:
@@ -71,23 +72,23 @@ def _require_ours_alone(others: list[Any], source: IndexedSource) -> None:
         else:
             found = f"runs Python code ({names}), whose random numbers, if it draws any, would"
         raise NotResumableError(
-            f"the DALI pipeline {found} not be the same after a resume: make the augmentation of "
-            "FileReader(num_uniforms=...), or give it native_random=True if exact order with "
-            "other augmentation will do"
+            f"the DALI pipeline {found} not be the same after a resume: use the uniforms of "
+            "FileReader(num_uniforms=...) for augmentation, or give it native_random=True if an "
+            "exact order with different augmentation will do"
         )
 
 
 def direct_outputs(iterator: Any, pipeline: Any, source: IndexedSource) -> Mapping[str, str]:
-    """Which keys of a batch hold an output of the reader as it is: key to name of the output."""
+    """The keys of a batch that hold an unchanged output of the reader, with the output's name."""
     found = {}
     for key, node in zip(iterator.output_map, pipeline._graph_outputs, strict=True):
         if node.device == "cpu" and _callback(node.source) is source:
-            found[key] = source.recipe.outputs[node.source._output_index - 1]
+            found[key] = source.spec.outputs[node.source._output_index - 1]
     return found
 
 
 def num_prefetched(iterator: Any, pipeline: Any) -> int:
-    """Batches that were fed to the pipeline and that the iterator did not hand out yet."""
+    """Number of batches that the pipeline was fed and the iterator has not handed out yet."""
     waiting: int = pipeline._batches_to_consume
     return waiting + (iterator._first_batch is not None)
 
@@ -98,7 +99,7 @@ def _callback(operator: Any) -> Any:
 
 
 def _adds_something(operator: Any) -> bool:
-    """Whether what comes out may depend on more than what goes in."""
+    """Whether the operator's output may depend on more than its inputs."""
     stateful: bool = schema(operator).IsStateful()
     return stateful or _draws(operator) or runs_python(operator)
 
@@ -109,7 +110,7 @@ def _draws(operator: Any) -> bool:
 
 
 def _name(operator: Any) -> str:
-    """As users write it: "fn.random.coin_flip"."""
+    """The operator as users write it, for example "fn.random.coin_flip"."""
     name = re.sub("(?<=[a-z])(?=[A-Z])", "_", kind(operator)).lower()
     name = name.replace("dltensor_python_function_impl", "python_function")
     return f"fn.{name.replace('__', '.')}"

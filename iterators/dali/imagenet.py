@@ -37,10 +37,14 @@ def imagenet_train(
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
     fingerprint: str | None = None,
 ) -> DALILoader:
-    """Shuffled, with torchvision's random resized crop and a flip; ``batch_size`` is per rank.
+    """A shuffled training loader with torchvision's random resized crop and a horizontal flip.
 
-    Crop and flip of a sample depend on (``seed``, epoch, sample) alone; ``seed`` is by default
-    torch's initial seed (``torch.manual_seed``), see ``DALILoader``.
+    ``data_dir`` has one folder per class. ``batch_size`` is per rank. Crop and flip of a sample
+    depend on (``seed``, epoch, sample) alone. ``seed`` defaults to torch's initial seed
+    (``torch.manual_seed``), see ``DALILoader``; ``rank`` and ``world`` to those of the process
+    group. ``device`` "mixed" decodes on the GPU ``device_id``.
+
+    Batches are ``[{"data": [N, 3, image_size, image_size] float32, "label": [N, 1] int32}]``.
     """
     reader = FileReader(
         file_root=data_dir,
@@ -78,7 +82,10 @@ def imagenet_val(
     tail: str = "short",
     fingerprint: str | None = None,
 ) -> DALILoader:
-    """In order: the shorter side resized to 8/7 of ``image_size``, then its centre."""
+    """A validation loader in fixed order: shorter side resized to 8/7 ``image_size``, centre crop.
+
+    The arguments and batches are those of ``imagenet_train``.
+    """
     reader = FileReader(
         file_root=data_dir,
         seed=0,
@@ -110,7 +117,7 @@ def _loader(
     if device not in ("cpu", "mixed"):
         raise ValueError(f"device must be 'cpu' or 'mixed', got {device!r}")
     if device == "mixed" and device_id is None:
-        raise ValueError("device='mixed' decodes on a GPU: say which, device_id=local_rank")
+        raise ValueError("device='mixed' decodes on a GPU: give device_id, the local rank")
     made = pipeline_def(batch_size=batch_size, num_threads=num_threads, device_id=device_id)(define)
-    # Not prepared ahead: a restored position would have that thrown away.
+    # The first batch is not prepared ahead: restoring a position would discard it.
     return DALILoader(DALIClassificationIterator(made(), prepare_first_batch=False))

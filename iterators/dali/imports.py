@@ -1,4 +1,4 @@
-"""The one place that imports DALI, so that its absence is said in one way."""
+"""The only module that imports DALI, so that a missing DALI gives one and the same error."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""``DALILoader``: a built DALI iterator over our reader, entered anywhere without rebuilding it.
+"""``DALILoader``: enters a built DALI iterator over our reader at any place, without rebuilding it.
 
-DALI prefetches from the moment it is built, so to enter another place the source is turned to it
-and what is still in the pipeline is thrown away, while that refills from the new place: a few
-batches of work, at any place of any data set. Where the pipeline already stands at the place,
-nothing is thrown away, and the source goes on from one epoch to the next without an end, so the
-next epoch's first batches are made while the last ones are used. Training thread only; one open
-epoch at a time. Before each batch, what DALI holds must be what the source made and nobody took.
+DALI prefetches from the moment it is built. To enter a different place, the source seeks to it, and
+the batches that are still in the pipeline are discarded while it refills from the new place: a few
+batches of work, wherever the place is. If the pipeline is at the place already, nothing is
+discarded. The source continues from one epoch to the next without an end, so the first batches of
+the next epoch are made while the last ones of this epoch are used.
+
+Before each batch, the number of batches in DALI must equal the number that the source has produced
+and nobody has taken. Training thread only; one open epoch at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import torch
 from iterators.dali import graph
 from iterators.dali.imports import __version__
 from iterators.dali.operators import sole_pipeline
-from iterators.dali.source import Aim, Record
+from iterators.dali.source import BatchStart, Record
 from iterators.errors import IterationStateError
 from iterators.order.epoch import Order
 from iterators.order.position import Identity, Layout
@@ -35,20 +37,30 @@ logger = logging.getLogger(__name__)
 class DALILoader(Adapter):
     """A ``DALIGenericIterator`` or ``DALIClassificationIterator`` that ``CFIterator`` can enter.
 
-    Its one pipeline reads with ``iterators.dali.FileReader`` and draws no random numbers of its
-    own; leave ``size`` and ``reader_name`` out. ``auto_reset``, ``prepare_first_batch`` and the
-    pipeline's settings are free; ``last_batch_policy`` has no effect in DALI without a size, and
-    the last batch has exactly the samples that are left. Batches are what the iterator hands
-    out: a list of one dictionary. ``seed`` is the reader's; if neither was given one, torch's
-    initial seed (``torch.manual_seed``), on all ranks rank 0's; a restored run keeps its own.
+    ::
 
-    The iterator now belongs to this loader: drawing from it elsewhere, or making another loader
-    over it, lets the next batch of this one raise ``IterationStateError``. Raises
-    ``NotResumableError`` with the reason for an iterator that cannot be resumed exactly,
-    ``ValueError`` for two seeds; it is left as it was then.
+        iterator = DALIClassificationIterator(pipeline())  # reads with iterators.dali.FileReader
+        train_loader = CFIterator(DALILoader(iterator), cf_manager=manager)
+        for epoch in train_loader.epochs(90):
+            for [batch] in train_loader:
+                train_step(batch["data"], batch["label"])
 
-    After an error in a batch, a file that cannot be read for example, the next pass begins at
-    that batch; but with ``exec_dynamic=False`` DALI cannot go on: build the pipeline again.
+    The iterator must run one pipeline that reads with ``FileReader`` and draws no random numbers of
+    its own. Leave ``size`` and ``reader_name`` out. ``auto_reset``, ``prepare_first_batch`` and the
+    settings of the pipeline are free; ``last_batch_policy`` has no effect in DALI without a size,
+    and the last batch has exactly the samples that are left. Batches are those of the iterator: a
+    list of one dictionary.
+
+    ``seed`` is the reader's; if neither has one, torch's initial seed (``torch.manual_seed``), rank
+    0's on all ranks. A restored run keeps its own.
+
+    The iterator belongs to this loader from now on. If it is used elsewhere, or given to a second
+    loader, the next batch raises ``IterationStateError``. After an error in a batch (a file that
+    cannot be read, for example) the next pass starts at that batch; but with ``exec_dynamic=False``
+    DALI cannot continue, and the pipeline must be built again.
+
+    Raises ``NotResumableError`` with the reason for an iterator that cannot resume exactly, and
+    ``ValueError`` for two different seeds. The iterator does not change then.
     """
 
     def __init__(self, iterator: Any, *, seed: int | None = None) -> None:
@@ -58,7 +70,7 @@ class DALILoader(Adapter):
         graph.require_no_size(iterator)
         self._direct = graph.direct_outputs(iterator, self._pipeline, self._source)
         self._share = self._source.share
-        self._recipe = self._source.recipe
+        self._spec = self._source.spec
         if seed is not None and self._source.seed not in (None, seed):
             raise ValueError(f"seed is {seed} here and {self._source.seed} in the FileReader")
         given = self._source.seed if seed is None else seed
@@ -66,7 +78,7 @@ class DALILoader(Adapter):
         self._seed = self._source.first_seed if given is None else given
         order = self.order(0)
         self._identity = Identity(
-            order.algorithm, order.n, self._recipe.fingerprint, self._seed, self._share.tail
+            order.algorithm, order.n, self._spec.fingerprint, self._seed, self._share.tail
         )
         self._open: DALIDeliveries | None = None
         self._has_stopped = False
@@ -84,12 +96,12 @@ class DALILoader(Adapter):
         return self._takes_seed
 
     def reseed(self, seed: int) -> None:
-        """Go on in the order and with the randomness of ``seed``."""
+        """Use the order and the randomness of ``seed`` from the next ``open`` on."""
         self._seed, self._identity = seed, replace(self._identity, seed=seed)
 
     @property
     def layout(self) -> Layout:
-        """How the data is spread now; DALI's threads are no workers."""
+        """How the data is spread over ranks now. DALI's threads do not count as workers."""
         return Layout(self._share.world, self._share.batch, 0, versions=_VERSIONS)
 
     @property
@@ -99,12 +111,12 @@ class DALILoader(Adapter):
 
     @property
     def origin(self) -> tuple[int, int]:
-        """(epoch, place) where a run begins that restored no position."""
+        """(epoch, place) at which a run without a saved position starts."""
         return self._source.origin
 
     def name_of(self, sample: int) -> str:
         """The path of ``sample``, relative to the reader's root."""
-        return self._recipe.files.name(sample)
+        return self._spec.files.name(sample)
 
     def __len__(self) -> int:
         """Batches in a whole epoch, the same on every rank."""
@@ -112,36 +124,38 @@ class DALILoader(Adapter):
 
     def batches_left(self, start: int) -> int:
         """Batches from place ``start`` to the end of an epoch."""
-        return self._share.batches(len(self._recipe.files) - start)
+        return self._share.batches(len(self._spec.files) - start)
 
     def order(self, epoch: int) -> Order:
         """The order of ``epoch``."""
-        return self._recipe.order(self._seed, epoch)
+        return self._spec.order(self._seed, epoch)
 
     def open(self, *, epoch: int, start: int, state: object = None) -> DALIDeliveries:
-        """Let the pipeline prefetch from place ``start`` on; nothing is handed out here."""
+        """Let the pipeline prefetch from place ``start`` on. Hands out nothing yet."""
         self.close()
         self._require_usable()
-        aim = Aim(self._seed, epoch, start)
+        begin = BatchStart(self._seed, epoch, start)
         if self.batches_left(start):
-            self._enter(aim)
-        self._open = DALIDeliveries(self, aim, self.batches_left(start))
+            self._enter(begin)
+        self._open = DALIDeliveries(self, begin, self.batches_left(start))
         return self._open
 
     def close(self) -> None:
-        """Close the open epoch; the pipeline lives as long as its iterator."""
+        """Close the open epoch. The pipeline lives as long as its iterator."""
         if self._open is not None:
             self._open.close()
             self._open = None
 
-    def fetch(self, aim: Aim) -> tuple[Record, Any]:
-        """The batch at ``aim``, checked against what the source produced for it."""
+    def fetch(self, begin: BatchStart) -> tuple[Record, Any]:
+        """The batch at ``begin``, compared with what the source produced for it."""
         self._require_usable()
         self._require_untouched()
         data = self._next_batch()
         record = self._source.take()
-        if record.begin != aim:
-            raise IterationStateError(f"the reader made the batch at {record.begin}, not at {aim}")
+        if record.begin != begin:
+            raise IterationStateError(
+                f"the reader made the batch at {record.begin}, not at {begin}"
+            )
         for key, tensor in data[0].items():
             if len(tensor) != len(record.ids):
                 raise RuntimeError(
@@ -149,46 +163,48 @@ class DALILoader(Adapter):
                     f"{len(record.ids)}: every sample must go through the pipeline once"
                 )
         for key, name in self._direct.items():
-            if not np.array_equal(data[0][key].numpy(), self._recipe.output(name, record)):
-                raise RuntimeError(f"DALI delivered another {name} in {key!r} than it was fed")
+            if not np.array_equal(data[0][key].numpy(), self._spec.output(name, record)):
+                raise RuntimeError(
+                    f"DALI delivered a different {name} in {key!r} than the reader produced"
+                )
         return record, data
 
     def _require_usable(self) -> None:
         if self._source.owner is not self._ownership:
             raise IterationStateError(
-                "another DALILoader or CFIterator was made over this DALI iterator and owns it "
-                "now: give each its own"
+                "a second DALILoader or CFIterator was made over this DALI iterator and owns it "
+                "now: build one DALI iterator for each"
             )
         if self._has_stopped:
             raise IterationStateError(
-                "the DALI pipeline stopped at an error before, and with exec_dynamic=False it "
-                "cannot go on: build it again"
+                "the DALI pipeline has stopped at an earlier error, and cannot continue with "
+                "exec_dynamic=False: build it again"
             )
 
     def _require_untouched(self) -> None:
         waiting = graph.num_prefetched(self._iterator, self._pipeline)
         if waiting != self._source.num_produced:
             raise IterationStateError(
-                f"the DALI pipeline holds {waiting} batches where {self._source.num_produced} were "
-                "made and not handed out: does something else draw from the iterator? The next "
-                "pass continues where this one was"
+                f"the DALI pipeline holds {waiting} batches, but {self._source.num_produced} were "
+                "made and not handed out: does other code use the iterator? The next pass "
+                "continues where this one was"
             )
 
-    def _enter(self, aim: Aim) -> None:
+    def _enter(self, begin: BatchStart) -> None:
         self._forget_handed_out()
-        if self._source.front != aim:
-            self._source.turn(aim)
+        if self._source.front != begin:
+            self._source.seek(begin)
             for _ in range(self._source.num_produced):
                 self._drop()
 
     def _forget_handed_out(self) -> None:
-        """Batches that someone took from the DALI iterator without us, or that failed."""
+        """Drop the records of batches that other code took from the iterator, or that failed."""
         waiting = graph.num_prefetched(self._iterator, self._pipeline)
         for _ in range(self._source.num_produced - waiting):
             self._source.take()
 
     def _drop(self) -> None:
-        """Throw a batch away, also if it could not be made: nobody needs it."""
+        """Discard a batch. Nobody needs it, so an error while it was made does not matter."""
         try:
             next(self._iterator)
         except RuntimeError as error:
@@ -196,7 +212,7 @@ class DALILoader(Adapter):
             if self._has_stopped:
                 error.add_note(
                     "in a batch that was prefetched and is not needed; but with "
-                    "exec_dynamic=False the pipeline cannot go on: build it again"
+                    "exec_dynamic=False the pipeline cannot continue: build it again"
                 )
                 raise
             logger.info("a prefetched batch that is not needed could not be made: %s", error)
@@ -206,11 +222,12 @@ class DALILoader(Adapter):
         try:
             try:
                 return next(self._iterator)
-            except StopIteration:  # the source had ended a pass before the iterator was ours
+            except StopIteration:  # the source had ended an epoch before it became endless
                 self._iterator.reset()
                 return next(self._iterator)
         except RuntimeError as error:
-            # The older executor reports an error in a batch ahead before it hands out this one.
+            # The older executor (exec_dynamic=False) reports an error in any batch that it has
+            # prefetched before it hands out this one, so each of those is a suspect.
             self._has_stopped = not self._pipeline.exec_dynamic
             suspects = self._source.ids_in_front(
                 self._source.num_produced if self._has_stopped else 1
@@ -225,9 +242,9 @@ class DALILoader(Adapter):
 class DALIDeliveries:
     """One opened epoch of a ``DALILoader``."""
 
-    def __init__(self, loader: DALILoader, aim: Aim, num_batches: int) -> None:
+    def __init__(self, loader: DALILoader, begin: BatchStart, num_batches: int) -> None:
         self._loader: DALILoader | None = loader
-        self._aim, self._left = aim, num_batches
+        self._begin, self._left = begin, num_batches
 
     def __iter__(self) -> Iterator[Delivery]:
         return self
@@ -235,10 +252,10 @@ class DALIDeliveries:
     def __next__(self) -> Delivery:
         if self._loader is None or not self._left:
             raise StopIteration
-        record, data = self._loader.fetch(self._aim)
-        self._aim, self._left = self._aim._replace(place=record.end), self._left - 1
+        record, data = self._loader.fetch(self._begin)
+        self._begin, self._left = self._begin._replace(place=record.end), self._left - 1
         return Delivery(data, record.end, record.ids, record.weights)
 
     def close(self) -> None:
-        """Hand out nothing more; what is prefetched stays in the pipeline."""
+        """Hand out nothing more. Prefetched batches stay in the pipeline."""
         self._loader = None

@@ -1,12 +1,10 @@
-"""DALI pipelines as they are, resumed through DALI's own checkpoints, behind our header.
+"""Unchanged DALI pipelines, resumed through DALI's own checkpoints.
 
-For pipelines of ``fn.readers.*`` and ``fn.random.*``. DALI restores another shard's checkpoint,
-another world size's or a damaged one without an error, so each carries a header that says what
-it belongs to and a digest over all of it. The layout is fixed: same shards, same batch size.
-DALI restores only while building, so the adapter owns a function that builds the iterator.
-Training thread only.
-
-A place is the number of samples that all shards together have behind them.
+For pipelines of ``fn.readers.*`` and ``fn.random.*``. DALI restores a checkpoint of a different
+shard or world size, or a damaged one, without an error. So each checkpoint is saved with a header
+that tells what it belongs to, and a digest of both. The layout is fixed: same shards, same batch
+size. DALI restores only while it builds a pipeline, so the adapter needs a function that builds the
+iterator. A place is the number of samples served over all shards. Training thread only.
 """
 
 from __future__ import annotations
@@ -50,40 +48,59 @@ BUILT_ITERATOR = (
 )
 
 _ADVICE = {
-    "world": "DALI's checkpoints fit one layout: use as many ranks as the interrupted run, and a "
-    "position merged from all of them.",
+    "world": "DALI's checkpoints fit one layout: use the number of ranks of the interrupted run, "
+    "and a position merged from all of them.",
     "rank": "Each rank restores its own state: keep the order of the ranks.",
     "shards": "DALI's checkpoints fit one layout: use the num_shards of the interrupted run.",
     "shard": "Each rank restores its own state: give it the shard_id of the interrupted run.",
-    "batch": "DALI's random numbers belong to slots of a batch: use the batch size of the "
+    "batch": "DALI's random numbers depend on the index in the batch: use the batch size of the "
     "interrupted run.",
     "fingerprint": "Restore with the files the checkpoint was trained on.",
     "reader": "Give the reader the name it had in the interrupted run.",
-    "settings": "Give the reader the arguments of the interrupted run: they decide its order.",
+    "settings": "Give the reader the arguments of the interrupted run: its order depends on them.",
     "operators": "Define the pipeline as in the interrupted run.",
 }
 
 
 class NativeDALILoader(Adapter):
-    """The iterator that ``make`` builds, resumed exactly at any batch, at the same layout.
+    """A DALI iterator that ``make`` builds, resumed exactly at any batch, at the same layout.
 
-    ``make(checkpoint)`` builds a DALI iterator for torch over one pipeline with
-    ``enable_checkpointing=True`` and ``checkpoint=checkpoint``: bytes, or None for a fresh start.
-    It is called once here (what the iterator says about itself is read from it), and again for
-    each restore and each pass that is taken back; the iterator before is let go of first. The
-    iterator needs ``reader_name=``, ``last_batch_policy=LastBatchPolicy.PARTIAL`` and a reader
-    with ``pad_last_batch=True``: every other setting loses or repeats samples.
+    ::
 
-    Where a shard has no sample left for the last batch of an epoch, which DALI serves with size
-    0, the batch is one pad of weight 0: the shard's last sample, as DALI repeats it for padding.
-    An epoch that was left early is run to its end, unseen, before the next begins.
+        @pipeline_def(batch_size=64, num_threads=4, device_id=0, seed=7, enable_checkpointing=True)
+        def pipeline():
+            encoded, label = fn.readers.file(
+                file_root=folder, name="Reader", pad_last_batch=True, shuffle_after_epoch=True
+            )
+            images = fn.decoders.image_random_crop(encoded, device="mixed")
+            return fn.resize(images, size=[224, 224]), label
 
-    ``fingerprint`` names the data (default: a digest of the reader's files). ``seed`` only marks
-    the run: the random numbers are DALI's. ``rank`` and ``world`` count the processes whose
-    positions are merged (default: those of the process group).
+        def make(checkpoint):
+            return DALIGenericIterator(
+                pipeline(checkpoint=checkpoint),
+                ["data", "label"],
+                reader_name="Reader",
+                last_batch_policy=LastBatchPolicy.PARTIAL,
+            )
 
-    An iterator that raised is not used again: DALI may have moved, so the next pass builds one
-    from the state before it, and no sample is lost to a caught exception.
+        train_loader = CFIterator(NativeDALILoader(make), cf_manager=manager)
+
+    ``make(checkpoint)`` builds a DALI iterator for torch over one pipeline, from the bytes of a
+    checkpoint, or from None for a fresh start. It is called once here, to read the properties of
+    the iterator, and again for each restore and each pass that is taken back. The previous iterator
+    is released first. The settings above are required, since all others lose or repeat samples.
+
+    If a shard has no sample left for the last batch of an epoch, DALI serves an empty batch. It is
+    replaced by one pad of weight 0, the last sample of the shard. An epoch that was left early is
+    run to its end, with the batches dropped, before the next one starts. After an exception the
+    next pass builds a new iterator from the state before it, so no sample is lost if the exception
+    is caught.
+
+    Arguments
+        fingerprint: a name for the data. Default: a digest of the reader's files.
+        seed: a mark of the run that must agree on a restore. The random numbers are DALI's.
+        rank, world: number the processes whose positions are merged. Default: those of the process
+            group.
     """
 
     def __init__(
@@ -104,7 +121,7 @@ class NativeDALILoader(Adapter):
         note_shuffling(iterator, facts)
         if facts.shards == 1 and self._world > 1:
             logger.warning(
-                "reader %r has num_shards=1 on each of %d ranks: every rank reads all samples",
+                "reader %r has num_shards=1 on %d ranks: each of them reads all samples",
                 facts.reader,
                 self._world,
             )
@@ -117,12 +134,12 @@ class NativeDALILoader(Adapter):
 
     @property
     def identity(self) -> Identity:
-        """What must agree when a position is restored; ``n`` are the samples of all shards."""
+        """What must agree when a position is restored. ``n`` is the number of samples."""
         return self._identity
 
     @property
     def layout(self) -> Layout:
-        """How the data is spread; unlike that of other loaders it may not change."""
+        """How the data is spread. Unlike with other loaders, it must not change."""
         versions = (("dali", __version__),)
         return Layout(self._world, self._facts.batch, versions=versions)
 
@@ -140,9 +157,9 @@ class NativeDALILoader(Adapter):
         return self._facts.num_batches - self._facts.batches(start)
 
     def open(self, *, epoch: int, start: int, state: Any = None) -> NativeDeliveries:
-        """Continue at place ``start`` of ``epoch``, with the live iterator if it stands before it.
+        """Continue at place ``start`` of ``epoch``.
 
-        Otherwise a new one is built from ``state``.
+        Uses the live iterator if it has not passed that place, else builds one from ``state``.
         """
         if self._opened is not None:
             self._opened.close()
@@ -151,7 +168,7 @@ class NativeDALILoader(Adapter):
         return self._opened
 
     def accept(self, position: Position) -> None:
-        """Raise unless this rank's state in ``position`` is intact and of this very layout."""
+        """Raise unless this rank's state in ``position`` is intact and of this layout."""
         if not position.states:
             if position.position:
                 raise CorruptPositionError("the saved position lacks the states of DALI")
@@ -163,22 +180,22 @@ class NativeDALILoader(Adapter):
         self._require_same_point(header, position)
         if header["dali"] != self._header["dali"]:
             logger.warning(
-                "the checkpoint was written by DALI %s, this is %s: DALI promises nothing across "
-                "versions",
+                "the checkpoint was written by DALI %s, this is DALI %s: DALI does not promise "
+                "that checkpoints work across versions",
                 header["dali"],
                 self._header["dali"],
             )
 
     def close(self) -> None:
-        """Let go of the iterator and its threads; the adapter can be opened again."""
+        """Release the iterator and its threads. The adapter can be opened again."""
         if self._opened is not None:
             self._opened.close()
         self._opened = self._live = None
 
     def _live_before(self, target: tuple[int, int], state: State | None) -> _Live:
-        """An iterator that stands at ``target`` (epoch, batches)."""
+        """An iterator at ``target`` (epoch, batches)."""
         if self._live is None or not self._live.can_reach(target, state):
-            self._opened = self._live = None  # first: there is memory for one
+            self._opened = self._live = None  # first: there may be memory for only one pipeline
             self._live = self._restored(state)
         self._live.run_to(*target)
         return self._live
@@ -207,13 +224,17 @@ class NativeDALILoader(Adapter):
             )
 
     def _require_same_point(self, header: Mapping[str, Any], position: Position) -> None:
-        """A state lies behind the batch that ended at the place, or in an epoch before."""
+        """Check that the state and the place belong together.
+
+        The state is that of the batch that ended at the place; at the start of an epoch it is
+        that of the last batch of an earlier one.
+        """
         epoch, place = header["epoch"], self._facts.place(header["batches"])
         same = (epoch, place) == (position.epoch, position.position)
         if not same and not (epoch < position.epoch and position.position == 0):
             raise CorruptPositionError(
                 f"the saved position is at sample {position.position} of epoch {position.epoch}, "
-                f"but DALI's state in it at sample {place} of epoch {epoch}"
+                f"but DALI's state in it is at sample {place} of epoch {epoch}"
             )
 
     def _make_header(self) -> State:
@@ -234,7 +255,7 @@ class NativeDALILoader(Adapter):
 
 
 class NativeDeliveries:
-    """One pass over the rest of an epoch. The iterator outlives it: the adapter keeps it."""
+    """One pass over the rest of an epoch. The adapter keeps the iterator for the next pass."""
 
     def __init__(self, live: _Live, facts: Facts, header: State) -> None:
         self._live: _Live | None = live
@@ -249,15 +270,15 @@ class NativeDeliveries:
             raise StopIteration
         with live.moving():
             batch = live.fetch()
-            live.state = self._state_behind(live)
-        data, weights = _weighed(batch)
+            live.state = self._state_after(live)
+        data, weights = _with_weights(batch)
         return Delivery(data, self._facts.place(live.batches), weights=weights, state=live.state)
 
     def close(self) -> None:
-        """Let go of the iterator."""
+        """Release the iterator."""
         self._live = None
 
-    def _state_behind(self, live: _Live) -> State:
+    def _state_after(self, live: _Live) -> State:
         return sealed(
             {
                 **self._header,
@@ -269,7 +290,7 @@ class NativeDeliveries:
 
 
 class _Live:
-    """A built iterator, and the batch it stands behind. ``state`` is that of the last delivery."""
+    """A built iterator and its place. ``state`` is that of the last delivery."""
 
     def __init__(self, iterator: Any, facts: Facts, state: State | None) -> None:
         self._iterator, self._facts, self.state = iterator, facts, state
@@ -279,17 +300,17 @@ class _Live:
         require_at(iterator, self.epoch * facts.num_batches + self.batches)
 
     def can_reach(self, target: tuple[int, int], state: State | None) -> bool:
-        """Whether running on from here leads to what ``state`` leads to at ``target``."""
+        """Whether running forward from here gives the same as restoring ``state`` at ``target``."""
         ahead = (self.epoch, self.batches) <= target
         return ahead and self.state == state and not self._is_lost
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Who raises in here leaves DALI at a place that is not known: never move from there."""
+        """An exception inside leaves DALI at an unknown place, from which it must not continue."""
         if self._is_lost:
             raise IterationStateError(
-                "the DALI iterator raised an exception before: open the epoch again, which "
-                "builds it anew"
+                "the DALI iterator has raised an exception: start a new loop, which builds a new "
+                "iterator"
             )
         self._is_lost = True
         yield
@@ -301,7 +322,7 @@ class _Live:
         except StopIteration:
             raise IterationStateError(
                 f"the iterator ended epoch {self.epoch} after {self.batches} of "
-                f"{self._facts.num_batches} batches: does something else draw from it?"
+                f"{self._facts.num_batches} batches: does other code use it?"
             ) from None
         self.batches += 1
         return batch
@@ -311,7 +332,7 @@ class _Live:
         return blob
 
     def run_to(self, epoch: int, batches: int) -> None:
-        """Run forward, dropping batches: DALI can leave an epoch only at its end."""
+        """Run forward and drop the batches: DALI can leave an epoch only at its end."""
         dropped = 0
         with self.moving():
             while self.epoch < epoch:
@@ -328,19 +349,19 @@ class _Live:
         return dropped
 
     def _end_epoch(self) -> None:
-        """Reset, unless a restored iterator with ``auto_reset`` did so while it was built."""
+        """Reset the iterator, unless a restored one with ``auto_reset`` has done so already."""
         if self._iterator._counter:
             self._iterator.reset()
         if self._iterator._counter:
             raise IterationStateError(
-                f"the iterator is not at its epoch's end after {self._facts.num_batches} batches: "
-                "does something else draw from it?"
+                "the iterator is not at the end of its epoch after "
+                f"{self._facts.num_batches} batches: does other code use it?"
             )
         self.epoch, self.batches = self.epoch + 1, 0
 
 
-def _weighed(batch: Any) -> tuple[Any, NDArray[np.float32] | None]:
-    """A batch and one weight for each of its samples; an empty one becomes one pad of weight 0."""
+def _with_weights(batch: Any) -> tuple[Any, NDArray[np.float32] | None]:
+    """A batch and one weight per sample; an empty batch becomes one pad of weight 0."""
     (outputs,) = batch
     rows = {len(one) for one in outputs.values() if hasattr(one, "shape")}
     if len(rows) != 1:
@@ -348,12 +369,15 @@ def _weighed(batch: Any) -> tuple[Any, NDArray[np.float32] | None]:
     (count,) = rows
     if count:
         return batch, np.ones(count, dtype=np.float32)
-    padded = {name: _behind_the_cut(tensor) for name, tensor in outputs.items()}
+    padded = {name: _first_of_empty(tensor) for name, tensor in outputs.items()}
     return [padded], np.zeros(1, dtype=np.float32)
 
 
-def _behind_the_cut(tensor: Any) -> Any:
-    """The first sample of a batch that DALI cut to size 0: its memory is still there."""
+def _first_of_empty(tensor: Any) -> Any:
+    """The first sample of a batch that DALI cut to size 0.
+
+    DALI pads the batch and then returns a view of size 0, so the sample is still in its memory.
+    """
     size = (1, *tensor.shape[1:])
     return tensor.as_strided(size, tensor.stride(), tensor.storage_offset()).clone()
 

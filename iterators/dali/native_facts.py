@@ -1,6 +1,6 @@
-"""What a built DALI iterator says about itself, and the refusal of one that cannot resume exactly.
+"""Reads the properties of a built DALI iterator, and refuses one that cannot resume exactly.
 
-It looks into DALI's objects (2.4), as ``operators`` does; nothing of DALI is imported. Facts are
+Uses private attributes of DALI 2.4, as ``operators`` does, and does not import DALI. The facts are
 read once, before anything is delivered.
 """
 
@@ -22,8 +22,8 @@ from iterators.order.fingerprint import listing_digest
 
 logger = logging.getLogger(__name__)
 
-#: Reader arguments that say where the data lies (the fingerprint's), which part of it this
-#: process reads (checked by number), or only how it is read.
+#: Reader arguments that do not change the order of the samples: where the data is (in the
+#: fingerprint instead), which part of it this process reads (compared by number), how it is read.
 _NOT_SETTINGS = {
     *("file_root", "files", "labels", "file_list", "path", "paths", "index_path", "index_paths"),
     *("shard_id", "num_shards", "seed", "name", "preserve", "device"),
@@ -36,7 +36,7 @@ _NOT_SETTINGS = {
 class Facts:
     """One shard of one reader. ``operators`` and ``settings`` must agree when a state is restored.
 
-    ``num_batches`` is that of every shard: padding makes them equal.
+    ``num_batches`` is the same on every shard, since padding makes them equal.
     """
 
     reader: str
@@ -49,27 +49,27 @@ class Facts:
     settings: str
 
     def place(self, batches: int) -> int:
-        """Samples of all shards behind the first ``batches`` batches of an epoch."""
+        """Number of samples, over all shards, in the first ``batches`` batches of an epoch."""
         return min(batches * self.batch * self.shards, self.epoch_size)
 
     def batches(self, place: int) -> int:
-        """Batches behind ``place``: the inverse, as no batch is empty on every shard."""
+        """The inverse of ``place``, which exists because no batch is empty on every shard."""
         return -(-place // (self.batch * self.shards))
 
     @property
     def has_empty_tail(self) -> bool:
-        """Whether the last batch of an epoch holds no sample on some shard."""
+        """Whether the last batch of an epoch is empty on some shard."""
         return self.epoch_size // self.shards <= (self.num_batches - 1) * self.batch
 
 
 def is_dali_iterator(loader: object) -> bool:
-    """Whether ``loader`` is an iterator of a DALI plugin; does not import DALI."""
+    """Whether ``loader`` is an iterator of a DALI plugin. Does not import DALI."""
     base = sys.modules.get("nvidia.dali.plugin.base_iterator")
     return base is not None and isinstance(loader, base._DaliBaseIterator)
 
 
 def read_facts(iterator: Any) -> Facts:
-    """Read ``iterator``; ``NotResumableError`` says what it lacks and what to write instead."""
+    """Read ``iterator``; ``NotResumableError`` says what is missing and what to write instead."""
     if not is_dali_iterator(iterator):
         raise NotResumableError(
             f"make(checkpoint) must return a DALI iterator (DALIGenericIterator or "
@@ -98,13 +98,13 @@ def _checkpointing_pipeline(iterator: Any) -> Any:
     pipeline = sole_pipeline(iterator)
     if not pipeline._enable_checkpointing:
         raise NotResumableError(
-            "the pipeline keeps no state: build it with enable_checkpointing=True (and "
-            "checkpoint=checkpoint, what make was called with)"
+            "the pipeline does not keep its state: build it with enable_checkpointing=True (and "
+            "checkpoint=checkpoint, the argument of make)"
         )
     if not pipeline._ops:
         raise NotResumableError(
-            "the pipeline was deserialized, so its operators cannot be read: build it from its "
-            "definition"
+            "the pipeline was deserialized, so its operators cannot be inspected: build it from "
+            "its definition"
         )
     return pipeline
 
@@ -113,9 +113,9 @@ def _only_reader(iterator: Any, pipeline: Any) -> tuple[str, Mapping[str, Any]]:
     readers = pipeline.reader_meta()
     if len(readers) != 1:
         raise NotResumableError(
-            f"one reader that knows its epoch is expected, found {len(readers)} "
-            f"({', '.join(sorted(readers)) or 'none'}): readers advance apart, and without one "
-            "nothing says how long an epoch is"
+            "expected one reader that knows its epoch size, found "
+            f"{len(readers)} ({', '.join(sorted(readers)) or 'none'}): several readers advance "
+            "separately, and without one the length of an epoch is unknown"
         )
     ((name, meta),) = readers.items()
     if iterator._reader_name != name:
@@ -143,13 +143,13 @@ def _require_exactly_once(iterator: Any, name: str, meta: Mapping[str, Any]) -> 
 
 
 def _require_known_sources(pipeline: Any) -> None:
-    """DALI saves no state of Python code; only a callable told the index continues by itself."""
+    """DALI does not save the state of Python code: only a callable that gets the index resumes."""
     for op in pipeline._ops:
         if kind(op) == "ExternalSource":
             _require_indexed(op)
         if runs_python(op):
             logger.warning(
-                "the pipeline calls a Python function (%s): state that it keeps is not saved",
+                "the pipeline calls a Python function (%s): any state that it keeps is not saved",
                 op.name,
             )
 
@@ -159,53 +159,53 @@ def _require_indexed(op: Any) -> None:
     if source is None or source.kind.name != "CALLABLE" or not source.has_inputs:
         taken_from = "feed_input" if source is None else source.kind.name.lower()
         raise NotResumableError(
-            f"external_source {op.name!r} takes its data from {taken_from}, which DALI restarts "
-            "from the beginning: give it a callable with one argument (the batch index, or "
+            f"external_source {op.name!r} takes its data from {taken_from}, which starts from the "
+            "beginning after a resume: give it a callable with one argument (the batch index, or "
             "BatchInfo)"
         )
 
 
 def _require_dense(iterator: Any, facts: Facts) -> None:
-    """A flagged pad is made for an empty batch, which takes a plain tensor per output."""
+    """An empty batch is replaced by a pad of weight 0, which needs a plain tensor per output."""
     classes = {one.__name__ for one in type(iterator).__mro__}
     if facts.has_empty_tail and "DALIGenericIterator" not in classes:
         raise NotResumableError(
             f"{facts.epoch_size} samples on {facts.shards} shards in batches of {facts.batch} "
             f"leave some shard an empty last batch, which {type(iterator).__name__} cannot pad: "
-            "use DALIGenericIterator, or another batch size"
+            "use DALIGenericIterator, or a different batch size"
         )
 
 
 def require_at(iterator: Any, batches: int) -> None:
-    """Refuse a pipeline that is not ``batches`` batches after the beginning of its run."""
+    """Refuse a pipeline that has not served exactly ``batches`` batches."""
     prefetched = 0 if getattr(iterator, "_first_batch", None) is None else 1
     served = iterator._pipes[0]._consumer_iter - prefetched
     if served != batches:
         raise NotResumableError(
             f"the pipeline that make(checkpoint) built has served {served} batches, not {batches}: "
-            "build a new one in each call, and run it nowhere else"
+            "build a new one in each call, and do not run it elsewhere"
         )
 
 
 def note_shuffling(iterator: Any, facts: Facts) -> None:
-    """Say once what is not wrong but may surprise."""
+    """Log settings that are not wrong but may surprise."""
     pipeline = iterator._pipes[0]
     settings = _arguments(_reader_op(pipeline, facts.reader))
     if settings.get("shuffle_after_epoch") and settings.get("shuffle_after_epoch_seed") is None:
         logger.info(
-            "reader %r shuffles with DALI's constant seed, so every run sees the same order; "
-            "shuffle_after_epoch_seed= (equal on all ranks) chooses another",
+            "reader %r shuffles with DALI's constant seed, so every run has the same order; set "
+            "shuffle_after_epoch_seed= (equal on all ranks) for a different one",
             facts.reader,
         )
     if pipeline.seed is None:
         logger.info(
-            "the pipeline has no seed=: a run that is started again before its first checkpoint "
-            "draws other random numbers"
+            "the pipeline has no seed=: a run that is restarted before its first checkpoint draws "
+            "different random numbers"
         )
 
 
 def fingerprint_of(iterator: Any, facts: Facts) -> str:
-    """Name the reader's data: its files and labels where it lists them, else kind and size."""
+    """Identifies the reader's data: its files and labels if it lists them, else kind and size."""
     op = _reader_op(iterator._pipes[0], facts.reader)
     listing = _listing(op)
     if listing is None:
@@ -214,7 +214,10 @@ def fingerprint_of(iterator: Any, facts: Facts) -> str:
 
 
 def _listing(op: Any) -> list[tuple[str, str | None]] | None:
-    """Names below their root, and labels where they are arguments; None if it lists no files."""
+    """The reader's files, relative to their root, with the labels that it was given.
+
+    None if the reader does not list files.
+    """
     given = _arguments(op)
     root = absolute(given["file_root"]) if given.get("file_root") else None
     labels: Iterable[Any] = repeat(None)
@@ -236,7 +239,7 @@ def _listing(op: Any) -> list[tuple[str, str | None]] | None:
 
 
 def _patterns(op: Any) -> list[str]:
-    """The file patterns of a reader that searches a folder."""
+    """The file patterns of a reader that searches a folder: given, or DALI's default."""
     given = _arguments(op)
     known = schema(op)
     for name in ("file_filters", "file_filter"):
@@ -258,7 +261,7 @@ def _arguments(op: Any) -> Mapping[str, Any]:
 
 
 def _settings_text(op: Any) -> str:
-    """The arguments that decide which samples come in which order."""
+    """The arguments that determine the samples and their order, as text."""
     chosen = {
         name: value
         for name, value in _arguments(op).items()

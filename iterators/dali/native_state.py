@@ -1,7 +1,7 @@
-"""The sealed dictionary around one of DALI's checkpoints: any change to it is noticed.
+"""A dictionary with a digest around one of DALI's checkpoints, so that any damage is noticed.
 
-DALI restores a damaged checkpoint wrongly and without an error in about one of four cases
-(21 of 91 single bit flips, DALI 2.4), so nothing reaches it that does not fit its digest.
+DALI restores a damaged checkpoint wrongly and without an error in about one of four cases (21 of
+91 single bit flips, DALI 2.4). So only a checkpoint whose digest matches is given to DALI.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def _digest(state: Mapping[str, Any]) -> str:
 
 
 def intact(state: object) -> Mapping[str, Any]:
-    """A state that is as it was written; ``CorruptPositionError`` for any other."""
+    """``state``, if it is unchanged since it was written; else ``CorruptPositionError``."""
     if not isinstance(state, Mapping):
-        raise CorruptPositionError(f"DALI's state is a dictionary, got {type(state).__name__}")
+        raise CorruptPositionError(f"DALI's state must be a dictionary, got {type(state).__name__}")
     version = state.get("version")
     if type(version) is int and version > STATE_VERSION:
         raise CorruptPositionError(
             f"DALI's state was written by a newer version of this library (format {version}; this "
-            f"one reads up to {STATE_VERSION}): upgrade to resume from it"
+            f"version reads up to {STATE_VERSION}): upgrade to resume from it"
         )
     content = {name: value for name, value in state.items() if name != "digest"}
     try:
@@ -43,5 +43,5 @@ def intact(state: object) -> Mapping[str, Any]:
     except (TypeError, ValueError):
         intact = False
     if not intact:
-        raise CorruptPositionError("DALI's saved state is damaged: its digest does not fit")
+        raise CorruptPositionError("DALI's saved state is damaged: its digest does not match")
     return state

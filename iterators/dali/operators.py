@@ -1,7 +1,7 @@
-"""What both modes read off a built DALI iterator: its one pipeline, and what its operators are.
+"""What both modes read from a built DALI iterator: its only pipeline, and the operators in it.
 
-Attributes as of DALI 2.4, most of them without a public name; what only one mode needs is in
-``graph`` and ``native_facts``. Nothing of DALI is imported: the objects come from the user.
+Uses attributes of DALI 2.4, most of them private. What only one mode needs is in ``graph`` and
+``native_facts``. DALI is not imported here: the objects come from the user.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from typing import Any
 
 from iterators.errors import NotResumableError
 
-#: What the schemas of operators that run a function of the user's have in their names.
+#: Parts of the schema names of operators that run a Python function of the user.
 _PYTHON = ("PythonFunction", "NumbaFunc", "JaxFunction")
 
 
 def sole_pipeline(iterator: Any) -> Any:
-    """The one pipeline of an iterator."""
+    """The only pipeline of an iterator; ``NotResumableError`` if it has several."""
     pipelines = iterator._pipes
     if len(pipelines) != 1:
         raise NotResumableError(
-            f"the DALI iterator runs {len(pipelines)} pipelines: start one process for each "
-            "device, as DistributedDataParallel does, each with one pipeline whose reader takes "
-            "its share (shard_id and num_shards)"
+            f"the DALI iterator runs {len(pipelines)} pipelines: start one process per device, as "
+            "DistributedDataParallel does, each with one pipeline whose reader takes its share "
+            "(shard_id and num_shards)"
         )
     return pipelines[0]
 
@@ -32,10 +32,10 @@ def schema(operator: Any) -> Any:
 
 
 def kind(operator: Any) -> str:
-    """The name of its schema, ``readers__File`` for example."""
+    """The name of the operator's schema, for example ``readers__File``."""
     return str(schema(operator).Name())
 
 
 def runs_python(operator: Any) -> bool:
-    """Whether it runs a function of the user's: DALI declares it stateless, whatever that does."""
+    """Whether the operator runs the user's Python code, which DALI declares stateless anyway."""
     return any(one in kind(operator) for one in _PYTHON)

@@ -1,11 +1,7 @@
-"""``FileReader``: in a DALI pipeline in the place of ``fn.readers.file``, but resumable.
+"""``FileReader``: a resumable replacement for ``fn.readers.file`` in a DALI pipeline.
 
-Used as an operator object, in ``define_graph`` or under ``@pipeline_def``::
-
-    self.input = FileReader(file_root=folder, shard_id=rank, num_shards=world)
-    jpegs, labels = self.input(name="Reader")
-
-It picks paths in our order and leaves reading them to ``fn.io.file.read``, in DALI's threads.
+It chooses the paths, in our order, and leaves reading them to ``fn.io.file.read`` in DALI's
+threads.
 """
 
 from __future__ import annotations
@@ -16,41 +12,58 @@ from typing import Any
 
 from iterators.dali.files import FileList, StrPath
 from iterators.dali.imports import Pipeline, fn
-from iterators.dali.source import OUTPUTS, IndexedSource, Recipe
+from iterators.dali.source import OUTPUTS, IndexedSource, SourceSpec
 from iterators.order.batch_requests import Share
 from iterators.order.environment import rank_and_world
 from iterators.order.fingerprint import dataset_fingerprint
 from iterators.order.seeds import default_seed
 
-#: Batches that are in no queue: one ready in the iterator, one being made.
+#: Batches that are in none of DALI's queues: one ready in the iterator, one being made.
 _SPARE = 2
 
 logger = logging.getLogger(__name__)
 
 
 class FileReader:
-    """Encoded files, labels, and whatever else of a sample an augmentation needs.
+    """A reader of files in our order, with labels and what an augmentation needs.
 
-    The files are those of ``fn.readers.file``: class folders under ``file_root``, the "path
-    label" lines of ``file_list``, or ``files`` (with ``labels``). A position fits the same files
-    in a folder that was moved: they are named below ``file_root``, or else below the folder of
-    the list or the one that all ``files`` are in. Calling the reader in a
-    pipeline definition returns one DALI node for the encoded bytes and one for each of
-    ``outputs``, by default the label and, with ``num_uniforms=K``, the uniforms:
+    Use it as an operator object, in ``define_graph`` or under ``@pipeline_def``::
 
-    - "label", ``[1] int32``; "id", ``[1] int64``; "weight", ``[1] float32``, 0 for the pad of a
-      rank for which an epoch's tail had no sample;
-    - "uniforms", ``[K] float32`` in [0, 1) from (seed, epoch, id, k) alone. Augmentation made of
-      them is the same after a resume and at any layout; DALI's own random numbers and those of
-      Python operators are not, and a pipeline that draws some, or runs Python code that may, is
-      refused unless ``native_random=True`` accepts that.
+        reader = FileReader(file_root=folder, shard_id=rank, num_shards=world)
 
-    ``seed`` is the ``CFIterator``'s unless given here; if neither is, torch's initial seed
-    (``torch.manual_seed``), on all ranks rank 0's. ``shard_id`` and ``num_shards`` are the
-    process group's rank and size unless given. ``tail`` is "short" or "drop", see
-    ``ResumableDataLoader``. A run without a restored position begins in epoch ``resume_epoch``
-    behind ``resume_index`` samples of each shard. ``cf_det`` is accepted for old scripts: the
-    order is always deterministic. ``fingerprint`` names the data, if not by its file list.
+        @pipeline_def(batch_size=64, num_threads=4, device_id=0)
+        def pipeline():
+            encoded, label = reader(name="Reader")
+            images = fn.decoders.image(encoded, device="mixed")
+            return fn.resize(images, size=[224, 224]), label
+
+    The files are those that ``fn.readers.file`` would find: class folders below ``file_root``, the
+    "path label" lines of ``file_list``, or ``files`` (with ``labels``). A position still fits if
+    the folder was moved: files are named relative to ``file_root``, or else to the folder of the
+    list, or to the folder that contains all ``files``.
+
+    Calling the reader in a pipeline definition returns one DALI node for the encoded bytes and one
+    for each of ``outputs``, by default the label and, with ``num_uniforms=K``, the uniforms:
+
+    - "label", ``[1] int32``;
+    - "id", ``[1] int64``, the index of the file;
+    - "weight", ``[1] float32``, 1, or 0 for a pad (see ``CFIterator.last_weights``);
+    - "uniforms", ``[K] float32`` in [0, 1), from (seed, epoch, id, k) alone. Augmentation that
+      uses them is the same after a resume and at any layout.
+
+    DALI's own random numbers do not resume exactly, and neither do those of Python operators. A
+    pipeline that draws such numbers, or runs Python code that may, is refused unless
+    ``native_random=True``.
+
+    Arguments
+        seed: default: the seed of the ``CFIterator``, else torch's initial seed; rank 0's on all
+            ranks.
+        shard_id, num_shards: default: rank and world size of the process group.
+        tail: "short" or "drop", see ``ResumableDataLoader``.
+        resume_index, resume_epoch: where a run without a restored position starts: after
+            ``resume_index`` samples of each shard in epoch ``resume_epoch``.
+        cf_det: accepted for old scripts; the order is always deterministic.
+        fingerprint: a name for the data, instead of a digest of the file list.
     """
 
     def __init__(
@@ -82,7 +95,7 @@ class FileReader:
                 f"resume_index and resume_epoch are counts, got {resume_index} and {resume_epoch}"
             )
         if not cf_det:
-            logger.info("cf_det=False: the order is deterministic all the same")
+            logger.info("cf_det=False has no effect: the order is always deterministic")
         if num_uniforms < 0:
             raise ValueError(f"num_uniforms is a count, got {num_uniforms}")
         self._rank, self._world = rank_and_world(shard_id, num_shards)
@@ -91,7 +104,7 @@ class FileReader:
         if seed is None:
             self._default_seed = default_seed(rank=self._rank, world=self._world)
         found = _found(file_root, files, labels, file_list)
-        self._recipe = Recipe(
+        self._spec = SourceSpec(
             found,
             dataset_fingerprint(found) if fingerprint is None else fingerprint,
             shuffle,
@@ -103,23 +116,23 @@ class FileReader:
 
     @property
     def files(self) -> FileList:
-        """What is read; ``files.name(id)`` is the path of a sample."""
-        return self._recipe.files
+        """The files; ``files.name(id)`` is the path of a sample."""
+        return self._spec.files
 
     @property
     def fingerprint(self) -> str:
-        """The name of the data, saved with a position."""
-        return self._recipe.fingerprint
+        """Identifies the data; saved with a position."""
+        return self._spec.fingerprint
 
     def __len__(self) -> int:
-        """How many samples there are, over all shards."""
-        return len(self._recipe.files)
+        """Number of samples over all shards."""
+        return len(self._spec.files)
 
     def __call__(self, *, name: str | None = None) -> tuple[Any, ...]:
-        """The nodes, in the pipeline that is being defined; ``name`` is its file operator's."""
+        """The nodes in the pipeline being defined. ``name`` is given to the file operator."""
         pipeline = Pipeline.current()
         if pipeline is None:
-            raise RuntimeError("FileReader is called in a pipeline definition: there is none here")
+            raise RuntimeError("call FileReader inside a pipeline definition: there is none here")
         share = Share(pipeline.max_batch_size, self._world, self._rank, self._tail)
         if not share.batches(len(self)):
             raise ValueError(
@@ -127,7 +140,7 @@ class FileReader:
                 f"{share.global_batch}"
             )
         source = IndexedSource(
-            self._recipe,
+            self._spec,
             share,
             seed=self._seed,
             default_seed=self._default_seed,
@@ -135,13 +148,13 @@ class FileReader:
             remembered=_deepest(pipeline) + _SPARE,
         )
         paths, *others = fn.external_source(
-            source=source, num_outputs=1 + len(self._recipe.outputs), batch=True, batch_info=True
+            source=source, num_outputs=1 + len(self._spec.outputs), batch=True, batch_info=True
         )
         return fn.io.file.read(paths, name=name), *others
 
 
 def _deepest(pipeline: Any) -> int:
-    """How many batches the pipeline's queues hold at most."""
+    """Largest number of batches in the pipeline's queues."""
     depth = pipeline.prefetch_queue_depth
     return sum(depth.values()) if isinstance(depth, dict) else int(depth)
 
@@ -150,7 +163,7 @@ def _outputs(asked: Sequence[str] | None, num_uniforms: int) -> tuple[str, ...]:
     if asked is None:
         return ("label", "uniforms") if num_uniforms else ("label",)
     if isinstance(asked, str) or not set(asked) <= set(OUTPUTS) or len(set(asked)) < len(asked):
-        raise ValueError(f"outputs are distinct names of {OUTPUTS}, got {asked!r}")
+        raise ValueError(f"outputs must be distinct names from {OUTPUTS}, got {asked!r}")
     if ("uniforms" in asked) != bool(num_uniforms):
         raise ValueError(f"outputs {tuple(asked)} do not go with num_uniforms={num_uniforms}")
     return tuple(asked)
@@ -163,7 +176,7 @@ def _found(
     file_list: StrPath | None,
 ) -> FileList:
     if labels is not None and files is None:
-        raise ValueError("labels are those of files: give files too")
+        raise ValueError("labels belong to files: give files too")
     if files is not None and file_list is not None:
         raise ValueError("give files or file_list, not both")
     if files is not None:

@@ -1,8 +1,8 @@
-"""What a pipeline's reader feeds it: this rank's batches, from wherever it was aimed.
+"""The source that feeds a DALI pipeline with this rank's batches, from any place on.
 
-``IndexedSource`` is the callable under ``fn.external_source``. DALI calls it ahead of training,
-as deep as the pipeline prefetches, so it writes down what it produced; the adapter takes one
-record per delivered batch. Everything happens on the thread that drives the pipeline.
+``IndexedSource`` is the callable under ``fn.external_source``. DALI calls it ahead of training, as
+far as the pipeline prefetches, so it keeps a record of each batch that it produced; the adapter
+takes one record per delivered batch. All of it runs on the thread that drives the pipeline.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from iterators.order.epoch import EpochOrder, Int64, Order, SequentialOrder, fol
 
 Float32: TypeAlias = NDArray[np.float32]
 
-#: What may follow the encoded bytes of a sample.
+#: The outputs that may follow the encoded bytes of a sample.
 OUTPUTS = ("label", "uniforms", "id", "weight")
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Aim(NamedTuple):
-    """Where a batch begins: at ``place`` of ``epoch``, in the order and randomness of ``seed``."""
+class BatchStart(NamedTuple):
+    """Where a batch begins: ``place`` of ``epoch``, with the order and randomness of ``seed``."""
 
     seed: int
     epoch: int
@@ -37,19 +37,19 @@ class Aim(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One produced batch; ``end`` is the place behind it over all ranks."""
+    """One batch that was produced; ``end`` is the place behind it, over all ranks."""
 
-    begin: Aim
+    begin: BatchStart
     end: int
     ids: Int64
     weights: Float32
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class SourceSpec:
     """What a source produces: ``outputs`` of ``files``, with ``num_uniforms`` per sample.
 
-    ``native_random``: the user accepts that DALI's own random numbers are not resumed.
+    ``native_random``: the user accepts that DALI's own random numbers do not resume.
     """
 
     files: FileList
@@ -80,22 +80,22 @@ class Recipe:
 
 
 class IndexedSource:
-    """Feeds one pipeline: an epoch, the end that DALI asks for, the next epoch.
+    """Feeds one pipeline with epoch after epoch, each followed by the end that DALI expects.
 
-    ``endless`` leaves out the end, so that the pipeline is never empty between two epochs:
-    whoever sets it counts the batches, and marks itself as ``owner``. ``origin`` is (epoch,
-    place); ``seed`` None means ``default_seed`` until ``turn`` says another. Of what it produced,
-    the last ``remembered`` batches are: more than DALI ever prefetches.
+    With ``endless`` there is no end, so that the pipeline never runs empty between two epochs. The
+    adapter that sets it counts the batches itself, and marks itself as ``owner``. ``origin`` is
+    (epoch, place). ``seed`` None stands for ``default_seed``, until ``seek`` sets a different one.
+    Records of the last ``remembered`` batches are kept: more than DALI ever prefetches.
     """
 
     endless = False
     owner: object = None
-    _next: Aim
+    _next: BatchStart
     _records: Iterator[Record]
 
     def __init__(
         self,
-        recipe: Recipe,
+        spec: SourceSpec,
         share: Share,
         *,
         seed: int | None,
@@ -103,22 +103,22 @@ class IndexedSource:
         origin: tuple[int, int],
         remembered: int | None = None,
     ) -> None:
-        self.recipe, self.share, self.seed, self.origin = recipe, share, seed, origin
+        self.spec, self.share, self.seed, self.origin = spec, share, seed, origin
         self._produced: deque[Record] = deque(maxlen=remembered)
-        #: What counts before anybody turns it.
+        #: The seed until the first ``seek``.
         self.first_seed = default_seed if seed is None else seed
-        self.turn(Aim(self.first_seed, *origin))
-        if not share.batches(len(recipe.files) - origin[1]):
-            self.turn(Aim(self.first_seed, origin[0] + 1, 0))
+        self.seek(BatchStart(self.first_seed, *origin))
+        if not share.batches(len(spec.files) - origin[1]):
+            self.seek(BatchStart(self.first_seed, origin[0] + 1, 0))
 
     @property
-    def front(self) -> Aim:
-        """Where the next batch begins that the pipeline will deliver."""
+    def front(self) -> BatchStart:
+        """The start of the next batch that the pipeline will deliver."""
         return self._produced[0].begin if self._produced else self._next
 
     @property
     def num_produced(self) -> int:
-        """Batches produced and not yet taken."""
+        """Number of batches produced and not yet taken."""
         return len(self._produced)
 
     def ids_in_front(self, num_batches: int) -> list[int]:
@@ -127,29 +127,29 @@ class IndexedSource:
             one for record in islice(self._produced, num_batches) for one in record.ids.tolist()
         ]
 
-    def turn(self, aim: Aim) -> None:
-        """Produce from ``aim`` on; what was produced before stays so."""
-        self._next = aim
-        self._records = records(self.recipe.order(aim.seed, aim.epoch), self.share, aim)
+    def seek(self, begin: BatchStart) -> None:
+        """Produce from ``begin`` on. Batches produced before stay in the pipeline."""
+        self._next = begin
+        self._records = records(self.spec.order(begin.seed, begin.epoch), self.share, begin)
 
     def take(self) -> Record:
-        """The oldest record: call it once per batch that left the pipeline."""
+        """The oldest record. Call it once per batch that left the pipeline."""
         return self._produced.popleft()
 
     def __call__(self, _batch: object) -> list[Any]:
         record = next(self._records, None)
         if record is None:
-            self.turn(Aim(self._next.seed, self._next.epoch + 1, 0))
+            self.seek(BatchStart(self._next.seed, self._next.epoch + 1, 0))
             if not self.endless:
                 raise StopIteration
             record = next(self._records)
         self._produced.append(record)
         self._next = record.begin._replace(place=record.end)
-        return self.recipe.batch(record)
+        return self.spec.batch(record)
 
 
-def records(order: Order, share: Share, begin: Aim) -> Iterator[Record]:
-    """This rank's batches from ``begin`` to the end of the epoch, as torch's loaders have them."""
+def records(order: Order, share: Share, begin: BatchStart) -> Iterator[Record]:
+    """This rank's batches from ``begin`` to the end of the epoch, the same as torch loaders get."""
     for first, ids, weight in share.cut(order, begin.place):
         yield Record(
             begin._replace(place=first),
@@ -159,8 +159,11 @@ def records(order: Order, share: Share, begin: Aim) -> Iterator[Record]:
         )
 
 
-def uniforms(begin: Aim, ids: Int64, count: int) -> Float32:
-    """``[N, count] float32`` in [0, 1), from (seed, epoch, id, k) alone: 24 bits, so exact."""
+def uniforms(begin: BatchStart, ids: Int64, count: int) -> Float32:
+    """``[N, count] float32`` in [0, 1), from (seed, epoch, id, k) alone.
+
+    24 random bits each, all that a float32 below 1 can hold: the result is the same everywhere.
+    """
     key = np.uint64(fold64(begin.seed, begin.epoch))
     samples = mix64(ids.astype(np.uint64) * _GOLDEN + key)
     columns = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN

@@ -1,1 +1,1 @@
-"""Where a training loop stands in its data: the cursor, counted batches, and epoch tails."""
+"""The training loop over an iterator: passes, boundaries, the cursor, and what the log says."""

@@ -1,9 +1,9 @@
-"""The places of batches as a loop counts them: right after a restore only if we are asked.
+"""Warns about loops that count batches from 0, which is wrong after a restore in mid-epoch.
 
-After a restore in mid-epoch a pass begins in the middle, so whoever counts batches from 0, as
-``enumerate(train_loader)`` does, sees ``i + 1 == len(train_loader)`` at no batch. ``Counting``
-knows whether the loop asked for the true index, and says where it may be wrong.
-Training thread only.
+A restored pass starts in the middle of its epoch. A loop that counts its batches from 0, for
+example with ``enumerate(train_loader)``, then never sees ``i + 1 == len(train_loader)``, and
+accumulates gradients over other groups of batches. ``Counting`` records whether the loop asked us
+for the true index, and logs where its own count may be wrong. Training thread only.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-#: Generators and the like between a loop's ``enumerate`` and our iterator (tqdm is one).
+#: Most generators to look through between a loop's ``enumerate`` and our iterator (tqdm is one).
 _MOST_WRAPPERS = 3
 
 
 class Counting:
-    """What is known of how the loop over one iterator counts. ``name`` is the iterator's."""
+    """How the loop over one iterator counts its batches. ``name`` is the iterator's."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -30,19 +30,19 @@ class Counting:
         self._asks = self._told = False
 
     def resumed(self, epoch: int) -> None:
-        """The next pass begins in the middle of ``epoch``."""
+        """The next pass starts in the middle of ``epoch``."""
         self._entered, self._asks, self._told = epoch, False, False
 
     def asked(self) -> None:
-        """The loop was told a true index."""
+        """The loop asked for a true index."""
         self._asks = True
 
     def batch_used(
         self, running: Generator[Any, Any, Any] | None, *, epoch: int, batch: int
     ) -> None:
-        """The loop is done with its first batch (``batch``) after a restore; says so once.
+        """The loop is done with a batch, ``batch`` by its index. Logs once after a restore.
 
-        A WARNING if ``enumerate`` is what iterates: finding that out visits every object once.
+        At level WARNING if the loop uses Python's ``enumerate``, else INFO.
         """
         if self._entered != epoch or self._asks or self._told:
             return
@@ -50,25 +50,25 @@ class Counting:
         counts = running is not None and is_enumerated(running)
         logger.log(
             logging.WARNING if counts else logging.INFO,
-            "iterator %r went on at batch %d of epoch %d, and %s: write `for i, batch in "
+            "iterator %r resumed at batch %d of epoch %d, but %s: write `for i, batch in "
             "train_loader.enumerate()`, or use train_loader.batch as the index",
             self._name,
             batch,
             epoch,
-            "enumerate(train_loader) counts from 0 there, so that `i + 1 == len(train_loader)` "
-            "never comes"
+            "enumerate(train_loader) counts from 0 there, so `i + 1 == len(train_loader)` is "
+            "never true"
             if counts
-            else "what a loop counts by itself begins at 0 there",
+            else "a loop that counts by itself starts from 0 there",
         )
 
     def epoch_ends(self, epoch: int, *, num_unused: int) -> None:
-        """Every batch was served; ``num_unused``: how many came after the last update."""
+        """Every batch was served; ``num_unused`` of them came after the last update."""
         if self._entered == epoch and num_unused and not self._asks:
             logger.warning(
-                "iterator %r: epoch %d, which was resumed in its middle, ends with %d batch(es) "
-                "that no update has used. If the loop updates at the epoch's last batch, an "
-                "uninterrupted run has other weights from here on: find that batch by "
-                "train_loader.enumerate() or train_loader.batch, not by a count of your own",
+                "iterator %r: epoch %d, which was resumed in mid-epoch, ends with %d batch(es) "
+                "that no update has used. If the loop should update at the last batch of an "
+                "epoch, its weights differ from those of an uninterrupted run from here on: find "
+                "it with train_loader.enumerate() or train_loader.batch, not with your own count",
                 self._name,
                 epoch,
                 num_unused,
@@ -76,9 +76,10 @@ class Counting:
 
 
 def is_enumerated(running: Generator[Any, Any, Any]) -> bool:
-    """Whether an ``enumerate`` draws from the generator that runs, perhaps through others.
+    """Whether an ``enumerate`` draws from the running generator, perhaps through others.
 
-    Visits every object that the garbage collector knows: some ten milliseconds.
+    An ``enumerate`` has no Python frame, so it can only be found as an object. Visits every object
+    that the garbage collector knows, which takes some ten milliseconds: done once per restore.
     """
     drawing = list(_drawing_from(running))
     return any(
@@ -90,7 +91,7 @@ def is_enumerated(running: Generator[Any, Any, Any]) -> bool:
 
 
 def _drawing_from(running: Generator[Any, Any, Any]) -> Iterator[FrameType]:
-    """The generators that have asked for the next item, the nearest first."""
+    """The frames of the generators that are asking for the next item, the nearest first."""
     frame: FrameType | None = running.gi_frame  # type: ignore[attr-defined]  # a function makes it
     for _ in range(_MOST_WRAPPERS):
         frame = frame and frame.f_back

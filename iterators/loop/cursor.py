@@ -1,8 +1,9 @@
-"""Two places in the data: what was delivered, and what the last boundary covers.
+"""The cursor: how far batches were delivered, and how far the last boundary covers them.
 
-``Cursor`` is the bookkeeping under ``CFIterator``, pure: no loader, no manager. ``live`` moves
-when a batch is handed out and at the end of an epoch; ``commit`` moves ``saved`` up to it. Only
-``saved`` is checkpointed, so a batch that was delivered but not yet used is served again.
+``Cursor`` is the bookkeeping under ``CFIterator``. It is pure: it drives no loader and no manager.
+``live`` moves when a batch is handed out and at the end of an epoch; ``commit`` moves ``saved`` up
+to it. Only ``saved`` is checkpointed, so a batch that was delivered but not yet used is served
+again.
 """
 
 from __future__ import annotations
@@ -25,37 +26,43 @@ from iterators.order.ledger import (
 from iterators.order.position import Identity, Layout, Position
 from iterators.protocol import Adapter, Delivery
 
-#: A fault that repeats itself is clear from its first samples; the ids are all there.
+#: Faults to describe in words: a repeated fault is clear from the first few. All ids are listed.
 _MOST_NAMED = 20
 
 _range_ledger = lru_cache(maxsize=8)(ledger_of_range)
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A live place. ``crossed``: an epoch ended since the last boundary.
+class Progress:
+    """How far the batches of an epoch were handed out.
 
-    ``state`` is the loader's own (``Delivery.state``) behind the last batch.
+    ``uncommitted`` counts the batches since the last boundary; ``ended_epoch`` tells whether an
+    epoch ended since then. ``state`` is the loader's own (``Delivery.state``) after the last batch.
     """
 
     epoch: int = 0
     place: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     uncommitted: int = 0
-    crossed: bool = False
+    ended_epoch: bool = False
     state: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """What one epoch served to this rank, against what it should have.
+    """What one epoch served to this rank, compared with what it should have served.
 
-    ``not_served`` counts places behind which the epoch was left (an early ``break``, or the tail
-    under "drop"). ``exact``: the ledger equals that of this rank's places (the epoch was served
-    exactly once if that holds on every rank); None if the loader cannot say, or what a restored
-    position says of the places before it is incomplete. ``served`` counts samples, or places
-    where the loader has no order. ``doubled`` and ``missing`` are ids of samples, and ``faults``
-    names the first of each with its place, only with ``audit=True``.
+    Attributes
+        epoch: the number of the epoch, from 0.
+        served: samples served, or places if the loader has no order.
+        not_served: places at the end of the epoch that were not served, because the loop was left
+            early or ``tail="drop"`` leaves them out.
+        ledger: count, sum and xor of the hashed ids that were served.
+        exact: whether the ledger equals that of this rank's places. The epoch was served exactly
+            once if it does on every rank. None if the loader has no order, or if a restored
+            position did not account for all samples before it.
+        doubled, missing: ids of samples, with ``audit=True`` only.
+        faults: the first doubled and missing samples with name and place, with ``audit=True`` only.
     """
 
     epoch: int
@@ -69,10 +76,10 @@ class EpochReport:
 
 
 class Cursor:
-    """Where one iterator stands. Training thread only."""
+    """The position of one iterator. Training thread only."""
 
-    live: Mark
-    _base: Mark
+    live: Progress
+    _base: Progress
 
     def __init__(self, adapter: Adapter, *, audit: bool = False) -> None:
         self._adapter = adapter
@@ -81,7 +88,8 @@ class Cursor:
         self._ranks = (adapter.rank,) if adapter.layout.world > 1 else ()
         self._audit = audit
         self._bitmap: AuditBitmap | None = None
-        #: Delivered since the last boundary: how many before it, and the samples.
+        #: The batches since the last boundary, not in the audit yet, because ``rewind`` may take
+        #: them back. For each, how many came before it since the boundary, and its samples.
         self._unmarked: list[tuple[int, Int64 | tuple[()]]] = []
         self.step = 0
         self._begin(self._origin())
@@ -104,7 +112,7 @@ class Cursor:
         """Pass a boundary: ``saved`` catches up with ``live``."""
         self.step += 1
         self._mark_delivered()
-        self.live = replace(self.live, uncommitted=0, crossed=False)
+        self.live = replace(self.live, uncommitted=0, ended_epoch=False)
         self.saved = self._position(self.live, self.step)
 
     def end_epoch(self) -> EpochReport:
@@ -112,52 +120,60 @@ class Cursor:
         self._mark_delivered()
         report, live = self._report(), self.live
         self._begin(
-            Mark(live.epoch + 1, uncommitted=live.uncommitted, crossed=True, state=live.state)
+            Progress(
+                live.epoch + 1, uncommitted=live.uncommitted, ended_epoch=True, state=live.state
+            )
         )
         return report
 
-    def rewind(self, mark: Mark) -> None:
-        """Take back deliveries, all of the same epoch, that no boundary will ever cover."""
-        self.live = mark
-        self._unmarked = [one for one in self._unmarked if one[0] < mark.uncommitted]
+    def rewind(self, to: Progress) -> None:
+        """Take back deliveries since ``to``, all of one epoch: they will be served again."""
+        self.live = to
+        self._unmarked = [one for one in self._unmarked if one[0] < to.uncommitted]
 
     def load(self, position: Position) -> None:
-        """Continue from a restored position. Only rank 0 keeps its ledger: ledgers add."""
+        """Continue from a restored position.
+
+        Every rank loads the same global position, whose ledger covers all ranks. Only rank 0 keeps
+        it: the ledgers of all ranks are added when their positions are merged again.
+        """
         rank = self._adapter.rank
         ledger = position.ledger if rank == 0 else Ledger()
         state = position.states[rank] if rank < len(position.states) else None
         self.step = position.step
         self._identity = self._adapter.identity  # a default seed gave way to the position's
-        self._begin(Mark(position.epoch, position.position, ledger, state=state))
+        self._begin(Progress(position.epoch, position.position, ledger, state=state))
         self._knows_before = rank > 0 or ledger.count == position.position
         self.saved = self._position(self.live, self.step)
 
     def position_after(self, *, epoch_over: bool) -> Position:
-        """The position if a boundary were passed now."""
+        """The position that a boundary passed now would save."""
         live, step = self.live, self.step + (1 if self.live.uncommitted else 0)
-        return self._position(Mark(live.epoch + 1, state=live.state) if epoch_over else live, step)
+        return self._position(
+            Progress(live.epoch + 1, state=live.state) if epoch_over else live, step
+        )
 
-    def _origin(self) -> Mark:
+    def _origin(self) -> Progress:
         epoch, place = self._adapter.origin
         order = self._adapter.order(epoch) if place and self._adapter.rank == 0 else None
-        return Mark(epoch, place, Ledger() if order is None else expected_ledger(order, place))
+        return Progress(epoch, place, Ledger() if order is None else expected_ledger(order, place))
 
-    def _begin(self, mark: Mark) -> None:
-        """Start to serve at ``mark``: from here on, this rank's places are evenly spaced."""
-        self._base = self.live = mark
+    def _begin(self, at: Progress) -> None:
+        """Start to serve at ``at``: from here on, this rank's places are evenly spaced."""
+        self._base = self.live = at
         self._knows_before = True
         if self._audit:
             self._start_audit()
 
-    def _position(self, mark: Mark, step: int) -> Position:
+    def _position(self, at: Progress, step: int) -> Position:
         return Position(
             self._identity,
-            mark.epoch,
-            mark.place,
+            at.epoch,
+            at.place,
             step,
-            mark.ledger,
+            at.ledger,
             self._layout,
-            states=() if mark.state is None else (mark.state,),
+            states=() if at.state is None else (at.state,),
             ranks=self._ranks,
         )
 
@@ -176,7 +192,10 @@ class Cursor:
         )
 
     def _exact(self, order: Order) -> bool | None:
-        """Whether this rank's ledger is that of its places, and rank 0's of all before too."""
+        """Whether this rank's ledger is that of its places since ``_base``.
+
+        Rank 0 also checks the ledger of everything before, which it alone has (see ``load``).
+        """
         base, live, world = self._base, self.live, self._layout.world
         if world == 1 and self._knows_before:
             return live.ledger == expected_ledger(order, live.place)
@@ -188,7 +207,7 @@ class Cursor:
         return self._adapter.rank > 0 or base.ledger == expected_ledger(order, base.place)
 
     def _start_audit(self) -> None:
-        """A fresh bitmap; after a restore, the places already served are taken as served."""
+        """A fresh bitmap, in which the places before a restored position count as served."""
         order = self._adapter.order(self.live.epoch)
         if not isinstance(order, Permutation):
             raise ValueError("audit=True needs a permutation of samples that the loader knows")
@@ -197,7 +216,7 @@ class Cursor:
             self._bitmap.mark(ids)
 
     def _mark_delivered(self) -> None:
-        """Enter what was delivered into the audit; until now a rewind could take it back."""
+        """Enter the batches since the last boundary into the audit: they are final now."""
         for _, ids in self._unmarked:
             if self._bitmap is not None:
                 self._bitmap.mark(ids)
@@ -208,7 +227,7 @@ class Cursor:
         return ids_of_places(order, start, stop, self._layout.world)
 
     def _audited(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Which samples came more than once, and which of this rank's places did not come."""
+        """(samples served more than once, samples of this rank's places that were not served)."""
         order = self._adapter.order(self.live.epoch)
         if self._bitmap is None or order is None:
             return (), ()
@@ -230,14 +249,17 @@ class Cursor:
 
 
 def expected_ledger(order: Order, place: int) -> Ledger:
-    """The ledger of the first ``place`` samples of ``order``, from the shorter side."""
+    """The ledger of the first ``place`` samples of ``order``.
+
+    In the second half of an epoch the rest is subtracted from the whole, which is less to compute.
+    """
     if not isinstance(order, Permutation) or place <= order.n // 2:
         return ledger_of_places(order, 0, place)
     return _range_ledger(order.n) - ledger_of_places(order, place, order.n)
 
 
 def _counted(delivery: Delivery) -> Int64 | tuple[()]:
-    """The samples of a batch that count: pads do not."""
+    """The samples of a batch without pads."""
     if delivery.ids is None or delivery.weights is None:
         return () if delivery.ids is None else delivery.ids
     return delivery.ids if delivery.weights.all() else delivery.ids[delivery.weights > 0]

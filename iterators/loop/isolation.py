@@ -1,9 +1,9 @@
-"""A block of code that leaves the random generators as it found them: validation, above all.
+"""``isolated_rng``: run validation without changing the random numbers of training.
 
-What training draws next must not depend on what ran in between, and validation may draw otherwise
-in a resumed process: a ``DataLoader`` with persistent workers, for one, draws from torch's
-generator when they start, once in an unbroken run and once more after each resume. Dropout is
-shifted then.
+The numbers that training draws must not depend on the code between two epochs, because that code
+may draw differently in a resumed process. A ``DataLoader`` with persistent workers, for example,
+draws from torch's generator when it starts them: once in an uninterrupted run, and again after each
+resume. Dropout would then use different numbers.
 """
 
 from __future__ import annotations
@@ -20,28 +20,34 @@ import torch
 
 @contextmanager
 def isolated_rng() -> Iterator[None]:
-    """Leave the global random generators as they were, whatever the block draws or seeds.
+    """Restore the global random generators after a block, whatever it draws or seeds.
 
-    Those of Python, of NumPy if it is imported, of torch on the CPU and on all devices of an
-    accelerator that is in use. ``with isolated_rng(): validate(model)``, or ``@isolated_rng()`` on
-    a function; it may be nested, and an exception changes nothing. The block begins with training's
-    own numbers: seed inside of it for the same ones at each call. About 15 us on the CPU.
+    ::
 
-    Not covered: generators of your own (``torch.Generator``, ``numpy.random.default_rng``), those
-    of other processes, an accelerator that the block is the first to use, and capture of a CUDA
-    graph, in which a generator cannot be read. Other threads that draw meanwhile are set back too.
-    In a process that was forked inside the block nothing is done when it leaves.
+        with isolated_rng():
+            validate(model)
+
+    Covers the generators of Python, of NumPy if it is imported, and of torch on the CPU and on all
+    devices of the accelerator in use. ``@isolated_rng()`` works as a decorator. Blocks may be
+    nested, and the generators are restored after an exception too. The block starts with the state
+    of training: seed inside it to get the same numbers at each call. Takes about 15 us on the CPU.
+
+    Not covered: your own generators (``torch.Generator``, ``numpy.random.default_rng``), those of
+    other processes, an accelerator that is first used inside the block, and the capture of a CUDA
+    graph, during which a generator cannot be read. What other threads draw meanwhile is undone too.
+    A process that was forked inside the block leaves it without restoring anything.
     """
     process, restore = os.getpid(), _restorer()
     try:
         yield
     finally:
+        # A forked child keeps the numbers that it drew or seeded for itself.
         if os.getpid() == process:
             restore()
 
 
 def _restorer() -> Callable[[], None]:
-    """Reads all generators; the function returned sets them."""
+    """Read all generators, and return a function that sets them again."""
     numpy: Any = sys.modules.get("numpy")
     python_state, torch_state = random.getstate(), torch.get_rng_state()
     numpy_state = None if numpy is None else numpy.random.get_state(legacy=False)
@@ -59,7 +65,10 @@ def _restorer() -> Callable[[], None]:
 
 
 def _device_states() -> list[tuple[Any, int, torch.Tensor]]:
-    """Of an accelerator that this process has used: reading must not start it."""
+    """(module, device, state) of each device, if this process has used the accelerator.
+
+    Reading the state would otherwise initialise it, which takes memory and seconds.
+    """
     kind = torch.accelerator.current_accelerator()
     if kind is None:
         return []

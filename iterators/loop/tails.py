@@ -1,6 +1,6 @@
-"""What an epoch's tail, validation above all, does to the random numbers of the next epoch.
+"""Warns if an epoch's tail (validation, mostly) changes the random numbers of the next epoch.
 
-Training thread only. Does not import torch: without it there is nothing to watch.
+Training thread only. Does not import torch: where nobody has, there is nothing to watch.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ logger = logging.getLogger(__name__)
 
 
 class TailWatch:
-    """Notices an epoch's tail that draws from torch's generator only the first time in a process.
+    """Notices a tail that draws from torch's generator only the first time in a process.
 
-    Then a resumed process, whose first tail comes later, draws once more than an unbroken run.
-    What each tail draws alike is no harm, so it is not spoken of; validation in every second epoch
-    looks the same as harm, and hears of it once. About 10 us per epoch.
+    A resumed process then draws once more than an uninterrupted run, because its first tail comes
+    later in the run. A DataLoader with persistent workers does so when it starts them. A tail that
+    draws in every epoch does no harm. Validation in every second epoch cannot be told from the
+    harmful case, and is warned about once. Takes about 10 us per epoch.
     """
 
     def __init__(self, name: str) -> None:
@@ -27,12 +28,12 @@ class TailWatch:
         self._told = False
 
     def begins(self) -> None:
-        """The epoch's last batch was used."""
+        """The last batch of the epoch was used."""
         torch = sys.modules.get("torch")
         self._before = None if self._told or torch is None else torch.get_rng_state()
 
     def ends(self) -> None:
-        """The epoch's last boundary is about to be passed."""
+        """The last boundary of the epoch is about to be passed."""
         before, self._before = self._before, None
         if before is None:
             return
@@ -47,9 +48,9 @@ class TailWatch:
         self._told = True
         logger.warning(
             "iterator %r: after the first epoch of this process something (validation?) drew from "
-            "torch's global generator, and after a later one nothing did. A resumed process would "
-            "draw once more, and train with other random numbers: put it inside `with "
-            "isolated_rng():` (from iterators), or give a DataLoader(persistent_workers=True) a "
-            "generator of its own",
+            "torch's global generator, and after a later epoch nothing did. A resumed process "
+            "would draw once more, and train with different random numbers: put that code inside "
+            "`with isolated_rng():` (from iterators), or give a "
+            "DataLoader(persistent_workers=True) its own generator",
             self._name,
         )

@@ -1,1 +1,1 @@
-"""Which sample comes where, and everything that this depends on."""
+"""The order of the samples, and everything that it depends on."""

@@ -1,10 +1,12 @@
-"""What travels between the sampler and the loader's workers: requests out, deliveries back.
+"""Batch requests: what the sampler sends to the loader's workers, and what comes back.
 
-A request asks for one batch. The sampler draws requests for this rank's share of the global order;
-the dataset wrapper seeds the random generators for each sample before it asks the user's dataset
-for it, so a sample's augmentation depends on (seed, epoch, id) alone, whichever worker makes it;
-the collate wrapper sends back which ids are in the batch. Sampler: training process only. The
-two wrappers: any process, picklable if what they wrap is.
+A request names the samples of one batch. The sampler makes requests for this rank's share of the
+global order. The dataset wrapper seeds the random generators before it asks the user's dataset for
+a sample, so the augmentation of a sample depends on (seed, epoch, id) alone, whichever worker makes
+it. The collate wrapper returns the batch together with its ids.
+
+The sampler runs in the training process; the wrappers run in any process, and can be pickled if
+the objects inside them can.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from iterators.order.epoch import IDS_AT_ONCE, Order, fold64, fold64_each
 
 
 class BatchRequest(NamedTuple):
-    """The samples of one batch, all of one epoch; ``weight`` is 0 for a pad, else 1."""
+    """The samples of one batch, all of the same epoch. ``weight`` is 0 for a pad, else 1."""
 
     epoch: int
     ids: list[int]
@@ -32,10 +34,12 @@ class BatchRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How a global batch is split: rank ``r`` of ``world`` takes places ``c + r, c + r + W, ...``.
+    """How a global batch is split: rank ``r`` of ``W`` takes places ``c + r, c + r + W, ...``.
 
-    ``batch`` is per rank. A tail shorter than a global batch is shared evenly ("short"; a rank
-    with nothing left gets one pad of weight 0) or not served at all ("drop").
+    ``batch`` is the batch size per rank. A tail that is shorter than a global batch is shared
+    evenly ("short"; a rank that gets nothing of it serves one pad of weight 0) or not served
+    ("drop"). Neighbouring places go to different ranks, so that the global batch is the same set
+    of samples at any world size.
     """
 
     batch: int
@@ -45,18 +49,19 @@ class Share:
 
     @property
     def global_batch(self) -> int:
-        """Places covered by one batch over all ranks."""
+        """Places that one batch of all ranks covers."""
         return self.batch * self.world
 
     def batches(self, num_places: int) -> int:
-        """How many global batches ``num_places`` places make."""
+        """Number of global batches in ``num_places`` places."""
         whole, rest = divmod(num_places, self.global_batch)
         return whole + (1 if rest and self.tail == "short" else 0)
 
     def cut(self, order: Order, start: int) -> Iterator[tuple[int, list[int], float]]:
-        """This rank's batches from place ``start``: where each begins over all ranks, ids, weight.
+        """This rank's batches from place ``start`` on, each as (global first place, ids, weight).
 
-        Only an epoch's last batch can leave this rank idle: it gets that batch's first, weight 0.
+        Only the last batch of an epoch can have no sample for this rank. It then gets the first
+        sample of that global batch as a pad, with weight 0, so that all ranks keep in step.
         """
         left, batch, step = self.batches(order.n - start), self.batch, self.global_batch
         at_once = max(1, IDS_AT_ONCE // batch)
@@ -74,18 +79,18 @@ class Share:
 
 
 class BatchRequestSampler:
-    """A batch sampler over this rank's share, from any place of any epoch.
+    """A batch sampler over this rank's share that can start at any place of any epoch.
 
-    ``aim`` says where the next ``iter`` starts; one object serves all epochs, since persistent
-    workers never see a new one.
+    ``seek`` sets where the next ``iter`` starts. One sampler serves all epochs, because a loader
+    with persistent workers is built only once.
     """
 
     def __init__(self, order: Order, share: Share) -> None:
         self._share = share
-        self.aim(order, epoch=0, start=0)
+        self.seek(order, epoch=0, start=0)
 
-    def aim(self, order: Order, *, epoch: int, start: int) -> None:
-        """Let the next ``iter`` begin at place ``start`` of ``order``, the order of ``epoch``."""
+    def seek(self, order: Order, *, epoch: int, start: int) -> None:
+        """Let the next ``iter`` start at place ``start`` of ``order``, the order of ``epoch``."""
         self._order, self._epoch, self._start = order, epoch, start
 
     def __len__(self) -> int:
@@ -98,10 +103,10 @@ class BatchRequestSampler:
 
 @dataclass(frozen=True, slots=True)
 class Seeding:
-    """Which generators are seeded for each sample (or batch), and from what.
+    """Which global generators are seeded for each sample (or batch), and with which seed.
 
-    Setting torch's CPU generator directly takes 2 us where ``torch.manual_seed``, which visits
-    every device, takes 124 us (torch 2.13, 2 cores).
+    Torch's CPU generator is seeded directly, which takes 2 us. ``torch.manual_seed`` visits every
+    device and takes 124 us (torch 2.13, 2 cores).
     """
 
     seed: int
@@ -109,16 +114,16 @@ class Seeding:
     python: bool = True
     numpy: bool = True
 
-    def plant(self, *place: int) -> None:
-        """Seed the chosen generators for one place, such as a sample of an epoch."""
+    def seed_for(self, *place: int) -> None:
+        """Seed the chosen generators for ``place``, for example (epoch, sample id)."""
         self.set(fold64(self.seed, *place))
 
     def keys(self, epoch: int, samples: Sequence[int]) -> list[int]:
-        """What ``plant`` seeds with for each of ``samples``, in a fraction of the time."""
+        """The keys that ``seed_for(epoch, sample)`` would use, computed together: much faster."""
         return fold64_each(np.array(samples, dtype=np.uint64), self.seed, epoch)
 
     def set(self, key: int) -> None:
-        """Seed the chosen generators with a key of 64 bits."""
+        """Seed the chosen generators with a 64-bit key, cut to what each of them accepts."""
         if self.torch:
             torch.default_generator.manual_seed(key & ((1 << 63) - 1))
         if self.python:
@@ -128,7 +133,7 @@ class Seeding:
 
     @contextmanager
     def caller_kept(self) -> Iterator[None]:
-        """Give the caller its generators back, so loading in-process does not re-seed dropout."""
+        """Restore the generators afterwards, so that loading in-process does not seed dropout."""
         torch_state = torch.default_generator.get_state() if self.torch else None
         python_state = random.getstate() if self.python else None
         numpy_state = np.random.get_state() if self.numpy else None
@@ -144,14 +149,14 @@ class Seeding:
 
 
 class Fetched(NamedTuple):
-    """The samples of one batch, not yet collated, and their request."""
+    """The samples of one batch, not yet collated, with their request."""
 
     request: BatchRequest
     samples: list[Any]
 
 
 class Delivered(NamedTuple):
-    """One collated batch on its way back; bytes, since pinning leaves them alone."""
+    """One collated batch on its way back. Ids and weights are bytes: pinning does not copy them."""
 
     ids: bytes
     weights: bytes
@@ -159,9 +164,9 @@ class Delivered(NamedTuple):
 
 
 class Wrapped:
-    """Attributes are the wrapped dataset's, to read and to set.
+    """Passes attributes through to the wrapped dataset, both reads and writes.
 
-    For ``worker_init_fn``s that go through ``get_worker_info().dataset``.
+    A user's ``worker_init_fn`` often sets attributes of ``get_worker_info().dataset``.
     """
 
     __slots__ = ("_cf_dataset",)
@@ -174,11 +179,11 @@ class Wrapped:
 
 
 class BatchRequestDataset(Wrapped):
-    """The user's dataset, asked by request.
+    """The user's dataset, indexed by batch requests.
 
-    A dataset whose own ``__getitems__`` fetches a whole batch is seeded once per batch, for its
-    first sample: its order is exact at any layout, its augmentation at the same batch size and
-    world.
+    A dataset whose ``__getitems__`` fetches a whole batch is seeded once per batch, for the first
+    sample. Its order is exact at any layout, but its augmentation only at the same batch size and
+    world size.
     """
 
     __slots__ = ("_cf_by_batch", "_cf_seeding")
@@ -204,12 +209,12 @@ class BatchRequestDataset(Wrapped):
         return samples
 
     def _by_batch(self, request: BatchRequest) -> list[Any]:
-        self._cf_seeding.plant(request.epoch, request.ids[0])
+        self._cf_seeding.seed_for(request.epoch, request.ids[0])
         samples: list[Any] = self._cf_dataset.__getitems__(list(request.ids))
         if len(samples) != len(request.ids):
             raise ValueError(
                 f"{type(self._cf_dataset).__name__}.__getitems__ returned {len(samples)} samples "
-                f"for {len(request.ids)} ids; exactly-once needs one each"
+                f"for {len(request.ids)} ids: it must return one sample per id"
             )
         return samples
 
@@ -218,7 +223,7 @@ class BatchRequestDataset(Wrapped):
 
 
 def fetches_by_batch(dataset: Any) -> bool:
-    """Whether ``dataset`` really fetches whole batches; ``Subset`` only passes the question on."""
+    """Whether ``dataset`` fetches whole batches. ``Subset`` does if the dataset inside it does."""
     own = getattr(type(dataset), "__getitems__", None)
     if own is not None and own is getattr(Subset, "__getitems__", None):
         return fetches_by_batch(dataset.dataset)
@@ -227,9 +232,9 @@ def fetches_by_batch(dataset: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BatchRequestCollate:
-    """The user's ``collate_fn``, with the ids beside its result.
+    """The user's ``collate_fn``, returning the ids and weights beside its result.
 
-    ``single``: the loader does not batch (``batch_size=None``), so one sample goes in.
+    ``single``: the loader does not batch (``batch_size=None``), so ``collate_fn`` gets one sample.
     """
 
     collate: Callable[[Any], Any]

@@ -1,4 +1,4 @@
-"""What a process finds before it shares out data: how much, in what order, and its own rank."""
+"""What a process reads from its surroundings: the dataset's length and order, its own rank."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from iterators.order.epoch import EpochOrder, Order, SequentialOrder
 
 
 def length_of(dataset: Any) -> int:
-    """Number of samples; refuses a dataset that has none or cannot say."""
+    """Number of samples. ``NotResumableError`` if there is no length, ``ValueError`` if it is 0."""
     map_style(dataset)
     try:
         length = len(dataset)
     except (TypeError, NotImplementedError) as error:
         raise NotResumableError(
-            f"{type(dataset).__name__} has no length, so there is no epoch to be in"
+            f"{type(dataset).__name__} has no length, so its epochs have no end to count to"
         ) from error
     if not length:
         raise ValueError(f"{type(dataset).__name__} is empty")
@@ -33,26 +33,26 @@ def map_style(dataset: Any) -> Any:
     if source is None:
         raise NotResumableError(
             f"{type(dataset).__name__} is an IterableDataset without indexed_source(): it has no "
-            "sample ids to put in an order. Use ResumableIterableLoader, as CFIterator does"
+            "sample ids that could be ordered. Use ResumableIterableLoader, as CFIterator does"
         )
     return source
 
 
 def indexed_source(dataset: IterableDataset[Any]) -> Any:
-    """What the dataset's method ``indexed_source()`` returns (itself, perhaps); None without one.
+    """The result of the dataset's method ``indexed_source()`` (perhaps itself), or None.
 
-    Methods ``__getitem__`` and ``__len__`` alone promise nothing: they need not give the samples
-    that ``__iter__`` does, and its order, a shuffle for example, would be lost.
+    That the dataset has ``__getitem__`` and ``__len__`` is not enough: they need not return the
+    samples of ``__iter__``, and the order of ``__iter__`` (a shuffle, for example) would be lost.
     """
     named = getattr(dataset, "indexed_source", None)
     return named() if callable(named) else None
 
 
 def sample_order(dataset: Any, seed: int, epoch: int, *, shuffle: bool) -> Order:
-    """The order of one epoch: shuffled, it is the dataset's own ``epoch_order`` if it has one.
+    """The order of one epoch. If shuffled, the dataset's own ``epoch_order`` if it has one.
 
-    A dataset's own order may have another number of places than there are samples, if all epochs
-    have the same. A seed that could not be saved is refused in any case.
+    The number of places in such an order may differ from the number of samples, but must be the
+    same in every epoch. A seed that cannot be saved is refused even without shuffling.
     """
     shuffled: Order = EpochOrder(length_of(dataset), seed, epoch)
     if not shuffle:
@@ -63,12 +63,12 @@ def sample_order(dataset: Any, seed: int, epoch: int, *, shuffle: bool) -> Order
 
 
 def in_process_group() -> bool:
-    """Whether this process is a rank of an initialized process group."""
+    """Whether torch.distributed is initialized in this process."""
     return dist.is_available() and dist.is_initialized()
 
 
 def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:
-    """The given pair, checked, or the process group's; (0, 1) where there is none."""
+    """The given rank and world size, checked; else those of the process group; else (0, 1)."""
     if (rank is None) != (world is None):
         raise ValueError(f"give both rank and world size or neither, got {rank} and {world}")
     if rank is None or world is None:

@@ -1,11 +1,11 @@
-"""Which sample comes at which place of an epoch, computed on demand.
+"""The order of an epoch: which sample is at which place, computed on demand.
 
 ``EpochOrder`` is a keyed permutation of ``range(n)``: a generalised Feistel network (Black and
-Rogaway, 2002) on the rectangle ``a x b >= n``, with cycle walking for the few points outside
-``n``. It needs no memory, costs the same at any place, has an inverse, and depends on
-``(n, seed, epoch, version)`` alone: not on world size, batch size, workers, or a library's
-generator. The golden vectors in ``tests/iterators/order/test_epoch.py`` freeze it: a saved position
-means nothing if the order below it moves.
+Rogaway, 2002) on a rectangle ``a x b >= n``, with cycle walking for the few points outside ``n``.
+It takes no memory, costs the same at any place, has an inverse, and depends on
+``(n, seed, epoch, version)`` alone: not on world size, batch size, workers or the random generator
+of some library. Golden vectors in ``tests/iterators/order/test_epoch.py`` keep it from changing:
+a saved position would otherwise point to different samples.
 
 All orders are immutable and safe to use from any thread or process.
 """
@@ -29,12 +29,13 @@ _MULTIPLY_1 = 0xBF58476D1CE4E5B9
 _MULTIPLY_2 = 0x94D049BB133111EB
 _LARGEST_N = 1 << 62
 
-#: Ids computed at a time: enough to amortise NumPy's call overhead, little enough to be instant.
+#: Ids to compute at a time: enough to amortise NumPy's call overhead, few enough that the first
+#: batch of an epoch does not wait.
 IDS_AT_ONCE = 8192
 
 
 class Order(Protocol):
-    """Any fixed order of ``n`` places. ``algorithm`` is saved with a position."""
+    """A fixed order of ``n`` places. The name of its ``algorithm`` is saved with a position."""
 
     @property
     def n(self) -> int: ...
@@ -47,7 +48,7 @@ class Order(Protocol):
 
 @runtime_checkable
 class Permutation(Order, Protocol):
-    """An order in which each of ``n`` samples comes once."""
+    """An order in which each of ``n`` samples comes exactly once."""
 
     def positions(self, ids: ArrayLike, /) -> Int64: ...
 
@@ -63,7 +64,7 @@ def mix64(values: UInt64) -> UInt64:
 
 
 def fold64(*numbers: int) -> int:
-    """Hash a tuple of integers to 64 bits: the key of one epoch, one round, or one sample."""
+    """Hash a tuple of integers to 64 bits, for the key of an epoch, a round or a sample."""
     state = 0
     for number in numbers:
         state = _mix_int((state + _GOLDEN + number) & _MASK)
@@ -84,7 +85,11 @@ def _mix_int(value: int) -> int:
 
 
 def num_rounds(n: int) -> int:
-    """Six rounds pass every test above 10,000; a small rectangle needs more to look uniform."""
+    """Feistel rounds for ``n`` samples.
+
+    Above 10,000 samples six rounds pass every test of uniformity in the tests; a smaller rectangle
+    needs more.
+    """
     if n < 256:
         return 24
     return 12 if n < 10_000 else 6
@@ -94,9 +99,14 @@ def num_rounds(n: int) -> int:
 class EpochOrder:
     """The shuffled order of one epoch: a permutation of ``range(n)``.
 
-    ``seed`` is any integer in ``[0, 2**64)``. ``ids(positions)`` says which samples lie at
-    those places, ``positions(ids)`` where those samples lie; both take and return ``[N] int64``
-    and raise ``IndexError`` outside ``[0, n)``.
+    ::
+
+        order = EpochOrder(1_281_167, seed=7, epoch=3)
+        ids = order.ids(range(1000, 1256))  # the samples at these places
+        assert (order.positions(ids) == range(1000, 1256)).all()
+
+    ``seed`` is an integer in ``[0, 2**64)``. ``ids`` and ``positions`` take and return ``[N]
+    int64`` and raise ``IndexError`` outside ``[0, n)``.
     """
 
     n: int
@@ -131,7 +141,7 @@ class EpochOrder:
         return f"feistel-{self.version}"
 
     def ids(self, positions: ArrayLike, /) -> Int64:
-        """The samples at ``positions``, ``[N] int64``. About 20 M a second in blocks of 64 Ki."""
+        """The samples at ``positions``, ``[N] int64``. About 20 million a second, in blocks."""
         return self._walk(positions, forward=True)
 
     def positions(self, ids: ArrayLike, /) -> Int64:
@@ -139,10 +149,10 @@ class EpochOrder:
         return self._walk(ids, forward=False)
 
     def _walk(self, points: ArrayLike, *, forward: bool) -> Int64:
-        """Follow the rectangle's permutation until every point is inside ``n`` again.
+        """Apply the rectangle's permutation until every point is inside ``n``.
 
-        A point's cycle starts inside ``n``, so the walk always comes back; fewer than ``a`` of
-        the rectangle's points lie outside, so it is almost always one step.
+        The cycle of a point starts inside ``n``, so the walk always comes back there. Fewer than
+        ``a`` points of the rectangle are outside, so one step is almost always enough.
         """
         turn = self._forward if forward else self._backward
         current = turn(_checked(points, self.n).astype(np.uint64))
@@ -194,7 +204,7 @@ def _checked(values: ArrayLike, n: int) -> Int64:
 
 @dataclass(frozen=True, slots=True)
 class SequentialOrder:
-    """Sample ``i`` at place ``i``, in every epoch."""
+    """The unshuffled order: sample ``i`` at place ``i``, in every epoch."""
 
     n: int
 
@@ -213,9 +223,10 @@ class SequentialOrder:
 
 
 class ListedOrder:
-    """An order the user wrote down: ``listed[i]`` is the sample at place ``i``.
+    """An order that the user listed: ``listed[i]`` is the sample at place ``i``.
 
-    Samples may repeat or be missing (weighted sampling); ids must lie in ``[0, num_samples)``.
+    Samples may come several times or not at all (weighted sampling). Ids must be in
+    ``[0, num_samples)``.
     """
 
     def __init__(self, listed: Sequence[int] | Int64, *, num_samples: int) -> None:

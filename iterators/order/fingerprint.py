@@ -1,10 +1,10 @@
-"""A cheap, deterministic name for a dataset's content, so that a swapped one is refused.
+"""A cheap, deterministic fingerprint of a dataset, so that a restore with other data is refused.
 
-Class name and length; for folder datasets (``samples`` or ``imgs``: pairs of path and label)
-also a digest of the paths below ``root`` and the labels, so a moved root is the same data but a
-renamed, added or relabelled file is not (0.5 s for a million paths); subsets and concatenations
-are followed. Anything else with the same class and length looks the same: a dataset that knows
-better says so with a ``data_fingerprint()`` method, or the user with ``fingerprint="..."``.
+It consists of the class name and the length. For folder datasets (with ``samples`` or ``imgs``,
+pairs of path and label) it includes a digest of the paths below ``root`` and of the labels: a moved
+root is the same data, a renamed, added or relabelled file is not (0.5 s for a million paths).
+Subsets and concatenations are followed. Other datasets of the same class and length cannot be told
+apart, unless the dataset has a method ``data_fingerprint()`` or the user gives ``fingerprint=``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _BLOCK = 4096
 
 
 def dataset_fingerprint(dataset: object, given: str | None = None) -> str:
-    """Name the content of ``dataset``: equal for equal data, in any process, on any machine.
+    """The fingerprint of ``dataset``: equal for equal data, in any process, on any machine.
 
-    What the user has ``given`` goes before it.
+    ``given`` is the user's own, which takes precedence.
     """
     if given is not None:
         return given
@@ -35,7 +35,7 @@ def dataset_fingerprint(dataset: object, given: str | None = None) -> str:
 
 
 def length_or_none(data: object) -> int | None:
-    """How long ``data`` says it is; None if it cannot, like a loader of an iterable without."""
+    """``len(data)``; None if it has none, or says so only when asked (torch's DataLoader)."""
     if not isinstance(data, Sized):
         return None
     try:
@@ -45,7 +45,7 @@ def length_or_none(data: object) -> int | None:
 
 
 def sample_name(dataset: object, index: int) -> str:
-    """What the dataset's own ``sample_name`` says, the path below a folder's root, or a number."""
+    """The result of the dataset's ``sample_name``, else the path below its root, else a number."""
     own = getattr(dataset, "sample_name", None)
     if callable(own):
         return str(own(index))
@@ -61,12 +61,12 @@ def sample_name(dataset: object, index: int) -> str:
 
 
 def listing_digest(entries: Iterable[Any], prefix: str = "") -> str:
-    """Digest paths below ``prefix``, or tuples of such a path and labels, in their order."""
+    """Digest a list of paths (relative to ``prefix``), or of tuples (path, labels), in order."""
     return _digest(_encoded(entries, prefix))
 
 
 def _followed(dataset: object) -> str:
-    """The datasets a subset or a concatenation is made of."""
+    """The fingerprints of the datasets inside a subset or a concatenation."""
     inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
     if inner is not None and indices is not None:
         chosen = np.asarray(list(indices), dtype=np.int64)

@@ -1,9 +1,9 @@
-"""Proof of exactly-once in three numbers.
+"""Checks that every sample of an epoch was delivered exactly once, with three numbers.
 
-A ``Ledger`` holds the count, the sum and the xor of ``mix64(id)`` over the samples actually
-delivered (pads excluded). Ledgers add, over batches, restarts and ranks, in any order; at the
-end of an epoch the total is compared with that of the closed set. ``AuditBitmap`` spends a bit
-per sample to name the missing and the doubled ones.
+A ``Ledger`` holds the count, the sum and the xor of ``mix64(id)`` over the samples that were
+delivered (without pads). Ledgers can be added over batches, restarts and ranks, in any order. At
+the end of an epoch the total is compared with the one that the order implies. ``AuditBitmap``
+takes a bit per sample and names the missing and doubled samples.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Ledger:
         return Ledger(self.count - other.count, total, self.xor ^ other.xor)
 
     def to_dict(self) -> dict[str, int | str]:
-        """A JSON-able form; the hashes are text because many JSON readers round past 2**53."""
+        """A JSON-able form. The hashes are text: many JSON readers round integers above 2**53."""
         return {"count": self.count, "sum": f"{self.sum:016x}", "xor": f"{self.xor:016x}"}
 
     @classmethod
     def from_dict(cls, state: Mapping[str, object]) -> Ledger:
-        """Inverse of ``to_dict``; ``ValueError`` for anything it would not have written."""
+        """The inverse of ``to_dict``; ``ValueError`` for anything ``to_dict`` cannot return."""
         count, total, xor = state.get("count"), state.get("sum"), state.get("xor")
         if type(count) is not int or count < 0 or not isinstance(total, str):
             raise ValueError(f"not a ledger: {state!r:.200}")
@@ -63,7 +63,7 @@ class Ledger:
 
 
 def ledger_of_range(n: int) -> Ledger:
-    """The ledger of the closed set ``range(n)``, in constant memory (17 ms for 1.28 M)."""
+    """The ledger of ``range(n)``, in constant memory (17 ms for 1.28 million ids)."""
     total = Ledger()
     for start in range(0, n, _BLOCK):
         total += Ledger.of(np.arange(start, min(start + _BLOCK, n)))
@@ -71,21 +71,21 @@ def ledger_of_range(n: int) -> Ledger:
 
 
 def ids_of_places(order: Order, start: int, stop: int, step: int = 1) -> Iterator[Int64]:
-    """The samples at every ``step``-th place of ``[start, stop)``, in blocks."""
+    """The samples at every ``step``-th place of ``[start, stop)``, in blocks of 64 Ki."""
     stride = _BLOCK * step
     for low in range(start, stop, stride):
         yield order.ids(np.arange(low, min(low + stride, stop), step))
 
 
 def ledger_of_places(order: Order, start: int, stop: int, step: int = 1) -> Ledger:
-    """The ledger of the samples that ``order`` puts at every ``step``-th of those places."""
+    """The ledger of the samples at every ``step``-th place of ``[start, stop)``."""
     return sum((Ledger.of(ids) for ids in ids_of_places(order, start, stop, step)), Ledger())
 
 
 class AuditBitmap:
-    """One bit per sample of an epoch: names what the ledger can only count.
+    """One bit per sample of an epoch, to name the samples that the ledger can only count.
 
-    Costs ``n / 8`` bytes and about 10 us per batch of 256. Not thread-safe.
+    Takes ``n / 8`` bytes, and about 10 us per batch of 256. Not thread-safe.
     """
 
     def __init__(self, n: int) -> None:
@@ -93,7 +93,7 @@ class AuditBitmap:
         self._doubled: list[int] = []
 
     def mark(self, ids: ArrayLike) -> None:
-        """Note that the samples ``ids`` were delivered once more."""
+        """Record that the samples ``ids`` were delivered."""
         array = np.asarray(ids, dtype=np.int64)
         unique, counts = np.unique(array, return_counts=True)
         byte, bit = unique >> 3, _ONE << (unique & 7).astype(np.uint8)
@@ -102,11 +102,11 @@ class AuditBitmap:
         np.bitwise_or.at(self._bits, byte, bit)
 
     def doubled(self) -> list[int]:
-        """Samples delivered more than once, in the order in which that was noticed."""
+        """Samples delivered more than once, in the order of their second delivery."""
         return list(self._doubled)
 
     def missing(self, ids: ArrayLike) -> Int64:
-        """Those of ``ids`` that were not delivered, ``[M] int64``."""
+        """The samples among ``ids`` that were not delivered, ``[M] int64``."""
         array = np.asarray(ids, dtype=np.int64)
         seen = self._bits[array >> 3] >> (array & 7).astype(np.uint8) & _ONE
         lacking: Int64 = array[seen == 0]

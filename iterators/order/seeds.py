@@ -1,8 +1,8 @@
-"""The seed of a loader that was given none: what the script seeded torch with, on all ranks.
+"""The default seed of a loader: the one that the script gave to torch, equal on all ranks.
 
-It is the initial seed of the loader's own generator, else of torch's: what ``torch.manual_seed``
-was called with, or another one in each process. Nothing is drawn from either. Ranks that share the
-data take the first one's.
+It is the initial seed of the loader's own generator, else of torch's: the argument of
+``torch.manual_seed``, or a different number in each process if that was not called. Nothing is
+drawn from either generator. Ranks that share the data use the seed of rank 0.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _agreed = itertools.count()
 
 
 def default_seed(generator: torch.Generator | None = None, *, rank: int, world: int) -> int:
-    """A seed in [0, 2**64), equal on all ``world`` ranks: each has to ask, in the same order.
+    """A seed in [0, 2**64), equal on all ``world`` ranks. All ranks must call this, in one order.
 
-    ``RuntimeError`` where the first of them does not ask within the process group's timeout.
+    Raises ``RuntimeError`` if rank 0 does not call it within the timeout of the process group.
     """
     own = torch.initial_seed() if generator is None else generator.initial_seed()
     if world == 1 or not in_process_group():
@@ -35,7 +35,7 @@ def default_seed(generator: torch.Generator | None = None, *, rank: int, world: 
 
 
 def generator_of(loader: DataLoader[Any]) -> torch.Generator | None:
-    """The one that was given to ``loader``, or else to its sampler."""
+    """The random generator that was given to ``loader``, or else to its sampler."""
     if loader.generator is not None:
         return loader.generator  # type: ignore[no-any-return]
     found = getattr(loader.sampler, "generator", None)
@@ -45,17 +45,20 @@ def generator_of(loader: DataLoader[Any]) -> torch.Generator | None:
 def _first_ranks(own: int, rank: int) -> int:
     shared: Any = dist.distributed_c10d._get_default_store()
     limit_s = shared.timeout.total_seconds()
+    # A clone may be used at the same time as the group's own store.
     store: Any = dist.PrefixStore("iterators", shared.clone())  # type: ignore[attr-defined]
     key = f"seed/{next(_agreed)}"
-    if rank == 0:  # of several that share a rank of the data (tensor parallel), the quickest
+    # compare_set: under tensor parallelism several processes have rank 0 of the data, and the first
+    # of them to come here decides for all.
+    if rank == 0:
         return int(store.compare_set(key, "", str(own)))
     end_s, wait_s = time.monotonic() + limit_s, _FIRST_WAIT_S
     while not store.check([key]):
         if time.monotonic() >= end_s:
             raise RuntimeError(
-                f"rank {rank} waited {limit_s:g} s (the process group's timeout) for the seed that "
-                "rank 0 gives to this loader. Every rank that shares the data makes the same "
-                "loaders, in the same order; or pass seed="
+                f"rank {rank} waited {limit_s:g} s (the process group's timeout) for the seed of "
+                "this loader from rank 0. All ranks that share the data must make the same "
+                "loaders in the same order; or pass seed="
             )
         time.sleep(wait_s)
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)

@@ -1,1 +1,1 @@
-"""The last resort: any iterable, resumed by running it up to the place."""
+"""The last resort: resume any iterable by running it up to the saved place."""

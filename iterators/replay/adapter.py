@@ -1,8 +1,8 @@
 """The last resort, behind ``exact=False``: resume any iterable by running it up to the place.
 
-A place is a number of batches. Skipping costs what the loader costs, and is exact only if the
-loader gives the same batches again; both are said in the log. An epoch ends where the loader
-does: a length is not relied on, so one batch is fetched ahead. Training process only.
+A place is a number of batches. Skipping takes as long as loading, and is exact only if the loader
+yields the same batches again; the log says both. An epoch ends when the loader does. Its length is
+not relied on, so one batch is fetched ahead at each boundary. Training process only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReplayAdapter(Adapter):
-    """Any iterable of batches, counted. ``clock`` gives seconds, for the log."""
+    """Any iterable of batches, which are counted. ``clock`` returns seconds, for the log."""
 
     def __init__(
         self, loader: Iterable[Any], *, seed: int = 0, clock: Callable[[], float] = time.monotonic
@@ -34,7 +34,7 @@ class ReplayAdapter(Adapter):
 
     @property
     def identity(self) -> Identity:
-        """The loader's class: all that can be checked."""
+        """The class of the loader, which is all that can be checked."""
         return self._identity
 
     @property
@@ -48,7 +48,7 @@ class ReplayAdapter(Adapter):
         return 0
 
     def num_batches(self) -> int | None:
-        """As the loader says it; None if it has no length."""
+        """The length of the loader; None if it has none."""
         return length_or_none(self._loader)
 
     def batches_left(self, start: int) -> None:
@@ -56,11 +56,11 @@ class ReplayAdapter(Adapter):
         return
 
     def is_over(self, place: int) -> bool:
-        """Whether the open epoch ends here; fetches the next batch to find out."""
+        """Whether the open epoch ends here. Fetches the next batch to find out, and keeps it."""
         return self._open is not None and self._open.is_over()
 
     def open(self, *, epoch: int, start: int, state: Any = None) -> ReplayedDeliveries:
-        """Start the loader and throw ``start`` batches away."""
+        """Start the loader and discard ``start`` batches."""
         for owner in (self._loader, getattr(self._loader, "sampler", None)):
             if callable(set_epoch := getattr(owner, "set_epoch", None)):
                 set_epoch(epoch)
@@ -81,12 +81,13 @@ class ReplayAdapter(Adapter):
                     "the number of batches of the loader",
                     expected=f"at least {count}",
                     found=skipped,
-                    advice=f"{type(self._loader).__name__} must repeat itself to be resumed.",
+                    advice=f"To be resumed by replay, {type(self._loader).__name__} must yield "
+                    "the same batches again.",
                 ) from None
             skipping.advance(1)
         logger.warning(
             "skipped %d batches by loading them again, which took %.1f s; the order is exact only "
-            "if %s repeats itself",
+            "if %s yields the same batches again",
             count,
             skipping.close(),
             type(self._loader).__name__,
@@ -113,5 +114,5 @@ class ReplayedDeliveries:
         return self._batches.is_over()
 
     def close(self) -> None:
-        """Let go of the loader's iterator."""
+        """Release the loader's iterator."""
         self._batches.close()

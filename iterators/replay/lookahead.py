@@ -1,4 +1,4 @@
-"""One item fetched before it is asked for: how a loader that cannot say its length sees its end.
+"""Fetches one item ahead, to find the end of a loader whose length is unknown.
 
 Training process only.
 """
@@ -12,7 +12,7 @@ Ahead = TypeVar("Ahead")
 
 
 class LookAhead(Generic[Ahead]):
-    """What ``fetch`` returns, until it raises ``StopIteration``, at most one item early."""
+    """The items that ``fetch`` returns until it raises ``StopIteration``, at most one ahead."""
 
     def __init__(self, fetch: Callable[[], Ahead]) -> None:
         self._fetch: Callable[[], Ahead] | None = fetch
@@ -20,9 +20,10 @@ class LookAhead(Generic[Ahead]):
         self._failure: Exception | None = None
 
     def is_over(self) -> bool:
-        """Whether no item is left; fetches the next one, which is then returned.
+        """Whether no item is left. Fetches the next item, which the next call returns.
 
-        An error in it is raised when it is asked for: what is behind is not lost by looking.
+        If the fetch fails, the error is raised by that call and not here: the batch before it was
+        served, and the boundary behind it must still be passed.
         """
         if self._ahead is None and self._failure is None and self._fetch is not None:
             try:
@@ -43,5 +44,5 @@ class LookAhead(Generic[Ahead]):
         return item
 
     def close(self) -> None:
-        """Drop what was fetched, and ``fetch`` with all that it holds."""
+        """Drop the item that was fetched, and ``fetch`` with everything it refers to."""
         self._fetch = self._ahead = self._failure = None

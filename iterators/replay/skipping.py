@@ -1,4 +1,4 @@
-"""Batches thrown away on the way to a place: a progress bar while it lasts, and how long it took.
+"""Progress of the batches that are skipped on the way to a place: a bar, and the time it took.
 
 The bar needs tqdm; without it there is only the log. Training process only.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Skipping:
-    """Progress through ``total`` batches. ``clock`` gives seconds."""
+    """Progress through ``total`` batches. ``clock`` returns seconds."""
 
     def __init__(self, total: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.total = self.left = total
@@ -20,13 +20,13 @@ class Skipping:
         self._bar = _bar(total) if total else None
 
     def advance(self, count: int) -> None:
-        """``count`` more batches are behind."""
+        """``count`` more batches were skipped."""
         self.left -= count
         if self._bar is not None:
             self._bar.update(count)
 
     def close(self) -> float:
-        """Remove the bar; seconds since the beginning."""
+        """Remove the bar. Returns the seconds since the start."""
         if self._bar is not None:
             self._bar.close()
         return self._clock() - self._began

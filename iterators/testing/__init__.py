@@ -1,10 +1,20 @@
-"""Conformance tests for resumable iterators, for users to run over their own datasets.
+"""Conformance tests for resumable iterators, to run over your own datasets and adapters.
 
-``check_resumable`` walks an iterator, records its state before each batch, restores a fresh one
-from *every* recorded state, and compares the rest exactly: which samples, and their bits.
-``check_elastic`` drops all ranks at random points and goes on at another world and batch size;
-``check_lives`` does so by a script. ``FakeManager`` stands in for a checkpoint manager and writes
-down what it was told.
+``check_resumable`` walks through an iterator, restores a fresh one from *every* state on the way,
+and compares what it serves with the rest of the walk: the samples and their bits.
+``check_elastic`` ends all ranks at random points and continues with a different world size and
+batch size; ``check_lives`` does the same by a script. ``FakeManager`` takes the place of a
+checkpoint manager and records the calls.
+
+::
+
+    from torch.utils.data import DataLoader
+
+    from iterators import CFIterator
+    from iterators.testing import check_resumable
+
+    def test_my_dataset_resumes_exactly():
+        check_resumable(lambda: CFIterator(DataLoader(MyDataset(), 4, num_workers=2), seed=1))
 """
 
 from __future__ import annotations

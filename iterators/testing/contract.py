@@ -1,4 +1,4 @@
-"""The conformance tests of `iterators.testing`, and the manager that stands in for a real one."""
+"""The conformance tests of `iterators.testing`, and a fake manager."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ MakeIterator: TypeAlias = Callable[[], CFIterator]
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One batch as it was handed out. ``state`` is the JSON text of the position before it."""
+    """One batch as it was handed out.
+
+    ``state`` is the position before the batch, as JSON text; ``ids`` are its samples, None if the
+    loader does not know them; ``digest`` is that of its content.
+    """
 
     state: str
     epoch: int
@@ -29,7 +33,7 @@ class Served:
 
 
 def walk(iterator: CFIterator, *, epochs: int) -> list[Served]:
-    """Serve everything up to ``epochs`` epochs in all, and note each batch."""
+    """Serve the batches up to ``epochs`` epochs in all, and return a record of each."""
     served = []
     for epoch in iterator.epochs(epochs):
         for data in iterator:
@@ -49,12 +53,14 @@ def walk(iterator: CFIterator, *, epochs: int) -> list[Served]:
 def check_resumable(
     make: MakeIterator, *, make_resumed: MakeIterator | None = None, epochs: int = 2
 ) -> int:
-    """Restore from every state of a walk over ``epochs`` epochs and compare the rest exactly.
+    """Restore from every state of a walk over ``epochs`` epochs, and compare the rest exactly.
 
-    ``make`` builds a fresh iterator; ``make_resumed`` (default: the same) the one that is
-    restored, for another number of workers, say; its batches must have the same size. Neither
-    may have a manager. Returns how many states were tried; ``AssertionError`` names the first
-    one from which the rest differs. Loads every batch about ``epochs * len / 2`` times.
+    ``make`` builds a fresh iterator. ``make_resumed`` (default: ``make``) builds the one that is
+    restored, for example with a different number of workers; its batches must have the same size.
+    Neither may have a manager.
+
+    Returns the number of states. Raises ``AssertionError`` with the first batch that differs. Every
+    batch is loaded about ``epochs * len / 2`` times, so use a small dataset.
     """
     whole = walk(make(), epochs=epochs)
     for start, recorded in enumerate(whole):
@@ -78,7 +84,7 @@ def _compare(resumed: list[Served], expected: list[Served]) -> None:
         place = (found.epoch, found.batch)
         assert place == (wanted.epoch, wanted.batch), f"{where}: served as {place}"
         assert found.ids == wanted.ids, f"{where}: samples {found.ids}, not {wanted.ids}"
-        assert found.digest == wanted.digest, f"{where}: same samples, other content"
+        assert found.digest == wanted.digest, f"{where}: same samples, different content"
 
 
 def check_elastic(
@@ -91,12 +97,14 @@ def check_elastic(
     most_served: int = 9,
     samples_of: SamplesOf = list,
 ) -> int:
-    """Drop all ranks at random points, go on at a random layout, and compare every sample.
+    """End all ranks at random points, continue at a random layout, and compare every sample.
 
-    Each life has a world from ``worlds``, a batch size per rank from ``batches``, and serves 1 to
-    ``most_served`` global batches; ``seed`` decides. What is compared, and the other arguments:
-    ``check_lives``. Returns the number of restarts. A run of ``n`` samples has about
-    ``epochs * n / g`` lives, ``g`` being what one serves on average.
+    Each life of the run has a world size from ``worlds`` and a batch size per rank from
+    ``batches``, and serves 1 to ``most_served`` global batches; ``seed`` makes the choice
+    repeatable. See ``check_lives`` for the other arguments and for what is compared.
+
+    Returns the number of restarts. A run over ``n`` samples has about ``epochs * n / g`` lives,
+    where ``g`` is the number of samples that a life serves on average.
     """
     lives = _random_lives(random.Random(seed), worlds, batches, most_served)
     return check_lives(make, lives, epochs=epochs, samples_of=samples_of)
@@ -105,29 +113,39 @@ def check_elastic(
 def check_lives(
     make: MakeRank, lives: Iterable[Life], *, epochs: int = 2, samples_of: SamplesOf = list
 ) -> int:
-    """Serve ``epochs`` epochs in ``lives``; every sample must be that of an undisturbed run.
+    """Serve ``epochs`` epochs in several ``lives``, and compare with an undisturbed run.
 
-    The undisturbed run is ``make(0, 1, 1)``. At each end of a life the positions of all ranks are
-    merged, and every rank of the next one loads the result. Checked are
+    ::
 
-    - each sample handed out, also one that will be served again: the id and the bits of the
-      undisturbed run at its place in the global order (pads, of weight 0, left out);
-    - each merged position: the place behind the last boundary, and the ledger of all before it;
-    - each epoch: under tail "short" all its places were served; under "drop" which ones are left
-      unserved depends on the layouts, so: all but fewer than the largest global batch, without
-      a gap or a repetition from the first on.
+        def make(rank, world, batch):
+            loader = ResumableDataLoader(
+                dataset, batch, shuffle=True, seed=1, rank=rank, world=world, collate_fn=list
+            )
+            return CFIterator(loader)
 
-    ``samples_of`` splits a batch; the default fits ``collate_fn=list``. The iterators need ids
-    and no manager; all ranks live in this process. Returns the number of restarts;
-    ``AssertionError`` names the first difference. Builds ``world`` iterators a life, loads every
-    epoch twice and up to a global batch more for each kill.
+        check_lives(make, [Life(world=2, batch=4, served=3), Life(world=3, batch=2)], epochs=1)
+
+    The undisturbed run is ``make(0, 1, 1)``. At the end of each life the positions of all ranks are
+    merged, and every rank of the next life loads the result. These are checked:
+
+    - each sample handed out, including those that will be served again, has the id and the bits
+      that the undisturbed run has at its place in the global order (pads of weight 0 left out);
+    - each merged position has the place behind the last boundary and the ledger of all before it;
+    - each epoch was served completely with ``tail="short"``. With "drop", the places that are not
+      served depend on the layouts: they are fewer than the largest global batch, all at the end.
+
+    ``samples_of`` splits a batch into its samples; the default fits ``collate_fn=list``. The
+    iterators must know their sample ids, and have no manager. All ranks run in this process.
+
+    Returns the number of restarts. Raises ``AssertionError`` with the first difference. Builds
+    ``world`` iterators per life, and loads every epoch twice, plus up to a global batch per kill.
     """
     run = Run(make, epochs, samples_of)
     for number, life in enumerate(lives):
         if run.live(life):
             run.require_whole()
             return number
-    raise AssertionError(f"the lives end before the {epochs} epochs do")
+    raise AssertionError(f"the lives end before {epochs} epochs were served")
 
 
 def _random_lives(
@@ -139,11 +157,12 @@ def _random_lives(
 
 
 class FakeManager:
-    """A manager that saves nothing but the positions, in memory.
+    """A manager that keeps the positions in memory and saves nothing else.
 
-    ``events`` lists what it was told: "step", "end_epoch", "first" and so on. ``positions``
-    holds what each boundary would have saved, by name. ``weight_update`` counts an attempt.
-    Set ``stopped`` to let the next boundary stop the run.
+    ``events`` lists the calls: "step", "end_epoch", "first" (``before_first_batch``), "pacing ...".
+    ``positions`` holds, for each boundary, what would have been saved, by name of the iterator.
+    Call ``weight_update`` where a loop would call ``optimizer.step()``. Set ``stopped`` to make the
+    next boundary stop the run. ``restored`` maps names to positions to load at registration.
     """
 
     def __init__(self, *, restored: Mapping[str, dict[str, Any]] | None = None) -> None:
@@ -155,33 +174,33 @@ class FakeManager:
         self._sources: dict[str, PositionSource] = {}
 
     def register_position(self, name: str, source: PositionSource, /) -> None:
-        """Remember ``source``; apply a position restored earlier."""
+        """Remember ``source``, and load its position from ``restored`` if there is one."""
         self._sources[name] = source
         if name in self._restored:
             source.load_state_dict(self._restored.pop(name))
 
     def register_pacing(self, *, chk_freq: int | None, dynamic: bool | None) -> None:
-        """Note the wish."""
+        """Record the request."""
         self.events.append(f"pacing {chk_freq} {dynamic}")
 
     def weight_update(self) -> None:
-        """Pretend to update the weights."""
+        """Count an attempted weight update."""
         self.update_attempts += 1
 
     def step(self) -> None:
-        """Note the boundary and what it would save."""
+        """Record the boundary and the positions that it would save."""
         self._boundary("step")
 
     def end_epoch(self) -> None:
-        """Note the boundary and what it would save."""
+        """Record the boundary and the positions that it would save."""
         self._boundary("end_epoch")
 
     def before_first_batch(self) -> None:
-        """Note the moment."""
+        """Record the call."""
         self.events.append("first")
 
     def close(self) -> None:
-        """End cleanly: every iterator passes what is pending."""
+        """End the run cleanly: every iterator passes its pending boundary."""
         for source in self._sources.values():
             source.finish()
 

@@ -1,4 +1,4 @@
-"""A digest of any batch, bit for bit, for the tests that compare what was served."""
+"""A digest of the bits of any batch, for tests that compare what was served."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 
 def digest(data: object) -> str:
-    """A digest of a batch, bit for bit: tensors, arrays, containers, dataclasses, plain values.
+    """A digest of the bits of a batch: tensors, arrays, containers, dataclasses, plain values.
 
-    Values that only compare by identity should be turned into one of those first.
+    Any other value is digested through its ``repr``, which must not contain its address.
     """
     state = blake2b(digest_size=16)
     _feed(state.update, data)
@@ -36,7 +36,7 @@ def _feed(update: Callable[[bytes], None], data: Any) -> None:
 
 
 def _parts(data: Any) -> list[Any]:
-    """What a value is made of; a leaf feeds its text."""
+    """The parts of a container; for any other value the text of its ``repr``."""
     if isinstance(data, Mapping):
         return [part for item in data.items() for part in item]
     if isinstance(data, (list, tuple)):
@@ -47,7 +47,7 @@ def _parts(data: Any) -> list[Any]:
 
 
 def _bytes_of_tensor(tensor: Any) -> bytes:
-    import torch  # torch's data only: the module itself must import without it
+    import torch  # here, since this module must import without torch
 
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     flat = plain.reshape(-1).view(torch.uint8)

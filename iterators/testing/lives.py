@@ -1,7 +1,7 @@
-"""A run in several lives, all its ranks in one process: what ``testing.check_lives`` is made of.
+"""A run in several lives with all ranks in one process, which ``check_lives`` is built on.
 
-``Run`` knows what an undisturbed run serves and compares, life after life, what the ranks of any
-layout hand out and what their merged positions say.
+``Run`` records what an undisturbed run serves. Life after life it compares that with the samples
+that the ranks hand out, and with their merged positions.
 """
 
 from __future__ import annotations
@@ -20,23 +20,27 @@ from iterators.order.ledger import Ledger
 from iterators.order.position import Position
 from iterators.testing.digest import digest
 
-#: ``(rank, world, batch)`` -> that rank's fresh iterator; ``batch`` is per rank.
+#: ``(rank, world, batch)`` -> a fresh iterator for that rank; ``batch`` is the size per rank.
 MakeRank: TypeAlias = Callable[[int, int, int], CFIterator]
 
-#: Splits a batch into its samples, in order.
+#: Splits a batch into its samples, in their order.
 SamplesOf: TypeAlias = Callable[[Any], Sequence[Any]]
 
 
 class End(Enum):
     """How a life ends."""
 
-    KILLED = "the batch handed out last has no boundary: it is served again"
-    CLOSED = "exactly at a boundary: ``finish`` passes that of the batch handed out last"
+    KILLED = "before the boundary of the batch handed out last: that batch is served again"
+    CLOSED = "at a boundary: ``finish`` passes the one of the batch handed out last"
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One life of a run: ``world`` ranks serve up to ``served`` global batches (None: all)."""
+    """One life of a run, from a start or restart to its end.
+
+    ``world`` ranks with batches of ``batch`` samples each serve up to ``served`` global batches
+    (None: all that are left), and then end as ``end`` says.
+    """
 
     world: int
     batch: int
@@ -45,7 +49,7 @@ class Life:
 
 
 class Run:
-    """A run over several lives: what it must serve, and how much of that boundaries cover."""
+    """A run over several lives: the samples it must serve, and how many boundaries cover."""
 
     def __init__(self, make: MakeRank, epochs: int, samples_of: SamplesOf) -> None:
         self._make, self._samples_of = make, samples_of
@@ -56,7 +60,7 @@ class Run:
         self._serve_undisturbed()
 
     def live(self, life: Life) -> bool:
-        """Serve one life from where boundaries cover; True if the run came to its end in it."""
+        """Serve one life, from the last boundary on. True if the run came to its end in it."""
         ranks = self._ranks(life.world, life.batch)
         if ranks.tail != "short":
             self._most_unserved = max(self._most_unserved, life.world * life.batch - 1)
@@ -71,7 +75,7 @@ class Run:
         return ended
 
     def require_whole(self) -> None:
-        """Every epoch was served to its end, as far as its tail policy says."""
+        """Check that every epoch was served to its end, as far as the tail policy requires."""
         for epoch, whole in enumerate(self._whole):
             left = len(whole) - self._covered[epoch]
             assert left <= self._most_unserved, f"epoch {epoch}: {left} places were not served"
@@ -109,7 +113,7 @@ class Run:
         for place, (one, wanted) in enumerate(zip(found, expected, strict=False), start):
             where = f"epoch {epoch}, place {place}, {ranks}"
             assert one.id == wanted.id, f"{where}: sample {one.id}, not {wanted.id}"
-            assert one.digest == wanted.digest, f"{where}: sample {one.id} has other content"
+            assert one.digest == wanted.digest, f"{where}: sample {one.id} has different content"
         more = len(found) - len(expected)
         assert not more, f"epoch {epoch}, {ranks}: {more} samples more than the epoch has"
 
@@ -150,14 +154,14 @@ class Ranks:
         return self._iterators[0].epoch
 
     def next_batch(self) -> list[Sample] | None:
-        """The next global batch in order, without pads; None at the end."""
+        """The next global batch in global order, without pads; None at the end."""
         parts = [next(one, _ENDED) for one in self._running]
         ended = [rank for rank, part in enumerate(parts) if part is _ENDED]
-        assert len(ended) in (0, len(parts)), f"{self}: only ranks {ended} came to the end"
+        assert len(ended) in (0, len(parts)), f"{self}: only ranks {ended} reached the end"
         return None if ended else self._in_order(parts)
 
     def drop(self, end: End) -> Position:
-        """End this life; the merged position that is left of it."""
+        """End this life, and return the merged position that it leaves."""
         if end is End.KILLED:
             merged = self._merged()
         for one in self._running:
@@ -177,7 +181,7 @@ class Ranks:
         return Position.from_dict(merged)
 
     def _in_order(self, parts: list[Any]) -> list[Sample]:
-        """Rank ``r``'s ``j``-th sample is at place ``r + W * j`` of the global batch."""
+        """The samples in global order: sample ``j`` of rank ``r`` is at place ``r + W * j``."""
         placed: dict[int, Sample] = {}
         for rank, (iterator, part) in enumerate(zip(self._iterators, parts, strict=True)):
             own = _counted_samples(iterator, self._samples_of(part))

@@ -1,1 +1,1 @@
-"""Loaders, samplers and datasets for torch, resumable in our order."""
+"""Resumable loaders, samplers and datasets for torch."""

@@ -1,7 +1,7 @@
-"""What the two torch adapters have in common: checked settings, and the loader underneath.
+"""The common part of the two torch adapters: the seed, checked settings, the engine underneath.
 
-That engine is a plain ``DataLoader``, or torchdata's ``StatefulDataLoader`` if that was given; it
-only runs workers. Its own state, if it has one, is never asked for. Training process only.
+The engine is a plain ``DataLoader``, or torchdata's ``StatefulDataLoader`` if the user gave one. It
+only runs the workers; the state of a ``StatefulDataLoader`` is never used. Training process only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -22,14 +23,18 @@ from torch.utils.data import DataLoader, default_collate, default_convert
 from iterators.order.batch_requests import Seeding, Share
 from iterators.order.environment import in_process_group, rank_and_world
 from iterators.order.epoch import fold64
+from iterators.order.position import Identity
+from iterators.order.seeds import default_seed
+from iterators.protocol import Adapter
 from iterators.torch.sampling import LoaderSettings
 from iterators.torch.worker_start import WorkerStart
 
 logger = logging.getLogger(__name__)
 
-#: Iterators of torch loaders whose workers are running, or were.
+#: Iterators of torch loaders that have started workers.
 _with_workers: weakref.WeakSet[Any] = weakref.WeakSet()
 
+#: ``DataLoader``, or a subclass with the same settings.
 Engine: TypeAlias = type[DataLoader[Any]]
 Fetch = TypeVar("Fetch")
 
@@ -37,26 +42,59 @@ VERSIONS = (("numpy", np.__version__), ("torch", str(torch.__version__)))
 GENERATORS = ("torch", "python", "numpy")
 
 
+class SeededAdapter(Adapter):
+    """A torch adapter whose seed was given, or is a default that a restored position replaces."""
+
+    _identity: Identity
+    _seeding: Seeding
+
+    def __init__(self, seed: int | None, generator: torch.Generator | None, share: Share) -> None:
+        self._takes_seed = seed is None
+        if seed is None:
+            seed = default_seed(generator, rank=share.rank, world=share.world)
+        self._seed = seed
+
+    @property
+    def identity(self) -> Identity:
+        """What must agree when a position is restored."""
+        return self._identity
+
+    @property
+    def takes_seed(self) -> bool:
+        """Whether no seed was given, so that a restored position brings its own."""
+        return self._takes_seed
+
+    def reseed(self, seed: int) -> None:
+        """Use the order and the randomness of ``seed`` from the next ``open`` on."""
+        self._seed, self._identity = seed, replace(self._identity, seed=seed)
+        self._seeding = replace(self._seeding, seed=seed)
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Make again what was made with the old seed."""
+        raise NotImplementedError
+
+
 def collate_of(batch_size: int | None, settings: LoaderSettings) -> Callable[[Any], Any]:
-    """The user's ``collate_fn``, or the one that torch takes instead."""
+    """The user's ``collate_fn``, or torch's default for this ``batch_size``."""
     default = default_convert if batch_size is None else default_collate
     return settings.get("collate_fn") or default
 
 
 def settings_of_engine(settings: LoaderSettings, **ours: Any) -> dict[str, Any]:
-    """The user's settings and ours, with workers that leave signals to this process."""
+    """The user's settings and ours, with workers that leave signals to the training process."""
     workers = settings.get("num_workers", 0)
     start = {"worker_init_fn": WorkerStart(settings.get("worker_init_fn"))} if workers else {}
     return {**settings, **start, **ours}
 
 
-def aim_generator(generator: torch.Generator, seed: int, epoch: int) -> None:
-    """Set a loader's private generator, from which the workers' base seeds come."""
+def seed_generator(generator: torch.Generator, seed: int, epoch: int) -> None:
+    """Seed a loader's private generator, from which torch draws the workers' base seeds."""
     generator.manual_seed(fold64(seed, epoch) & ((1 << 63) - 1))
 
 
 def workers_started(engine: DataLoader[Any]) -> Iterator[Any]:
-    """``iter(engine)``, which starts its workers if it has any that are not running."""
+    """``iter(engine)``, which starts the engine's workers unless persistent ones are running."""
     if engine.num_workers and forks_workers(engine) and in_process_group():
         warn_of_forks(sys.version_info[:3])
     batches = iter(engine)
@@ -68,42 +106,46 @@ def workers_started(engine: DataLoader[Any]) -> Iterator[Any]:
 
 @functools.cache
 def _leave_workers_to_parent() -> None:
-    """A fork that lets go of an inherited iterator must not tell the parent's workers to end.
+    """Keep a forked child from ending its parent's loader workers.
 
-    torch's iterator does that when it is collected, through queues that both processes have.
+    When torch's iterator is collected, it tells its workers to end, through queues that a forked
+    child has inherited. So in the child every iterator is marked as shut down already.
     """
 
     def disown() -> None:
         for batches in _with_workers:
-            batches._shutdown = True  # what it checks before it ends its workers
+            batches._shutdown = True  # torch checks this flag before it ends the workers
 
     os.register_at_fork(after_in_child=disown)
 
 
 def forks_workers(engine: DataLoader[Any]) -> bool:
-    """Whether its worker processes are forked from this one."""
+    """Whether the engine starts its workers by forking this process."""
     context = engine.multiprocessing_context or multiprocessing
     return bool(context.get_start_method() == "fork")
 
 
 @functools.cache
 def warn_of_forks(python: tuple[int, int, int]) -> None:
-    """Say once that a forked worker may hang, where the interpreter is one in which it may.
+    """Warn once that a forked worker may hang, on interpreters in which it may.
 
-    A process group's thread that lets go of a tensor while another thread forks can leave a lock
-    of the interpreter locked in the child (python/cpython#112275).
+    If a thread of the process group frees a tensor while another thread forks, a lock of the
+    interpreter can stay locked in the child for ever (python/cpython#112275).
     """
     if python < (3, 11, 10):
         logger.warning(
-            "loader workers are forked while a process group is alive: before Python 3.11.10 one "
-            "can hang as it starts, and training with it (python/cpython#112275). Found Python "
-            "%d.%d.%d: use a newer one, or multiprocessing_context='forkserver'",
+            "loader workers are forked while a process group is alive. This is Python %d.%d.%d: "
+            "before 3.11.10 such a worker can hang when it starts, and training hangs with it "
+            "(python/cpython#112275). Use a newer Python, or multiprocessing_context='forkserver'",
             *python,
         )
 
 
-def fetched(items: Iterator[Fetch], guard: Seeding | None) -> Fetch:
-    """The next item; with a ``guard``, the caller keeps its generators."""
+def fetch_next(items: Iterator[Fetch], guard: Seeding | None) -> Fetch:
+    """The next item. ``guard``: its generators are given back to the caller unchanged.
+
+    Needed where samples are loaded in the training process, which seeds its global generators.
+    """
     if guard is None:
         return next(items)
     with guard.caller_kept():
@@ -111,7 +153,7 @@ def fetched(items: Iterator[Fetch], guard: Seeding | None) -> Fetch:
 
 
 def share_of(batch_size: int | None, tail: str, rank: int | None, world: int | None) -> Share:
-    """This rank's share; ``rank`` and ``world`` are the process group's unless given."""
+    """This rank's share. ``rank`` and ``world`` default to those of the process group."""
     if tail not in ("short", "drop"):
         raise ValueError(f"tail must be 'short' or 'drop', got {tail!r}")
     if batch_size is not None and batch_size < 1:
@@ -121,10 +163,10 @@ def share_of(batch_size: int | None, tail: str, rank: int | None, world: int | N
 
 
 def seeding_of(seed: int, seeded: Collection[str]) -> Seeding:
-    """Which generators are seeded, checked."""
+    """The ``Seeding`` for a checked seed and the checked names of generators."""
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"seed must lie in [0, 2**64), got {seed}")
     unknown = set(seeded) - set(GENERATORS)
     if unknown or isinstance(seeded, str):
-        raise ValueError(f"seeded is a collection of {GENERATORS}, got {seeded!r}")
+        raise ValueError(f"seeded must be a collection of names from {GENERATORS}, got {seeded!r}")
     return Seeding(seed, *(name in seeded for name in GENERATORS))

@@ -1,7 +1,7 @@
-"""Batches that never mix groups, resumable like the samplers in ``samplers.py``.
+"""A batch sampler that never mixes groups, resumable like the samplers in ``samplers.py``.
 
-The whole list of an epoch's batches is computed when the epoch is entered, from the order of the
-samples: an epoch of ``n`` samples takes a few times ``8 * n`` bytes while it is served.
+The list of an epoch's batches is computed as a whole, from the order of the samples, when the epoch
+is entered. While an epoch of ``n`` samples is served this takes a few times ``8 * n`` bytes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,24 @@ from iterators.torch.samplers import PlaceSampler
 class ResumableGroupedBatchSampler(PlaceSampler[list[int]]):
     """A batch sampler whose batches never mix groups, such as aspect ratios or lengths.
 
-    ``group_ids``: one integer per sample. A unit of progress is one batch of this rank, so
-    ``advance()`` follows each. The batches of an epoch, and their order, depend on the data,
-    ``batch_size``, ``seed`` and the epoch alone; ranks take them in turn. A batch comes when its
-    last sample does in the (shuffled) order of the samples; the short ones, at most one per
-    group, come last. Ranks differ by at most one batch, see ``ResumableDistributedSampler``;
-    ``drop_last=True`` leaves out short batches, and the last ones that do not reach every rank.
-    A state is refused with another ``batch_size`` or ``drop_last``: they make other batches.
+    ::
+
+        sampler = ResumableGroupedBatchSampler(dataset, group_ids, batch_size=8)
+        loader = DataLoader(dataset, batch_sampler=sampler)
+        for epoch in range(sampler.epoch, num_epochs):
+            with sampler.in_epoch(epoch):
+                for inputs, labels in loader:
+                    train(inputs, labels)
+                    sampler.advance()  # one batch
+
+    ``group_ids`` holds one integer per sample, ``[N]``. Progress is counted in batches of this
+    rank. The batches of an epoch and their order depend on the data, ``batch_size``, ``seed`` and
+    the epoch alone; the ranks take them in turn. A batch is served when its last sample is reached
+    in the (shuffled) order of the samples. Short batches, at most one per group, come last.
+
+    The ranks may differ by one batch, see ``ResumableDistributedSampler``. ``drop_last=True``
+    leaves out short batches and, at the end, those that do not reach every rank. A state cannot be
+    loaded with a different ``batch_size`` or ``drop_last``, which would form different batches.
 
     Raises ``ValueError`` unless there is one group id per sample, and for a dataset whose own
     ``epoch_order`` repeats samples or leaves some out.
@@ -61,8 +72,8 @@ class ResumableGroupedBatchSampler(PlaceSampler[list[int]]):
         order = sample_order(dataset, seed, 0, shuffle=shuffle)
         if not isinstance(order, Permutation) or order.n != self._num_samples:
             raise ValueError(
-                f"{type(dataset).__name__}.epoch_order does not have each sample once, so its "
-                "batches cannot be counted"
+                f"{type(dataset).__name__}.epoch_order does not contain each sample exactly once, "
+                "so its batches cannot be counted"
             )
         identity = Identity(
             f"grouped-1({order.algorithm})",
@@ -81,7 +92,7 @@ class ResumableGroupedBatchSampler(PlaceSampler[list[int]]):
             yield ids[grouped[starts[place] : stops[place]]].tolist()
 
     def _require(self, position: Position) -> None:
-        """Compare first what would otherwise show as another number of batches."""
+        """Compare these first: they would otherwise show as a different number of batches."""
         saved = position.identity
         if saved.algorithm == self._identity.algorithm:
             _require_equal("batch_size", position.layout.batch, self.batch_size)
@@ -90,7 +101,7 @@ class ResumableGroupedBatchSampler(PlaceSampler[list[int]]):
 
 
 def _group_codes(group_ids: Sequence[int] | Int64, num_samples: int) -> Int64:
-    """Groups numbered from 0, ``[num_samples] int64``."""
+    """The groups renumbered from 0 without gaps, ``[num_samples] int64``."""
     given = np.asarray(group_ids)
     if given.shape != (num_samples,) or given.dtype.kind not in "iu":
         raise ValueError(
@@ -106,10 +117,10 @@ def _num_batches(groups: Int64, batch_size: int, whole_only: bool) -> int:
 
 
 def _cut(groups: Int64, batch_size: int) -> tuple[Int64, Int64, Int64]:
-    """Cut places into batches of one group; ``groups[i]`` is the group at place ``i``, ``[N]``.
+    """Cut places into batches of one group each. ``groups``: the group at each place, ``[N]``.
 
-    Returns the places grouped, ``[N]``, and where in them each batch starts and stops, ``[B]``:
-    whole batches in the order of their last places, then short ones likewise.
+    Returns the places sorted by group, ``[N]``, and where in that list each batch starts and stops,
+    ``[B]``: whole batches in the order of their last places, then the short ones in theirs.
     """
     grouped = np.argsort(groups, kind="stable")
     sizes = np.bincount(groups)
@@ -129,5 +140,5 @@ def _require_equal(name: str, expected: object, found: object) -> None:
             name,
             expected=expected,
             found=found,
-            advice="It decides which samples form a batch: use that of the interrupted run.",
+            advice="It decides which samples form a batch: use the value of the interrupted run.",
         )

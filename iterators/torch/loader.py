@@ -1,15 +1,14 @@
-"""Map-style torch datasets in our order: enterable anywhere, at any layout, to the same bits.
+"""Map-style torch datasets in our order, which can be entered at any place and layout.
 
-``ResumableDataLoader`` runs a plain ``torch.utils.data.DataLoader`` over our batch sampler with
-a private generator (``iter(DataLoader)`` otherwise draws from the default one, and dropout
-shifts after a resume). ``ResumableDataLoader.like`` rebuilds a given loader with all its other
-settings, or says why it cannot. Training process only; one open epoch at a time.
+``ResumableDataLoader`` runs a plain ``torch.utils.data.DataLoader`` over our batch sampler, with a
+private generator: ``iter(DataLoader)`` would otherwise draw from torch's default generator, once
+more in a resumed process than in an uninterrupted one, and shift its dropout. Training process
+only; one open epoch at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias, Unpack
 
 import numpy as np
@@ -27,15 +26,16 @@ from iterators.order.environment import length_of, map_style, sample_order
 from iterators.order.epoch import Int64, ListedOrder, Order
 from iterators.order.fingerprint import dataset_fingerprint, sample_name
 from iterators.order.position import Identity, Layout
-from iterators.order.seeds import default_seed, generator_of
-from iterators.protocol import Adapter, Delivery
+from iterators.order.seeds import generator_of
+from iterators.protocol import Delivery
 from iterators.torch.common import (
     GENERATORS,
     VERSIONS,
     Engine,
-    aim_generator,
+    SeededAdapter,
     collate_of,
-    fetched,
+    fetch_next,
+    seed_generator,
     seeding_of,
     settings_of_engine,
     share_of,
@@ -43,28 +43,41 @@ from iterators.torch.common import (
 )
 from iterators.torch.sampling import LoaderSettings, Tail, engine_of, read_sampling, settings_of
 
-#: The user's own order: ``(seed, epoch) -> ids``, the same for the same arguments, always.
+#: The user's own order: ``(seed, epoch) -> ids``. The same arguments must give the same ids.
 OrderFunction: TypeAlias = Callable[[int, int], Sequence[int] | Int64]
 
 
-class ResumableDataLoader(Adapter):
-    """A ``DataLoader`` over a map-style dataset that ``CFIterator`` can enter anywhere.
+class ResumableDataLoader(SeededAdapter):
+    """A ``DataLoader`` over a map-style dataset that ``CFIterator`` can enter at any sample.
 
-    ``batch_size`` is per rank; None delivers single samples, uncollated. ``shuffle`` permutes by
-    (``seed``, epoch), in the dataset's own ``epoch_order(seed, epoch)`` if it has one (see
-    ``ShardedDataset``); ``order``, a function (seed, epoch) -> ids of constant length, replaces
-    both orders. ``seed`` is by default the initial seed of ``generator``, else of torch
-    (``torch.manual_seed``); it is rank 0's on all ranks, and a restored run keeps its own.
-    ``tail="short"`` shares the last, partial batch evenly, so that every sample is
-    served once; a rank with nothing left gets one sample of weight 0 (``CFIterator.last_weights``:
-    multiply the per-sample loss by it). ``tail="drop"`` does not serve it: not exactly-once.
-    ``rank`` and ``world`` are the process group's unless given. ``seeded`` names the generators
-    ("torch", "python", "numpy") set for each sample from (seed, epoch, id), about 10 us each but
-    torch's. ``fingerprint`` names the data where ``dataset_fingerprint`` cannot tell. All other
-    settings are ``DataLoader``'s; ``engine`` is it, or torchdata's ``StatefulDataLoader``.
+    ::
 
-    Raises ``NotResumableError`` for an ``IterableDataset`` without an indexed source,
-    ``ValueError`` for settings that contradict each other.
+        loader = ResumableDataLoader(dataset, 64, shuffle=True, num_workers=8)
+        train_loader = CFIterator(loader, cf_manager=manager)
+
+    The order of the samples and their augmentation depend on (seed, epoch, sample id) alone. So a
+    run may be resumed in mid-epoch with a different number of ranks, batch size or number of
+    workers, and still serves every sample of the epoch once, with the same bits.
+
+    Arguments
+        batch_size: samples per batch of this rank; None delivers single samples, uncollated.
+        shuffle: permute the samples by (seed, epoch), or use the dataset's own
+            ``epoch_order(seed, epoch)`` if it has one (see ``ShardedDataset``).
+        seed: default: the initial seed of ``generator``, else of torch (``torch.manual_seed``);
+            rank 0's on all ranks. A restored run keeps its own.
+        order: a function (seed, epoch) -> ids, of constant length, used instead of either order.
+        tail: "short" shares the last, partial batch evenly among the ranks, so that every sample
+            is served once. A rank that gets none of it is given one sample of weight 0: multiply
+            the per-sample loss by ``CFIterator.last_weights``. "drop" does not serve that batch.
+        rank, world: default: those of the process group.
+        seeded: which global generators ("torch", "python", "numpy") to seed for each sample.
+            Takes about 2 us for torch and 10 us for each of the others.
+        fingerprint: a name for the data, if the one derived from the dataset does not fit.
+        engine: ``DataLoader``, or torchdata's ``StatefulDataLoader``.
+        settings: any other setting of ``DataLoader``.
+
+    Raises ``NotResumableError`` for an ``IterableDataset`` without ``indexed_source()``, and
+    ``ValueError`` for settings that contradict one another.
     """
 
     def __init__(
@@ -85,10 +98,8 @@ class ResumableDataLoader(Adapter):
         **settings: Unpack[LoaderSettings],
     ) -> None:
         self._share = share_of(batch_size, tail, rank, world)
-        self._takes_seed = seed is None
-        if seed is None:
-            seed = default_seed(generator, rank=self._share.rank, world=self._share.world)
-        self._shuffle, self._function, self._seed = shuffle, order, seed
+        super().__init__(seed, generator, self._share)
+        self._shuffle, self._order_function = shuffle, order
         self._dataset = dataset = map_style(dataset)
         self._num_samples = length_of(dataset)
         self._current = self._make_order(0)
@@ -96,7 +107,7 @@ class ResumableDataLoader(Adapter):
             self._current.algorithm,
             self._current.n,
             dataset_fingerprint(dataset, fingerprint),
-            seed,
+            self._seed,
             tail,
         )
         if not self._share.batches(self._identity.n):
@@ -105,10 +116,10 @@ class ResumableDataLoader(Adapter):
                 f"batch of {self._share.global_batch}"
             )
         self._epoch = 0
-        self._seeding = seeding_of(seed, seeded)
+        self._seeding = seeding_of(self._seed, seeded)
         self._sampler = BatchRequestSampler(self._current, self._share)
         self._generator = torch.Generator()
-        self._kind, self._settings = engine, settings
+        self._engine_class, self._settings = engine, settings
         self._collate = BatchRequestCollate(
             collate_of(batch_size, settings), single=batch_size is None
         )
@@ -124,14 +135,16 @@ class ResumableDataLoader(Adapter):
         seeded: Collection[str] = GENERATORS,
         fingerprint: str | None = None,
     ) -> ResumableDataLoader:
-        """Rebuild ``loader`` with all its settings, over our order instead of its sampler.
+        """Rebuild ``loader`` with all its settings, with our order instead of its sampler.
 
-        ``seed`` is by default that of one of our samplers (which is refused with another one,
-        ``ValueError``) or of torch's distributed one (where it is not 0, its default), else the
-        initial seed of the loader's generator, else torch's. The tail is "drop" where the loader
-        itself has ``drop_last=True``; a sampler's ``drop_last`` alone leaves nothing out, and that
-        is logged. Raises ``NotResumableError`` with the reason where rebuilding would change what
-        is served; a custom sampler can be replaced by ``order``.
+        ``seed`` defaults to that of one of our samplers, or of torch's ``DistributedSampler``
+        (unless it is 0, its default); else to the initial seed of the loader's generator, else of
+        torch. The tail is "drop" if the loader itself has ``drop_last=True``. The ``drop_last`` of
+        a sampler leaves nothing out, and that is logged.
+
+        Raises ``NotResumableError`` with the reason if rebuilding would change which samples are
+        served (replace a custom sampler by ``order``), and ``ValueError`` for a ``seed`` that
+        differs from that of one of our samplers.
         """
         found = read_sampling(loader, seed=seed, custom_order=order is not None)
         return cls(
@@ -151,25 +164,12 @@ class ResumableDataLoader(Adapter):
         )
 
     @property
-    def identity(self) -> Identity:
-        """What must agree when a position is restored."""
-        return self._identity
-
-    @property
     def layout(self) -> Layout:
-        """How the data is spread now."""
+        """How the data is spread over ranks and workers now."""
         workers = self._engine.num_workers
         return Layout(self._share.world, self._share.batch, workers, versions=VERSIONS)
 
-    @property
-    def takes_seed(self) -> bool:
-        """Whether no seed was given."""
-        return self._takes_seed
-
-    def reseed(self, seed: int) -> None:
-        """Go on in the order and with the randomness of ``seed``."""
-        self._seed, self._identity = seed, replace(self._identity, seed=seed)
-        self._seeding = replace(self._seeding, seed=seed)
+    def _rebuild(self) -> None:
         self._current, self._epoch = self._make_order(0), 0
         self._engine = self._make_engine()
 
@@ -187,32 +187,33 @@ class ResumableDataLoader(Adapter):
         return self._share.batches(self._identity.n - start)
 
     def order(self, epoch: int) -> Order:
-        """The order of ``epoch``; the last one asked for is kept."""
+        """The order of ``epoch``. Keeps the last one asked for, since it may be slow to make."""
         if epoch != self._epoch:
             order = self._make_order(epoch)
             if order.n != self._identity.n:
                 raise ValueError(
-                    f"order(seed, epoch) must have one length: {self._identity.n} ids in epoch 0, "
-                    f"{order.n} in epoch {epoch}"
+                    "order(seed, epoch) must always have the same length: it has "
+                    f"{self._identity.n} ids in epoch 0 and {order.n} in epoch {epoch}"
                 )
             self._current, self._epoch = order, epoch
         return self._current
 
     def name_of(self, sample: int) -> str:
-        """The sample's path, for a dataset that lists its files."""
+        """The path of the sample, for a dataset that lists its files."""
         return sample_name(self._dataset, sample)
 
     def open(self, *, epoch: int, start: int, state: Any = None) -> TorchDeliveries:
-        """Start an epoch at place ``start``; workers begin to load, nothing is fetched here."""
-        self._sampler.aim(self.order(epoch), epoch=epoch, start=start)
-        aim_generator(self._generator, self._seed, epoch)
-        # A StatefulDataLoader keeps its iterator, and so its workers, as long as it lives.
+        """Start an epoch at place ``start``. The workers begin to load; nothing is fetched yet."""
+        self._sampler.seek(self.order(epoch), epoch=epoch, start=start)
+        seed_generator(self._generator, self._seed, epoch)
+        # Without persistent workers, use a new engine per epoch: a StatefulDataLoader keeps its
+        # iterator, and with it the workers, as long as it lives.
         engine = self._engine if self._engine.persistent_workers else self._make_engine()
         guard = self._seeding if self._engine.num_workers == 0 else None
         span = (start, self._identity.n, self._share.global_batch)
         try:
             batches = workers_started(engine)
-        except BaseException:  # a persistent worker died while it waited
+        except BaseException:  # a persistent worker died between two epochs
             self.close()
             raise
         return TorchDeliveries(batches, span=span, guard=guard, on_failure=self.close)
@@ -223,13 +224,15 @@ class ResumableDataLoader(Adapter):
             self._engine = self._make_engine()
 
     def _make_order(self, epoch: int) -> Order:
-        if self._function is not None:
-            return ListedOrder(self._function(self._seed, epoch), num_samples=self._num_samples)
+        if self._order_function is not None:
+            return ListedOrder(
+                self._order_function(self._seed, epoch), num_samples=self._num_samples
+            )
         return sample_order(self._dataset, self._seed, epoch, shuffle=self._shuffle)
 
     def _make_engine(self) -> DataLoader[Delivered]:
         settings = settings_of_engine(self._settings, collate_fn=self._collate)
-        return self._kind(
+        return self._engine_class(
             BatchRequestDataset(self._dataset, self._seeding),  # type: ignore[arg-type]
             batch_sampler=self._sampler,  # type: ignore[arg-type]  # BatchRequestDataset takes them
             generator=self._generator,
@@ -238,10 +241,11 @@ class ResumableDataLoader(Adapter):
 
 
 class TorchDeliveries:
-    """One opened epoch of a torch loader. ``guard`` protects the caller's generators.
+    """One opened epoch of a torch loader. ``span`` is (first place, end, places per batch).
 
-    ``on_failure`` is called when a fetch failed: persistent workers one of which is dead, or that
-    were interrupted, never serve again.
+    ``guard`` keeps the caller's generators unchanged, see ``fetch_next``. ``on_failure`` is called
+    when a fetch fails: persistent workers of which one has died, or whose fetch was interrupted,
+    never serve again and have to be replaced.
     """
 
     def __init__(
@@ -263,7 +267,7 @@ class TorchDeliveries:
         if self._batches is None:
             raise StopIteration
         try:
-            ids, weights, data = fetched(self._batches, self._guard)
+            ids, weights, data = fetch_next(self._batches, self._guard)
         except StopIteration:
             raise
         except BaseException:
@@ -278,5 +282,5 @@ class TorchDeliveries:
         )
 
     def close(self) -> None:
-        """Let go of the loader's iterator, which ends workers that are not persistent."""
+        """Release the loader's iterator, which ends workers that are not persistent."""
         self._batches = None

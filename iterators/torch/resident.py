@@ -1,8 +1,8 @@
-"""A rank's share of a dataset, held in memory: loaded once, then served without any I/O.
+"""A rank's share of a dataset, loaded into memory once and then served without I/O.
 
-Which samples a rank holds depends on the data's length, ``rank``, ``world`` and ``share`` alone:
-a stretch of one fixed shuffle, so that a folder sorted by class is not shared out by class.
-Shares cover the data together; larger ones than ``1 / world`` overlap.
+Which samples a rank holds depends on the length of the data, ``rank``, ``world`` and ``share``
+alone. Shares are consecutive parts of one fixed shuffle, so that a folder sorted by class is not
+split by class. Together they cover the data; shares larger than ``1 / world`` overlap.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _IMAGES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".w
 
 
 class ResidentSettings(TypedDict, total=False):
-    """How a ``ResidentDataset`` holds its share; meanings and defaults are given there."""
+    """The settings of ``ResidentDataset``; see there for their meanings and defaults."""
 
     rank: int | None
     world: int | None
@@ -37,27 +37,37 @@ class ResidentSettings(TypedDict, total=False):
 
 
 class ResidentDataset(Dataset[Any]):
-    """This rank's share of the map-style ``dataset``, loaded now and held in memory.
+    """This rank's share of a map-style dataset, loaded at once and held in memory.
 
-    ``rank`` and ``world`` are the process group's unless given. ``share`` is the part of all
-    samples that each rank holds, in [1 / world, 1]; by default shares are disjoint, and equal to
-    within one sample. ``load_transform`` is applied once, when a sample is loaded (not at random,
-    or a restart holds other data), ``transform`` each time it is asked for; both get the input:
-    a tuple's first entry, or the whole sample.
+    ::
 
-    With a ``device`` samples are stacked there, one tensor ``[N, ...]`` per entry of a sample
-    (any dtype; N = ``len(self)``); without one they are held as they are, in a list. Stacked
-    samples without ``transform`` are fetched a batch at a time; ``collate_fn=resident.collate``
-    then takes the batch as it is, on the device. Use 0 loader workers with a device that is not
-    the CPU.
+        resident = ResidentDataset(dataset, device="cuda", load_transform=to_tensor)
+        loader = ResumableDataLoader(
+            resident, 256, shuffle=True, rank=0, world=1, collate_fn=resident.collate
+        )
 
-    On each rank it is a whole dataset of its own: give ``ResumableDataLoader`` ``rank=0,
-    world=1``, or use ``ResumableSampler``, and save every rank's position. A position taken on
-    another share is refused. Where shares differ by a sample, numbers of batches may differ by
-    one.
+    Each rank treats its share as a complete dataset of its own: give ``ResumableDataLoader``
+    ``rank=0, world=1``, or use ``ResumableSampler``, and save the position of every rank. A
+    position of a different share is refused. Shares may differ by one sample, and so the numbers
+    of batches by one.
 
-    Raises ``ValueError`` for a share out of range, fewer samples than ranks, or samples that do
-    not stack, ``NotResumableError`` for a dataset without a length.
+    With a ``device``, samples are stacked there, as one tensor ``[N, ...]`` per entry of a sample
+    (any dtype; N = ``len(self)``). Without one they are kept in a list as they are. Stacked samples
+    without ``transform`` are fetched a batch at a time, and ``collate_fn=resident.collate`` keeps
+    that batch on the device. Use ``num_workers=0`` with a device other than the CPU.
+
+    Arguments
+        rank, world: default: those of the process group.
+        share: the fraction of all samples that each rank holds, in [1 / world, 1]. Default:
+            disjoint shares, of equal size to within one sample.
+        load_transform: applied once, when a sample is loaded. Must not be random: a restarted
+            process would hold different data.
+        transform: applied each time a sample is asked for. Both transforms get the input: the
+            first entry of a tuple, or the whole sample.
+        device: where to stack the samples; None keeps them in a list.
+
+    Raises ``ValueError`` for a share out of range, fewer samples than ranks, or samples that cannot
+    be stacked, and ``NotResumableError`` for a dataset without a length.
     """
 
     def __init__(
@@ -93,26 +103,27 @@ class ResidentDataset(Dataset[Any]):
         loader: Callable[[str], Any] | None = None,
         **settings: Unpack[ResidentSettings],
     ) -> ResidentDataset:
-        """This rank's share of a folder of class folders of images: samples (image, class).
+        """This rank's share of a folder with one folder of images per class.
 
-        Classes are numbered in the order of their names, as in torchvision's ``ImageFolder``.
-        ``loader`` reads one path; by default an RGB image through PIL (``ImportError`` if that
-        is not installed). ``FileNotFoundError`` if a class, or the folder, holds no image.
+        A sample is (image, class number). Classes are numbered in the order of their names, as by
+        torchvision's ``ImageFolder``. ``loader`` reads one path; by default it returns an RGB image
+        from PIL (``ImportError`` if pillow is not installed). Raises ``FileNotFoundError`` if the
+        folder, or the folder of a class, contains no image.
         """
         return cls(_Folder(os.fspath(root), loader or _pil_loader()), **settings)
 
     @property
     def global_ids(self) -> Int64:
-        """The ids in the whole dataset of the samples held here, ascending, ``[N] int64``."""
+        """The ids of the samples held here in the whole dataset, ascending, ``[N] int64``."""
         return self._global_ids
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the whole dataset's classes, if it has any."""
+        """The names of the classes of the whole dataset, if it has any."""
         return self._classes
 
     def data_fingerprint(self) -> str:
-        """Names the whole data and the share of it, for ``dataset_fingerprint``."""
+        """Identifies the whole data and this share of it, for ``dataset_fingerprint``."""
         return self._fingerprint
 
     def __len__(self) -> int:
@@ -123,10 +134,10 @@ class ResidentDataset(Dataset[Any]):
 
     @property
     def __getitems__(self) -> Callable[[Sequence[int]], _Stack] | None:
-        """Fetches a whole batch; None where samples are transformed or held one by one.
+        """A function that fetches a whole batch; None if samples are transformed or not stacked.
 
-        torch and ``ResumableDataLoader`` then ask for single samples, so that a random
-        ``transform`` is seeded for each.
+        With None, torch and ``ResumableDataLoader`` ask for single samples, so that a random
+        ``transform`` can be seeded for each.
         """
         if self._transform is None and isinstance(self._samples, _Stack):
             return self._samples.gather
@@ -134,19 +145,19 @@ class ResidentDataset(Dataset[Any]):
 
     @staticmethod
     def collate(samples: Any) -> Any:
-        """A ``collate_fn``: a batch that is stacked already as it is, any other by default."""
+        """A ``collate_fn`` that leaves a stacked batch as it is; otherwise torch's default."""
         return samples.batch() if isinstance(samples, _Stack) else default_collate(samples)
 
 
 class _Stack(Sequence[Any]):
-    """Samples as one tensor per entry, ``[N, ...]``; ``single`` if a sample is not a tuple."""
+    """Samples as one tensor ``[N, ...]`` per entry; ``single`` if a sample is not a tuple."""
 
     def __init__(self, columns: tuple[torch.Tensor, ...], single: bool) -> None:
         self._columns, self._single = columns, single
 
     @classmethod
     def of(cls, samples: Iterator[Any], ids: Int64, device: torch.device) -> _Stack:
-        """Copy one sample after the other to ``device``, so that nothing is held twice."""
+        """Copy the samples to ``device`` one by one, so that the data is never in memory twice."""
         columns: tuple[torch.Tensor, ...] = ()
         single = False
         for place, sample in enumerate(samples):
@@ -173,12 +184,12 @@ class _Stack(Sequence[Any]):
         return _Stack(tuple(rows), self._single)
 
     def batch(self) -> Any:
-        """All of it as what ``default_collate`` would make of its samples."""
+        """The batch that ``default_collate`` would make of these samples."""
         return self._columns[0] if self._single else list(self._columns)
 
 
 class _Folder:
-    """Paths and classes of a folder of class folders, shaped like torchvision's."""
+    """The images below a folder of class folders, with the attributes of torchvision's class."""
 
     def __init__(self, root: str, loader: Callable[[str], Any]) -> None:
         self.root, self._loader = root, loader
@@ -189,7 +200,7 @@ class _Folder:
             for path in _images_below(os.path.join(root, name))
         ]
         if not self.samples:
-            raise FileNotFoundError(f"{root} holds no folder of images for any class")
+            raise FileNotFoundError(f"{root} contains no class folder with images")
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -200,11 +211,11 @@ class _Folder:
 
 
 def _share_ids(n: int, rank: int, world: int, share: float | None) -> Int64:
-    """The ids that ``rank`` holds, ascending: its stretch of a fixed shuffle, wrapped around."""
+    """The ids that ``rank`` holds, ascending: its part of a fixed shuffle, which wraps around."""
     if share is not None and not 1 / world <= share <= 1:
         raise ValueError(
-            f"share must lie in [1 / world, 1] = [{1 / world:.4g}, 1], so that every sample is "
-            f"held by one of {world} ranks; got {share}"
+            f"share must lie in [1 / world, 1] = [{1 / world:.4g}, 1], so that the {world} ranks "
+            f"together hold every sample; got {share}"
         )
     if n < world:
         raise ValueError(f"{n} samples are too few for {world} ranks to hold one each")
@@ -227,7 +238,7 @@ def _entries(sample: Any) -> tuple[Any, ...]:
 
 
 def _tensor(entry: Any) -> torch.Tensor:
-    """As ``default_collate`` would have it."""
+    """``entry`` as a tensor, with the dtype that ``default_collate`` would give it."""
     if isinstance(entry, torch.Tensor):
         return entry
     try:
@@ -260,7 +271,7 @@ def _images_below(folder: str) -> list[str]:
         if name.lower().endswith(_IMAGES)
     ]
     if not found:
-        raise FileNotFoundError(f"the class folder {folder} holds no image of a known type")
+        raise FileNotFoundError(f"the class folder {folder} contains no image of a known type")
     return found
 
 
@@ -269,8 +280,8 @@ def _pil_loader() -> Callable[[str], Any]:
         image = import_module("PIL.Image")
     except ImportError as error:
         raise ImportError(
-            "from_folder reads images with PIL, which is not installed: install pillow, or give "
-            "a loader"
+            "from_folder reads images with PIL, which is not installed: install pillow, or pass "
+            "loader="
         ) from error
 
     def load(path: str) -> Any:

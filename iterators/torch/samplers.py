@@ -1,14 +1,15 @@
-"""Samplers in the shape of torch's, whose place in an epoch can be saved and entered again.
+"""Drop-in replacements for torch's samplers that can be saved and restored in mid-epoch.
 
-For loops that keep a plain torch ``DataLoader``. The caller says with ``advance`` what it has
+For loops that keep a plain torch ``DataLoader``. The loop reports with ``advance`` what it has
 used, so samples that the loader has only prefetched do not count. Progress is one global place
-``c``: rank ``r`` of ``W`` takes places ``c + r, c + r + W, ...``, so ranks that advance by the
-same counts hold the same state, and it may be loaded at another world size. Save rank 0's: when
-an epoch's last places do not reach every rank, they reach rank 0, and the others cannot know
-when they are used. Training process only.
+``c``: rank ``r`` of ``W`` takes places ``c + r, c + r + W, ...``. Ranks that advance by the same
+counts therefore have the same state, and it can be loaded at a different world size. Save the state
+of rank 0: if the last places of an epoch do not reach every rank, they reach rank 0, and the other
+ranks cannot tell when they were used. Training process only.
 
-Nothing is served twice to even out the ranks: ``ResumableDataLoader`` does that with a flagged
-pad of weight 0. Here ranks differ by at most one unless ``drop_last``.
+No sample is served twice to even out the ranks, as torch's sampler does; without ``drop_last`` the
+numbers of samples differ by at most one. (``ResumableDataLoader`` evens them out with a pad of
+weight 0.)
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _Unit = TypeVar("_Unit")
 
 
 class PlaceSampler(Sampler[_Unit]):
-    """What all our samplers share; a unit (sample or batch) lies at each place."""
+    """The common part of our samplers. There is a unit, a sample or a batch, at each place."""
 
     def __init__(
         self, dataset: Any, identity: Identity, num_replicas: int | None, rank: int | None
@@ -53,7 +54,7 @@ class PlaceSampler(Sampler[_Unit]):
 
     @abstractmethod
     def _served(self, epoch: int, places: range) -> Iterator[_Unit]:
-        """What lies at ``places`` of ``epoch``."""
+        """The units at ``places`` of ``epoch``."""
 
     @property
     def identity(self) -> Identity:
@@ -62,7 +63,7 @@ class PlaceSampler(Sampler[_Unit]):
 
     @property
     def drop_last(self) -> bool:
-        """Whether what does not reach every rank is left out."""
+        """Whether units at the end of an epoch that do not reach every rank are left out."""
         return self._identity.tail == "drop"
 
     @property
@@ -77,25 +78,25 @@ class PlaceSampler(Sampler[_Unit]):
 
     @property
     def progress(self) -> int:
-        """How much of this rank's share of the epoch is used: ``len(self)`` less what is left.
+        """How much of this rank's share of the epoch was used: ``len(self)`` minus what is left.
 
-        After a restore at another world size, counted as if this one had served it all.
+        After a restore at a different world size: as if all had been served at the present one.
         """
         return len(self) - len(self._own())
 
     def __len__(self) -> int:
-        """This rank's share of a whole epoch; a restored epoch is shorter, by ``progress``.
+        """This rank's share of a whole epoch, of which a restored one serves ``progress`` less.
 
-        torch's ``DataLoader`` derives its own length from it and does not mind the difference.
+        torch's ``DataLoader`` derives its length from this, and accepts the difference.
         """
         return len(range(self.rank, self._end(0), self.num_replicas))
 
     def __iter__(self) -> Iterator[_Unit]:
-        """The rest of this rank's share of the epoch, from what has been advanced to."""
+        """The rest of this rank's share of the epoch, after what ``advance`` has counted."""
         places = self._own()
         if self._place and not places:
             logger.warning(
-                "nothing of epoch %d is left for rank %d; set_epoch(%d) begins the next one",
+                "nothing of epoch %d is left for rank %d; start the next one with set_epoch(%d)",
                 self._epoch,
                 self.rank,
                 self._epoch + 1,
@@ -103,9 +104,9 @@ class PlaceSampler(Sampler[_Unit]):
         return self._served(self._epoch, places)
 
     def advance(self, n: int = 1) -> None:
-        """Count ``n`` more as used by this rank; every rank must do so between two saves.
+        """Count ``n`` more units as used by this rank. Every rank must do so between two saves.
 
-        Raises ``IterationStateError`` past the end of the epoch; nothing changes then.
+        Raises ``IterationStateError`` past the end of the epoch, and changes nothing then.
         """
         count, left = index(n), len(self._own())
         if count < 0:
@@ -113,64 +114,65 @@ class PlaceSampler(Sampler[_Unit]):
         if count > left:
             raise IterationStateError(
                 f"advance({count}) passes the end of epoch {self._epoch}: {left} of {len(self)} "
-                f"{self._unit} are left for rank {self.rank}. Call it once per batch, with what "
-                "this rank used; set_epoch begins another epoch"
+                f"{self._unit} are left for rank {self.rank}. Call it once per batch, with the "
+                "number that this rank used; set_epoch starts a different epoch"
             )
         end = self._end(self._place)
         place = min(self._place + count * self.num_replicas, end)
         self._place = self._identity.n if place == end else place
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin ``epoch``; keeps the progress if it is the current one.
+        """Start ``epoch``. Keeps the progress if it is the current epoch.
 
-        Raises ``IterationStateError`` when another epoch is half used, or for an epoch before
+        Raises ``IterationStateError`` if a different epoch is partly used, or for an epoch before
         the restored one.
         """
         epoch = index(epoch)
         if epoch < self._restored_epoch:
             raise IterationStateError(
-                f"set_epoch({epoch}) would repeat an epoch: the loaded state stands at epoch "
-                f"{self._restored_epoch}. Begin the loop with range(sampler.epoch, num_epochs)"
+                f"set_epoch({epoch}) would repeat an epoch: the loaded state is in epoch "
+                f"{self._restored_epoch}. Loop over range(sampler.epoch, num_epochs)"
             )
         if epoch == self._epoch:
             return
         if self._place and self._own():
             raise IterationStateError(
-                f"set_epoch({epoch}) would lose the rest of epoch {self._epoch}: {self.progress} "
-                f"of {len(self)} {self._unit} are used. Serve the rest (after a restore, begin "
-                "the loop with range(sampler.epoch, num_epochs)), or call reset_progress() first"
+                f"set_epoch({epoch}) would skip the rest of epoch {self._epoch}: {self.progress} "
+                f"of {len(self)} {self._unit} are used. Serve the rest (after a restore, loop over "
+                "range(sampler.epoch, num_epochs)), or call reset_progress() first"
             )
         self._begin(epoch)
 
     @contextmanager
     def in_epoch(self, epoch: int) -> Iterator[None]:
-        """Serve ``epoch`` in the block, then stand at the start of the next one.
+        """Serve ``epoch`` in a ``with`` block, then move to the start of the next one.
 
-        An exception keeps the progress, so its handler can save it. A block that is left early
-        without one gives up the rest of the epoch.
+        An exception keeps the progress, so that its handler can save it. Leaving the block early
+        without an exception skips the rest of the epoch.
         """
         self.set_epoch(epoch)
         yield
         self._begin(self._epoch + 1)
 
     def reset_progress(self) -> None:
-        """Begin the current epoch again. After a whole epoch ``set_epoch`` alone is enough."""
+        """Start the current epoch again. Not needed between epochs, where ``set_epoch`` will do."""
         self._place = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The place, JSON-able, under 1 kB. Its ledger is empty: nothing checks what was used.
+        """The place in the epoch: JSON-able, below 1 kB.
 
-        A ``CFIterator`` over the same data continues at that place too, and the other way round,
-        but its report of that epoch is not ``exact``: its ledger misses what came before.
+        A ``CFIterator`` over the same data can load it, and a sampler can load a ``CFIterator``'s
+        state. But a sampler does not see which samples were used and saves an empty ledger, so the
+        report of a ``CFIterator`` on that epoch cannot be ``exact``.
         """
         layout = Layout(self.num_replicas, self._batch)
         return Position(self._identity, self._epoch, self._place, layout=layout).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Continue at a saved place, whatever the world size; iterators already open do not.
+        """Continue at a saved place, at any world size. Iterators already made are not affected.
 
-        Raises ``ResumeMismatchError`` for a state of other data or another order,
-        ``CorruptPositionError`` for a damaged one. Nothing changes then.
+        Raises ``ResumeMismatchError`` if the state belongs to other data or a different order, and
+        ``CorruptPositionError`` if it is damaged. The sampler does not change then.
         """
         position = Position.from_dict(state)
         self._require(position)
@@ -186,7 +188,7 @@ class PlaceSampler(Sampler[_Unit]):
         self._epoch, self._place = epoch, 0
 
     def _end(self, place: int) -> int:
-        """Where an epoch ends that goes on from ``place`` at this world size."""
+        """The end of an epoch that is continued from ``place`` at this world size."""
         n = self._identity.n
         return n - (n - place) % self.num_replicas if self.drop_last else n
 
@@ -196,13 +198,12 @@ class PlaceSampler(Sampler[_Unit]):
 
 
 class ResumableDistributedSampler(PlaceSampler[int]):
-    """torch's ``DistributedSampler``, resumable in mid-epoch and at another world size.
+    """torch's ``DistributedSampler``, resumable in mid-epoch and at a different world size.
 
-    ``num_replicas`` and ``rank`` are the process group's unless given. Every epoch has an order
-    of its own, from ``seed`` in [0, 2**64) and the epoch alone (the dataset's own
-    ``epoch_order(seed, epoch)`` if it has one); as with torch's sampler, ``torch.manual_seed``
-    changes nothing. ``fingerprint`` names the data where ``dataset_fingerprint`` cannot tell::
+    ::
 
+        sampler = ResumableDistributedSampler(dataset)
+        loader = DataLoader(dataset, 64, sampler=sampler, num_workers=8)
         for epoch in range(sampler.epoch, num_epochs):
             with sampler.in_epoch(epoch):
                 for inputs, labels in loader:
@@ -210,12 +211,22 @@ class ResumableDistributedSampler(PlaceSampler[int]):
                     sampler.advance(len(inputs))
                     save(sampler.state_dict())  # rank 0's
 
-    With ``drop_last=False`` every sample is used once and ranks differ by at most one sample,
-    hence by at most one batch: under DDP wrap the loop in ``Join``, use ``drop_last=True``, or
-    ``ResumableDataLoader``, which gives every rank the same number of batches. ``drop_last=True``
-    leaves out what does not reach every rank, fewer than ``num_replicas`` samples of the epoch
-    (or of the rest, from a restore on). In a loader given to ``CFIterator`` only the loader's own
-    ``drop_last`` counts.
+    The order of an epoch depends on (``seed``, epoch) alone, or is the dataset's own
+    ``epoch_order(seed, epoch)`` if it has one. As with torch's sampler, ``torch.manual_seed`` does
+    not change it.
+
+    With ``drop_last=False`` every sample is used once. The ranks may then differ by one sample,
+    and so by one batch: under DistributedDataParallel wrap the loop in ``Join``, or use
+    ``drop_last=True`` or ``ResumableDataLoader``, which serves the same number of batches to every
+    rank.
+
+    Arguments
+        num_replicas, rank: default: world size and rank of the process group.
+        seed: an integer in [0, 2**64).
+        drop_last: leave out the samples at the end of an epoch (or, after a restore, of its rest)
+            that do not reach every rank, fewer than ``num_replicas``. In a loader given to
+            ``CFIterator``, only the loader's own ``drop_last`` counts.
+        fingerprint: a name for the data, if the one derived from the dataset does not fit.
     """
 
     def __init__(
@@ -244,9 +255,9 @@ class ResumableDistributedSampler(PlaceSampler[int]):
 
 
 class ResumableSampler(ResumableDistributedSampler):
-    """The same without a split between ranks, for data that each rank has for itself.
+    """``ResumableDistributedSampler`` for data that is not split among ranks.
 
-    Save every rank's own state where their data differ.
+    If every rank has its own data, save the state of every rank.
     """
 
     def __init__(

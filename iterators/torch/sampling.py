@@ -1,6 +1,7 @@
-"""What a given torch ``DataLoader`` says about its data, in our terms, or why it cannot be said.
+"""Reads from a torch ``DataLoader`` how it batches, shuffles and splits its data.
 
-Read-only: nothing here iterates a loader or a sampler.
+Refuses a loader whose order cannot be rebuilt, with the reason. Read-only: nothing here iterates
+over a loader or a sampler.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ Tail: TypeAlias = Literal["short", "drop"]
 
 _OURS = (ResumableDistributedSampler, ResumableSampler)
 
-#: What of a ``DataLoader`` decides what it serves; the names with one ``_`` are torch's own.
+#: Members of ``DataLoader`` that decide what it serves (private ones of torch among them): a
+#: subclass that overrides one may serve anything.
 _SERVING = ("__iter__", "_get_iterator", "_index_sampler", "_auto_collation")
 
 
 class LoaderSettings(TypedDict, total=False):
-    """``DataLoader`` settings that pass through unchanged; meanings and defaults are torch's."""
+    """``DataLoader`` settings that are passed on; torch's meanings and defaults."""
 
     num_workers: int
     collate_fn: Callable[[list[Any]], Any] | None
@@ -51,10 +53,10 @@ class LoaderSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What a given loader's samplers say, in our terms; None where they say nothing.
+    """The settings found in a loader and its samplers; None where they do not say.
 
-    ``tail`` is the policy of what forms the batches. A sampler's own ``drop_last`` only evens out
-    the ranks, which the tail does here; ``_log_kept`` tells where that serves more.
+    ``tail`` follows from the ``drop_last`` of the batches. The ``drop_last`` of a sampler only
+    evens out the ranks, which our tail does as well; see ``_log_kept``.
     """
 
     batch_size: int | None
@@ -67,10 +69,10 @@ class Sampling:
 
 
 def read_sampling(loader: DataLoader[Any], *, seed: int | None, custom_order: bool) -> Sampling:
-    """How ``loader`` batches, shuffles and shares; ``NotResumableError`` if that is unknown.
+    """How ``loader`` batches, shuffles and splits; ``NotResumableError`` if that is unknown.
 
-    ``seed`` goes before that of torch's samplers; ``ValueError`` for another one than ours has.
-    ``custom_order``: the user replaces the sampler's order, so any sampler will do.
+    ``seed`` overrides that of torch's samplers; ``ValueError`` if it differs from that of one of
+    our samplers. ``custom_order``: the user replaces the sampler's order, so any sampler will do.
     """
     require_plain(loader)
     if isinstance(loader.dataset, IterableDataset):
@@ -81,8 +83,8 @@ def read_sampling(loader: DataLoader[Any], *, seed: int | None, custom_order: bo
         return _read_sampler(loader, loader.sampler, found, custom_order)
     if not _is_a(batches, BatchSampler):
         raise NotResumableError(
-            f"{type(batches).__name__} decides in its own way which samples form a batch, so a "
-            "position in our order means nothing to it. Use "
+            f"the batch sampler {type(batches).__name__} decides by its own rules which samples "
+            "form a batch, so it cannot be started in the middle of an epoch. Use "
             "ResumableDataLoader(dataset, batch_size, order=lambda seed, epoch: ids)"
         )
     found = Sampling(batches.batch_size, tail_of(batches), seed)
@@ -90,18 +92,18 @@ def read_sampling(loader: DataLoader[Any], *, seed: int | None, custom_order: bo
 
 
 def tail_of(batching: Any) -> Tail:
-    """What becomes of a partial batch, in our words."""
+    """The tail policy that corresponds to ``drop_last``."""
     return "drop" if batching.drop_last else "short"
 
 
 def engine_of(loader: DataLoader[Any]) -> type[DataLoader[Any]]:
-    """torchdata's ``StatefulDataLoader`` for one of those, else torch's own class."""
+    """torchdata's ``StatefulDataLoader`` if ``loader`` is one, else torch's ``DataLoader``."""
     stateful = _torchdatas("StatefulDataLoader")
     return stateful if stateful is not None and isinstance(loader, stateful) else DataLoader
 
 
 def _torchdatas(name: str) -> Any:
-    """A class of torchdata's; None if nobody imported it, so that nothing can be one."""
+    """A class of torchdata; None if torchdata is not imported, so no object can be of it."""
     for module in ("torchdata.stateful_dataloader", "torchdata.stateful_dataloader.sampler"):
         if hasattr(sys.modules.get(module), name):
             return getattr(sys.modules[module], name)
@@ -109,18 +111,18 @@ def _torchdatas(name: str) -> Any:
 
 
 def _is_a(sampler: object, kind: type) -> bool:
-    """Whether ``sampler`` is torch's ``kind`` itself, or what torchdata puts in its place."""
+    """Whether ``sampler`` is exactly torch's ``kind``, or torchdata's replacement for it."""
     names: dict[type, str] = {DistributedSampler: "StatefulDistributedSampler"}
     return type(sampler) in (kind, _torchdatas(names.get(kind, kind.__name__)))
 
 
 def _shares(sampler: object) -> bool:
-    """Whether ``sampler`` shares the samples out to ranks."""
+    """Whether ``sampler`` splits the samples among ranks."""
     return type(sampler) in _OURS or _is_a(sampler, DistributedSampler)
 
 
 def require_plain(loader: DataLoader[Any]) -> None:
-    """``NotResumableError`` if ``loader`` serves its batches in some way of its own."""
+    """``NotResumableError`` if ``loader`` may serve other batches than a plain ``DataLoader``."""
     kind, engine = type(loader), engine_of(loader)
     for name in _SERVING:
         if getattr(kind, name, None) is not getattr(engine, name, None):
@@ -130,8 +132,8 @@ def require_plain(loader: DataLoader[Any]) -> None:
             )
     if not getattr(loader, "in_order", True):
         raise NotResumableError(
-            "in_order=False lets batches overtake each other, so counting them says nothing "
-            "about which were served. Use in_order=True"
+            "with in_order=False batches overtake one another, so their number does not tell which "
+            "ones were served. Use in_order=True"
         )
 
 
@@ -150,7 +152,7 @@ def _read_sampler(
         raise NotResumableError(
             f"the order of {_described(sampler)} cannot be entered in the middle. Give the same "
             "order as a function: ResumableDataLoader.like(loader, order=lambda seed, epoch: ids); "
-            "for a part of a dataset use torch.utils.data.Subset with shuffle=True"
+            "to train on part of a dataset, use torch.utils.data.Subset with shuffle=True"
         )
     if _shares(sampler) and found.tail == "short":
         _log_kept(sampler)
@@ -158,19 +160,19 @@ def _read_sampler(
 
 
 def _seed_of(sampler: Any) -> int | None:
-    """A sampler's seed; None for the 0 that torch's has if it was given none."""
+    """The seed of a sampler; None for torch's default of 0, which nobody has chosen."""
     seed: int = sampler.seed
     return seed if type(sampler) in _OURS else seed or None
 
 
 def _log_kept(sampler: Any) -> None:
-    """Say which samples ``drop_last`` of a sampler would have left out."""
+    """Log that samples are served which the sampler's ``drop_last`` would have left out."""
     n = len(sampler.dataset)
     left_out = n % sampler.num_replicas
     if sampler.drop_last and left_out:
         logger.info(
-            "all %d samples of an epoch are served, where %s(drop_last=True) alone would serve %d: "
-            "the last batch is shared evenly. Use the DataLoader's drop_last=True to drop it",
+            "all %d samples of an epoch are served; %s(drop_last=True) alone would serve %d. The "
+            "last batch is shared evenly among the ranks; the DataLoader's drop_last=True drops it",
             n,
             type(sampler).__name__,
             n - left_out,
@@ -178,12 +180,12 @@ def _log_kept(sampler: Any) -> None:
 
 
 def _read_ours(sampler: ResumableDistributedSampler, found: Sampling) -> Sampling:
-    """Its order is also the loader's; its place must still be the start, or it would be lost."""
+    """Settings of one of our samplers, which must be at its start: its place is not taken over."""
     if sampler.epoch or sampler.progress:
         raise IterationStateError(
-            f"{type(sampler).__name__} stands at sample {sampler.progress} of epoch "
+            f"{type(sampler).__name__} is at sample {sampler.progress} of epoch "
             f"{sampler.epoch}, but CFIterator keeps the place itself. Give it a new sampler, and "
-            "load the sampler's state_dict() into the CFIterator"
+            "load this one's state_dict() into the CFIterator"
         )
     if found.seed not in (None, sampler.seed):
         raise ValueError(f"seed is {found.seed} here and {sampler.seed} in the loader's sampler")
@@ -191,7 +193,7 @@ def _read_ours(sampler: ResumableDistributedSampler, found: Sampling) -> Samplin
 
 
 def _shuffles(sampler: Any) -> bool | None:
-    """Whether a sampler of torch's or ours shuffles; None for one we do not know."""
+    """Whether one of torch's samplers or of ours shuffles; None for any other sampler."""
     if _shares(sampler):
         return bool(sampler.shuffle)
     if _is_a(sampler, RandomSampler) and not sampler.replacement:
@@ -200,7 +202,7 @@ def _shuffles(sampler: Any) -> bool | None:
 
 
 def _covered(sampler: Any) -> int:
-    """How many samples a sampler goes through over all ranks."""
+    """How many samples a sampler serves over all ranks."""
     if _is_a(sampler, RandomSampler):
         return int(sampler.num_samples)
     data: Any = sampler.dataset if _shares(sampler) else sampler.data_source
@@ -218,7 +220,7 @@ def _described(sampler: Any) -> str:
 
 
 def settings_of(loader: DataLoader[Any]) -> LoaderSettings:
-    """Everything about ``loader`` that is not its dataset, its batches or its order."""
+    """All settings of ``loader`` but its dataset, batches and order."""
     settings: LoaderSettings = {
         "num_workers": loader.num_workers,
         "collate_fn": loader.collate_fn,

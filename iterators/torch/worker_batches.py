@@ -1,12 +1,14 @@
-"""Where the workers of an iterable dataset stand, and what runs inside each of them.
+"""The progress of an iterable dataset's workers, and the code that runs inside each worker.
 
-Every worker forms its own batches and sends each with the state behind it; torch hands them out
-cyclically, leaving out workers that have ended. So the order is that of (worker, index of the
-batch in it), and a ``WorkerProgress`` is all there is to know.
+Every worker forms its own batches and sends each one together with the dataset's state after it.
+Torch takes one item from each worker in turn and skips workers that have ended. So the order of
+the batches follows from (worker, index of the batch in the worker), and a ``WorkerProgress``
+describes a point in it completely.
 
-A restored epoch must begin with the worker whose turn it is, but torch always begins with worker
-0. The workers before it each send one ``WAITED`` item first, which the training process throws
-away: ids, seeds and ``get_worker_info()`` stay torch's own, in every version of it.
+A restored epoch must start with the worker whose turn it is, but torch always starts with worker 0.
+Each worker before that one therefore sends a ``WAITED`` item first, which the training process
+discards. The alternative, to renumber the workers, would change the ids, seeds and
+``get_worker_info()`` that the dataset sees.
 """
 
 from __future__ import annotations
@@ -24,26 +26,26 @@ from iterators.errors import CorruptPositionError, NotResumableError
 from iterators.order.batch_requests import Seeding, Wrapped
 from iterators.torch.encoding import dumps, loads
 
-#: A skipping worker reports progress at most this often.
+#: A worker that makes batches again reports progress this many times at most.
 _ROUNDS = 50
 
 
-class Kind(Enum):
-    """What an item from a worker is; only the first two carry data."""
+class ItemKind(Enum):
+    """The kinds of item that a worker sends; only the first two carry data."""
 
     BATCH = "a batch"
     LAST = "a batch, and the worker has no more"
     ENDED = "no batch: the worker has no more"
-    SKIPPED = "no batch: so many were made again"
-    TOO_SHORT = "no batch: the worker ended before it had made as many again as it should"
+    SKIPPED = "no batch: the worker has made num_batches again, on its way to the saved place"
+    TOO_SHORT = "no batch: the dataset ended before the saved place; num_batches were made again"
     WAITED = "no batch: it was not this worker's turn"
 
 
-class Item(NamedTuple):
-    """What a worker sends. ``state`` is text, which pinning leaves alone."""
+class WorkerItem(NamedTuple):
+    """One item from a worker. ``state`` is text because pinning memory would copy tensors in it."""
 
     worker: int
-    kind: Kind
+    kind: ItemKind
     num_batches: int = 0
     state: str = ""
     data: Any = None
@@ -51,10 +53,11 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """For each worker: batches made, whether it has ended, its dataset's state. And the turn.
+    """How far each worker has come in the epoch, and whose turn is next.
 
-    ``states`` holds text (of the dataset's state or of its iterator's), empty for a worker that
-    has made nothing or has ended, and for all where neither has one.
+    For each worker: ``made``, the number of batches it has made; ``ended``, whether it has no more;
+    ``states``, the encoded state of its dataset or of the dataset's iterator. A state is empty for
+    a worker that has made nothing or has ended, and for every worker of a dataset without state.
     """
 
     made: tuple[int, ...]
@@ -64,14 +67,14 @@ class WorkerProgress:
 
     @classmethod
     def fresh(cls, num_workers: int) -> WorkerProgress:
-        """The beginning of an epoch; loading in the training process is one worker."""
+        """The beginning of an epoch. Loading in the training process counts as one worker."""
         count = max(1, num_workers)
         return cls((0,) * count, (False,) * count, ("",) * count)
 
-    def behind(self, item: Item) -> WorkerProgress:
-        """After ``item``, a batch or an end."""
-        made = self.made[item.worker] + (item.kind is not Kind.ENDED)
-        ended = item.kind is not Kind.BATCH
+    def after(self, item: WorkerItem) -> WorkerProgress:
+        """The progress after ``item``, which is a batch or an end."""
+        made = self.made[item.worker] + (item.kind is not ItemKind.ENDED)
+        ended = item.kind is not ItemKind.BATCH
         return WorkerProgress(
             _replaced(self.made, item.worker, made),
             _replaced(self.ended, item.worker, ended),
@@ -81,10 +84,9 @@ class WorkerProgress:
 
     @property
     def to_make_again(self) -> int:
-        """Batches a restored epoch makes again: none if it has states."""
-        return 0 if any(self.states) else self._under_way()
-
-    def _under_way(self) -> int:
+        """How many batches a restored epoch has to make again: none if there are states."""
+        if any(self.states):
+            return 0
         return sum(made for made, ended in zip(self.made, self.ended, strict=True) if not ended)
 
     def to_state(self) -> dict[str, Any]:
@@ -98,19 +100,20 @@ class WorkerProgress:
 
     @classmethod
     def from_state(cls, state: Any, *, num_workers: int, stateful: bool) -> WorkerProgress:
-        """Read ``to_state``'s form; ``CorruptPositionError`` if it cannot be one of this layout.
+        """Read what ``to_state`` returned; ``CorruptPositionError`` if it does not fit the layout.
 
-        ``stateful``: the dataset has a state. Only its iterator knows whether that has one.
+        ``stateful``: the dataset has a state of its own. Whether its iterator has one is known only
+        once there is an iterator, so states of a dataset without state are accepted too.
         """
         try:
             made, ended, states = (tuple(state[name]) for name in ("made", "ended", "states"))
-            standing = cls(made, ended, states, state["turn"])
-            standing._require_sound(max(1, num_workers), stateful)
+            progress = cls(made, ended, states, state["turn"])
+            progress._require_sound(max(1, num_workers), stateful)
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptPositionError(
-                f"the saved state of an iterable dataset cannot be read ({error!r})"
+                f"the saved state of an iterable dataset is damaged ({error!r})"
             ) from error
-        return standing
+        return progress
 
     def _require_sound(self, count: int, stateful: bool) -> None:
         if {len(self.made), len(self.ended), len(self.states)} != {count}:
@@ -130,7 +133,7 @@ class WorkerProgress:
 
 
 def is_stateful(source: object) -> bool:
-    """Whether a dataset, or its iterator, has a state of its own."""
+    """Whether ``source``, a dataset or its iterator, has ``state_dict`` and ``load_state_dict``."""
     return all(callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
@@ -139,10 +142,10 @@ def _replaced(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """How batches are made. ``size`` is None for a dataset that yields ready batches.
+class BatchSettings:
+    """How a worker makes batches. ``size`` is None for a dataset that yields whole batches.
 
-    ``stateful``: the dataset has a state, so that of its iterator is not asked for.
+    ``stateful``: the dataset has a state of its own, so its iterator is not asked for one.
     """
 
     size: int | None
@@ -153,75 +156,85 @@ class Recipe:
     stateful: bool
 
 
-class WorkerBatches(Wrapped, IterableDataset[Item]):
-    """The user's dataset, as items from the place that ``aim`` says.
+class WorkerBatches(Wrapped, IterableDataset[WorkerItem]):
+    """The user's dataset, iterated over as worker items from the place set by ``seek``.
 
-    The generators are seeded for each batch from (seed, epoch, rank, worker, index of the batch
-    in the worker). In the training process a copy of the dataset is used, so that every epoch
-    begins with the dataset as it was, as it does in a worker.
+    The random generators are seeded for each batch from (seed, epoch, rank, worker, index of the
+    batch in the worker). Without workers, each epoch iterates over a deep copy of the dataset: a
+    worker process starts each epoch with a fresh copy too, and the results must not differ.
     """
 
     def __init__(
-        self, dataset: Any, recipe: Recipe, epoch: int = 0, standing: WorkerProgress | None = None
+        self,
+        dataset: Any,
+        settings: BatchSettings,
+        epoch: int = 0,
+        progress: WorkerProgress | None = None,
     ) -> None:
         object.__setattr__(self, "_cf_dataset", dataset)
-        object.__setattr__(self, "_cf_recipe", recipe)
-        self.aim(epoch, standing or WorkerProgress.fresh(0))
+        object.__setattr__(self, "_cf_settings", settings)
+        self.seek(epoch, progress or WorkerProgress.fresh(0))
 
-    def aim(self, epoch: int, standing: WorkerProgress) -> None:
-        """Let the next ``iter``, in workers not yet started, continue there."""
-        object.__setattr__(self, "_cf_aim", (epoch, standing))
+    def seek(self, epoch: int, progress: WorkerProgress) -> None:
+        """Let the next ``iter`` continue at ``progress``. Running workers do not see this."""
+        object.__setattr__(self, "_cf_start", (epoch, progress))
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("state_dict", "load_state_dict"):  # else StatefulDataLoader saves it as well
+        # Hidden, or torchdata's StatefulDataLoader would find them and save the state as well.
+        if name in ("state_dict", "load_state_dict"):
             raise AttributeError(name)
         return super().__getattr__(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._cf_dataset, self._cf_recipe, *self._cf_aim)
+        return type(self), (self._cf_dataset, self._cf_settings, *self._cf_start)
 
-    def __iter__(self) -> Iterator[Item]:
-        epoch, standing = self._cf_aim
+    def __iter__(self) -> Iterator[WorkerItem]:
+        epoch, progress = self._cf_start
         info = get_worker_info()
         worker = 0 if info is None else info.id
-        if not standing.ended[worker]:
+        if not progress.ended[worker]:
             dataset = copy.deepcopy(self._cf_dataset) if info is None else self._cf_dataset
-            yield from _Work(dataset, self._cf_recipe, epoch, worker).items(standing)
+            yield from _WorkerEpoch(dataset, self._cf_settings, epoch, worker).items(progress)
 
 
-class _Work:
-    """One worker's part of one epoch."""
+class _WorkerEpoch:
+    """One worker's part of one epoch. ``_source``: the object whose state is saved, if any."""
 
-    def __init__(self, dataset: Any, recipe: Recipe, epoch: int, worker: int) -> None:
-        self._dataset, self._recipe = dataset, recipe
-        self._place = (epoch, recipe.rank, worker)
+    def __init__(self, dataset: Any, settings: BatchSettings, epoch: int, worker: int) -> None:
+        self._dataset, self._settings = dataset, settings
+        self._place = (epoch, settings.rank, worker)
         self._worker = worker
         self._made = 0
-        self._source: Any = dataset if recipe.stateful else None
+        self._source: Any = dataset if settings.stateful else None
 
-    def items(self, standing: WorkerProgress) -> Iterator[Item]:
-        samples = self._begun(standing.states[self._worker])
-        if any(standing.states):
-            self._made = standing.made[self._worker]
+    def items(self, progress: WorkerProgress) -> Iterator[WorkerItem]:
+        samples = self._start(progress.states[self._worker])
+        if any(progress.states):
+            self._made = progress.made[self._worker]
         else:
-            yield from self._again(samples, standing)
-        if self._worker < standing.turn:
-            yield Item(self._worker, Kind.WAITED)
-        kind = Kind.BATCH
-        while kind is Kind.BATCH:
-            item = self._next(samples)
+            yield from self._make_again(samples, progress)
+        if self._worker < progress.turn:
+            yield WorkerItem(self._worker, ItemKind.WAITED)
+        kind = ItemKind.BATCH
+        while kind is ItemKind.BATCH:
+            item = self._next_item(samples)
             kind = item.kind
             yield item
 
-    def _begun(self, state: str) -> Iterator[Any]:
-        """Index 0 of the seeds is what ``iter`` draws."""
-        self._recipe.seeding.plant(*self._place, 0)
+    def _start(self, state: str) -> Iterator[Any]:
+        """The dataset's iterator, restored to ``state``.
+
+        Seeded with index 0, for what ``iter`` and ``set_epoch`` draw; batches use 1 and above. A
+        dataset's state is loaded before ``iter`` (it may decide what to iterate over), the state of
+        an iterator after it.
+        """
+        self._settings.seeding.seed_for(*self._place, 0)
         if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
             set_epoch(self._place[0])
-        if state and self._recipe.stateful:
+        if state and self._settings.stateful:
             self._dataset.load_state_dict(loads(state))
         samples: Iterator[Any] = iter(self._dataset)
-        if not self._recipe.stateful:
+        if not self._settings.stateful:
             self._source = samples if is_stateful(samples) else None
             if state:
                 self._load(state)
@@ -230,37 +243,43 @@ class _Work:
     def _load(self, state: str) -> None:
         if self._source is None:
             raise NotResumableError(
-                f"the iterator of {type(self._dataset).__name__} had a state_dict() in the "
-                "interrupted run, and has none now"
+                f"the iterator of {type(self._dataset).__name__} had state_dict() and "
+                "load_state_dict() in the interrupted run, but does not have them now"
             )
         self._source.load_state_dict(loads(state))
 
-    def _again(self, samples: Iterator[Any], standing: WorkerProgress) -> Iterator[Item]:
-        """Make this worker's batches again, in as many rounds as every other worker."""
-        own = standing.made[self._worker]
-        rounds = min(_ROUNDS, max(standing.made))
+    def _make_again(self, samples: Iterator[Any], progress: WorkerProgress) -> Iterator[WorkerItem]:
+        """Make this worker's batches again, without collating them.
+
+        Torch waits for an item from every worker in turn, so all workers must send the same number
+        of ``SKIPPED`` items, however many batches each has to make.
+        """
+        own = progress.made[self._worker]
+        rounds = min(_ROUNDS, max(progress.made))
         for index in range(1, rounds + 1):
             count = own * index // rounds - self._made
             for _ in range(count):
-                if len(self._taken(samples)) < (self._recipe.size or 1):
-                    yield Item(self._worker, Kind.TOO_SHORT, self._made)
+                if len(self._next_samples(samples)) < (self._settings.size or 1):
+                    yield WorkerItem(self._worker, ItemKind.TOO_SHORT, self._made)
                     return
                 self._made += 1
-            yield Item(self._worker, Kind.SKIPPED, count)
+            yield WorkerItem(self._worker, ItemKind.SKIPPED, count)
 
-    def _taken(self, samples: Iterator[Any]) -> list[Any]:
-        self._recipe.seeding.plant(*self._place, self._made + 1)
-        return list(islice(samples, self._recipe.size or 1))
+    def _next_samples(self, samples: Iterator[Any]) -> list[Any]:
+        self._settings.seeding.seed_for(*self._place, self._made + 1)
+        return list(islice(samples, self._settings.size or 1))
 
-    def _next(self, samples: Iterator[Any]) -> Item:
-        recipe, taken = self._recipe, self._taken(samples)
-        partial = len(taken) < (recipe.size or 1)
-        if not taken or (partial and recipe.drop_last):
-            return Item(self._worker, Kind.ENDED)
-        # A worker that has ended is not started again, so it needs no state. It could not use
-        # it either: behind their end many datasets stand at their next beginning.
-        keeps = self._source is not None and not partial
-        state = dumps(self._source.state_dict()) if keeps else ""
-        data = recipe.collate(taken[0] if recipe.size is None else taken)
+    def _next_item(self, samples: Iterator[Any]) -> WorkerItem:
+        settings, taken = self._settings, self._next_samples(samples)
+        partial = len(taken) < (settings.size or 1)
+        if not taken or (partial and settings.drop_last):
+            return WorkerItem(self._worker, ItemKind.ENDED)
+        # A worker that has ended is not started again, so it needs no state. It could not use one
+        # either: the state of many datasets at their end is that of their next beginning.
+        needs_state = self._source is not None and not partial
+        state = dumps(self._source.state_dict()) if needs_state else ""
+        data = settings.collate(taken[0] if settings.size is None else taken)
         self._made += 1
-        return Item(self._worker, Kind.LAST if partial else Kind.BATCH, state=state, data=data)
+        return WorkerItem(
+            self._worker, ItemKind.LAST if partial else ItemKind.BATCH, state=state, data=data
+        )

@@ -1,8 +1,8 @@
-"""What a loader's worker process does first: it leaves signals to the process that trains.
+"""The start of a loader worker: it leaves the process group, and ends with the trainer.
 
-A launcher that stops a run signals its whole process group. Workers that died of that would take
-the run with them before it has made its last checkpoint, so they leave the group; what ends them
-is the loader, or the end of the process that trains. Picklable if the user's function is.
+A launcher that stops a run signals its whole process group. Workers killed by that signal would
+make the loader fail before the last checkpoint is taken, so they leave the group. They are ended
+by the loader, or by the kernel when the training process ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """The ``worker_init_fn`` of our loaders, around the user's own."""
+    """The ``worker_init_fn`` of our loaders, around the user's own. Picklable if that one is."""
 
     user: Callable[[int], Any] | None
 
@@ -34,12 +34,14 @@ class WorkerStart:
 
 
 def _end_with_parent() -> None:
-    """Be killed when the thread that started this worker ends, which may already have happened.
+    """Have the kernel kill this worker when the thread that started it ends.
 
-    Torch's own watch begins later, and takes whoever is the parent by then for the right one.
+    Torch checks for a dead parent too, but only later, and it compares with the parent process at
+    that time, which is already a different one if the trainer has died during the start.
     """
-    with contextlib.suppress(OSError, AttributeError):  # not on Linux
+    with contextlib.suppress(OSError, AttributeError):  # there is no prctl except on Linux
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # After prctl, not before: a parent that dies between the two would go unnoticed otherwise.
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         os._exit(1)

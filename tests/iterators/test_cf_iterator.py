@@ -696,7 +696,9 @@ def test_epochs_yields_nothing_when_the_total_is_reached() -> None:
         (lambda: loader(10, fingerprint="renamed"), "fingerprint"),
     ],
 )
-def test_another_dataset_or_order_is_refused_and_nothing_changes(other: Any, field: str) -> None:
+def test_a_different_dataset_or_order_is_refused_and_nothing_changes(
+    other: Any, field: str
+) -> None:
     first = CFIterator(loader())
     take_all(first)
     second = CFIterator(other())
@@ -722,14 +724,16 @@ def test_a_damaged_state_is_refused_and_nothing_changes() -> None:
     assert iterator.state_dict() == state
 
 
-def test_another_layout_and_tail_are_accepted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_different_layout_and_tail_are_accepted_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     first = CFIterator(loader(12, 4))
     take_all(first)
     second = CFIterator(loader(12, 2, tail="drop", num_workers=1))
     with caplog.at_level(logging.INFO, logger="iterators"):
         second.load_state_dict(first.state_dict())
-    assert "another layout" in caplog.text
-    assert "tail policy is 'drop', saved with 'short'" in caplog.text
+    assert "a different layout" in caplog.text
+    assert "tail policy is 'drop'; the position was saved with 'short'" in caplog.text
     assert take_all(second) == [[8, 9], [10, 11]]
 
 
@@ -828,7 +832,7 @@ def test_an_audit_names_what_was_missed_and_doubled() -> None:
     for _ in first:
         state = first.state_dict()
     iterator.load_state_dict(state)
-    given._sampler.aim = lambda *_, **__: None  # type: ignore[method-assign]  # serves from 0 again
+    given._sampler.seek = lambda *_, **__: None  # type: ignore[method-assign]  # serves from 0 again
     for _ in iterator.epochs(1):
         for _ in iterator:
             break
@@ -840,8 +844,8 @@ def test_an_audit_names_what_was_missed_and_doubled() -> None:
 def test_faults_are_named_with_path_and_place(caplog: pytest.LogCaptureFixture) -> None:
     given = ResumableDataLoader(Folder("/data", ["a/0.png", "a/1.png", "b/2.png"]), 1)
     iterator = CFIterator(given, audit=True)
-    given._sampler.aim(ListedOrder([0, 1, 1], num_samples=3), epoch=0, start=0)
-    given._sampler.aim = lambda *_, **__: None  # type: ignore[method-assign]
+    given._sampler.seek(ListedOrder([0, 1, 1], num_samples=3), epoch=0, start=0)
+    given._sampler.seek = lambda *_, **__: None  # type: ignore[method-assign]
     for _ in iterator.epochs(1):
         take_all(iterator)
     report = iterator.last_report
@@ -879,7 +883,7 @@ def test_every_rank_reports_and_audits_its_own_share(tail: Any, start: int) -> N
     assert not any(report.missing for report in reports)
 
 
-def test_a_rank_that_serves_anothers_share_is_noticed() -> None:
+def test_a_rank_that_serves_the_share_of_a_different_rank_is_noticed() -> None:
     wrong = loader(shuffle=True, rank=1, world=2)
     wrong._sampler._share = replace(wrong._share, rank=0)
     iterator = CFIterator(wrong, audit=True)
@@ -950,8 +954,8 @@ def test_an_epoch_left_early_misses_nothing_before_that() -> None:
 def test_only_the_first_faults_are_named() -> None:
     given = loader(100, 50)
     iterator = CFIterator(given, audit=True)
-    given._sampler.aim(ListedOrder([7] * 100, num_samples=100), epoch=0, start=0)
-    given._sampler.aim = lambda *_, **__: None  # type: ignore[method-assign]
+    given._sampler.seek(ListedOrder([7] * 100, num_samples=100), epoch=0, start=0)
+    given._sampler.seek = lambda *_, **__: None  # type: ignore[method-assign]
     for _ in iterator.epochs(1):
         take_all(iterator)
     report = iterator.last_report
@@ -1035,7 +1039,7 @@ UNORDERED = DataLoader(Stream(), batch_size=2, in_order=False)
 
 
 @pytest.mark.parametrize("given", [[10, 11, 12], UNORDERED])
-def test_exact_false_replays_and_says_how_long(
+def test_exact_false_replays_and_logs_how_long_it_took(
     given: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = CFIterator(given, exact=False)

@@ -157,7 +157,7 @@ BROKEN: list[tuple[MakeRank, str]] = [
     (rank_of(20, kind=Stuck), "place 0 of epoch 0, but boundaries cover"),
     (rank_of(20, kind=Uncounted), "place 6 of epoch 0, but its ledger"),
     (rank_of(20, kind=handed_out_counts), "place 12 of epoch 0, but boundaries cover"),
-    (rank_of(20, seeded=()), "epoch 0, place 0, world 2, batch 3: sample [0-9]+ has other"),
+    (rank_of(20, seeded=()), "epoch 0, place 0, world 2, batch 3: sample [0-9]+ has different"),
     (reversed_ranks, "epoch 0, place 0, world 2, batch 3: sample"),
     (alone, "epoch 0, place 1, world 2, batch 3: sample"),
     (without_ids, "does not say which samples"),
@@ -174,12 +174,12 @@ def test_ranks_that_end_apart_are_noticed() -> None:
     def make(rank: int, world: int, batch: int) -> CFIterator:
         return rank_of(20, tail="drop" if rank else "short")(rank, world, batch)
 
-    with pytest.raises(AssertionError, match=r"world 2, batch 3: only ranks \[1\] came to the end"):
+    with pytest.raises(AssertionError, match=r"world 2, batch 3: only ranks \[1\] reached the end"):
         check_lives(make, [Life(2, 3)], epochs=1)
 
 
 def test_lives_that_end_before_the_run_are_noticed() -> None:
-    with pytest.raises(AssertionError, match="the lives end before the 2 epochs do"):
+    with pytest.raises(AssertionError, match="the lives end before 2 epochs were served"):
         check_lives(rank_of(20), [Life(2, 3, 2)])
 
 
@@ -188,7 +188,7 @@ def test_samples_that_do_not_fit_their_ids_are_noticed() -> None:
         check_lives(rank_of(20), [Life(2, 3)], samples_of=lambda batch: [*batch, *batch])
 
 
-def test_a_batch_is_split_as_told() -> None:
+def test_a_batch_is_split_by_samples_of() -> None:
     def rows(batch: dict[str, Any]) -> list[Any]:
         return [
             {name: column[i] for name, column in batch.items()} for i in range(len(batch["id"]))

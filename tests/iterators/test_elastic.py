@@ -168,7 +168,7 @@ OTHER_DATA = {
 
 
 @pytest.mark.parametrize(("dataset", "field"), OTHER_DATA.values(), ids=OTHER_DATA)
-def test_every_rank_of_another_layout_refuses_other_data(dataset: Plain, field: str) -> None:
+def test_every_rank_of_a_different_layout_refuses_other_data(dataset: Plain, field: str) -> None:
     data = Folder("/data", NAMES)
     ranks = [CFIterator(ResumableDataLoader(data, 2, rank=r, world=2)) for r in range(2)]
     state = merged_state(ranks, 2)
@@ -193,4 +193,4 @@ def test_the_position_of_one_rank_alone_is_noticed_when_it_is_loaded(
                 pass
         assert resumed.last_report is not None
         assert resumed.last_report.exact is exact
-        assert ("accounts for 4 of the 8 samples behind it" in caplog.text) == (exact is None)
+        assert ("accounts for 4 of the 8 samples served so far" in caplog.text) == (exact is None)

@@ -79,13 +79,13 @@ def test_a_share_that_two_ranks_load_counts_once() -> None:
     assert merged == make(0, 2, 3).merged_state([second, first])
 
 
-def test_a_rank_that_stands_elsewhere_is_named() -> None:
+def test_a_rank_at_a_different_point_is_named() -> None:
     said = refusal([states_after(2)[0], states_after(3)[1]])
     assert "rank 0 at epoch 0, place 12, step 2" in said
     assert "rank 1 at epoch 0, place 18, step 3" in said
 
 
-def test_a_rank_of_another_layout_is_named() -> None:
+def test_a_rank_of_a_different_layout_is_named() -> None:
     said = refusal([states_after(2)[0], states_after(1, batch=6)[1]])
     assert "batch 3" in said
     assert "batch 6" in said

@@ -153,7 +153,7 @@ def test_validation_is_resize_and_centre_crop(tmp_path: Path) -> None:
         assert np.abs(levels - resized[top : top + 28, left : left + 28]).mean() < 1
 
 
-def test_pictures_are_others_in_each_epoch_and_with_each_seed(images: Path) -> None:
+def test_images_differ_between_epochs_and_between_seeds(images: Path) -> None:
     epochs = [walk(CFIterator(train(images, 1, seed=seed)), epochs=2) for seed in (0, 1)]
     found = {(batch.ids, batch.digest) for served in epochs for batch in served}
     assert len(found) > 3.5 * 40
@@ -188,7 +188,7 @@ def test_ranks_share_the_training_data(images: Path) -> None:
 
 @pytest.mark.parametrize("make", [imagenet_train, imagenet_val])
 def test_decoding_on_a_gpu_needs_to_know_which(images: Path, make: Any) -> None:
-    with pytest.raises(ValueError, match="say which, device_id=local_rank"):
+    with pytest.raises(ValueError, match="give device_id, the local rank"):
         make(images, 4, device="mixed")
     with pytest.raises(ValueError, match="device must be 'cpu' or 'mixed', got 'gpu'"):
         make(images, 4, device="gpu")

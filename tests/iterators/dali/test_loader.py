@@ -24,7 +24,7 @@ from iterators import (
 )
 from iterators.dali import DALILoader, FileReader
 from iterators.dali.graph import sole_source
-from iterators.dali.source import Aim
+from iterators.dali.source import BatchStart
 from iterators.testing import FakeManager, check_resumable, digest, walk
 from tests.iterators.dali.native_pipelines import put, write_images
 from tests.iterators.dali.pipelines import KEYS, augmented, built, reader, resumable, served
@@ -72,7 +72,7 @@ def test_a_pause_throws_nothing_away(paths: list[str]) -> None:
     assert list(chain.from_iterable(parts)) == served(DALILoader(built(paths[:12], 3)), epoch=0)
 
 
-def test_another_place_costs_no_more_than_the_prefetched_batches(paths: list[str]) -> None:
+def test_a_different_place_costs_no_more_than_the_prefetched_batches(paths: list[str]) -> None:
     iterator = counting(paths[:40], 2)
     served(DALILoader(iterator), epoch=0, start=30)
     assert iterator.asked == 5 + 3
@@ -112,7 +112,7 @@ def test_an_iterator_that_was_used_up_is_entered_again(paths: list[str]) -> None
         assert served(loader, epoch=epoch) == expected
 
 
-def test_an_epoch_that_another_one_replaced_hands_out_nothing(paths: list[str]) -> None:
+def test_an_epoch_that_a_different_one_replaced_hands_out_nothing(paths: list[str]) -> None:
     loader = DALILoader(built(paths[:10], 3))
     first = loader.open(epoch=0, start=0)
     next(first)
@@ -128,7 +128,7 @@ def test_of_two_loaders_over_one_iterator_the_later_has_it(paths: list[str]) -> 
     first = CFIterator(iterator, seed=9)
     served_first = [digest(next(one)) for one in [iter(first)] for _ in range(2)]
     later = CFIterator(iterator, seed=9)
-    with pytest.raises(IterationStateError, match="another DALILoader or CFIterator"):
+    with pytest.raises(IterationStateError, match="a second DALILoader or CFIterator"):
         list(first)
     whole = [one.digest for one in walk(resumable(paths[:10], 3), epochs=1)]
     assert served_first == whole[:2]
@@ -140,7 +140,7 @@ def test_two_interleaved_loops_over_one_iterator_are_noticed(paths: list[str]) -
     first, later = CFIterator(iterator, seed=9), CFIterator(iterator, seed=9)
     loop = iter(later)
     next(loop)
-    with pytest.raises(IterationStateError, match="another DALILoader or CFIterator"):
+    with pytest.raises(IterationStateError, match="a second DALILoader or CFIterator"):
         next(iter(first))
     assert len(list(loop)) == 3
 
@@ -157,7 +157,7 @@ def test_batches_taken_in_mid_epoch_are_noticed_and_served_after_all(
     found = [digest(next(loop)) for _ in range(2)]
     for _ in range(taken):
         next(dali)
-    with pytest.raises(IterationStateError, match="does something else draw from the iterator"):
+    with pytest.raises(IterationStateError, match="does other code use the iterator"):
         next(loop)
     found += [digest(data) for data in iterator]
     assert found == whole
@@ -166,12 +166,12 @@ def test_batches_taken_in_mid_epoch_are_noticed_and_served_after_all(
     assert iterator.last_report.exact
 
 
-def test_a_batch_of_another_place_is_noticed(paths: list[str]) -> None:
+def test_a_batch_from_a_different_place_is_noticed(paths: list[str]) -> None:
     iterator = built(paths[:40], 3)
     opened = DALILoader(iterator).open(epoch=0, start=0)
     next(opened)
-    sole_source(iterator._pipes[0]).turn(Aim(0, 5, 6))
-    with pytest.raises(IterationStateError, match=r"made the batch at Aim\(.*epoch=5"):
+    sole_source(iterator._pipes[0]).seek(BatchStart(0, 5, 6))
+    with pytest.raises(IterationStateError, match=r"made the batch at BatchStart\(.*epoch=5"):
         list(opened)
 
 
@@ -372,7 +372,7 @@ def test_a_resumed_script_serves_the_epochs_after_it(images: Path) -> None:
     assert [one.digest for one in resumed] == [one.digest for one in whole[5:]]
 
 
-def test_a_reader_told_to_begin_behind_its_last_sample_begins_with_the_next_epoch(
+def test_a_reader_with_resume_index_past_its_last_sample_starts_with_the_next_epoch(
     images: Path,
 ) -> None:
     pipe = TrainPipe(16, images, resume_index=1000, resume_epoch=1)
@@ -411,7 +411,7 @@ class Tampering(DALIGenericIterator):
 def test_a_batch_of_other_samples_is_noticed(paths: list[str], key: str) -> None:
     iterator = Tampering(augmented(reader(paths[:10]), 4), KEYS)
     iterator.change = lambda batch: {**batch, key: batch[key] + 1}
-    with pytest.raises(RuntimeError, match=f"delivered another {key} in '{key}'"):
+    with pytest.raises(RuntimeError, match=f"delivered a different {key} in '{key}'"):
         list(DALILoader(iterator).open(epoch=0, start=0))
 
 
@@ -472,7 +472,7 @@ def test_files_of_batches_that_are_thrown_away_may_be_broken(
     assert served(loader, epoch=0) == expected
 
 
-def test_the_older_executor_says_once_that_it_cannot_go_on(breakable: list[str]) -> None:
+def test_the_older_executor_is_reported_once_as_unable_to_continue(breakable: list[str]) -> None:
     put(breakable[1], b"no picture")
     iterator = built(
         *(breakable, 4),
@@ -489,7 +489,7 @@ def test_the_older_executor_says_once_that_it_cannot_go_on(breakable: list[str])
     assert "build it again" in note
     assert ".jpg" not in note
     for _ in range(2):
-        with pytest.raises(IterationStateError, match="stopped at an error before") as again:
+        with pytest.raises(IterationStateError, match="has stopped at an earlier error") as again:
             loader.open(epoch=0, start=16)
         assert not hasattr(again.value, "__notes__")
 
@@ -569,7 +569,7 @@ def test_two_readers_are_refused(paths: list[str]) -> None:
     assert "has 2 FileReaders" in refused(defined(define))
 
 
-def test_another_source_beside_the_reader_is_refused(paths: list[str]) -> None:
+def test_a_different_source_beside_the_reader_is_refused(paths: list[str]) -> None:
     def define() -> Any:
         encoded, label = FileReader(files=paths)()
         extra = fn.external_source(lambda: np.zeros((4, 1), dtype=np.int32), batch=True)
@@ -649,7 +649,7 @@ def test_random_numbers_of_dali_may_be_accepted_for_an_exact_order(paths: list[s
     ]
 
 
-def test_another_iterator_of_dali_is_refused() -> None:
+def test_a_different_iterator_of_dali_is_refused() -> None:
     assert "nvidia.dali.plugin.pytorch" in sys.modules
     with pytest.raises(NotResumableError, match=r"a DALI iterator over iterators\.dali\.FileR"):
         CFIterator([1])

@@ -295,7 +295,7 @@ def test_a_look_at_a_batch_is_taken_back(spec: Spec) -> None:
     assert make.restored == [False, True]
 
 
-def test_a_pass_that_is_left_in_steps_goes_on_with_its_iterator(spec: Spec) -> None:
+def test_a_pass_that_is_left_in_steps_continues_with_its_iterator(spec: Spec) -> None:
     make = Counting(spec)
     iterator = iterator_of(make)
     served = [labels_of(next(iter(iterator.steps(9)))) for _ in range(3)]
@@ -417,7 +417,7 @@ def test_an_iterator_that_raised_serves_nothing_more(spec: Spec) -> None:
     opened._live._iterator.checkpoints = fails  # type: ignore[union-attr]
     with pytest.raises(OSError, match="no space"):
         next(opened)
-    with pytest.raises(IterationStateError, match="open the epoch again"):
+    with pytest.raises(IterationStateError, match="start a new loop"):
         next(opened)
     again = [labels_of(one.data) for one in loader.open(epoch=0, start=0)]
     assert again[0] == first
@@ -559,7 +559,7 @@ def test_a_pipeline_that_was_run_before_is_refused(spec: Spec) -> None:
         NativeDALILoader(make)
 
 
-def test_a_factory_that_restores_another_checkpoint_is_refused(spec: Spec) -> None:
+def test_a_factory_that_restores_a_different_checkpoint_is_refused(spec: Spec) -> None:
     built = spec(None)
     next(built)
     other = built.checkpoints()[0]
@@ -569,7 +569,7 @@ def test_a_factory_that_restores_another_checkpoint_is_refused(spec: Spec) -> No
         next(iter(iterator))
 
 
-def test_a_factory_that_builds_another_iterator_is_refused(spec: Spec) -> None:
+def test_a_factory_that_builds_a_different_iterator_is_refused(spec: Spec) -> None:
     iterator = iterator_of(lambda one: spec(one) if one is None else spec.but(batch=2)(one))
     iterator.load_state_dict(position_after(spec, 2).to_dict())
     with pytest.raises(NotResumableError, match="the same iterator each time"):
@@ -582,12 +582,12 @@ def test_half_a_rank_is_refused(spec: Spec, rank: int | None, world: int | None)
         NativeDALILoader(spec, rank=rank, world=world)
 
 
-def test_what_may_surprise_is_said(spec: Spec, caplog: pytest.LogCaptureFixture) -> None:
+def test_surprising_settings_are_logged(spec: Spec, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     NativeDALILoader(spec.but(settings={"seed": None}), rank=1, world=2)
-    assert "every run sees the same order" in caplog.text
+    assert "every run has the same order" in caplog.text
     assert "has no seed" in caplog.text
-    assert "every rank reads all samples" in caplog.text
+    assert "each of them reads all samples" in caplog.text
 
 
 def test_python_functions_are_warned_of(spec: Spec, caplog: pytest.LogCaptureFixture) -> None:
@@ -598,7 +598,7 @@ def test_python_functions_are_warned_of(spec: Spec, caplog: pytest.LogCaptureFix
 
     flat = spec.but(pipeline=calling, iterator={"prepare_first_batch": False})
     NativeDALILoader(flat)
-    assert "state that it keeps is not saved" in caplog.text
+    assert "any state that it keeps is not saved" in caplog.text
 
 
 # What is refused on a restore
@@ -615,7 +615,7 @@ def test_python_functions_are_warned_of(spec: Spec, caplog: pytest.LogCaptureFix
         ({"reader": {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": 3}}, "settings"),
     ],
 )
-def test_another_layout_or_pipeline_is_refused(spec: Spec, changes: Any, field: str) -> None:
+def test_a_different_layout_or_pipeline_is_refused(spec: Spec, changes: Any, field: str) -> None:
     saved = position_after(spec.but(shards=2), 1)
     live = iterator_of(spec.but(**{"shards": 2, **changes}))
     with pytest.raises(ResumeMismatchError) as caught:
@@ -624,23 +624,23 @@ def test_another_layout_or_pipeline_is_refused(spec: Spec, changes: Any, field: 
     assert live.state_dict()["position"] == 0
 
 
-def test_another_world_is_refused(spec: Spec) -> None:
+def test_a_different_world_is_refused(spec: Spec) -> None:
     saved = position_after(spec, 1)
     loader = NativeDALILoader(spec, rank=1, world=2)
     with pytest.raises(ResumeMismatchError, match=r"world is 2, but .* saved with 1"):
         CFIterator(loader).load_state_dict(saved.to_dict())
 
 
-def test_another_version_of_dali_is_warned_of(
+def test_a_different_version_of_dali_is_warned_about(
     spec: Spec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved = position_after(spec, 1)
     monkeypatch.setattr("iterators.dali.native.__version__", "9.9")
     NativeDALILoader(spec).accept(saved)
-    assert re.search(r"written by DALI 2\S+, this is 9.9", caplog.text)
+    assert re.search(r"written by DALI 2\S+, this is DALI 9.9", caplog.text)
 
 
-def test_what_dali_itself_refuses_is_told_to_be_a_restore(spec: Spec) -> None:
+def test_an_error_of_dali_while_it_restores_has_a_note_that_says_so(spec: Spec) -> None:
     iterator = iterator_of(lambda one: (spec if one is None else spec.but(pipeline=plain))(one))
     iterator.load_state_dict(position_after(spec, 1).to_dict())
     with pytest.raises(RuntimeError) as caught:
@@ -648,7 +648,7 @@ def test_what_dali_itself_refuses_is_told_to_be_a_restore(spec: Spec) -> None:
     assert caught.value.__notes__ == ["while building the pipeline from a DALI checkpoint"]
 
 
-def test_states_in_another_order_of_ranks_are_refused(spec: Spec) -> None:
+def test_states_in_a_different_order_of_ranks_are_refused(spec: Spec) -> None:
     ranks = [
         position_after(spec.but(shard=one, shards=2), 1, rank=one, world=2) for one in range(2)
     ]
@@ -740,7 +740,9 @@ def test_a_place_without_the_state_that_belongs_to_it_is_refused(spec: Spec) -> 
     loader, saved = NativeDALILoader(spec), position_after(spec, 2)
     with pytest.raises(CorruptPositionError, match="lacks the states"):
         loader.accept(replace(saved, states=()))
-    with pytest.raises(CorruptPositionError, match="at sample 4 of epoch 0, but DALI's state"):
+    with pytest.raises(
+        CorruptPositionError, match="at sample 4 of epoch 0, but DALI's state in it is"
+    ):
         loader.accept(replace(saved, position=4))
 
 

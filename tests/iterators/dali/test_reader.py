@@ -15,7 +15,7 @@ import iterators.dali
 from iterators import EpochOrder
 from iterators.dali import FileReader
 from iterators.dali.files import FileList
-from iterators.dali.source import Aim, IndexedSource, Recipe, records, uniforms
+from iterators.dali.source import BatchStart, IndexedSource, SourceSpec, records, uniforms
 from iterators.order.batch_requests import BatchRequestSampler, Share
 from iterators.order.epoch import SequentialOrder
 
@@ -166,30 +166,30 @@ def test_the_share_is_that_of_the_torch_adapter(
     for rank in range(world) if start <= n else ():
         share = Share(batch, world, rank, tail)
         sampler = BatchRequestSampler(order, share)
-        sampler.aim(order, epoch=1, start=start)
+        sampler.seek(order, epoch=1, start=start)
         expected = [[(one, request.weight) for one in request.ids] for request in sampler]
         found = [
             list(zip(one.ids.tolist(), one.weights.tolist(), strict=True))
-            for one in records(order, share, Aim(3, 1, start))
+            for one in records(order, share, BatchStart(3, 1, start))
         ]
         assert found == expected
 
 
 def test_a_block_boundary_does_not_show() -> None:
-    found = list(records(SequentialOrder(20_000), Share(4096), Aim(0, 0, 5)))
+    found = list(records(SequentialOrder(20_000), Share(4096), BatchStart(0, 0, 5)))
     assert np.array_equal(np.concatenate([one.ids for one in found]), np.arange(5, 20_000))
     assert [one.end for one in found] == [4101, 8197, 12293, 16389, 20_000]
 
 
 def test_uniforms_depend_on_seed_epoch_and_sample_alone() -> None:
     ids = np.arange(50_000)
-    drawn = uniforms(Aim(1, 2, 0), ids, 3)
+    drawn = uniforms(BatchStart(1, 2, 0), ids, 3)
     assert drawn.dtype == np.float32
     assert drawn.min() >= 0
     assert drawn.max() < 1
-    assert np.array_equal(uniforms(Aim(1, 2, 77), ids[[7, 3]], 3), drawn[[7, 3]])
-    assert np.array_equal(uniforms(Aim(1, 2, 0), ids, 2), drawn[:, :2])
-    others = [uniforms(Aim(seed, epoch, 0), ids, 3) for seed, epoch in ((2, 2), (1, 3))]
+    assert np.array_equal(uniforms(BatchStart(1, 2, 77), ids[[7, 3]], 3), drawn[[7, 3]])
+    assert np.array_equal(uniforms(BatchStart(1, 2, 0), ids, 2), drawn[:, :2])
+    others = [uniforms(BatchStart(seed, epoch, 0), ids, 3) for seed, epoch in ((2, 2), (1, 3))]
     for one in others:
         assert abs(np.corrcoef(one.ravel(), drawn.ravel())[0, 1]) < 0.02
     assert np.abs(np.corrcoef(drawn.T) - np.eye(3)).max() < 0.02
@@ -198,7 +198,7 @@ def test_uniforms_depend_on_seed_epoch_and_sample_alone() -> None:
 
 def test_uniforms_are_frozen() -> None:
     """The augmentation of a run that is resumed would change if these moved."""
-    found = uniforms(Aim(3, 1, 0), np.array([0, 1_281_166]), 2)
+    found = uniforms(BatchStart(3, 1, 0), np.array([0, 1_281_166]), 2)
     assert (found * 2**24).astype(int).tolist() == [[3843744, 3143625], [2742107, 16296756]]
 
 
@@ -219,7 +219,7 @@ def test_every_output_comes_out_as_promised(paths: list[str]) -> None:
     pipe = define()
     encoded, weight, drawn, ids, label = pipe.run()
     assert bytes(np.array(encoded[1])) == Path(paths[1]).read_bytes()
-    expected = [np.ones((3, 1)), uniforms(Aim(0, 0, 0), np.arange(3), 2), [[0], [1], [2]]]
+    expected = [np.ones((3, 1)), uniforms(BatchStart(0, 0, 0), np.arange(3), 2), [[0], [1], [2]]]
     for found, wanted in zip(
         (weight, drawn, ids, label), [*expected, [[9], [8], [7]]], strict=True
     ):
@@ -249,16 +249,19 @@ def test_the_process_group_gives_the_shard(paths: list[str]) -> None:
         dist.destroy_process_group()
 
 
-def test_a_source_ends_each_epoch_and_goes_on(paths: list[str]) -> None:
-    recipe = Recipe(FileList.of_files(paths[:5], None, None), "some", shuffle=False)
-    source = IndexedSource(recipe, Share(3), seed=None, origin=(0, 0))
+def test_a_source_ends_each_epoch_and_continues(paths: list[str]) -> None:
+    spec = SourceSpec(FileList.of_files(paths[:5], None, None), "some", shuffle=False)
+    source = IndexedSource(spec, Share(3), seed=None, origin=(0, 0))
     for epoch in range(2):
         for _ in range(2):
             source(None)
         with pytest.raises(StopIteration):
             source(None)
-        assert [source.take().begin for _ in range(2)] == [Aim(0, epoch, 0), Aim(0, epoch, 3)]
-        assert source.front == Aim(0, epoch + 1, 0)
+        assert [source.take().begin for _ in range(2)] == [
+            BatchStart(0, epoch, 0),
+            BatchStart(0, epoch, 3),
+        ]
+        assert source.front == BatchStart(0, epoch + 1, 0)
 
 
 # Refusals
@@ -268,7 +271,7 @@ def test_a_source_ends_each_epoch_and_goes_on(paths: list[str]) -> None:
     ("settings", "reason"),
     [
         ({}, "needs file_root, file_list or files"),
-        ({"labels": [1]}, "labels are those of files"),
+        ({"labels": [1]}, "labels belong to files"),
         ({"files": ["a"], "labels": [1, 2]}, "1 files were given and 2 labels"),
         ({"files": ["a"], "file_list": "b"}, "not both"),
         ({"files": []}, "at least one file"),
@@ -278,9 +281,9 @@ def test_a_source_ends_each_epoch_and_goes_on(paths: list[str]) -> None:
         ({"files": ["a"], "shard_id": 2, "num_shards": 2}, "rank must lie in [0, world)"),
         ({"files": ["a"], "num_uniforms": -1}, "num_uniforms is a count"),
         ({"files": ["a"], "resume_index": -1}, "are counts"),
-        ({"files": ["a"], "outputs": ("label", "path")}, "outputs are distinct names of"),
-        ({"files": ["a"], "outputs": ("id", "id")}, "outputs are distinct names of"),
-        ({"files": ["a"], "outputs": "id"}, "outputs are distinct names of"),
+        ({"files": ["a"], "outputs": ("label", "path")}, "outputs must be distinct names from"),
+        ({"files": ["a"], "outputs": ("id", "id")}, "outputs must be distinct names from"),
+        ({"files": ["a"], "outputs": "id"}, "outputs must be distinct names from"),
         ({"files": ["a"], "outputs": ("uniforms",)}, "do not go with num_uniforms=0"),
         ({"files": ["a"], "outputs": ("id",), "num_uniforms": 2}, "do not go with num_uniforms=2"),
     ],
@@ -309,8 +312,8 @@ def test_a_bad_line_of_a_file_list_is_named(tmp_path: Path, line: str) -> None:
         FileReader(file_list=tmp_path / "list.txt")
 
 
-def test_a_reader_outside_a_pipeline_says_so(paths: list[str]) -> None:
-    with pytest.raises(RuntimeError, match="called in a pipeline definition"):
+def test_a_reader_called_outside_a_pipeline_definition_is_an_error(paths: list[str]) -> None:
+    with pytest.raises(RuntimeError, match="inside a pipeline definition"):
         FileReader(files=paths)()
 
 
@@ -320,14 +323,14 @@ def test_a_reader_that_would_serve_nothing_is_refused(paths: list[str]) -> None:
         pipeline_def(reader, batch_size=8, num_threads=1, device_id=None)()
 
 
-def test_an_order_that_is_always_deterministic_says_so_once(
+def test_cf_det_false_is_logged_once_as_without_effect(
     paths: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
         FileReader(files=paths, cf_det=False)
         FileReader(files=paths, cf_det=True)
     assert [one.message for one in caplog.records] == [
-        "cf_det=False: the order is deterministic all the same"
+        "cf_det=False has no effect: the order is always deterministic"
     ]
 
 

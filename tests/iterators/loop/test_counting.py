@@ -81,17 +81,17 @@ def test_pythons_enumerate_in_a_resumed_epoch_is_a_warning_that_names_what_to_wr
         accumulate(enumerate(progress(iterator)), manager, len(iterator))
     at_resume, at_end = caplog.records
     assert (at_resume.levelname, at_end.levelname) == ("WARNING", "WARNING")
-    assert "went on at batch 4 of epoch 0, and enumerate(train_loader) counts from 0" in (
+    assert "resumed at batch 4 of epoch 0, but enumerate(train_loader) counts from 0" in (
         at_resume.message
     )
     assert "train_loader.enumerate()" in at_resume.message
     assert "train_loader.batch" in at_resume.message
-    assert "epoch 0, which was resumed in its middle, ends with 2 batch(es) that no update" in (
+    assert "epoch 0, which was resumed in mid-epoch, ends with 2 batch(es) that no update" in (
         at_end.message
     )
 
 
-def test_a_loop_that_counts_for_itself_is_told_and_warned_where_the_epoch_ends(
+def test_a_loop_that_counts_by_itself_is_informed_and_warned_at_the_end_of_the_epoch(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -107,7 +107,7 @@ def test_a_loop_that_counts_for_itself_is_told_and_warned_where_the_epoch_ends(
 
 
 @pytest.mark.parametrize("index", ["enumerate()", "batch"])
-def test_a_loop_that_asks_for_the_true_index_hears_nothing(
+def test_a_loop_that_asks_for_the_true_index_is_not_warned(
     index: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -132,7 +132,7 @@ def test_a_loop_without_an_index_is_not_warned(caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize("at", [0, 10])
-def test_a_run_that_was_not_interrupted_in_mid_epoch_hears_nothing(
+def test_a_run_that_was_not_interrupted_in_mid_epoch_is_not_warned(
     at: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -87,7 +87,7 @@ def trained(validate: Callable[[int], object], caplog: pytest.LogCaptureFixture)
     return [record.message for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_a_tail_that_draws_the_first_time_only_is_warned_of_once_and_told_what_to_write(
+def test_a_tail_that_draws_only_the_first_time_is_warned_about_once_with_advice(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loader = DataLoader(Plain(4), 2, num_workers=1, persistent_workers=True)
@@ -97,7 +97,7 @@ def test_a_tail_that_draws_the_first_time_only_is_warned_of_once_and_told_what_t
 
 
 @pytest.mark.parametrize("kind", ["isolated", "own generator", "workers of each epoch", "nothing"])
-def test_a_tail_that_draws_alike_in_all_epochs_hears_nothing(
+def test_a_tail_that_draws_in_every_epoch_is_not_warned_about(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = torch.Generator() if kind == "own generator" else None

@@ -24,7 +24,7 @@ POSITION = Position(
 
 
 def resealed(**changes: Any) -> dict[str, Any]:
-    """A position with a valid check sum over wrong content."""
+    """A position with a valid checksum over wrong content."""
     state = {**POSITION.to_dict(), **changes}
     state.pop("check")
     return {**state, "check": _check(state)}
@@ -116,7 +116,7 @@ def test_what_json_cannot_say_is_refused() -> None:
     ("field", "value"),
     [("n", 1_281_166), ("fingerprint", "other"), ("seed", 1), ("algorithm", "sequential-1")],
 )
-def test_other_data_or_another_order_is_refused_naming_both(field: str, value: Any) -> None:
+def test_other_data_or_a_different_order_is_refused_naming_both(field: str, value: Any) -> None:
     live = replace(IDENTITY, **{field: value})
     with pytest.raises(ResumeMismatchError) as caught:
         POSITION.require(live)
@@ -125,7 +125,7 @@ def test_other_data_or_another_order_is_refused_naming_both(field: str, value: A
     assert repr(getattr(IDENTITY, field)) in str(caught.value)
 
 
-def test_another_tail_policy_is_not_another_order() -> None:
+def test_a_different_tail_policy_is_not_a_different_order() -> None:
     POSITION.require(replace(IDENTITY, tail="drop"))
 
 

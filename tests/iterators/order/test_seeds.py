@@ -94,7 +94,7 @@ def test_every_kind_of_loader_follows(tmp_path: Path) -> None:
     assert seed_of(CFIterator(DataLoader(Opaque([4]), 2, generator=generator(8)))) == 8
 
 
-def test_a_loader_without_a_seed_takes_the_iterators_and_one_with_its_own_refuses_another() -> None:
+def test_a_loader_takes_the_iterators_seed_only_if_it_has_none() -> None:
     made = CFIterator(ResumableDataLoader(Plain(40), 2, shuffle=True), seed=7)
     expected = CFIterator(ResumableDataLoader(Plain(40), 2, shuffle=True, seed=7))
     assert [batch.tolist() for batch in made] == [batch.tolist() for batch in expected]
@@ -105,7 +105,7 @@ def test_a_loader_without_a_seed_takes_the_iterators_and_one_with_its_own_refuse
 
 
 @pytest.mark.parametrize(("seed", "level"), [(6, "WARNING"), (2**40, "INFO")])
-def test_a_restored_run_keeps_its_seed_and_says_so_if_the_scripts_differs(
+def test_a_restored_run_keeps_its_seed_and_logs_that_the_scripts_differs(
     seed: int, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = CFIterator(loader())
@@ -121,7 +121,7 @@ def test_a_restored_run_keeps_its_seed_and_says_so_if_the_scripts_differs(
     resumed.load_state_dict(position.state_dict())
     (record,) = caplog.records
     assert record.levelname == level
-    assert f"its own seed, 5; this script's is {seed}" in record.message
+    assert f"its own seed, 5, not with this script's, {seed}" in record.message
     assert served(resumed) == expected[2:]
     assert seed_of(resumed) == 5
     assert resumed.last_report is None
@@ -130,7 +130,7 @@ def test_a_restored_run_keeps_its_seed_and_says_so_if_the_scripts_differs(
     assert resumed.last_report.exact
 
 
-def test_a_restored_run_says_nothing_if_the_seeds_agree(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_restored_run_logs_nothing_if_the_seeds_agree(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     CFIterator(loader()).load_state_dict(CFIterator(loader()).state_dict())
     assert not caplog.records

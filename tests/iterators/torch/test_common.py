@@ -16,7 +16,7 @@ from tests.iterators.datasets import Plain
 from tests.iterators.streams import Stateful
 
 HANGS, MENDED = (3, 11, 9, "final", 0), (3, 11, 10, "final", 0)
-SAID = "before Python 3.11.10 one can hang as it starts"
+SAID = "before 3.11.10 such a worker can hang when it starts"
 
 
 @pytest.fixture(autouse=True)
@@ -66,13 +66,13 @@ def said(
         (HANGS, {"num_workers": 0}, 0),
     ],
 )
-def test_it_is_said_once_where_forked_workers_may_hang(
+def test_forked_workers_that_may_hang_are_warned_about_once(
     python: tuple[Any, ...], how: dict[str, Any], times: int, said: Callable[..., int]
 ) -> None:
     assert said(python, **how) == times
 
 
-def test_it_is_not_said_without_a_process_group(said: Callable[..., int]) -> None:
+def test_there_is_no_warning_without_a_process_group(said: Callable[..., int]) -> None:
     assert said(HANGS, num_workers=1, multiprocessing_context="fork") == 0
 
 

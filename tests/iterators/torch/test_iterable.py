@@ -31,7 +31,7 @@ from iterators import (
     ResumeMismatchError,
 )
 from iterators.testing import FakeManager, check_resumable, digest, walk
-from iterators.torch.worker_batches import Item, Kind, WorkerBatches
+from iterators.torch.worker_batches import ItemKind, WorkerBatches, WorkerItem
 from tests.iterators.datasets import Augmented
 from tests.iterators.streams import (
     Batched,
@@ -260,7 +260,7 @@ def test_persistent_workers_are_not_kept(caplog: pytest.LogCaptureFixture) -> No
     iterator = rebuilt(Opaque([2, 2]), num_workers=2, persistent_workers=True)
     served = [batch["id"][0].item() // 1_000_000 for _ in iterator.epochs(2) for batch in iterator]
     assert served == [0, 0, 1, 1]
-    assert caplog.text.count("persistent_workers is not used") == 1
+    assert caplog.text.count("persistent_workers is ignored") == 1
 
 
 # What a dataset sees
@@ -303,7 +303,7 @@ def test_skipping_is_counted_timed_and_explained(caplog: pytest.LogCaptureFixtur
 def test_an_iterator_that_lost_its_state_is_refused(workers: int) -> None:
     state = state_after(rebuilt(Walked([8, 8]), num_workers=workers), 3)
     stateless = type("Walked", (Opaque,), {})  # another class under the same name
-    with pytest.raises(NotResumableError, match="the iterator of Walked had a state_dict"):
+    with pytest.raises(NotResumableError, match="the iterator of Walked had state_dict"):
         list(restored(state, stateless([8, 8]), num_workers=workers))
 
 
@@ -320,9 +320,9 @@ def test_an_epoch_may_be_closed_while_it_skips() -> None:
 def test_pinning_leaves_what_is_beside_the_data_alone() -> None:
     from torch.utils.data._utils.pin_memory import pin_memory
 
-    item = Item(1, Kind.LAST, state='{"a":1}', data=["text"])
+    item = WorkerItem(1, ItemKind.LAST, state='{"a":1}', data=["text"])
     assert pin_memory(item) == item
-    assert type(pin_memory(item)) is Item
+    assert type(pin_memory(item)) is WorkerItem
 
 
 class WorkerSeeded(Opaque):
@@ -428,7 +428,7 @@ CHANGED = [
 
 @pytest.mark.parametrize("kind", [Opaque, Stateful])
 @pytest.mark.parametrize(("field", "changes", "expected", "found"), CHANGED)
-def test_another_layout_is_refused_within_an_epoch_only(
+def test_a_different_layout_is_refused_within_an_epoch_only(
     kind: type[Opaque], field: str, changes: dict[str, Any], expected: int, found: int
 ) -> None:
     first = rebuilt(kind([4, 4]), num_workers=2)
@@ -445,7 +445,7 @@ def test_another_layout_is_refused_within_an_epoch_only(
     assert restored(first.state_dict(), kind([8]), **{"num_workers": 1, **changes}).epoch == 1
 
 
-def test_another_world_is_refused() -> None:
+def test_a_different_world_is_refused() -> None:
     def rank(index: int, world: int) -> CFIterator:
         loader = ResumableIterableLoader(Stateful([8]), 2, rank=index, world=world)
         return CFIterator(loader)
@@ -455,7 +455,7 @@ def test_another_world_is_refused() -> None:
     merged = rank(0, 1).merged_state(parts)
     with pytest.raises(ResumeMismatchError, match="world is 1, but the position was saved with 2"):
         rank(0, 1).load_state_dict(merged)
-    with pytest.raises(ResumeMismatchError, match=r"with 1\. .* of all ranks, in their order"):
+    with pytest.raises(ResumeMismatchError, match=r"with 1\. .* of all ranks, in rank order"):
         rank(1, 2).load_state_dict(parts[1])
     again = [rank(0, 2), rank(1, 2)]
     for one, other in zip(ranks, again, strict=True):
@@ -472,7 +472,7 @@ def test_a_world_may_change_between_epochs() -> None:
         assert len(list(second)) == 1
 
 
-def test_another_dataset_or_way_is_refused() -> None:
+def test_a_different_dataset_or_way_is_refused() -> None:
     with pytest.raises(ResumeMismatchError, match="algorithm is .* the same methods"):
         restored(state_after(rebuilt(Stateful([8])), 2), Opaque([8]))
     with pytest.raises(ResumeMismatchError, match="fingerprint"):
@@ -512,7 +512,7 @@ def test_a_damaged_state_is_refused(changes: dict[str, Any]) -> None:
     assert iterator.state_dict() == before
 
 
-def test_states_of_another_shape_are_refused() -> None:
+def test_states_of_a_different_shape_are_refused() -> None:
     position = Position.from_dict(state_after(rebuilt(Stateful([8])), 2))
     for states in ((), (None,), ([],), ({},), position.states * 2):
         with pytest.raises(CorruptPositionError):
@@ -527,7 +527,7 @@ def test_a_generator_that_became_shorter_is_refused(workers: int) -> None:
 
 
 def test_batches_that_overtake_each_other_are_refused() -> None:
-    with pytest.raises(NotResumableError, match="in_order=False lets batches"):
+    with pytest.raises(NotResumableError, match="in_order=False batches overtake"):
         rebuilt(Opaque([1]), num_workers=1, in_order=False)
 
 

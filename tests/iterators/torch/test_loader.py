@@ -272,7 +272,7 @@ def test_the_users_own_order_replaces_ours() -> None:
 def test_an_order_that_changes_its_length_is_refused() -> None:
     loader = ResumableDataLoader(Plain(9), 3, order=lambda seed, epoch: range(5 + epoch))
     for _ in range(2):  # also when it is asked for again
-        with pytest.raises(ValueError, match="5 ids in epoch 0, 6 in epoch 1"):
+        with pytest.raises(ValueError, match="5 ids in epoch 0 and 6 in epoch 1"):
             loader.open(epoch=1, start=0)
 
 
@@ -363,12 +363,15 @@ REFUSED: list[tuple[Callable[[], DataLoader[Any]], str]] = [
     (lambda: Prefetched(Plain(3)), "Prefetched overrides DataLoader._get_iterator"),
     (lambda: OwnIndices(Plain(3)), "OwnIndices overrides DataLoader._index_sampler"),
     (lambda: Prefetched(Stream()), "Prefetched overrides DataLoader._get_iterator"),
-    (lambda: DataLoader(Plain(3), num_workers=1, in_order=False), "in_order=False lets batches"),
+    (
+        lambda: DataLoader(Plain(3), num_workers=1, in_order=False),
+        "with in_order=False batches overtake",
+    ),
     (
         lambda: DataLoader(
             Plain(3), batch_sampler=OwnBatches(SequentialSampler(Plain(3)), 2, False)
         ),
-        "OwnBatches decides in its own way",
+        "OwnBatches decides by its own rules",
     ),
     (
         lambda: DataLoader(Plain(3), sampler=WeightedRandomSampler([1, 2, 3], 3)),
@@ -376,7 +379,7 @@ REFUSED: list[tuple[Callable[[], DataLoader[Any]], str]] = [
     ),
     (
         lambda: DataLoader(Plain(3), sampler=SubsetRandomSampler([0, 1])),
-        r"order=lambda seed, epoch: ids\); for a part of a dataset use",
+        r"order=lambda seed, epoch: ids\); to train on part of a dataset, use",
     ),
     (
         lambda: DataLoader(Plain(3), sampler=RandomSampler(Plain(3), replacement=True)),
@@ -481,8 +484,8 @@ def test_a_custom_sampler_can_be_replaced_by_an_order() -> None:
         ({"tail": "straddle"}, "tail must be"),
         ({"rank": 1}, "give both rank and world"),
         ({"rank": 2, "world": 2}, "rank must lie in"),
-        ({"seeded": ("cuda",)}, "seeded is a collection"),
-        ({"seeded": "torch"}, "seeded is a collection"),
+        ({"seeded": ("cuda",)}, "seeded must be a collection"),
+        ({"seeded": "torch"}, "seeded must be a collection"),
         ({"batch_size": 4, "tail": "drop"}, "would serve nothing"),
         ({"seed": -1, "shuffle": True}, "seed must lie in"),
         ({"seed": -1}, "seed must lie in"),

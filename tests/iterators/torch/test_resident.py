@@ -237,16 +237,16 @@ def test_a_moved_folder_is_the_same_data_and_a_renamed_file_is_not(
 
 
 def test_folders_without_images_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="holds no folder of images"):
+    with pytest.raises(FileNotFoundError, match="contains no class folder"):
         ResidentDataset.from_folder(tmp_path, loader=str)
     (tmp_path / "cat").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"cat holds no image"):
+    with pytest.raises(FileNotFoundError, match=r"cat contains no image"):
         ResidentDataset.from_folder(tmp_path, loader=str)
 
 
 def test_without_pil_a_loader_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(ImportError, match="install pillow, or give a loader"):
+    with pytest.raises(ImportError, match="install pillow, or pass loader="):
         ResidentDataset.from_folder(folder)
     assert len(ResidentDataset.from_folder(folder, loader=str)) == 4
 
@@ -308,14 +308,14 @@ def test_a_sampler_of_ours_walks_it() -> None:
         {"rank": 0, "world": 1},
     ],
 )
-def test_a_position_of_another_share_is_refused(other: dict[str, Any]) -> None:
+def test_a_position_of_a_different_share_is_refused(other: dict[str, Any]) -> None:
     state = iterated(ResidentDataset(Plain(20), rank=0, world=2)).state_dict()
     with pytest.raises(ResumeMismatchError):
         iterated(ResidentDataset(Plain(20), **other)).load_state_dict(state)
     iterated(ResidentDataset(Plain(20), rank=0, world=2, share=0.5)).load_state_dict(state)
 
 
-def test_other_data_has_another_name() -> None:
+def test_other_data_has_a_different_fingerprint() -> None:
     one, other = (ResidentDataset(kind(4)) for kind in (Plain, Augmented))
     assert one.data_fingerprint() != other.data_fingerprint()
     assert dataset_fingerprint(one) == one.data_fingerprint()
@@ -362,7 +362,7 @@ def test_samples_that_do_not_stack_are_refused_naming_both(second: Any, named: s
         ResidentDataset(Sized([torch.zeros(2), second]), device="cpu")
 
 
-def test_what_is_no_tensor_is_refused_on_a_device() -> None:
+def test_a_value_that_is_no_tensor_is_refused_on_a_device() -> None:
     with pytest.raises(ValueError, match="a str cannot be stacked on a device"):
         ResidentDataset(Sized([("text", 1)]), device="cpu")
     for data in (TensorDataset(torch.arange(3)), Sized([[torch.zeros(1), 2]])):

@@ -136,7 +136,7 @@ def test_lengths_are_those_of_torchs_sampler_where_it_does_not_pad(
         assert [len(list(one)) for one in ours] == [len(one) for one in ours]
 
 
-def test_epochs_differ_in_order_and_repeat_in_another_process() -> None:
+def test_epochs_differ_in_order_and_repeat_in_a_different_process() -> None:
     (sampler,) = ranks_of(40, 1, seed=1)
     orders = []
     for epoch in range(3):
@@ -181,7 +181,7 @@ def test_every_place_of_every_epoch_resumes_to_the_same_rest(make: Callable[[], 
                 sampler.advance()
 
 
-def test_ranks_that_advance_alike_hold_the_same_place() -> None:
+def test_ranks_that_advance_by_the_same_counts_have_the_same_place() -> None:
     ranks = ranks_of(20, 4)
     for _ in range(5):
         for sampler in ranks:
@@ -209,13 +209,15 @@ def test_a_state_is_json_under_a_kilobyte_and_a_position(make: Callable[[], Any]
     assert Position.from_dict(json.loads(text)).position == 2
 
 
-def test_a_used_up_epoch_is_empty_and_says_what_to_call(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_used_up_epoch_is_empty_and_the_log_names_what_to_call(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     sampler = ResumableSampler(Plain(3))
     assert len(list(sampler)) == 3
     assert not caplog.messages
     sampler.advance(3)
     assert list(sampler) == []
-    assert "set_epoch(1) begins the next one" in caplog.text
+    assert "start the next one with set_epoch(1)" in caplog.text
 
 
 def test_an_iterator_that_is_open_keeps_its_epoch_and_place() -> None:
@@ -258,7 +260,7 @@ def test_an_exception_keeps_the_progress_for_its_handler() -> None:
         assert list(sampler) == EpochOrder(4, 0, 2).ids([3]).tolist()
 
 
-def test_another_epoch_needs_the_progress_used_up_or_reset() -> None:
+def test_a_different_epoch_needs_the_progress_used_up_or_reset() -> None:
     sampler = ResumableSampler(Plain(4))
     sampler.set_epoch(5)
     sampler.set_epoch(1)
@@ -280,7 +282,7 @@ def test_a_restored_sampler_refuses_an_earlier_epoch() -> None:
     sampler.set_epoch(3)
     resumed = ResumableSampler(Plain(4))
     resumed.load_state_dict(sampler.state_dict())
-    with pytest.raises(IterationStateError, match=r"epoch 3. Begin the loop with range\(sampler"):
+    with pytest.raises(IterationStateError, match=r"epoch 3. Loop over range\(sampler"):
         resumed.set_epoch(0)
     resumed.set_epoch(4)
     resumed.set_epoch(3)
@@ -359,7 +361,7 @@ def test_unshuffled_batches_come_when_they_are_full() -> None:
     assert list(sampler) == [[1, 2], [0, 3], [5, 6], [4, 7], [8]]
 
 
-def test_dropped_are_short_batches_and_what_does_not_reach_every_rank() -> None:
+def test_drop_last_leaves_out_short_batches_and_those_that_do_not_reach_every_rank() -> None:
     groups = [0, 1, 1, 0, 0, 1, 1, 0, 0]
     ranks = grouped(groups, 3, 2, shuffle=False, drop_last=True)
     assert [list(sampler) for sampler in ranks] == [[[1, 2]], [[0, 3]], [[5, 6]]]
@@ -429,7 +431,7 @@ def test_advancing_too_far_is_refused_and_changes_nothing() -> None:
         (lambda: ResumableSampler(Plain(4), shuffle=False), "algorithm"),
     ],
 )
-def test_a_state_of_other_data_or_another_order_is_refused(
+def test_a_state_of_other_data_or_a_different_order_is_refused(
     saved: Callable[[], Any], field: str
 ) -> None:
     sampler = ResumableSampler(Plain(4))
@@ -502,7 +504,7 @@ def test_pre_sharded_data_is_not_split_again() -> None:
         dist.destroy_process_group()
 
 
-def test_the_seed_is_the_samplers_unless_another_one_is_given_which_is_refused() -> None:
+def test_the_seed_is_the_samplers_and_a_different_one_is_refused() -> None:
     def loader() -> DataLoader[Any]:
         return DataLoader(Plain(9), 2, sampler=ResumableSampler(Plain(9), seed=8))
 
@@ -537,7 +539,7 @@ def test_the_tail_is_the_loaders_whatever_the_sampler_drops(
             assert iterator.last_weights is not None
             counted += int(iterator.last_weights.sum())
     assert counted == served
-    said = f"all 103 samples of an epoch are served, where {kind.__name__}(drop_last=True) alone"
+    said = f"all 103 samples of an epoch are served; {kind.__name__}(drop_last=True) alone"
     assert caplog.text.count(f"{said} would serve 102") == (0 if drop_last else 2)
 
 

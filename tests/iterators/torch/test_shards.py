@@ -90,12 +90,12 @@ def test_the_order_is_a_permutation_with_an_inverse(
 
 def interleaved(order: ShardOrder) -> list[int]:
     """The same order the slow way, lane by lane and round by round."""
-    from iterators.torch.shards import _dealt
+    from iterators.torch.shards import _shards_by_lane
 
     first = np.cumsum([0, *order.lengths])
     lanes = [
         [int(first[shard]) + record for shard in lane for record in range(order.lengths[shard])]
-        for lane in _dealt(order.lengths, order.lanes, order.seed, order.epoch)
+        for lane in _shards_by_lane(order.lengths, order.lanes, order.seed, order.epoch)
     ]
     rounds = range(max(map(len, lanes)))
     return [lane[index] for index in rounds for lane in lanes if index < len(lane)]
@@ -184,7 +184,7 @@ def test_a_resume_reads_at_most_the_shards_of_its_place() -> None:
 @pytest.mark.parametrize("ask", [[2], [0, 2], [1]])
 def test_a_shard_that_is_too_short_is_named(ask: list[int]) -> None:
     whole = ShardedDataset(["a.tar"], lambda name, start: iter(["x"][start:]), lengths=[3])
-    with pytest.raises(ValueError, match="shard a.tar has 1 records, but 3 were counted"):
+    with pytest.raises(ValueError, match="shard a.tar has 1 records, but its length is given as 3"):
         for index in ask:
             whole[index]
 
@@ -272,7 +272,7 @@ def test_every_state_resumes_exactly_with_other_workers(shuffle: bool) -> None:
     )
 
 
-def test_another_batch_size_continues_the_same_order() -> None:
+def test_a_different_batch_size_continues_the_same_order() -> None:
     first, second = iterator(), iterator(batch=3, workers=1)
     order = dataset().epoch_order(5, 0)
     served = [sample for batch in first.steps(2) for sample in batch]
@@ -322,7 +322,9 @@ def test_an_order_with_other_places_than_samples_is_the_samplers_too_but_not_in_
     assert (
         ResumableSampler(half).identity == ResumableDataLoader(half, shuffle=True, seed=0).identity
     )
-    with pytest.raises(ValueError, match="Half.epoch_order does not have each sample once"):
+    with pytest.raises(
+        ValueError, match="Half.epoch_order does not contain each sample exactly once"
+    ):
         ResumableGroupedBatchSampler(half, [0] * 20, 4, 1, 0)
 
 

@@ -1,0 +1,57 @@
+"""Logs the differences between a restored position and the live loader.
+
+Only differences that are allowed come here; all others are errors (``Position.require``).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from iterators.order.position import Layout, Position
+from iterators.protocol import Adapter
+
+logger = logging.getLogger(__name__)
+
+#: Nobody types a larger seed. Where the script sets none, torch's own initial seed has 64 bits.
+LARGEST_TYPED_SEED = (1 << 32) - 1
+
+
+def log_changes(position: Position, adapter: Adapter) -> None:
+    """Log a different layout or tail policy, and a ledger that does not cover the place."""
+    then, now = position.layout, adapter.layout
+    if then != now and then != Layout():
+        logger.info(
+            "resuming with a different layout: %s; saved with %s", now.to_dict(), then.to_dict()
+        )
+    counted, served = position.ledger.count, position.position
+    if adapter.order(position.epoch) is not None and counted != served:
+        logger.warning(
+            "the restored position accounts for %d of the %d samples served so far in its epoch, "
+            "so the check at the end of the epoch covers only the rest. Was it saved by one rank "
+            "of several (merged_state() makes one position of all), or by a sampler?",
+            counted,
+            served,
+        )
+    if position.identity.tail != adapter.identity.tail:
+        logger.warning(
+            "the tail policy is %r; the position was saved with %r",
+            adapter.identity.tail,
+            position.identity.tail,
+        )
+
+
+def log_seeds(name: str, position: Position, adapter: Adapter) -> None:
+    """Log that the restored run keeps its own seed.
+
+    At level WARNING if the script seems to have set a different one. If it sets none, torch's
+    initial seed differs at every start, and the difference means nothing.
+    """
+    logger.log(
+        logging.WARNING if adapter.identity.seed <= LARGEST_TYPED_SEED else logging.INFO,
+        "iterator %r: the restored run continues with its own seed, %d, not with this script's, %d "
+        "(from torch.manual_seed or the loader's generator). To train with a different seed, start "
+        "a new run: in a different directory, or with fresh=True",
+        name,
+        position.identity.seed,
+        adapter.identity.seed,
+    )

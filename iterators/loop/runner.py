@@ -1,0 +1,250 @@
+"""``PassRunner``: hands out the batches of a pass, and passes the boundaries between them.
+
+The order of events is what makes a resumed run exact, so it is all here, in ``_batches``:
+
+1. the loader's iterator is built, then the restored random generators are set;
+2. a batch is fetched and handed out; the cursor moves over it;
+3. the loop comes back for the next batch: if an update was attempted, the boundary is passed
+   *before* that batch is fetched, so that nothing the fetch draws belongs to the saved state;
+4. the boundary behind an epoch's last batch waits until the epoch's tail (validation, a
+   scheduler) has run, and is passed by the next loop. Where only the loader's end tells which
+   batch is the last (an iterable dataset), the next one is fetched before the boundary after all.
+
+Training thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Generator
+from inspect import GEN_RUNNING, getgeneratorstate
+from typing import Any
+
+from iterators.loop.boundaries import Boundaries
+from iterators.loop.boundary_rule import BoundaryRule
+from iterators.loop.counting import Counting
+from iterators.loop.cursor import Cursor, EpochReport
+from iterators.loop.passes import Pass, PassState, Settlement
+from iterators.loop.tails import TailWatch
+from iterators.order.position import Position
+from iterators.protocol import Adapter, Delivery
+
+logger = logging.getLogger(__name__)
+
+
+class PassRunner:
+    """The passes of one iterator. ``name`` is the iterator's, for the log."""
+
+    def __init__(
+        self,
+        name: str,
+        adapter: Adapter,
+        cursor: Cursor,
+        *,
+        rule: BoundaryRule,
+        boundaries: Boundaries,
+    ) -> None:
+        self._name, self._adapter, self._cursor = name, adapter, cursor
+        self._rule, self._boundaries = rule, boundaries
+        self._running: weakref.ref[Generator[Any, None, None]] | None = None
+        self.counting, self.tail = Counting(name), TailWatch(name)
+        self.current = Pass(rule, cursor.live)
+        self.last: Delivery | None = None
+        self.last_num_samples: int | None = None
+        self.last_report: EpochReport | None = None
+        #: Where the batch handed out last begins, or the next one before any was.
+        self._batch_start = cursor.live.place
+
+    def load(self, position: Position) -> None:
+        """Continue from ``position``, as if nothing had been served."""
+        self._cursor.load(position)
+        self._batch_start = position.position
+        self._running = None
+        self._boundaries.restart()
+        self.current = Pass(self._rule, self._cursor.live)
+        if position.position:
+            self.counting.resumed(position.epoch)
+
+    # What was handed out
+
+    @property
+    def index(self) -> int:
+        """Index in its epoch of the batch handed out last."""
+        whole = self._adapter.batches_left(0)
+        left = self._adapter.batches_left(self._batch_start)
+        return self._batch_start if whole is None or left is None else whole - left
+
+    @property
+    def is_using_batch(self) -> bool:
+        """Whether a batch handed out since the last boundary will count for the next one."""
+        pending = self._pending
+        return pending > 0 and self.current.settlement(pending) is not Settlement.TAKE_BACK
+
+    @property
+    def was_used(self) -> bool:
+        """Whether a batch was used in this process, so that no position can be loaded any more."""
+        return (
+            self.current.state is PassState.EXHAUSTED
+            or self._boundaries.num_passed > 0
+            or self.current.has_trained(self._pending)
+        )
+
+    @property
+    def _pending(self) -> int:
+        """Batches handed out since the last boundary."""
+        return self._cursor.live.uncommitted
+
+    # One pass
+
+    def start_pass(self, *, limit: int | None = None) -> Generator[Any, None, None]:
+        """The batches of the epoch from the cursor on; up to ``limit`` boundaries in all.
+
+        Settle the last pass first. Only a weak reference to the generator is kept: when a loop is
+        left, Python has to collect it at once, which ends the loader's workers.
+        """
+        running = self._serve(limit)
+        self._running = weakref.ref(running)
+        return running
+
+    def reset(self) -> None:
+        """Close the generator of a pass that is still open, unless we are called from inside it."""
+        running = self._running() if self._running else None
+        if running is not None and getgeneratorstate(running) != GEN_RUNNING:
+            running.close()
+
+    def _serve(self, limit: int | None) -> Generator[Any, None, None]:
+        if self._boundaries.is_over:
+            return
+        current = self.current = Pass.opened(self._rule, self._cursor.live)
+        end = PassState.SETTLED
+        try:
+            end = yield from self._batches(limit)
+            if end is PassState.EXHAUSTED and limit is None and self._boundaries.are_reported:
+                self.tail.begins()  # steps() has no tails
+        except GeneratorExit:  # break, an error in the loop's body, or reset()
+            end = self._state_when_left(limit)
+            raise
+        except BaseException:
+            # The loader failed, or Ctrl-C while it fetched. The boundary of an update that was
+            # attempted before that is still to be passed.
+            end = PassState.PAUSED if self._rule.is_due(self._pending) else PassState.SETTLED
+            raise
+        finally:
+            current.end(end)
+
+    def _batches(self, limit: int | None) -> Generator[Any, None, PassState]:
+        live = self._cursor.live
+        try:
+            deliveries = self._adapter.open(epoch=live.epoch, start=live.place, state=live.state)
+        except Exception as error:
+            if not self._boundaries.stops_after(error):
+                raise
+            return PassState.SETTLED
+        try:
+            self._boundaries.set_generators(pending=self._pending)
+            while True:
+                try:
+                    delivery = next(deliveries)
+                except StopIteration:
+                    return PassState.EXHAUSTED
+                except Exception as error:
+                    if not self._boundaries.stops_after(error):
+                        raise
+                    return PassState.SETTLED
+                self._take(delivery)
+                yield delivery.data
+                self._tell_of_count(live.epoch)
+                # is_over() of a loader of unknown length fetches the next batch, and keeps it:
+                # asked only where a boundary depends on the answer.
+                if self._rule.is_due(self._pending) and not self._adapter.is_over(delivery.end):
+                    self.pass_boundary()
+                    if self._boundaries.has_halted or self._cursor.step == limit:
+                        return PassState.SETTLED
+        finally:
+            deliveries.close()
+
+    def _take(self, delivery: Delivery) -> None:
+        if not self._pending:
+            self._rule.start_group()
+        self._batch_start = self._cursor.live.place
+        covered = delivery.end - self._batch_start
+        self.last_num_samples = None if delivery.weights is None else covered
+        self._cursor.deliver(delivery)
+        self.last = delivery
+
+    def _tell_of_count(self, epoch: int) -> None:
+        running = self._running() if self._running else None
+        self.counting.batch_used(running, epoch=epoch, batch=self.index)
+
+    def _state_when_left(self, limit: int | None) -> PassState:
+        trained, place = self.current.has_trained(self._pending), self._cursor.live.place
+        if trained and self._adapter.batches_left(place) == 0:
+            return PassState.EXHAUSTED  # left on the last batch: nothing of the epoch is missing
+        return PassState.LEFT if limit is None else PassState.PAUSED
+
+    # Between passes
+
+    def settle(self, *, may_stop: bool = True) -> None:
+        """Bring the last pass to its end: pass its boundary, close its epoch or take it back."""
+        self.reset()
+        todo = self.current.settlement(self._pending)
+        last_boundary = self.current.last_boundary
+        self.current.settle()  # first: the boundary may raise, and must not be passed twice
+        if todo is Settlement.CLOSE_EPOCH:
+            self.close_epoch(may_stop=may_stop)
+        elif todo is Settlement.PASS_BOUNDARY:
+            self.pass_boundary(may_stop=may_stop)
+        elif todo is Settlement.TAKE_BACK:
+            self._cursor.rewind(last_boundary)
+            self._batch_start = last_boundary.place
+
+    def keep_epoch_open(self) -> None:
+        """If the last pass was left early after training, let a later run serve the rest."""
+        if self.current.state is PassState.LEFT and self.current.has_trained(self._pending):
+            self.current.pause()
+
+    def close_epoch(self, *, may_stop: bool = True) -> None:
+        """Move to the next epoch, and pass the last boundary of this one if it is due.
+
+        Batches after the last update (gradients still accumulating) do not make one due. They stay
+        pending, and the boundary of the next update is reported as the epoch's.
+        """
+        live = self._cursor.live
+        due = self._rule.is_due(live.uncommitted, epoch_over=True)
+        if self._adapter.batches_left(live.place) == 0:
+            num_unused = self._rule.num_unused(live.uncommitted)
+            self.counting.epoch_ends(live.epoch, num_unused=num_unused)
+        self.last_report = self._cursor.end_epoch()
+        self._batch_start = 0
+        _log_report(self._name, self.last_report)
+        if due:
+            self.pass_boundary(may_stop=may_stop)
+
+    def pass_boundary(self, *, may_stop: bool = True) -> None:
+        """Move the saved position up to the live one, then report the boundary.
+
+        In this order: the manager reads the position while it is being told, and may raise.
+        """
+        ends_epoch = self._cursor.live.ended_epoch
+        self._cursor.commit()
+        self.current.boundary_passed(self._cursor.live)
+        self._boundaries.report(ends_epoch=ends_epoch, may_stop=may_stop)
+
+
+def _log_report(name: str, report: EpochReport) -> None:
+    if report.exact is False:
+        logger.error(
+            "iterator %r: epoch %d was not served exactly once (%d samples counted): %s",
+            name,
+            report.epoch,
+            report.served,
+            "; ".join(report.faults) or "audit=True names the samples",
+        )
+    if report.not_served:
+        logger.info(
+            "iterator %r: %d places of epoch %d were not served",
+            name,
+            report.not_served,
+            report.epoch,
+        )
