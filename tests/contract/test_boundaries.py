@@ -10,6 +10,7 @@ import torch
 import checkfreq
 from checkfreq import KeepLast
 from checkfreq.errors import StateError
+from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator
 from tests.contract.conftest import Hold
 from tests.contract.runs import Training, loader, managed, train, written
@@ -211,3 +212,14 @@ def test_step_of_a_closed_manager_is_a_state_error(chk_dir: Path) -> None:
     for call in (manager.step, manager.save, manager.restore, manager.wait):
         with pytest.raises(StateError, match="is closed"):
             call()
+
+
+def test_numbering_continues_after_a_resume(chk_dir: Path) -> None:
+    for expected in ([1, 2], [2, 3, 4], [4, 5, 6]):
+        training = Training()
+        with managed(chk_dir, training.chk, chk_freq=1) as manager:
+            manager.restore()
+            for _ in range(2):
+                training.steps(manager, 1)
+                manager.wait()
+        assert CheckpointStore(chk_dir).steps() == expected

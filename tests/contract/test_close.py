@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from checkfreq import CFCheckpoint, KeepLast
 from checkfreq.errors import PersistError
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator
@@ -193,3 +197,37 @@ def test_an_epochs_loop_ends_with_its_last_checkpoint(chk_dir: Path) -> None:
         train(restored, manager, iterator, 2)
         assert manager.global_step == 6
         assert restored.bits() == bits
+
+
+def test_a_run_shorter_than_its_interval_gets_a_final_checkpoint(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=100) as manager:
+        train(training, manager, CFIterator(loader(), cf_manager=manager), 1)
+        bits = training.bits()
+    restored = Training(seed=1)
+    with managed(chk_dir, restored.chk) as manager:
+        assert manager.restore()
+        assert restored.bits() == bits
+
+
+def test_closing_without_time_for_the_final_checkpoint_says_so(chk_dir: Path) -> None:
+    model = nn.Linear(4096, 4096)  # slots that a thread prepares
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    manager = managed(chk_dir, CFCheckpoint(model=model, optimizer=optimizer))
+    manager.step()
+    try:
+        manager.close(timeout_s=0.0)
+    except PersistError as error:
+        message = str(error)
+    else:
+        message = ""
+    # Without a word it is durable; that it cannot be is said.
+    assert bool(message) != (CheckpointStore(chk_dir).steps() == [1])
+
+
+def test_a_clean_close_has_no_complaint(chk_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1, retention=KeepLast(1)) as manager:
+        training.steps(manager, 4)  # the last prune is still to be carried out at close
+    assert CheckpointStore(chk_dir).steps() == [4]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

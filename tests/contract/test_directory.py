@@ -25,7 +25,7 @@ from checkfreq.errors import (
 )
 from checkfreq.integrations.dcp import CFStorageReader
 from checkfreq.store.store import CheckpointStore
-from tests.contract.runs import Training, managed, written
+from tests.contract.runs import Training, config, managed, written
 
 
 def one(training: Training, manager: checkfreq.CFManager) -> None:
@@ -322,3 +322,18 @@ def test_everything_a_run_writes_has_the_modes_that_the_umask_leaves(
     for name, mode in modes.items():
         is_dir = (chk_dir.parent / name).is_dir()
         assert mode == (0o777 if is_dir else 0o666) & ~umask, name
+
+
+def test_two_runs_that_start_at_once_do_not_share_a_directory(chk_dir: Path) -> None:
+    managers = [managed(chk_dir, Training().chk, config=config(takeover_s=0.0)) for _ in range(2)]
+    outcomes = []
+    for manager in managers:
+        try:
+            manager.save(wait=True)
+            outcomes.append("saved")
+        except ConfigError:
+            outcomes.append("refused")
+    for manager in reversed(managers):
+        manager.close()
+    assert sorted(outcomes) == ["refused", "saved"]
+    assert CheckpointStore(chk_dir).steps() == [0]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from checkfreq import CFManager, KeepLast
-from checkfreq.errors import PersistError, WorkerDiedError
+from checkfreq.errors import PersistError, SnapshotError, WorkerDiedError
 from checkfreq.events import FailureNotice
+from checkfreq.persist.protocol import readable
 from checkfreq.store.store import CheckpointStore
-from tests.contract.conftest import SetFault
+from tests.contract.conftest import Gate, Hold, SetFault
 from tests.contract.runs import Training, config, managed, written
 
 EVERY_COMMIT_FAILS = "commit.sync_payload:raise-EIO:*"
@@ -279,3 +282,90 @@ def test_a_directory_held_by_another_run_is_a_config_error_that_names_it(chk_dir
         second.close()
         holder.save(wait=True)
     assert CheckpointStore(chk_dir).steps() == [0]
+
+
+def _snapshot_and_die(chk_dir: Path, gate: Gate) -> None:
+    training = Training()
+    manager = managed(chk_dir, training.chk)
+    training.steps(manager, 1)
+    manager.save()
+    gate.wait_reached()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_training_goes_on_when_the_persist_process_dies(
+    chk_dir: Path, worker_fault: SetFault
+) -> None:
+    worker_fault("worker.receive:kill-self:2")
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+        for _ in range(3):
+            training.steps(manager, 1)
+            manager.wait()
+        assert manager.all_steps() == [1, 2, 3]
+
+
+def test_a_failed_persist_is_visible_and_never_written_under_a_new_number(
+    chk_dir: Path, worker_fault: SetFault
+) -> None:
+    worker_fault("commit.mkdir:raise-ENOSPC:1")
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+        bits = training.steps(manager, 1)
+        manager.wait()
+        assert manager.stats()["num_failed"] == 1
+        bits += training.steps(manager, 1)
+        manager.wait()
+        assert manager.all_steps() == [2]
+    restored = Training(seed=1)
+    with managed(chk_dir, restored.chk) as manager:
+        manager.restore()
+        assert restored.bits() == bits[1]
+
+
+def test_a_persist_outlives_its_trainer(chk_dir: Path, hold_worker: Hold) -> None:
+    """The trainer is killed while its worker has hardly begun; the worker commits alone."""
+    gate = hold_worker("commit.mkdir")
+    process = multiprocessing.get_context("spawn").Process(
+        target=_snapshot_and_die, args=(chk_dir, gate)
+    )
+    process.start()
+    process.join(240)
+    assert process.exitcode == -signal.SIGKILL
+    assert CheckpointStore(chk_dir).steps() == []
+    gate.open()
+    with managed(chk_dir, Training(seed=1).chk) as manager:
+        assert manager.restore()  # waits for the lock, so for the worker
+        assert manager.global_step == 1
+
+
+def test_a_reply_that_waited_for_the_trainer_does_not_count_as_late(chk_dir: Path) -> None:
+    training = Training()
+    manager = managed(chk_dir, training.chk, config=config(persist_timeout_s=0.0))
+    manager.save()
+    channel = manager._persistence._client._channel
+    assert channel is not None
+    assert readable(channel.fileno(), timeout_s=120.0), "the worker did not answer"
+    training.steps(manager, 1)
+    stats = manager.stats()
+    # The last checkpoint is late where its reply is not there at once: that is another matter.
+    with suppress(PersistError):
+        manager.close()
+    assert (stats["num_committed"], stats["num_workers_replaced"]) == (1, 0)
+
+
+def test_an_attempt_that_cannot_begin_ends_and_is_counted(
+    chk_dir: Path, hold_trainer: Hold
+) -> None:
+    training = Training()
+    gate = hold_trainer("snapshot.copy_settled")
+    settings = config(barrier_timeout_s=0.0, verify_settled=False)
+    with managed(chk_dir, training.chk, config=settings) as manager:
+        manager.save()
+        manager.step()  # a boundary without an update: the copy of the one before still runs
+        with pytest.raises(SnapshotError, match="barrier_timeout_s"):
+            manager.save()
+        gate.open()
+        manager.wait()  # a leaked attempt would make it wait in vain, and raise
+        assert manager.stats()["num_failed"] == 1
+        assert manager.all_steps() == [0]

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from checkfreq import KeepLast
 from checkfreq.errors import ConfigError
+from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator, NotResumableError
 from tests.contract.runs import Training, loader, managed, train
 
@@ -209,3 +211,13 @@ def test_exact_refuses_a_loader_that_cannot_resume_and_false_takes_it(chk_dir: P
         iterator = CFIterator(rows, cf_manager=manager, exact=False)
         manager.restore()
         assert [x[0, 0].item() for x in iterator] == [1.0, 2.0]
+
+
+def test_the_iterators_place_is_in_every_checkpoint(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1, retention=KeepLast(99)) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+        train(training, manager, iterator, 1, each=manager.wait)
+    store = CheckpointStore(chk_dir)
+    places = [store.manifest(step).objects["$positions"]["train"] for step in (1, 2, 3)]
+    assert [(place["epoch"], place["position"]) for place in places] == [(0, 4), (0, 8), (1, 0)]

@@ -18,6 +18,7 @@ from checkfreq.errors import (
     MismatchError,
     NoCheckpointError,
     StateError,
+    WorkerDiedError,
 )
 from checkfreq.restore.restorer import Restorer
 from checkfreq.store.store import CheckpointStore
@@ -445,3 +446,90 @@ def test_a_manifest_damaged_while_the_directory_was_opened_is_not_trusted(tmp_pa
         Restorer(tmp_path).find_while_opening(
             1, open_directory=lambda: flip(tmp_path, 1, "manifest.json", at=-10)
         )
+
+
+def test_non_tensor_leaves_of_the_optimizer_are_restored(chk_dir: Path) -> None:
+    written(chk_dir, 3)
+    saved = checkfreq.load(chk_dir)["optimizer"]["param_groups"][0]
+    assert saved["params"] == [0, 1, 2, 3, 4, 5]
+    assert saved["lr"] == 0.005  # the scheduler halved it
+    assert saved["betas"] == (0.9, 0.999)
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        manager.restore()
+    group = training.optimizer.param_groups[0]
+    assert (group["lr"], group["betas"]) == (0.005, (0.9, 0.999))
+    assert group["params"] == list(training.model.parameters())
+
+
+def test_a_torn_file_is_never_the_newest(chk_dir: Path, worker_fault: SetFault) -> None:
+    written(chk_dir, 1)
+    worker_fault("commit.write:kill-self:*")
+    training = Training()
+    manager = managed(chk_dir, training.chk, tolerate_failures=0)
+    manager.restore()
+    training.steps(manager, 1)
+    with pytest.raises(WorkerDiedError):
+        manager.save(wait=True)
+    assert manager.all_steps() == [1]
+    with pytest.raises(WorkerDiedError):
+        manager.close()
+
+
+def test_damage_falls_back_whole_or_not_at_all(chk_dir: Path) -> None:
+    bits = written(chk_dir, 3)
+    flip(chk_dir, 3, "optimizer.safetensors")
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        manager.restore()
+        assert training.bits() == bits[1]
+    training = Training(seed=1)
+    for step in (1, 2):
+        flip(chk_dir, step, "optimizer.safetensors")
+    before = training.bits()
+    with managed(chk_dir, training.chk) as manager:
+        with pytest.raises(CorruptCheckpointError):
+            manager.restore()
+        assert training.bits() == before
+
+
+def test_the_learning_rate_is_right_after_a_resume_in_mid_epoch(chk_dir: Path) -> None:
+    def rates(training: Training, steps_to_run: int | None) -> list[float]:
+        with managed(chk_dir, training.chk) as manager:
+            manager.restore()
+            found = []
+            iterator = CFIterator(loader(), cf_manager=manager, steps_to_run=steps_to_run)
+            train(
+                training,
+                manager,
+                iterator,
+                2,
+                each=lambda: found.append(training.scheduler.get_last_lr()[0]),
+            )
+        return found
+
+    first, second = rates(Training(), 2), rates(Training(seed=1), None)
+    assert first + second == [0.01, 0.005, 0.005, 0.0025, 0.0025, 0.00125]
+
+
+def test_a_restore_needs_no_second_copy_of_the_tensors(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    training = Training(seed=1)
+    addresses = [tensor.data_ptr() for tensor in training.model.state_dict().values()]
+    with managed(chk_dir, training.chk) as manager:
+        manager.restore()
+    assert [t.data_ptr() for t in training.model.state_dict().values()] == addresses
+    names = {path.suffix for path in CheckpointStore(chk_dir).path(1).iterdir()}
+    assert names == {".json", ".safetensors"}  # and no pickle
+
+
+def test_restoring_the_newest_after_an_older_one_sets_nothing_aside(chk_dir: Path) -> None:
+    written(chk_dir, 3)
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        manager.restore(1)
+        manager.restore()
+        training.steps(manager, 1)
+        manager.save(wait=True)
+    assert CheckpointStore(chk_dir).steps() == [2, 3, 4]
+    assert not (chk_dir / "superseded").exists()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -286,3 +289,63 @@ def test_a_loop_over_an_iterator_saves_where_it_is_asked_to(chk_dir: Path) -> No
         train(training, manager, iterator, 1, each=lambda: manager.save(metrics={"x": 1}))
         manager.wait()
         assert manager.all_steps() == [1, 2, 3]
+
+
+def test_an_epochs_checkpoint_is_kept_and_can_be_restored(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, retention=KeepLast(1)) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+        tail: Callable[[], None] = lambda: manager.save(keep=True)  # noqa: E731
+        train(training, manager, iterator, 2, tail=tail)
+    assert CheckpointStore(chk_dir).steps() == [3, 6]
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+        manager.restore(3)
+        assert (iterator.epoch, iterator.batch) == (1, 0)
+
+
+def test_a_snapshot_is_not_overwritten_before_it_is_durable(
+    chk_dir: Path, hold_worker: Hold
+) -> None:
+    gate = hold_worker("commit.mkdir")
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1, retention=KeepLast(99)) as manager:
+        bits = training.steps(manager, 6)
+        gate.open()
+        manager.wait()
+        assert manager.all_steps() == [1, 2]
+    for step in (2, 1):
+        restored = Training(seed=9)
+        with managed(chk_dir, restored.chk) as manager:
+            manager.restore(step)
+            assert restored.bits() == bits[step - 1]
+
+
+def test_the_same_buffers_serve_every_checkpoint(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+        training.steps(manager, 1)
+        buffers = [(slot.fd, slot.address) for slot in manager._pipeline._arena.slots]
+        for _ in range(5):
+            training.steps(manager, 1)
+            manager.wait()
+        assert [(slot.fd, slot.address) for slot in manager._pipeline._arena.slots] == buffers
+        assert len(buffers) == 2
+
+
+def test_one_worker_process_serves_every_checkpoint(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+        pids = set()
+        for _ in range(4):
+            training.steps(manager, 1)
+            manager.wait()
+            pids.add(json.loads((chk_dir / ".lock").read_text())["worker_pid"])
+        assert len(pids) == 1
+        assert pids != {os.getpid()}
+
+
+def test_old_checkpoints_are_removed_but_never_the_last_valid_one(chk_dir: Path) -> None:
+    written(chk_dir, 5, retention=KeepLast(2))
+    assert CheckpointStore(chk_dir).steps() == [4, 5]

@@ -197,3 +197,41 @@ def test_what_differs_from_rank_to_rank_is_kept_as_anything_else_by_one_rank(chk
 def test_of_what_is_no_module_only_the_whole_can_differ_from_rank_to_rank() -> None:
     with pytest.raises(ConfigError, match=r"'run\.loss' is inside of a dict.*expected 'run'"):
         CFCheckpoint(per_rank=["run.loss"], run={"loss": 1})
+
+
+def test_batch_norm_statistics_are_never_torn(chk_dir: Path, hold_trainer: Hold) -> None:
+    training = Training()
+    gate = hold_trainer("snapshot.copy_settled")
+    with managed(chk_dir, training.chk) as manager:
+        training.update(manager)
+        manager.step()
+        manager.save()
+        expected = training.state_bits()
+        training.backward()  # rewrites the statistics while the copy is held
+        gate.open()
+        manager.wait()
+    restored = Training(seed=1)
+    with managed(chk_dir, restored.chk) as manager:
+        manager.restore(1)
+        assert restored.state_bits() == expected
+
+
+def test_generators_scaler_scheduler_and_best_metric_are_saved(chk_dir: Path) -> None:
+    def make(seed: int) -> tuple[Training, torch.amp.GradScaler, dict[str, float]]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**seed)
+        best = {"accuracy": seed / 10}
+        return Training(seed, scaler=scaler, best=best), scaler, best
+
+    training, _, _ = make(3)
+    with managed(chk_dir, training.chk) as manager:
+        manager.save(wait=True)
+        draws = (random.random(), np.random.rand(), torch.rand(1))
+    training, scaler, best = make(4)
+    with managed(chk_dir, training.chk) as manager:
+        manager.restore()
+        assert (random.random(), np.random.rand(), torch.rand(1)) == draws
+    assert scaler.get_scale() == 8.0
+    assert best == {"accuracy": 0.3}
+    assert training.scheduler.last_epoch == 0
+    with pytest.raises(StateError, match="best"):
+        Training(best=0.3)
