@@ -1,18 +1,10 @@
 """How ranks communicate: short meetings over the key-value store of torch.distributed.
 
-<<<<<<< ours
 Every rank says something, rank 0 decides, and all ranks receive the decision. A rank that does not
 arrive in time is named on every rank; so is rank 0 if the store itself does not answer. Meetings
 use no process group, so they cannot interleave with the collectives of the training. They are held
 in the training thread, which has a ``StoreThread`` call the store. ``python -m benchmarks.sharded
 --only meeting`` measures what one costs.
-=======
-Each rank says something, rank 0 decides, and all hear the decision; who does not come in time is
-named on every rank, and so is rank 0 if the store itself does not answer. No process group and no
-collective of the training's is used, so nothing can cross with its own communication; no meeting
-is held outside the training thread, which has a ``StoreThread`` ask the store. What a meeting
-costs is measured by ``benchmarks/sharded/measure.py --only meeting``.
->>>>>>> theirs
 """
 
 from __future__ import annotations

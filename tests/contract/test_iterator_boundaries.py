@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from checkfreq import CFCheckpoint, CFManager, CFMode
-from checkfreq.errors import ConfigError, StateError
+from checkfreq.errors import StateError
 from iterators import CFIterator
 
 
@@ -59,11 +59,3 @@ def test_a_save_asked_for_in_mid_iteration_is_made_at_the_next_boundary(chk_dir:
             update(cf, model, batch)
         cf.wait()
         assert cf.all_steps() == [1, 2]
-
-
-def test_a_second_iterator_that_marks_steps_is_refused(chk_dir: Path) -> None:
-    with manager(chk_dir, torch.nn.Linear(4, 1)) as cf:
-        CFIterator(loader(), cf_manager=cf)
-        with pytest.raises(ConfigError, match="both mark steps"):
-            CFIterator(loader(), cf_manager=cf, name="second")
-        CFIterator(loader(), cf_manager=cf, name="valid", marks_steps=False)

@@ -1,8 +1,4 @@
-"""What the 2021 code (msr-fiddle/CheckFreq) got wrong in its policy, one test a row.
-
-Row 22 (the cached profile's key) is in tests/pacing/test_profile_cache.py, row 23 (short runs) in
-tests/contract/test_auto.py, row 24 (buffers) in tests/contract/test_defects.py.
-"""
+"""What a plan follows from: storage, copies that are hidden, the budget, failures, changes."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ def run(max_overhead: float = 0.1, **costs: float) -> Run:
     return Run(tuner, Costs(**costs))  # type: ignore[arg-type]
 
 
-def test_row_16_storage_counts_as_measured_and_not_by_a_constant() -> None:
+def test_storage_counts_as_measured_and_not_by_a_constant() -> None:
     slow, fast = (run(0.9, stall_s=0.01, durable_s=seconds) for seconds in (8.25, 2.25))
     for each in (slow, fast):
         each.play(100)
@@ -42,7 +38,7 @@ def test_row_16_storage_counts_as_measured_and_not_by_a_constant() -> None:
     assert intervals == [8, 2]
 
 
-def test_row_17_what_a_copy_hides_behind_is_measured_and_credited() -> None:
+def test_what_a_copy_hides_behind_is_measured_and_credited() -> None:
     policy = FrequencyPolicy(max_overhead=0.1)
     for overlap_s, place in ((0.5, SnapshotPlace.HOST), (0.1, SnapshotPlace.DEVICE)):
         measured = profile(overlap_s=overlap_s)
@@ -54,13 +50,13 @@ def test_row_17_what_a_copy_hides_behind_is_measured_and_credited() -> None:
     assert found.overlap_s == 0.5 * measured_by_run.iteration_s
 
 
-def test_row_18_the_first_interval_keeps_the_budget() -> None:
+def test_the_first_interval_keeps_the_budget() -> None:
     plan = FrequencyPolicy(max_overhead=0.01).plan(profile(cost_s=0.2))
     assert (plan.interval_steps, plan.reason) == (20, Reason.BUDGET)
     assert plan.predicted_overhead == pytest.approx(0.2 / (20 * 1.0))
 
 
-def test_row_20_the_interval_follows_its_costs_both_ways_and_not_by_steps_of_two() -> None:
+def test_the_interval_follows_its_costs_both_ways_and_not_by_steps_of_two() -> None:
     played = run(stall_s=0.5)
     played.play(100)
     assert played.tuner.plan is not None
@@ -73,7 +69,7 @@ def test_row_20_the_interval_follows_its_costs_both_ways_and_not_by_steps_of_two
     assert played.tuner.plan.interval_steps in (5, 6)
 
 
-def test_row_21_a_run_that_slows_down_is_not_charged_to_checkpoints() -> None:
+def test_a_run_that_slows_down_is_not_charged_to_checkpoints() -> None:
     played = run(stall_s=0.5)
     played.play(100)
     played.iteration_s = 3.0  # throttled
@@ -84,7 +80,7 @@ def test_row_21_a_run_that_slows_down_is_not_charged_to_checkpoints() -> None:
     assert found.cost_s == pytest.approx(0.5, rel=0.1)
 
 
-def test_row_25_failures_count_where_they_are_known() -> None:
+def test_failures_count_where_they_are_known() -> None:
     never = FrequencyPolicy(max_overhead=0.1).plan(profile())
     rarely = FrequencyPolicy(max_overhead=0.1, mtbf_s=1_000_000.0).plan(profile())
     assert never.reason is Reason.BUDGET
