@@ -1,1 +1,1 @@
-"""Phase one: reading the training state, laying it out as files, and putting it back."""
+"""Phase one: laying the state out as files, and copying it into a slot of shared memory."""
