@@ -39,7 +39,7 @@ def dali_arms(scratch: Path) -> Iterator[tuple[str, Prepare]]:
 def order_only(n: int, batches: int, path: Path) -> Resume:
     """Like ``listed``, but with a list of files that takes neither time nor memory."""
     reader = FileReader(files=[path], fingerprint="one file")
-    reader._recipe = dataclasses.replace(reader._recipe, files=Repeated(n, path))
+    reader._spec = dataclasses.replace(reader._spec, files=Repeated(n, path))
     return entering(lambda: loader_of(reader), batches)
 
 
