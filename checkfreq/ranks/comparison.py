@@ -25,7 +25,7 @@ _ROUNDING = 0.05
 
 
 class Compared(Protocol):
-    """What knows the values: the pipeline."""
+    """What knows the values: `run.replicas`."""
 
     def values_digest(self) -> str | None:
         """Equal on ranks with equal values; None while devices are still computing it."""

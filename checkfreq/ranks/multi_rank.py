@@ -109,7 +109,7 @@ class MultiRank:
         decision = self._voting.agree(
             f"{phase} at step {step}",
             lambda: self._vote(step, proposal(), marks),
-            state=self._pipeline,
+            state=self._pipeline.replicas,
         )
         self._last_step, self._last_s = step, time.perf_counter()
         self._is_held_back = decision.is_held_back
@@ -139,7 +139,7 @@ class MultiRank:
             proposal,
             is_ready=self._pipeline.has_room,
             is_written=self._pipeline.is_written(step),
-            is_restructured=self._pipeline.is_restructured,
+            is_restructured=self._pipeline.replicas.is_restructured,
             stop=self._notice.received,
             durable=self._durable(),
             costs=self._profiler.costs(),
@@ -208,7 +208,7 @@ class MultiRank:
         if not self._may_compare:
             return
         start_s = time.perf_counter()
-        self._pipeline.note_values()
+        self._pipeline.replicas.digest_values()
         # Comes once in a run: no part of an iteration, and no checkpoint's cost.
         self._pipeline.held.met(time.perf_counter() - start_s)
         self._may_compare = False
@@ -218,7 +218,7 @@ class MultiRank:
         """Raise StateError on all ranks if weights would be lost; warn of other differences."""
         if self._noted_step is None:
             return
-        found = compare(self._meetings, self._pipeline)
+        found = compare(self._meetings, self._pipeline.replicas)
         if found is None:
             return
         step, self._noted_step = self._noted_step, None
@@ -299,7 +299,7 @@ class MultiRank:
 
         def note() -> bool:
             try:
-                self._pipeline.note_values()
+                self._pipeline.replicas.digest_values()
             except (
                 CheckFreqError
             ):  # not complete before the first update: the first checkpoint will compare

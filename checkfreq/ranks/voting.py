@@ -126,7 +126,7 @@ class Settled:
 
 
 class Structured(Protocol):
-    """What knows the structure of the state: the pipeline."""
+    """What knows the structure of the state: `run.replicas`."""
 
     def structure_digest(self) -> str:
         """Equal on ranks of equal structure."""

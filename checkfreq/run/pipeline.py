@@ -1,8 +1,8 @@
 """From the state at a boundary to a durable checkpoint: both phases, and the waits between.
 
-Owns what they share: arena, engine, snapshotter, persistence. A periodic checkpoint that would
-have to wait is deferred and counted; one that must be taken waits, with a deadline. Belongs to
-the training thread; only the hand-over at a copy's end runs on the thread that copied.
+Owns what the phases share: arena, engine, snapshotter, persistence. A periodic checkpoint that
+would have to wait is deferred and counted; one that must be taken waits, with a deadline. Belongs
+to the training thread; only the hand-over at the end of a copy runs on the thread that copied.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from checkfreq.config import CFConfig
 from checkfreq.errors import CheckFreqError, PersistError, StateError
@@ -27,41 +26,34 @@ from checkfreq.pacing.timing import DeviceTimer, HostTimer, IterationTimer
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.persist.persistence import Persistence
 from checkfreq.policy.retention import RetentionPolicy
+from checkfreq.run.replicas import Replicas
 from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.device import CudaDevice
 from checkfreq.snapshot.device_copier import Limits
 from checkfreq.snapshot.device_engine import DevicePinner
 from checkfreq.snapshot.device_memory import room_for_snapshot
-from checkfreq.snapshot.digests import (
-    ValueDigests,
-    broadcast_anywhere,
-    digest_values,
-    samples,
-    structure_digest,
-    structure_listing,
-)
 from checkfreq.snapshot.snapshotter import Snapshotter, engine_for
-from checkfreq.state.capture import capture, read_local_state
+from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.collector import CapturedState, LocalState
+from checkfreq.state.collector import CapturedState
 from checkfreq.state.gradients import PendingGradients
 from checkfreq.state.positions import Positions
 from checkfreq.types import Role, SnapshotPlace
 
 logger = logging.getLogger(__name__)
 
-#: Slots are prepared in this process: no reply of the worker tells that they are.
+#: Slots are prepared in this process: no reply of the worker announces them, so look this often.
 _LOOK_FOR_SLOTS_S = 0.02
 
 
 def first_device(captured: CapturedState) -> torch.device:
-    """Of the devices that hold state, of which this rank may write nothing."""
+    """The first device that holds state, even if this rank writes none of it."""
     refs = captured.tensors if captured.local is None else captured.local.refs
     return min((ref.tensor.device for ref in refs if not ref.tensor.is_cpu), key=str)
 
 
 class Pipeline:
-    """Takes snapshots of ``chk`` and ``positions`` and sees them become checkpoints."""
+    """Takes snapshots of ``chk`` and ``positions``, and turns them into durable checkpoints."""
 
     def __init__(
         self,
@@ -77,7 +69,7 @@ class Pipeline:
         role: Role = Role(),
     ) -> None:
         self._role = role
-        #: Which gradients no update has used.
+        #: Which gradients a later update will use.
         self.gradients = PendingGradients(chk.optimizers)
         self._chk_dir = chk_dir
         self._chk = chk
@@ -109,8 +101,10 @@ class Pipeline:
         #: How long training has been held so far, and by what.
         self.held = HeldTime(device_wait_s=lambda: self._snapshotter.device_wait_s)
         self._device_refused = False
-        self._num_layouts_told = 0
-        self._values: ValueDigests | None = None
+        #: What ranks compare of their state.
+        self.replicas = Replicas(
+            chk, capture=self._capture, num_layouts=lambda: self._snapshotter.num_layouts
+        )
 
     @property
     def state_bytes(self) -> int:
@@ -119,7 +113,7 @@ class Pipeline:
 
     @property
     def is_deferred(self) -> bool:
-        """True while a periodic checkpoint is still to be made up for."""
+        """True while a deferred periodic checkpoint is still to be taken."""
         return self._is_deferred
 
     @property
@@ -139,62 +133,17 @@ class Pipeline:
         return self._arena.may_have_room()
 
     def wait_for_room(self, timeout_s: float) -> bool:
-        """Wait for a free slot at most so long; whether there is one."""
+        """Wait at most ``timeout_s`` for a free slot; returns whether there is one."""
         return self.persistence.wait_until(
             self._arena.may_have_room, timeout_s=timeout_s, look_every_s=_LOOK_FOR_SLOTS_S
         )
 
     @property
     def is_ready(self) -> bool:
-        """True once there are slots and they are faulted in."""
+        """True once slots exist and are faulted in."""
         return bool(self._arena.slots) and self._arena.is_ready()
 
     # ---- what the costs depend on
-
-    @property
-    def is_restructured(self) -> bool:
-        """Whether the state was laid out anew since its structure was last asked for."""
-        return self._snapshotter.num_layouts != self._num_layouts_told
-
-    def structure_digest(self) -> str:
-        """Equal on ranks whose state has the same structure."""
-        self._num_layouts_told = self._snapshotter.num_layouts
-        return structure_digest(self._capture())
-
-    def structure_listing(self) -> dict[str, str]:
-        """The structure of the state in words, by name."""
-        return structure_listing(self._capture())
-
-    def note_values(self) -> None:
-        """Digest what is to be the same on all ranks, as of this boundary."""
-        modules = [value for value in self._chk.tracked.values() if isinstance(value, nn.Module)]
-        self._values = digest_values(self._local_state(), modules, CudaDevice())
-
-    def values_digest(self) -> str | None:
-        """See distributed.comparison.Compared, as those below."""
-        return self._noted.digest()
-
-    def values_listing(self) -> dict[str, str]:
-        """Without buffers that an untracked wrapper broadcasts."""
-        left_out = broadcast_anywhere(self._local_state())
-        return {name: text for name, text in self._noted.found.items() if name not in left_out}
-
-    def weights(self) -> Collection[str]:
-        """Names of what only a weight update changes."""
-        return self._noted.weights
-
-    def samples(self, names: Collection[str]) -> dict[str, list[float]]:
-        """Some numbers of each of these tensors, as they are now."""
-        return samples(self._local_state(), names)
-
-    @property
-    def _noted(self) -> ValueDigests:
-        assert self._values is not None
-        return self._values
-
-    def _local_state(self) -> LocalState:
-        """The whole state as this rank has it; chooses no engine, so also before training."""
-        return read_local_state(self._chk, positions={}, fence_on_device=False)
 
     @property
     def num_slots(self) -> int:
@@ -202,7 +151,7 @@ class Pipeline:
         return len(self._arena.slots)
 
     def environment(self) -> dict[str, object]:
-        """Everything that the costs of this run depend on, JSON-able."""
+        """What the costs of this run depend on, as JSON."""
         config = self._config
         return {
             **environment(self._chk_dir),
@@ -223,7 +172,7 @@ class Pipeline:
         }
 
     def timer(self) -> IterationTimer:
-        """A timer for where the state is (the first device, if on several)."""
+        """A timer for the device that holds the state (the first one, if on several)."""
         if not self.is_on_device:
             return HostTimer()
         return DeviceTimer(CudaDevice(), first_device(self._capture()))
@@ -239,7 +188,7 @@ class Pipeline:
             self._snapshotter.engine.place = place
 
     def _device_room(self, attempt: Attempt) -> int | None:
-        """What a device snapshot of the whole state may use; at least ``state_bytes`` if it fits.
+        """Bytes that a snapshot in device memory may use; at least ``state_bytes`` if it fits.
 
         None where the policy has no choice, and once a device refused although it seemed to have
         room.
@@ -265,23 +214,25 @@ class Pipeline:
         try:
             self._profiler.ended(attempt, free_device_bytes=self._device_room(attempt))
             return {**self._profiler.stats(), "place": self.place.value}
-        except Exception:  # measuring must never end training, least of all in a commit
+        except (
+            Exception
+        ):  # a fault in measuring must not end training
             logger.exception("cannot take in the costs of step %d", attempt.step)
             return {}
 
     # ---- memory
 
     def prepare(self) -> None:
-        """After the first update the state has its full size: get the slots ready early."""
+        """Prepare slots at the first boundary, when the state has its full size."""
         if self._snapshotter.state_bytes == 0:
             self._snapshotter.make_room(self._capture())
 
     def require_memory(self, state_bytes: int) -> None:
-        """ConfigError if no slot for so large a state fits the memory that may be used."""
+        """Raise ConfigError if not even one slot for such a state fits the memory limit."""
         self._arena.num_affordable(state_bytes)
 
     def allocate(self, state_bytes: int) -> None:
-        """Get slots ready for a state of which only the size is known: one just restored."""
+        """Prepare slots for a restored state, of which only the size is known yet."""
         self._snapshotter.allocate(state_bytes)
 
     def continue_from(self, step: int, *, attempt: str, was_chosen: bool) -> None:
@@ -289,7 +240,7 @@ class Pipeline:
         self.last_started_step = step
         self.persistence.continue_from(step, attempt=attempt, was_chosen=was_chosen)
 
-    # ---- the gate
+    # ---- the fence
 
     def fence(self) -> None:
         """Order the next weight update after the copy in progress.
@@ -314,7 +265,7 @@ class Pipeline:
     def checkpoint(
         self, step: int, reason: str, marks: Marks, *, must: bool, agreed: str | None = None
     ) -> Attempt | None:
-        """Take a snapshot of the boundary ``step``; without ``must`` only if nothing waits.
+        """Take a snapshot of the boundary ``step``; without ``must``, only if it need not wait.
 
         ``agreed`` is the id that the ranks gave to this attempt. None if it was deferred (never
         with ``must``), or if this step is durable already.
@@ -350,24 +301,25 @@ class Pipeline:
             if attempt.copied(error):
                 try:
                     self.persistence.hand_over(attempt, captured.objects, captured.rank_objects)
-                except Exception as failure:  # on the copy thread: must not end it
+                except Exception as failure:  # on the copy thread, which must survive it
                     attempt.spoil(failure)
 
         try:
-            self._snapshotter.fence()  # a copy still active: this boundary saw no update
+            # A copy is still active if no update came since the last boundary.
+            self._snapshotter.fence()
             self._snapshotter.take(captured, attempt.slot, on_copied=on_copied)
-        except BaseException as error:  # Ctrl-C too: else the attempt would never end
+        except BaseException as error:  # also Ctrl-C: otherwise the attempt would never end
             attempt.spoil(error)
             raise
 
     def mark(self, step: int, marks: Marks) -> Attempt | None:
-        """Add marks to a step that is written, or on its way: then its attempt."""
+        """Add marks to a step that is written or in flight; returns its attempt if in flight."""
         if marks and self._role.leads:
             self.persistence.add_marks(step, marks)
         return self.persistence.in_flight(step)
 
     def is_written(self, step: int) -> bool:
-        """Whether ``step``, or this rank's part of it, is durable or on its way."""
+        """Whether ``step``, or this rank's part of it, is durable or in flight."""
         return self.persistence.is_written(step)
 
     def _capture(self) -> CapturedState:
@@ -380,7 +332,7 @@ class Pipeline:
         )
 
     def _slot_for(self, captured: CapturedState, *, must: bool) -> Slot | None:
-        """A slot that fits the state; None if there is none now and ``must`` is not set."""
+        """A slot that fits the state; None if none is free and ``must`` is not set."""
         if not self._snapshotter.make_room(captured):
             if not must:
                 return None
@@ -397,7 +349,7 @@ class Pipeline:
         return self._arena.acquire() if self._arena.wait_ready(timeout_s=0.0) else None
 
     def defer(self, step: int, *, why: str) -> None:
-        """Count a periodic checkpoint that was due and has to wait; one event each."""
+        """Count a periodic checkpoint that is due and has to wait, with one event for each."""
         if not self._is_deferred:
             self.num_deferred += 1
             self._is_deferred = True
@@ -406,7 +358,7 @@ class Pipeline:
     # ---- waiting
 
     def outcome(self, attempt: Attempt | None) -> CheckFreqError | None:
-        """Wait for an attempt's end; returns its error."""
+        """Wait until an attempt has ended; returns its error, None if it is durable."""
         if attempt is None:
             return None
         with self.waiting():
@@ -414,28 +366,28 @@ class Pipeline:
         return attempt.error
 
     def has_ended(self, attempt: Attempt | None, timeout_s: float) -> bool:
-        """Wait at most so long for an attempt's end; whether it has come."""
+        """Wait at most ``timeout_s`` for an attempt; returns whether it has ended."""
         return attempt is None or self.persistence.wait_until(
             lambda: attempt.state.ended, timeout_s=timeout_s
         )
 
     def wait_for_all(self) -> None:
-        """``wait_idle``, because the user asked for it."""
+        """``wait_idle`` at the user's request: not charged to periodic checkpoints."""
         with self.waiting():
             self.wait_idle()
 
     def is_idle(self, timeout_s: float) -> bool:
-        """Wait at most so long until no attempt is in flight; whether that is so."""
+        """Wait at most ``timeout_s``; returns whether no attempt is in flight."""
         return self.persistence.wait_until(self._has_nothing_in_flight, timeout_s=timeout_s)
 
     def is_answered(self, timeout_s: float) -> bool:
-        """Wait at most so long until the worker has done all it was asked; whether it has."""
+        """Wait at most ``timeout_s``; returns whether the worker has answered every request."""
         return self.persistence.wait_until(
             lambda: not self.persistence.has_unanswered_requests, timeout_s=timeout_s
         )
 
     def wait_answered(self) -> None:
-        """Wait until the worker has done all it was asked to."""
+        """Wait until the worker has answered every request."""
         self._wait_until(
             lambda: not self.persistence.has_unanswered_requests,
             "the worker to note what it was asked",
@@ -443,7 +395,7 @@ class Pipeline:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """What has to be waited for, or what the user chose to, is no periodic one's cost."""
+        """A wait that the user asked for, or that must happen: no periodic checkpoint's cost."""
         self._profiler.disturb()
         with self.held.waiting():
             yield
@@ -468,17 +420,17 @@ class Pipeline:
             )
 
     def patience_s(self) -> float:
-        """The longest any wait may be: while closing, what is left of the time for all of it."""
+        """The longest that a wait may take; while closing, the time left for all of them."""
         if self._close_by_s is None:
             return self._config.close_timeout_s
         return max(0.0, self._close_by_s - time.monotonic())
 
     def begin_close(self, *, timeout_s: float) -> None:
-        """From now on all waits together, and ``close``, may take ``timeout_s``."""
+        """From now on, all waits and ``close`` together may take ``timeout_s``."""
         self._close_by_s = time.monotonic() + timeout_s
 
     def finish_in_flight(self) -> None:
-        """Wait for what is in flight; at the deadline it is left."""
+        """Wait for attempts in flight; those not done at the deadline are abandoned."""
         self.persistence.wait_until(self._has_nothing_in_flight, timeout_s=self.patience_s())
 
     def close(self) -> None:
