@@ -144,10 +144,15 @@ def test_a_rank_that_is_interrupted_while_it_waits_says_so_at_once_to_the_others
         store.wait(["1/0"])  # rank 0 has come
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            first.meet("step", None, decide=said_by_each)
+    # A shell starts background jobs with SIGINT ignored.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                first.meet("step", None, decide=said_by_each)
+    finally:
+        signal.signal(signal.SIGINT, previous)
     first.leave("KeyboardInterrupt")
     with pytest.raises(RankError, match="left the run: KeyboardInterrupt"):
         second.meet("step", None, decide=said_by_each)
