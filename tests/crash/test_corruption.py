@@ -55,7 +55,7 @@ class Reader:
         """The step found, and everything that a restore would use of it."""
         found = self._restorer.find(step)
         assert found is not None
-        images = [(name, bytes(image.view)) for name, image in sorted(found.images.items())]
+        images = [(name, bytes(data)) for name, data in sorted(found.data.items())]
         return found.step, images, found.manifest.objects
 
 

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import signal
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
+from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator, ResumableDataLoader
 from tests.patience import slowness
 from tests.ranks.training import Pictures, seeded, small_resnet
@@ -48,7 +50,8 @@ def main() -> None:
             ResumableDataLoader(dataset, 4, shuffle=True, seed=5), cf_manager=cf_manager
         )
         cf_manager.restore()
-        _note(arguments.folder, "started", cf_manager.global_step)
+        start = cf_manager.global_step
+        _note(arguments.folder, "started", start)
         for epoch in train_loader.epochs(EPOCHS):
             for pictures, labels in train_loader:
                 loss = torch.nn.functional.cross_entropy(model(pictures), labels)
@@ -57,7 +60,7 @@ def main() -> None:
                 optimizer.zero_grad()
                 scheduler.step()
                 learnt["counts"][epoch] += _counted(train_loader, len(dataset))
-                _die_once(arguments, cf_manager.global_step)
+                _die_once(arguments, cf_manager.global_step, start=start)
     if dist.get_rank() == 0:
         result = {"counts": learnt["counts"].tolist()}
         (arguments.folder / "result.json").write_text(json.dumps(result))
@@ -80,12 +83,19 @@ def _note(folder: Path, what: str, step: int) -> None:
         notes.write(json.dumps({**line, "world": dist.get_world_size()}) + "\n")
 
 
-def _die_once(arguments: argparse.Namespace, step: int) -> None:
-    """SIGKILL of a rank, the first time that it gets to its step."""
+def _die_once(arguments: argparse.Namespace, step: int, *, start: int) -> None:
+    """SIGKILL of a rank, the first time that it gets to its step.
+
+    Not before a step of this start is durable, however busy the machine is.
+    """
     for rank, at_step in zip(arguments.die, arguments.die_at, strict=True):
         mark = arguments.folder / f"died-{rank}"
         if (rank, at_step) == (dist.get_rank(), step) and not mark.exists():
             mark.touch()
+            end_s = time.monotonic() + 120.0
+            while max(CheckpointStore(arguments.folder / "chk").steps(), default=0) <= start:
+                assert time.monotonic() < end_s, "no checkpoint of this start became durable"
+                time.sleep(0.005)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
