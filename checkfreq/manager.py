@@ -45,7 +45,7 @@ _STOPPED = 75
 class CFManager:
     """Checkpoints one training run into one directory.
 
-    Args:
+    Arguments
         chk_dir: the directory of this run alone; created if it does not exist.
         chk: the state to checkpoint.
         mode: AUTO chooses the interval from measured costs; MANUAL takes it from ``chk_freq``.
