@@ -214,9 +214,7 @@ class Pipeline:
         try:
             self._profiler.ended(attempt, free_device_bytes=self._device_room(attempt))
             return {**self._profiler.stats(), "place": self.place.value}
-        except (
-            Exception
-        ):  # a fault in measuring must not end training
+        except Exception:  # a fault in measuring must not end training
             logger.exception("cannot take in the costs of step %d", attempt.step)
             return {}
 
