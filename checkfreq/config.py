@@ -42,8 +42,9 @@ class CFConfig:
             waits until the last is on disk. More than 2 help only if write times vary a lot.
         arena_slack: spare room in each slot, as a fraction of the state, default 0.05. Raise it
             for state that keeps growing, so that the slots are allocated anew less often.
-        host_memory_limit: most bytes of host memory for all slots together. Default None: what the
-            container (cgroup) allows. Set it where other processes need the rest.
+        host_memory_limit: most bytes of host memory for all slots together. Default None: what is
+            available on the machine and in its containers (cgroups) when slots are allocated. Set
+            it where other processes need the rest.
         snapshot_place: where a snapshot of device tensors is taken first. HOST: straight into a
             slot. DEVICE: into a buffer on the device, which holds updates up for less time and
             needs as much free device memory as the state. Default None: whichever the measured
@@ -60,8 +61,9 @@ class CFConfig:
         write_chunk_bytes: bytes per write call, a multiple of 4096. Default 8 MiB.
         max_write_bytes_per_s: limit on the write rate, in bytes per second. Default None: no
             limit. Set it to leave a shared disk or network to others.
-        persist_timeout_s: a write that takes longer has failed, and the worker process is
-            replaced. Default 1800. Raise it for very large state on slow storage.
+        persist_timeout_s: if a write takes longer, the worker process is replaced, and the new one
+            is handed the same snapshot; the second time the checkpoint has failed. Default 1800.
+            Raise it for very large state on slow storage.
         takeover_s: how long a new run waits for the worker of the run before it to release the
             directory. Default None: 60 s, and with many ranks ``rank_timeout_s`` more for each
             slot, since that worker may itself wait so long for the parts of other ranks.

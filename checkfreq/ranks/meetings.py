@@ -314,8 +314,8 @@ class Meetings:
             ranks,
             phase,
             f"did not come within {self._patience_s():g} s (CFConfig.rank_timeout_s): lost, or "
-            "doing something else. Making the CFManager, step(), save(), restore(), wait() and "
-            "close() are for all ranks together",
+            "doing something else. Making the CFManager, step(), save(), restore(), wait(), "
+            "finish() and close() are for all ranks together",
         )
 
     def _lost(self, ranks: Sequence[int], phase: str, why: str) -> RankError:
@@ -390,7 +390,7 @@ def _apart(phase: str, phases: Sequence[str]) -> RankError:
     where = "; ".join(f"rank {rank} is in {phases[rank]}" for rank in others)
     return RankError(
         f"the ranks do different things: rank 0 is in {phase}, {where}. step(), save(), restore(), "
-        "wait() and close() are for all ranks together, in the same order",
+        "wait(), finish() and close() are for all ranks together, in the same order",
         ranks=others,
         phase=phase,
     )
