@@ -27,7 +27,7 @@ test: lint system ## what CI runs first: format, lint, types, tests, coverage
 	$(PY) -m coverage report --include='$(FULLY_COVERED)' --fail-under=100
 	$(PY) -m coverage report --skip-covered
 
-test-more: $(VENV)/.dev system ## what CI runs after it: large frameworks, whole trainings, examples, documentation
+test-more: $(VENV)/.dev system ## what CI runs after it: benchmarks, large frameworks, examples, documentation
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "more and not gpu" -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev ## ruff and mypy

@@ -17,7 +17,6 @@ from benchmarks.lab.usage import tenths
 from tests.fork_server import FORK_SERVER
 
 #: Runs what users have beside us: large frameworks (`make test-more`).
-pytestmark = pytest.mark.more
 
 LIMIT_S = 400.0
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,6 @@ from benchmarks.peers import OURS, PEERS, Peer
 from tests.benchmarks.test_benchmarks_run import lines_of
 
 #: Runs what users have beside us: large frameworks (`make test-more`).
-pytestmark = pytest.mark.more
 
 HOW = {
     "command": "python -m benchmarks.compare",

@@ -25,7 +25,6 @@ from checkfreq.types import SnapshotPlace
 from tests.benchmarks.test_benchmarks_run import TINY_WINDOWS, lines_of
 
 #: Runs what users have beside us: large frameworks (`make test-more`).
-pytestmark = pytest.mark.more
 
 PEER = "torch.save, synced"
 

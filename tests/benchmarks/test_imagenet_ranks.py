@@ -17,7 +17,7 @@ if importlib.util.find_spec("torchvision") is None:
 from benchmarks.make_images import ImageSet, make
 from tests.benchmarks.launching import LAUNCH, TORCHRUN, Launch, Running
 
-pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.more]
+pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
 IMAGES = ImageSet(classes=2, train=12, val=3, smallest=24, largest=40)
 EPOCHS, STEPS = 4, 16

@@ -226,7 +226,6 @@ def test_a_failed_trainer_is_reported_with_the_end_of_its_log(tmp_path: Path) ->
         survive(run, (), limit_s=math.inf)
 
 
-@pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"

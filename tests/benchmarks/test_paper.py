@@ -32,7 +32,6 @@ from checkfreq.types import SnapshotPlace
 from tests.benchmarks.test_benchmarks_run import lines_of
 
 #: Runs what users have beside us: large frameworks (`make test-more`).
-pytestmark = pytest.mark.more
 
 needs_torchvision = pytest.mark.skipif(
     not is_installed("torchvision"), reason="torchvision is not installed"

@@ -23,7 +23,6 @@ from checkfreq.errors import StateError
 from tests.fork_server import FORK_SERVER
 
 #: Runs what users have beside us: large frameworks (`make test-more`).
-pytestmark = pytest.mark.more
 
 LIMIT_S = 400.0
 #: What syncs in a process of its own.

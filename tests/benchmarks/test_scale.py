@@ -32,7 +32,6 @@ from tests.benchmarks.test_benchmarks_run import lines_of as printed_by
 from tests.benchmarks.test_goodput import HOW, write
 
 #: Runs what users have beside us: large frameworks (`make test-more`).
-pytestmark = pytest.mark.more
 
 MIB = 2**20
 CPU = torch.device("cpu")
