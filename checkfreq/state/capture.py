@@ -7,7 +7,8 @@ resolved to tensors anew each time, since objects rebind their tensors (LBFGS do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -69,26 +70,24 @@ def read_local_state(
     collector = StateCollector(trained_ids=chk.trained_ids(), fence_on_device=fence_on_device)
     objects: dict[str, Json] = {}
     spans: dict[str, tuple[int, int]] = {}
-    for name, adapter in chk.adapters.items():
+
+    def add(name: str, read: Callable[[StateCollector], dict[str, Json]]) -> None:
         collector.start(name)
         begin = len(collector.refs)
-        objects[name] = adapter.capture(collector)
+        objects[name] = read(collector)
         spans[name] = (begin, len(collector.refs))
+
+    for name, adapter in chk.adapters.items():
+        add(name, adapter.capture)
     if chk.settled or chk.volatile:
         _declare(chk, collector, fence_on_device=fence_on_device)
     per_rank_tensors = _per_rank_tensors(chk, collector)
     if chk.rng:
         # After the objects: only now is it known which devices hold tensors.
         devices = {ref.tensor.device for ref in collector.refs if not ref.tensor.is_cpu}
-        collector.start(RNG)
-        begin = len(collector.refs)
-        objects[RNG] = capture_rng(collector, devices)
-        spans[RNG] = (begin, len(collector.refs))
+        add(RNG, partial(capture_rng, devices=devices))
     if gradients:
-        collector.start(GRADIENTS)
-        begin = len(collector.refs)
-        objects[GRADIENTS] = capture_gradients(collector, gradients, world=world)
-        spans[GRADIENTS] = (begin, len(collector.refs))
+        add(GRADIENTS, partial(capture_gradients, gradients=gradients, world=world))
     for name, aliases in collector.aliases.items():
         objects[name]["aliases"] = aliases
     if positions:
