@@ -148,9 +148,13 @@ class _Trainer:
         self._keep_up(durable)
 
     def _keep_up(self, durable: int) -> None:
-        """A slow disk must not make a kill cost more steps than ``max_lag`` and a few."""
-        if self._cf.global_step - durable > self._case.max_lag:
+        """A slow machine must not make a kill cost more steps than ``max_lag`` and a few."""
+        if self._cf.global_step - durable <= self._case.max_lag:
+            return
+        if self._cf.stats()["num_in_flight"]:
             self._cf.wait()
+        else:  # none was taken: the slots are still being prepared
+            self._cf.save()
 
 
 def _everything(case: Case) -> dict[str, str]:

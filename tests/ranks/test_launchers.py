@@ -29,7 +29,7 @@ def launch(folder: Path, launcher: tuple[str, ...], world: int, *arguments: str)
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-W", "ignore", "-m", *launcher, f"--nproc-per-node={world}"]
     command += ["-m", script.__name__, "--folder", str(folder), *arguments]
-    output = folder / "output"
+    output = folder / f"output-{sum(1 for _ in folder.glob('output-*'))}"
     with output.open("w") as file:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=file, stderr=file, env=environment(), start_new_session=True
@@ -71,8 +71,9 @@ def test_killed_and_restarted_runs_go_on_at_any_number_of_ranks_and_learn_every_
 ) -> None:
     """Killed twice: restarted by torchrun at the same world, then started anew at another."""
     deaths = ("--die", "0", "1", "--die-at", "5", "11")
-    with pytest.raises(AssertionError, match="ChildFailedError"):
+    with pytest.raises(AssertionError, match="ChildFailedError") as failed:
         launch(tmp_path, TORCHRUN, 2, *deaths)
+    assert (tmp_path / "died-1").exists(), failed.value
     found = launch(tmp_path, TORCHRUN, 3)
     assert found["counts"] == [[1] * NUM_SAMPLES] * script.EPOCHS
     first, second, third = starts(found)[:2], starts(found)[2:4], starts(found)[4:]

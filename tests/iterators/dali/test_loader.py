@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import sys
 import weakref
 from collections.abc import Callable
@@ -653,3 +654,26 @@ def test_a_different_iterator_of_dali_is_refused() -> None:
     assert "nvidia.dali.plugin.pytorch" in sys.modules
     with pytest.raises(NotResumableError, match=r"a DALI iterator over iterators\.dali\.FileR"):
         CFIterator([1])
+
+
+# Forks
+
+
+def test_a_fork_leaves_the_pipelines_that_its_parent_dropped_to_the_parent(
+    paths: list[str],
+) -> None:
+    """A loader worker whose garbage collector ends one waits for threads that it does not have."""
+    gc.disable()
+    try:
+        dropped: list[Any] = [built(paths[:6], 3, seed=0)]
+        next(dropped[0])
+        dropped.append(dropped)
+        del dropped
+        fork = multiprocessing.get_context("fork").Process(target=gc.collect)
+        fork.start()
+        fork.join(60.0)
+        fork.kill()
+        fork.join()
+        assert fork.exitcode == 0
+    finally:
+        gc.enable()
