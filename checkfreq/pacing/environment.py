@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from checkfreq import __version__
-from checkfreq.snapshot.device import devices_in_use
+from checkfreq.snapshot.cuda import devices_in_use
 from checkfreq.store.mounts import MOUNTINFO, mount_of
 
 UNKNOWN = "unknown"

@@ -28,7 +28,7 @@ from checkfreq.persist.persistence import Persistence
 from checkfreq.policy.retention import RetentionPolicy
 from checkfreq.run.replicas import Replicas
 from checkfreq.snapshot.arena import Arena, Slot
-from checkfreq.snapshot.device import CudaDevice
+from checkfreq.snapshot.cuda import CudaDevice
 from checkfreq.snapshot.device_copier import Limits
 from checkfreq.snapshot.device_engine import DevicePinner
 from checkfreq.snapshot.device_memory import room_for_snapshot

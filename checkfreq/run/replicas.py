@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 
 from torch import nn
 
-from checkfreq.snapshot.device import CudaDevice
+from checkfreq.snapshot.cuda import CudaDevice
 from checkfreq.snapshot.digests import (
     ValueDigests,
     broadcast_anywhere,

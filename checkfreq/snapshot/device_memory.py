@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from checkfreq.snapshot.device import CudaDevice, cached_bytes, devices_in_use
+from checkfreq.snapshot.cuda import CudaMemory
 
 logger = logging.getLogger(__name__)
 
@@ -41,30 +41,6 @@ class DeviceMemory(Protocol):
     def free_bytes(self, device: torch.device) -> int:
         """What can still be allocated, cached bytes included. Raises RuntimeError."""
         ...
-
-
-class CudaMemory:
-    """CUDA through PyTorch."""
-
-    def is_in_use(self, device: torch.device) -> bool:
-        """See DeviceMemory."""
-        return device.index in devices_in_use()
-
-    def properties(self, device: torch.device) -> Any:
-        """See DeviceMemory."""
-        return torch.cuda.get_device_properties(device)
-
-    def cached_bytes(self, device: torch.device) -> int:
-        """See DeviceMemory."""
-        return cached_bytes(device)
-
-    def peak_bytes(self, device: torch.device) -> int:
-        """See DeviceMemory."""
-        return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
-
-    def free_bytes(self, device: torch.device) -> int:
-        """See DeviceMemory."""
-        return CudaDevice().free_bytes(device)
 
 
 class Nvml:

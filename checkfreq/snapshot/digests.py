@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from xxhash import xxh3_64_hexdigest
 
-from checkfreq.snapshot.device import CudaDevice, Device, Event
+from checkfreq.snapshot.cuda import CudaDevice
+from checkfreq.snapshot.device import Device, Event
 from checkfreq.state.capture import POSITIONS
 from checkfreq.state.collector import CapturedState, LocalState, TensorRef
 from checkfreq.state.tensors import DTYPE_NAMES

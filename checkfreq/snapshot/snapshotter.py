@@ -18,7 +18,7 @@ from xxhash import xxh3_64_hexdigest
 from checkfreq.config import CFConfig
 from checkfreq.errors import SnapshotError, StateError
 from checkfreq.snapshot.arena import Arena, Pinner, Slot
-from checkfreq.snapshot.device import CudaDevice
+from checkfreq.snapshot.cuda import CudaDevice
 from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import (
     Copy,

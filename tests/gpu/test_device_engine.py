@@ -15,7 +15,7 @@ from torch import Tensor
 
 from checkfreq.config import CFConfig
 from checkfreq.snapshot.arena import Arena, Slot
-from checkfreq.snapshot.device import CudaDevice
+from checkfreq.snapshot.cuda import CudaDevice
 from checkfreq.snapshot.device_copier import Limits
 from checkfreq.snapshot.device_engine import DeviceEngine, DevicePinner
 from checkfreq.snapshot.engine import Copy, view_in_slot

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from checkfreq.pacing.timing import DeviceTimer, Span
-from checkfreq.snapshot.device import CudaDevice
+from checkfreq.snapshot.cuda import CudaDevice
 from checkfreq.snapshot.device_memory import Nvml, free_device_bytes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::UserWarning")]

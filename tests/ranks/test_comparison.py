@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.errors import StateError
 from checkfreq.ranks.comparison import _listed, _of_other_content, is_rounding, listed
-from checkfreq.snapshot.device import CudaDevice, Device
+from checkfreq.snapshot.cuda import CudaDevice
+from checkfreq.snapshot.device import Device
 from checkfreq.snapshot.digests import ValueDigests, digest_values, samples
 from checkfreq.state.capture import capture
 from checkfreq.state.collector import LocalState

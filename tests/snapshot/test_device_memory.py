@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from checkfreq.snapshot.device_memory import CudaMemory, Nvml, free_device_bytes, room_for_snapshot
+from checkfreq.snapshot.cuda import CudaMemory
+from checkfreq.snapshot.device_memory import Nvml, free_device_bytes, room_for_snapshot
 
 CUDA = torch.device("cuda", 1)
 UUID = "8932f937-d72c-4106-c12f-20bd9faed9f6"
