@@ -127,9 +127,10 @@ class Recorded:
 
 
 class RecordingPinner(Pinner):
-    """``wanted``: whether it pins at all. ``is_deaf``: it waits for ``gate``, whoever is in a hurry.
+    """Pins nothing, and says so.
 
-    ``until_hurried``: it waits until somebody is.
+    ``wanted``: whether it would pin. ``is_deaf``: it waits for ``gate``, even when in a hurry.
+    ``until_hurried``: it waits until somebody is in a hurry.
     """
 
     piece_bytes = 8192
