@@ -187,6 +187,7 @@ class CFManager:
         """Tell the profiler that an iteration ended; at the first boundary, start it."""
         if self._profiler.has_begun:
             pipeline = self._pipeline
+            pipeline.pin_slots()
             self._profiler.boundary(
                 is_epoch=is_epoch,
                 held=pipeline.held.lap(on_device=self._is_on_device),
@@ -196,6 +197,7 @@ class CFManager:
             self._profiler.report(self._persistence, step=self._progress.global_step)
             return
         self._coordinator.each("the first boundary", self._pipeline.prepare)
+        self._pipeline.pin_slots()
         self._is_on_device = self._pipeline.is_on_device
         self._profiler.begin(
             step=self._pipeline.last_started_step,

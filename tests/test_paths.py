@@ -20,6 +20,8 @@ ALLOWED = {
     "checkfreq.run.checks": "the directory itself, which is the user's: whether it is writable",
     "checkfreq.pacing.environment": "/proc",
     "checkfreq.snapshot.memory": "/proc and /sys",
+    "checkfreq.snapshot.node_turns": "a lock in the user's runtime folder",
+    "checkfreq.snapshot.pin_failures": "/proc and /sys",
     "checkfreq.faults": "paths that a test gives in the environment",
     "checkfreq.ranks.store_thread": "/proc",
     "checkfreq.cli": "/dev/null",

@@ -30,8 +30,8 @@ from checkfreq.run.replicas import Replicas
 from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.cuda import CudaDevice
 from checkfreq.snapshot.device_copier import Limits
-from checkfreq.snapshot.device_engine import DevicePinner
 from checkfreq.snapshot.device_memory import room_for_snapshot
+from checkfreq.snapshot.pinning import DevicePinner
 from checkfreq.snapshot.snapshotter import Snapshotter, engine_for
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
@@ -76,8 +76,7 @@ class Pipeline:
         self._positions = positions
         self._config = config
         self._profiler = profiler
-        pinner = DevicePinner(CudaDevice())
-        self._arena = Arena(config=config, pinner=pinner)
+        self._arena = Arena(config=config, pinner=DevicePinner(CudaDevice()))
         self.persistence = Persistence(
             chk_dir,
             config=config,
@@ -89,7 +88,7 @@ class Pipeline:
             role=role,
         )
         self._snapshotter = Snapshotter(
-            choose_engine=partial(engine_for, chk, pinner=pinner, place=config.snapshot_place),
+            choose_engine=partial(engine_for, chk, place=config.snapshot_place),
             arena=self._arena,
             listener=self.persistence,
             config=config,
@@ -133,7 +132,11 @@ class Pipeline:
         return self._arena.may_have_room()
 
     def wait_for_room(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` for a free slot; returns whether there is one."""
+        """Wait at most ``timeout_s`` for a free slot; returns whether there is one.
+
+        For checkpoints that must be taken.
+        """
+        self._arena.hurry()
         return self.persistence.wait_until(
             self._arena.may_have_room, timeout_s=timeout_s, look_every_s=_LOOK_FOR_SLOTS_S
         )
@@ -224,6 +227,15 @@ class Pipeline:
         """Prepare slots at the first boundary, when the state has its full size."""
         if self._snapshotter.state_bytes == 0:
             self._snapshotter.make_room(self._capture())
+
+    def pin_slots(self) -> None:
+        """Have slots pinned that should be and are not; ranks must not have agreed on a checkpoint.
+
+        Checkpoints that need not be taken now are deferred until it is done: a copy to a slot that
+        is not pinned would hold this thread.
+        """
+        if self.is_on_device:
+            self._arena.pin()
 
     def require_memory(self, state_bytes: int) -> None:
         """Raise ConfigError if not even one slot for such a state fits the memory limit."""
@@ -337,6 +349,7 @@ class Pipeline:
             self.wait_idle()
             self._snapshotter.make_room(captured)
         if must and not self._arena.may_have_room():
+            self._arena.hurry()
             with self.waiting():
                 self._wait_until(
                     lambda: self._arena.wait_ready(timeout_s=0.0),

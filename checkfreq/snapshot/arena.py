@@ -3,8 +3,9 @@
 Each slot is a memfd that the trainer and the persist worker both map, so a snapshot reaches the
 worker without a copy and survives the trainer. A copy into fresh pages takes 2 s per GiB and one
 into warm pages 0.06 s (measured), so a background thread faults the slots in before they are used;
-with an accelerator they are pinned as well. A slot has one owner at a time: nobody (it is free),
-the attempt that fills it, then the worker until the attempt has ended.
+with an accelerator it pins them as well. A slot has one owner at a time: nobody (it is free), the
+attempt that fills it, then the worker until the attempt has ended. Memory that a driver may still
+write to is neither truncated nor unmapped.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import logging
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError
@@ -49,40 +51,82 @@ def _kernel_can_populate() -> bool:
 _CAN_POPULATE = _kernel_can_populate()
 
 
+class Pins(Protocol):
+    """What ``Pinner.pin`` has page-locked.
+
+    num_bytes: how much of the slot; less than all of it only where undoing a failure failed.
+    seconds: how long the driver took for it.
+    """
+
+    num_bytes: int
+    seconds: float
+
+    def release(self) -> bool:
+        """Unpin; False if a part of it remains: the memory must stay mapped. Idempotent."""
+        ...
+
+
+class Pinner:
+    """Page-locks memory for an accelerator; this base class is for hosts without one."""
+
+    #: Memory is pinned in pieces of this size, and no copy by the accelerator may cross from one
+    #: to the next. It is a multiple of the page.
+    piece_bytes = 1 << 30
+
+    def is_wanted(self) -> bool:
+        """Whether ``pin`` would try."""
+        return False
+
+    def pin(
+        self, address: int, num_bytes: int, *, hurry: threading.Event, stop: threading.Event
+    ) -> Pins | None:
+        """Pin all of it or nothing (None); no copy to it may be under way.
+
+        Takes its time, so that others get to the driver, until ``hurry`` is set; ends without
+        having pinned anything when ``stop`` is set.
+        """
+        return None
+
+
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One reusable snapshot buffer of ``num_bytes`` (a multiple of the page size)."""
+    """One reusable snapshot buffer of ``num_bytes`` (a multiple of the page size).
+
+    No copy by an accelerator may cross a multiple of ``piece_bytes``.
+    """
 
     index: int
     fd: int
     num_bytes: int
     memory: mmap.mmap
     address: int
+    piece_bytes: int
     layout: object = None  # the StateLayout whose headers the slot holds now
     is_free: bool = True
-    unpin: Callable[[], None] | None = field(default=None, repr=False)
+    pins: Pins | None = field(default=None, repr=False)
 
 
-class Pinner:
-    """Page-locks memory for an accelerator; this base class is for hosts without one."""
-
-    def pin(self, address: int, num_bytes: int) -> Callable[[], None] | None:
-        """Pin, and return a function that unpins; None if nothing was pinned."""
-        return None
+#: Slots that could not be unpinned. Were they unmapped, a driver could write to whatever comes to
+#: lie at their addresses; so they stay until the process ends.
+_still_pinned: list[Slot] = []
 
 
 class Arena:
-    """The slots of one manager. All methods belong to the training thread."""
+    """The slots of one manager. All methods belong to the training thread.
 
-    def __init__(self, *, config: CFConfig, pinner: Pinner | None = None) -> None:
+    ``close_timeout_s``: how long to wait for the background thread, which only a call of a driver
+    that hangs outlasts.
+    """
+
+    def __init__(
+        self, *, config: CFConfig, pinner: Pinner | None = None, close_timeout_s: float = 60.0
+    ) -> None:
         self._config = config
+        self._close_timeout_s = close_timeout_s
         self._pinner = pinner or Pinner()
         self._slots: list[Slot] = []
-        self._used_bytes = 0
-        self._ready = threading.Event()
-        self._unwanted = threading.Event()  # closed before the slots were ready
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._preparation: _Preparation | None = None  # the latest, also when it has ended
+        self._all_pinned = False
 
     # ---- size
 
@@ -97,15 +141,26 @@ class Arena:
         return tuple(self._slots)
 
     def is_ready(self) -> bool:
-        """True when the slots are faulted in (and pinned)."""
-        return self._ready.is_set()
+        """True when the slots are faulted in, and none is being pinned."""
+        return self._preparation is not None and self._preparation.ended.is_set()
 
     def wait_ready(self, *, timeout_s: float) -> bool:
         """Wait for the slots to be usable; raises the background thread's error, if any."""
-        ready = self._ready.wait(timeout_s)
-        if self._error is not None:
-            raise self._error
-        return ready
+        preparation = self._preparation
+        if preparation is None or not preparation.ended.wait(timeout_s):
+            return False
+        if preparation.error is not None:
+            raise preparation.error
+        return True
+
+    def hurry(self) -> None:
+        """Be ready soon: a checkpoint waits that must be taken.
+
+        One slot is pinned, without pauses. The others stay unpinned until the next ``pin``: copies
+        into them work, but hold the training thread.
+        """
+        if self._preparation is not None:
+            self._preparation.hurry.set()
 
     def allocate(self, state_bytes: int) -> None:
         """Make slots of ``state_bytes`` and some slack each; all slots must be free.
@@ -114,23 +169,37 @@ class Arena:
         Raises ConfigError with the sizes if the memory that may be used has no room for even one.
         """
         assert all(slot.is_free for slot in self._slots)
-        for slot in self._slots:
-            os.ftruncate(slot.fd, 0)  # frees the pages now: the worker still maps them
-        # Before the new slots are made: old and new ones together may not fit the memory.
-        self.close()
+        # Before the new slots are made: old and new ones together may not fit the memory. The
+        # worker still maps the old ones: truncating them frees their pages now.
+        self._drop_slots(truncate=True)
         num_bytes, count = self._slot_bytes(state_bytes), self.num_affordable(state_bytes)
-        self._slots = [_new_slot(index, num_bytes) for index in range(count)]
-        self._used_bytes = round_up_to_page(state_bytes)
-        self._ready.clear()
-        self._unwanted.clear()
-        self._error = None
-        if num_bytes * count <= _INLINE_BYTES or not _CAN_POPULATE:
-            self._prepare()
+        piece_bytes = self._pinner.piece_bytes
+        self._slots = [_new_slot(index, num_bytes, piece_bytes) for index in range(count)]
+        self._all_pinned = False
+        self._start(_Preparation(self._slots, self._pinner, round_up_to_page(state_bytes)))
+
+    def pin(self) -> None:
+        """Pin, in the background, slots that are free and not pinned yet; not ready meanwhile.
+
+        For slots that were made before the state was on a device, or left unpinned by ``hurry``.
+        Cheap if there is nothing to do.
+        """
+        if self._all_pinned or not self.is_ready() or not self._pinner.is_wanted():
+            return
+        unpinned = [slot for slot in self._slots if slot.pins is None]
+        self._all_pinned = not unpinned
+        free = [slot for slot in unpinned if slot.is_free]
+        if free:
+            self._start(_Preparation(free, self._pinner, fault_in_bytes=0))
+
+    def _start(self, preparation: _Preparation) -> None:
+        """Prepare slots: a few small ones at once, otherwise in the background."""
+        self._preparation = preparation
+        if sum(slot.num_bytes for slot in preparation.slots) > _INLINE_BYTES:
+            preparation.run_in_background()
         else:
-            self._thread = threading.Thread(
-                target=self._prepare, name="checkfreq-prefault", daemon=True
-            )
-            self._thread.start()
+            preparation.hurry.set()
+            preparation.run()
 
     def _slot_bytes(self, state_bytes: int) -> int:
         return round_up_to_page(int(state_bytes * (1 + self._config.arena_slack)) + PAGE_BYTES)
@@ -151,16 +220,16 @@ class Arena:
         count = limit // num_bytes
         if count == 0:
             raise ConfigError(
-                f"a snapshot of {_mib(state_bytes)} of state needs a host buffer of "
-                f"{_mib(num_bytes)}, but {source} is {_mib(limit)}. Raise the limit, give the "
-                "process more memory, or track less state."
+                f"a snapshot of {size_text(state_bytes)} of state needs a host buffer of "
+                f"{size_text(num_bytes)}, but {source} is {size_text(limit)}. Raise the limit, "
+                "give the process more memory, or track less state."
             )
         logger.warning(
             "%s is %s: using %d snapshot slot(s) of %s instead of %d",
             source,
-            _mib(limit),
+            size_text(limit),
             count,
-            _mib(num_bytes),
+            size_text(num_bytes),
             wanted,
         )
         return int(count)
@@ -189,41 +258,108 @@ class Arena:
 
     def close(self) -> None:
         """Unpin and unmap everything; idempotent."""
-        if self._thread is not None:
-            self._unwanted.set()
-            self._thread.join()
-            self._thread = None
+        self._drop_slots(truncate=False)  # the worker may still be writing one to disk
+
+    def _drop_slots(self, *, truncate: bool) -> None:
+        preparation, self._preparation = self._preparation, None
+        is_stopped = preparation is None or preparation.cancel(timeout_s=self._close_timeout_s)
         for slot in self._slots:
-            if slot.unpin is not None:
-                slot.unpin()
-            with contextlib.suppress(BufferError):  # a view is still in use: unmapped with it
-                slot.memory.close()
-            os.close(slot.fd)
+            # Unpinned first: a driver must not have pages that the file no longer has.
+            if is_stopped and (slot.pins is None or slot.pins.release()):
+                _free(slot, truncate=truncate)
+            else:
+                _still_pinned.append(slot)
         self._slots = []
 
-    # ---- background
 
-    def _prepare(self) -> None:
+class _Preparation:
+    """Faults slots in and pins them, in one thread or in the caller's.
+
+    ``hurry``: somebody waits for the slots. ``ended`` is set in any case, after ``error``.
+    """
+
+    def __init__(self, slots: Sequence[Slot], pinner: Pinner, fault_in_bytes: int) -> None:
+        self.slots = slots
+        self.hurry = threading.Event()
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+        self._pinner = pinner
+        self._fault_in_bytes = fault_in_bytes
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def run_in_background(self) -> None:
+        self._thread = threading.Thread(target=self.run, name="checkfreq-prefault", daemon=True)
+        self._thread.start()
+
+    def run(self) -> None:
         try:
-            for slot in self._slots:
-                for start in range(0, self._used_bytes, _FAULT_CHUNK_BYTES):
-                    if self._unwanted.is_set():
-                        return
-                    _fault_in(slot, start, min(_FAULT_CHUNK_BYTES, self._used_bytes - start))
-                slot.unpin = self._pinner.pin(slot.address, slot.num_bytes)
+            for slot in self.slots:
+                self._fault_in(slot)
+                if self._may_pin():
+                    self._pin(slot)
+            self._note_pinned()
         except BaseException as error:
-            self._error = error
+            self.error = error
         finally:
-            self._ready.set()  # last: `wait_ready` reads the error once this is set
+            self.ended.set()
+
+    def cancel(self, *, timeout_s: float) -> bool:
+        """End early; False if the thread does not end, since a call of the driver hangs."""
+        self._stop.set()
+        self.hurry.set()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.error(
+                "the thread that pins snapshot memory did not end within %.0f s; the driver may "
+                "hang. The memory stays allocated until the process ends",
+                timeout_s,
+            )
+        return not self._thread.is_alive()
+
+    def _fault_in(self, slot: Slot) -> None:
+        for start in range(0, self._fault_in_bytes, _FAULT_CHUNK_BYTES):
+            if self._stop.is_set():
+                return
+            _fault_in(slot, start, min(_FAULT_CHUNK_BYTES, self._fault_in_bytes - start))
+
+    def _may_pin(self) -> bool:
+        """Somebody who waits needs one slot, and copies sooner if that one is pinned."""
+        is_enough = any(slot.pins is not None for slot in self.slots)
+        return self._thread is None or not self.hurry.is_set() or not is_enough
+
+    def _pin(self, slot: Slot) -> None:
+        slot.pins = self._pinner.pin(
+            slot.address, slot.num_bytes, hurry=self.hurry, stop=self._stop
+        )
+
+    def _note_pinned(self) -> None:
+        pinned = [slot.pins for slot in self.slots if slot.pins is not None]
+        if pinned:
+            logger.info(
+                "pinned %s in %.3g s",
+                size_text(sum(pins.num_bytes for pins in pinned)),
+                sum(pins.seconds for pins in pinned),
+            )
 
 
-def _new_slot(index: int, num_bytes: int) -> Slot:
+def _new_slot(index: int, num_bytes: int, piece_bytes: int) -> Slot:
     fd = os.memfd_create(f"checkfreq-slot-{index}", os.MFD_CLOEXEC)
     os.fchmod(fd, 0o600)  # training state, whatever the umask
     os.ftruncate(fd, num_bytes)
     memory = mmap.mmap(fd, num_bytes)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    return Slot(index, fd, num_bytes, memory, address)
+    return Slot(index, fd, num_bytes, memory, address, piece_bytes)
+
+
+def _free(slot: Slot, *, truncate: bool) -> None:
+    if truncate:
+        os.ftruncate(slot.fd, 0)
+    with contextlib.suppress(BufferError):  # a view is still in use: unmapped with it
+        slot.memory.close()
+    os.close(slot.fd)
 
 
 def _fault_in(slot: Slot, start: int, num_bytes: int) -> None:
@@ -234,10 +370,13 @@ def _fault_in(slot: Slot, start: int, num_bytes: int) -> None:
     elif not _populate(address, num_bytes):
         code = ctypes.get_errno()
         raise MemoryError(
-            f"cannot fault in {_mib(num_bytes)} of snapshot memory: {os.strerror(code)}. "
+            f"cannot fault in {size_text(num_bytes)} of snapshot memory: {os.strerror(code)}. "
             "Lower CFConfig.num_slots or give the process more memory."
         )
 
 
-def _mib(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
+    """A number of bytes for people: in GiB, or in MiB below one."""
+    if num_bytes >= 1 << 30:
+        return f"{num_bytes / 2**30:.1f} GiB"
     return f"{num_bytes / 2**20:.1f} MiB"

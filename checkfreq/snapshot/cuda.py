@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checkfreq.snapshot.device import Event, Pair, Stream
+from checkfreq.snapshot.device import DriverError, Event, Pair, Stream
 from checkfreq.snapshot.packing import grouped
 
 _cuda: Any = torch.cuda  # parts of it have no annotations
@@ -103,17 +103,14 @@ class CudaDevice:
         # A new thread starts on device 0, and some calls would create a context there.
         torch.cuda.set_device(_device_in_use())
 
-    def register_host(self, address: int, num_bytes: int) -> str | None:
+    def register_host(self, address: int, num_bytes: int) -> DriverError | None:
         """See Device."""
-        runtime = _cuda.cudart()
-        code = int(runtime.cudaHostRegister(address, num_bytes, _HOST_REGISTER_PORTABLE))
-        if code == 0:
-            return None
-        return f"cudaHostRegister failed with CUDA error {code}"
+        code = _cuda.cudart().cudaHostRegister(address, num_bytes, _HOST_REGISTER_PORTABLE)
+        return _driver_error("HostRegister", int(code))
 
-    def unregister_host(self, address: int) -> None:
+    def unregister_host(self, address: int) -> DriverError | None:
         """See Device."""
-        _cuda.cudart().cudaHostUnregister(address)
+        return _driver_error("HostUnregister", int(_cuda.cudart().cudaHostUnregister(address)))
 
 
 class CudaMemory:
@@ -157,6 +154,30 @@ def devices_in_use() -> list[int]:
 
 _HOST_REGISTER_PORTABLE = 1
 _CAPTURE_RELAXED = 2
+#: The codes that calls about host memory return; HIP has the same, but for the second name.
+#: https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html
+_ERROR_NAMES = {
+    1: "InvalidValue",
+    2: "OutOfMemory" if torch.version.hip else "MemoryAllocation",
+    3: "NotInitialized" if torch.version.hip else "InitializationError",
+    304: "OperatingSystem",
+    700: "IllegalAddress",
+    712: "HostMemoryAlreadyRegistered",
+    713: "HostMemoryNotRegistered",
+    719: "LaunchFailure",
+    800: "NotPermitted",
+    801: "NotSupported",
+    900: "StreamCaptureUnsupported",
+    999: "Unknown",
+}
+
+
+def _driver_error(call: str, code: int) -> DriverError | None:
+    if code == 0:
+        return None
+    prefix = "hip" if torch.version.hip else "cuda"
+    name = f"{prefix}Error{_ERROR_NAMES[code]}" if code in _ERROR_NAMES else "unknown code"
+    return DriverError(f"{prefix}{call}", code, name)
 
 
 def _device_in_use() -> int:

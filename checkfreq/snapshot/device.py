@@ -9,6 +9,7 @@ to the training thread unless they say otherwise.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -18,6 +19,18 @@ Stream: TypeAlias = Any
 Event: TypeAlias = Any
 #: (target, source), of the same shape and dtype.
 Pair: TypeAlias = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class DriverError:
+    """What a call of the driver's interface returned instead of success."""
+
+    call: str
+    code: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.call} returned error {self.code} ({self.name})"
 
 
 class Device(Protocol):
@@ -101,13 +114,14 @@ class Device(Protocol):
         """
         ...
 
-    def register_host(self, address: int, num_bytes: int) -> str | None:
-        """Page-lock host memory for all devices; returns what went wrong, or None.
+    def register_host(self, address: int, num_bytes: int) -> DriverError | None:
+        """Page-lock host memory for all devices; returns the error, or None.
 
-        Only in threads that called ``prepare_thread``.
+        One copy must not span two registrations, nor leave one. Only in threads that called
+        ``prepare_thread``.
         """
         ...
 
-    def unregister_host(self, address: int) -> None:
-        """Undo ``register_host``. Any thread."""
+    def unregister_host(self, address: int) -> DriverError | None:
+        """Undo ``register_host``; while it fails the memory must stay mapped. The same threads."""
         ...

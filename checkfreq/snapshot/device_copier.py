@@ -28,7 +28,13 @@ from torch import Tensor
 from checkfreq.snapshot.arena import Slot
 from checkfreq.snapshot.device import Device, Event, Pair, Stream
 from checkfreq.snapshot.engine import Copy
-from checkfreq.snapshot.packing import Packing, is_plain, row_major_pieces, target_and_source
+from checkfreq.snapshot.packing import (
+    Packing,
+    cut,
+    is_plain,
+    row_major_pieces,
+    target_and_source,
+)
 from checkfreq.types import SnapshotPlace
 
 logger = logging.getLogger(__name__)
@@ -59,6 +65,7 @@ class Transfer:
     """What one snapshot has in flight on one copier; it holds all of this until ``end``."""
 
     start: Event
+    piece_bytes: int = 0
     end: Event = None
     buffered: Event = None  # a device snapshot is complete in its buffer
     copies: Sequence[Copy] = ()
@@ -118,10 +125,19 @@ class DeviceCopier:
         return Transfer(start=self._device.record(stream))
 
     def enqueue(
-        self, transfer: Transfer, copies: Sequence[Copy], base: Tensor, *, place: SnapshotPlace
+        self,
+        transfer: Transfer,
+        copies: Sequence[Copy],
+        base: Tensor,
+        *,
+        piece_bytes: int,
+        place: SnapshotPlace,
     ) -> None:
-        """Queue the copies of this device's tensors into the slot (``base``, `[N] uint8`)."""
-        transfer.copies = copies
+        """Queue the copies of this device's tensors into the slot (``base``, `[N] uint8`).
+
+        No copy into the slot crosses a multiple of ``piece_bytes``, where its registrations meet.
+        """
+        transfer.copies, transfer.piece_bytes = copies, piece_bytes
         if place is SnapshotPlace.DEVICE:
             packing = Packing.of(copies)
             buffer = self._buffer_for(packing.num_bytes)
@@ -194,7 +210,8 @@ class DeviceCopier:
         pairs: list[Pair] = []
         for copy in copies:
             if is_plain(copy.source):
-                pairs.append(target_and_source(copy, base, copy.offset))
+                target, source = target_and_source(copy, base, copy.offset)
+                pairs += cut(target, source, at=copy.offset, piece_bytes=transfer.piece_bytes)
             else:
                 pairs += self._transposed(copy, base, transfer)
         return pairs
@@ -210,7 +227,9 @@ class DeviceCopier:
             as_copy = Copy(copy.name, piece, copy.offset + offset, num_bytes, copy.settled)
             pairs.append(target_and_source(as_copy, buffer, 0))
             target = base[as_copy.offset : as_copy.offset + num_bytes]
-            pairs.append((target, buffer[:num_bytes]))
+            pairs += cut(
+                target, buffer[:num_bytes], at=as_copy.offset, piece_bytes=transfer.piece_bytes
+            )
         return pairs
 
     def _staging_buffer_for(self, num_bytes: int, transfer: Transfer) -> Tensor:
@@ -255,7 +274,9 @@ class DeviceCopier:
             device.pack(settled, stream=side)
             self._read = device.record(side)
         transfer.buffered = self._read if settled else device.record(side)
-        device.copy(_chunks(packing, buffer, base, self._limits.chunk_bytes), stream=side)
+        chunk_bytes = self._limits.chunk_bytes
+        chunks = _chunks(packing, buffer, base, chunk_bytes, piece_bytes=transfer.piece_bytes)
+        device.copy(chunks, stream=side)
         transfer.end = self._end = device.record(side)
 
     def _buffer_for(self, num_bytes: int) -> Tensor | None:
@@ -314,11 +335,14 @@ def _pairs(packing: Packing, base: Tensor) -> list[Pair]:
     ]
 
 
-def _chunks(packing: Packing, buffer: Tensor, base: Tensor, chunk_bytes: int) -> list[Pair]:
-    pairs = []
+def _chunks(
+    packing: Packing, buffer: Tensor, base: Tensor, chunk_bytes: int, *, piece_bytes: int
+) -> list[Pair]:
+    pairs: list[Pair] = []
     for run in packing.runs:
         for done in range(0, run.num_bytes, chunk_bytes):
             size = min(chunk_bytes, run.num_bytes - done)
             at, begin = run.slot_offset + done, run.begin + done
-            pairs.append((base[at : at + size], buffer[begin : begin + size]))
+            chunk = base[at : at + size], buffer[begin : begin + size]
+            pairs += cut(*chunk, at=at, piece_bytes=piece_bytes)
     return pairs

@@ -20,7 +20,7 @@ import torch
 
 from checkfreq import faults
 from checkfreq.errors import StateError
-from checkfreq.snapshot.arena import Pinner, Slot
+from checkfreq.snapshot.arena import Slot
 from checkfreq.snapshot.device import Device
 from checkfreq.snapshot.device_copier import DeviceCopier, Limits, Transfer
 from checkfreq.snapshot.engine import Copy, OnCopied, copy_to_slot
@@ -101,7 +101,6 @@ class DeviceEngine:
         self,
         device: Device,
         *,
-        pinner: Pinner | None = None,
         place: SnapshotPlace = SnapshotPlace.HOST,
         limits: Limits | None = None,
         close_timeout_s: float = 60.0,
@@ -111,7 +110,6 @@ class DeviceEngine:
         self.last_copy_s: float | None = None
         self.last_device_copy_s: float | None = None
         self._device = device
-        self._pinner = pinner or DevicePinner(device)
         self._limits = limits or Limits()
         self._close_timeout_s = close_timeout_s
         self._helper = helper or HelperThread(prepare=device.prepare_thread)
@@ -171,14 +169,19 @@ class DeviceEngine:
                 "expected step() outside of the capture"
             )
         faults.reach("snapshot.copy_start")
-        self._pin(snapshot.slot)
         base = torch.frombuffer(snapshot.slot.memory, dtype=torch.uint8)
         on_host, by_device = self._sorted_by_owner(copies)
         for index, group in by_device.items():  # first, so that devices copy while the host does
             copier = self._copier(index)
             transfer = copier.begin()
             snapshot.transfers.append((copier, transfer))
-            copier.enqueue(transfer, group, base, place=self.place)
+            copier.enqueue(
+                transfer,
+                group,
+                base,
+                piece_bytes=snapshot.slot.piece_bytes,
+                place=self.place,
+            )
         for copy in on_host:
             copy_to_slot(copy, snapshot.slot)
 
@@ -199,11 +202,6 @@ class DeviceEngine:
         if index not in self._copiers:
             self._copiers[index] = DeviceCopier(self._device, index, limits=self._limits)
         return self._copiers[index]
-
-    def _pin(self, slot: Slot) -> None:
-        """Pin a slot that was made before the state was on a device."""
-        if slot.unpin is None:
-            slot.unpin = self._pinner.pin(slot.address, slot.num_bytes)
 
     def _abandon(self, snapshot: _InFlight) -> None:
         """Have the helper wait for the copies queued so far: they still write to the slot."""
@@ -261,52 +259,3 @@ class DeviceEngine:
             default=None,
         )
         faults.reach("snapshot.copy_end")
-
-
-class DevicePinner(Pinner):
-    """Page-locks slots for an accelerator; copies to other memory are slower and block the host."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._failed = False
-
-    def pin(self, address: int, num_bytes: int) -> Callable[[], None] | None:
-        """See Pinner. After a failure, which is logged, it does not try again."""
-        if self._failed or not self._device.is_in_use():
-            return None
-        problem = _in_thread(lambda: self._register(address, num_bytes))
-        if problem is None:
-            return lambda: self._device.unregister_host(address)
-        self._failed = True
-        logger.warning(
-            "cannot pin %.1f MiB of host memory for snapshots: %s. Copies from the device go on "
-            "unpinned: they are slower, and step() waits for them. Raise the limit of locked "
-            "memory (ulimit -l), or set CFConfig.host_memory_limit",
-            num_bytes / 2**20,
-            problem,
-        )
-        return None
-
-    def _register(self, address: int, num_bytes: int) -> str | None:
-        self._device.prepare_thread()
-        return self._device.register_host(address, num_bytes)
-
-
-def _in_thread(call: Callable[[], str | None]) -> str | None:
-    """Run ``call`` in a new thread.
-
-    A CUDA call that fails leaves its error in the thread; the training thread would raise it at
-    its next kernel launch.
-    """
-    results: list[str | None] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except Exception as error:
-            results.append(f"{type(error).__name__}: {error}")
-
-    thread = threading.Thread(target=run, name="checkfreq-pin", daemon=True)
-    thread.start()
-    thread.join()
-    return results[0]

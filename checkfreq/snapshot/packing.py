@@ -132,3 +132,26 @@ def row_major_pieces(tensor: Tensor, max_bytes: int) -> Iterator[tuple[int, Tens
     for row in range(tensor.shape[0]):
         for offset, piece in row_major_pieces(tensor[row], max_bytes):
             yield row * row_bytes + offset, piece
+
+
+def cut(
+    target: Tensor, source: Tensor, *, at: int, piece_bytes: int
+) -> list[tuple[Tensor, Tensor]]:
+    """Divide a flat copy to the offset ``at`` of a slot at the multiples of ``piece_bytes``.
+
+    ``target`` and ``source`` are `[N]` of one dtype. No element crosses a border: it lies at a
+    multiple of its size, which divides the page (layout.py), and borders are at pages.
+    """
+    size = target.element_size()
+    end = at + target.numel() * size
+    if at // piece_bytes == (end - 1) // piece_bytes:  # almost all of them: made while step() waits
+        return [(target, source)]
+    assert target.dim() == source.dim() == 1
+    assert at % size == piece_bytes % size == 0
+    pairs, begin = [], at
+    while begin < end:
+        border = min(end, (begin // piece_bytes + 1) * piece_bytes)
+        part = slice((begin - at) // size, (border - at) // size)
+        pairs.append((target[part], source[part]))
+        begin = border
+    return pairs

@@ -17,7 +17,7 @@ from xxhash import xxh3_64_hexdigest
 
 from checkfreq.config import CFConfig
 from checkfreq.errors import SnapshotError, StateError
-from checkfreq.snapshot.arena import Arena, Pinner, Slot
+from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.cuda import CudaDevice
 from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import (
@@ -217,16 +217,10 @@ class Snapshotter:
         slot.layout = layout
 
 
-def engine_for(
-    chk: CFCheckpoint,
-    *,
-    pinner: Pinner | None = None,
-    place: SnapshotPlace | None = None,
-) -> SnapshotEngine:
+def engine_for(chk: CFCheckpoint, *, place: SnapshotPlace | None = None) -> SnapshotEngine:
     """The engine for the tensors that ``chk`` tracks now, by where they are.
 
-    ``pinner`` page-locks slots that are not pinned yet. Raises StateError for tensors on a device
-    that no engine supports.
+    Raises StateError for tensors on a device that no engine supports.
     """
     if not torch.accelerator.is_available():
         return HostEngine()
@@ -239,7 +233,7 @@ def engine_for(
             "cpu and cuda only. Move them there"
         )
     if "cuda" in found:
-        return DeviceEngine(CudaDevice(), pinner=pinner, place=place or SnapshotPlace.HOST)
+        return DeviceEngine(CudaDevice(), place=place or SnapshotPlace.HOST)
     return HostEngine()
 
 

@@ -17,8 +17,9 @@ from checkfreq.config import CFConfig
 from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.cuda import CudaDevice
 from checkfreq.snapshot.device_copier import Limits
-from checkfreq.snapshot.device_engine import DeviceEngine, DevicePinner
+from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import Copy, view_in_slot
+from checkfreq.snapshot.pinning import DevicePinner
 from checkfreq.types import SnapshotPlace
 
 #: Warnings of CUDA libraries and of PyTorch's own debug modes are not ours.
@@ -295,49 +296,13 @@ def test_a_graph_can_be_captured_while_a_snapshot_is_copied(bench: Bench) -> Non
     assert result.tolist() == [2.0] * 8
 
 
-def test_memory_can_be_pinned_while_a_graph_is_captured() -> None:
-    source, result = torch.ones(8, device="cuda"), torch.zeros(8, device="cuda")
-    arena = Arena(config=CFConfig(num_slots=1), pinner=DevicePinner(CudaDevice()))
-    arena.allocate(1 << 20)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="global"):
-        result.copy_(source * 2)
-    graph.replay()
-    assert result.tolist() == [2.0] * 8
-    arena.close()
-
-
-def test_slots_are_pinned_and_given_back() -> None:
-    torch.zeros(1, device="cuda")
-    arena = Arena(config=CFConfig(num_slots=1), pinner=DevicePinner(CudaDevice()))
-    arena.allocate(1 << 20)
-    (slot,) = arena.slots
-    assert slot.unpin is not None
-    assert torch.frombuffer(slot.memory, dtype=torch.uint8).is_pinned()
-    arena.close()
-    torch.cuda.synchronize()
-
-
-def test_a_failed_pinning_leaves_no_error_behind(caplog: pytest.LogCaptureFixture) -> None:
-    torch.zeros(1, device="cuda")
-    pinner = DevicePinner(CudaDevice())
-    assert pinner.pin(0, 4096) is None
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    torch.ones(8, device="cuda").add_(1)  # would raise it
-    torch.cuda.synchronize()
-
-
 def test_unpinned_slots_work() -> None:
-    class NoPinner(DevicePinner):
-        def pin(self, address: int, num_bytes: int) -> None:
-            return None
-
     arena = Arena(config=CFConfig(num_slots=1))
     arena.allocate(16 << 20)
     slot = arena.acquire()
     assert slot is not None
     weight = torch.full((LARGE,), 3.0, device="cuda")
-    engine = DeviceEngine(CudaDevice(), pinner=NoPinner(CudaDevice()))
+    engine = DeviceEngine(CudaDevice())
     errors: list[BaseException | None] = []
     copy = Copy("w", weight, 4096, LARGE * 4, True)
     engine.start([copy], slot, on_copied=errors.append)

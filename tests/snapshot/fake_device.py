@@ -19,7 +19,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from checkfreq.snapshot.device import Pair
+from checkfreq.snapshot.device import DriverError, Pair
+from tests.snapshot.fake_registrations import Registrations
 
 
 class Chooser(Protocol):
@@ -122,8 +123,7 @@ class FakeDevice:
         self.num_calls = 0
         self.num_copies = 0
         self.num_packs = 0
-        self.pinned: dict[int, int] = {}
-        self.pin_problem: str | None = None
+        self.registrations = Registrations()
         self._chooser = chooser
         self._clock = 0
         self._streams: list[FakeStream] = []
@@ -259,6 +259,8 @@ class FakeDevice:
             assert target.dtype is source.dtype
             assert self.owner(source) == stream.index, "a copy from another device"
             assert self.owner(target) in (None, stream.index)
+            if self._allocation(target) is None:
+                self.registrations.check_copy(target)
             self._queue_copy(target, source, stream)
 
     def pack(self, pairs: Sequence[Pair], *, stream: FakeStream) -> None:
@@ -286,15 +288,13 @@ class FakeDevice:
         return self.in_use
 
     def prepare_thread(self) -> None:
-        pass
+        self.registrations.prepare_thread()
 
-    def register_host(self, address: int, num_bytes: int) -> str | None:
-        if self.pin_problem is None:
-            self.pinned[address] = num_bytes
-        return self.pin_problem
+    def register_host(self, address: int, num_bytes: int) -> DriverError | None:
+        return self.registrations.register(address, num_bytes)
 
-    def unregister_host(self, address: int) -> None:
-        del self.pinned[address]
+    def unregister_host(self, address: int) -> DriverError | None:
+        return self.registrations.unregister(address)
 
     # ---- inside
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
-from collections.abc import Callable
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,13 @@ import torch
 from checkfreq import CFCheckpoint
 from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError
-from checkfreq.snapshot.arena import Arena, Pinner
+from checkfreq.snapshot.arena import Arena, Pinner, Pins
 from checkfreq.snapshot.memory import available_host_bytes
 from tests.contract.runs import config, managed
 
 MIB = 1 << 20
+#: Only a defect reaches it.
+DEADLINE_S = 60.0
 
 
 def arena_of(state_bytes: int, **settings: object) -> Arena:
@@ -109,29 +112,209 @@ def test_a_limit_below_all_slots_leaves_fewer_and_says_so(
     arena.close()
 
 
+class Recorded:
+    """Pins that note when they are released, and whether the slot's file was still whole then."""
+
+    def __init__(self, calls: list[str], num_bytes: int, *, is_stuck: bool = False) -> None:
+        self.num_bytes, self.seconds = num_bytes, 1.5
+        self.fd = -1
+        self._calls, self._is_stuck = calls, is_stuck
+
+    def release(self) -> bool:
+        size = os.fstat(self.fd).st_size if self.fd >= 0 else self.num_bytes
+        self._calls.append(f"unpin {self.num_bytes} of {size}")
+        return not self._is_stuck
+
+
+class RecordingPinner(Pinner):
+    """Pins nothing, and says so.
+
+    ``wanted``: whether it would pin. ``is_deaf``: it waits for ``gate``, even when in a hurry.
+    ``until_hurried``: it waits until somebody is in a hurry.
+    """
+
+    piece_bytes = 8192
+
+    def __init__(self, *, is_stuck: bool = False) -> None:
+        self.calls: list[str] = []
+        self.pins: list[Recorded] = []
+        self.threads: set[str] = set()
+        self.wanted = True
+        self.has_begun = threading.Event()
+        self.until_hurried = False
+        self.is_deaf = False
+        self.gate = threading.Event()
+        self._is_stuck = is_stuck
+
+    def is_wanted(self) -> bool:
+        return self.wanted
+
+    def pin(
+        self, address: int, num_bytes: int, *, hurry: threading.Event, stop: threading.Event
+    ) -> Pins | None:
+        self.threads.add(threading.current_thread().name)
+        self.has_begun.set()
+        if self.is_deaf:
+            assert self.gate.wait(DEADLINE_S)
+        if self.until_hurried:
+            assert hurry.wait(DEADLINE_S)
+        if not self.wanted or stop.is_set():
+            return None
+        self.calls.append(f"pin {num_bytes}")
+        self.pins.append(Recorded(self.calls, num_bytes, is_stuck=self._is_stuck))
+        return self.pins[-1]
+
+
+def pinned_arena(pinner: Pinner, state_bytes: int, *, num_slots: int = 2) -> Arena:
+    config = CFConfig(num_slots=num_slots, host_memory_limit=1 << 30)
+    arena = Arena(config=config, pinner=pinner, close_timeout_s=0.05)
+    arena.allocate(state_bytes)
+    return arena
+
+
 def test_slots_are_pinned_and_unpinned_with_the_arena() -> None:
-    calls: list[str] = []
-
-    class Recorder(Pinner):
-        def pin(self, address: int, num_bytes: int) -> Callable[[], None] | None:
-            calls.append(f"pin {num_bytes}")
-            return lambda: calls.append(f"unpin {num_bytes}")
-
-    arena = Arena(config=CFConfig(num_slots=2), pinner=Recorder())
-    arena.allocate(1)
+    pinner = RecordingPinner()
+    arena = pinned_arena(pinner, 1)
     size = arena.slot_bytes
-    assert calls == [f"pin {size}"] * 2
+    assert pinner.calls == [f"pin {size}"] * 2
+    assert all(slot.piece_bytes == 8192 for slot in arena.slots)
     arena.close()
-    assert calls == [f"pin {size}"] * 2 + [f"unpin {size}"] * 2
+    arena.close()
+    assert pinner.calls == [f"pin {size}"] * 2 + [f"unpin {size} of {size}"] * 2
+
+
+def test_how_long_pinning_took_is_logged_once_for_all_slots(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        arena = pinned_arena(RecordingPinner(), MIB)
+    assert [record.getMessage() for record in caplog.records] == ["pinned 2.1 MiB in 3 s"]
+    arena.close()
+
+
+def test_slots_are_unpinned_before_their_memory_is_given_back() -> None:
+    pinner = RecordingPinner()
+    arena = pinned_arena(pinner, 1, num_slots=1)
+    (slot,) = arena.slots
+    size = pinner.pins[0].num_bytes
+    with open(f"/proc/self/fd/{slot.fd}", "rb") as as_in_the_worker:
+        pinner.pins[0].fd = as_in_the_worker.fileno()
+        arena.allocate(MIB)
+        assert pinner.calls[1] == f"unpin {size} of {size}"
+        assert os.fstat(as_in_the_worker.fileno()).st_size == 0, "its pages are free"
+    arena.close()
+
+
+@pytest.mark.parametrize("ends", ["allocate", "close"])
+def test_memory_that_cannot_be_unpinned_is_neither_truncated_nor_unmapped(ends: str) -> None:
+    arena = pinned_arena(RecordingPinner(is_stuck=True), 1, num_slots=1)
+    (slot,) = arena.slots
+    arena.allocate(MIB) if ends == "allocate" else arena.close()
+    assert slot not in arena.slots
+    assert os.fstat(slot.fd).st_size == slot.num_bytes
+    slot.memory[:3] = b"abc"
+    address = slot.address
+    del slot
+    gc.collect()
+    assert ctypes.string_at(address, 3) == b"abc"
+    arena.close()
+
+
+def test_memory_that_a_driver_is_still_pinning_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    pinner = RecordingPinner()
+    pinner.is_deaf = True
+    arena = pinned_arena(pinner, 10 * MIB)
+    assert pinner.has_begun.wait(DEADLINE_S)
+    slots = arena.slots
+    arena.close()
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert "the driver may hang" in record.getMessage()
+    assert all(os.fstat(slot.fd).st_size == slot.num_bytes for slot in slots)
+    pinner.gate.set()
+
+
+def test_large_slots_are_pinned_in_the_background_and_small_ones_at_once() -> None:
+    for state_bytes, thread in [(1, threading.current_thread().name), (MIB * 9, "checkfreq-")]:
+        pinner = RecordingPinner()
+        arena = pinned_arena(pinner, state_bytes)
+        assert arena.wait_ready(timeout_s=DEADLINE_S)
+        (name,) = pinner.threads
+        assert name.startswith(thread)
+        arena.close()
+
+
+def test_snapshots_wait_while_slots_are_being_pinned() -> None:
+    pinner = RecordingPinner()
+    pinner.is_deaf = True
+    arena = pinned_arena(pinner, 10 * MIB)
+    assert pinner.has_begun.wait(DEADLINE_S)
+    assert not arena.is_ready()
+    assert not arena.may_have_room()
+    assert not arena.wait_ready(timeout_s=0.0)
+    pinner.gate.set()
+    assert arena.wait_ready(timeout_s=DEADLINE_S)
+    assert arena.may_have_room()
+    arena.close()
+
+
+def test_a_checkpoint_that_must_be_taken_waits_for_one_pinned_slot_only() -> None:
+    pinner = RecordingPinner()
+    pinner.until_hurried = True
+    arena = pinned_arena(pinner, 10 * MIB)
+    assert pinner.has_begun.wait(DEADLINE_S)
+    arena.hurry()
+    assert arena.wait_ready(timeout_s=DEADLINE_S)
+    assert [slot.pins is not None for slot in arena.slots] == [True, False]
+    taken = arena.acquire()
+    assert taken is not None
+    assert taken.pins is not None
+    arena.close()
+
+
+def test_slots_left_unpinned_are_pinned_later_once_they_are_free() -> None:
+    pinner = RecordingPinner()
+    pinner.wanted = False  # the device is not in use yet
+    arena = pinned_arena(pinner, 20 * MIB)
+    assert arena.wait_ready(timeout_s=DEADLINE_S)
+    arena.pin()
+    assert arena.is_ready()
+    assert pinner.calls == []
+    busy = arena.acquire()
+    assert busy is not None
+    pinner.wanted, pinner.is_deaf = True, True
+    arena.pin()
+    assert not arena.may_have_room(), "snapshots wait"
+    pinner.gate.set()
+    assert arena.wait_ready(timeout_s=DEADLINE_S)
+    assert [slot.pins is not None for slot in arena.slots] == [False, True]
+    arena.release(busy)
+    arena.pin()
+    assert arena.wait_ready(timeout_s=DEADLINE_S)
+    arena.pin()
+    assert [slot.pins is not None for slot in arena.slots] == [True, True]
+    assert len(pinner.calls) == 2
+    assert all(name.startswith("checkfreq-") for name in pinner.threads)
+    arena.close()
+
+
+def test_closing_ends_the_pinning_early() -> None:
+    pinner = RecordingPinner()
+    pinner.until_hurried = True
+    arena = pinned_arena(pinner, 20 * MIB)
+    assert pinner.has_begun.wait(DEADLINE_S)
+    arena.close()
+    assert pinner.calls == []
 
 
 def test_a_background_error_is_raised_by_wait_ready() -> None:
-    class Refuses(Pinner):
-        def pin(self, address: int, num_bytes: int) -> Callable[[], None] | None:
+    class Refuses(RecordingPinner):
+        def pin(
+            self, address: int, num_bytes: int, *, hurry: threading.Event, stop: threading.Event
+        ) -> Pins | None:
             raise MemoryError("cannot pin")
 
-    arena = Arena(config=CFConfig(), pinner=Refuses())
-    arena.allocate(1)
+    arena = pinned_arena(Refuses(), 1)
     with pytest.raises(MemoryError, match="cannot pin"):
         arena.wait_ready(timeout_s=10.0)
     arena.close()

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from checkfreq.config import CFConfig
 from checkfreq.errors import StateError
-from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.arena import Arena, Pinner, Slot
 from checkfreq.snapshot.device_copier import Limits
-from checkfreq.snapshot.device_engine import DeviceEngine, DevicePinner
+from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import Copy
 from checkfreq.types import SnapshotPlace
 from tests.snapshot.fake_device import Chooser, FakeDevice, Scripted, Seeded, every_schedule
@@ -71,11 +71,19 @@ def row_major_bytes(tensor: Tensor) -> bytes:
 class Recorder:
     """Takes snapshots and checks each slot at the instant it is reported complete."""
 
-    def __init__(self, fake: FakeDevice, state: State, *, limits: Limits = TINY) -> None:
+    def __init__(
+        self,
+        fake: FakeDevice,
+        state: State,
+        *,
+        limits: Limits = TINY,
+        pinner: Pinner | None = None,
+        state_bytes: int = 8 << 10,
+    ) -> None:
         self.fake, self.state = fake, state
         self.engine = DeviceEngine(fake, limits=limits, helper=fake.helper)
-        self.arena = Arena(config=CFConfig(host_memory_limit=1 << 30))
-        self.arena.allocate(8 << 10)
+        self.arena = Arena(config=CFConfig(host_memory_limit=1 << 30), pinner=pinner)
+        self.arena.allocate(state_bytes)
         for slot in self.arena.slots:
             self._fill(slot)
         self.reports: list[BaseException | None] = []
@@ -563,46 +571,6 @@ def test_a_state_without_device_tensors_is_complete_at_once(fake: FakeDevice) ->
     recorder.take()
     assert recorder.reports == [None]
     recorder.finish()
-
-
-# ---- pinning
-
-
-def test_slots_are_pinned_and_unpinned(fake: FakeDevice) -> None:
-    arena = Arena(config=CFConfig(host_memory_limit=1 << 30), pinner=DevicePinner(fake))
-    arena.allocate(5000)
-    assert fake.pinned == {slot.address: slot.num_bytes for slot in arena.slots}
-    arena.close()
-    assert fake.pinned == {}
-
-
-def test_slots_made_before_the_device_was_used_are_pinned_by_the_first_snapshot(
-    fake: FakeDevice,
-) -> None:
-    pinner = DevicePinner(fake)
-    fake.in_use = False
-    arena = Arena(config=CFConfig(host_memory_limit=1 << 30, num_slots=1), pinner=pinner)
-    arena.allocate(5000)
-    assert fake.pinned == {}
-    fake.in_use = True
-    engine = DeviceEngine(fake, pinner=pinner, helper=fake.helper)
-    slot = take_slot(arena)
-    engine.start([], slot, on_copied=lambda error: None)
-    assert fake.pinned == {slot.address: slot.num_bytes}
-    arena.close()
-    assert fake.pinned == {}
-
-
-def test_a_failed_pinning_warns_once_and_copies_go_on(
-    fake: FakeDevice, caplog: pytest.LogCaptureFixture
-) -> None:
-    fake.pin_problem = "no lockable memory"
-    recorder = Recorder(fake, small_state(fake))
-    recorder.take()
-    recorder.take()
-    recorder.finish()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "no lockable memory" in caplog.text
 
 
 def take_slot(arena: Arena) -> Slot:

@@ -13,6 +13,7 @@ from torch import nn
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.tensors import DTYPE_NAMES
 from checkfreq.types import PAGE_BYTES
 from tests.state.support import bits, take
 
@@ -60,6 +61,18 @@ def test_tensors_are_packed_by_decreasing_element_size_without_gaps() -> None:
             assert tensor.offset % (tensor.num_bytes // elements) == 0
         end += tensor.num_bytes
     assert end == file.num_bytes
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning")
+def test_no_element_of_any_dtype_lies_across_pages() -> None:
+    """Copies from a device are cut at pages."""
+    buffers = {f"b{n}": torch.empty(3, dtype=dtype) for n, dtype in enumerate(DTYPE_NAMES)}
+    layout = take(CFCheckpoint(rng=False, first=torch.zeros(5), state=buffers)).layout
+    sizes = {t.key: buffers[t.key].element_size() for t in layout.files[-1].tensors}
+    assert len(sizes) == len(DTYPE_NAMES)
+    for tensor in layout.files[-1].tensors:
+        assert (layout.files[-1].slot_offset + tensor.offset) % sizes[tensor.key] == 0
+        assert PAGE_BYTES % sizes[tensor.key] == 0
 
 
 def test_header_and_images_fill_whole_pages() -> None:

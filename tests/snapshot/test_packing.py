@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkfreq.snapshot.engine import Copy
-from checkfreq.snapshot.packing import Packing, grouped, row_major_pieces, target_and_source
+from checkfreq.snapshot.packing import (
+    Packing,
+    cut,
+    grouped,
+    row_major_pieces,
+    target_and_source,
+)
 
 
 def copy(offset: int, tensor: torch.Tensor) -> Copy:
@@ -104,3 +110,38 @@ def test_groups_have_one_dtype_and_flat_contiguous_tensors() -> None:
             assert target.dim() == 1
             assert (target.shape, target.stride()) == (source.shape, source.stride())
         torch._foreach_copy_(targets, grouped_sources)
+
+
+@given(
+    st.sampled_from([torch.uint8, torch.int16, torch.int32, torch.int64, torch.complex128]),
+    st.integers(1, 300),
+    st.integers(0, 100),
+    st.sampled_from([16, 64, 4096]),
+)
+def test_a_copy_is_cut_into_all_of_itself_at_the_borders(
+    dtype: torch.dtype, count: int, begin: int, piece_bytes: int
+) -> None:
+    size = dtype.itemsize
+    slot = torch.zeros(8192, dtype=torch.uint8)
+    at = begin * size
+    target = slot[at : at + count * size].view(dtype)
+    source = torch.arange(1.0, count + 1).to(dtype)
+    end = at
+    for to, of in cut(target, source, at=at, piece_bytes=piece_bytes):
+        offset, num_bytes = to.data_ptr() - slot.data_ptr(), to.numel() * size
+        assert offset == end, "in order and without gaps"
+        assert offset // piece_bytes == (offset + num_bytes - 1) // piece_bytes
+        end += num_bytes
+        to.copy_(of)
+    assert end == at + count * size
+    assert torch.equal(target, source)
+
+
+def test_a_copy_within_one_piece_is_left_as_it_is() -> None:
+    """Also one that has a shape: only flat ones can be cut, and only they go to a slot."""
+    target, source = torch.zeros(2, 3), torch.zeros(2, 3)
+    ((to, of),) = cut(target, source, at=4096 - 24, piece_bytes=4096)
+    assert to is target
+    assert of is source
+    with pytest.raises(AssertionError):
+        cut(target, source, at=4096 - 4, piece_bytes=4096)

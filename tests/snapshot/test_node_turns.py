@@ -1,0 +1,144 @@
+"""Processes of a node take turns, and go on without where that does not work."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from checkfreq.snapshot.node_turns import NodeTurns
+
+#: Only a defect reaches it.
+DEADLINE_S = 60.0
+
+HOLDER = """
+import sys, threading
+from pathlib import Path
+from checkfreq.snapshot.node_turns import NodeTurns
+
+with NodeTurns(Path(sys.argv[1])).turn(threading.Event()):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "lock"
+
+
+def test_one_turn_at_a_time(path: Path) -> None:
+    inside, most = 0, 0
+    lock = threading.Lock()
+
+    def take_turns() -> None:
+        nonlocal inside, most
+        turns = NodeTurns(path, patience_s=DEADLINE_S)
+        for _ in range(5):
+            with turns.turn(threading.Event()):
+                with lock:
+                    inside += 1
+                    most = max(most, inside)
+                os.sched_yield()
+                with lock:
+                    inside -= 1
+
+    threads = [threading.Thread(target=take_turns) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert not any(thread.is_alive() for thread in threads)
+    assert most == 1
+
+
+def test_a_turn_comes_when_the_other_process_is_killed(path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).resolve().parents[2],
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        entered = threading.Event()
+
+        def take_turn() -> None:
+            with NodeTurns(path, patience_s=DEADLINE_S).turn(threading.Event()):
+                entered.set()
+
+        thread = threading.Thread(target=take_turn)
+        thread.start()
+        assert not entered.is_set()
+        holder.send_signal(signal.SIGKILL)
+        assert entered.wait(DEADLINE_S)
+        thread.join(DEADLINE_S)
+
+
+def test_whoever_waits_too_long_goes_on_without_and_waits_no_more(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with NodeTurns(path).turn(threading.Event()), caplog.at_level(logging.INFO):
+        turns = NodeTurns(path, patience_s=0.0)
+        for _ in range(2):
+            with turns.turn(threading.Event()):
+                pass
+    (record,) = caplog.records
+    assert "another process has held it for 0 s" in record.getMessage()
+
+
+def test_in_a_hurry_nobody_waits(path: Path) -> None:
+    hurry = threading.Event()
+    with NodeTurns(path).turn(threading.Event()):
+        waiting = threading.Thread(target=lambda: _turn(path, hurry))
+        waiting.start()
+        hurry.set()
+        waiting.join(DEADLINE_S)
+        assert not waiting.is_alive()
+        _turn(path, hurry)
+
+
+def _turn(path: Path, hurry: threading.Event) -> None:
+    with NodeTurns(path, patience_s=DEADLINE_S).turn(hurry):
+        pass
+
+
+def test_a_turn_is_over_after_an_error(path: Path) -> None:
+    with contextlib.suppress(KeyError), NodeTurns(path).turn(threading.Event()):
+        raise KeyError
+    _turn(path, threading.Event())
+
+
+@pytest.mark.parametrize("spoil", ["missing", "folder", "link"])
+def test_where_the_file_cannot_be_had_there_are_no_turns(
+    path: Path, caplog: pytest.LogCaptureFixture, spoil: str
+) -> None:
+    victim = path.with_name("victim")
+    if spoil == "missing":
+        path = path / "in" / "no" / "folder"
+    elif spoil == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(victim)
+    with caplog.at_level(logging.INFO), NodeTurns(path).turn(threading.Event()):
+        pass
+    assert len(caplog.records) == 1
+    assert not victim.exists()
+
+
+def test_the_lock_is_the_users_and_in_the_runtime_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with NodeTurns().turn(threading.Event()):
+        pass
+    (file,) = tmp_path.iterdir()
+    assert str(os.getuid()) in file.name
+    assert file.stat().st_mode & 0o077 == 0

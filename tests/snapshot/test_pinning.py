@@ -1,0 +1,479 @@
+"""Slots are page-locked in pieces, all of it or nothing, and no copy crosses two pieces."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkfreq.config import CFConfig
+from checkfreq.snapshot.arena import Arena
+from checkfreq.snapshot.device_copier import Limits
+from checkfreq.snapshot.node_turns import NodeTurns
+from checkfreq.snapshot.pin_failures import Machine
+from checkfreq.snapshot.pinning import PIECE_BYTES, DevicePinner, PinnedPieces
+from checkfreq.types import PAGE_BYTES, SnapshotPlace
+from tests.snapshot.fake_device import FakeDevice, Scripted, Seeded
+from tests.snapshot.fake_registrations import NO_MEMORY
+from tests.snapshot.test_device_engine import (
+    PLACES,
+    TINY,
+    Recorder,
+    State,
+    random_values,
+    small_state,
+)
+
+MIB = 1 << 20
+#: Only a defect reaches it.
+DEADLINE_S = 60.0
+MACHINE = Machine("6.8.0-45-generic", "NVIDIA 580.65.06")
+
+
+@pytest.fixture
+def fake() -> FakeDevice:
+    """A device that runs nothing before it has to."""
+    return FakeDevice(Scripted())
+
+
+@pytest.fixture
+def address() -> Iterator[int]:
+    """Five pages."""
+    memory = mmap.mmap(-1, 5 * PAGE_BYTES)
+    yield ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    memory.close()
+
+
+class Pauses(threading.Event):
+    """Notes how long it was waited for; ``set_after``: set when it has been, so many times."""
+
+    def __init__(self, *, set_after: int | None = None) -> None:
+        super().__init__()
+        self.seconds: list[float | None] = []
+        self._set_after = set_after
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout)
+        if len(self.seconds) == self._set_after:
+            self.set()
+        return self.is_set()
+
+
+class Ticks:
+    """A clock; a piece takes 3 s, then 4 s, and so on."""
+
+    def __init__(self) -> None:
+        self._now_s, self._num_read = 0.0, 0
+
+    def __call__(self) -> float:
+        self._num_read += 1
+        if self._num_read % 2 == 0:
+            self._now_s += 2 + self._num_read // 2
+        return self._now_s
+
+
+def pinner_of(fake: FakeDevice, path: Path, **settings: object) -> DevicePinner:
+    settings = {"piece_bytes": PAGE_BYTES, "turns": NodeTurns(path / "lock"), **settings}
+    return DevicePinner(fake, machine=MACHINE, **settings)  # type: ignore[arg-type]
+
+
+def pinned(
+    pinner: DevicePinner,
+    address: int,
+    *,
+    hurry: threading.Event | None = None,
+    stop: threading.Event | None = None,
+) -> PinnedPieces | None:
+    """Five pages pinned."""
+    hurry, stop = hurry or Pauses(), stop or threading.Event()
+    return pinner.pin(address, 5 * PAGE_BYTES, hurry=hurry, stop=stop)
+
+
+# ---- pieces
+
+
+def test_a_slot_is_pinned_in_pieces_and_unpinned(
+    fake: FakeDevice, address: int, tmp_path: Path
+) -> None:
+    pieces = pinned(pinner_of(fake, tmp_path, piece_bytes=2 * PAGE_BYTES), address)
+    assert pieces is not None
+    sizes = [2 * PAGE_BYTES, 2 * PAGE_BYTES, PAGE_BYTES]
+    begins = [address, address + 2 * PAGE_BYTES, address + 4 * PAGE_BYTES]
+    assert fake.registrations.ranges == dict(zip(begins, sizes, strict=True))
+    assert pieces.num_bytes == 5 * PAGE_BYTES
+    assert pieces.release()
+    assert pieces.release()
+    assert fake.registrations.ranges == {}
+
+
+def test_no_piece_is_as_large_as_any_kernel_or_driver_refuses(tmp_path: Path) -> None:
+    assert PIECE_BYTES < 2 << 30
+    assert PIECE_BYTES % PAGE_BYTES == 0
+    assert DevicePinner(FakeDevice(Scripted())).piece_bytes == PIECE_BYTES
+
+
+def test_pieces_get_around_a_limit_on_one_call(
+    fake: FakeDevice, address: int, tmp_path: Path
+) -> None:
+    fake.registrations.largest = PAGE_BYTES
+    assert pinned(pinner_of(fake, tmp_path, piece_bytes=5 * PAGE_BYTES), address) is None
+    assert pinned(pinner_of(fake, tmp_path), address) is not None
+
+
+@pytest.mark.parametrize("fail_at", range(1, 6))
+def test_if_a_piece_fails_none_stays_pinned_and_it_is_not_tried_again(
+    fake: FakeDevice,
+    address: int,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    fail_at: int,
+) -> None:
+    fake.registrations.fail_at = fail_at
+    pinner = pinner_of(fake, tmp_path)
+    assert pinner.is_wanted()
+    assert pinned(pinner, address) is None
+    assert fake.registrations.ranges == {}
+    assert fake.registrations.calls == ["register"] * fail_at + ["unregister"] * (fail_at - 1)
+    assert not pinner.is_wanted()
+    assert pinned(pinner, address) is None
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    text = record.getMessage()
+    assert "cudaHostRegister returned error 2 (cudaErrorMemoryAllocation)" in text
+    assert "Linux 6.8.0-45-generic, driver NVIDIA 580.65.06" in text
+    assert "ulimit" not in text
+
+
+def test_a_slot_that_overlaps_one_that_is_pinned_is_refused(
+    fake: FakeDevice, address: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert pinned(pinner_of(fake, tmp_path), address) is not None
+    before = dict(fake.registrations.ranges)
+    assert pinned(pinner_of(fake, tmp_path), address) is None
+    assert fake.registrations.ranges == before
+    assert "712 (cudaErrorHostMemoryAlreadyRegistered)" in caplog.text
+
+
+def test_pieces_that_cannot_be_undone_are_reported_and_kept(
+    fake: FakeDevice, address: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.registrations.fail_at = 4
+    fake.registrations.stuck = {address + PAGE_BYTES}
+    pieces = pinned(pinner_of(fake, tmp_path), address)
+    assert pieces is not None
+    assert pieces.num_bytes == PAGE_BYTES
+    assert fake.registrations.ranges == {address + PAGE_BYTES: PAGE_BYTES}
+    assert not pieces.release()
+    levels = [record.levelname for record in caplog.records]
+    assert levels == ["WARNING", "ERROR", "ERROR"]
+    assert "cudaHostUnregister returned error 999 (cudaErrorUnknown)" in caplog.text
+    fake.registrations.stuck = set()
+    assert pieces.release()
+
+
+def test_every_piece_is_unpinned_that_can_be(
+    fake: FakeDevice, address: int, tmp_path: Path
+) -> None:
+    pieces = pinned(pinner_of(fake, tmp_path), address)
+    assert pieces is not None
+    fake.registrations.stuck = {address}
+    assert not pieces.release()
+    assert fake.registrations.ranges == {address: PAGE_BYTES}
+
+
+def test_an_exception_of_the_driver_is_a_failure_like_any_other(
+    fake: FakeDevice, address: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_context(_: int) -> None:
+        raise RuntimeError("no context")
+
+    fake.registrations.before = no_context
+    assert pinned(pinner_of(fake, tmp_path), address) is None
+    assert "RuntimeError: no context" in caplog.text
+
+
+def test_unpinning_that_hangs_is_given_up(
+    fake: FakeDevice, address: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = threading.Event()
+    fake.registrations.before_undo = lambda _: gate.wait(DEADLINE_S)
+    pieces = PinnedPieces(fake, timeout_s=0.01)
+    pieces.add(address, PAGE_BYTES, seconds=1.0)
+    assert not pieces.release()
+    assert "the driver did not answer within 0.01 s" in caplog.text
+    gate.set()
+
+
+def test_a_device_that_is_not_in_use_is_left_alone(
+    fake: FakeDevice, address: int, tmp_path: Path
+) -> None:
+    fake.in_use = False
+    pinner = pinner_of(fake, tmp_path)
+    assert not pinner.is_wanted()
+    assert pinned(pinner, address) is None
+    assert fake.registrations.calls == []
+    fake.in_use = True
+    assert pinned(pinner, address) is not None
+
+
+def test_the_driver_is_called_in_threads_of_its_own(
+    fake: FakeDevice, address: int, tmp_path: Path
+) -> None:
+    """A call that fails leaves its error in the thread (the fake refuses any other thread)."""
+    pieces = pinned(pinner_of(fake, tmp_path), address)
+    assert pieces is not None
+    pieces.release()
+    assert fake.registrations.threads == {"checkfreq-pin"}
+
+
+# ---- over time
+
+
+def test_after_each_piece_the_driver_is_free_for_as_long_as_the_piece_took(
+    fake: FakeDevice, address: int, tmp_path: Path
+) -> None:
+    hurry = Pauses()
+    pinner = pinner_of(fake, tmp_path, clock=Ticks())
+    pieces = pinned(pinner, address, hurry=hurry)
+    assert pieces is not None
+    assert [s for s in hurry.seconds if s is not None and s >= 1] == [3.0, 4.0, 5.0, 6.0]
+    assert pieces.seconds == 3 + 4 + 5 + 6 + 7
+
+
+def test_in_a_hurry_nothing_is_waited_for(fake: FakeDevice, address: int, tmp_path: Path) -> None:
+    with NodeTurns(tmp_path / "lock").turn(Pauses()):
+        hurry = threading.Event()
+        hurry.set()
+        assert pinned(pinner_of(fake, tmp_path), address, hurry=hurry) is not None
+
+
+def test_pinning_that_is_stopped_leaves_nothing_behind(
+    fake: FakeDevice, address: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop = threading.Event()
+    fake.registrations.before = lambda begin: begin == address + PAGE_BYTES and stop.set()
+    pinner = pinner_of(fake, tmp_path)
+    assert pinned(pinner, address, stop=stop) is None
+    assert fake.registrations.calls == ["register"] * 2 + ["unregister"] * 2
+    assert fake.registrations.ranges == {}
+    assert pinner.is_wanted(), "nothing failed"
+    assert caplog.records == []
+
+
+# ---- with the arena
+
+
+def arena_of(fake: FakeDevice, path: Path, *, state_bytes: int = 20_000) -> Arena:
+    config = CFConfig(host_memory_limit=1 << 30)
+    arena = Arena(config=config, pinner=pinner_of(fake, path))
+    arena.allocate(state_bytes)
+    return arena
+
+
+def test_all_slots_are_pinned_with_their_slack(fake: FakeDevice, tmp_path: Path) -> None:
+    arena = arena_of(fake, tmp_path)
+    assert arena.wait_ready(timeout_s=DEADLINE_S)
+    assert fake.registrations.num_bytes == sum(slot.num_bytes for slot in arena.slots)
+    arena.close()
+    assert fake.registrations.ranges == {}
+
+
+def test_a_large_slot_is_pinned_while_the_training_thread_goes_on(
+    fake: FakeDevice, tmp_path: Path
+) -> None:
+    begun, gate = threading.Event(), threading.Event()
+
+    def held(_: int) -> None:
+        begun.set()
+        assert gate.wait(DEADLINE_S)
+
+    fake.registrations.before = held
+    config = CFConfig(host_memory_limit=1 << 30)
+    arena = Arena(config=config, pinner=pinner_of(fake, tmp_path, piece_bytes=8 * MIB))
+    arena.allocate(20 * MIB)
+    assert begun.wait(DEADLINE_S)
+    assert not arena.may_have_room()
+    gate.set()
+    assert arena.wait_ready(timeout_s=DEADLINE_S)
+    assert all(slot.pins is not None for slot in arena.slots)
+    arena.close()
+    assert fake.registrations.ranges == {}
+
+
+def test_slots_made_before_the_device_was_used_are_pinned_later(
+    fake: FakeDevice, tmp_path: Path
+) -> None:
+    fake.in_use = False
+    arena = arena_of(fake, tmp_path)
+    assert fake.registrations.ranges == {}
+    fake.in_use = True
+    arena.pin()
+    assert arena.wait_ready(timeout_s=DEADLINE_S)
+    assert fake.registrations.num_bytes == sum(slot.num_bytes for slot in arena.slots)
+    arena.close()
+
+
+def test_after_a_failure_copies_go_on_and_nothing_more_is_said(
+    fake: FakeDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.registrations.fail_at = 1
+    recorder = Recorder(fake, small_state(fake), pinner=pinner_of(fake, tmp_path))
+    recorder.take()
+    recorder.arena.pin()
+    recorder.take()
+    recorder.finish()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_slots_stay_mapped_when_they_cannot_be_unpinned(
+    fake: FakeDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arena = arena_of(fake, tmp_path)
+    slots = arena.slots
+    fake.registrations.stuck = {slots[0].address}
+    arena.allocate(20_000)
+    assert os.fstat(slots[0].fd).st_size == slots[0].num_bytes
+    assert slots[1].memory.closed
+    assert not slots[0].memory.closed
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    arena.close()
+
+
+# ---- copies
+
+
+def test_a_copy_across_two_registrations_is_refused_by_the_fake(fake: FakeDevice) -> None:
+    """As by CUDA; and one that leaves a registration."""
+    memory = mmap.mmap(-1, 3 * PAGE_BYTES)
+    base = torch.frombuffer(memory, dtype=torch.uint8)
+    fake.registrations.prepare_thread()
+    for page in range(2):
+        assert fake.register_host(base.data_ptr() + page * PAGE_BYTES, PAGE_BYTES) is None
+    source = fake.tensor(torch.zeros(PAGE_BYTES, dtype=torch.uint8))
+    stream = fake.current_stream(torch.device("cuda", 0))
+    for page in range(3):
+        begin = page * PAGE_BYTES
+        fake.copy([(base[begin : begin + PAGE_BYTES], source)], stream=stream)
+    for begin in (1, PAGE_BYTES + 1):
+        with pytest.raises(RuntimeError, match="invalid argument"):
+            fake.copy([(base[begin : begin + PAGE_BYTES], source)], stream=stream)
+    fake.run_all()
+
+
+def state_across_borders(fake: FakeDevice) -> State:
+    """Tensors that the state of a slot of pages has across borders, one for each way to copy."""
+    state = State(fake)
+    state.add("plain", torch.arange(2000.0), settled=True)
+    state.add("volatile", torch.arange(1500.0))
+    state.add("wide", torch.arange(300.0).to(torch.complex128), settled=True)
+    state.add("turned", torch.arange(1600.0).reshape(40, 40).t(), settled=True)
+    state.add("odd", torch.arange(4099).to(torch.uint8), settled=True)
+    return state
+
+
+@PLACES
+@pytest.mark.parametrize("seed", range(10))
+def test_copies_are_cut_where_registrations_meet(
+    place: SnapshotPlace, seed: int, tmp_path: Path
+) -> None:
+    fake = FakeDevice(Seeded(seed))
+    state = state_across_borders(fake)
+    limits = Limits(small_bytes=8, transpose_bytes=3000, chunk_bytes=5000, reserve_bytes=0)
+    pinner = pinner_of(fake, tmp_path)
+    recorder = Recorder(fake, state, limits=limits, pinner=pinner, state_bytes=64 << 10)
+    assert all(slot.pins is not None for slot in recorder.arena.slots)
+    recorder.take(place)
+    recorder.update(["plain", "turned"], 9)
+    recorder.finish()
+
+
+@PLACES
+@pytest.mark.parametrize("name", ["plain", "volatile", "wide", "turned", "odd"])
+def test_without_the_cut_each_way_of_copying_would_be_refused(
+    fake: FakeDevice, place: SnapshotPlace, name: str, tmp_path: Path
+) -> None:
+    state = state_across_borders(fake)
+    only = State(fake)
+    only.put(name, state.tensors[name])
+    limits = Limits(small_bytes=8, transpose_bytes=6000, chunk_bytes=6000, reserve_bytes=0)
+    pinner = pinner_of(fake, tmp_path)
+    recorder = Recorder(fake, only, limits=limits, pinner=pinner, state_bytes=64 << 10)
+    for slot in recorder.arena.slots:
+        slot.piece_bytes = PIECE_BYTES
+    recorder.take(place)
+    recorder.finish(errors=1)
+    (error,) = recorder.reports
+    assert "invalid argument" in str(error)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_states_are_copied_to_slots_pinned_by_the_page(seed: int, tmp_path: Path) -> None:
+    fake, draw = FakeDevice(Seeded(seed)), random.Random(seed)
+    state = State(fake)
+    for number in range(draw.randrange(1, 10)):
+        values = random_values(draw)
+        if values.numel() and draw.random() < 0.7:
+            values = values.repeat(draw.randrange(1, 300), *[1] * (max(values.dim(), 1) - 1))
+            values = values.transpose(0, -1) if draw.random() < 0.5 else values
+        state.add(f"t{number}", values, settled=draw.random() < 0.6)
+    limits = draw.choice([TINY, Limits(reserve_bytes=0), Limits(8, 24, 3000, 5000, 0)])
+    pinner = pinner_of(fake, tmp_path)
+    recorder = Recorder(fake, state, limits=limits, pinner=pinner, state_bytes=400 << 10)
+    for step in range(3):
+        recorder.update(sorted(state.settled), step % 2)
+        recorder.take(draw.choice(list(SnapshotPlace)))
+        fake.run_some()
+    recorder.finish()
+
+
+def test_a_slot_of_which_a_part_stayed_pinned_takes_copies_too(
+    fake: FakeDevice, tmp_path: Path
+) -> None:
+    """Unpinning after a failure failed: a copy may not leave the piece that remains."""
+    fake.registrations.fail_at = 3
+    fake.registrations.before = lambda address: fake.registrations.stuck.add(address)
+    state = state_across_borders(fake)
+    pinner = pinner_of(fake, tmp_path)
+    recorder = Recorder(fake, state, pinner=pinner, state_bytes=64 << 10)
+    assert 0 < fake.registrations.num_bytes < recorder.arena.slot_bytes
+    recorder.take()
+    recorder.finish()
+
+
+# ---- at the end of a process
+
+
+def test_slots_can_be_unpinned_while_the_interpreter_ends(
+    fake: FakeDevice, address: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From Python 3.12 on no thread can be started then."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    pieces = pinned(pinner_of(fake, tmp_path), address)
+    assert pieces is not None
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert pieces.release()
+    assert fake.registrations.ranges == {}
+
+
+def test_the_fake_refuses_what_the_driver_refuses(fake: FakeDevice, address: int) -> None:
+    fake.registrations.prepare_thread()
+    fake.registrations.fail_at = 1
+    assert fake.register_host(address, PAGE_BYTES) == NO_MEMORY
+    assert fake.register_host(address, 2 * PAGE_BYTES) is None
+    overlapping = fake.register_host(address + PAGE_BYTES, PAGE_BYTES)
+    assert overlapping is not None
+    assert overlapping.code == 712
+    unknown = fake.unregister_host(address + PAGE_BYTES)
+    assert unknown is not None
+    assert unknown.code == 713
+    assert fake.unregister_host(address) is None
