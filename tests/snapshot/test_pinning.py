@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -245,6 +246,29 @@ def test_after_each_piece_the_driver_is_free_for_as_long_as_the_piece_took(
     assert pieces is not None
     assert [s for s in hurry.seconds if s is not None and s >= 1] == [3.0, 4.0, 5.0, 6.0]
     assert pieces.seconds == 3 + 4 + 5 + 6 + 7
+
+
+def test_each_piece_and_the_pause_after_it_are_one_turn(
+    fake: FakeDevice, address: int, tmp_path: Path
+) -> None:
+    order: list[str] = []
+
+    class Noted(NodeTurns):
+        @contextlib.contextmanager
+        def turn(self, hurry: threading.Event) -> Iterator[None]:
+            order.append("turn")
+            yield
+            order.append("end")
+
+    class Pause(Pauses):
+        def wait(self, timeout: float | None = None) -> bool:
+            order.append("pause")
+            return super().wait(timeout)
+
+    fake.registrations.before = lambda _: order.append("pin")
+    pinner = pinner_of(fake, tmp_path, turns=Noted(), piece_bytes=3 * PAGE_BYTES)
+    assert pinned(pinner, address, hurry=Pause()) is not None
+    assert order == ["turn", "pin", "pause", "end", "turn", "pin", "end"]
 
 
 def test_in_a_hurry_nothing_is_waited_for(fake: FakeDevice, address: int, tmp_path: Path) -> None:
