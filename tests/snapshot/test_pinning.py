@@ -97,6 +97,26 @@ def pinned(
     return pinner.pin(address, 5 * PAGE_BYTES, hurry=hurry, stop=stop)
 
 
+class PinnedRecorder(Recorder):
+    """A recorder whose slots ``pinner`` pins."""
+
+    def __init__(
+        self,
+        fake: FakeDevice,
+        state: State,
+        *,
+        pinner: DevicePinner,
+        limits: Limits = TINY,
+        state_bytes: int = 8 << 10,
+    ) -> None:
+        super().__init__(fake, state, limits=limits)
+        self.arena.close()
+        self.arena = Arena(config=CFConfig(host_memory_limit=1 << 30), pinner=pinner)
+        self.arena.allocate(state_bytes)
+        for slot in self.arena.slots:
+            self._fill(slot)
+
+
 # ---- pieces
 
 
@@ -348,7 +368,7 @@ def test_after_a_failure_copies_go_on_and_nothing_more_is_said(
     fake: FakeDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.registrations.fail_at = 1
-    recorder = Recorder(fake, small_state(fake), pinner=pinner_of(fake, tmp_path))
+    recorder = PinnedRecorder(fake, small_state(fake), pinner=pinner_of(fake, tmp_path))
     recorder.take()
     recorder.arena.pin()
     recorder.take()
@@ -411,7 +431,7 @@ def test_copies_are_cut_where_registrations_meet(
     state = state_across_borders(fake)
     limits = Limits(small_bytes=8, transpose_bytes=3000, chunk_bytes=5000, reserve_bytes=0)
     pinner = pinner_of(fake, tmp_path)
-    recorder = Recorder(fake, state, limits=limits, pinner=pinner, state_bytes=64 << 10)
+    recorder = PinnedRecorder(fake, state, limits=limits, pinner=pinner, state_bytes=64 << 10)
     assert all(slot.pins is not None for slot in recorder.arena.slots)
     recorder.take(place)
     recorder.update(["plain", "turned"], 9)
@@ -428,7 +448,7 @@ def test_without_the_cut_each_way_of_copying_would_be_refused(
     only.put(name, state.tensors[name])
     limits = Limits(small_bytes=8, transpose_bytes=6000, chunk_bytes=6000, reserve_bytes=0)
     pinner = pinner_of(fake, tmp_path)
-    recorder = Recorder(fake, only, limits=limits, pinner=pinner, state_bytes=64 << 10)
+    recorder = PinnedRecorder(fake, only, limits=limits, pinner=pinner, state_bytes=64 << 10)
     for slot in recorder.arena.slots:
         slot.piece_bytes = PIECE_BYTES
     recorder.take(place)
@@ -449,7 +469,7 @@ def test_random_states_are_copied_to_slots_pinned_by_the_page(seed: int, tmp_pat
         state.add(f"t{number}", values, settled=draw.random() < 0.6)
     limits = draw.choice([TINY, Limits(reserve_bytes=0), Limits(8, 24, 3000, 5000, 0)])
     pinner = pinner_of(fake, tmp_path)
-    recorder = Recorder(fake, state, limits=limits, pinner=pinner, state_bytes=400 << 10)
+    recorder = PinnedRecorder(fake, state, limits=limits, pinner=pinner, state_bytes=400 << 10)
     for step in range(3):
         recorder.update(sorted(state.settled), step % 2)
         recorder.take(draw.choice(list(SnapshotPlace)))
@@ -465,7 +485,7 @@ def test_a_slot_of_which_a_part_stayed_pinned_takes_copies_too(
     fake.registrations.before = lambda address: fake.registrations.stuck.add(address)
     state = state_across_borders(fake)
     pinner = pinner_of(fake, tmp_path)
-    recorder = Recorder(fake, state, pinner=pinner, state_bytes=64 << 10)
+    recorder = PinnedRecorder(fake, state, pinner=pinner, state_bytes=64 << 10)
     assert 0 < fake.registrations.num_bytes < recorder.arena.slot_bytes
     recorder.take()
     recorder.finish()
