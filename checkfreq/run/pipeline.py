@@ -100,6 +100,7 @@ class Pipeline:
         #: How long training has been held so far, and by what.
         self.held = HeldTime(device_wait_s=lambda: self._snapshotter.device_wait_s)
         self._device_refused = False
+        self._copies_from_device = False  # is_on_device, as of the latest snapshot
         #: What ranks compare of their state.
         self.replicas = Replicas(
             chk, capture=self._capture, num_layouts=lambda: self._snapshotter.num_layouts
@@ -227,14 +228,15 @@ class Pipeline:
         """Prepare slots at the first boundary, when the state has its full size."""
         if self._snapshotter.state_bytes == 0:
             self._snapshotter.make_room(self._capture())
+        self._copies_from_device = self.is_on_device
 
     def pin_slots(self) -> None:
-        """Have slots pinned that should be and are not; ranks must not have agreed on a checkpoint.
+        """Have slots pinned that should be and are not; before the ranks agree on a checkpoint.
 
         Checkpoints that need not be taken now are deferred until it is done: a copy to a slot that
         is not pinned would hold this thread.
         """
-        if self.is_on_device:
+        if self._copies_from_device:
             self._arena.pin()
 
     def require_memory(self, state_bytes: int) -> None:
@@ -297,6 +299,7 @@ class Pipeline:
         self._is_deferred = False
         self._profiler.started(attempt)
         self._take(captured, attempt)
+        self._copies_from_device = self.is_on_device  # state may have moved there
         held_s = time.perf_counter() - start_s
         attempt.stall_s += held_s
         self.held.snapshot(held_s)

@@ -67,7 +67,7 @@ def test_ranks_that_wait_for_this_one_hurry_the_pinning(
         assert manager._pipeline.wait_for_room(DEADLINE_S)
 
 
-def test_slots_are_pinned_at_the_first_boundary_at_which_the_state_is_on_a_device(
+def test_slots_are_pinned_at_the_boundary_after_a_snapshot_of_state_on_a_device(
     tmp_path: Path, pinner: RecordingPinner
 ) -> None:
     pinner.wanted = False
@@ -79,4 +79,22 @@ def test_slots_are_pinned_at_the_first_boundary_at_which_the_state_is_on_a_devic
         manager._pipeline.wait_for_all()
         manager._pipeline._snapshotter.engine.fence_on_device = True
         manager.step()
+        assert pinner.calls == [], "the ranks have agreed on this one: it goes on unpinned"
+        manager._pipeline.wait_for_all()
+        manager.step()
         assert len(pinner.calls) == len(arena_of(manager).slots)
+
+
+def test_slots_made_for_a_restore_are_pinned_at_the_first_boundary(
+    tmp_path: Path, pinner: RecordingPinner
+) -> None:
+    pinner.wanted = False
+    with run_of(tmp_path, pinner, 100) as manager:
+        pipeline = manager._pipeline
+        pipeline.allocate(1 << 20)
+        pinner.wanted = True
+        pipeline._snapshotter.engine.fence_on_device = True
+        pipeline.prepare()
+        pipeline.pin_slots()
+        assert len(pinner.calls) == len(arena_of(manager).slots)
+        pipeline._snapshotter.engine.fence_on_device = False

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from checkfreq.config import CFConfig
 from checkfreq.errors import StateError
-from checkfreq.snapshot.arena import Arena, Pinner, Slot
+from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.device_copier import Limits
 from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import Copy
@@ -71,19 +71,11 @@ def row_major_bytes(tensor: Tensor) -> bytes:
 class Recorder:
     """Takes snapshots and checks each slot at the instant it is reported complete."""
 
-    def __init__(
-        self,
-        fake: FakeDevice,
-        state: State,
-        *,
-        limits: Limits = TINY,
-        pinner: Pinner | None = None,
-        state_bytes: int = 8 << 10,
-    ) -> None:
+    def __init__(self, fake: FakeDevice, state: State, *, limits: Limits = TINY) -> None:
         self.fake, self.state = fake, state
         self.engine = DeviceEngine(fake, limits=limits, helper=fake.helper)
-        self.arena = Arena(config=CFConfig(host_memory_limit=1 << 30), pinner=pinner)
-        self.arena.allocate(state_bytes)
+        self.arena = Arena(config=CFConfig(host_memory_limit=1 << 30))
+        self.arena.allocate(8 << 10)
         for slot in self.arena.slots:
             self._fill(slot)
         self.reports: list[BaseException | None] = []

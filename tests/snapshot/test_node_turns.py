@@ -106,7 +106,7 @@ def test_in_a_hurry_nobody_waits(path: Path) -> None:
 
 
 def _turn(path: Path, hurry: threading.Event) -> None:
-    with NodeTurns(path, patience_s=DEADLINE_S).turn(hurry):
+    with NodeTurns(path, patience_s=10 * DEADLINE_S).turn(hurry):
         pass
 
 

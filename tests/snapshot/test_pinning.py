@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -94,6 +95,26 @@ def pinned(
     """Five pages pinned."""
     hurry, stop = hurry or Pauses(), stop or threading.Event()
     return pinner.pin(address, 5 * PAGE_BYTES, hurry=hurry, stop=stop)
+
+
+class PinnedRecorder(Recorder):
+    """A recorder whose slots ``pinner`` pins."""
+
+    def __init__(
+        self,
+        fake: FakeDevice,
+        state: State,
+        *,
+        pinner: DevicePinner,
+        limits: Limits = TINY,
+        state_bytes: int = 8 << 10,
+    ) -> None:
+        super().__init__(fake, state, limits=limits)
+        self.arena.close()
+        self.arena = Arena(config=CFConfig(host_memory_limit=1 << 30), pinner=pinner)
+        self.arena.allocate(state_bytes)
+        for slot in self.arena.slots:
+            self._fill(slot)
 
 
 # ---- pieces
@@ -247,6 +268,29 @@ def test_after_each_piece_the_driver_is_free_for_as_long_as_the_piece_took(
     assert pieces.seconds == 3 + 4 + 5 + 6 + 7
 
 
+def test_each_piece_and_the_pause_after_it_are_one_turn(
+    fake: FakeDevice, address: int, tmp_path: Path
+) -> None:
+    order: list[str] = []
+
+    class Noted(NodeTurns):
+        @contextlib.contextmanager
+        def turn(self, hurry: threading.Event) -> Iterator[None]:
+            order.append("turn")
+            yield
+            order.append("end")
+
+    class Pause(Pauses):
+        def wait(self, timeout: float | None = None) -> bool:
+            order.append("pause")
+            return super().wait(timeout)
+
+    fake.registrations.before = lambda _: order.append("pin")
+    pinner = pinner_of(fake, tmp_path, turns=Noted(), piece_bytes=3 * PAGE_BYTES)
+    assert pinned(pinner, address, hurry=Pause()) is not None
+    assert order == ["turn", "pin", "pause", "end", "turn", "pin", "end"]
+
+
 def test_in_a_hurry_nothing_is_waited_for(fake: FakeDevice, address: int, tmp_path: Path) -> None:
     with NodeTurns(tmp_path / "lock").turn(Pauses()):
         hurry = threading.Event()
@@ -324,7 +368,7 @@ def test_after_a_failure_copies_go_on_and_nothing_more_is_said(
     fake: FakeDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.registrations.fail_at = 1
-    recorder = Recorder(fake, small_state(fake), pinner=pinner_of(fake, tmp_path))
+    recorder = PinnedRecorder(fake, small_state(fake), pinner=pinner_of(fake, tmp_path))
     recorder.take()
     recorder.arena.pin()
     recorder.take()
@@ -387,7 +431,7 @@ def test_copies_are_cut_where_registrations_meet(
     state = state_across_borders(fake)
     limits = Limits(small_bytes=8, transpose_bytes=3000, chunk_bytes=5000, reserve_bytes=0)
     pinner = pinner_of(fake, tmp_path)
-    recorder = Recorder(fake, state, limits=limits, pinner=pinner, state_bytes=64 << 10)
+    recorder = PinnedRecorder(fake, state, limits=limits, pinner=pinner, state_bytes=64 << 10)
     assert all(slot.pins is not None for slot in recorder.arena.slots)
     recorder.take(place)
     recorder.update(["plain", "turned"], 9)
@@ -404,7 +448,7 @@ def test_without_the_cut_each_way_of_copying_would_be_refused(
     only.put(name, state.tensors[name])
     limits = Limits(small_bytes=8, transpose_bytes=6000, chunk_bytes=6000, reserve_bytes=0)
     pinner = pinner_of(fake, tmp_path)
-    recorder = Recorder(fake, only, limits=limits, pinner=pinner, state_bytes=64 << 10)
+    recorder = PinnedRecorder(fake, only, limits=limits, pinner=pinner, state_bytes=64 << 10)
     for slot in recorder.arena.slots:
         slot.piece_bytes = PIECE_BYTES
     recorder.take(place)
@@ -425,7 +469,7 @@ def test_random_states_are_copied_to_slots_pinned_by_the_page(seed: int, tmp_pat
         state.add(f"t{number}", values, settled=draw.random() < 0.6)
     limits = draw.choice([TINY, Limits(reserve_bytes=0), Limits(8, 24, 3000, 5000, 0)])
     pinner = pinner_of(fake, tmp_path)
-    recorder = Recorder(fake, state, limits=limits, pinner=pinner, state_bytes=400 << 10)
+    recorder = PinnedRecorder(fake, state, limits=limits, pinner=pinner, state_bytes=400 << 10)
     for step in range(3):
         recorder.update(sorted(state.settled), step % 2)
         recorder.take(draw.choice(list(SnapshotPlace)))
@@ -441,7 +485,7 @@ def test_a_slot_of_which_a_part_stayed_pinned_takes_copies_too(
     fake.registrations.before = lambda address: fake.registrations.stuck.add(address)
     state = state_across_borders(fake)
     pinner = pinner_of(fake, tmp_path)
-    recorder = Recorder(fake, state, pinner=pinner, state_bytes=64 << 10)
+    recorder = PinnedRecorder(fake, state, pinner=pinner, state_bytes=64 << 10)
     assert 0 < fake.registrations.num_bytes < recorder.arena.slot_bytes
     recorder.take()
     recorder.finish()
