@@ -108,6 +108,7 @@ class CFManager:
         self._persistence = session.persistence
         self._coordinator = session.coordinator
         self._gate = session.gate
+        self._evidence = session.pipeline.evidence
         self._gradients = session.pipeline.gradients
         self._updates = WeightUpdates(session)
         self._restoring = Restoring(session)
@@ -170,6 +171,7 @@ class CFManager:
             self._persistence.reap()
             self._coordinator.raise_failures()
             self._gate.pass_boundary()
+            self._evidence.pass_boundary(self._gate.attempts)
             self._gradients.pass_boundary()
             self._progress.global_step += 1
             self._profile(is_epoch=epoch_boundary)
