@@ -30,6 +30,7 @@ from checkfreq.session.ending import Ending
 from checkfreq.session.restoring import Restoring
 from checkfreq.session.session import Session
 from checkfreq.session.updates import WeightUpdates
+from checkfreq.snapshot.gate import opaque
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.positions import PositionSource
 from checkfreq.types import CFMode
@@ -114,6 +115,7 @@ class CFManager:
         self._restoring = Restoring(session)
         self._ending = Ending(session)
         self._is_on_device = False
+        self._pass = opaque(self._pass_boundary)
 
     # ---- weight updates
 
@@ -156,11 +158,11 @@ class CFManager:
         background work, and ConfigError at the first call if the directory holds checkpoints and
         ``restore`` was not called.
         """
-        self._pass_boundary(epoch_boundary=False)
+        self._pass(epoch_boundary=False)
 
     def end_epoch(self) -> None:
         """Pass the last boundary of an epoch."""
-        self._pass_boundary(epoch_boundary=True)
+        self._pass(epoch_boundary=True)
 
     def _pass_boundary(self, *, epoch_boundary: bool) -> None:
         if self._home.is_elsewhere():

@@ -124,18 +124,16 @@ class UpdateGate:
         if _cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             self._captured = True  # waiting is not allowed during capture
             return
-        self._wait()
+        if not self._home.is_elsewhere():
+            self._fence()
         self._attempts += 1
 
     def _before_write(self) -> None:
-        self._wait()
+        if not self._home.is_elsewhere():
+            self._fence()
         # After the fence: an update that it refused did not happen.
         self._attempts += 1
         self._declared += 1
-
-    def _wait(self) -> None:
-        if not self._home.is_elsewhere():
-            self._fence()
 
     def _add_attempt(self) -> None:
         self._attempts += 1
