@@ -237,6 +237,7 @@ class Pipeline:
 
     def continue_from(self, step: int, *, attempt: str, was_chosen: bool) -> None:
         """``step`` was restored: intervals count from it; see also ``Persistence``."""
+        self._snapshotter.forget()
         self.last_started_step = step
         self.persistence.continue_from(step, attempt=attempt, was_chosen=was_chosen)
 

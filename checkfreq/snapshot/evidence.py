@@ -51,6 +51,10 @@ class Evidence:
         """A write was found that nobody had announced."""
         self._is_refuted = True
 
+    def forget(self) -> None:
+        """State was restored: what comes next is not compared with what was before."""
+        self._latest = None
+
     def compare(self, sample: Sample) -> None:
         """Compare a complete snapshot with the one before it, and warn once if that refutes.
 

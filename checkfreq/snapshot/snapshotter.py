@@ -212,6 +212,11 @@ class Snapshotter:
             )
         return expected.changed()
 
+    def forget(self) -> None:
+        """State was restored: the snapshot before says nothing about it."""
+        self._unverified = None
+        self.evidence.forget()
+
     def close(self) -> None:
         """Finish the copies in progress; idempotent."""
         if self._chosen is not None:

@@ -158,3 +158,18 @@ def test_every_compiled_update_asks_the_fence_and_takes_the_answer_of_that_time(
         (plain.iterate_by_hand if compiled is by_hand else plain.iterate)()
         assert run.gate.attempts == number
         assert run.bits() == pytest.approx(plain.bits(), rel=1e-5)
+
+
+def write_by_hand(run: Run) -> None:
+    with run.gate.updating():
+        run.model.bias.data.zero_()
+
+
+@pytest.mark.parametrize("update", [lambda run: run.optimizer.step(), write_by_hand])
+def test_with_fullgraph_the_compiler_refuses_and_says_why(update: Callable[[Run], None]) -> None:
+    run = Run()
+    run.backward()
+    refused = r"(?s)torch\.compiler\.disable.*checkfreq orders weight updates.*without fullgraph"
+    with pytest.raises(RuntimeError, match=refused):
+        torch.compile(update, backend="eager", fullgraph=True)(run)
+    assert run.gate.attempts == 0
