@@ -140,7 +140,9 @@ class CFManager:
     def updating(self) -> AbstractContextManager[None]:
         """Bracket every parameter write that goes through no tracked ``optimizer.step()``.
 
-        CUDA graph replays, weight clipping, EMA swaps, optimizers inside backward.
+        CUDA graph replays, weight clipping, EMA swaps, optimizers inside backward. Without it, a
+        write under the copy of a snapshot fails that snapshot, and others hold training until they
+        are complete.
         """
         return self._gate.updating()
 
@@ -154,7 +156,8 @@ class CFManager:
     def step(self) -> None:
         """Pass an iteration boundary: after a weight update and before the next batch.
 
-        CFIterator calls it; a loop without one calls it once per update. Raises errors of the
+        CFIterator calls it; a loop without one calls it once per update. After an iteration without
+        an update the snapshot is complete when this returns, which takes longer. Raises errors of the
         background work, and ConfigError at the first call if the directory holds checkpoints and
         ``restore`` was not called.
         """
