@@ -156,10 +156,10 @@ class CFManager:
     def step(self) -> None:
         """Pass an iteration boundary: after a weight update and before the next batch.
 
-        CFIterator calls it; a loop without one calls it once per update. Without an update since the
-        boundary before, a snapshot is complete when this returns, which takes longer. Raises errors
-        of the background work, and ConfigError at the first call if the directory holds checkpoints
-        and ``restore`` was not called.
+        CFIterator calls it; a loop without one calls it once per update. Without an update since
+        the boundary before, a snapshot is complete when this returns, which takes longer. Raises
+        errors of the background work, and ConfigError at the first call if the directory holds
+        checkpoints and ``restore`` was not called.
         """
         self._pass(epoch_boundary=False)
 
