@@ -51,9 +51,11 @@ class CFConfig:
             costs favour (HOST with CFMode.MANUAL).
         barrier_timeout_s: longest time that a weight update waits for a copy, default 600. A copy
             that takes longer is an error: something hangs.
-        verify_settled: compare tensors with their snapshot before every weight update, and raise
-            StateError if one has changed in between. Default False, since it is slow: for tests,
-            and if you suspect that something other than the optimizer writes weights.
+        verify_settled: compare settled tensors with what they were at the boundary, in the slot
+            once it is complete (the attempt fails if they differ), and before the next weight
+            update, snapshot or end, whichever comes first (raises StateError). Default False, since
+            it is slow: for tests, and if you suspect that something other than the optimizer writes
+            weights.
 
     Writing
         writer_threads: threads that write a snapshot, and that read a checkpoint in ``restore()``.

@@ -30,6 +30,7 @@ from checkfreq.session.ending import Ending
 from checkfreq.session.restoring import Restoring
 from checkfreq.session.session import Session
 from checkfreq.session.updates import WeightUpdates
+from checkfreq.snapshot.gate import opaque
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.positions import PositionSource
 from checkfreq.types import CFMode
@@ -108,11 +109,13 @@ class CFManager:
         self._persistence = session.persistence
         self._coordinator = session.coordinator
         self._gate = session.gate
+        self._evidence = session.pipeline.evidence
         self._gradients = session.pipeline.gradients
         self._updates = WeightUpdates(session)
         self._restoring = Restoring(session)
         self._ending = Ending(session)
         self._is_on_device = False
+        self._pass = opaque(self._pass_boundary)
 
     # ---- weight updates
 
@@ -137,7 +140,9 @@ class CFManager:
     def updating(self) -> AbstractContextManager[None]:
         """Bracket every parameter write that goes through no tracked ``optimizer.step()``.
 
-        CUDA graph replays, weight clipping, EMA swaps, optimizers inside backward.
+        CUDA graph replays, weight clipping, EMA swaps, optimizers inside backward. Without it, a
+        write under the copy of a snapshot fails that snapshot, and others hold training until they
+        are complete.
         """
         return self._gate.updating()
 
@@ -151,15 +156,16 @@ class CFManager:
     def step(self) -> None:
         """Pass an iteration boundary: after a weight update and before the next batch.
 
-        CFIterator calls it; a loop without one calls it once per update. Raises errors of the
-        background work, and ConfigError at the first call if the directory holds checkpoints and
-        ``restore`` was not called.
+        CFIterator calls it; a loop without one calls it once per update. Without an update since
+        the boundary before, a snapshot is complete when this returns, which takes longer. Raises
+        errors of the background work, and ConfigError at the first call if the directory holds
+        checkpoints and ``restore`` was not called.
         """
-        self._pass_boundary(epoch_boundary=False)
+        self._pass(epoch_boundary=False)
 
     def end_epoch(self) -> None:
         """Pass the last boundary of an epoch."""
-        self._pass_boundary(epoch_boundary=True)
+        self._pass(epoch_boundary=True)
 
     def _pass_boundary(self, *, epoch_boundary: bool) -> None:
         if self._home.is_elsewhere():
@@ -170,6 +176,7 @@ class CFManager:
             self._persistence.reap()
             self._coordinator.raise_failures()
             self._gate.pass_boundary()
+            self._evidence.pass_boundary(self._gate.attempts)
             self._gradients.pass_boundary()
             self._progress.global_step += 1
             self._profile(is_epoch=epoch_boundary)

@@ -93,6 +93,8 @@ class Pipeline:
             listener=self.persistence,
             config=config,
         )
+        #: What is known about updates; to be told of every boundary.
+        self.evidence = self._snapshotter.evidence
         self._is_deferred = False
         self._close_by_s: float | None = None
         self.last_started_step = 0
@@ -249,6 +251,7 @@ class Pipeline:
 
     def continue_from(self, step: int, *, attempt: str, was_chosen: bool) -> None:
         """``step`` was restored: intervals count from it; see also ``Persistence``."""
+        self._snapshotter.forget()
         self.last_started_step = step
         self.persistence.continue_from(step, attempt=attempt, was_chosen=was_chosen)
 
@@ -264,6 +267,10 @@ class Pipeline:
         self.held.fence(waited_s)
         if waited_s:
             self.persistence.note_stall(waited_s)
+        self.verify()
+
+    def verify(self) -> None:
+        """With ``verify_settled``, raise StateError if settled state changed since a snapshot."""
         changed = self._snapshotter.changed_settled() if self._config.verify_settled else []
         if changed:
             raise StateError(
@@ -285,6 +292,7 @@ class Pipeline:
         start_s = time.perf_counter()
         if agreed is None and self.is_written(step):
             return self.mark(step, marks)
+        self.verify()  # no update came since the snapshot before if it was not verified yet
         captured = self._capture() if must or self._arena.may_have_room() else None
         slot = None if captured is None else self._slot_for(captured, must=must)
         if captured is None or slot is None:

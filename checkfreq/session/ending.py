@@ -124,6 +124,7 @@ class Ending:
     def _complete_last_boundary(self) -> None:
         step = self._progress.global_step
         if self._session.gate.at_boundary:
+            self._pipeline.verify()
             self._session.make_durable("final", self._progress.requested or Marks())
         elif not self._pipeline.is_written(step):
             logger.warning(

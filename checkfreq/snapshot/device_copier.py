@@ -27,6 +27,7 @@ from torch import Tensor
 
 from checkfreq.snapshot.arena import Slot
 from checkfreq.snapshot.device import Device, Event, Pair, Stream
+from checkfreq.snapshot.device_watch import BUFFER_BYTES, DeviceWatch
 from checkfreq.snapshot.engine import Copy
 from checkfreq.snapshot.packing import (
     Packing,
@@ -35,6 +36,7 @@ from checkfreq.snapshot.packing import (
     row_major_pieces,
     target_and_source,
 )
+from checkfreq.snapshot.watch import watches_over
 from checkfreq.types import SnapshotPlace
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,11 @@ class Transfer:
     kept: list[Tensor] = field(default_factory=list)
     bounce: Tensor | None = None
     packing: Packing | None = None
+    watch: DeviceWatch | None = None
+
+    def changed(self, slot: Slot) -> list[str]:
+        """Settled tensors that changed while they were copied; helper thread, after ``scatter``."""
+        return [] if self.watch is None else self.watch.changed(slot)
 
     def scatter(self, slot: Slot) -> None:
         """Move the packed bytes from the bounce buffer to their places in the slot.
@@ -104,9 +111,10 @@ class DeviceCopier:
         self._end: Event | None = None  # the staging and device buffers are free again
         self._waits: deque[tuple[Event, Event]] = deque()  # events around each wait queued
         self._wait_s = 0.0
-        self._lock = threading.Lock()  # guards the two below, used by the helper thread too
+        self._lock = threading.Lock()  # guards those below, used by the helper thread too
         self._buffer: Tensor | None = None
         self._bounce_buffers: list[Tensor] = []
+        self._watch_buffers: list[tuple[Tensor, Tensor]] = []
 
     # ---- training thread
 
@@ -192,13 +200,16 @@ class DeviceCopier:
         if volatile:
             device.copy(self._direct(volatile, base, transfer), stream=stream)
         pairs = self._direct(settled, base, transfer)
+        self._read_first(transfer, settled, stream)
         # Memory allocated so far belongs to the compute stream: its earlier users must have
         # finished, and the small tensors must be staged, before the side stream goes on.
         device.wait(side, device.record(stream))
         if settled:
             device.keep([copy.source for copy in settled], stream=side)
             device.copy(pairs, stream=side)
+            self._read_again(transfer)
             self._read = device.record(side)
+            self._fetch_readings(transfer)
         if small:
             transfer.packing, transfer.bounce = packing, self._bounce_buffer_for(packing.num_bytes)
             target = transfer.bounce[: packing.num_bytes]
@@ -267,16 +278,19 @@ class DeviceCopier:
         volatile = [pair for copy, pair in pairs if not copy.settled]
         if volatile:
             device.pack(volatile, stream=stream)
+        self._read_first(transfer, [copy for copy in packing.copies if copy.settled], stream)
         device.wait(side, device.record(stream))
         settled = [pair for copy, pair in pairs if copy.settled]
         if settled:
             device.keep([copy.source for copy in packing.copies if copy.settled], stream=side)
             device.pack(settled, stream=side)
+            self._read_again(transfer)
             self._read = device.record(side)
         transfer.buffered = self._read if settled else device.record(side)
         chunk_bytes = self._limits.chunk_bytes
         chunks = _chunks(packing, buffer, base, chunk_bytes, piece_bytes=transfer.piece_bytes)
         device.copy(chunks, stream=side)
+        self._fetch_readings(transfer)
         transfer.end = self._end = device.record(side)
 
     def _buffer_for(self, num_bytes: int) -> Tensor | None:
@@ -298,6 +312,34 @@ class DeviceCopier:
             self._buffer = buffer
         return buffer
 
+    # ---- the watch over settled tensors
+
+    def _read_first(self, transfer: Transfer, settled: Sequence[Copy], stream: Stream) -> None:
+        watched = watches_over(settled)
+        buffers = self._buffers_for_watch() if watched else None
+        if buffers is not None:
+            transfer.watch = DeviceWatch(watched, *buffers)
+            self._device.pack(transfer.watch.reading(second=False), stream=stream)
+
+    def _read_again(self, transfer: Transfer) -> None:
+        if transfer.watch is not None:
+            self._device.pack(transfer.watch.reading(second=True), stream=self._side)
+
+    def _fetch_readings(self, transfer: Transfer) -> None:
+        if transfer.watch is not None:
+            self._device.copy(transfer.watch.fetch(), stream=self._side)
+
+    def _buffers_for_watch(self) -> tuple[Tensor, Tensor] | None:
+        """On the device and on the host; None if the device has no room even for these."""
+        with self._lock:
+            if self._watch_buffers:
+                return self._watch_buffers.pop()
+        try:
+            on_device = self._device.allocate(BUFFER_BYTES, self.index)
+        except torch.OutOfMemoryError:
+            return None
+        return on_device, self._device.allocate_host(BUFFER_BYTES)
+
     # ---- any thread
 
     def finish(self, transfer: Transfer, *, place: SnapshotPlace) -> None:
@@ -305,6 +347,10 @@ class DeviceCopier:
         if transfer.bounce is not None:
             with self._lock:
                 self._bounce_buffers.append(transfer.bounce)
+        if transfer.watch is not None:
+            with self._lock:
+                self._watch_buffers.append((transfer.watch.buffer, transfer.watch.host))
+        transfer.watch = None
         transfer.copies, transfer.bounce, transfer.packing = (), None, None
         transfer.kept.clear()
         if self._buffer is not None and (place is SnapshotPlace.HOST or self._is_short()):

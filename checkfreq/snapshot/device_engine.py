@@ -24,6 +24,7 @@ from checkfreq.snapshot.arena import Slot
 from checkfreq.snapshot.device import Device
 from checkfreq.snapshot.device_copier import DeviceCopier, Limits, Transfer
 from checkfreq.snapshot.engine import Copy, OnCopied, copy_to_slot
+from checkfreq.snapshot.watch import require_unchanged
 from checkfreq.types import SnapshotPlace
 
 logger = logging.getLogger(__name__)
@@ -243,6 +244,9 @@ class DeviceEngine:
             return
         for _, transfer in snapshot.transfers:
             transfer.scatter(snapshot.slot)
+        require_unchanged(
+            [name for _, transfer in snapshot.transfers for name in transfer.changed(snapshot.slot)]
+        )
         self.last_copy_s = max(
             (
                 self._device.elapsed_s(transfer.start, transfer.end)

@@ -21,6 +21,7 @@ from xxhash import xxh3_64_hexdigest
 from checkfreq import faults
 from checkfreq.errors import SnapshotError
 from checkfreq.snapshot.arena import Slot
+from checkfreq.snapshot.watch import HostWatch, require_unchanged
 from checkfreq.types import SnapshotPlace
 
 _CLOSE_TIMEOUT_S = 60.0
@@ -31,6 +32,7 @@ OnCopied = Callable[[BaseException | None], None]
 class Copy(NamedTuple):
     """One tensor and where its bytes go: ``num_bytes`` at ``offset`` of the slot, row-major.
 
+    ``watched``: a settled tensor of which a few elements tell whether it changed meanwhile.
     A NamedTuple for the reason that TensorRef is one: it is cheaper to make than a dataclass.
     """
 
@@ -39,6 +41,7 @@ class Copy(NamedTuple):
     offset: int
     num_bytes: int
     settled: bool
+    watched: bool = False
 
 
 make_copy = tuple.__new__  # what Copy() calls; made per tensor while training waits
@@ -64,7 +67,8 @@ class SnapshotEngine(Protocol):
         """Begin a snapshot of the state as it is now.
 
         When this returns the training thread may go on with the next forward and backward.
-        ``on_copied(error)`` is called once, from any thread, when the slot is complete.
+        ``on_copied(error)`` is called once, from any thread, when the slot is complete. The error
+        is UnannouncedWrite if a settled tensor that is watched changed before that.
         """
         ...
 
@@ -100,13 +104,14 @@ class HostEngine:
         """See SnapshotEngine."""
         assert self._idle.is_set(), "a copy is still active"
         settled = [copy for copy in copies if copy.settled]
-        error = _attempted(lambda: self._copy_volatile(copies, slot))
+        watch = HostWatch(settled)
+        error = attempted(lambda: self._copy_volatile(copies, slot))
         if error is not None or not settled:
             on_copied(error)
             return
         self._idle.clear()
         self._ensure_thread()
-        self._tasks.put(lambda: self._copy_settled(settled, slot, on_copied))
+        self._tasks.put(lambda: self._copy_settled(settled, slot, on_copied, watch))
 
     def fence(self, *, timeout_s: float) -> float:
         """See SnapshotEngine. Here the calling thread waits."""
@@ -148,19 +153,22 @@ class HostEngine:
         if not any(copy.settled for copy in copies):
             faults.reach("snapshot.copy_end")
 
-    def _copy_settled(self, copies: Sequence[Copy], slot: Slot, on_copied: OnCopied) -> None:
+    def _copy_settled(
+        self, copies: Sequence[Copy], slot: Slot, on_copied: OnCopied, watch: HostWatch
+    ) -> None:
         def copy_all() -> None:
             faults.reach("snapshot.copy_settled")
             for copy in copies:
                 copy_to_slot(copy, slot)
             faults.reach("snapshot.copy_end")
+            require_unchanged(watch.changed(slot))
 
-        error = _attempted(copy_all)
+        error = attempted(copy_all)
         self._idle.set()  # before the callback: a weight update waits for the copy only
         on_copied(error)
 
 
-def _attempted(work: Callable[[], None]) -> Exception | None:
+def attempted(work: Callable[[], None]) -> Exception | None:
     """Do ``work`` and return its error, if any, instead of raising it."""
     try:
         work()

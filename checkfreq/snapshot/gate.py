@@ -4,13 +4,17 @@ A step pre-hook on each tracked optimizer makes the update wait for the copy of 
 and counts it as an attempt; ``updating()`` does the same for writes that no hook sees. Belongs to
 the training thread. In a fork of the process updates are counted but do not wait, since the copy is
 the parent's.
+
+torch.compile must not look into any of this. It would take what an event says while it compiles,
+or the number of attempts, for a constant, and compile a wait away. So a compiled function stops
+here, calls what is written, and goes on compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -18,6 +22,39 @@ from checkfreq.errors import StateError
 from checkfreq.forks import Home
 
 _cuda: Any = torch.cuda  # parts of it have no annotations
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def opaque(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """``function``, which torch.compile calls as it is; with ``fullgraph=True`` it refuses to.
+
+    Call it once an optimizer exists: it imports torch's compiler, as torch's optimizers do.
+    """
+    reason = (
+        "checkfreq orders weight updates after the copy of a snapshot, on each call and not once "
+        "while compiling; compile without fullgraph=True, or leave the update out of the function"
+    )
+    disable = cast("Callable[..., Any]", torch.compiler.disable)
+    return cast("Callable[_P, _T]", disable(function, reason=reason))
+
+
+class Updating:
+    """The context that ``updating()`` returns; see `CFManager.updating`."""
+
+    def __init__(self, enter: Callable[[], None]) -> None:
+        self._enter = enter
+
+    def __enter__(self) -> None:
+        self._enter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
 
 
 class UpdateGate:
@@ -37,8 +74,11 @@ class UpdateGate:
         self._captured = False
         self._boundary_attempts = 0
         self._boundary_declared = 0
+        before_step = opaque(self._before_step)
+        self._announce = opaque(self._before_write)
+        self._count = opaque(self._add_attempt)
         self._hooks = [
-            optimizer.register_step_pre_hook(self._before_step) for optimizer in optimizers.values()
+            optimizer.register_step_pre_hook(before_step) for optimizer in optimizers.values()
         ]
 
     @property
@@ -53,17 +93,11 @@ class UpdateGate:
 
     def count(self) -> None:
         """Count an attempt that may not reach the hook, as of a step that a GradScaler skips."""
-        self._attempts += 1
+        self._count()
 
-    @contextmanager
-    def updating(self) -> Iterator[None]:
+    def updating(self) -> Updating:
         """Surround a parameter write that no hook sees."""
-        if not self._home.is_elsewhere():
-            self._fence()
-        # After the fence: an update that it refused did not happen.
-        self._attempts += 1
-        self._declared += 1
-        yield
+        return Updating(self._announce)
 
     def pass_boundary(self) -> None:
         """Note an iteration boundary.
@@ -92,4 +126,14 @@ class UpdateGate:
             return
         if not self._home.is_elsewhere():
             self._fence()
+        self._attempts += 1
+
+    def _before_write(self) -> None:
+        if not self._home.is_elsewhere():
+            self._fence()
+        # After the fence: an update that it refused did not happen.
+        self._attempts += 1
+        self._declared += 1
+
+    def _add_attempt(self) -> None:
         self._attempts += 1

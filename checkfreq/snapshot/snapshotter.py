@@ -8,7 +8,7 @@ thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,11 +25,14 @@ from checkfreq.snapshot.engine import (
     HostEngine,
     OnCopied,
     SnapshotEngine,
+    attempted,
     fingerprint,
     make_copy,
     slot_fingerprint,
 )
+from checkfreq.snapshot.evidence import Evidence, Sample
 from checkfreq.snapshot.layout import StateLayout
+from checkfreq.snapshot.watch import UnannouncedWrite, chosen, require_unchanged, sampled
 from checkfreq.state.capture import read_local_state
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.collector import CapturedState
@@ -85,8 +88,10 @@ class Snapshotter:
         self._listener = listener
         self._config = config
         self._layout: StateLayout | None = None
-        self._latest: Snapshot | None = None
-        self._expected: dict[str, str] = {}
+        self._watched: frozenset[int] = frozenset()
+        self._unverified: _Expected | None = None
+        #: Whether settled tensors may be copied later; to be told of every boundary.
+        self.evidence = Evidence()
         #: Bytes of state on each accelerator, as of the last ``make_room``.
         self.device_bytes: dict[torch.device, int] = {}
         #: Layouts planned so far.
@@ -135,33 +140,55 @@ class Snapshotter:
             self.allocate(layout.total_bytes)
         if layout is not self._layout:
             self._layout = layout
+            self._watched = _watched(captured, layout)
             self.num_layouts += 1
             self.device_bytes = _bytes_by_device(captured, layout)
         return True
 
     def allocate(self, state_bytes: int) -> None:
         """Allocate slots; their pages are faulted in by a background thread."""
-        self._latest = None  # its slot is about to be unmapped
         self._arena.allocate(state_bytes)
         self._listener.forget_slots()
         for slot in self._arena.slots:
             self._listener.share_slot(slot.index, fd=slot.fd, num_bytes=slot.num_bytes)
 
     def take(self, captured: CapturedState, slot: Slot, *, on_copied: OnCopied) -> Snapshot:
-        """Begin a snapshot into ``slot``, after ``make_room`` with the same state."""
+        """Begin a snapshot into ``slot``, after ``make_room`` with the same state.
+
+        It is complete when this returns, on a device in the order of the stream, where nothing
+        says that updates wait for the copy. ``on_copied`` gets UnannouncedWrite if a settled
+        tensor changed under the copy.
+        """
         layout = self._layout
         assert layout is not None
         self._prepare(slot, layout)
         with gc_paused():
-            copies = _copies(captured, layout)
+            copies = _copies(captured, layout, self._watched if self.evidence.holds else None)
         snapshot = Snapshot(slot, copies, layout.total_bytes)
         # Digested before the copy begins: this is what the tensors were at the boundary. Without
         # the option nothing may keep the source tensors alive after the copy.
-        if self._config.verify_settled:
-            self._latest = snapshot
-            self._expected = {c.name: fingerprint(c) for c in copies if c.settled}
-        self._engine().start(copies, slot, on_copied=on_copied)
+        expected = _Expected.of(copies, captured) if self._config.verify_settled else None
+        self._unverified = expected
+        report = self._reporting(slot, expected, on_copied)
+        self._engine().start(copies, slot, on_copied=report)
         return snapshot
+
+    def _reporting(self, slot: Slot, expected: _Expected | None, on_copied: OnCopied) -> OnCopied:
+        """``on_copied``, after what the complete slot tells; any thread."""
+        layout, watched, attempts = self._layout, self._watched, self.evidence.attempts
+        assert layout is not None
+
+        def report(error: BaseException | None) -> None:
+            if error is None and expected is not None:
+                error = attempted(lambda: require_unchanged(expected.torn_in(slot)))
+            if error is None:
+                contents = {layout.names[i]: _sample(layout.destinations[i], slot) for i in watched}
+                self.evidence.compare(Sample(attempts, contents))
+            elif isinstance(error, UnannouncedWrite):
+                self.evidence.refute()
+            on_copied(error)
+
+        return report
 
     def fence(self) -> float:
         """Have the next weight update come after the copy; returns the host's wait in seconds."""
@@ -170,24 +197,25 @@ class Snapshotter:
         return self._chosen.fence(timeout_s=self._config.barrier_timeout_s)
 
     def changed_settled(self) -> list[str]:
-        """Settled tensors that changed between a snapshot's boundary and the next update.
+        """Settled tensors that changed since the boundary of the latest snapshot.
 
-        Such a tensor, or its copy, differs from what the tensor was at the boundary. Empty without
-        ``CFConfig.verify_settled``, and for all later updates.
+        To be asked before the next update. Empty without ``CFConfig.verify_settled``, and for all
+        later updates. Waits for the copy.
         """
-        latest, self._latest = self._latest, None
-        if latest is None or latest.slot.is_free:
+        expected, self._unverified = self._unverified, None
+        if expected is None:
             return []
         if not self._engine().wait_copied(timeout_s=self._config.barrier_timeout_s):
             raise SnapshotError(
                 "verify_settled: the snapshot was not finished after "
                 f"{self._config.barrier_timeout_s:.0f} s (CFConfig.barrier_timeout_s)"
             )
-        return [c.name for c in latest.copies if c.settled and self._has_changed(c, latest.slot)]
+        return expected.changed()
 
-    def _has_changed(self, copy: Copy, slot: Slot) -> bool:
-        expected = self._expected[copy.name]
-        return fingerprint(copy) != expected or slot_fingerprint(copy, slot) != expected
+    def forget(self) -> None:
+        """State was restored: the snapshot before says nothing about it."""
+        self._unverified = None
+        self.evidence.forget()
 
     def close(self) -> None:
         """Finish the copies in progress; idempotent."""
@@ -215,6 +243,27 @@ class Snapshotter:
             slot.memory[file.slot_offset : file.slot_offset + len(header)] = header
         self._listener.lay_out_slot(slot.index, layout.files)
         slot.layout = layout
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """The settled tensors of a snapshot, with their digests at its boundary."""
+
+    copies: tuple[tuple[Copy, str], ...]
+
+    @classmethod
+    def of(cls, copies: Iterable[Copy], captured: CapturedState) -> _Expected:
+        """Digest the settled ones as they are now, also if they are copied at once."""
+        both = zip(copies, captured.tensors, strict=True)
+        return cls(tuple((copy, fingerprint(copy)) for copy, ref in both if ref.settled))
+
+    def changed(self) -> list[str]:
+        """Names of the tensors that are not what they were."""
+        return [copy.name for copy, digest in self.copies if fingerprint(copy) != digest]
+
+    def torn_in(self, slot: Slot) -> list[str]:
+        """Names of the tensors that the slot does not hold as they were."""
+        return [copy.name for copy, digest in self.copies if slot_fingerprint(copy, slot) != digest]
 
 
 def engine_for(chk: CFCheckpoint, *, place: SnapshotPlace | None = None) -> SnapshotEngine:
@@ -246,12 +295,36 @@ def _bytes_by_device(captured: CapturedState, layout: StateLayout) -> dict[torch
     return found
 
 
-def _copies(captured: CapturedState, layout: StateLayout) -> tuple[Copy, ...]:
-    """The captured tensors with their places in the layout, which they fit."""
+def _watched(captured: CapturedState, layout: StateLayout) -> frozenset[int]:
+    """Indices of the settled tensors in which writes are looked for."""
+    settled = [index for index, ref in enumerate(captured.tensors) if ref.settled]
+    return frozenset(settled[i] for i in chosen([layout.destinations[s][1] for s in settled]))
+
+
+def _copies(
+    captured: CapturedState, layout: StateLayout, watched: frozenset[int] | None
+) -> tuple[Copy, ...]:
+    """The captured tensors with their places in the layout, which they fit.
+
+    With None as ``watched`` every tensor counts as volatile.
+    """
     places = zip(layout.names, captured.tensors, layout.destinations, strict=True)
+    if watched is None:
+        return tuple(
+            [
+                make_copy(Copy, (name, ref.tensor, offset, num_bytes, False, False))
+                for name, ref, (offset, num_bytes) in places
+            ]
+        )
     return tuple(
         [
-            make_copy(Copy, (name, ref.tensor, offset, num_bytes, ref.settled))
-            for name, ref, (offset, num_bytes) in places
+            make_copy(Copy, (name, ref.tensor, offset, num_bytes, ref.settled, index in watched))
+            for index, (name, ref, (offset, num_bytes)) in enumerate(places)
         ]
     )
+
+
+def _sample(destination: tuple[int, int], slot: Slot) -> bytes:
+    """A few bytes of one tensor in a slot."""
+    offset, num_bytes = destination
+    return b"".join([slot.memory[offset + b : offset + e] for b, e in sampled(num_bytes)])

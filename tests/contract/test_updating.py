@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import checkfreq
-from checkfreq.errors import StateError
+from checkfreq.errors import SnapshotError, StateError
 from iterators import CFIterator
 from tests.contract.conftest import Hold
 from tests.contract.runs import Training, loader, managed
+
+WEIGHT = r"model\.layers\.0\.weight"
 
 
 def test_a_write_inside_it_comes_after_the_copy(chk_dir: Path, hold_trainer: Hold) -> None:
@@ -52,7 +54,7 @@ def test_verify_settled_sees_a_write_that_came_before_the_copy(
 ) -> None:
     training = Training()
     gate = hold_trainer("snapshot.copy_settled")
-    with managed(chk_dir, training.chk) as manager:
+    with pytest.raises(SnapshotError, match=WEIGHT), managed(chk_dir, training.chk) as manager:
         manager.save()
         with torch.no_grad():
             training.model.layers[0].weight.add_(1)
@@ -66,7 +68,7 @@ def test_a_settled_write_outside_it_is_a_state_error_with_verify_settled(
 ) -> None:
     training = Training()
     gate = hold_trainer("snapshot.copy_end")
-    with managed(chk_dir, training.chk) as manager:
+    with pytest.raises(SnapshotError, match=WEIGHT), managed(chk_dir, training.chk) as manager:
         manager.save()
         gate.wait_reached()
         with torch.no_grad():

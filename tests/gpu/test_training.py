@@ -209,6 +209,52 @@ def run_unannounced(chk_dir: Path, model: nn.Module, optimizer: torch.optim.Opti
         manager.step()
 
 
+def test_replays_of_a_graph_that_is_older_than_the_manager_tear_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No hook was there to see the capture. Expected values are cloned in the stream's order."""
+    model = network(256)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, capturable=True)
+    graph = captured_step(model, optimizer, images())
+    expected: dict[int, dict[str, torch.Tensor]] = {}
+    chk = CFCheckpoint(model=model, optimizer=optimizer)
+    with manager_of(tmp_path, chk, config=CFConfig()) as manager:
+        for step in range(1, 13):
+            torch.cuda._sleep(LONG // 100)  # the host runs ahead
+            graph.replay()
+            manager.step()
+            expected[step] = {name: value.clone() for name, value in model.state_dict().items()}
+            if step % 4 == 0:
+                manager.wait()
+        steps = manager.all_steps()
+    assert len(steps) >= 3
+    for step in steps:
+        found = checkfreq.load(tmp_path, step=step)["model"]
+        assert tensor_bits(found, "") == tensor_bits(expected[step], ""), step
+    warnings = [r.getMessage() for r in caplog.records if "no update was seen" in r.getMessage()]
+    assert len(warnings) == 1
+
+
+def test_a_write_that_bypasses_the_hook_under_the_copy_voids_the_snapshot(tmp_path: Path) -> None:
+    weight = torch.nn.Parameter(torch.zeros(64 << 20, device=DEVICE))  # copied for milliseconds
+    model = nn.ParameterList([weight])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    chk = CFCheckpoint(model=model, optimizer=optimizer)
+    with manager_of(tmp_path, chk, config=CFConfig()) as manager:
+        for step in range(1, 7):
+            with manager.updating():
+                weight.data.fill_(step)
+            manager.step()
+            weight.data.fill_(-step)
+            manager.wait()
+        steps, stats = manager.all_steps(), manager.stats()
+        weight.data.fill_(6)  # the boundary's, for the checkpoint that close() may take
+    assert stats["num_failed"] >= 1
+    for step in steps:
+        (found,) = checkfreq.load(tmp_path, step=step)["model"].values()
+        assert found.unique().tolist() == [step]
+
+
 def test_step_and_weight_update_never_wait_for_the_device(tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)

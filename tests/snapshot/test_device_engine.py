@@ -16,6 +16,7 @@ from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.device_copier import Limits
 from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import Copy
+from checkfreq.snapshot.watch import UnannouncedWrite
 from checkfreq.types import SnapshotPlace
 from tests.snapshot.fake_device import Chooser, FakeDevice, Scripted, Seeded, every_schedule
 
@@ -31,6 +32,7 @@ class State:
     fake: FakeDevice
     tensors: dict[str, Tensor] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
+    is_watched: bool = False
 
     def add(self, name: str, values: Tensor, *, settled: bool = False, index: int = 0) -> None:
         self.put(name, self.fake.tensor(values, index))
@@ -54,7 +56,9 @@ class State:
         by_size = sorted(self.tensors.items(), key=lambda item: -item[1].element_size())
         for name, tensor in by_size:
             num_bytes = tensor.numel() * tensor.element_size()
-            copies.append(Copy(name, tensor, offset, num_bytes, name in self.settled))
+            is_settled = name in self.settled
+            is_watched = is_settled and self.is_watched
+            copies.append(Copy(name, tensor, offset, num_bytes, is_settled, is_watched))
             offset += num_bytes
         return copies
 
@@ -153,6 +157,68 @@ def test_every_order_of_streams_gives_the_boundary(place: SnapshotPlace) -> None
     assert every_schedule(scenario) > 10
 
 
+@PLACES
+def test_in_every_order_a_write_that_asks_no_fence_voids_what_it_tears(
+    place: SnapshotPlace,
+) -> None:
+    """The watch reads all of so small a tensor, so nothing torn can be reported complete."""
+    outcomes = set()
+
+    def scenario(chooser: Chooser) -> None:
+        fake = FakeDevice(chooser, eager_events=True)
+        state = State(fake, is_watched=True)
+        state.add("weight", torch.arange(3.0), settled=True)
+        recorder = Recorder(fake, state)
+        recorder.take(place)
+        state.write("weight", 8)
+        fake.run_all()
+        (error,) = recorder.reports  # the recorder compares what is reported complete
+        if error is not None:
+            assert isinstance(error, UnannouncedWrite)
+            assert "weight" in str(error)
+        outcomes.add(error is None)
+        recorder.finish(errors=error is not None)
+
+    every_schedule(scenario)
+    assert outcomes == {True, False}
+
+
+def test_in_every_order_a_watched_update_behind_the_fence_voids_nothing() -> None:
+    def scenario(chooser: Chooser) -> None:
+        fake = FakeDevice(chooser, eager_events=True)
+        state = State(fake, is_watched=True)
+        state.add("weight", torch.arange(3.0), settled=True)
+        recorder = Recorder(fake, state)
+        state.write("weight", 5)
+        recorder.take()
+        recorder.update(["weight"], 8)
+        recorder.finish()
+
+    assert every_schedule(scenario) > 10
+
+
+def test_the_watch_does_without_where_the_device_has_no_memory_for_it(fake: FakeDevice) -> None:
+    state = State(fake, is_watched=True)
+    state.add("weight", torch.arange(6.0), settled=True)
+    recorder = Recorder(fake, state, limits=Limits(small_bytes=0, reserve_bytes=0))
+    fake.free = 100
+    recorder.take()
+    recorder.update(["weight"], 8)
+    recorder.finish()
+
+
+def test_the_watch_keeps_its_buffers(fake: FakeDevice, recorder: Recorder) -> None:
+    recorder.state.is_watched = True
+    recorder.take()
+    fake.run_all()
+    before = fake.num_allocated
+    for _ in range(5):
+        recorder.take()
+        fake.run_all()
+    assert fake.num_allocated == before
+    recorder.finish()
+
+
 def test_every_order_of_two_devices_gives_the_boundary() -> None:
     def scenario(chooser: Chooser) -> None:
         fake = FakeDevice(chooser, eager_events=True)
@@ -188,6 +254,7 @@ def test_a_second_snapshot_does_not_disturb_the_first() -> None:
 def test_training_never_leaks_into_a_snapshot(place: SnapshotPlace, seed: int) -> None:
     fake = FakeDevice(Seeded(seed))
     state = small_state(fake)
+    state.is_watched = seed % 2 == 0
     recorder = Recorder(fake, state)
     for step in range(4):
         for name in ("running_mean", "table", "step"):  # forward
@@ -203,7 +270,7 @@ def test_training_never_leaks_into_a_snapshot(place: SnapshotPlace, seed: int) -
 @pytest.mark.parametrize("seed", range(200))
 def test_random_states_places_devices_and_rebinding(seed: int) -> None:
     fake, draw = FakeDevice(Seeded(seed)), random.Random(seed)
-    state = State(fake)
+    state = State(fake, is_watched=seed % 2 == 0)
     for number in range(draw.randrange(1, 12)):
         state.add(
             f"t{number}",

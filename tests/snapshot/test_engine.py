@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from checkfreq.snapshot.engine import (
     slot_fingerprint,
     view_in_slot,
 )
+from checkfreq.snapshot.watch import UnannouncedWrite
 
 
 @pytest.fixture
@@ -63,10 +65,12 @@ def copy_of(tensor: torch.Tensor, offset: int = 0, *, settled: bool) -> Copy:
 
 
 @pytest.fixture
-def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The copy thread waits before settled tensors until this path exists."""
-    gate = tmp_path / "gate"
-    monkeypatch.setenv("CHECKFREQ_FAULT", f"snapshot.copy_settled:pause-{gate}:*")
+def held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Path]:
+    """The copy thread waits, before settled tensors unless a test says where, for this path."""
+    gate, point = tmp_path / "gate", getattr(request, "param", "snapshot.copy_settled")
+    monkeypatch.setenv("CHECKFREQ_FAULT", f"{point}:pause-{gate}:*")
     faults.reload()
     yield gate
     gate.touch()
@@ -129,6 +133,30 @@ def test_a_copy_that_fails_is_reported_once_and_the_engine_goes_on(
     good = Outcome()
     engine.start([copy_of(torch.ones(4), settled=True)], slot, on_copied=good)
     assert good.wait() == [None]
+
+
+@pytest.mark.parametrize("held", ["snapshot.copy_settled", "snapshot.copy_end"], indirect=True)
+def test_a_write_that_asks_no_fence_voids_the_snapshot(
+    engine: HostEngine, slot: Slot, held: Path
+) -> None:
+    weight, outcome = torch.ones(4), Outcome()
+    engine.start([copy_of(weight, settled=True)._replace(watched=True)], slot, on_copied=outcome)
+    weight.data.zero_()
+    held.touch()
+    (error,) = outcome.wait()
+    assert isinstance(error, UnannouncedWrite)
+    assert re.search(r": t\. .*updating\(\)", str(error))
+
+
+def test_an_update_behind_the_fence_voids_nothing(engine: HostEngine, slot: Slot) -> None:
+    weight = torch.ones(4)
+    copy = copy_of(weight, settled=True)._replace(watched=True)
+    for _ in range(20):
+        outcome = Outcome()
+        engine.start([copy], slot, on_copied=outcome)
+        engine.fence(timeout_s=120.0)
+        weight.add_(1)
+        assert outcome.wait() == [None]
 
 
 def test_a_volatile_copy_that_fails_is_reported_too(engine: HostEngine, slot: Slot) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -29,8 +30,8 @@ class NoListener:
 class Shots:
     """Snapshots of ``model``, one after another in the same slots."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._chk = CFCheckpoint(model=model, rng=False)
+    def __init__(self, model: nn.Module, **tracked: Any) -> None:
+        self._chk = CFCheckpoint(model=model, rng=False, **tracked)
         config = CFConfig(host_memory_limit=1 << 30)
         self._arena = Arena(config=config)
         self.snapshotter = Snapshotter(
@@ -107,6 +108,27 @@ def test_a_different_structure_has_its_own_names_and_places(shots: Shots, model:
     assert [copy.name for copy in snapshot.copies] == ["model.weight", "model.more"]
     assert bytes_in_slot(snapshot, "model.more") == torch.arange(4.0).numpy().tobytes()
     assert shots.snapshotter.num_layouts == 2
+
+
+def test_whether_updates_are_relied_on_changes_neither_layout_nor_slots(
+    model: nn.Linear,
+) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trained = Shots(model, optimizer=optimizer)
+    found = []
+    for attempts in (1, 1, 2, 2):
+        trained.snapshotter.evidence.pass_boundary(attempts)
+        snapshot = trained.take()
+        settled = {copy.name for copy in snapshot.copies if copy.settled}
+        assert {copy.name for copy in snapshot.copies if copy.watched} == settled
+        found.append((settled, trained.snapshotter.layout_digest, snapshot.slot.layout))
+    trained.close()
+    (relied, *first), (silent, *second), *again = found
+    assert relied == {"model.weight", "model.bias"}
+    assert silent == set()
+    assert first == second
+    assert again == found[:2]
+    assert trained.snapshotter.num_layouts == 1
 
 
 def test_objects_made_per_tensor_do_not_trigger_garbage_collections() -> None:

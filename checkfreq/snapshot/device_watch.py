@@ -1,0 +1,64 @@
+"""The watch over settled tensors of one device: read twice on its streams, compared on the host.
+
+The first reading is queued on the compute stream at the boundary, the second behind the copies and
+in front of the event that updates wait for, so no update that asks the fence comes between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from checkfreq.snapshot.arena import Slot
+from checkfreq.snapshot.device import Pair
+from checkfreq.snapshot.engine import Copy
+from checkfreq.snapshot.packing import target_and_source
+from checkfreq.snapshot.watch import SAMPLE_BYTES, Watch
+
+#: Every element type is aligned to this.
+_ALIGNMENT = 16
+#: Both readings of a snapshot fit.
+BUFFER_BYTES = 2 * SAMPLE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWatch:
+    """``buffer`` on the device and ``host`` are `[BUFFER_BYTES] uint8`."""
+
+    watched: list[Watch]
+    buffer: Tensor
+    host: Tensor
+
+    def reading(self, *, second: bool) -> list[Pair]:
+        """(target, source) of one reading."""
+        pairs, begin = [], self._size if second else 0
+        for watch in self.watched:
+            elements = Copy(watch.name, watch.view(), 0, watch.num_bytes, True)
+            pairs.append(target_and_source(elements, self.buffer, begin))
+            begin += _aligned(watch)
+        return pairs
+
+    def fetch(self) -> list[Pair]:
+        """(target, source) of the transfer of both readings to the host."""
+        return [(self.host[: 2 * self._size], self.buffer[: 2 * self._size])]
+
+    def changed(self, slot: Slot) -> list[str]:
+        """Tensors that differed, or that lie otherwise in the slot; once both have arrived."""
+        both = self.host[: 2 * self._size].numpy().tobytes()
+        names, begin = [], 0
+        for watch in self.watched:
+            first = both[begin : begin + watch.num_bytes]
+            second = both[self._size + begin : self._size + begin + watch.num_bytes]
+            if first != second or first != watch.read_slot(slot):
+                names.append(watch.name)
+            begin += _aligned(watch)
+        return names
+
+    @property
+    def _size(self) -> int:
+        return sum(map(_aligned, self.watched))
+
+
+def _aligned(watch: Watch) -> int:
+    return -(-watch.num_bytes // _ALIGNMENT) * _ALIGNMENT

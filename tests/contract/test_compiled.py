@@ -1,0 +1,50 @@
+"""A training step compiled as a whole: updates, boundaries and checkpoints are those of a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.contract.runs import Training, managed
+
+#: torch warns of itself: of what its compiler imports, and that it breaks a graph at our call.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _compiled_anew() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_every_update_and_boundary_inside_of_it_counts_once(chk_dir: Path, backend: str) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+
+        @torch.compile(backend=backend)
+        def iterate(x: torch.Tensor) -> None:
+            training.model(x).square().mean().backward()
+            manager.weight_update()
+            training.optimizer.zero_grad()
+            training.scheduler.step()
+            manager.step()
+
+        for number in range(1, 7):
+            iterate(torch.randn(4, 3))
+            assert (manager.update_attempts, manager.global_step) == (number, number)
+            manager.wait()
+        assert manager.stats()["num_committed"] == 6
+        assert manager.stats()["num_failed"] == 0
+    restored = Training(seed=1)
+    with managed(chk_dir, restored.chk) as manager:
+        manager.restore()
+        assert manager.global_step == 6
+        assert restored.state_bits() == training.state_bits()

@@ -1,0 +1,165 @@
+"""Updates that reach no hook: nothing torn becomes durable, and the user is told once."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import checkfreq
+from checkfreq import CFCheckpoint, CFManager, KeepLast
+from checkfreq.errors import SnapshotError, StateError
+from tests.contract.conftest import Hold
+from tests.contract.runs import Training, config, managed
+
+WARNED = "no update was seen"
+
+
+class Filled:
+    """A model of which every element has the value of the latest write."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(300, 300)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.chk = CFCheckpoint(model=self.model, optimizer=self.optimizer)
+        self.write(0)
+
+    def write(self, value: float) -> None:
+        """As a replayed graph, or anything else that no hook sees."""
+        for parameter in self.model.parameters():
+            parameter.data.fill_(value)
+
+    def managed(self, chk_dir: Path, **changes: Any) -> CFManager:
+        settings = {"chk_freq": 1, "retention": KeepLast(1000), "config": config(**changes)}
+        return managed(chk_dir, self.chk, **settings)
+
+
+def values(chk_dir: Path, step: int) -> list[float]:
+    """The different values in a checkpoint's weight."""
+    found: torch.Tensor = checkfreq.load(chk_dir, step=step)["model"]["weight"]
+    return found.unique().tolist()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    return [text for text in found if WARNED in text]
+
+
+def test_updates_that_no_hook_sees_are_warned_of_once_and_tear_nothing(
+    chk_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Filled()
+    with run.managed(chk_dir, verify_settled=False) as manager:
+        for step in range(1, 31):
+            run.write(step)
+            manager.step()
+            if step % 3 == 0:
+                manager.wait()
+        steps = manager.all_steps()
+    assert len(steps) >= 10
+    assert [values(chk_dir, step) for step in steps] == [[float(step)] for step in steps]
+    (warning,) = warnings(caplog)
+    assert "model.weight" in warning
+    assert "updating()" in warning
+
+
+def test_after_an_iteration_without_an_update_the_snapshot_is_complete_when_step_returns(
+    chk_dir: Path, hold_trainer: Hold, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Filled()
+    hold_trainer("snapshot.copy_settled")  # would hold the copy for good
+    with run.managed(chk_dir, verify_settled=False) as manager:
+        run.write(1)
+        manager.step()
+        run.write(2)  # straight after it
+        manager.wait()
+        assert values(chk_dir, 1) == [1.0]
+    assert warnings(caplog) == []
+
+
+def test_boundaries_without_an_update_are_not_warned_of(
+    chk_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gradients of three boundaries make one update."""
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+        for step in range(1, 13):
+            training.backward()
+            if step % 3 == 0:
+                manager.weight_update()
+                training.optimizer.zero_grad()
+            manager.step()
+            manager.wait()
+        assert manager.stats()["num_committed"] == 12
+        assert manager.stats()["num_failed"] == 0
+    assert warnings(caplog) == []
+
+
+def test_an_update_that_bypasses_a_hook_which_worked_voids_the_snapshot_it_tears(
+    chk_dir: Path, hold_trainer: Hold, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Filled()
+    gate = hold_trainer("snapshot.copy_settled")
+    with run.managed(chk_dir, verify_settled=False) as manager:
+        with manager.updating():
+            run.write(1)
+        manager.step()
+        gate.wait_reached()
+        run.write(2)
+        gate.open()
+        manager.wait()
+        assert manager.all_steps() == []
+        manager.step()  # training goes on, and what comes next is complete at once
+        run.write(3)
+        manager.wait()
+        with manager.updating():
+            run.write(4)
+        manager.step()
+    assert [values(chk_dir, step) for step in (2, 3)] == [[2.0], [4.0]]
+    (failure,) = [r for r in caplog.records if r.levelno == logging.ERROR]
+    assert "model.weight" in failure.getMessage()
+    assert "updating()" in failure.getMessage()
+
+
+def test_verify_settled_reports_a_write_although_no_hook_ever_runs(chk_dir: Path) -> None:
+    run = Filled()
+    with (
+        pytest.raises(StateError, match=r"model\.weight.*updating\(\)"),
+        run.managed(chk_dir) as manager,
+    ):
+        for step in range(1, 3):
+            manager.step()
+            run.write(step)
+
+
+def test_verify_settled_reports_a_write_after_the_last_boundary_at_close(chk_dir: Path) -> None:
+    run = Filled()
+    manager = run.managed(chk_dir)
+    manager.step()
+    run.write(1)
+    with pytest.raises(StateError, match=r"model\.weight.*updating\(\)"):
+        manager.close()
+
+
+def test_verify_settled_finds_any_torn_element_in_the_slot(
+    chk_dir: Path, hold_trainer: Hold
+) -> None:
+    """One element that is not among those watched, written through ``data``."""
+    run = Filled()
+    gate = hold_trainer("snapshot.copy_settled")
+    with (
+        pytest.raises(SnapshotError, match=r"model\.weight"),
+        run.managed(chk_dir) as manager,
+    ):
+        manager.save()
+        gate.wait_reached()
+        element = run.model.weight.data[17, 123]
+        element.fill_(5)
+        gate.open()
+        manager.wait()
+        assert manager.all_steps() == []
+        element.fill_(0)

@@ -1,0 +1,147 @@
+"""A few elements tell whether a tensor changed while it was copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from checkfreq.config import CFConfig
+from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.engine import Copy, copy_to_slot
+from checkfreq.snapshot.watch import (
+    MAX_TENSORS,
+    SAMPLE_BYTES,
+    HostWatch,
+    Watch,
+    chosen,
+    sampled,
+    watches_over,
+)
+
+TENSORS = {
+    "scalar": torch.tensor(3.0),
+    "row": torch.arange(5.0),
+    "large": torch.arange(1000.0).reshape(10, 100),
+    "bytes": torch.arange(200, dtype=torch.uint8),
+    "bfloat16": torch.randn(700).bfloat16(),
+    "complex128": torch.randn(90, dtype=torch.complex128),
+    "transposed": torch.arange(600.0).reshape(20, 30).t(),
+    "column": torch.arange(600.0).reshape(20, 30)[:, 3],
+    "channels_last": torch.arange(240.0).reshape(2, 5, 4, 6).to(memory_format=torch.channels_last),
+    "expanded": torch.tensor([2.0]).expand(7),
+    "offset": torch.arange(100.0)[17:],
+}
+
+
+@pytest.fixture
+def slot() -> Iterator[Slot]:
+    arena = Arena(config=CFConfig(num_slots=1))
+    arena.allocate(1 << 16)
+    taken = arena.acquire()
+    assert taken is not None
+    yield taken
+    arena.close()
+
+
+def copy_of(tensor: torch.Tensor, offset: int = 64) -> Copy:
+    return Copy("t", tensor, offset, tensor.numel() * tensor.element_size(), True, True)
+
+
+@pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS.keys())
+def test_the_same_elements_are_read_in_storage_in_the_slot_and_through_a_view(
+    tensor: torch.Tensor, slot: Slot
+) -> None:
+    copy = copy_of(tensor)
+    copy_to_slot(copy, slot)
+    watch = Watch.of(copy)
+    assert watch.num_bytes == len(watch.read_host()) > 0
+    assert watch.read_slot(slot) == watch.read_host()
+    flat = watch.view().contiguous().reshape(-1).view(torch.uint8)
+    assert flat.numpy().tobytes() == watch.read_host()
+
+
+def test_the_first_and_the_last_elements_of_a_large_tensor_are_among_them() -> None:
+    tensor = torch.zeros(100_000)
+    watch = Watch.of(copy_of(tensor))
+    before = watch.read_host()
+    for index in (0, -1):
+        tensor[index] = 1
+        assert watch.read_host() != before
+        tensor[index] = 0
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.empty(0, 3), torch.ones(3, dtype=torch.complex64).conj()],
+    ids=["empty", "conjugate"],
+)
+def test_what_has_no_bytes_of_its_own_to_compare_is_left_out(tensor: torch.Tensor) -> None:
+    assert watches_over([copy_of(tensor)]) == []
+
+
+def test_only_what_was_chosen_is_watched() -> None:
+    copy = copy_of(torch.ones(3))
+    assert watches_over([copy._replace(watched=False), copy]) == [Watch.of(copy)]
+
+
+CHANGES: dict[str, Callable[[torch.Tensor], object]] = {
+    "in place": lambda tensor: tensor.add_(1),
+    "through data": lambda tensor: tensor.data.add_(1),
+    "where it is not read": lambda tensor: tensor[100].zero_(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_change_is_seen(change: Callable[[torch.Tensor], object], slot: Slot) -> None:
+    copy = copy_of(tensor := torch.ones(1 << 13))
+    copy_to_slot(copy, slot)
+    watch = HostWatch([copy])
+    assert watch.changed(slot) == []
+    change(tensor)
+    assert watch.changed(slot) == ["t"]
+
+
+def test_a_change_that_is_undone_before_the_second_reading_shows_in_the_slot(slot: Slot) -> None:
+    tensor = torch.ones(100)
+    watch = HostWatch([copy_of(tensor)])
+    tensor.data.add_(1)
+    copy_to_slot(copy_of(tensor), slot)
+    tensor.data.sub_(1)
+    assert watch.changed(slot) == ["t"]
+
+
+def test_tensors_of_inference_mode_have_no_version_and_are_watched_by_content(slot: Slot) -> None:
+    with torch.inference_mode():
+        tensor = torch.ones(100)
+    copy = copy_of(tensor)
+    copy_to_slot(copy, slot)
+    watch = HostWatch([copy])
+    assert watch.changed(slot) == []
+    with torch.inference_mode():
+        tensor.add_(1)
+    assert watch.changed(slot) == ["t"]
+
+
+def test_few_tensors_are_all_chosen_and_of_many_the_largest_and_some_others() -> None:
+    assert chosen([5, 0, 7]) == {0, 1, 2}
+    assert chosen([]) == frozenset()
+    sizes = [1] * 1000
+    sizes[500:508] = range(10, 18)
+    found = chosen(sizes)
+    assert len(found) == MAX_TENSORS
+    assert found >= set(range(500, 508))
+    others = sorted(found - set(range(500, 508)))
+    assert others[0] < 250
+    assert others[-1] > 750
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 63, 64, 65, 1000, 1 << 30])
+def test_the_bytes_that_stand_for_a_tensor_lie_in_it_and_are_few(num_bytes: int) -> None:
+    places = sampled(num_bytes)
+    assert all(0 <= begin < end <= num_bytes for begin, end in places)
+    assert sum(end - begin for begin, end in places) <= SAMPLE_BYTES // MAX_TENSORS
+    if num_bytes:
+        assert places[0][0] == 0
+        assert num_bytes < 128 or places[-1][1] > num_bytes - 64
