@@ -109,7 +109,7 @@ class FakeDevice:
         self._allocations: dict[int, _Allocation] = {}
         self._capture: Capture | None = None
         self._relaxed: set[object] = set()  # threads that a capture forbids nothing
-        self._training_thread = threading.get_ident()
+        self._training_thread = threading.current_thread()
 
     # ---- what the test does
 
@@ -175,6 +175,11 @@ class FakeDevice:
             choice := self._chooser.choose(len(actors) + 1)
         ) > 0:
             actors[choice - 1]()
+
+    def run_streams(self) -> None:
+        """Run all queued work, but not the helper."""
+        while actors := self._runnable():
+            actors[self._chooser.choose(len(actors))]()
 
     def run_one(self) -> None:
         """Run one thing that can run."""
@@ -327,7 +332,7 @@ class FakeDevice:
             )
 
     def _thread(self) -> object:
-        return self.helper if self.helper.is_running else threading.get_ident()
+        return self.helper if self.helper.is_running else threading.current_thread()
 
     def _in_training(self) -> bool:
         return self._thread() == self._training_thread
