@@ -140,7 +140,7 @@ TO_HOST = (
         COPIER,
         "device.copy(pairs, stream=side)",
         "device.copy(pairs, stream=stream)",
-        "test_training_runs_beside_a_late_copy",
+        _COMPLETE,
     ),
     Break(
         "the end comes before the packed bytes",
@@ -226,7 +226,7 @@ TO_DEVICE = (
         COPIER,
         _CHUNKS,
         _CHUNKS.replace("stream=side", "stream=stream"),
-        "test_training_runs_beside_a_late_copy",
+        _COMPLETE,
     ),
     _one(
         "the end comes before the transfer",
@@ -252,7 +252,7 @@ END = (
         ENGINE,
         (
             (_SYNCHRONIZE, f"{_SCATTER}\n                {_SYNCHRONIZE}"),
-            (f"{_SCATTER}\n        self", "pass\n        self"),
+            (f"{_SCATTER}\n        self.last", "pass\n        self.last"),
         ),
         _COMPLETE,
     ),
@@ -268,7 +268,10 @@ END = (
         "host tensors are copied by the helper",
         ENGINE,
         "for copy in on_host:\n            copy_to_slot(copy, snapshot.slot)",
-        "self._helper.submit(\n            lambda: [copy_to_slot(copy, snapshot.slot) for copy in on_host]\n        )",
+        "def late() -> None:\n"
+        "            for copy in on_host:\n"
+        "                copy_to_slot(copy, snapshot.slot)\n\n"
+        "        self._helper.submit(late)",
         "test_host_tensors_are_copied_before_start_returns",
     ),
     _one("a failed snapshot has no end", ENGINE, "self._abandon(snapshot)", "pass", _FAILED),
