@@ -3,6 +3,7 @@
     python -m tests.mutations                  on the fake device and the CPU
     python -m tests.mutations --gpu            on a GPU
     python -m tests.mutations --only keep      breaks whose name contains this
+    python -m tests.mutations --group fence    breaks of one group
 
 Exits with 1 unless the tests pass without a break and one fails with each.
 """
@@ -21,19 +22,20 @@ import pytest  # noqa: F401
 import torch  # noqa: F401
 import xxhash  # noqa: F401
 
-from tests.mutations.breaks import BREAKS, ON_CPU, ON_FAKE, Break
+from tests.mutations.breaks import BREAKS, GROUPS, ON_CPU, ON_FAKE, Break
 from tests.mutations.trial import Outcome, copy_checkout, run_tests
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line per break."""
     args = _arguments(argv)
-    chosen = [one for one in BREAKS if args.only in one.name and _tests(one, args.gpu)]
+    wanted = [one for one in args.among if args.only in one.name]
+    chosen = [one for one in wanted if _tests(one, args.gpu)]
     uncaught = 0
     for name, is_as_expected, found in trials(chosen, gpu=args.gpu):
         uncaught += not is_as_expected
         print(f"{'ok' if is_as_expected else 'NOT CAUGHT':<12}{name}: {found}", flush=True)
-    unseen = [one for one in BREAKS if args.only in one.name and not _tests(one, args.gpu)]
+    unseen = [one for one in wanted if not _tests(one, args.gpu)]
     for one in unseen:
         print(f"{'not run':<12}{one.name}: {one.why}")
     print(f"{len(chosen)} breaks, {uncaught} not as expected, {len(unseen)} not run")
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def trials(chosen: Sequence[Break], *, gpu: bool) -> Iterator[tuple[str, bool, str]]:
     """(break, whether it is as it should be, what was found); without a break first."""
-    everything = sorted({test for one in chosen for test in _tests(one, gpu)})
+    everything = list(dict.fromkeys(test for one in chosen for test in _tests(one, gpu)))
     outcome = _tried(None, everything)
     passed = not outcome.failed and not outcome.problem and outcome.num_passed > 0
     yield "no break", passed, f"{outcome.num_passed} passed {_shown(outcome)}".rstrip()
@@ -71,7 +73,7 @@ def _selected(tests: Sequence[str]) -> list[str]:
 
 
 def _shown(outcome: Outcome) -> str:
-    return outcome.problem or ", ".join(outcome.failed) or ""
+    return outcome.problem or ", ".join(outcome.failed)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -82,7 +84,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--gpu", action="store_true", help="run the tests that need a GPU")
     parser.add_argument("--only", default="", metavar="TEXT", help="breaks whose name has this")
-    return parser.parse_args(argv)
+    parser.add_argument("--group", choices=GROUPS, help="breaks of this group")
+    args = parser.parse_args(argv)
+    args.among = BREAKS if args.group is None else GROUPS[args.group]
+    return args
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ HOST = "checkfreq/snapshot/engine.py"
 SNAPSHOTTER = "checkfreq/snapshot/snapshotter.py"
 
 ON_FAKE = (
+    "tests/snapshot/test_device_engine.py",
     "tests/snapshot/test_device_order.py",
     "tests/snapshot/test_device_capture.py",
-    "tests/snapshot/test_device_engine.py",
 )
 ON_CPU = ("tests/snapshot/test_engine.py", "tests/snapshot/test_snapshotter.py")
 
@@ -362,4 +362,13 @@ IN_HOST_MEMORY = tuple(
     )
 )
 
-BREAKS = (*FENCE, *TO_HOST, *TO_DEVICE, *END, *CAPTURE, *ON_CUDA, *IN_HOST_MEMORY)
+GROUPS = {
+    "fence": FENCE,
+    "to-host": TO_HOST,
+    "to-device": TO_DEVICE,
+    "end": END,
+    "capture": CAPTURE,
+    "cuda": ON_CUDA,
+    "host-memory": IN_HOST_MEMORY,
+}
+BREAKS = tuple(one for group in GROUPS.values() for one in group)
