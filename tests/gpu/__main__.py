@@ -100,12 +100,13 @@ def run(task: Task, *, environment: dict[str, str] | None = None) -> Step:
 
 
 def _read(output: IO[str], lines: list[dict[str, Any]], last: deque[str]) -> None:
-    for line in output:
-        try:
-            lines.append(dict(json.loads(line)))
-        except (ValueError, TypeError):
-            print(line, end="", flush=True)
-            last.append(line.rstrip())
+    with output:
+        for line in output:
+            try:
+                lines.append(dict(json.loads(line)))
+            except (ValueError, TypeError):
+                print(line, end="", flush=True)
+                last.append(line.rstrip())
 
 
 def _end_of(process: subprocess.Popen[str], limit_s: float) -> str:

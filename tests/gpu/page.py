@@ -41,7 +41,7 @@ class Step:
 
 @dataclass(slots=True)
 class Results:
-    """Results by how they ended; one that never ended was running when the process died."""
+    """Tests by how they ended; one that never ended was running when the process died."""
 
     passed: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)

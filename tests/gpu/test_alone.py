@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.__main__ import _alone
+from tests.gpu.__main__ import PATHS, _alone
 from tests.gpu.page import ROOT
 
 MARKED = re.compile(r"^(?:@|pytestmark = .*)pytest\.mark\.gpu\b", re.MULTILINE)
@@ -37,9 +37,16 @@ def test_files_that_turn_debug_modes_on_expect_their_warnings(path: Path) -> Non
     assert "ignore::UserWarning" in text or not WARNS.search(text)
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_file_is_run_by_the_make_target(path: Path) -> None:
+    assert any(path.is_relative_to(ROOT / part) for part in PATHS)
+
+
 @pytest.mark.more
-def test_every_marked_test_is_run_alone_and_by_the_make_target() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--collect-only", "tests"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    everywhere = {line for line in ended.stdout.splitlines() if "::" in line}
-    assert {task.name for task in _alone()} == everywhere
+@pytest.mark.slow
+def test_each_test_is_a_task_of_its_own() -> None:
+    names = [task.name for task in _alone()]
+    assert len(set(names)) == len(names) > len(FILES)
+    assert all(
+        name.partition("::")[0] in {str(p.relative_to(ROOT)) for p in FILES} for name in names
+    )
