@@ -10,7 +10,7 @@ import re
 import resource
 import subprocess
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -103,11 +103,8 @@ def _of_step(step: Step) -> str:
 
 def _figures(lines: Sequence[Line]) -> str:
     """Stall, overlap, pinning and exactness, and how ours compares."""
-    return "\n".join(
-        shown
-        for line in lines
-        if (shown := _SHOWN.get((line.get("benchmark"), _kind(line)), lambda _: "")(line))
-    )
+    found = ((_SHOWN.get((str(line.get("benchmark")), _kind(line))), line) for line in lines)
+    return "\n".join(show(line) for show, line in found if show is not None)
 
 
 def _kind(line: Line) -> str:
@@ -136,7 +133,7 @@ def _target(line: Line) -> str:
     )
 
 
-_SHOWN = {
+_SHOWN: dict[tuple[str, str], Callable[[Line], str]] = {
     ("device", "snapshots"): _snapshots,
     ("device", "pinning"): _pinning,
     ("compare", "target"): _target,

@@ -214,7 +214,7 @@ def test_a_dropped_source_of_another_stream_outlives_its_copy(
     taken = bench.take(state, place)
     state.clear()
     with torch.cuda.stream(other):
-        blocks = [reuse(100), reuse(LARGE)]
+        blocks = [reuse(100, num=64), reuse(LARGE)]
     bench.finish()
     only(1, taken)
     assert blocks
@@ -226,7 +226,7 @@ def test_a_staging_buffer_that_is_replaced_outlives_its_copies(make: Benches) ->
     first = bench.take(few)
     with torch.cuda.stream(other):
         second = bench.take(many)
-    blocks = reuse(100)
+    blocks = reuse(100, num=64)
     bench.finish()
     only(1, first)
     only(1, second)
