@@ -47,10 +47,10 @@ bench-gpu: ## what a GPU is needed for: PART=1 or 2, in at most MINUTES (9); use
 	  $(MAKE) $(VENV)/.peers; py=$(PY); fi; set -ex; \
 	PYTHONPATH=. $$py -m benchmarks run --gpu $(PART) --minutes $(MINUTES) $(ONLY)
 
-test-gpu: ## tests marked gpu and a comparison with peers; uses PYTHON as it is where that has PyTorch
+test-gpu: ## tests marked gpu, measurements, one page to send; uses PYTHON as it is where that has PyTorch
 	@py=$(PYTHON); if ! $$py -c 'import $(GPU_NEEDS)' 2>/dev/null; then \
 	  $(MAKE) $(VENV)/.dev; py=$(PY); fi; set -ex; \
-	PYTHONPATH=. $$py -m pytest -m gpu tests/gpu tests/contract/test_state.py; PYTHONPATH=. $$py -m benchmarks.compare --rounds 2
+	PYTHONPATH=. $$py -m tests.gpu --out build/test-gpu.txt
 
 # Tests that mount file systems or inject system-call errors skip, with a reason, without these.
 system:

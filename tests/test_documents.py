@@ -50,6 +50,15 @@ def test_every_module_that_a_document_runs_exists(document: str) -> None:
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
 
 
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_test_named_in_a_document_exists(document: str) -> None:
+    tests = (ROOT / "tests").rglob("test_*.py")
+    there = {
+        name for path in tests for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+    }
+    assert set(re.findall(r"`(test_\w+)`", text_of(document))) <= there
+
+
 def test_readme_names_the_two_commands_of_a_fresh_machine() -> None:
     assert {"make demo", "make test"} <= set(re.findall(r"make [a-z]+", text_of("README.md")))
 

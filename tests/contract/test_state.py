@@ -15,7 +15,7 @@ import checkfreq
 from checkfreq import CFCheckpoint
 from checkfreq.errors import ConfigError, StateError
 from tests.contract.conftest import Hold
-from tests.contract.runs import Training, generator_bits, managed, written
+from tests.contract.runs import Training, config, generator_bits, managed, written
 
 
 class Counter:
@@ -125,7 +125,12 @@ def test_rng_false_leaves_the_generators_alone(chk_dir: Path) -> None:
 @pytest.mark.gpu
 def test_generators_of_accelerators_that_hold_tracked_tensors_are_tracked(chk_dir: Path) -> None:
     model = torch.nn.Linear(1, 1, device="cuda")
-    save_once(chk_dir, CFCheckpoint(model=model))
+    torch.cuda._sleep(20_000_000)  # its work is still queued when the checkpoint is taken
+    torch.rand(4, device="cuda")
+    with managed(
+        chk_dir, CFCheckpoint(model=model), config=config(verify_settled=False)
+    ) as manager:
+        manager.save(wait=True)
     expected = torch.rand(4, device="cuda")
 
     restore_once(chk_dir, CFCheckpoint(model=model))

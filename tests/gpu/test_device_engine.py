@@ -1,90 +1,35 @@
 """The device engine on a real device: the same ordering, with real streams under load.
 
-Nothing here measures time. That the host does not wait is shown by an event behind a long
-sleep on the device: had anything waited for the device, the event would have happened.
+Nothing here measures time. Orders that only delays bring to light are in test_order.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
-from torch import Tensor
 
 from checkfreq.config import CFConfig
-from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.arena import Arena
 from checkfreq.snapshot.cuda import CudaDevice
 from checkfreq.snapshot.device_copier import Limits
 from checkfreq.snapshot.device_engine import DeviceEngine
-from checkfreq.snapshot.engine import Copy, view_in_slot
-from checkfreq.snapshot.pinning import DevicePinner
+from checkfreq.snapshot.engine import Copy
 from checkfreq.types import SnapshotPlace
+from tests.gpu.bench import (
+    DEADLINE_S,
+    LARGE,
+    PLACES,
+    SHORT,
+    Bench,
+    Taken,
+    host_must_not_wait,
+    same_bits,
+)
 
 #: Warnings of CUDA libraries and of PyTorch's own debug modes are not ours.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::UserWarning")]
-PLACES = pytest.mark.parametrize("place", list(SnapshotPlace))
-
-LONG = 4_000_000_000  # cycles: about two seconds
-SHORT = 20_000_000
-LARGE = (4 << 20) // 4  # elements of a float32 tensor above every small limit
-DEADLINE_S = 120.0
-
-
-class Bench:
-    """An engine, an arena of two slots, and the copies of some named tensors."""
-
-    def __init__(self, *, limits: Limits | None = None, slot_bytes: int = 80 << 20) -> None:
-        self.engine = DeviceEngine(CudaDevice(), limits=limits)
-        config = CFConfig(host_memory_limit=1 << 32)
-        self.arena = Arena(config=config, pinner=DevicePinner(CudaDevice()))
-        torch.zeros(1, device="cuda")
-        self.arena.allocate(slot_bytes)
-        assert self.arena.wait_ready(timeout_s=DEADLINE_S)
-        self.errors: list[BaseException | None] = []
-
-    def take(self, tensors: dict[str, tuple[Tensor, bool]], place: SnapshotPlace) -> Taken:
-        slot = self.arena.acquire()
-        assert slot is not None
-        copies, offset = [], 4096
-        for name, (tensor, settled) in sorted(
-            tensors.items(), key=lambda item: -item[1][0].element_size()
-        ):
-            num_bytes = tensor.numel() * tensor.element_size()
-            copies.append(Copy(name, tensor.detach(), offset, num_bytes, settled))
-            offset += num_bytes
-        taken = Taken(copies, slot)
-        self.engine.place = place
-        self.engine.start(copies, slot, on_copied=self.errors.append)
-        return taken
-
-    def finish(self) -> None:
-        assert self.engine.wait_copied(timeout_s=DEADLINE_S)
-        self.engine.close()
-        assert all(error is None for error in self.errors), self.errors
-
-    def close(self) -> None:
-        self.engine.close()
-        self.arena.close()
-
-
-class Taken:
-    """A snapshot; its tensors are read from the slot."""
-
-    def __init__(self, copies: list[Copy], slot: Slot) -> None:
-        self.slot = slot
-        self._forms = [(c.name, c.source.dtype, c.source.shape, c.offset) for c in copies]
-
-    def __getitem__(self, name: str) -> Tensor:
-        for known, dtype, shape, offset in self._forms:
-            if known == name:
-                like = torch.empty(shape, dtype=dtype)
-                if not like.numel():
-                    return like
-                copy = Copy(name, like, offset, like.numel() * like.element_size(), False)
-                return view_in_slot(copy, self.slot).clone()
-        raise KeyError(name)
 
 
 @pytest.fixture
@@ -92,26 +37,6 @@ def bench() -> Iterator[Bench]:
     bench = Bench()
     yield bench
     bench.close()
-
-
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    plain = [t.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1) for t in (one, other)]
-    return torch.equal(plain[0].view(torch.uint8), plain[1].view(torch.uint8))
-
-
-@contextmanager
-def host_must_not_wait() -> Iterator[None]:
-    """Fails if the block waits for the device; PyTorch's own check is on as well."""
-    torch.cuda.synchronize()
-    torch.cuda._sleep(LONG)
-    behind = torch.cuda.Event()
-    behind.record()
-    torch.cuda.set_sync_debug_mode("error")  # warns that it does not find everything
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert not behind.query(), "the host waited for the device"
 
 
 @PLACES
@@ -275,25 +200,6 @@ def check_and_release(bench: Bench, pending: list[tuple[Taken, int]]) -> None:
         assert bool((taken["m"] == step).all())
         bench.arena.release(taken.slot)
     pending.clear()
-
-
-def test_a_graph_can_be_captured_while_a_snapshot_is_copied(bench: Bench) -> None:
-    """The helper thread waits for events meanwhile, which a capture forbids to other threads."""
-    source, result = torch.ones(8, device="cuda"), torch.zeros(8, device="cuda")
-    weights = {f"w{n}": (torch.ones(LARGE, device="cuda"), True) for n in range(4)}
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    torch.cuda.synchronize()
-    torch.cuda._sleep(SHORT * 10)
-    bench.take(weights, SnapshotPlace.HOST)
-    bench.take(weights, SnapshotPlace.DEVICE)
-    with torch.cuda.stream(stream):
-        graph.capture_begin(capture_error_mode="global")
-        result.copy_(source * 2)
-        assert bench.engine.wait_copied(timeout_s=DEADLINE_S)
-        graph.capture_end()
-    graph.replay()
-    bench.finish()
-    assert result.tolist() == [2.0] * 8
 
 
 def test_unpinned_slots_work() -> None:

@@ -15,7 +15,7 @@ from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import Copy
 from checkfreq.snapshot.pinning import DevicePinner, PinnedPieces
 from checkfreq.types import SnapshotPlace
-from tests.gpu.test_device_engine import DEADLINE_S, LARGE, PLACES, Taken, same_bits
+from tests.gpu.bench import DEADLINE_S, LARGE, PLACES, Taken, same_bits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -36,29 +36,6 @@ def ready_slot(arena: Arena) -> Slot:
     assert slot is not None
     assert slot.pins is not None
     return slot
-
-
-def test_memory_is_pinned_and_unpinned_while_a_graph_is_captured() -> None:
-    source, result = torch.ones(8, device="cuda"), torch.zeros(8, device="cuda")
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        graph.capture_begin(capture_error_mode="global")
-        result.copy_(source * 2)
-        arena = arena_while_capturing()
-        arena.close()
-        graph.capture_end()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert result.tolist() == [2.0] * 8
-
-
-def arena_while_capturing() -> Arena:
-    config = CFConfig(num_slots=1, host_memory_limit=1 << 32)
-    arena = Arena(config=config, pinner=DevicePinner(CudaDevice(), piece_bytes=1 << 20))
-    arena.allocate(40 << 20)
-    ready_slot(arena)
-    return arena
 
 
 def test_slots_are_pinned_in_pieces_and_given_back(caplog: pytest.LogCaptureFixture) -> None:

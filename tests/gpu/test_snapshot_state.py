@@ -12,10 +12,8 @@ from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
 from tests.state.support import bits, restore, state_bits, take
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+#: Warnings of CUDA libraries and of PyTorch's own debug modes are not ours.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
 def run(**kwargs: Any) -> CFCheckpoint:

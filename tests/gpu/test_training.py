@@ -1,12 +1,18 @@
-"""Whole trainings on a device: every checkpoint is its boundary's state, bit for bit."""
+"""Whole trainings on a device: every checkpoint is its boundary's state, bit for bit.
+
+The host runs ahead of the device, as in a real training: what each boundary was is cloned on the
+device and compared at the end. A wait of the host would order what only events may order.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +29,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::UserWarning")
 
 DEVICE = "cuda"
 LONG = 4_000_000_000  # cycles: about two seconds
+#: The host queues several iterations in this time, which then run without a gap.
+AHEAD = LONG // 10
+WIDE = 4096
 Optimizers = Callable[[nn.Module], torch.optim.Optimizer]
 
 OPTIMIZERS: dict[str, Optimizers] = {
@@ -48,7 +57,9 @@ def network(width: int = 64, *, layout: torch.memory_format = torch.channels_las
         nn.AvgPool2d(3),
         nn.Flatten(),
         nn.Dropout(0.1),
-        nn.Linear(16 * width, 10),
+        nn.Linear(16 * width, WIDE),  # copying it takes longer than an iteration
+        nn.ReLU(),
+        nn.Linear(WIDE, 10),
     )
     return model.to(DEVICE, memory_format=layout)
 
@@ -62,37 +73,74 @@ def manager_of(chk_dir: Path, chk: CFCheckpoint, **changes: Any) -> CFManager:
         "mode": CFMode.MANUAL,
         "chk_freq": 1,
         "retention": KeepLast(1000),
-        "config": CFConfig(verify_settled=True, close_timeout_s=120.0, takeover_s=60.0),
+        "config": CFConfig(close_timeout_s=120.0, takeover_s=60.0),
     }
     return CFManager(chk_dir, chk, **{**settings, **changes})
 
 
 class Boundaries:
-    """What each boundary's state was, for comparison with the checkpoints of those steps."""
+    """What the state was where checkpoints began, for comparison with them; never waits."""
 
     def __init__(self, chk_dir: Path, **tracked: Any) -> None:
         self._chk_dir = chk_dir
         self._tracked = tracked
-        self._bits: dict[int, dict[str, bytes]] = {}
+        self._states: dict[int, dict[str, Any]] = {}
+        self._latest: dict[int, dict[str, Any]] = {}  # may be checkpointed at the end
 
     def pass_one(self, manager: CFManager) -> None:
-        bits = {}
-        for name, part in self._tracked.items():
-            bits.update(tensor_bits(part.state_dict(), name))
+        state = {name: cloned(state_of(part)) for name, part in self._tracked.items()}
+        before = num_begun(manager)
         manager.step()
-        self._bits[manager.global_step] = bits
+        self._latest = {manager.global_step: state}
+        if num_begun(manager) > before:
+            self._states |= self._latest
 
     def assert_equal_checkpoints(self, at_least: int) -> None:
         steps = [int(path.name[5:]) for path in sorted(self._chk_dir.glob("step-*"))]
         assert len(steps) >= at_least
+        states = self._states | self._latest
         for step in steps:
-            found: dict[str, bytes] = {}
-            for name, value in checkfreq.load(self._chk_dir, step=step).items():
-                if name in self._tracked:
-                    found.update(tensor_bits(value, name))
-            expected = self._bits[step]
+            loaded = checkfreq.load(self._chk_dir, step=step)
+            found = bits_of({name: loaded[name] for name in self._tracked})
+            expected = bits_of(states[step])
             assert found.keys() == expected.keys()
             assert [name for name in expected if found[name] != expected[name]] == [], step
+        shutil.rmtree(self._chk_dir)
+
+
+def num_begun(manager: CFManager) -> int:
+    stats = manager.stats()
+    return sum(stats[f"num_{what}"] for what in ("committed", "failed", "in_flight"))
+
+
+def state_of(part: Any) -> Any:
+    """Its state_dict, but of a GradScaler, whose waits for the device, only the tensors."""
+    if isinstance(part, torch.amp.GradScaler):
+        return {"scale": part._scale, "_growth_tracker": part._growth_tracker}
+    return part.state_dict()
+
+
+def cloned(value: Any) -> Any:
+    """The same containers with clones of tensors; on a device they are only queued."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: cloned(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [cloned(item) for item in value]
+    return value
+
+
+def bits_of(state: dict[str, Any]) -> dict[str, bytes]:
+    """Of a scaler the two numbers that change: loaded they are no tensors."""
+    bits = {}
+    for name, value in state.items():
+        if name == "scaler":
+            numbers = {key: float(value[key]) for key in ("scale", "_growth_tracker")}
+            bits.update(tensor_bits(numbers, name))
+        else:
+            bits.update(tensor_bits(value, name))
+    return bits
 
 
 def tensor_bits(value: Any, path: str) -> dict[str, bytes]:
@@ -123,16 +171,38 @@ def test_every_checkpoint_is_its_boundary(tmp_path: Path, name: str) -> None:
 
     chk = CFCheckpoint(model=model, optimizer=optimizer)
     with manager_of(tmp_path, chk) as manager:
-        for step in range(12):
+        for _ in rounds(manager):
             if name == "lbfgs":
                 manager.weight_update(closure=closure)
             else:
                 closure()
                 manager.weight_update()
             boundaries.pass_one(manager)
-            if step % 4 == 3:
-                manager.wait()
     boundaries.assert_equal_checkpoints(at_least=4)
+
+
+def rounds(manager: CFManager) -> Iterator[None]:
+    """Three rounds of four iterations that the device begins once the host has queued them."""
+    for _ in range(3):
+        torch.cuda._sleep(AHEAD)
+        for _ in range(4):
+            yield
+        manager.wait()
+
+
+def test_verify_settled_finds_nothing_in_a_loop_that_keeps_the_rules(tmp_path: Path) -> None:
+    model = network()
+    optimizer = OPTIMIZERS["adamw_fused"](model)
+    boundaries = Boundaries(tmp_path, model=model, optimizer=optimizer)
+    chk = CFCheckpoint(model=model, optimizer=optimizer)
+    config = CFConfig(verify_settled=True, close_timeout_s=120.0, takeover_s=60.0)
+    with manager_of(tmp_path, chk, config=config) as manager:
+        for _ in range(4):
+            model(images()).square().mean().backward()
+            manager.weight_update()
+            boundaries.pass_one(manager)
+        manager.wait()
+    boundaries.assert_equal_checkpoints(at_least=2)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -143,15 +213,13 @@ def test_a_scaler_that_skips_steps_is_checkpointed_as_it_is(tmp_path: Path, fuse
     boundaries = Boundaries(tmp_path, model=model, optimizer=optimizer, scaler=scaler)
     chk = CFCheckpoint(model=model, optimizer=optimizer, scaler=scaler)
     with manager_of(tmp_path, chk) as manager:
-        for step in range(12):
+        for _ in rounds(manager):
             optimizer.zero_grad()
             with torch.autocast(DEVICE, dtype=torch.float16):
                 loss = model(images()).float().square().mean()
             scaler.scale(loss).backward()
             manager.weight_update(scaler=scaler)
             boundaries.pass_one(manager)
-            if step % 4 == 3:
-                manager.wait()
     boundaries.assert_equal_checkpoints(at_least=3)
 
 
@@ -185,13 +253,11 @@ def test_replays_inside_updating_are_ordered_after_the_copy(tmp_path: Path) -> N
     # A replay is forward, backward and update at once: its writes all come after the fence.
     with manager_of(tmp_path, CFCheckpoint(model=model, optimizer=optimizer)) as manager:
         graph = captured_step(model, optimizer, batch)
-        for step in range(12):
+        for _ in rounds(manager):
             batch.copy_(images())
             with manager.updating():
                 graph.replay()
             boundaries.pass_one(manager)
-            if step % 4 == 3:
-                manager.wait()
     boundaries.assert_equal_checkpoints(at_least=3)
 
 
@@ -328,30 +394,46 @@ def test_auto_measures_plans_and_checkpoints_boundaries_only(tmp_path: Path) -> 
 @pytest.mark.crash
 @pytest.mark.parametrize("name", ["adamw_fused", "sgd"])
 def test_resumed_after_sigkill_it_ends_with_the_same_bits(tmp_path: Path, name: str) -> None:
-    expected = run_child(tmp_path / "whole", name, kill_after=None)
-    assert expected
+    """Expected is what an uninterrupted training without a manager has after each step."""
+    *expected, last = run_child(tmp_path, name, "--reference")
+    chk_dir, seen = tmp_path / "killed", 0
     for kill_after in (2, 7, 3):
-        assert run_child(tmp_path / "killed", name, kill_after=kill_after) == ""
-    assert run_child(tmp_path / "killed", name, kill_after=None) == expected
+        run_child(chk_dir, name, kill_after=kill_after)
+        seen += assert_checkpoints(chk_dir, expected)
+    assert run_child(chk_dir, name)[-1] == last
+    assert seen + assert_checkpoints(chk_dir, expected) > 0
 
 
-def run_child(chk_dir: Path, name: str, *, kill_after: int | None) -> str:
-    """Train in a child; SIGKILL after so many of its lines. Its last line if it ended."""
-    command = [sys.executable, "-m", "tests.gpu.train_child", str(chk_dir), name]
+def assert_checkpoints(chk_dir: Path, expected: list[str]) -> int:
+    """Every checkpoint has the digest that belongs to its step; returns how many there are."""
+    found = {
+        int(path.name[5:]): digest_of(checkfreq.load(chk_dir, step=int(path.name[5:])))
+        for path in chk_dir.glob("step-*")
+    }
+    assert found == {step: expected[step - 1] for step in found}
+    return len(found)
+
+
+def digest_of(state: dict[str, Any]) -> str:
+    """Of model and optimizer, every bit."""
+    bits = bits_of({name: state[name] for name in ("model", "optimizer")})
+    return hashlib.sha256(repr(sorted(bits.items())).encode()).hexdigest()
+
+
+def run_child(chk_dir: Path, name: str, *options: str, kill_after: int | None = None) -> list[str]:
+    """The lines of a training in a child, which gets a SIGKILL after so many of them."""
+    command = [sys.executable, "-m", "tests.gpu.train_child", str(chk_dir), name, *options]
     environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    lines = []
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environment, cwd=Path(__file__).parents[2]
     ) as child:
         assert child.stdout is not None
-        last = ""
-        for number, line in enumerate(child.stdout, start=1):
-            last = line.strip()
-            if number == kill_after:
+        for line in child.stdout:
+            lines.append(line.strip())
+            if len(lines) == kill_after:
                 child.send_signal(signal.SIGKILL)
                 break
         child.wait(timeout=120)
-    if kill_after is not None:
-        assert child.returncode == -signal.SIGKILL
-        return ""
-    assert child.returncode == 0
-    return last
+    assert child.returncode == (0 if kill_after is None else -signal.SIGKILL)
+    return lines

@@ -4,14 +4,14 @@ Work is queued per stream and runs in any order that streams and events allow. A
 which: a seeded one, or one that ``every_schedule`` drives through all orders. The schedule includes
 the helper thread. Like a real device, this one keeps no tensor alive: a copy that runs after its
 memory was freed fails the test. Copies are split in two, so that every write that may come in
-between does.
+between does. Streams, events and captures are in fake_streams.py.
 """
 
 from __future__ import annotations
 
 import random
+import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from checkfreq.snapshot.device import DriverError, Pair
 from tests.snapshot.fake_registrations import Registrations
+from tests.snapshot.fake_streams import Capture, FakeEvent, FakeStream, Kind, Op, ScheduledHelper
 
 
 class Chooser(Protocol):
@@ -86,28 +87,6 @@ class _Allocation:
     kept_by: set[FakeStream] = field(default_factory=set)
 
 
-@dataclass(eq=False)
-class FakeEvent:
-    is_done: bool = False
-    time: int = 0
-
-
-@dataclass(eq=False)
-class _Op:
-    run: Callable[[], object]
-    after: FakeEvent | None = None
-    is_event: bool = False
-
-    def is_ready_event(self) -> bool:
-        return self.is_event and (self.after is None or self.after.is_done)
-
-
-@dataclass(eq=False)
-class FakeStream:
-    index: torch.device
-    ops: deque[_Op] = field(default_factory=deque)
-
-
 class FakeDevice:
     """See Device; ``training_*`` and the attributes are the test's."""
 
@@ -115,9 +94,8 @@ class FakeDevice:
         #: Events and waits happen as soon as they can, which leaves fewer schedules and no
         #: fewer results: one that happens later is what follows it happening later.
         self.eager_events = eager_events
-        self.helper = ScheduledHelper()
+        self.helper = ScheduledHelper(prepare=self.prepare_thread)
         self.free = 1 << 40
-        self.capturing = False
         self.in_use = True
         self.fail_at: int | None = None
         self.num_calls = 0
@@ -129,6 +107,9 @@ class FakeDevice:
         self._streams: list[FakeStream] = []
         self._current: dict[torch.device, FakeStream] = {}
         self._allocations: dict[int, _Allocation] = {}
+        self._capture: Capture | None = None
+        self._relaxed: set[object] = set()  # threads that a capture forbids nothing
+        self._training_thread = threading.current_thread()
 
     # ---- what the test does
 
@@ -140,11 +121,13 @@ class FakeDevice:
             values.shape, values.stride(), values.storage_offset()
         )
 
-    def training_writes(self, tensor: Tensor, value: float) -> None:
-        """Queue a kernel of training that fills a device tensor."""
+    def training_writes(
+        self, tensor: Tensor, value: float, *, stream: FakeStream | None = None
+    ) -> None:
+        """Queue a kernel of training that fills a device tensor; None: the current stream."""
         device = self.owner(tensor)
         assert device is not None
-        self._queue(self.current_stream(device), lambda: tensor.fill_(value))
+        self._queue(stream or self.current_stream(device), lambda: tensor.fill_(value))
 
     def training_frees_storage(self, tensor: Tensor) -> None:
         """Free memory that is still referenced; the next owner writes to it."""
@@ -154,13 +137,37 @@ class FakeDevice:
         if not allocation.kept_by:
             self.training_writes(tensor, 77)
 
-    def use_new_stream(self, index: int = 0, *, after_the_old_one: bool = True) -> None:
+    def use_new_stream(
+        self,
+        index: int = 0,
+        *,
+        after_the_old_one: bool = True,
+        kind: Kind = Kind.INDEPENDENT,
+    ) -> None:
         """Make a different stream the current one."""
         device = torch.device("cuda", index)
         done = self.record(self.current_stream(device))
-        self._current[device] = self.side_stream(device)
+        self._current[device] = self._new_stream(device, kind)
         if after_the_old_one:
             self.wait(self._current[device], done)
+
+    def users_stream(self, index: int = 0, *, kind: Kind = Kind.INDEPENDENT) -> FakeStream:
+        """A stream of the user's own, which is not made the current one."""
+        return self._new_stream(torch.device("cuda", index), kind)
+
+    def order(self, first: FakeStream, then: FakeStream) -> None:
+        """What is queued on ``then`` from now on comes after what is on ``first`` now."""
+        self.wait(then, self.record(first))
+
+    def begin_capture(self, *, mode: str = "global") -> None:
+        """Training begins to capture its current stream into a graph."""
+        self._capture = Capture(mode=mode)
+
+    def end_capture(self) -> None:
+        """Fails if a call has broken the capture, even one whose error was caught."""
+        assert self._capture is not None
+        capture, self._capture = self._capture, None
+        assert capture.broken_by is None, f"{capture.broken_by} broke the capture"
 
     def run_some(self) -> None:
         """Run streams and the helper for as long as the schedule says."""
@@ -168,6 +175,11 @@ class FakeDevice:
             choice := self._chooser.choose(len(actors) + 1)
         ) > 0:
             actors[choice - 1]()
+
+    def run_streams(self) -> None:
+        """Run all queued work, but not the helper."""
+        while actors := self._runnable():
+            actors[self._chooser.choose(len(actors))]()
 
     def run_one(self) -> None:
         """Run one thing that can run."""
@@ -189,6 +201,10 @@ class FakeDevice:
     def is_idle(self) -> bool:
         return not any(stream.ops for stream in self._streams)
 
+    @property
+    def capturing(self) -> bool:
+        return self._capture is not None
+
     # ---- Device
 
     def owner(self, tensor: Tensor) -> torch.device | None:
@@ -197,35 +213,34 @@ class FakeDevice:
 
     def current_stream(self, device: torch.device) -> FakeStream:
         if device not in self._current:
-            self._current[device] = self.side_stream(device)
+            self._current[device] = self._new_stream(device, Kind.DEFAULT)
         return self._current[device]
 
     def side_stream(self, device: torch.device) -> FakeStream:
-        stream = FakeStream(device)
-        self._streams.append(stream)
-        return stream
+        return self._new_stream(device, Kind.INDEPENDENT)
 
     def record(self, stream: FakeStream) -> FakeEvent:
-        self._call()
-        event = FakeEvent()
+        self._call("record")
+        event = FakeEvent(stream.index)
 
         def happen() -> None:
             event.is_done, event.time = True, self._clock
 
-        stream.ops.append(_Op(happen, is_event=True))
+        self._append(stream, Op(happen, is_event=True))
         return event
 
     def wait(self, stream: FakeStream, event: FakeEvent) -> None:
-        self._call()
-        stream.ops.append(_Op(lambda: None, after=event, is_event=True))
+        self._call("wait")
+        self._append(stream, Op(lambda: None, [event], is_event=True))
 
     def is_done(self, event: FakeEvent) -> bool:
-        assert not self.capturing, "a query breaks the capture"
+        self._unsafe_in_a_capture("query")
         self.run_some()
         return event.is_done
 
     def synchronize(self, event: FakeEvent) -> None:
-        assert self.helper.is_running, "the training thread must not wait"
+        self._unsafe_in_a_capture("synchronize")
+        assert not self._in_training(), "the training thread must not wait"
         while (actors := self._runnable()) or not event.is_done:
             if event.is_done:
                 return
@@ -233,12 +248,14 @@ class FakeDevice:
             actors[self._chooser.choose(len(actors))]()
 
     def elapsed_s(self, start: FakeEvent, end: FakeEvent) -> float:
-        assert start.is_done
-        assert end.is_done
+        if start.index != end.index:
+            raise RuntimeError("elapsed time between events of two devices")
+        if not (start.is_done and end.is_done):
+            raise RuntimeError("elapsed time of an event that has not happened")
         return float(end.time - start.time)
 
     def allocate(self, num_bytes: int, device: torch.device) -> Tensor:
-        self._call()
+        self._call("allocate")
         if num_bytes > self.free:
             raise torch.OutOfMemoryError("fake")
         tensor = self._new(num_bytes, device)
@@ -248,11 +265,11 @@ class FakeDevice:
         return tensor
 
     def allocate_host(self, num_bytes: int) -> Tensor:
-        self._call()
+        self._call("allocate_host")
         return self._new(num_bytes, None)
 
     def copy(self, pairs: Sequence[Pair], *, stream: FakeStream) -> None:
-        self._call()
+        self._call("copy")
         self.num_copies += 1
         for target, source in pairs:
             assert target.shape == source.shape
@@ -264,7 +281,7 @@ class FakeDevice:
             self._queue_copy(target, source, stream)
 
     def pack(self, pairs: Sequence[Pair], *, stream: FakeStream) -> None:
-        self._call()
+        self._call("pack")
         self.num_packs += 1
         assert pairs
         for target, source in pairs:
@@ -272,7 +289,7 @@ class FakeDevice:
             self._queue_copy(target, source, stream)
 
     def keep(self, tensors: Sequence[Tensor], *, stream: FakeStream) -> None:
-        self._call()
+        self._call("keep")
         for tensor in tensors:
             allocation = self._allocation(tensor)
             assert allocation is not None
@@ -282,15 +299,17 @@ class FakeDevice:
         return self.free
 
     def is_capturing(self) -> bool:
-        return self.capturing
+        return self._capture is not None and self._in_training()
 
     def is_in_use(self) -> bool:
         return self.in_use
 
     def prepare_thread(self) -> None:
+        self._relaxed.add(self._thread())
         self.registrations.prepare_thread()
 
     def register_host(self, address: int, num_bytes: int) -> DriverError | None:
+        self._unsafe_in_a_capture("register")
         return self.registrations.register(address, num_bytes)
 
     def unregister_host(self, address: int) -> DriverError | None:
@@ -298,14 +317,38 @@ class FakeDevice:
 
     # ---- inside
 
-    def _call(self) -> None:
+    def _call(self, name: str) -> None:
         self.num_calls += 1
         if self.num_calls == self.fail_at:
             raise RuntimeError("the device refuses")
-        assert not self.capturing, "queued into a graph"
+        if self._capture is not None and self._in_training():
+            self._capture.refuse(name)  # it would become a part of the graph
+
+    def _unsafe_in_a_capture(self, name: str) -> None:
+        if self._capture is not None:
+            self._capture.refuse_unsafe(
+                name,
+                in_training=self._in_training(),
+                is_relaxed=self._thread() in self._relaxed,
+            )
+
+    def _thread(self) -> object:
+        return self.helper if self.helper.is_running else threading.current_thread()
+
+    def _in_training(self) -> bool:
+        return self._thread() == self._training_thread
+
+    def _new_stream(self, device: torch.device, kind: Kind) -> FakeStream:
+        stream = FakeStream(device, kind)
+        self._streams.append(stream)
+        return stream
 
     def _queue(self, stream: FakeStream, run: Callable[[], object]) -> None:
-        stream.ops.append(_Op(run))
+        self._append(stream, Op(run))
+
+    def _append(self, stream: FakeStream, op: Op) -> None:
+        op.after += [s.ops[-1] for s in self._streams if s.ops and s.is_ordered_with(stream)]
+        stream.ops.append(op)
 
     def _queue_copy(self, target: Tensor, source: Tensor, stream: FakeStream) -> None:
         for part_of_target, part_of_source in _torn(target, source):
@@ -314,19 +357,21 @@ class FakeDevice:
 
     def _runnable(self) -> list[Callable[[], None]]:
         while self.eager_events and (
-            bookkeeping := [s for s in self._streams if s.ops and s.ops[0].is_ready_event()]
+            bookkeeping := [s for s in self._streams if (op := s.runnable()) and op.is_event]
         ):
             for stream in bookkeeping:
                 self._run(stream)
         return [
             lambda stream=stream: self._run(stream)  # type: ignore[misc]
             for stream in self._streams
-            if stream.ops and (stream.ops[0].after is None or stream.ops[0].after.is_done)
+            if stream.runnable()
         ]
 
     def _run(self, stream: FakeStream) -> None:
         self._clock += 1
-        stream.ops.popleft().run()
+        op = stream.ops.popleft()
+        op.run()
+        op.is_done = True
 
     def _new(self, num_bytes: int, index: torch.device | None) -> Tensor:
         block = _Block(b"\xee" * max(num_bytes, 1))
@@ -370,29 +415,3 @@ def _torn(target: Tensor, source: Tensor) -> Iterator[Pair]:
     middle = source.shape[0] // 2
     yield target[:middle], source[:middle]
     yield target[middle:], source[middle:]
-
-
-class ScheduledHelper:
-    """Tasks that run when the schedule says so; see Helper."""
-
-    def __init__(self) -> None:
-        self.is_running = False
-        self._jobs: deque[Callable[[], None]] = deque()
-
-    def submit(self, job: Callable[[], None]) -> None:
-        self._jobs.append(job)
-
-    def close(self, *, timeout_s: float) -> bool:
-        while self._jobs:
-            self._run()
-        return True
-
-    def actors(self) -> list[Callable[[], None]]:
-        return [self._run] if self._jobs and not self.is_running else []
-
-    def _run(self) -> None:
-        self.is_running = True
-        try:
-            self._jobs.popleft()()
-        finally:
-            self.is_running = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -204,3 +205,18 @@ def test_a_fingerprint_depends_on_bits_not_numbers() -> None:
     assert [fingerprint(copy) for copy in copies] == before
     zero.neg_()
     assert [fingerprint(copy) == b for copy, b in zip(copies, before, strict=True)] == [False, True]
+
+
+def test_a_copy_in_progress_is_not_reported_as_done(
+    engine: HostEngine, slot: Slot, held: Path
+) -> None:
+    outcome = Outcome()
+    engine.start([copy_of(torch.ones(8), settled=True)], slot, on_copied=outcome)
+    until_s = time.monotonic() + 120.0
+    while not Path(f"{held}.reached").exists():
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+    assert not engine.wait_copied(timeout_s=0.0)
+    held.touch()
+    assert outcome.wait() == [None]
+    assert engine.wait_copied(timeout_s=120.0)

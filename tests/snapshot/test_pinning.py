@@ -23,14 +23,8 @@ from checkfreq.snapshot.pinning import PIECE_BYTES, DevicePinner, PinnedPieces
 from checkfreq.types import PAGE_BYTES, SnapshotPlace
 from tests.snapshot.fake_device import FakeDevice, Scripted, Seeded
 from tests.snapshot.fake_registrations import NO_MEMORY
-from tests.snapshot.test_device_engine import (
-    PLACES,
-    TINY,
-    Recorder,
-    State,
-    random_values,
-    small_state,
-)
+from tests.snapshot.recorder import PLACES, TINY, Recorder, State, small_state
+from tests.snapshot.test_device_engine import random_values
 
 MIB = 1 << 20
 #: Only a defect reaches it.

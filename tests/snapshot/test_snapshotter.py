@@ -30,12 +30,14 @@ class NoListener:
 class Shots:
     """Snapshots of ``model``, one after another in the same slots."""
 
-    def __init__(self, model: nn.Module, **tracked: Any) -> None:
+    def __init__(
+        self, model: nn.Module, *, engine: type[HostEngine] = HostEngine, **tracked: Any
+    ) -> None:
         self._chk = CFCheckpoint(model=model, rng=False, **tracked)
         config = CFConfig(host_memory_limit=1 << 30)
         self._arena = Arena(config=config)
         self.snapshotter = Snapshotter(
-            choose_engine=HostEngine, arena=self._arena, listener=NoListener(), config=config
+            choose_engine=engine, arena=self._arena, listener=NoListener(), config=config
         )
 
     def take(self) -> Snapshot:
@@ -150,3 +152,15 @@ def test_objects_made_per_tensor_do_not_trigger_garbage_collections() -> None:
         gc.set_threshold(*threshold)
         many.close()
     assert len(generations) < 10  # each 100 objects were enough for one
+
+
+def test_updates_wait_for_the_engine_from_the_first_snapshot_on() -> None:
+    class Waiting(HostEngine):
+        def fence(self, *, timeout_s: float) -> float:
+            return 2.0
+
+    shots = Shots(nn.Linear(2, 2), engine=Waiting)
+    assert shots.snapshotter.fence() == 0.0
+    shots.take()
+    assert shots.snapshotter.fence() == 2.0
+    shots.close()

@@ -1,0 +1,374 @@
+"""Deliberate breaks of the order of snapshots: each removes one wait, record, keep or order.
+
+A break replaces exact text, found once in its file. ``gpu`` is the test that catches it on a real
+device, ``fake`` where to look on the fake one. None: it cannot be seen there, and ``why`` says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+COPIER = "checkfreq/snapshot/device_copier.py"
+ENGINE = "checkfreq/snapshot/device_engine.py"
+CUDA = "checkfreq/snapshot/cuda.py"
+HOST = "checkfreq/snapshot/engine.py"
+SNAPSHOTTER = "checkfreq/snapshot/snapshotter.py"
+
+ON_FAKE = (
+    "tests/snapshot/test_device_engine.py",
+    "tests/snapshot/test_device_order.py",
+    "tests/snapshot/test_device_capture.py",
+)
+ON_CPU = ("tests/snapshot/test_engine.py", "tests/snapshot/test_snapshotter.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """``edits`` are (text, its replacement) pairs, all in ``file``."""
+
+    name: str
+    file: str
+    edits: tuple[tuple[str, str], ...]
+    gpu: str | None
+    fake: tuple[str, ...] | None = ON_FAKE
+    why: str = ""
+
+
+def _one(name: str, file: str, text: str, replacement: str, gpu: str | None) -> Break:
+    return Break(name, file, ((text, replacement),), gpu)
+
+
+_SETTLED_ON_HOST = "device.keep([copy.source for copy in settled], stream=side)"
+_SETTLED_ON_DEVICE = (
+    "device.keep([copy.source for copy in packing.copies if copy.settled], stream=side)"
+)
+_SIDE_ON_HOST = "device.wait(side, device.record(stream))\n        if settled:"
+_SIDE_ON_DEVICE = "device.wait(side, device.record(stream))\n        settled = ["
+_BOUNCE_COPY = "device.copy([(target, staging[: packing.num_bytes])], stream=side)"
+_CHUNKS = "device.copy(_chunks(packing, buffer, base, self._limits.chunk_bytes), stream=side)"
+_END = "transfer.end = self._end = device.record(side)"
+_SYNCHRONIZE = "self._device.synchronize(transfer.end)"
+_SCATTER = "transfer.scatter(snapshot.slot)"
+
+_QUEUED = "test_a_copy_comes_after_the_work_that_was_queued_before_it"
+_UPDATE = "test_an_update_behind_the_fence_comes_after_a_late_copy"
+_VOLATILE = "test_volatile_state_is_copied_before_what_is_queued_next"
+_COMPLETE = "test_a_slot_that_is_reported_complete_is"
+_RESIZED = "test_storage_resized_away_is_not_reused_before_a_late_copy"
+_FAILED = "test_a_failed_snapshot_is_reported_after_its_copies"
+_SECOND = "test_a_second_snapshot_leaves_the_first_alone"
+
+#: The fence and what lies between two snapshots.
+FENCE = (
+    _one("the fence does not wait", COPIER, "self._wait(stream, self._read)", "True", _UPDATE),
+    _one("a wait is not queued", COPIER, "self._device.wait(stream, event)\n", "\n", _UPDATE),
+    _one(
+        "the first stream that waits takes the wait with it",
+        COPIER,
+        "if self._wait(stream, self._read):\n                self._read = None",
+        "self._wait(stream, self._read)\n            self._read = None",
+        "test_an_update_on_any_stream_comes_after_a_late_copy",
+    ),
+    _one(
+        "the fence waits on the first device only",
+        ENGINE,
+        "copier.fence()\n",
+        "copier.fence()\n                break\n",
+        "test_two_devices_in_one_process",
+    ),
+    _one(
+        "a snapshot does not wait for the one before",
+        COPIER,
+        "self._wait(stream, self._end)",
+        "True",
+        _SECOND,
+    ),
+    Break(
+        "the snapshotter does not pass the fence on",
+        SNAPSHOTTER,
+        (("return self._chosen.fence(timeout_s=self._config.barrier_timeout_s)", "return 0.0"),),
+        "test_every_checkpoint_is_its_boundary",
+        fake=ON_CPU,
+    ),
+)
+
+#: Snapshots to the host.
+TO_HOST = (
+    _one(
+        "small tensors are staged on the side stream",
+        COPIER,
+        "device.pack(_pairs(packing, staging), stream=stream)",
+        "device.pack(_pairs(packing, staging), stream=side)",
+        _VOLATILE,
+    ),
+    _one(
+        "large volatile tensors are copied on the side stream",
+        COPIER,
+        "device.copy(self._direct(volatile, base, transfer), stream=stream)",
+        "device.copy(self._direct(volatile, base, transfer), stream=side)",
+        _VOLATILE,
+    ),
+    _one(
+        "the side stream does not wait for the compute stream",
+        COPIER,
+        _SIDE_ON_HOST,
+        "if settled:",
+        _QUEUED,
+    ),
+    Break(
+        "the side stream waits for the compute stream as it was before staging",
+        COPIER,
+        (
+            (
+                "packing = Packing.of(small)\n",
+                "packing = Packing.of(small)\n        early = device.record(stream)\n",
+            ),
+            (_SIDE_ON_HOST, "device.wait(side, early)\n        if settled:"),
+        ),
+        _QUEUED,
+    ),
+    _one("settled sources are not kept", COPIER, _SETTLED_ON_HOST, "pass", _RESIZED),
+    _one(
+        "the update waits for less than the copy",
+        COPIER,
+        "device.copy(pairs, stream=side)\n            self._read = device.record(side)",
+        "self._read = device.record(side)\n            device.copy(pairs, stream=side)",
+        _UPDATE,
+    ),
+    _one(
+        "settled tensors are copied on the compute stream, and the end is not",
+        COPIER,
+        "device.copy(pairs, stream=side)",
+        "device.copy(pairs, stream=stream)",
+        _COMPLETE,
+    ),
+    Break(
+        "the end comes before the packed bytes",
+        COPIER,
+        (
+            (f"{_BOUNCE_COPY}\n        {_END}", _BOUNCE_COPY),
+            (
+                "if small:\n            transfer.packing,",
+                f"{_END}\n        if small:\n            transfer.packing,",
+            ),
+        ),
+        _COMPLETE,
+    ),
+    _one(
+        "the packed bytes are transferred beside the side stream",
+        COPIER,
+        _BOUNCE_COPY,
+        _BOUNCE_COPY.replace("stream=side", "stream=stream"),
+        _COMPLETE,
+    ),
+    _one(
+        "snapshots in flight share a bounce buffer",
+        COPIER,
+        "self._bounce_buffers.pop() if",
+        "self._bounce_buffers[-1] if",
+        "test_snapshots_in_flight_do_not_share_a_bounce_buffer",
+    ),
+    _one(
+        "a staging buffer that is replaced is freed",
+        COPIER,
+        "transfer.kept.append(old)",
+        "pass",
+        "test_a_staging_buffer_that_is_replaced_outlives_its_copies",
+    ),
+    _one(
+        "sources are dropped when all is queued",
+        COPIER,
+        "transfer.copies = copies",
+        "pass",
+        "test_a_dropped_source_of_another_stream_outlives_its_copy",
+    ),
+)
+
+#: Snapshots to a buffer on the device.
+TO_DEVICE = (
+    _one(
+        "volatile tensors are packed on the side stream",
+        COPIER,
+        "device.pack(volatile, stream=stream)",
+        "device.pack(volatile, stream=side)",
+        _VOLATILE,
+    ),
+    _one(
+        "the side stream does not wait for the compute stream, device snapshot",
+        COPIER,
+        _SIDE_ON_DEVICE,
+        "settled = [",
+        _QUEUED,
+    ),
+    _one(
+        "settled sources are not kept, device snapshot",
+        COPIER,
+        _SETTLED_ON_DEVICE,
+        "pass",
+        _RESIZED,
+    ),
+    _one(
+        "the update waits for less than the copy, device snapshot",
+        COPIER,
+        "device.pack(settled, stream=side)\n            self._read = device.record(side)",
+        "self._read = device.record(side)\n            device.pack(settled, stream=side)",
+        _UPDATE,
+    ),
+    _one(
+        "the update waits for the transfer as well",
+        COPIER,
+        f"{_CHUNKS}\n        {_END}",
+        f"{_CHUNKS}\n        {_END}\n        self._read = self._end",
+        "test_training_runs_beside_a_late_copy",
+    ),
+    _one(
+        "the buffer is transferred beside the side stream",
+        COPIER,
+        _CHUNKS,
+        _CHUNKS.replace("stream=side", "stream=stream"),
+        _COMPLETE,
+    ),
+    _one(
+        "the end comes before the transfer",
+        COPIER,
+        f"{_CHUNKS}\n        {_END}",
+        f"{_END}\n        {_CHUNKS}",
+        _COMPLETE,
+    ),
+    _one(
+        "the device buffer is not kept",
+        COPIER,
+        "transfer.kept.append(buffer)",
+        "pass",
+        "test_a_device_buffer_that_is_given_back_outlives_its_copies",
+    ),
+)
+
+#: The end of a snapshot, and its errors.
+END = (
+    _one("the helper does not wait for the end", ENGINE, _SYNCHRONIZE, "pass", _COMPLETE),
+    Break(
+        "packed bytes are put in place before they have arrived",
+        ENGINE,
+        (
+            (_SYNCHRONIZE, f"{_SCATTER}\n                {_SYNCHRONIZE}"),
+            (f"{_SCATTER}\n        self.last", "pass\n        self.last"),
+        ),
+        _COMPLETE,
+    ),
+    _one("packed bytes are not put in place", ENGINE, _SCATTER, "pass", _COMPLETE),
+    _one(
+        "buffers are released before the end",
+        ENGINE,
+        "self._complete(snapshot)\n",
+        "self._release(snapshot)\n            self._complete(snapshot)\n",
+        _COMPLETE,
+    ),
+    _one(
+        "host tensors are copied by the helper",
+        ENGINE,
+        "for copy in on_host:\n            copy_to_slot(copy, snapshot.slot)",
+        "def late() -> None:\n"
+        "            for copy in on_host:\n"
+        "                copy_to_slot(copy, snapshot.slot)\n\n"
+        "        self._helper.submit(late)",
+        "test_host_tensors_are_copied_before_start_returns",
+    ),
+    _one("a failed snapshot has no end", ENGINE, "self._abandon(snapshot)", "pass", _FAILED),
+    _one(
+        "the end of a failed snapshot is that of the side stream alone",
+        COPIER,
+        "self._device.wait(self._side, self._device.record(stream))",
+        "pass",
+        _FAILED,
+    ),
+)
+
+#: Graph captures.
+CAPTURE = (
+    _one(
+        "the fence waits in a capture",
+        ENGINE,
+        "if self._copiers and not self._device.is_capturing():",
+        "if self._copiers:",
+        "test_a_fence_in_a_capture_is_left_out",
+    ),
+    _one(
+        "a snapshot is queued into a capture",
+        ENGINE,
+        "if self._device.is_capturing():\n            raise",
+        "if False:\n            raise",
+        "test_a_boundary_in_a_capture_is_refused",
+    ),
+    _one(
+        "waits are measured in a capture",
+        COPIER,
+        "if self._waits and self._device.is_capturing():",
+        "if False:",
+        "test_a_fence_in_a_capture_is_left_out",
+    ),
+    _one(
+        "the helper thread is not prepared",
+        ENGINE,
+        "self._prepare()\n",
+        "pass\n",
+        "test_a_graph_can_be_captured_while_a_snapshot_is_copied",
+    ),
+    _one(
+        "the pinning thread is not prepared",
+        ENGINE,
+        "self._device.prepare_thread()\n",
+        "pass\n",
+        "test_memory_is_pinned_in_the_background_while_a_graph_is_captured",
+    ),
+)
+
+_OURS = "the fake device has its own of this"
+
+#: What only PyTorch and CUDA do.
+ON_CUDA = tuple(
+    Break(name, CUDA, ((text, replacement),), gpu, fake=None, why=_OURS)
+    for name, text, replacement, gpu in (
+        ("waits of a stream", "stream.wait_event(event)", "pass", _UPDATE),
+        ("records on a stream", "event.record(stream)", "event.record()", _UPDATE),
+        (
+            "the host waits in a wait of a stream",
+            "stream.wait_event(event)",
+            "event.synchronize()",
+            "test_neither_start_nor_fence_waits_for_the_device",
+        ),
+        ("kept storage", "tensor.record_stream(stream)", "pass", _RESIZED),
+        ("a blocking wait for an event", "event.synchronize()", "pass", _COMPLETE),
+        (
+            "captures that other threads may not break",
+            "_relax_capture()\n        #",
+            "#",
+            "test_a_graph_can_be_captured_while_a_snapshot_is_copied",
+        ),
+    )
+)
+
+#: Snapshots of tensors in host memory.
+IN_HOST_MEMORY = tuple(
+    Break(name, HOST, ((text, replacement),), None, fake=ON_CPU, why="it uses no GPU")
+    for name, text, replacement in (
+        ("an update does not wait for the copy thread", "self._idle.clear()", "pass"),
+        ("volatile tensors are copied late", "if not copy.settled:", "if False:"),
+        (
+            "the copy counts as done before it is",
+            "error = _attempted(copy_all)\n        self._idle.set()",
+            "self._idle.set()\n        error = _attempted(copy_all)\n        ",
+        ),
+    )
+)
+
+GROUPS = {
+    "fence": FENCE,
+    "to-host": TO_HOST,
+    "to-device": TO_DEVICE,
+    "end": END,
+    "capture": CAPTURE,
+    "cuda": ON_CUDA,
+    "host-memory": IN_HOST_MEMORY,
+}
+BREAKS = tuple(one for group in GROUPS.values() for one in group)
