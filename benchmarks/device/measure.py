@@ -1,4 +1,4 @@
-"""Stall, overlap, pinning and exactness of snapshots from one device, on one page's worth of lines.
+"""Stall, overlap, pinning and exactness of snapshots from one device.
 
     python -m benchmarks.device --gib 1 --saves 5
 

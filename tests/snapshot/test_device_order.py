@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from checkfreq.snapshot.device_copier import Limits
+from checkfreq.types import SnapshotPlace
 from tests.snapshot.fake_device import FakeDevice, Scripted, Seeded
 from tests.snapshot.fake_streams import FakeStream, Kind
-from tests.snapshot.recorder import PLACES, Recorder, SnapshotPlace, State, small_state
+from tests.snapshot.recorder import PLACES, Recorder, State, small_state
 
 CUDA = torch.device("cuda", 0)
 KINDS = pytest.mark.parametrize("kind", list(Kind))
-#: What training runs on: the legacy default stream, or one of its own.
 SEEDS = range(30)
 
 
@@ -130,7 +130,7 @@ def test_snapshots_in_flight_do_not_share_a_bounce_buffer() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_waits_can_be_measured_at_any_time(seed: int) -> None:
-    fake = FakeDevice(Seeded(seed), eager_events=False)
+    fake = FakeDevice(Seeded(seed))
     recorder = Recorder(fake, small_state(fake))
     for step in range(3):
         recorder.update(["weight"], step)
