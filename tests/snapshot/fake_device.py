@@ -4,7 +4,8 @@ Work is queued per stream and runs in any order that streams and events allow. A
 which: a seeded one, or one that ``every_schedule`` drives through all orders. The schedule includes
 the helper thread. Like a real device, this one keeps no tensor alive: a copy that runs after its
 memory was freed fails the test. Copies are split in two, so that every write that may come in
-between does. Streams, events and captures are in fake_streams.py.
+between does. Streams, events and captures are in fake_streams.py, device memory in
+fake_allocator.py.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from checkfreq.snapshot.device import Pair
+from tests.snapshot.fake_allocator import FakeAllocator
 from tests.snapshot.fake_streams import Capture, FakeEvent, FakeStream, Kind, Op, ScheduledHelper
 
 
@@ -94,7 +96,6 @@ class FakeDevice:
         #: fewer results: one that happens later is what follows it happening later.
         self.eager_events = eager_events
         self.helper = ScheduledHelper(prepare=self.prepare_thread)
-        self.free = 1 << 40
         self.in_use = True
         self.fail_at: int | None = None
         self.num_calls = 0
@@ -107,6 +108,7 @@ class FakeDevice:
         self._streams: list[FakeStream] = []
         self._current: dict[torch.device, FakeStream] = {}
         self._allocations: dict[int, _Allocation] = {}
+        self._memories: dict[torch.device, FakeAllocator] = {}
         self._capture: Capture | None = None
         self._relaxed: set[object] = set()  # threads that a capture forbids nothing
         self._training_thread = threading.get_ident()
@@ -192,6 +194,10 @@ class FakeDevice:
         """Bytes of device memory that are not freed."""
         return sum(a.num_bytes for a in self._allocations.values() if a.index is not None)
 
+    def memory(self, index: int = 0) -> FakeAllocator:
+        """The memory of one device."""
+        return self._memories.setdefault(torch.device("cuda", index), FakeAllocator())
+
     @property
     def is_idle(self) -> bool:
         return not any(stream.ops for stream in self._streams)
@@ -251,8 +257,6 @@ class FakeDevice:
 
     def allocate(self, num_bytes: int, device: torch.device) -> Tensor:
         self._call("allocate")
-        if num_bytes > self.free:
-            raise torch.OutOfMemoryError("fake")
         tensor = self._new(num_bytes, device)
         find = self._place(tensor, alive=False)
         # The memory belongs to the current stream, whose earlier work on it may still be queued.
@@ -289,7 +293,8 @@ class FakeDevice:
             allocation.kept_by.add(stream)
 
     def free_bytes(self, device: torch.device) -> int:
-        return self.free
+        memory = self.memory(device.index)
+        return memory.free + memory.reserved - memory.allocated
 
     def is_capturing(self) -> bool:
         return self._capture is not None and self._in_training()
@@ -368,13 +373,24 @@ class FakeDevice:
         op.is_done = True
 
     def _new(self, num_bytes: int, index: torch.device | None) -> Tensor:
+        release = self._take_memory(num_bytes, index)
         block = _Block(b"\xee" * max(num_bytes, 1))
         tensor = torch.frombuffer(block, dtype=torch.uint8)
         address = tensor.data_ptr()
-        self._allocations[address] = _Allocation(
-            weakref.ref(block, lambda _: self._allocations.pop(address, None)), num_bytes, index
-        )
+
+        def freed(_: object) -> None:
+            self._allocations.pop(address, None)
+            release()
+
+        self._allocations[address] = _Allocation(weakref.ref(block, freed), num_bytes, index)
         return tensor[:num_bytes]
+
+    def _take_memory(self, num_bytes: int, index: torch.device | None) -> Callable[[], None]:
+        if index is None:
+            return lambda: None
+        memory = self.memory(index.index)
+        piece = memory.allocate(num_bytes)
+        return lambda: memory.release(piece)
 
     def _allocation(self, tensor: Tensor) -> _Allocation | None:
         return self._allocations.get(tensor.untyped_storage().data_ptr())

@@ -341,7 +341,7 @@ def test_a_device_snapshot_without_room_goes_to_the_host(
     fake: FakeDevice, recorder: Recorder
 ) -> None:
     recorder.state.add("large", torch.ones(500), settled=True)
-    fake.free = 500  # enough for the staging
+    fake.memory().free = 500  # enough for the staging
     recorder.take(SnapshotPlace.DEVICE)
     recorder.finish()
 
@@ -350,7 +350,7 @@ def test_a_snapshot_whose_device_allocation_fails_goes_to_the_host(fake: FakeDev
     recorder = Recorder(fake, small_state(fake))
     recorder.state.add("large", torch.ones(500), settled=True)
     fake.free_bytes = lambda device: 1 << 40  # type: ignore[method-assign]
-    fake.free = 500
+    fake.memory().free = 500
     recorder.take(SnapshotPlace.DEVICE)
     recorder.finish()
 
@@ -362,7 +362,7 @@ def test_the_device_buffer_is_given_back_under_memory_pressure(fake: FakeDevice)
     fake.run_all()
     assert fake.num_allocated > before, "kept for the next snapshot"
     recorder.take(SnapshotPlace.DEVICE)
-    fake.free = 999
+    fake.memory().free = 999
     fake.run_all()
     assert fake.num_allocated == before
     recorder.finish()
