@@ -16,9 +16,9 @@ import torch
 from xxhash import xxh3_64_hexdigest
 
 from checkfreq.config import CFConfig
-from checkfreq.errors import SnapshotError, StateError
+from checkfreq.errors import SnapshotError
 from checkfreq.snapshot.arena import Arena, Pinner, Slot
-from checkfreq.snapshot.cuda import CudaDevice
+from checkfreq.snapshot.backends import backend_in_use, backend_of
 from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import (
     Copy,
@@ -137,6 +137,7 @@ class Snapshotter:
             self._layout = layout
             self.num_layouts += 1
             self.device_bytes = _bytes_by_device(captured, layout)
+            self._engine().look_at(self.device_bytes)
         return True
 
     def allocate(self, state_bytes: int) -> None:
@@ -222,25 +223,25 @@ def engine_for(
     *,
     pinner: Pinner | None = None,
     place: SnapshotPlace | None = None,
+    weighs_places: bool = True,
 ) -> SnapshotEngine:
     """The engine for the tensors that ``chk`` tracks now, by where they are.
 
-    ``pinner`` page-locks slots that are not pinned yet. Raises StateError for tensors on a device
-    that no engine supports.
+    ``pinner`` page-locks slots that are not pinned yet. ``weighs_places``: without a ``place``, it
+    may be changed later. Raises StateError for tensors on a device that no engine supports.
     """
-    if not torch.accelerator.is_available():
-        return HostEngine()
+    if backend_in_use() is None:
+        return HostEngine()  # what is on no device at all, or has no bytes, capture refuses
     local = read_local_state(chk, positions={}, fence_on_device=True)
-    found = {ref.tensor.device.type for ref in local.refs}
-    unknown = found - {"cpu", "cuda"}
-    if unknown:
-        raise StateError(
-            f"tracked tensors are on {', '.join(sorted(unknown))}; snapshots can be ordered on "
-            "cpu and cuda only. Move them there"
-        )
-    if "cuda" in found:
-        return DeviceEngine(CudaDevice(), pinner=pinner, place=place or SnapshotPlace.HOST)
-    return HostEngine()
+    device = backend_of([ref.tensor.device for ref in local.refs])
+    if device is None:
+        return HostEngine()
+    return DeviceEngine(
+        device,
+        pinner=pinner,
+        place=place or SnapshotPlace.HOST,
+        weighs_places=place is SnapshotPlace.DEVICE or (place is None and weighs_places),
+    )
 
 
 def _bytes_by_device(captured: CapturedState, layout: StateLayout) -> dict[torch.device, int]:

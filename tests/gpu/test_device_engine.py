@@ -6,6 +6,7 @@ sleep on the device: had anything waited for the device, the event would have ha
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -42,6 +43,16 @@ class Bench:
         self.arena.allocate(slot_bytes)
         assert self.arena.wait_ready(timeout_s=DEADLINE_S)
         self.errors: list[BaseException | None] = []
+        self._looked_at: set[torch.device] = set()
+
+    def look_at(self, devices: set[torch.device]) -> None:
+        """Find out what is free on devices that are new, as a new layout does."""
+        if new := devices - self._looked_at:
+            self._looked_at |= new
+            done = threading.Event()
+            self.engine.look_at(new)
+            self.engine._helper.submit(done.set)
+            assert done.wait(DEADLINE_S)
 
     def take(self, tensors: dict[str, tuple[Tensor, bool]], place: SnapshotPlace) -> Taken:
         slot = self.arena.acquire()
@@ -54,6 +65,7 @@ class Bench:
             copies.append(Copy(name, tensor.detach(), offset, num_bytes, settled))
             offset += num_bytes
         taken = Taken(copies, slot)
+        self.look_at({tensor.device for tensor, _ in tensors.values() if tensor.is_cuda})
         self.engine.place = place
         self.engine.start(copies, slot, on_copied=self.errors.append)
         return taken

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from checkfreq.snapshot.device import MemoryUse
+
 
 @dataclass(eq=False)
 class Piece:
@@ -100,6 +102,14 @@ class FakeAllocator:
         """Give every segment that no tensor uses back to the driver."""
         self.flushes += 1
         self._segments = [s for s in self._segments if any(p.in_use for p in s.pieces)]
+
+    def use(self) -> MemoryUse:
+        return MemoryUse(
+            reserved_bytes=self.reserved,
+            peak_bytes=self.peak_reserved,
+            limit_bytes=self.limit,
+            num_shortages=self.flushes + self.ooms,
+        )
 
     def reset_peaks(self) -> None:
         self.peak_reserved, self.peak_allocated = self.reserved, self.allocated

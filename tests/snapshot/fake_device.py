@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from checkfreq.snapshot.device import Pair
+from checkfreq.snapshot.device import MemoryUse, Pair
 from tests.snapshot.fake_allocator import FakeAllocator
 from tests.snapshot.fake_streams import Capture, FakeEvent, FakeStream, Kind, Op, ScheduledHelper
 
@@ -101,6 +101,7 @@ class FakeDevice:
         self.num_calls = 0
         self.num_copies = 0
         self.num_packs = 0
+        self.returned: list[FakeStream] = []
         self.pinned: dict[int, int] = {}
         self.pin_problem: str | None = None
         self._chooser = chooser
@@ -220,6 +221,11 @@ class FakeDevice:
     def side_stream(self, device: torch.device) -> FakeStream:
         return self._new_stream(device, Kind.INDEPENDENT)
 
+    def return_stream(self, stream: FakeStream) -> None:
+        assert not stream.ops, "a stream given back with work on it"
+        assert stream not in self.returned, "a stream given back twice"
+        self.returned.append(stream)
+
     def record(self, stream: FakeStream) -> FakeEvent:
         self._call("record")
         event = FakeEvent(stream.index)
@@ -292,9 +298,21 @@ class FakeDevice:
             assert allocation is not None
             allocation.kept_by.add(stream)
 
-    def free_bytes(self, device: torch.device) -> int:
-        memory = self.memory(device.index)
-        return memory.free + memory.reserved - memory.allocated
+    def free_bytes(self, device: torch.device) -> int | None:
+        assert not self._in_training(), "the training thread must not ask the driver"
+        return self.memory(device.index).free
+
+    def memory_use(self, device: torch.device) -> MemoryUse:
+        return self.memory(device.index).use()
+
+    def segment_bytes(self, num_bytes: int) -> int:
+        return num_bytes
+
+    def names(self) -> list[str]:
+        return ["fake"]
+
+    def runtime_version(self) -> str:
+        return "1"
 
     def is_capturing(self) -> bool:
         return self._capture is not None and self._in_training()
