@@ -12,7 +12,8 @@ The compute stream is the one that is current at the boundary; each copier has o
 
 Staging buffers are reused, so a snapshot first waits, on the device, for the previous one. No
 memory is allocated for which PyTorch's allocator would have to give back what it has cached, since
-it waits for the device then: without a staging buffer, tensors are copied one by one.
+it waits for the device then: without a staging buffer, tensors are copied one by one, and strided
+ones in pieces that are too small to matter.
 """
 
 from __future__ import annotations
@@ -164,6 +165,7 @@ class DeviceCopier:
         """No snapshot is in flight, and none follows; idempotent."""
         if not self._is_closed:
             self._is_closed = True
+            self._drop_buffer()
             self._device.return_stream(self._side)
 
     def fence(self) -> None:

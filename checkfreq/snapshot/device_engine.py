@@ -270,7 +270,7 @@ class DeviceEngine:
             self._complete(snapshot)
         except BaseException as error:
             snapshot.error = snapshot.error or error
-        copiers = [copier for copier, _ in snapshot.transfers] if self._weighs_places else []
+        copiers = [copier for copier, _ in snapshot.transfers if self._needs_look(copier)]
         self._release(snapshot)  # first: the next snapshot reuses these buffers
         with self._changed:  # before the callback: a thread that waits for the copy waits no longer
             self._num_active -= 1
@@ -278,6 +278,9 @@ class DeviceEngine:
         snapshot.on_copied(snapshot.error)
         for copier in copiers:  # last: the driver may take its time
             self._look(copier)
+
+    def _needs_look(self, copier: DeviceCopier) -> bool:
+        return self._weighs_places or not copier.room.is_known
 
     def _look(self, copier: DeviceCopier) -> None:
         try:

@@ -78,7 +78,10 @@ class DeviceRoom:
     # ---- training thread
 
     def has(self, num_bytes: int) -> bool:
-        """Whether memory can be allocated for sure without a flush of the allocator's cache."""
+        """Whether memory can be allocated without a flush of the allocator's cache.
+
+        Certain unless something other than the allocator has taken memory since the latest look.
+        """
         look = self._look
         if look is None:
             return False
@@ -98,6 +101,11 @@ class DeviceRoom:
         return False
 
     # ---- any thread
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the driver has answered."""
+        return self._look is not None
 
     def give_up(self) -> None:
         """Grant no buffer any more."""

@@ -125,7 +125,7 @@ class Snapshotter:
 
         False while slots that are too small are still in use.
         """
-        self._follow_to_device(captured)
+        has_moved = self._follow_to_device(captured)
         layout = self._layout
         if layout is None or not layout.fits(captured):
             layout = StateLayout.plan(captured)
@@ -133,11 +133,12 @@ class Snapshotter:
             if not all(slot.is_free for slot in self._arena.slots):
                 return False
             self.allocate(layout.total_bytes)
+        if layout is not self._layout or has_moved:
+            self.device_bytes = _bytes_by_device(captured, layout)
+            self._engine().look_at(self.device_bytes)
         if layout is not self._layout:
             self._layout = layout
             self.num_layouts += 1
-            self.device_bytes = _bytes_by_device(captured, layout)
-            self._engine().look_at(self.device_bytes)
         return True
 
     def allocate(self, state_bytes: int) -> None:
@@ -200,13 +201,14 @@ class Snapshotter:
             self._chosen = self._choose_engine()
         return self._chosen
 
-    def _follow_to_device(self, captured: CapturedState) -> None:
+    def _follow_to_device(self, captured: CapturedState) -> bool:
         """Choose again if state has moved to a device: the host engine cannot copy it."""
         if self._engine().fence_on_device or all(r.tensor.is_cpu for r in captured.tensors):
-            return
+            return False
         logger.info("the state has moved to an accelerator: snapshots follow it")
         self.close()
         self._chosen = self._choose_engine()
+        return True
 
     def _prepare(self, slot: Slot, layout: StateLayout) -> None:
         if slot.layout is layout:

@@ -178,6 +178,32 @@ def test_the_device_buffer_is_given_back_when_training_runs_short(
     recorder.finish()
 
 
+def test_a_closed_engine_holds_no_buffer(fake: FakeDevice, recorder: Recorder) -> None:
+    before = fake.num_allocated
+    recorder.take(SnapshotPlace.DEVICE)
+    recorder.finish()
+    assert fake.num_allocated == before
+
+
+def test_without_a_choice_of_places_the_driver_is_asked_once(fake: FakeDevice) -> None:
+    asked: list[torch.device] = []
+    free_bytes = fake.free_bytes
+
+    def counted(device: torch.device) -> int | None:
+        asked.append(device)
+        return free_bytes(device)
+
+    fake.free_bytes = counted  # type: ignore[method-assign]
+    recorder = Recorder(fake, small_state(fake))
+    recorder.engine._weighs_places = False
+    recorder.look = lambda: None  # type: ignore[method-assign]  # as of a boundary in a capture
+    for _ in range(3):
+        recorder.take()
+        fake.run_all()
+    recorder.finish()
+    assert asked == [CUDA]
+
+
 def test_streams_are_given_back_once_when_no_work_is_left(
     fake: FakeDevice, recorder: Recorder
 ) -> None:
