@@ -59,7 +59,4 @@ def backend_for_slots() -> Device:
 
 def is_capturing() -> bool:
     """Whether the current stream of an accelerator is being captured into a graph."""
-    for device in BACKENDS.values():  # no generator: asked at every weight update
-        if device.is_in_use() and device.is_capturing():
-            return True
-    return False
+    return any(device.is_in_use() and device.is_capturing() for device in BACKENDS.values())

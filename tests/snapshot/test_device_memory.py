@@ -74,10 +74,11 @@ def test_what_an_iteration_gave_back_is_no_room(watched: Watched) -> None:
 
 
 def test_what_was_reserved_since_the_look_is_no_room(watched: Watched) -> None:
+    watched.memory.taken = 300
     watched.look()
     watched.memory.allocate(600)
-    assert watched.room.has(400)
-    assert not watched.room.has(401)
+    assert watched.room.has(100)
+    assert not watched.room.has(101)
 
 
 def test_the_limit_of_the_process_is_respected(watched: Watched) -> None:
