@@ -59,4 +59,7 @@ def backend_for_slots() -> Device:
 
 def is_capturing() -> bool:
     """Whether the current stream of an accelerator is being captured into a graph."""
-    return any(device.is_in_use() and device.is_capturing() for device in BACKENDS.values())
+    for device in BACKENDS.values():  # noqa: SIM110 (asked before every update: a third of any())
+        if device.is_in_use() and device.is_capturing():
+            return True
+    return False
