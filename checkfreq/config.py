@@ -47,8 +47,9 @@ class CFConfig:
             it where other processes need the rest.
         snapshot_place: where a snapshot of device tensors is taken first. HOST: straight into a
             slot. DEVICE: into a buffer on the device, which holds updates up for less time and
-            needs as much free device memory as the state. Default None: whichever the measured
-            costs favour (HOST with CFMode.MANUAL).
+            needs as much device memory as the state, beyond what training needs at its peak; where
+            there is less, HOST. Default None: whichever the measured costs favour (HOST with
+            CFMode.MANUAL).
         barrier_timeout_s: longest time that a weight update waits for a copy, default 600. A copy
             that takes longer is an error: something hangs.
         verify_settled: compare settled tensors with what they were at the boundary, in the slot

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -216,6 +217,18 @@ def test_fsync_is_called_in_fileops_only() -> None:
         and node.attr in ("fsync", "fdatasync", "sync_file_range")
     }
     assert callers <= {"checkfreq.store.fileops"}
+
+
+def test_cuda_is_named_in_one_file() -> None:
+    """Everything else asks snapshot/backends.py, so that one class supports another accelerator."""
+    naming = {
+        str(path.relative_to(ROOT))
+        for package in ("checkfreq", "iterators")
+        for path in (ROOT / package).rglob("*.py")
+        if re.search(r"torch\.cuda\b|from torch import .*\bcuda\b|\bCuda[A-Z]", path.read_text())
+    }
+    # The second registers what the first defines.
+    assert naming == {"checkfreq/snapshot/cuda.py", "checkfreq/snapshot/backends.py"}
 
 
 def test_torch_free_modules_run_in_a_python_without_torch() -> None:

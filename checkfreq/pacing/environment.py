@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from checkfreq import __version__
-from checkfreq.snapshot.cuda import devices_in_use
+from checkfreq.snapshot.backends import BACKENDS
 from checkfreq.store.mounts import MOUNTINFO, mount_of
 
 UNKNOWN = "unknown"
@@ -28,7 +28,7 @@ def environment(chk_dir: Path) -> dict[str, Any]:
     Only accelerators in use are listed: call it after the first weight update.
     """
     return {
-        "devices": [torch.cuda.get_device_name(index) for index in devices_in_use()],
+        "devices": [name for device in BACKENDS.values() for name in device.names()],
         "cpu": cpu_model(),
         "cores": num_cores(),
         "threads": torch.get_num_threads(),
@@ -36,7 +36,7 @@ def environment(chk_dir: Path) -> dict[str, Any]:
         "checkfreq": __version__,
         "torch": str(torch.__version__),
         "python": ".".join(platform.python_version_tuple()[:2]),
-        "cuda": torch.version.cuda or torch.version.hip,
+        **{kind: device.runtime_version() for kind, device in BACKENDS.items()},
     }
 
 

@@ -28,9 +28,7 @@ from checkfreq.persist.persistence import Persistence
 from checkfreq.policy.retention import RetentionPolicy
 from checkfreq.run.replicas import Replicas
 from checkfreq.snapshot.arena import Arena, Slot
-from checkfreq.snapshot.cuda import CudaDevice
-from checkfreq.snapshot.device_copier import Limits
-from checkfreq.snapshot.device_memory import room_for_snapshot
+from checkfreq.snapshot.backends import backend_for_slots, backend_of
 from checkfreq.snapshot.pinning import DevicePinner
 from checkfreq.snapshot.snapshotter import Snapshotter, engine_for
 from checkfreq.state.capture import capture
@@ -76,7 +74,7 @@ class Pipeline:
         self._positions = positions
         self._config = config
         self._profiler = profiler
-        self._arena = Arena(config=config, pinner=DevicePinner(CudaDevice()))
+        self._arena = Arena(config=config, pinner=DevicePinner(backend_for_slots()))
         self.persistence = Persistence(
             chk_dir,
             config=config,
@@ -88,7 +86,12 @@ class Pipeline:
             role=role,
         )
         self._snapshotter = Snapshotter(
-            choose_engine=partial(engine_for, chk, place=config.snapshot_place),
+            choose_engine=partial(
+                engine_for,
+                chk,
+                place=config.snapshot_place,
+                weighs_places=profiler.decides,
+            ),
             arena=self._arena,
             listener=self.persistence,
             config=config,
@@ -101,7 +104,6 @@ class Pipeline:
         self.num_deferred = 0
         #: How long training has been held so far, and by what.
         self.held = HeldTime(device_wait_s=lambda: self._snapshotter.device_wait_s)
-        self._device_refused = False
         self._copies_from_device = False  # is_on_device, as of the latest snapshot
         #: What ranks compare of their state.
         self.replicas = Replicas(
@@ -181,7 +183,10 @@ class Pipeline:
         """A timer for the device that holds the state (the first one, if on several)."""
         if not self.is_on_device:
             return HostTimer()
-        return DeviceTimer(CudaDevice(), first_device(self._capture()))
+        index = first_device(self._capture())
+        device = backend_of([index])
+        assert device is not None
+        return DeviceTimer(device, index)
 
     @property
     def place(self) -> SnapshotPlace:
@@ -193,32 +198,24 @@ class Pipeline:
         if self._config.snapshot_place is None:
             self._snapshotter.engine.place = place
 
-    def _device_room(self, attempt: Attempt) -> int | None:
+    def _device_room(self) -> int | None:
         """Bytes that a snapshot in device memory may use; at least ``state_bytes`` if it fits.
 
-        None where the policy has no choice, and once a device refused although it seemed to have
-        room.
+        None where the policy has no choice, and before it is known.
         """
         if not self._profiler.decides or self._config.snapshot_place is not None:
             return None
-        if not self.is_on_device or self._device_refused:
-            return None
-        was_on_device = attempt.device_copy_s is not None
-        if self.place is SnapshotPlace.DEVICE and attempt.copied_s and not was_on_device:
-            self._device_refused = True
-            return None
-        rooms = []
-        for device, num_bytes in self._snapshotter.device_bytes.items():
-            room = room_for_snapshot(device)
-            if room is None:
+        snapshotter, rooms = self._snapshotter, []
+        for device, num_bytes in snapshotter.device_bytes.items():
+            spare = snapshotter.engine.spare_bytes(device)
+            if spare is None:
                 return None
-            held = num_bytes if was_on_device else 0
-            rooms.append(room + held - num_bytes - Limits().reserve_bytes)
+            rooms.append(spare - num_bytes)
         return max(0, self.state_bytes + min(rooms)) if rooms else None
 
     def _ended(self, attempt: Attempt) -> dict[str, object]:
         try:
-            self._profiler.ended(attempt, free_device_bytes=self._device_room(attempt))
+            self._profiler.ended(attempt, free_device_bytes=self._device_room())
             return {**self._profiler.stats(), "place": self.place.value}
         except Exception:  # a fault in measuring must not end training
             logger.exception("cannot take in the costs of step %d", attempt.step)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 
 from torch import nn
 
-from checkfreq.snapshot.cuda import CudaDevice
+from checkfreq.snapshot.backends import backend_of
 from checkfreq.snapshot.digests import (
     ValueDigests,
     broadcast_anywhere,
@@ -64,7 +64,9 @@ class Replicas:
     def digest_values(self) -> None:
         """Start digesting, as of this boundary, the values that must be equal on all ranks."""
         modules = [value for value in self._chk.tracked.values() if isinstance(value, nn.Module)]
-        self._digests = digest_values(self._local_state(), modules, CudaDevice())
+        local = self._local_state()
+        device = backend_of([ref.tensor.device for ref in local.refs])
+        self._digests = digest_values(local, modules, device)
 
     def values_digest(self) -> str | None:
         """The digest of all values; None while devices are still computing."""

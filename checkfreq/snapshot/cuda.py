@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from checkfreq.snapshot.device import DriverError, Event, Pair, Stream
-from checkfreq.snapshot.packing import grouped
+from checkfreq.snapshot.device import DriverError, Event, MemoryUse, Pair, Stream
+from checkfreq.snapshot.nvml import Nvml
+from checkfreq.snapshot.packing import grouped, is_plain
 
 _cuda: Any = torch.cuda  # parts of it have no annotations
 
 
 class CudaDevice:
-    """Streams, events, copies and pinning; see Device."""
+    """See Device."""
+
+    def __init__(self, *, nvml: Nvml | None = None) -> None:
+        self._nvml = nvml or Nvml()
+        self._streams = OwnStreams()
+
+    # ---- streams and events
 
     def owner(self, tensor: Tensor) -> torch.device | None:
         """See Device."""
@@ -28,7 +36,11 @@ class CudaDevice:
 
     def side_stream(self, device: torch.device) -> Stream:
         """See Device."""
-        return _cuda.Stream(device)
+        return self._streams.take(device)
+
+    def return_stream(self, stream: Stream) -> None:
+        """See Device."""
+        self._streams.put_back(stream)
 
     def record(self, stream: Stream) -> Event:
         """See Device."""
@@ -53,6 +65,8 @@ class CudaDevice:
         """See Device."""
         return float(start.elapsed_time(end)) / 1e3
 
+    # ---- memory and copies
+
     def allocate(self, num_bytes: int, device: torch.device) -> Tensor:
         """See Device."""
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
@@ -68,7 +82,7 @@ class CudaDevice:
         """See Device."""
         with torch.no_grad(), torch.cuda.stream(stream):
             for target, source in pairs:
-                target.copy_(source, non_blocking=True)
+                target.copy_(_transferable(target, source), non_blocking=True)
 
     def pack(self, pairs: Sequence[Pair], *, stream: Stream) -> None:
         """See Device."""
@@ -84,10 +98,33 @@ class CudaDevice:
         for tensor in tensors:
             tensor.record_stream(stream)
 
-    def free_bytes(self, device: torch.device) -> int:
-        """See Device. What PyTorch's allocator has cached counts as free."""
+    def free_bytes(self, device: torch.device) -> int | None:
+        """See Device. The smaller of what the runtime and NVML report."""
+        if device.index not in devices_in_use():
+            return None
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free) + cached_bytes(device)
+        unheld = self._nvml.free_bytes(torch.cuda.get_device_properties(device))
+        return int(free) if unheld is None else min(int(free), unheld)
+
+    def memory_use(self, device: torch.device) -> MemoryUse:
+        """See Device."""
+        found = torch.cuda.memory_stats(device)
+        return MemoryUse(
+            reserved_bytes=found.get("reserved_bytes.all.current", 0),
+            peak_bytes=found.get("reserved_bytes.all.peak", 0),
+            limit_bytes=_limit_bytes(device),
+            num_shortages=found.get("num_alloc_retries", 0) + found.get("num_ooms", 0),
+        )
+
+    def segment_bytes(self, num_bytes: int) -> int:
+        """See Device."""
+        if num_bytes <= _SMALL_BYTES:
+            return _SMALL_SEGMENT_BYTES
+        if num_bytes < _LARGE_BYTES:
+            return _MIDDLE_SEGMENT_BYTES
+        return -(-num_bytes // _SMALL_SEGMENT_BYTES) * _SMALL_SEGMENT_BYTES
+
+    # ---- the process
 
     def is_capturing(self) -> bool:
         """See Device."""
@@ -96,6 +133,14 @@ class CudaDevice:
     def is_in_use(self) -> bool:
         """See Device."""
         return bool(_cuda.is_initialized())
+
+    def names(self) -> list[str]:
+        """See Device."""
+        return [torch.cuda.get_device_name(index) for index in devices_in_use()]
+
+    def runtime_version(self) -> str | None:
+        """See Device."""
+        return torch.version.cuda or torch.version.hip
 
     def prepare_thread(self) -> None:
         """See Device."""
@@ -113,33 +158,85 @@ class CudaDevice:
         return _driver_error("HostUnregister", int(_cuda.cudart().cudaHostUnregister(address)))
 
 
-class CudaMemory:
-    """See DeviceMemory."""
+class OwnStreams:
+    """Streams that nobody else has, made by the runtime and not by PyTorch.
 
-    def is_in_use(self, device: torch.device) -> bool:
-        """See DeviceMemory."""
-        return device.index in devices_in_use()
+    PyTorch hands the 32 streams of its pool out in turn, so one of them may be the user's as well,
+    and a copy and a kernel of training would wait for each other. A stream is never destroyed: the
+    allocator remembers it for each tensor that was kept for it, and records an event there when the
+    tensor is freed, which may be at the end of the process. Managers made later use it again.
+    """
 
-    def properties(self, device: torch.device) -> Any:
-        """See DeviceMemory."""
-        return torch.cuda.get_device_properties(device)
+    def __init__(self, *, make: Callable[[torch.device], Stream] | None = None) -> None:
+        self._make = make or _new_stream
+        self._idle: list[Stream] = []
 
-    def cached_bytes(self, device: torch.device) -> int:
-        """See DeviceMemory."""
-        return cached_bytes(device)
+    def take(self, device: torch.device) -> Stream:
+        """A stream of ``device``, independent of the default stream."""
+        for number, stream in enumerate(self._idle):
+            if stream.device == device:
+                return self._idle.pop(number)
+        return self._make(device)
 
-    def peak_bytes(self, device: torch.device) -> int:
-        """See DeviceMemory."""
-        return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
-
-    def free_bytes(self, device: torch.device) -> int:
-        """See DeviceMemory."""
-        return CudaDevice().free_bytes(device)
+    def put_back(self, stream: Stream) -> None:
+        """The caller has no more work for ``stream``."""
+        self._idle.append(stream)
 
 
-def cached_bytes(device: torch.device) -> int:
-    """Device memory that PyTorch's allocator has cached and no tensor uses. Any thread."""
-    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+def _new_stream(device: torch.device) -> Stream:
+    with torch.cuda.device(device):
+        handle = _new_handle()
+    if handle is None:
+        return _other_than_current(device)
+    return _cuda.ExternalStream(handle, device=device)
+
+
+def _new_handle() -> int | None:
+    """The handle of a new non-blocking stream of the current device; None if that fails."""
+    create = _runtime_call("StreamCreateWithFlags")
+    handle = ctypes.c_void_p()
+    if create is None:
+        return None
+    if create(ctypes.byref(handle), ctypes.c_uint(_NON_BLOCKING)) != 0:
+        _runtime_call("GetLastError")()  # or the next kernel launch would raise it
+        return None
+    return handle.value
+
+
+def _runtime_call(name: str) -> Any:
+    """A function of the runtime that PyTorch has loaded; None if it is not found."""
+    for library, prefix in _RUNTIMES:
+        try:
+            # NOLOAD: a second runtime in the process would know nothing of PyTorch's.
+            loaded = ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+            return getattr(loaded, f"{prefix}{name}")
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+def _other_than_current(device: torch.device) -> Stream:
+    """A stream of PyTorch's pool that is not the current one."""
+    current = torch.cuda.current_stream(device)
+    streams = (_cuda.Stream(device) for _ in range(_POOL_SIZE + 1))
+    return next(stream for stream in streams if stream != current)
+
+
+def _transferable(target: Tensor, source: Tensor) -> Tensor:
+    """``source``, row-major on its device if it goes to the host.
+
+    PyTorch conjugates and negates on the host at once, before an asynchronous copy is there.
+    """
+    if not target.is_cpu or is_plain(source):
+        return source
+    return source.resolve_conj().resolve_neg().contiguous()
+
+
+def _limit_bytes(device: torch.device) -> int:
+    """What ``set_per_process_memory_fraction`` leaves of the device."""
+    total = int(torch.cuda.get_device_properties(device).total_memory)
+    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    return total if fraction is None else int(total * fraction(device))
 
 
 def devices_in_use() -> list[int]:
@@ -154,6 +251,21 @@ def devices_in_use() -> list[int]:
 
 _HOST_REGISTER_PORTABLE = 1
 _CAPTURE_RELAXED = 2
+_NON_BLOCKING = 1
+_POOL_SIZE = 32
+
+#: The runtimes that PyTorch's builds link, and what the names of their functions begin with.
+_RUNTIMES = (
+    *((f"libcudart.so.{version}", "cuda") for version in ("13", "12", "11.0")),
+    *((f"libamdhip64.so{version}", "hip") for version in ("", ".7", ".6", ".5")),
+)
+
+#: PyTorch's allocator serves small tensors from segments of 2 MiB and middling ones from segments
+#: of 20 MiB; a larger one gets a segment of its own, in steps of 2 MiB.
+_SMALL_BYTES = 1 << 20
+_SMALL_SEGMENT_BYTES = 2 << 20
+_LARGE_BYTES = 10 << 20
+_MIDDLE_SEGMENT_BYTES = 20 << 20
 #: The codes that calls about host memory return; HIP has the same, but for the second name.
 #: https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html
 _ERROR_NAMES = {

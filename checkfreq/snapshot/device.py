@@ -1,4 +1,4 @@
-"""The interface to an accelerator: streams, events, copies and pinning, nothing else.
+"""The interface to an accelerator: streams, events, copies, pinning, memory and names.
 
 The engine decides on every order and a ``Device`` only carries it out, so the order can be tested
 without an accelerator, against a fake that delays and reorders whatever streams and events allow.
@@ -33,8 +33,29 @@ class DriverError:
         return f"{self.call} returned error {self.code} ({self.name})"
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What PyTorch's allocator has taken of one device for this process.
+
+    reserved_bytes: what it got from the driver, cached memory included.
+    peak_bytes: the most that it had reserved, since the peaks were last reset.
+    limit_bytes: the most that it may reserve.
+    num_shortages: how often the driver, or the limit, refused it memory. It then gives what it has
+        cached back, for which it waits for the device, and tries again.
+    """
+
+    reserved_bytes: int
+    peak_bytes: int
+    limit_bytes: int
+    num_shortages: int
+
+
 class Device(Protocol):
-    """All accelerators of one kind in this process, told apart by ``torch.device``."""
+    """All accelerators of one kind in this process, told apart by ``torch.device``.
+
+    A class that has these methods, registered in backends.py, is all that a kind of accelerator
+    needs to be supported.
+    """
 
     def owner(self, tensor: Tensor) -> torch.device | None:
         """The accelerator that holds ``tensor``; None for host memory."""
@@ -45,7 +66,12 @@ class Device(Protocol):
         ...
 
     def side_stream(self, device: torch.device) -> Stream:
-        """A new stream that waits for no other, not even for the default stream."""
+        """A stream that nobody else uses and that waits for no other, not even for the default
+        stream."""
+        ...
+
+    def return_stream(self, stream: Stream) -> None:
+        """Take back a side stream on which no work is left."""
         ...
 
     def record(self, stream: Stream) -> Event:
@@ -77,9 +103,10 @@ class Device(Protocol):
         ...
 
     def copy(self, pairs: Sequence[Pair], *, stream: Stream) -> None:
-        """Queue copies, in order, from the device to the host or within a device.
+        """Queue copies, in order, between a device and the host or within a device.
 
-        Does not block and keeps no tensor alive.
+        Does not block if the host memory is page-locked, and keeps no tensor alive. A target in
+        host memory is row-major; the source may have any strides.
         """
         ...
 
@@ -94,8 +121,19 @@ class Device(Protocol):
         """
         ...
 
-    def free_bytes(self, device: torch.device) -> int:
-        """Device memory that can still be allocated. Any thread."""
+    def free_bytes(self, device: torch.device) -> int | None:
+        """What the driver can still give to this process; None if it cannot tell.
+
+        Helper threads only: the driver may take its time. Raises RuntimeError.
+        """
+        ...
+
+    def memory_use(self, device: torch.device) -> MemoryUse:
+        """The allocator's own counts, without asking the driver. Any thread."""
+        ...
+
+    def segment_bytes(self, num_bytes: int) -> int:
+        """The most that the allocator asks the driver for to serve ``num_bytes``. Any thread."""
         ...
 
     def is_capturing(self) -> bool:
@@ -104,6 +142,14 @@ class Device(Protocol):
 
     def is_in_use(self) -> bool:
         """Whether this process has used an accelerator at all; never initialises one."""
+        ...
+
+    def names(self) -> list[str]:
+        """The models of the accelerators in use, in order; initialises none."""
+        ...
+
+    def runtime_version(self) -> str | None:
+        """Of the runtime that PyTorch was built for; None if it was built for none."""
         ...
 
     def prepare_thread(self) -> None:

@@ -10,16 +10,18 @@ The compute stream is the one that is current at the boundary; each copier has o
 * A device snapshot copies all tensors to a buffer on the device first, and the update waits for
   that only.
 
-Staging buffers are reused, so a snapshot first waits, on the device, for the previous one.
+Staging buffers are reused, so a snapshot first waits, on the device, for the previous one. No
+memory is allocated for which PyTorch's allocator would have to give back what it has cached, since
+it waits for the device then: without a staging buffer, tensors are copied one by one, and strided
+ones in pieces that are too small to matter.
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -27,6 +29,7 @@ from torch import Tensor
 
 from checkfreq.snapshot.arena import Slot
 from checkfreq.snapshot.device import Device, Event, Pair, Stream
+from checkfreq.snapshot.device_memory import DeviceRoom
 from checkfreq.snapshot.device_watch import BUFFER_BYTES, DeviceWatch
 from checkfreq.snapshot.engine import Copy
 from checkfreq.snapshot.packing import (
@@ -39,8 +42,6 @@ from checkfreq.snapshot.packing import (
 from checkfreq.snapshot.watch import watches_over
 from checkfreq.types import SnapshotPlace
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -49,10 +50,11 @@ class Limits:
     small_bytes: tensors up to this size are packed: one transfer each would cost more to start
         than to run.
     staging_bytes: the most that is packed per snapshot; other tensors are transferred one by one.
-    transpose_bytes: strided tensors become row-major through a buffer of this size, in pieces.
+    transpose_bytes: strided tensors become row-major through a buffer of this size, in pieces; in
+        pieces of small_bytes where there is no room for it.
     chunk_bytes: transfers from the device buffer are split after this many bytes, so that
         training's own transfers need not wait long for the copy engine.
-    reserve_bytes: device memory that a device snapshot must leave free.
+    reserve_bytes: device memory that a device snapshot must leave free when training needs most.
     """
 
     small_bytes: int = 64 << 10
@@ -97,6 +99,26 @@ class Transfer:
             ]
 
 
+class _Scratch:
+    """Device memory that is kept for the next snapshot, and replaced where it is too small."""
+
+    def __init__(self, allocate: Callable[[int], Tensor | None]) -> None:
+        self._allocate = allocate
+        self._tensor: Tensor | None = None
+
+    def at_least(self, num_bytes: int, transfer: Transfer) -> Tensor | None:
+        """Memory of that size; None if there is no room for it."""
+        old = self._tensor
+        if old is not None:
+            transfer.kept.append(old)  # if it is replaced, copies may still be reading it
+            if old.numel() >= num_bytes:
+                return old
+        new = self._allocate(num_bytes)
+        if new is not None:
+            self._tensor = new
+        return new
+
+
 class DeviceCopier:
     """Queues snapshots on one device; ``finish`` may run in any thread."""
 
@@ -105,8 +127,10 @@ class DeviceCopier:
         self._device = device
         self._side = device.side_stream(index)
         self._limits = limits
-        self._staging: Tensor | None = None
-        self._transpose_buffer: Tensor | None = None
+        self._is_closed = False
+        self.room = DeviceRoom(device, index, reserve_bytes=limits.reserve_bytes)
+        self._staging = _Scratch(self._allocate)
+        self._transpose_buffer = _Scratch(self._allocate)
         self._read: Event | None = None  # the latest settled tensors have been read
         self._end: Event | None = None  # the staging and device buffers are free again
         self._waits: deque[tuple[Event, Event]] = deque()  # events around each wait queued
@@ -161,6 +185,13 @@ class DeviceCopier:
         self._device.wait(self._side, self._device.record(stream))
         transfer.end = self._end = self._device.record(self._side)
 
+    def close(self) -> None:
+        """No snapshot is in flight, and none follows; idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._drop_buffer()
+            self._device.return_stream(self._side)
+
     def fence(self) -> None:
         """Have what is queued next on the current stream wait for the copy of settled tensors."""
         if self._read is not None:
@@ -192,8 +223,10 @@ class DeviceCopier:
         stream = device.current_stream(self.index)
         small, large = _split(copies, self._limits)
         packing = Packing.of(small)
-        if small:
-            staging = self._staging_buffer_for(packing.num_bytes, transfer)
+        staging = self._staging.at_least(packing.num_bytes, transfer) if small else None
+        if staging is None:
+            small, large = [], list(copies)
+        else:
             device.pack(_pairs(packing, staging), stream=stream)
         volatile = [copy for copy in large if not copy.settled]
         settled = [copy for copy in large if copy.settled]
@@ -210,7 +243,7 @@ class DeviceCopier:
             self._read_again(transfer)
             self._read = device.record(side)
             self._fetch_readings(transfer)
-        if small:
+        if staging is not None:
             transfer.packing, transfer.bounce = packing, self._bounce_buffer_for(packing.num_bytes)
             target = transfer.bounce[: packing.num_bytes]
             device.copy([(target, staging[: packing.num_bytes])], stream=side)
@@ -229,34 +262,29 @@ class DeviceCopier:
 
     def _transposed(self, copy: Copy, base: Tensor, transfer: Transfer) -> list[Pair]:
         """Piece by piece through one buffer, which the order of the stream makes safe to reuse."""
-        buffer = self._transpose_buffer_for(
-            min(self._limits.transpose_bytes, copy.num_bytes), transfer
-        )
+        limits = self._limits
+        num_bytes = min(limits.transpose_bytes, copy.num_bytes)
+        buffer = self._transpose_buffer.at_least(num_bytes, transfer)
+        if buffer is None:  # the device makes each piece row-major, in memory of its own
+            pieces = _pieces(copy, limits.small_bytes)
+            whole = (part for piece in pieces for part in _uncrossed(piece, transfer.piece_bytes))
+            return [target_and_source(piece, base, piece.offset) for piece in whole]
         pairs: list[Pair] = []
-        for offset, piece in row_major_pieces(copy.source, self._limits.transpose_bytes):
-            num_bytes = piece.numel() * piece.element_size()
-            as_copy = Copy(copy.name, piece, copy.offset + offset, num_bytes, copy.settled)
-            pairs.append(target_and_source(as_copy, buffer, 0))
-            target = base[as_copy.offset : as_copy.offset + num_bytes]
-            pairs += cut(
-                target, buffer[:num_bytes], at=as_copy.offset, piece_bytes=transfer.piece_bytes
-            )
+        for piece in _pieces(copy, limits.transpose_bytes):
+            pairs.append(target_and_source(piece, buffer, 0))
+            target = base[piece.offset : piece.offset + piece.num_bytes]
+            in_buffer = buffer[: piece.num_bytes]
+            pairs += cut(target, in_buffer, at=piece.offset, piece_bytes=transfer.piece_bytes)
         return pairs
 
-    def _staging_buffer_for(self, num_bytes: int, transfer: Transfer) -> Tensor:
-        self._staging = self._grown(self._staging, num_bytes, transfer)
-        return self._staging
-
-    def _transpose_buffer_for(self, num_bytes: int, transfer: Transfer) -> Tensor:
-        self._transpose_buffer = self._grown(self._transpose_buffer, num_bytes, transfer)
-        return self._transpose_buffer
-
-    def _grown(self, old: Tensor | None, num_bytes: int, transfer: Transfer) -> Tensor:
-        if old is not None:
-            transfer.kept.append(old)  # if it is replaced, copies may still be reading it
-            if old.numel() >= num_bytes:
-                return old
-        return self._device.allocate(num_bytes, self.index)
+    def _allocate(self, num_bytes: int) -> Tensor | None:
+        """Memory of the device; None if there is none to be had at once."""
+        if not self.room.has(num_bytes):
+            return None
+        try:
+            return self._device.allocate(num_bytes, self.index)
+        except torch.OutOfMemoryError:
+            return None
 
     def _bounce_buffer_for(self, num_bytes: int) -> Tensor:
         with self._lock:
@@ -303,11 +331,8 @@ class DeviceCopier:
             # it keeps it alive.
             self._buffer = None
         buffer = None
-        if self._device.free_bytes(self.index) >= num_bytes + self._limits.reserve_bytes:
-            try:
-                buffer = self._device.allocate(num_bytes, self.index)
-            except torch.OutOfMemoryError:
-                logger.debug("%s: no room for a device snapshot after all", self.index)
+        if self.room.grants(num_bytes) and (buffer := self._allocate(num_bytes)) is None:
+            self.room.give_up()  # the room was not there
         with self._lock:
             self._buffer = buffer
         return buffer
@@ -334,11 +359,8 @@ class DeviceCopier:
         with self._lock:
             if self._watch_buffers:
                 return self._watch_buffers.pop()
-        try:
-            on_device = self._device.allocate(BUFFER_BYTES, self.index)
-        except torch.OutOfMemoryError:
-            return None
-        return on_device, self._device.allocate_host(BUFFER_BYTES)
+        on_device = self._allocate(BUFFER_BYTES)
+        return None if on_device is None else (on_device, self._device.allocate_host(BUFFER_BYTES))
 
     # ---- any thread
 
@@ -353,12 +375,35 @@ class DeviceCopier:
         transfer.watch = None
         transfer.copies, transfer.bounce, transfer.packing = (), None, None
         transfer.kept.clear()
-        if self._buffer is not None and (place is SnapshotPlace.HOST or self._is_short()):
-            with self._lock:  # freed once the snapshots that still use it have finished
-                self._buffer = None
+        if place is SnapshotPlace.HOST:
+            self._drop_buffer()
 
-    def _is_short(self) -> bool:
-        return self._device.free_bytes(self.index) < self._limits.reserve_bytes
+    def spare_bytes(self) -> int | None:
+        """What a device snapshot may use here, as of the latest look; None if that is unknown."""
+        buffer = self._buffer
+        return self.room.spare_bytes(0 if buffer is None else buffer.numel())
+
+    # ---- helper thread
+
+    def look(self) -> None:
+        """Find out how much memory there is, and give the buffer back if training needs it."""
+        self.room.look()
+        if self._buffer is not None and self.room.is_short():
+            self._drop_buffer()
+
+    def watch(self) -> None:
+        """Give the buffer back if training ran short of memory since it was granted."""
+        if self._buffer is not None and self.room.has_run_short():
+            self._drop_buffer()
+
+    @property
+    def has_buffer(self) -> bool:
+        """Whether memory is held between snapshots."""
+        return self._buffer is not None
+
+    def _drop_buffer(self) -> None:
+        with self._lock:  # freed once the snapshots that still use it have finished
+            self._buffer = None
 
 
 def _split(copies: Sequence[Copy], limits: Limits) -> tuple[list[Copy], list[Copy]]:
@@ -379,6 +424,22 @@ def _pairs(packing: Packing, base: Tensor) -> list[Pair]:
         target_and_source(copy, base, begin)
         for copy, begin in zip(packing.copies, packing.begins, strict=True)
     ]
+
+
+def _pieces(copy: Copy, max_bytes: int) -> Iterator[Copy]:
+    for offset, piece in row_major_pieces(copy.source, max_bytes):
+        num_bytes = piece.numel() * piece.element_size()
+        yield Copy(copy.name, piece, copy.offset + offset, num_bytes, copy.settled)
+
+
+def _uncrossed(piece: Copy, piece_bytes: int) -> Iterator[Copy]:
+    """A strided tensor, divided until no part crosses a multiple of ``piece_bytes`` in the slot."""
+    end = piece.offset + piece.num_bytes
+    if piece.offset // piece_bytes == (end - 1) // piece_bytes:
+        yield piece
+        return
+    for part in _pieces(piece, piece.num_bytes // 2):
+        yield from _uncrossed(part, piece_bytes)
 
 
 def _chunks(

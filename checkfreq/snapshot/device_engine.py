@@ -12,8 +12,9 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -29,6 +30,9 @@ from checkfreq.types import SnapshotPlace
 
 logger = logging.getLogger(__name__)
 
+#: How soon training gets device memory back after it ran short. Asking takes some 0.1 ms.
+_WATCH_EVERY_S = 1.0
+
 
 class Helper(Protocol):
     """Runs tasks in order, off the training thread."""
@@ -43,10 +47,21 @@ class Helper(Protocol):
 
 
 class HelperThread:
-    """A daemon thread that starts with the first task."""
+    """A daemon thread that starts with the first task.
 
-    def __init__(self, *, prepare: Callable[[], None]) -> None:
+    Between tasks it calls ``watch`` every so often; a return of False means: not before the next.
+    """
+
+    def __init__(
+        self,
+        *,
+        prepare: Callable[[], None],
+        watch: Callable[[], bool] = lambda: False,
+        watch_every_s: float = _WATCH_EVERY_S,
+    ) -> None:
         self._prepare = prepare
+        self._watch = watch
+        self._watch_every_s = watch_every_s
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -72,11 +87,27 @@ class HelperThread:
             self._prepare()
         except Exception:  # tasks still work; only a graph capture may break
             logger.exception("cannot prepare the snapshot helper thread")
-        while (task := self._tasks.get()) is not None:
+        is_watching = True
+        while True:
+            try:
+                task = self._tasks.get(timeout=self._watch_every_s if is_watching else None)
+            except queue.Empty:
+                is_watching = self._watched()
+                continue
+            if task is None:
+                return
+            is_watching = True
             try:
                 task()
             except Exception:  # the next snapshot still needs this thread
                 logger.exception("a snapshot's helper task failed")
+
+    def _watched(self) -> bool:
+        try:
+            return self._watch()
+        except Exception:  # a broken device, which the next snapshot reports
+            logger.exception("cannot tell whether training has run short of device memory")
+            return False
 
 
 @dataclass(slots=True, eq=False)
@@ -92,8 +123,10 @@ class _InFlight:
 class DeviceEngine:
     """Snapshots of tensors on accelerators and of host tensors among them; see SnapshotEngine.
 
-    ``place`` may be changed between snapshots. A device snapshot that would leave less than
-    ``limits.reserve_bytes`` of device memory is taken to the host instead.
+    ``place`` may be changed between snapshots. A device snapshot that would not leave
+    ``limits.reserve_bytes`` of device memory when training needs most is taken to the host instead.
+    ``weighs_places``: a place in device memory may be chosen, so its room is looked at after each
+    snapshot.
     """
 
     fence_on_device = True
@@ -106,6 +139,7 @@ class DeviceEngine:
         limits: Limits | None = None,
         close_timeout_s: float = 60.0,
         helper: Helper | None = None,
+        weighs_places: bool = True,
     ) -> None:
         self.place = place
         self.last_copy_s: float | None = None
@@ -113,7 +147,8 @@ class DeviceEngine:
         self._device = device
         self._limits = limits or Limits()
         self._close_timeout_s = close_timeout_s
-        self._helper = helper or HelperThread(prepare=device.prepare_thread)
+        self._weighs_places = weighs_places
+        self._helper = helper or HelperThread(prepare=device.prepare_thread, watch=self._watch)
         self._copiers: dict[torch.device, DeviceCopier] = {}
         self._changed = threading.Condition()
         self._num_active = 0
@@ -124,6 +159,17 @@ class DeviceEngine:
         return sum(copier.wait_s for copier in self._copiers.values())
 
     # ---- training thread
+
+    def look_at(self, devices: Iterable[torch.device]) -> None:
+        """See SnapshotEngine."""
+        if not self._device.is_capturing():
+            for device in devices:
+                self._helper.submit(partial(self._look, self._copier(device)))
+
+    def spare_bytes(self, device: torch.device) -> int | None:
+        """See SnapshotEngine."""
+        copier = self._copiers.get(device)
+        return None if copier is None else copier.spare_bytes()
 
     def start(self, copies: Sequence[Copy], slot: Slot, *, on_copied: OnCopied) -> None:
         """See SnapshotEngine. An error voids the slot, and ``on_copied`` gets it."""
@@ -162,6 +208,9 @@ class DeviceEngine:
                 "a snapshot copy did not finish within %.0f s; the device may hang",
                 self._close_timeout_s,
             )
+            return
+        for copier in self._copiers.values():
+            copier.close()
 
     def _queue(self, snapshot: _InFlight, copies: Sequence[Copy]) -> None:
         if self._device.is_capturing():
@@ -220,18 +269,34 @@ class DeviceEngine:
             self._complete(snapshot)
         except BaseException as error:
             snapshot.error = snapshot.error or error
+        copiers = [copier for copier, _ in snapshot.transfers if self._needs_look(copier)]
         self._release(snapshot)  # first: the next snapshot reuses these buffers
         with self._changed:  # before the callback: a thread that waits for the copy waits no longer
             self._num_active -= 1
             self._changed.notify_all()
         snapshot.on_copied(snapshot.error)
+        for copier in copiers:  # last: the driver may take its time
+            self._look(copier)
+
+    def _needs_look(self, copier: DeviceCopier) -> bool:
+        return self._weighs_places or not copier.room.is_known
+
+    def _look(self, copier: DeviceCopier) -> None:
+        try:
+            copier.look()
+        except Exception:  # a broken device, which the next snapshot reports
+            logger.exception("%s: cannot tell how much memory is free", copier.index)
+
+    def _watch(self) -> bool:
+        """Have copiers give back memory that training needs; whether any still holds some."""
+        copiers = [*self._copiers.values()]
+        for copier in copiers:
+            copier.watch()
+        return any(copier.has_buffer for copier in copiers)
 
     def _release(self, snapshot: _InFlight) -> None:
         for copier, transfer in snapshot.transfers:
-            try:
-                copier.finish(transfer, place=self.place)
-            except Exception:  # a broken device, which the snapshot's own error has reported
-                logger.exception("%s: cannot tell how much memory is free", copier.index)
+            copier.finish(transfer, place=self.place)
         snapshot.transfers.clear()
 
     def _complete(self, snapshot: _InFlight) -> None:

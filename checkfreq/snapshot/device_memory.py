@@ -1,126 +1,147 @@
-"""How much device memory this process may still allocate, according to CUDA and NVML.
+"""Whether a device has memory for a snapshot that training will not miss.
 
-NVML (the package nvidia-ml-py, loaded at the first use) finds the device by its UUID or PCI
-address, so that CUDA_VISIBLE_DEVICES and MIG are respected; without it CUDA alone is asked. Nothing
-here creates a CUDA context.
+The driver is asked in the helper thread only; the training thread goes by the latest answer,
+corrected by what PyTorch's allocator has reserved since, which it knows without the driver. What
+counts as room is what the driver can still give: memory that the allocator has cached lies in
+pieces, and nobody can tell whether one of them is large enough. What an iteration reserves at its
+peak and has given back since is subtracted, since the next iteration takes it again.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
-from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
 
 import torch
 
-from checkfreq.snapshot.cuda import CudaMemory
+from checkfreq.snapshot.device import Device, MemoryUse
 
 logger = logging.getLogger(__name__)
 
 
-class DeviceMemory(Protocol):
-    """Device memory as the device's own runtime sees it."""
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the driver could give when it was asked, and what was reserved at that time."""
 
-    def is_in_use(self, device: torch.device) -> bool:
-        """Whether this process has a context there; only then may the other methods be called."""
-        ...
+    free_bytes: int
+    use: MemoryUse
 
-    def properties(self, device: torch.device) -> Any:
-        """Has ``uuid`` (no prefix) and ``pci_domain_id``, ``pci_bus_id``, ``pci_device_id``."""
-        ...
-
-    def cached_bytes(self, device: torch.device) -> int:
-        """Cached by PyTorch's allocator and not in use."""
-        ...
-
-    def peak_bytes(self, device: torch.device) -> int:
-        """How much more memory PyTorch's tensors took at their peak than they take now."""
-        ...
-
-    def free_bytes(self, device: torch.device) -> int:
-        """What can still be allocated, cached bytes included. Raises RuntimeError."""
-        ...
+    def left_bytes(self, now: MemoryUse) -> int:
+        """What the driver can give beyond the need of training; negative if less than that."""
+        free = self.free_bytes + self.use.reserved_bytes - now.reserved_bytes
+        free = min(free, now.limit_bytes - now.reserved_bytes)
+        return free - max(0, now.peak_bytes - now.reserved_bytes)
 
 
-class Nvml:
-    """NVIDIA's management library; after a failure it is not asked again."""
+class DeviceRoom:
+    """The memory of one device, as snapshots may use it.
 
-    def __init__(self, load: Callable[[], Any] = lambda: importlib.import_module("pynvml")) -> None:
-        self._load = load
-        self._nvml: Any = None
-        self._has_failed = False
-
-    def free_bytes(self, properties: Any) -> int | None:
-        """Memory of the device that no process uses; None if NVML cannot tell."""
-        if self._has_failed:
-            return None
-        try:
-            if self._nvml is None:
-                self._nvml = self._load()
-            return self._ask(self._nvml, properties)
-        except (ImportError, AttributeError, OSError, LookupError) as error:
-            self._has_failed = True
-            logger.debug("free device memory is read without NVML: %r", error)
-            return None
-
-    def _ask(self, nvml: Any, properties: Any) -> int:
-        try:
-            nvml.nvmlInit()  # NVML counts its users; another call takes microseconds
-            return int(nvml.nvmlDeviceGetMemoryInfo(_handle(nvml, properties)).free)
-        except nvml.NVMLError as error:
-            raise LookupError(str(error)) from error
-
-
-_NVML = Nvml()
-
-
-def free_device_bytes(
-    device: torch.device,
-    *,
-    memory: DeviceMemory | None = None,
-    nvml: Nvml = _NVML,
-) -> int | None:
-    """Bytes of ``device`` (with an index) that can still be allocated; None if unknown.
-
-    The smaller of what the runtime and NVML report; what PyTorch's allocator has cached is added.
+    A buffer that is refused for lack of room is not asked for again before a later look finds room
+    for it and for the reserve twice over, so that it does not come and go. If training ran short
+    while there was a buffer, or an allocation failed although there seemed to be room, the device
+    gives none for the rest of the run: nothing says that training will not need as much again.
     """
-    memory = CudaMemory() if memory is None else memory
-    if not memory.is_in_use(device):
-        return None
-    candidates = []
-    try:
-        candidates.append(memory.free_bytes(device))
-    except RuntimeError as error:
-        logger.debug("cannot read the free memory of %s: %s", device, error)
-    unheld = nvml.free_bytes(memory.properties(device))
-    if unheld is not None:
-        candidates.append(unheld + memory.cached_bytes(device))
-    return min(candidates, default=None)
 
+    def __init__(self, device: Device, index: torch.device, *, reserve_bytes: int) -> None:
+        self._device = device
+        self._index = index
+        self._reserve_bytes = reserve_bytes
+        # Replaced as a whole by the helper thread, read by both threads.
+        self._look: _Look | None = None
+        self._refused_bytes: int | None = None
+        self._is_given_up = False
+        self._num_shortages = 0
 
-def room_for_snapshot(
-    device: torch.device,
-    *,
-    memory: DeviceMemory | None = None,
-    nvml: Nvml = _NVML,
-) -> int | None:
-    """Bytes of ``device`` that stay free at the peak of an iteration; None if unknown.
+    # ---- helper thread
 
-    Asked at a boundary, when activations are freed: the next iteration needs that memory again.
-    """
-    memory = CudaMemory() if memory is None else memory
-    free = free_device_bytes(device, memory=memory, nvml=nvml)
-    return None if free is None else free - memory.peak_bytes(device)
+    def look(self) -> None:
+        """Ask the driver. Raises RuntimeError if the device is broken."""
+        use = self._device.memory_use(self._index)
+        free = self._device.free_bytes(self._index)
+        self._look = None if free is None else _Look(free, use)
+        if self._refused_bytes is not None and self._has_ample_room(self._refused_bytes):
+            self._refused_bytes = None
 
+    def is_short(self) -> bool:
+        """Whether training needs the memory of the buffer that was granted."""
+        if self.has_run_short():
+            return True
+        look = self._look
+        return look is None or look.left_bytes(look.use) < self._reserve_bytes
 
-def _handle(nvml: Any, properties: Any) -> Any:
-    """NVML's handle of the MIG instance or, without MIG, of the GPU."""
-    uuid = getattr(properties, "uuid", None)
-    for prefix in ("MIG-", "GPU-") if uuid else ():
-        try:
-            return nvml.nvmlDeviceGetHandleByUUID(f"{prefix}{uuid}")
-        except nvml.NVMLError:
-            continue
-    address = (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
-    return nvml.nvmlDeviceGetHandleByPciBusId("{:08x}:{:02x}:{:02x}.0".format(*address))
+    def has_run_short(self) -> bool:
+        """Whether an allocation has failed since the grant; asks the allocator, not the driver."""
+        if self._device.memory_use(self._index).num_shortages > self._num_shortages:
+            self.give_up()
+        return self._is_given_up
+
+    # ---- training thread
+
+    def has(self, num_bytes: int) -> bool:
+        """Whether memory can be allocated without a flush of the allocator's cache.
+
+        Certain unless something other than the allocator has taken memory since the latest look.
+        """
+        look = self._look
+        if look is None:
+            return False
+        left = look.left_bytes(self._device.memory_use(self._index))
+        return left >= self._device.segment_bytes(num_bytes)
+
+    def grants(self, num_bytes: int) -> bool:
+        """Whether a snapshot may have a buffer of this size; a refusal is remembered."""
+        if self._is_given_up or self._look is None:
+            return False
+        if self._refused_bytes is not None and num_bytes >= self._refused_bytes:
+            return False
+        if self.has(num_bytes + self._reserve_bytes):
+            self._num_shortages = self._device.memory_use(self._index).num_shortages
+            return True
+        self._refuse(num_bytes)
+        return False
+
+    # ---- any thread
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the driver has answered."""
+        return self._look is not None
+
+    def give_up(self) -> None:
+        """Grant no buffer any more."""
+        if not self._is_given_up:
+            self._is_given_up = True
+            logger.warning(
+                "%s: training needs the device memory that snapshots have used. From now on they "
+                "go straight to host memory",
+                self._index,
+            )
+
+    def spare_bytes(self, held_bytes: int) -> int | None:
+        """The largest buffer that would be granted now; None if that is not known.
+
+        ``held_bytes`` is the size of the buffer that was granted and is still held.
+        """
+        look = self._look
+        if look is None:
+            return None
+        if self._is_given_up or self._refused_bytes is not None:
+            return 0
+        return max(0, look.left_bytes(look.use) - self._reserve_bytes + held_bytes)
+
+    def _has_ample_room(self, num_bytes: int) -> bool:
+        look = self._look
+        if look is None:
+            return False
+        wanted = self._device.segment_bytes(num_bytes + 2 * self._reserve_bytes)
+        return look.left_bytes(look.use) >= wanted
+
+    def _refuse(self, num_bytes: int) -> None:
+        if self._refused_bytes is None:
+            logger.warning(
+                "%s: no room for a snapshot of %.1f MiB beside what training needs at its peak. "
+                "Snapshots go straight to host memory until there is",
+                self._index,
+                num_bytes / 2**20,
+            )
+        self._refused_bytes = num_bytes

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from xxhash import xxh3_64_hexdigest
 
-from checkfreq.snapshot.cuda import CudaDevice
 from checkfreq.snapshot.device import Device, Event
 from checkfreq.state.capture import POSITIONS
 from checkfreq.state.collector import CapturedState, LocalState, TensorRef
-from checkfreq.state.tensors import DTYPE_NAMES
+from checkfreq.state.tensors import DTYPE_NAMES, is_kept_on
 from checkfreq.types import Json
 
 #: Elements of a tensor that are compared to tell a rounding error from different content.
@@ -44,7 +43,7 @@ class ValueDigests:
     weights: frozenset[str] = frozenset()
     _names: dict[torch.device, list[str]] = field(default_factory=dict)
     _sums: dict[torch.device, tuple[Tensor, Tensor, Event]] = field(default_factory=dict)
-    _device: Device = field(default_factory=CudaDevice)
+    _device: Device | None = None
 
     def fetch_later(
         self, sums: Mapping[torch.device, Mapping[str, Tensor]], device: Device
@@ -61,8 +60,10 @@ class ValueDigests:
 
     def are_known(self) -> bool:
         """Whether all digests are known by now; does not wait."""
-        if not all(self._device.is_done(event) for _, _, event in self._sums.values()):
-            return False
+        for _, _, event in self._sums.values():
+            assert self._device is not None
+            if not self._device.is_done(event):
+                return False
         for index, (host, _, _) in self._sums.items():
             pairs = zip(self._names[index], host.tolist(), strict=True)
             self.found.update((name, f"sum {number}") for name, number in pairs)
@@ -76,8 +77,13 @@ class ValueDigests:
         return xxh3_64_hexdigest(json.dumps(self.found, sort_keys=True).encode())
 
 
-def digest_values(local: LocalState, modules: Iterable[nn.Module], device: Device) -> ValueDigests:
-    """Digest the values that must be the same on all ranks, as they are now."""
+def digest_values(
+    local: LocalState, modules: Iterable[nn.Module], device: Device | None
+) -> ValueDigests:
+    """Digest the values that must be the same on all ranks, as they are now.
+
+    ``device`` is the backend of all tensors that are not in host memory.
+    """
     left_out = broadcast_by(_wrappers_in(modules))
     values = ValueDigests(dict(_objects(local)))
     sums: dict[torch.device, dict[str, Tensor]] = {}
@@ -88,13 +94,16 @@ def digest_values(local: LocalState, modules: Iterable[nn.Module], device: Devic
                 continue
             if ref.tensor.is_cpu:
                 values.found[name] = _digest(ref.tensor)
-            elif (index := device.owner(ref.tensor)) is not None:
+            else:
                 # An integer sum is the same in any order of additions; devices differ in theirs.
-                sums.setdefault(index, {})[name] = _bits(ref.tensor).sum(dtype=torch.int64)
+                sums.setdefault(ref.tensor.device, {})[name] = _bits(ref.tensor).sum(
+                    dtype=torch.int64
+                )
             if ref.settled:
                 weights.add(name)
         values.weights = frozenset(weights)
-        values.fetch_later(sums, device)
+        if device is not None:
+            values.fetch_later(sums, device)
     return values
 
 
@@ -121,6 +130,7 @@ def broadcast_by(wrappers: Iterable[DistributedDataParallel]) -> set[int]:
         for wrapper in wrappers
         if wrapper.broadcast_buffers
         for buffer in wrapper.buffers()
+        if is_kept_on(buffer.device)
     } - {0}
 
 

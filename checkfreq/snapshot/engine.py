@@ -12,7 +12,7 @@ import ctypes
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -63,6 +63,17 @@ class SnapshotEngine(Protocol):
         """How long devices have waited at fences, as far as known now."""
         ...
 
+    def look_at(self, devices: Iterable[torch.device]) -> None:
+        """Find out, in a helper thread, how much memory is free on devices that hold state."""
+        ...
+
+    def spare_bytes(self, device: torch.device) -> int | None:
+        """Bytes that a snapshot on ``device`` may use there, as of the latest look; None: unknown.
+
+        Does not ask the driver.
+        """
+        ...
+
     def start(self, copies: Sequence[Copy], slot: Slot, *, on_copied: OnCopied) -> None:
         """Begin a snapshot of the state as it is now.
 
@@ -99,6 +110,13 @@ class HostEngine:
         self._idle.set()
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+
+    def look_at(self, devices: Iterable[torch.device]) -> None:
+        """See SnapshotEngine. All state is in host memory."""
+
+    def spare_bytes(self, device: torch.device) -> int | None:
+        """See SnapshotEngine."""
+        return None
 
     def start(self, copies: Sequence[Copy], slot: Slot, *, on_copied: OnCopied) -> None:
         """See SnapshotEngine."""

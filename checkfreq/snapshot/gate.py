@@ -20,8 +20,8 @@ import torch
 
 from checkfreq.errors import StateError
 from checkfreq.forks import Home
+from checkfreq.snapshot.backends import is_capturing
 
-_cuda: Any = torch.cuda  # parts of it have no annotations
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -121,7 +121,7 @@ class UpdateGate:
         self._hooks = []
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if _cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        if is_capturing():
             self._captured = True  # waiting is not allowed during capture
             return
         if not self._home.is_elsewhere():

@@ -16,9 +16,9 @@ import torch
 from xxhash import xxh3_64_hexdigest
 
 from checkfreq.config import CFConfig
-from checkfreq.errors import SnapshotError, StateError
+from checkfreq.errors import SnapshotError
 from checkfreq.snapshot.arena import Arena, Slot
-from checkfreq.snapshot.cuda import CudaDevice
+from checkfreq.snapshot.backends import backend_in_use, backend_of
 from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import (
     Copy,
@@ -130,7 +130,7 @@ class Snapshotter:
 
         False while slots that are too small are still in use.
         """
-        self._follow_to_device(captured)
+        has_moved = self._follow_to_device(captured)
         layout = self._layout
         if layout is None or not layout.fits(captured):
             layout = StateLayout.plan(captured)
@@ -138,11 +138,13 @@ class Snapshotter:
             if not all(slot.is_free for slot in self._arena.slots):
                 return False
             self.allocate(layout.total_bytes)
+        if layout is not self._layout or has_moved:
+            self.device_bytes = _bytes_by_device(captured, layout)
+            self._engine().look_at(self.device_bytes)
         if layout is not self._layout:
             self._layout = layout
             self._watched = _watched(captured, layout)
             self.num_layouts += 1
-            self.device_bytes = _bytes_by_device(captured, layout)
         return True
 
     def allocate(self, state_bytes: int) -> None:
@@ -227,13 +229,14 @@ class Snapshotter:
             self._chosen = self._choose_engine()
         return self._chosen
 
-    def _follow_to_device(self, captured: CapturedState) -> None:
+    def _follow_to_device(self, captured: CapturedState) -> bool:
         """Choose again if state has moved to a device: the host engine cannot copy it."""
         if self._engine().fence_on_device or all(r.tensor.is_cpu for r in captured.tensors):
-            return
+            return False
         logger.info("the state has moved to an accelerator: snapshots follow it")
         self.close()
         self._chosen = self._choose_engine()
+        return True
 
     def _prepare(self, slot: Slot, layout: StateLayout) -> None:
         if slot.layout is layout:
@@ -266,24 +269,25 @@ class _Expected:
         return [copy.name for copy, digest in self.copies if slot_fingerprint(copy, slot) != digest]
 
 
-def engine_for(chk: CFCheckpoint, *, place: SnapshotPlace | None = None) -> SnapshotEngine:
+def engine_for(
+    chk: CFCheckpoint, *, place: SnapshotPlace | None = None, weighs_places: bool = True
+) -> SnapshotEngine:
     """The engine for the tensors that ``chk`` tracks now, by where they are.
 
-    Raises StateError for tensors on a device that no engine supports.
+    ``weighs_places``: without a ``place``, it may be changed later. Raises StateError for tensors
+    on a device that no engine supports.
     """
-    if not torch.accelerator.is_available():
-        return HostEngine()
+    if backend_in_use() is None:
+        return HostEngine()  # what is on no device at all, or has no bytes, capture refuses
     local = read_local_state(chk, positions={}, fence_on_device=True)
-    found = {ref.tensor.device.type for ref in local.refs}
-    unknown = found - {"cpu", "cuda"}
-    if unknown:
-        raise StateError(
-            f"tracked tensors are on {', '.join(sorted(unknown))}; snapshots can be ordered on "
-            "cpu and cuda only. Move them there"
-        )
-    if "cuda" in found:
-        return DeviceEngine(CudaDevice(), place=place or SnapshotPlace.HOST)
-    return HostEngine()
+    device = backend_of([ref.tensor.device for ref in local.refs])
+    if device is None:
+        return HostEngine()
+    return DeviceEngine(
+        device,
+        place=place or SnapshotPlace.HOST,
+        weighs_places=place is SnapshotPlace.DEVICE or (place is None and weighs_places),
+    )
 
 
 def _bytes_by_device(captured: CapturedState, layout: StateLayout) -> dict[torch.device, int]:

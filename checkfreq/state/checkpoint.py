@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -17,6 +17,7 @@ from checkfreq.state.adapters.generic import DictAdapter, ObjectAdapter
 from checkfreq.state.adapters.module import ModuleAdapter
 from checkfreq.state.adapters.optimizer import OptimizerAdapter
 from checkfreq.state.adapters.scaler import ScalerAdapter
+from checkfreq.state.tensors import require_kept
 from checkfreq.state.wrappers import unwrapped
 
 
@@ -46,8 +47,9 @@ class CFCheckpoint:
     If a wrapper only passes calls on, as those that accelerate's ``prepare`` returns do, the
     optimizer or scheduler inside it is tracked.
 
-    Raises StateError for an object that has no state to keep, ConfigError for names that
-    contradict each other.
+    Raises StateError for an object that has no state to keep and for tensors on a device whose
+    memory cannot be read (XLA, MPS and others: the CPU, CUDA and ROCm are supported), ConfigError
+    for names that contradict each other.
     """
 
     def __init__(
@@ -72,6 +74,8 @@ class CFCheckpoint:
         self._tracked = {name: unwrapped(name, value) for name, value in tracked.items()}
         self._adapters = {name: self._adapter(name, one) for name, one in self._tracked.items()}
         self._require_own_modules()
+        for name, value in self._tracked.items():
+            _require_kept_devices(name, value)
 
     @property
     def tracked(self) -> Mapping[str, Any]:
@@ -154,6 +158,25 @@ def _names(argument: str, names: Iterable[str], tracked: Mapping[str, Any]) -> t
                 f"expected one of {', '.join(tracked) or 'none'}"
             )
     return names
+
+
+def _require_kept_devices(name: str, value: Any) -> None:
+    """Refuse what is on a device of an unsupported kind; the meta device may be left later."""
+    for key, tensor in _tensors_of(value):
+        if not tensor.is_meta:
+            require_kept(f"{name}.{key}", tensor.device)
+
+
+def _tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that can be found without asking for a state dict."""
+    if isinstance(value, nn.Module):
+        yield from value.named_parameters()
+        yield from value.named_buffers()
+    elif isinstance(value, Optimizer):
+        for group in value.param_groups:
+            yield from ((f"parameter {number}", p) for number, p in enumerate(group["params"]))
+    elif isinstance(value, dict):
+        yield from ((str(key), one) for key, one in value.items() if isinstance(one, Tensor))
 
 
 def _require_stateful(name: str, value: Any) -> None:

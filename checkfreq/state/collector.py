@@ -16,7 +16,7 @@ from torch import Tensor
 from checkfreq.errors import StateError
 from checkfreq.state.codec import encode_tree
 from checkfreq.state.dtensors import LocalShard, is_dtensor, local_of, shard_of
-from checkfreq.state.tensors import detached, encode_torch, is_ordinary
+from checkfreq.state.tensors import detached, encode_torch, is_ordinary, require_kept
 from checkfreq.types import Json
 
 
@@ -123,7 +123,7 @@ class StateCollector:
             raise StateError(f"{self._object}: two tensors are called {key!r}; rename one")
         self._keys[key] = None
         index = len(self.refs)
-        address = live.data_ptr() or self._stand_in(tensor)  # 0 for a tensor without elements
+        address = live.data_ptr() or self._stand_in(key, tensor, live)
         if address and self._by_address.setdefault(address, index) != index:
             twin = self._twin(address, live)
             if twin is not None:
@@ -135,16 +135,24 @@ class StateCollector:
 
     def _converted(self, key: str, tensor: Tensor) -> Tensor:
         path = f"{self._object}.{key}"
+        local = local_of(tensor)
+        live = detached(local, path)
+        require_kept(path, live.device)
         if not is_dtensor(tensor):
-            return detached(tensor, path)
-        live = detached(local_of(tensor), path)
+            return live
         self.shards[len(self.refs)] = shard_of(tensor, path)
         self.dtensors[self._object, key] = tensor
         return live
 
-    def _stand_in(self, tensor: Tensor) -> int:
+    def _stand_in(self, key: str, tensor: Tensor, live: Tensor) -> int:
         """An address for an empty shard: all ranks must find the same ties, those without elements
-        included."""
+        included. 0 for any other tensor without elements."""
+        if live.numel():
+            raise StateError(
+                f"{self._object}.{key}: a tensor of shape {list(live.shape)} has no memory: its "
+                "storage was freed, or it was never more than a stand-in. Checkpoint it while it "
+                "has its data"
+            )
         if len(self.refs) not in self.shards:
             return 0
         # state_dict() makes new tensors on the same storage, so it is the storage that counts.

@@ -6,6 +6,7 @@ can represent is kept as a tensor too, tagged ``$ndarray``, so that it does not 
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import sys
@@ -72,13 +73,38 @@ LAZY: tuple[type, ...] = (
 )
 
 
+#: Types of devices whose tensors can be kept: host memory, and those of snapshot/backends.py.
+_KEPT_ON = {"cpu", "cuda"}
+
+
+def keep_tensors_on(kind: str) -> None:
+    """Tensors on devices of type ``kind`` can be kept from now on."""
+    _KEPT_ON.add(kind)
+    is_kept_on.cache_clear()
+
+
+@functools.cache
+def is_kept_on(device: torch.device) -> bool:
+    """Whether tensors on ``device`` can be kept."""
+    return device.type in _KEPT_ON
+
+
+def require_kept(path: str, device: torch.device) -> None:
+    """Raise StateError, with ``path``, if tensors on ``device`` cannot be kept."""
+    if not is_kept_on(device):
+        raise StateError(
+            f"{path}: a tensor on the device {device} cannot be kept; expected one on "
+            f"{' or '.join(sorted(_KEPT_ON))}. Move it there, or leave it out of CFCheckpoint"
+        )
+
+
 def is_ordinary(tensor: Tensor) -> bool:
     """True if a tensor can be kept as it is; the fast check before :func:`detached`."""
     return (
         type(tensor) in _PLAIN
         and tensor.dtype in DTYPE_NAMES
         and tensor.layout is torch.strided
-        and not tensor.is_meta
+        and (tensor.is_cpu or is_kept_on(tensor.device))
     )
 
 
@@ -102,6 +128,7 @@ def require_memory(path: str, live: Tensor) -> None:
             f"{path}: a tensor on the meta device has no memory to restore into; call to_empty() "
             "before restore()"
         )
+    require_kept(path, live.device)
 
 
 def _problem(tensor: Tensor) -> str | None:

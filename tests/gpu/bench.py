@@ -6,7 +6,8 @@ device, and compares once all is done: no wait of the host may order anything in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,6 +96,16 @@ class HeldHelper:
         return True
 
 
+def look_at(engine: DeviceEngine, devices: Iterable[torch.device]) -> None:
+    """Find out what is free on devices that are new, as a new layout does."""
+    done = threading.Event()
+    engine.look_at(devices)
+    engine._helper.submit(done.set)
+    if isinstance(engine._helper, HeldHelper):
+        engine._helper.run()
+    assert done.wait(DEADLINE_S)
+
+
 class Bench:
     """An engine, an arena of two slots, and the copies of some named tensors."""
 
@@ -113,6 +124,7 @@ class Bench:
         self.arena.allocate(slot_bytes)
         assert self.arena.wait_ready(timeout_s=DEADLINE_S)
         self.errors: list[BaseException | None] = []
+        self._looked_at: set[torch.device] = set()
 
     def take(
         self,
@@ -132,6 +144,10 @@ class Bench:
             copies.append(Copy(name, tensor.detach(), offset, num_bytes, settled))
             offset += num_bytes
         taken = Taken(copies, slot)
+        devices = {tensor.device for tensor, _ in tensors.values() if tensor.is_cuda}
+        if new := devices - self._looked_at:
+            self._looked_at |= new
+            look_at(self.engine, new)
 
         def report(error: BaseException | None) -> None:
             on_copied(taken)

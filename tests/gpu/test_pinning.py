@@ -15,7 +15,7 @@ from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import Copy
 from checkfreq.snapshot.pinning import DevicePinner, PinnedPieces
 from checkfreq.types import SnapshotPlace
-from tests.gpu.bench import DEADLINE_S, LARGE, PLACES, Taken, same_bits
+from tests.gpu.bench import DEADLINE_S, LARGE, PLACES, Taken, look_at, same_bits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -56,7 +56,8 @@ def test_slots_are_pinned_in_pieces_and_given_back(caplog: pytest.LogCaptureFixt
 
 
 @PLACES
-def test_copies_into_many_pieces_arrive_whole(place: SnapshotPlace) -> None:
+@pytest.mark.parametrize("has_room", [True, False], ids=["", "without room for buffers"])
+def test_copies_into_many_pieces_arrive_whole(place: SnapshotPlace, has_room: bool) -> None:
     """Borders at every megabyte, and tensors of each kind across them."""
     arena = arena_on_device()
     slot = ready_slot(arena)
@@ -73,6 +74,8 @@ def test_copies_into_many_pieces_arrive_whole(place: SnapshotPlace) -> None:
         copies.append(Copy(name, tensor, offset, num_bytes, name != "small"))
         offset += num_bytes
     engine = DeviceEngine(CudaDevice(), place=place)
+    if has_room:  # an engine that has not looked knows of none
+        look_at(engine, {torch.device("cuda", torch.cuda.current_device())})
     errors: list[BaseException | None] = []
     engine.start(copies, slot, on_copied=errors.append)
     assert engine.wait_copied(timeout_s=DEADLINE_S)

@@ -12,12 +12,14 @@ COPIER = "checkfreq/snapshot/device_copier.py"
 ENGINE = "checkfreq/snapshot/device_engine.py"
 CUDA = "checkfreq/snapshot/cuda.py"
 HOST = "checkfreq/snapshot/engine.py"
+PINNING = "checkfreq/snapshot/pinning.py"
 SNAPSHOTTER = "checkfreq/snapshot/snapshotter.py"
 
 ON_FAKE = (
     "tests/snapshot/test_device_engine.py",
     "tests/snapshot/test_device_order.py",
     "tests/snapshot/test_device_capture.py",
+    "tests/snapshot/test_pinning.py",
 )
 ON_CPU = ("tests/snapshot/test_engine.py", "tests/snapshot/test_snapshotter.py")
 
@@ -45,7 +47,9 @@ _SETTLED_ON_DEVICE = (
 _SIDE_ON_HOST = "device.wait(side, device.record(stream))\n        if settled:"
 _SIDE_ON_DEVICE = "device.wait(side, device.record(stream))\n        settled = ["
 _BOUNCE_COPY = "device.copy([(target, staging[: packing.num_bytes])], stream=side)"
-_CHUNKS = "device.copy(_chunks(packing, buffer, base, self._limits.chunk_bytes), stream=side)"
+_CHUNKS = "device.copy(chunks, stream=side)"
+_FETCH = "self._fetch_readings(transfer)"
+_READ_AGAIN = "self._read_again(transfer)\n            self._read = device.record(side)"
 _END = "transfer.end = self._end = device.record(side)"
 _SYNCHRONIZE = "self._device.synchronize(transfer.end)"
 _SCATTER = "transfer.scatter(snapshot.slot)"
@@ -56,6 +60,7 @@ _VOLATILE = "test_volatile_state_is_copied_before_what_is_queued_next"
 _COMPLETE = "test_a_slot_that_is_reported_complete_is"
 _RESIZED = "test_storage_resized_away_is_not_reused_before_a_late_copy"
 _FAILED = "test_a_failed_snapshot_is_reported_after_its_copies"
+_PINNED = "test_memory_is_pinned_and_unpinned_while_a_graph_is_captured"
 _SECOND = "test_a_second_snapshot_leaves_the_first_alone"
 
 #: The fence and what lies between two snapshots.
@@ -131,7 +136,7 @@ TO_HOST = (
     _one(
         "the update waits for less than the copy",
         COPIER,
-        "device.copy(pairs, stream=side)\n            self._read = device.record(side)",
+        f"device.copy(pairs, stream=side)\n            {_READ_AGAIN}",
         "self._read = device.record(side)\n            device.copy(pairs, stream=side)",
         _UPDATE,
     ),
@@ -148,8 +153,8 @@ TO_HOST = (
         (
             (f"{_BOUNCE_COPY}\n        {_END}", _BOUNCE_COPY),
             (
-                "if small:\n            transfer.packing,",
-                f"{_END}\n        if small:\n            transfer.packing,",
+                "if staging is not None:\n            transfer.packing,",
+                f"{_END}\n        if staging is not None:\n            transfer.packing,",
             ),
         ),
         _COMPLETE,
@@ -178,9 +183,24 @@ TO_HOST = (
     _one(
         "sources are dropped when all is queued",
         COPIER,
-        "transfer.copies = copies",
-        "pass",
+        "transfer.copies, transfer.piece_bytes = copies, piece_bytes",
+        "transfer.piece_bytes = piece_bytes",
         "test_a_dropped_source_of_another_stream_outlives_its_copy",
+    ),
+    _one(
+        "strided tensors cross from one registration to the next",
+        COPIER,
+        "whole = (part for piece in pieces for part in _uncrossed(piece, transfer.piece_bytes))",
+        "whole = pieces",
+        "test_copies_into_many_pieces_arrive_whole",
+    ),
+    _one(
+        "settled tensors are read again after the update may run",
+        COPIER,
+        f"device.copy(pairs, stream=side)\n            {_READ_AGAIN}",
+        "device.copy(pairs, stream=side)\n            self._read = device.record(side)\n"
+        "            self._read_again(transfer)",
+        "test_every_checkpoint_is_its_boundary",
     ),
 )
 
@@ -210,15 +230,15 @@ TO_DEVICE = (
     _one(
         "the update waits for less than the copy, device snapshot",
         COPIER,
-        "device.pack(settled, stream=side)\n            self._read = device.record(side)",
+        f"device.pack(settled, stream=side)\n            {_READ_AGAIN}",
         "self._read = device.record(side)\n            device.pack(settled, stream=side)",
         _UPDATE,
     ),
     _one(
         "the update waits for the transfer as well",
         COPIER,
-        f"{_CHUNKS}\n        {_END}",
-        f"{_CHUNKS}\n        {_END}\n        self._read = self._end",
+        f"{_CHUNKS}\n        {_FETCH}\n        {_END}",
+        f"{_CHUNKS}\n        {_FETCH}\n        {_END}\n        self._read = self._end",
         "test_training_runs_beside_a_late_copy",
     ),
     _one(
@@ -231,8 +251,8 @@ TO_DEVICE = (
     _one(
         "the end comes before the transfer",
         COPIER,
-        f"{_CHUNKS}\n        {_END}",
-        f"{_END}\n        {_CHUNKS}",
+        f"{_CHUNKS}\n        {_FETCH}\n        {_END}",
+        f"{_END}\n        {_CHUNKS}\n        {_FETCH}",
         _COMPLETE,
     ),
     _one(
@@ -241,6 +261,13 @@ TO_DEVICE = (
         "transfer.kept.append(buffer)",
         "pass",
         "test_a_device_buffer_that_is_given_back_outlives_its_copies",
+    ),
+    _one(
+        "chunks cross from one registration to the next",
+        COPIER,
+        "pairs += cut(*chunk, at=at, piece_bytes=piece_bytes)",
+        "pairs.append(chunk)",
+        "test_copies_into_many_pieces_arrive_whole",
     ),
 )
 
@@ -252,7 +279,7 @@ END = (
         ENGINE,
         (
             (_SYNCHRONIZE, f"{_SCATTER}\n                {_SYNCHRONIZE}"),
-            (f"{_SCATTER}\n        self.last", "pass\n        self.last"),
+            (f"{_SCATTER}\n        require", "pass\n        require"),
         ),
         _COMPLETE,
     ),
@@ -316,10 +343,17 @@ CAPTURE = (
     ),
     _one(
         "the pinning thread is not prepared",
-        ENGINE,
-        "self._device.prepare_thread()\n",
-        "pass\n",
-        "test_memory_is_pinned_in_the_background_while_a_graph_is_captured",
+        PINNING,
+        "self._device.prepare_thread()\n        for done",
+        "for done",
+        _PINNED,
+    ),
+    _one(
+        "the unpinning thread is not prepared",
+        PINNING,
+        "self._device.prepare_thread()\n        problems",
+        "problems",
+        _PINNED,
     ),
 )
 
@@ -356,8 +390,8 @@ IN_HOST_MEMORY = tuple(
         ("volatile tensors are copied late", "if not copy.settled:", "if False:"),
         (
             "the copy counts as done before it is",
-            "error = _attempted(copy_all)\n        self._idle.set()",
-            "self._idle.set()\n        error = _attempted(copy_all)\n        ",
+            "error = attempted(copy_all)\n        self._idle.set()",
+            "self._idle.set()\n        error = attempted(copy_all)\n        ",
         ),
     )
 )

@@ -4,7 +4,8 @@ Work is queued per stream and runs in any order that streams and events allow. A
 which: a seeded one, or one that ``every_schedule`` drives through all orders. The schedule includes
 the helper thread. Like a real device, this one keeps no tensor alive: a copy that runs after its
 memory was freed fails the test. Copies are split in two, so that every write that may come in
-between does. Streams, events and captures are in fake_streams.py.
+between does. Streams, events and captures are in fake_streams.py, device memory in
+fake_allocator.py.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from checkfreq.snapshot.device import DriverError, Pair
+from checkfreq.snapshot.device import DriverError, MemoryUse, Pair
+from tests.snapshot.fake_allocator import FakeAllocator
 from tests.snapshot.fake_registrations import Registrations
 from tests.snapshot.fake_streams import Capture, FakeEvent, FakeStream, Kind, Op, ScheduledHelper
 
@@ -95,18 +97,19 @@ class FakeDevice:
         #: fewer results: one that happens later is what follows it happening later.
         self.eager_events = eager_events
         self.helper = ScheduledHelper(prepare=self.prepare_thread)
-        self.free = 1 << 40
         self.in_use = True
         self.fail_at: int | None = None
         self.num_calls = 0
         self.num_copies = 0
         self.num_packs = 0
         self.registrations = Registrations()
+        self.returned: list[FakeStream] = []
         self._chooser = chooser
         self._clock = 0
         self._streams: list[FakeStream] = []
         self._current: dict[torch.device, FakeStream] = {}
         self._allocations: dict[int, _Allocation] = {}
+        self._memories: dict[torch.device, FakeAllocator] = {}
         self._capture: Capture | None = None
         self._relaxed: set[object] = set()  # threads that a capture forbids nothing
         self._training_thread = threading.current_thread()
@@ -197,6 +200,10 @@ class FakeDevice:
         """Bytes of device memory that are not freed."""
         return sum(a.num_bytes for a in self._allocations.values() if a.index is not None)
 
+    def memory(self, index: int = 0) -> FakeAllocator:
+        """The memory of one device."""
+        return self._memories.setdefault(torch.device("cuda", index), FakeAllocator())
+
     @property
     def is_idle(self) -> bool:
         return not any(stream.ops for stream in self._streams)
@@ -218,6 +225,11 @@ class FakeDevice:
 
     def side_stream(self, device: torch.device) -> FakeStream:
         return self._new_stream(device, Kind.INDEPENDENT)
+
+    def return_stream(self, stream: FakeStream) -> None:
+        assert not stream.ops, "a stream given back with work on it"
+        assert stream not in self.returned, "a stream given back twice"
+        self.returned.append(stream)
 
     def record(self, stream: FakeStream) -> FakeEvent:
         self._call("record")
@@ -256,8 +268,6 @@ class FakeDevice:
 
     def allocate(self, num_bytes: int, device: torch.device) -> Tensor:
         self._call("allocate")
-        if num_bytes > self.free:
-            raise torch.OutOfMemoryError("fake")
         tensor = self._new(num_bytes, device)
         find = self._place(tensor, alive=False)
         # The memory belongs to the current stream, whose earlier work on it may still be queued.
@@ -295,8 +305,21 @@ class FakeDevice:
             assert allocation is not None
             allocation.kept_by.add(stream)
 
-    def free_bytes(self, device: torch.device) -> int:
-        return self.free
+    def free_bytes(self, device: torch.device) -> int | None:
+        assert not self._in_training(), "the training thread must not ask the driver"
+        return self.memory(device.index).free
+
+    def memory_use(self, device: torch.device) -> MemoryUse:
+        return self.memory(device.index).use()
+
+    def segment_bytes(self, num_bytes: int) -> int:
+        return num_bytes
+
+    def names(self) -> list[str]:
+        return ["fake"]
+
+    def runtime_version(self) -> str:
+        return "1"
 
     def is_capturing(self) -> bool:
         return self._capture is not None and self._in_training()
@@ -374,13 +397,24 @@ class FakeDevice:
         op.is_done = True
 
     def _new(self, num_bytes: int, index: torch.device | None) -> Tensor:
+        release = self._take_memory(num_bytes, index)
         block = _Block(b"\xee" * max(num_bytes, 1))
         tensor = torch.frombuffer(block, dtype=torch.uint8)
         address = tensor.data_ptr()
-        self._allocations[address] = _Allocation(
-            weakref.ref(block, lambda _: self._allocations.pop(address, None)), num_bytes, index
-        )
+
+        def freed(_: object) -> None:
+            self._allocations.pop(address, None)
+            release()
+
+        self._allocations[address] = _Allocation(weakref.ref(block, freed), num_bytes, index)
         return tensor[:num_bytes]
+
+    def _take_memory(self, num_bytes: int, index: torch.device | None) -> Callable[[], None]:
+        if index is None:
+            return lambda: None
+        memory = self.memory(index.index)
+        piece = memory.allocate(num_bytes)
+        return lambda: memory.release(piece)
 
     def _allocation(self, tensor: Tensor) -> _Allocation | None:
         return self._allocations.get(tensor.untyped_storage().data_ptr())

@@ -94,6 +94,12 @@ class ScheduledHelper:
             self._run()
         return True
 
+    def run_newest(self, count: int) -> None:
+        """Run the tasks that were submitted last before all others."""
+        self._jobs.rotate(count)
+        for _ in range(count):
+            self._run()
+
     def actors(self) -> list[Callable[[], None]]:
         return [self._run] if self._jobs and not self.is_running else []
 

@@ -81,6 +81,7 @@ class Recorder:
             self._fill(slot)
         self.reports: list[BaseException | None] = []
         self.num_taken = 0
+        self._looked_at: set[torch.device] = set()
 
     def take(self, place: SnapshotPlace = SnapshotPlace.HOST) -> None:
         """A snapshot, if there is a free slot."""
@@ -88,6 +89,7 @@ class Recorder:
         if slot is None:
             return
         self._check_free(slot)
+        self.look()
         self.num_taken += 1
         copies, expected = self.state.copies(), self.state.image()
         places = [(copy.name, copy.offset, copy.num_bytes) for copy in copies]
@@ -102,6 +104,16 @@ class Recorder:
 
         self.engine.place = place
         self.engine.start(copies, slot, on_copied=on_copied)
+
+    def look(self) -> None:
+        """Find out what is free on devices that are new, as a new layout does."""
+        if self.fake.capturing:
+            return
+        owners = {self.fake.owner(tensor) for tensor in self.state.tensors.values()}
+        if new := {device for device in owners if device is not None} - self._looked_at:
+            self._looked_at |= new
+            self.engine.look_at(new)
+            self.fake.helper.run_newest(len(new))
 
     def update(self, names: Sequence[str], value: float) -> None:
         """A weight update behind the fence."""

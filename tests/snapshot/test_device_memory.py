@@ -1,204 +1,184 @@
-"""Free device memory: the smaller of two answers, or None if neither is known."""
+"""Room for snapshots in device memory: what training will not miss, and never a flush for it."""
 
 from __future__ import annotations
-
-import logging
-import subprocess
-import sys
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from checkfreq.snapshot.cuda import CudaMemory
-from checkfreq.snapshot.device_memory import Nvml, free_device_bytes, room_for_snapshot
+from checkfreq.snapshot.device_memory import DeviceRoom
+from tests.snapshot.fake_allocator import FakeAllocator
+from tests.snapshot.fake_device import FakeDevice, Scripted
 
-CUDA = torch.device("cuda", 1)
-UUID = "8932f937-d72c-4106-c12f-20bd9faed9f6"
-GPU, MIG, PCI = f"GPU-{UUID}", f"MIG-{UUID}", "00000000:3b:00.0"
-
-
-class FakeNvmlError(Exception):
-    pass
+CUDA = torch.device("cuda", 0)
 
 
-class FakeNvml:
-    """The module pynvml of a machine where ``free`` bytes are left on each device."""
+class Watched:
+    """The room of a device of 1000 bytes, of which 100 must stay free."""
 
-    NVMLError = FakeNvmlError
+    def __init__(self) -> None:
+        self.fake = FakeDevice(Scripted())
+        self.memory = self.fake._memories[CUDA] = FakeAllocator(1000)
+        self.room = DeviceRoom(self.fake, CUDA, reserve_bytes=100)
 
-    def __init__(self, free: dict[str, int], *, broken: bool = False) -> None:
-        self.free = free
-        self.broken = broken
-        self.num_inits = 0
-
-    def nvmlInit(self) -> None:
-        self.num_inits += 1
-        if self.broken:
-            raise FakeNvmlError("driver not loaded")
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        return self._handle(uuid)
-
-    def nvmlDeviceGetHandleByPciBusId(self, address: str) -> str:
-        return self._handle(address)
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
-        return SimpleNamespace(free=self.free[handle])
-
-    def _handle(self, name: str) -> str:
-        if name not in self.free:
-            raise FakeNvmlError(f"not found: {name}")
-        return name
+    def look(self) -> None:
+        self.fake.helper.submit(self.room.look)
+        self.fake.helper.close(timeout_s=0)
 
 
-class FakeMemory:
-    """A runtime with 100 bytes free, 30 of them cached by the allocator."""
-
-    in_use = True
-    problem: str | None = None
-    identity = SimpleNamespace(uuid=UUID, pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
-
-    def is_in_use(self, device: torch.device) -> bool:
-        return self.in_use
-
-    def properties(self, device: torch.device) -> Any:
-        assert self.in_use, "would initialise CUDA"
-        return self.identity
-
-    def cached_bytes(self, device: torch.device) -> int:
-        assert self.in_use, "would initialise CUDA"
-        return 30
-
-    def peak_bytes(self, device: torch.device) -> int:
-        assert self.in_use, "would initialise CUDA"
-        return 45
-
-    def free_bytes(self, device: torch.device) -> int:
-        assert self.in_use, "would initialise CUDA"
-        if self.problem is not None:
-            raise RuntimeError(self.problem)
-        return 100
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
 
 
-def free_bytes(nvml: FakeNvml, memory: FakeMemory | None = None) -> int | None:
-    return free_device_bytes(CUDA, memory=memory or FakeMemory(), nvml=Nvml(lambda: nvml))
+# ---- what counts as room
 
 
-@pytest.mark.parametrize(("unheld", "expected"), [(20, 50), (70, 100), (500, 100), (0, 30)])
-def test_the_smaller_answer_counts_with_what_the_allocator_has_cached(
-    unheld: int, expected: int
+def test_nothing_is_known_before_the_first_look(watched: Watched) -> None:
+    assert not watched.room.has(1)
+    assert not watched.room.grants(1)
+    assert watched.room.spare_bytes(0) is None
+
+
+def test_a_driver_that_cannot_tell_leaves_it_unknown(watched: Watched) -> None:
+    watched.fake.free_bytes = lambda device: None  # type: ignore[method-assign]
+    watched.look()
+    assert watched.room.spare_bytes(0) is None
+    assert not watched.room.grants(1)
+
+
+def test_room_is_what_the_driver_can_still_give(watched: Watched) -> None:
+    watched.memory.taken = 300
+    watched.memory.allocate(200)
+    watched.look()
+    assert watched.room.has(500)
+    assert not watched.room.has(501)
+    assert watched.room.spare_bytes(0) == 400
+
+
+def test_cached_memory_is_no_room(watched: Watched) -> None:
+    watched.memory.release(watched.memory.allocate(900))
+    watched.memory.allocate(450)  # the rest is a fragment
+    watched.look()
+    assert not watched.room.has(101)
+    assert watched.room.spare_bytes(0) == 0
+
+
+def test_what_an_iteration_gave_back_is_no_room(watched: Watched) -> None:
+    watched.memory.release(watched.memory.allocate(700))
+    watched.memory.flush()  # torch.cuda.empty_cache() at the end of each iteration
+    watched.look()
+    assert watched.room.has(300)
+    assert not watched.room.has(301)
+    assert watched.room.grants(200)
+    assert not watched.room.grants(201)
+
+
+def test_what_was_reserved_since_the_look_is_no_room(watched: Watched) -> None:
+    watched.memory.taken = 300
+    watched.look()
+    watched.memory.allocate(600)
+    assert watched.room.has(100)
+    assert not watched.room.has(101)
+
+
+def test_the_limit_of_the_process_is_respected(watched: Watched) -> None:
+    watched.memory.limit = 500
+    watched.memory.allocate(200)
+    watched.look()
+    assert watched.room.has(300)
+    assert not watched.room.has(301)
+    watched.memory.limit = 250
+    assert not watched.room.has(51)
+
+
+def test_a_buffer_that_is_held_can_be_used_again(watched: Watched) -> None:
+    watched.memory.allocate(700)
+    watched.look()
+    assert watched.room.spare_bytes(500) == 1000 - 700 - 100 + 500
+
+
+@pytest.mark.parametrize("wanted", [150, 450, 900, 901])
+def test_what_it_has_never_makes_the_allocator_flush(wanted: int) -> None:
+    watched = Watched()
+    cached = [watched.memory.allocate(150) for _ in range(3)]
+    watched.memory.release(cached[1])
+    watched.look()
+    if watched.room.has(wanted):
+        watched.memory.allocate(wanted)
+    assert watched.memory.flushes == 0
+
+
+# ---- refusals
+
+
+def test_a_refusal_is_remembered_and_said_once(
+    watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert free_bytes(FakeNvml({GPU: unheld})) == expected
+    piece = watched.memory.allocate(600)
+    watched.look()
+    assert not watched.room.grants(400)
+    watched.memory.release(piece)
+    watched.memory.flush()
+    watched.memory.reset_peaks()
+    assert not watched.room.grants(400), "not asked again before a look"
+    assert watched.room.spare_bytes(0) == 0
+    assert ["no room for a snapshot" in record.message for record in caplog.records] == [True]
 
 
-def test_a_mig_instance_is_asked_rather_than_its_gpu() -> None:
-    assert free_bytes(FakeNvml({GPU: 60, MIG: 10})) == 40
+def test_a_smaller_buffer_may_fit_where_a_larger_one_was_refused(watched: Watched) -> None:
+    watched.memory.allocate(600)
+    watched.look()
+    assert not watched.room.grants(400)
+    assert watched.room.grants(300)
 
 
-def test_a_device_is_found_by_its_pci_address_where_its_uuid_is_unknown() -> None:
-    assert free_bytes(FakeNvml({PCI: 10})) == 40
+def test_a_refused_buffer_is_granted_once_there_is_ample_room(watched: Watched) -> None:
+    piece = watched.memory.allocate(600)
+    watched.look()
+    assert not watched.room.grants(400)
+    watched.memory.taken = 0
+    watched.memory.release(piece)
+    watched.memory.flush()
+    watched.memory.reset_peaks()
+    watched.memory.taken = 450  # room for it and the reserve, but not for the reserve twice over
+    watched.look()
+    assert not watched.room.grants(400)
+    watched.memory.taken = 400
+    watched.look()
+    assert watched.room.grants(400)
 
 
-def test_a_device_without_a_uuid_is_found_by_its_pci_address() -> None:
-    memory = FakeMemory()
-    memory.identity = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
-    assert free_bytes(FakeNvml({GPU: 0, PCI: 10}), memory) == 40
-
-
-def test_a_different_device_of_the_machine_is_not_confused_with_it() -> None:
-    assert free_bytes(FakeNvml({"GPU-another": 1, "00000000:af:00.0": 1})) == 100
-
-
-def test_each_answer_is_read_anew() -> None:
-    module = FakeNvml({GPU: 10})
-    nvml = Nvml(lambda: module)
-    assert free_device_bytes(CUDA, memory=FakeMemory(), nvml=nvml) == 40
-    module.free[GPU] = 20
-    assert free_device_bytes(CUDA, memory=FakeMemory(), nvml=nvml) == 50
-
-
-def test_a_runtime_that_cannot_tell_leaves_nvml() -> None:
-    memory = FakeMemory()
-    memory.problem = "unknown error"
-    assert free_bytes(FakeNvml({GPU: 10}), memory) == 40
-
-
-def test_the_answer_is_none_if_neither_source_knows() -> None:
-    memory = FakeMemory()
-    memory.problem = "unknown error"
-    assert free_bytes(FakeNvml({}), memory) is None
-
-
-def test_a_device_not_in_use_is_not_touched() -> None:
-    memory = FakeMemory()
-    memory.in_use = False
-    nvml = FakeNvml({GPU: 10})
-    assert free_bytes(nvml, memory) is None
-    assert nvml.num_inits == 0
-
-
-def missing() -> Any:
-    raise ModuleNotFoundError("No module named 'pynvml'")
-
-
-def without_memory_info() -> Any:
-    return SimpleNamespace(nvmlInit=lambda: None, NVMLError=FakeNvmlError)
-
-
-@pytest.mark.parametrize(
-    "load", [missing, without_memory_info, lambda: FakeNvml({}), lambda: FakeNvml({}, broken=True)]
-)
-def test_an_nvml_that_fails_is_left_out_and_reported_once(
-    load: Any, caplog: pytest.LogCaptureFixture
+def test_a_buffer_after_which_training_ran_short_is_the_last(
+    watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG)
-    num_loads = 0
-
-    def counted() -> Any:
-        nonlocal num_loads
-        num_loads += 1
-        return load()
-
-    nvml = Nvml(counted)
-    for _ in range(3):
-        assert free_device_bytes(CUDA, memory=FakeMemory(), nvml=nvml) == 100
-
-    assert num_loads == 1
-    assert [record.levelname for record in caplog.records] == ["DEBUG"]
-
-
-def test_a_process_that_never_used_cuda_stays_without_a_context() -> None:
-    assert not torch.cuda.is_initialized()
-    assert not CudaMemory().is_in_use(torch.device("cuda", 0))
-    assert free_device_bytes(torch.device("cuda", 0)) is None
-    assert not torch.cuda.is_initialized()
+    watched.look()
+    assert watched.room.grants(400)
+    buffer = watched.memory.allocate(400)
+    assert not watched.room.has_run_short()
+    with pytest.raises(torch.OutOfMemoryError):
+        watched.memory.allocate(700)
+    assert watched.room.has_run_short()
+    watched.memory.release(buffer)
+    watched.memory.flush()
+    watched.look()
+    assert not watched.room.grants(1)
+    assert watched.room.spare_bytes(0) == 0
+    assert "training needs the device memory" in caplog.text
 
 
-def test_a_missing_nvml_module_is_tolerated() -> None:
-    program = "\n".join(
-        [
-            "import sys, torch",
-            "sys.modules['pynvml'] = None",  # an import of it fails from now on
-            "from checkfreq.snapshot.device_memory import Nvml",
-            "print(Nvml().free_bytes(None))",
-        ]
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "None\n", "")
+def test_what_ran_short_before_the_grant_does_not_count(watched: Watched) -> None:
+    watched.memory.flush()
+    watched.look()
+    assert watched.room.grants(400)
+    assert not watched.room.has_run_short()
 
 
-def test_memory_that_the_next_iteration_needs_is_no_room_for_a_snapshot() -> None:
-    device = torch.device("cuda", 0)
-    absent = Nvml(load=_absent)
-    assert room_for_snapshot(device, memory=FakeMemory(), nvml=absent) == 100 - 45
-    unused = FakeMemory()
-    unused.in_use = False
-    assert room_for_snapshot(device, memory=unused, nvml=absent) is None
-
-
-def _absent() -> Any:
-    raise ImportError("no pynvml")
+def test_a_device_where_less_than_the_reserve_is_left_is_short(watched: Watched) -> None:
+    watched.look()
+    assert watched.room.grants(400)
+    watched.memory.allocate(400)
+    watched.look()
+    assert not watched.room.is_short()
+    watched.memory.taken = 501
+    watched.look()
+    assert watched.room.is_short()

@@ -64,4 +64,6 @@ def test_a_state_that_moves_to_a_device_gets_the_device_engine() -> None:
     made.make_room(captured)
     assert left == []
     assert made.fence_on_device
+    assert made.device_bytes == {torch.device("meta"): 24}
     made.close()
+    assert device_engine.spare_bytes(torch.device("meta")) is not None, "it was looked at"

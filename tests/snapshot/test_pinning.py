@@ -418,11 +418,14 @@ def state_across_borders(fake: FakeDevice) -> State:
 
 @PLACES
 @pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("has_room", [True, False], ids=["", "without room for buffers"])
 def test_copies_are_cut_where_registrations_meet(
-    place: SnapshotPlace, seed: int, tmp_path: Path
+    place: SnapshotPlace, seed: int, has_room: bool, tmp_path: Path
 ) -> None:
     fake = FakeDevice(Seeded(seed))
     state = state_across_borders(fake)
+    if not has_room:
+        fake.memory().free = 0
     limits = Limits(small_bytes=8, transpose_bytes=3000, chunk_bytes=5000, reserve_bytes=0)
     pinner = pinner_of(fake, tmp_path)
     recorder = PinnedRecorder(fake, state, limits=limits, pinner=pinner, state_bytes=64 << 10)

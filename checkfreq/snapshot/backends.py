@@ -1,0 +1,65 @@
+"""The kinds of accelerators whose tensors can be kept: one line registers one.
+
+All other code asks here for the ``Device`` of a tensor, or of the process, and names no kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from checkfreq.errors import StateError
+from checkfreq.snapshot.cuda import CudaDevice
+from checkfreq.snapshot.device import Device
+from checkfreq.state.tensors import keep_tensors_on, require_kept
+
+#: By type of ``torch.device``, as in ``tensor.device.type``.
+BACKENDS: dict[str, Device] = {}
+
+
+def register(kind: str, device: Device) -> None:
+    """Support tensors whose device is of type ``kind``."""
+    BACKENDS[kind] = device
+    keep_tensors_on(kind)
+
+
+register("cuda", CudaDevice())  # ROCm too: PyTorch gives it the same name
+
+
+def backend_of(devices: Iterable[torch.device]) -> Device | None:
+    """The backend for state on these devices; None if all of it is in host memory.
+
+    Raises StateError for a device that is not supported, and for devices of several kinds.
+    """
+    for device in devices:
+        require_kept("tracked state", device)
+    kinds = sorted({device.type for device in devices} & BACKENDS.keys())
+    if len(kinds) > 1:
+        raise StateError(
+            f"tracked state is on accelerators of several kinds ({', '.join(kinds)}); expected one "
+            "kind beside the CPU. Move the tensors to one of them"
+        )
+    return BACKENDS[kinds[0]] if kinds else None
+
+
+def backend_in_use() -> Device | None:
+    """The backend of an accelerator that this process has used; None if it has used none."""
+    return next((device for device in BACKENDS.values() if device.is_in_use()), None)
+
+
+def backend_for_slots() -> Device:
+    """The backend that slots are pinned for, although state may be moved to a device later."""
+    found = backend_in_use()
+    if found is None:
+        current = torch.accelerator.current_accelerator()
+        found = None if current is None else BACKENDS.get(current.type)
+    return found or next(iter(BACKENDS.values()))
+
+
+def is_capturing() -> bool:
+    """Whether the current stream of an accelerator is being captured into a graph."""
+    for device in BACKENDS.values():  # noqa: SIM110 (asked before every update: a third of any())
+        if device.is_in_use() and device.is_capturing():
+            return True
+    return False

@@ -1,0 +1,349 @@
+"""One class and one line support an accelerator; every other kind is refused by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from checkfreq.config import CFConfig
+from checkfreq.errors import StateError
+from checkfreq.snapshot.arena import Arena
+from checkfreq.snapshot.backends import (
+    BACKENDS,
+    backend_for_slots,
+    backend_in_use,
+    backend_of,
+    is_capturing,
+    register,
+)
+from checkfreq.snapshot.cuda import CudaDevice, OwnStreams
+from checkfreq.snapshot.device import DriverError, MemoryUse, Pair
+from checkfreq.snapshot.device_engine import DeviceEngine
+from checkfreq.snapshot.engine import HostEngine, view_in_slot
+from checkfreq.snapshot.snapshotter import Snapshotter, engine_for
+from checkfreq.state.capture import capture
+from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.tensors import _KEPT_ON, is_kept_on
+from checkfreq.types import SnapshotPlace
+from tests.snapshot.test_engine_choice import NoListener
+
+TOY = torch.device("cpu")
+CUDA = torch.device("cuda", 0)
+
+
+class ToyDevice:
+    """An accelerator that shares the host's memory and does at once what it is told.
+
+    All tensors of floating point are on it.
+    """
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.num_packed = 0
+        self.num_copied = 0
+        self.in_use = True
+        self.capturing = False
+
+    def owner(self, tensor: Tensor) -> torch.device | None:
+        return TOY if tensor.is_floating_point() else None
+
+    def current_stream(self, device: torch.device) -> str:
+        return "training's"
+
+    def side_stream(self, device: torch.device) -> str:
+        return "ours"
+
+    def return_stream(self, stream: str) -> None:
+        assert stream == "ours"
+
+    def record(self, stream: str) -> str:
+        return "event"
+
+    def wait(self, stream: str, event: str) -> None:
+        pass
+
+    def is_done(self, event: str) -> bool:
+        return True
+
+    def synchronize(self, event: str) -> None:
+        assert threading.get_ident() != self.thread
+
+    def elapsed_s(self, start: str, end: str) -> float:
+        return 0.0
+
+    def allocate(self, num_bytes: int, device: torch.device) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def allocate_host(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def copy(self, pairs: Sequence[Pair], *, stream: str) -> None:
+        for target, source in pairs:
+            target.copy_(source)
+        self.num_copied += len(pairs)
+
+    def pack(self, pairs: Sequence[Pair], *, stream: str) -> None:
+        for target, source in pairs:
+            target.copy_(source)
+        self.num_packed += len(pairs)
+
+    def keep(self, tensors: Sequence[Tensor], *, stream: str) -> None:
+        pass
+
+    def free_bytes(self, device: torch.device) -> int | None:
+        assert threading.get_ident() != self.thread, "asks the driver while training waits"
+        return 8 << 30
+
+    def memory_use(self, device: torch.device) -> MemoryUse:
+        return MemoryUse(0, 0, 8 << 30, 0)
+
+    def segment_bytes(self, num_bytes: int) -> int:
+        return num_bytes
+
+    def is_capturing(self) -> bool:
+        return self.capturing
+
+    def is_in_use(self) -> bool:
+        return self.in_use
+
+    def names(self) -> list[str]:
+        return ["Toy 1"]
+
+    def runtime_version(self) -> str | None:
+        return "1.0"
+
+    def prepare_thread(self) -> None:
+        pass
+
+    def register_host(self, address: int, num_bytes: int) -> DriverError | None:
+        return None
+
+    def unregister_host(self, address: int) -> DriverError | None:
+        return None
+
+
+@pytest.fixture
+def toy() -> Iterator[ToyDevice]:
+    device = ToyDevice()
+    register("cpu", device)
+    yield device
+    del BACKENDS["cpu"]
+
+
+# ---- a backend is one class
+
+
+@pytest.mark.parametrize("place", list(SnapshotPlace))
+def test_a_registered_class_takes_snapshots(toy: ToyDevice, place: SnapshotPlace) -> None:
+    tensors = {
+        "large": torch.arange(100_000.0),
+        "strided": torch.arange(60.0).reshape(6, 10).t(),
+        "small": torch.arange(7.0),
+        "on_host": torch.arange(5),
+    }
+    chk = CFCheckpoint(d=tensors, rng=False)
+    config = CFConfig(host_memory_limit=1 << 30)
+    arena, engine = Arena(config=config), engine_for(chk, place=place)
+    assert isinstance(engine, DeviceEngine)
+    taker = Snapshotter(
+        choose_engine=lambda: engine, arena=arena, listener=NoListener(), config=config
+    )
+    captured = capture(chk, fence_on_device=taker.fence_on_device)
+    assert taker.make_room(captured)
+    engine.look_at([TOY])
+    assert arena.wait_ready(timeout_s=60.0)
+    slot = arena.acquire()
+    assert slot is not None
+    errors: list[BaseException | None] = []
+    snapshot = taker.take(captured, slot, on_copied=errors.append)
+    assert engine.wait_copied(timeout_s=60.0)
+    taker.close()
+    assert errors == [None]
+    assert {c.name: view_in_slot(c, slot).tolist() for c in snapshot.copies} == {
+        f"d.{name}": tensor.tolist() for name, tensor in tensors.items()
+    }
+    assert toy.num_copied
+    arena.close()
+
+
+def test_without_an_accelerator_in_use_the_host_engine_is_chosen(toy: ToyDevice) -> None:
+    toy.in_use = False
+    assert isinstance(engine_for(CFCheckpoint(d={"x": torch.ones(3)})), HostEngine)
+
+
+def test_the_process_asks_the_registered_backends(toy: ToyDevice) -> None:
+    assert backend_of([torch.device("cpu")]) is toy
+    assert backend_in_use() is backend_for_slots() is toy
+    assert not is_capturing()
+    toy.capturing = True
+    assert is_capturing()
+
+
+def test_a_process_without_an_accelerator_has_none_in_use() -> None:
+    assert backend_of([torch.device("cpu")]) is None
+    assert backend_of([]) is None
+    assert backend_of([torch.device("cpu"), CUDA]) is backend_for_slots() is BACKENDS["cuda"]
+    assert backend_in_use() is None
+    assert not is_capturing()
+
+
+def test_state_on_accelerators_of_two_kinds_is_refused(toy: ToyDevice) -> None:
+    with pytest.raises(StateError, match=r"several kinds \(cpu, cuda\)"):
+        backend_of([torch.device("cpu"), CUDA])
+
+
+# ---- other kinds
+
+
+@pytest.mark.parametrize("kind", ["xla", "lazy", "mps", "xpu", "hpu"])
+def test_a_device_without_a_backend_is_refused_by_name(kind: str) -> None:
+    assert not is_kept_on(torch.device(kind))
+    with pytest.raises(StateError, match=rf"device {kind}:1 cannot be kept; expected .*cuda"):
+        backend_of([torch.device(kind, 1)])
+
+
+def test_a_kind_that_is_registered_is_kept_from_then_on() -> None:
+    assert not is_kept_on(torch.device("mtia", 0))
+    try:
+        register("mtia", ToyDevice())
+        assert is_kept_on(torch.device("mtia", 0))
+    finally:
+        del BACKENDS["mtia"]
+        _KEPT_ON.discard("mtia")
+        is_kept_on.cache_clear()
+
+
+def test_the_kinds_that_are_kept_are_those_that_have_a_backend() -> None:
+    assert {"cpu", *BACKENDS} == _KEPT_ON
+
+
+#: Run in a child process: the lazy backend is initialised for the whole process, and what must not
+#: happen is a segmentation fault. A lazy tensor comes in at one place after the other.
+LAZY = """
+import sys
+import torch
+import torch._lazy, torch._lazy.ts_backend
+from torch import nn
+from checkfreq import CFCheckpoint, CFManager, CFMode
+from checkfreq.errors import StateError
+
+torch._lazy.ts_backend.init()
+
+class Holder:
+    def __init__(self):
+        self.tensor = torch.ones(3)
+    def state_dict(self):
+        return {"inner": {"x": self.tensor}}
+    def load_state_dict(self, state):
+        raise AssertionError("loaded")
+
+def run(where, chk_dir):
+    model, holder, d = nn.Linear(2, 2), Holder(), {"x": torch.ones(3)}
+    optimizer, lazy = torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(3, device="lazy")
+    if where == "constructor, dict":
+        d["x"] = lazy
+    if where == "constructor, module":
+        model.to("lazy")
+    if where == "constructor, optimizer":
+        optimizer = torch.optim.SGD([nn.Parameter(lazy)], lr=0.1)
+    if where == "restore":
+        with CFManager(chk_dir, CFCheckpoint(model=model), mode=CFMode.MANUAL, chk_freq=1) as one:
+            one.step()
+    chk = CFCheckpoint(model=model, optimizer=optimizer, holder=holder, d=d)
+    with CFManager(chk_dir, chk, mode=CFMode.MANUAL, chk_freq=1) as manager:
+        if where == "restore":
+            model.to("lazy")
+            manager.restore(only=["model"])
+        if where == "state dict":
+            holder.tensor = lazy
+        if where == "dict":
+            d["y"] = [lazy]
+        if where == "optimizer state":
+            optimizer.state[model.weight]["momentum_buffer"] = lazy
+        if where == "module":
+            model.to("lazy")
+        manager.step()
+
+for where in sys.argv[2:]:
+    try:
+        run(where, f"{sys.argv[1]}/{where}")
+    except StateError as error:
+        print(f"{where}: {error}", flush=True)
+"""
+ENTRANCES = {
+    "constructor, dict": "d.x",
+    "constructor, module": "model.weight",
+    "constructor, optimizer": "optimizer.parameter 0",
+    "state dict": "holder.inner.x",
+    "dict": "d.y[0]",
+    "optimizer state": "optimizer.state.0.momentum_buffer",
+    "module": "model.weight",
+    "restore": "model.weight",
+}
+
+
+def test_a_lazy_tensor_is_refused_by_name_wherever_it_comes_in(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LAZY, str(tmp_path), *ENTRANCES],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=Path(__file__).resolve().parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    refused = [line.partition(" cannot be kept;")[0] for line in done.stdout.splitlines()]
+    assert refused == [
+        f"{where}: {name}: a tensor on the device lazy:0" for where, name in ENTRANCES.items()
+    ]
+
+
+def test_a_tensor_whose_storage_was_freed_is_refused_by_name() -> None:
+    tensor = torch.ones(3)
+    chk = CFCheckpoint(d={"x": tensor}, rng=False)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(StateError, match=r"d\.x: a tensor of shape \[3\] has no memory"):
+        capture(chk, fence_on_device=False)
+
+
+# ---- CUDA, as far as it goes without a device
+
+
+def test_a_process_that_never_used_cuda_stays_without_a_context() -> None:
+    assert not torch.cuda.is_initialized()
+    assert CudaDevice().free_bytes(CUDA) is None
+    assert CudaDevice().names() == []
+    assert not CudaDevice().is_in_use()
+    assert not torch.cuda.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken"),
+    [(1, 2), (1 << 20, 2), ((1 << 20) + 1, 20), (10 << 20, 10), ((10 << 20) + 1, 12)],
+)
+def test_a_segment_is_as_large_as_the_allocator_makes_it(wanted: int, taken: int) -> None:
+    assert CudaDevice().segment_bytes(wanted) == taken << 20
+
+
+def test_streams_of_our_own_are_used_again_and_never_twice_at_once() -> None:
+    made: list[object] = []
+
+    class Made:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+            made.append(self)
+
+    streams = OwnStreams(make=Made)
+    first, second = streams.take(CUDA), streams.take(CUDA)
+    assert first is not second
+    streams.put_back(first)
+    assert streams.take(torch.device("cuda", 1)) is not first
+    assert streams.take(CUDA) is first
+    assert streams.take(CUDA) not in made[:3]
+    assert len(made) == 4

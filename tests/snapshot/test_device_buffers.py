@@ -1,0 +1,264 @@
+"""Device memory of snapshots: none that training misses, none for which the allocator flushes."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from checkfreq.snapshot.device_engine import HelperThread
+from checkfreq.types import SnapshotPlace
+from tests.snapshot.fake_device import FakeDevice, Scripted, Seeded
+from tests.snapshot.recorder import TINY, Recorder, State, small_state
+from tests.snapshot.test_device_engine import random_values
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def fake() -> FakeDevice:
+    """A device that runs nothing before it has to."""
+    return FakeDevice(Scripted())
+
+
+@pytest.fixture
+def recorder(fake: FakeDevice) -> Iterator[Recorder]:
+    recorder = Recorder(fake, small_state(fake))
+    yield recorder
+    fake.run_all()
+    recorder.engine.close()
+    recorder.arena.close()
+
+
+def test_a_device_snapshot_without_room_goes_to_the_host_and_is_not_asked_for_again(
+    fake: FakeDevice, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder.state.add("large", torch.ones(500), settled=True)
+    fake.memory().free = 500  # enough for the staging
+    asked: list[int] = []
+    allocate = fake.allocate
+    fake.allocate = lambda n, device: (asked.append(n), allocate(n, device))[1]  # type: ignore[method-assign]
+    for _ in range(3):
+        recorder.take(SnapshotPlace.DEVICE)
+        fake.run_all()
+    recorder.finish()
+    assert max(asked) < 500 * 4, "the staging, once"
+    assert fake.memory().flushes == 0
+    assert ["no room for a snapshot" in record.message for record in caplog.records] == [True]
+
+
+def test_an_allocation_that_fails_all_the_same_is_the_last_for_a_device_snapshot(
+    fake: FakeDevice, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder.state.add("large", torch.ones(500), settled=True)
+    recorder.look()
+    recorder.engine.spare_bytes(CUDA)
+    fake.memory().taken = fake.memory().free - 500  # others took the rest since the look
+    for _ in range(2):
+        recorder.take(SnapshotPlace.DEVICE)
+        fake.run_all()
+    recorder.finish()
+    assert fake.memory().ooms == 1
+    assert "training needs the device memory" in caplog.text
+    assert recorder.engine.spare_bytes(CUDA) == 0
+
+
+def test_the_first_device_snapshot_goes_to_the_host_while_nothing_is_known(
+    fake: FakeDevice, recorder: Recorder
+) -> None:
+    recorder.look = lambda: None  # type: ignore[method-assign]
+    before = fake.num_allocated
+    recorder.take(SnapshotPlace.DEVICE)
+    assert fake.num_allocated == before
+    fake.run_all()  # and looks
+    recorder.take(SnapshotPlace.DEVICE)
+    assert fake.num_allocated > before
+    recorder.finish()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_snapshot_ever_makes_the_allocator_flush(seed: int) -> None:
+    fake, draw = FakeDevice(Seeded(seed)), random.Random(seed)
+    state = State(fake)
+    for number in range(draw.randrange(3, 9)):
+        state.add(f"t{number}", random_values(draw), settled=draw.random() < 0.5)
+    state.add("large", torch.arange(64.0).reshape(8, 8).t(), settled=True)
+    recorder = Recorder(fake, state, limits=replace(TINY, reserve_bytes=draw.randrange(50)))
+    memory = fake.memory()
+    for step in range(6):
+        memory.release(memory.allocate(draw.randrange(1, 400)))  # activations, cached from now on
+        if draw.random() < 0.5:
+            memory.free = draw.randrange(600)  # others take the rest
+            recorder.engine.look_at([CUDA])
+            fake.helper.run_newest(1)
+        memory.release(memory.allocate(draw.randrange(1, 1 + memory.free)))  # and training more
+        before = (memory.flushes, memory.ooms)
+        recorder.update(sorted(state.settled), step % 2)
+        recorder.take(draw.choice(list(SnapshotPlace)))
+        assert (memory.flushes, memory.ooms) == before
+        memory.free = 1000  # training itself never runs short here
+        fake.run_some()
+    recorder.finish()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_without_room_for_staging_tensors_are_copied_one_by_one(seed: int) -> None:
+    fake = FakeDevice(Seeded(seed))
+    state = small_state(fake)
+    for number, values in enumerate([torch.arange(64.0).reshape(8, 8).t(), torch.ones(3, 3).t()]):
+        state.add(f"strided{number}", values, settled=number == 0)
+    state.put("conj", fake.tensor(torch.tensor([1 + 2j, 3 - 4j])).conj())
+    state.settled.add("conj")
+    fake.memory().free = 0
+    recorder = Recorder(fake, state)
+    before = fake.num_allocated
+    for step in range(3):
+        recorder.take()
+        assert fake.num_packs == 0
+        assert fake.num_allocated == before
+        state.write("running_mean", step)
+        recorder.update(["weight", "bias", "strided0"], step)
+    recorder.finish()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_staging_whose_allocation_fails_fails_no_snapshot(seed: int) -> None:
+    fake = FakeDevice(Seeded(seed))
+    state = small_state(fake)
+    state.add("strided", torch.arange(16.0).reshape(4, 4).t(), settled=True)
+    recorder = Recorder(fake, state)
+    recorder.look()
+    fake.memory().free = 0  # since the look
+    recorder.take()
+    state.write("running_mean", 7)
+    recorder.update(["weight", "strided"], 8)
+    recorder.finish()
+    assert fake.memory().ooms > 0
+
+
+def test_the_device_buffer_is_given_back_under_memory_pressure(fake: FakeDevice) -> None:
+    recorder = Recorder(fake, small_state(fake), limits=replace(TINY, reserve_bytes=1000))
+    before = fake.num_allocated
+    recorder.take(SnapshotPlace.DEVICE)
+    fake.run_all()
+    assert fake.num_allocated > before, "kept for the next snapshot"
+    recorder.take(SnapshotPlace.DEVICE)
+    fake.memory().free = 999
+    fake.run_all()
+    assert fake.num_allocated == before
+    recorder.finish()
+
+
+@pytest.mark.parametrize("is_caught_in_between", [True, False])
+def test_the_device_buffer_is_given_back_when_training_runs_short(
+    is_caught_in_between: bool, fake: FakeDevice, recorder: Recorder
+) -> None:
+    before = fake.num_allocated
+    recorder.take(SnapshotPlace.DEVICE)
+    fake.run_all()
+    assert recorder.engine._watch(), "memory is held that training may need"
+    held = fake.num_allocated - before
+    memory = fake.memory()
+    wanted = memory.free + held // 2
+    with pytest.raises(torch.OutOfMemoryError):
+        memory.allocate(wanted)
+    if is_caught_in_between:
+        assert not recorder.engine._watch()
+    else:  # by the end of the next snapshot
+        recorder.take(SnapshotPlace.DEVICE)
+        fake.run_all()
+    assert fake.num_allocated == before
+    memory.release(memory.allocate(wanted))
+    recorder.take(SnapshotPlace.DEVICE)
+    assert fake.num_allocated == before, "from now on it goes to the host"
+    recorder.finish()
+
+
+def test_a_closed_engine_holds_no_buffer(fake: FakeDevice, recorder: Recorder) -> None:
+    before = fake.num_allocated
+    recorder.take(SnapshotPlace.DEVICE)
+    recorder.finish()
+    assert fake.num_allocated == before
+
+
+def test_without_a_choice_of_places_the_driver_is_asked_once(fake: FakeDevice) -> None:
+    asked: list[torch.device] = []
+    free_bytes = fake.free_bytes
+
+    def counted(device: torch.device) -> int | None:
+        asked.append(device)
+        return free_bytes(device)
+
+    fake.free_bytes = counted  # type: ignore[method-assign]
+    recorder = Recorder(fake, small_state(fake))
+    recorder.engine._weighs_places = False
+    recorder.look = lambda: None  # type: ignore[method-assign]  # as of a boundary in a capture
+    for _ in range(3):
+        recorder.take()
+        fake.run_all()
+    recorder.finish()
+    assert asked == [CUDA]
+
+
+def test_streams_are_given_back_once_when_no_work_is_left(
+    fake: FakeDevice, recorder: Recorder
+) -> None:
+    recorder.take()
+    recorder.finish()
+    recorder.engine.close()
+    assert [stream.index for stream in fake.returned] == [CUDA]
+
+
+def test_the_helper_thread_watches_between_tasks_until_there_is_nothing_to_watch() -> None:
+    calls, left = threading.Semaphore(0), [True, True, False]
+
+    def watch() -> bool:
+        calls.release()
+        return left.pop(0)
+
+    def fails() -> None:
+        raise RuntimeError("a task that fails")
+
+    thread = HelperThread(prepare=lambda: None, watch=watch, watch_every_s=0.001)
+    for _ in range(2):
+        left[:] = [True, True, False]
+        done = threading.Event()
+        thread.submit(fails)
+        thread.submit(done.set)
+        assert done.wait(60.0)
+        for _ in range(3):
+            assert calls.acquire(timeout=60.0)
+    assert thread.close(timeout_s=60.0)
+    assert left == []
+
+
+def test_a_watch_that_fails_ends_no_helper_thread(caplog: pytest.LogCaptureFixture) -> None:
+    def watch() -> bool:
+        failed.set()
+        raise RuntimeError("a broken device")
+
+    failed, done = threading.Event(), threading.Event()
+    thread = HelperThread(prepare=lambda: None, watch=watch, watch_every_s=0.001)
+    thread.submit(lambda: None)
+    assert failed.wait(60.0)
+    thread.submit(done.set)
+    assert done.wait(60.0)
+    assert thread.close(timeout_s=60.0)
+    assert "cannot tell whether training has run short" in caplog.text
+
+
+def test_a_device_that_cannot_be_looked_at_gives_no_room_and_fails_no_snapshot(
+    fake: FakeDevice, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(device: torch.device) -> int:
+        raise RuntimeError("unspecified launch failure")
+
+    fake.free_bytes = broken  # type: ignore[method-assign]
+    recorder.take(SnapshotPlace.DEVICE)
+    recorder.finish()
+    assert recorder.engine.spare_bytes(CUDA) is None
+    assert "cannot tell how much memory is free" in caplog.text
