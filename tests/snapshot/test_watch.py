@@ -112,6 +112,16 @@ def test_a_change_that_is_undone_before_the_second_reading_shows_in_the_slot(slo
     assert watch.changed(slot) == ["t"]
 
 
+def test_an_operation_on_a_tensor_of_which_nothing_is_read_shows_in_its_version(slot: Slot) -> None:
+    tensor, other = torch.ones(100), torch.ones(100)
+    unread = copy_of(other)._replace(name="unread", watched=False)
+    copy_to_slot(copy_of(tensor), slot)
+    watch = HostWatch([copy_of(tensor), unread])
+    assert watch.changed(slot) == []
+    other[50] = 2.0
+    assert watch.changed(slot) == ["unread"]
+
+
 def test_tensors_of_inference_mode_have_no_version_and_are_watched_by_content(slot: Slot) -> None:
     with torch.inference_mode():
         tensor = torch.ones(100)
