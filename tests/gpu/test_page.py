@@ -97,6 +97,7 @@ def test_measurements_are_run_even_if_tests_fail_or_crash(tmp_path: Path) -> Non
     assert "assert 1 == 2" in text
 
 
+@pytest.mark.more
 def test_a_task_that_is_late_is_ended_and_named() -> None:
     step = run(Task("late", ("-c", "import time; time.sleep(3600)"), 0.5))
     assert step.problem == "it did not end within 0 s"
@@ -123,6 +124,7 @@ def test_the_machine_is_described_without_its_name() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.more
 def test_without_a_device_the_page_says_so_and_nothing_counts_as_tested(tmp_path: Path) -> None:
     out = tmp_path / "folder" / "page.txt"
     command = [sys.executable, "-m", "tests.gpu", "--out", str(out)]

@@ -17,7 +17,7 @@ from checkfreq.persist.persistence import Persistence
 from checkfreq.policy.lifecycle import AttemptState
 from checkfreq.policy.retention import KeepLast
 from checkfreq.snapshot.arena import Slot
-from checkfreq.types import Role
+from checkfreq.types import PAGE_BYTES, Role
 from tests.persist.group import OLD_STEP, Group, fill_slot, group_in, own_of, role_of
 
 NODE_LOCAL = Role(0, 2, (0,))
@@ -42,7 +42,7 @@ class Rank:
         self.persistence.start()
         self.on_exit.callback(self.persistence._client.kill)
         memory, _ = fill_slot(self.persistence._client, role.rank, on_exit=self.on_exit)
-        self.slot = Slot(0, -1, len(memory), memory, 0)
+        self.slot = Slot(0, -1, len(memory), memory, 0, PAGE_BYTES)
         self.persistence.open()
 
     def hand_over(self, step: int, marks: Marks | None = None, *, id: str = "") -> Attempt:
