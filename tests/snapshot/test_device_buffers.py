@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,26 +11,11 @@ import torch
 
 from checkfreq.snapshot.device_engine import HelperThread
 from checkfreq.types import SnapshotPlace
-from tests.snapshot.fake_device import FakeDevice, Scripted, Seeded
+from tests.snapshot.fake_device import FakeDevice, Seeded
 from tests.snapshot.recorder import TINY, Recorder, State, small_state
 from tests.snapshot.test_device_engine import random_values
 
 CUDA = torch.device("cuda", 0)
-
-
-@pytest.fixture
-def fake() -> FakeDevice:
-    """A device that runs nothing before it has to."""
-    return FakeDevice(Scripted())
-
-
-@pytest.fixture
-def recorder(fake: FakeDevice) -> Iterator[Recorder]:
-    recorder = Recorder(fake, small_state(fake))
-    yield recorder
-    fake.run_all()
-    recorder.engine.close()
-    recorder.arena.close()
 
 
 def test_a_device_snapshot_without_room_goes_to_the_host_and_is_not_asked_for_again(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,20 +18,6 @@ from tests.snapshot.recorder import Recorder, small_state
 WITHIN_S = 120.0
 #: Above what the arena prepares in the calling thread.
 LARGE_BYTES = 24 << 20
-
-
-@pytest.fixture
-def fake() -> FakeDevice:
-    return FakeDevice(Scripted())
-
-
-@pytest.fixture
-def recorder(fake: FakeDevice) -> Iterator[Recorder]:
-    recorder = Recorder(fake, small_state(fake))
-    yield recorder
-    fake.run_all()
-    recorder.engine.close()
-    recorder.arena.close()
 
 
 def test_a_fence_in_a_capture_is_left_out(fake: FakeDevice, recorder: Recorder) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -197,21 +196,6 @@ def rebind(state: State, draw: random.Random) -> None:
 
 def row_major_clone(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
-
-
-@pytest.fixture
-def fake() -> FakeDevice:
-    """A device that runs nothing before it has to."""
-    return FakeDevice(Scripted())
-
-
-@pytest.fixture
-def recorder(fake: FakeDevice) -> Iterator[Recorder]:
-    recorder = Recorder(fake, small_state(fake))
-    yield recorder
-    fake.run_all()
-    recorder.engine.close()
-    recorder.arena.close()
 
 
 # ---- the sources

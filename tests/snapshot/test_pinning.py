@@ -34,12 +34,6 @@ MACHINE = Machine("6.8.0-45-generic", "NVIDIA 580.65.06")
 
 
 @pytest.fixture
-def fake() -> FakeDevice:
-    """A device that runs nothing before it has to."""
-    return FakeDevice(Scripted())
-
-
-@pytest.fixture
 def address() -> Iterator[int]:
     """Five pages."""
     memory = mmap.mmap(-1, 5 * PAGE_BYTES)
