@@ -36,12 +36,13 @@ from benchmarks.lab.events import events
 from benchmarks.lab.record import emit
 from benchmarks.lab.saver import Training
 from benchmarks.lab.saving import Work
-from benchmarks.lab.states import adamw_training, write_to_all
+from benchmarks.lab.states import NUM_TENSORS, adamw_training, write_to_all
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
+from checkfreq.snapshot.cuda import CudaDevice
+from checkfreq.snapshot.pinning import PIECE_BYTES
 from checkfreq.types import SnapshotPlace
 
 _GIB = 2**30
-_NUM_TENSORS = 64
 _SLOTS_WITHIN_S = 600.0
 _BEHIND_CYCLES = 20_000_000  # work in front of an update: it is queued when its boundary is passed
 
@@ -68,7 +69,7 @@ def snapshots(
     num_bytes: int, device: torch.device, place: SnapshotPlace, *, saves: int, folder: Path
 ) -> dict[str, Any]:
     """The figures of one place."""
-    training = adamw_training(num_bytes, num_tensors=_NUM_TENSORS, device=device)
+    training = adamw_training(num_bytes, num_tensors=NUM_TENSORS, device=device)
     work = Work(0.05 * num_bytes / _GIB, device=device)
     with (
         tempfile.TemporaryDirectory(dir=folder, prefix="device-") as scratch,
@@ -170,20 +171,23 @@ def _median_ms(seconds: Any) -> float:
 def pinning(num_bytes: int) -> tuple[float, float]:
     """Seconds to page-lock fresh, faulted host memory, and to unlock it."""
     torch.zeros(1, device="cuda")
-    runtime: Any = torch.cuda.cudart()
+    device = CudaDevice()
     with mmap.mmap(-1, num_bytes) as memory:
         anchor = ctypes.c_char.from_buffer(memory)
         address = ctypes.addressof(anchor)
         ctypes.memset(address, 1, num_bytes)
-        pieces = [(address + at, min(_GIB, num_bytes - at)) for at in range(0, num_bytes, _GIB)]
+        pieces = [
+            (address + at, min(PIECE_BYTES, num_bytes - at))
+            for at in range(0, num_bytes, PIECE_BYTES)
+        ]
         began_s = time.perf_counter()
-        codes = [int(runtime.cudaHostRegister(at, size, 1)) for at, size in pieces]
+        problems = [device.register_host(at, size) for at, size in pieces]
         pinned_s = time.perf_counter()
-        codes += [int(runtime.cudaHostUnregister(at)) for at, _ in pieces]
+        problems += [device.unregister_host(at) for at, _ in pieces]
         ended_s = time.perf_counter()
         del anchor
-    if any(codes):
-        raise SystemExit(f"pinning failed: CUDA errors {codes}")
+    if any(problems):
+        raise SystemExit(f"pinning failed: {', '.join(map(str, filter(None, problems)))}")
     return pinned_s - began_s, ended_s - pinned_s
 
 

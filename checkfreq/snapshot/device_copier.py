@@ -21,7 +21,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -34,10 +34,12 @@ from checkfreq.snapshot.device_watch import BUFFER_BYTES, DeviceWatch
 from checkfreq.snapshot.engine import Copy
 from checkfreq.snapshot.packing import (
     Packing,
+    chunked,
     cut,
     is_plain,
-    row_major_pieces,
+    pieces_of,
     target_and_source,
+    uncrossing_pieces,
 )
 from checkfreq.snapshot.watch import watches_over
 from checkfreq.types import SnapshotPlace
@@ -266,11 +268,10 @@ class DeviceCopier:
         num_bytes = min(limits.transpose_bytes, copy.num_bytes)
         buffer = self._transpose_buffer.at_least(num_bytes, transfer)
         if buffer is None:  # the device makes each piece row-major, in memory of its own
-            pieces = _pieces(copy, limits.small_bytes)
-            whole = (part for piece in pieces for part in _uncrossed(piece, transfer.piece_bytes))
-            return [target_and_source(piece, base, piece.offset) for piece in whole]
+            pieces = uncrossing_pieces(copy, limits.small_bytes, piece_bytes=transfer.piece_bytes)
+            return [target_and_source(piece, base, piece.offset) for piece in pieces]
         pairs: list[Pair] = []
-        for piece in _pieces(copy, limits.transpose_bytes):
+        for piece in pieces_of(copy, limits.transpose_bytes):
             pairs.append(target_and_source(piece, buffer, 0))
             target = base[piece.offset : piece.offset + piece.num_bytes]
             in_buffer = buffer[: piece.num_bytes]
@@ -316,7 +317,7 @@ class DeviceCopier:
             self._read = device.record(side)
         transfer.buffered = self._read if settled else device.record(side)
         chunk_bytes = self._limits.chunk_bytes
-        chunks = _chunks(packing, buffer, base, chunk_bytes, piece_bytes=transfer.piece_bytes)
+        chunks = chunked(packing, buffer, base, chunk_bytes, piece_bytes=transfer.piece_bytes)
         device.copy(chunks, stream=side)
         self._fetch_readings(transfer)
         transfer.end = self._end = device.record(side)
@@ -424,32 +425,3 @@ def _pairs(packing: Packing, base: Tensor) -> list[Pair]:
         target_and_source(copy, base, begin)
         for copy, begin in zip(packing.copies, packing.begins, strict=True)
     ]
-
-
-def _pieces(copy: Copy, max_bytes: int) -> Iterator[Copy]:
-    for offset, piece in row_major_pieces(copy.source, max_bytes):
-        num_bytes = piece.numel() * piece.element_size()
-        yield Copy(copy.name, piece, copy.offset + offset, num_bytes, copy.settled)
-
-
-def _uncrossed(piece: Copy, piece_bytes: int) -> Iterator[Copy]:
-    """A strided tensor, divided until no part crosses a multiple of ``piece_bytes`` in the slot."""
-    end = piece.offset + piece.num_bytes
-    if piece.offset // piece_bytes == (end - 1) // piece_bytes:
-        yield piece
-        return
-    for part in _pieces(piece, piece.num_bytes // 2):
-        yield from _uncrossed(part, piece_bytes)
-
-
-def _chunks(
-    packing: Packing, buffer: Tensor, base: Tensor, chunk_bytes: int, *, piece_bytes: int
-) -> list[Pair]:
-    pairs: list[Pair] = []
-    for run in packing.runs:
-        for done in range(0, run.num_bytes, chunk_bytes):
-            size = min(chunk_bytes, run.num_bytes - done)
-            at, begin = run.slot_offset + done, run.begin + done
-            chunk = base[at : at + size], buffer[begin : begin + size]
-            pairs += cut(*chunk, at=at, piece_bytes=piece_bytes)
-    return pairs

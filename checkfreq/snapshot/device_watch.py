@@ -6,7 +6,8 @@ in front of the event that updates wait for, so no update that asks the fence co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -22,21 +23,22 @@ _ALIGNMENT = 16
 BUFFER_BYTES = 2 * SAMPLE_BYTES
 
 
-@dataclass(frozen=True, slots=True)
 class DeviceWatch:
     """``buffer`` on the device and ``host`` are `[BUFFER_BYTES] uint8`."""
 
-    watched: list[Watch]
-    buffer: Tensor
-    host: Tensor
+    def __init__(self, watched: Sequence[Watch], buffer: Tensor, host: Tensor) -> None:
+        self.buffer = buffer
+        self.host = host
+        self._watched = watched
+        *self._begins, self._size = accumulate(map(_aligned, watched), initial=0)
 
     def reading(self, *, second: bool) -> list[Pair]:
         """(target, source) of one reading."""
-        pairs, begin = [], self._size if second else 0
-        for watch in self.watched:
+        first_byte = self._size if second else 0
+        pairs = []
+        for watch, begin in zip(self._watched, self._begins, strict=True):
             elements = Copy(watch.name, watch.view(), 0, watch.num_bytes, True)
-            pairs.append(target_and_source(elements, self.buffer, begin))
-            begin += _aligned(watch)
+            pairs.append(target_and_source(elements, self.buffer, first_byte + begin))
         return pairs
 
     def fetch(self) -> list[Pair]:
@@ -46,18 +48,13 @@ class DeviceWatch:
     def changed(self, slot: Slot) -> list[str]:
         """Tensors that differed, or that lie otherwise in the slot; once both have arrived."""
         both = self.host[: 2 * self._size].numpy().tobytes()
-        names, begin = [], 0
-        for watch in self.watched:
+        names = []
+        for watch, begin in zip(self._watched, self._begins, strict=True):
             first = both[begin : begin + watch.num_bytes]
             second = both[self._size + begin : self._size + begin + watch.num_bytes]
             if first != second or first != watch.read_slot(slot):
                 names.append(watch.name)
-            begin += _aligned(watch)
         return names
-
-    @property
-    def _size(self) -> int:
-        return sum(map(_aligned, self.watched))
 
 
 def _aligned(watch: Watch) -> int:

@@ -144,7 +144,7 @@ def cut(
     """
     size = target.element_size()
     end = at + target.numel() * size
-    if at // piece_bytes == (end - 1) // piece_bytes:  # almost all of them: made while step() waits
+    if not _crosses(at, end, piece_bytes):  # almost all of them: made while step() waits
         return [(target, source)]
     assert target.dim() == source.dim() == 1
     assert at % size == piece_bytes % size == 0
@@ -155,3 +155,41 @@ def cut(
         pairs.append((target[part], source[part]))
         begin = border
     return pairs
+
+
+def chunked(
+    packing: Packing, buffer: Tensor, base: Tensor, chunk_bytes: int, *, piece_bytes: int
+) -> list[tuple[Tensor, Tensor]]:
+    """Copies of a packed ``buffer`` to its places in a slot (``base``), of ``chunk_bytes`` at most.
+
+    They are cut at the multiples of ``piece_bytes``.
+    """
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for run in packing.runs:
+        for done in range(0, run.num_bytes, chunk_bytes):
+            size = min(chunk_bytes, run.num_bytes - done)
+            at, begin = run.slot_offset + done, run.begin + done
+            chunk = base[at : at + size], buffer[begin : begin + size]
+            pairs += cut(*chunk, at=at, piece_bytes=piece_bytes)
+    return pairs
+
+
+def pieces_of(copy: Copy, max_bytes: int) -> Iterator[Copy]:
+    """Divide the copy of a tensor as ``row_major_pieces`` does."""
+    for offset, piece in row_major_pieces(copy.source, max_bytes):
+        num_bytes = piece.numel() * piece.element_size()
+        yield Copy(copy.name, piece, copy.offset + offset, num_bytes, copy.settled)
+
+
+def uncrossing_pieces(copy: Copy, max_bytes: int, *, piece_bytes: int) -> Iterator[Copy]:
+    """``pieces_of``, divided further until none crosses a multiple of ``piece_bytes``."""
+    for piece in pieces_of(copy, max_bytes):
+        if _crosses(piece.offset, piece.offset + piece.num_bytes, piece_bytes):
+            yield from uncrossing_pieces(piece, piece.num_bytes // 2, piece_bytes=piece_bytes)
+        else:
+            yield piece
+
+
+def _crosses(begin: int, end: int, piece_bytes: int) -> bool:
+    """Whether bytes of a slot lie on both sides of a multiple of ``piece_bytes``."""
+    return begin // piece_bytes != (end - 1) // piece_bytes

@@ -165,7 +165,7 @@ class Snapshotter:
         assert layout is not None
         self._prepare(slot, layout)
         with gc_paused():
-            copies = _copies(captured, layout, self._watched if self.evidence.holds else None)
+            copies = _copies(captured, layout, self._watched, may_settle=self.evidence.holds)
         snapshot = Snapshot(slot, copies, layout.total_bytes)
         # Digested before the copy begins: this is what the tensors were at the boundary. Without
         # the option nothing may keep the source tensors alive after the copy.
@@ -306,23 +306,20 @@ def _watched(captured: CapturedState, layout: StateLayout) -> frozenset[int]:
 
 
 def _copies(
-    captured: CapturedState, layout: StateLayout, watched: frozenset[int] | None
+    captured: CapturedState, layout: StateLayout, watched: frozenset[int], *, may_settle: bool
 ) -> tuple[Copy, ...]:
     """The captured tensors with their places in the layout, which they fit.
 
-    With None as ``watched`` every tensor counts as volatile.
+    Without ``may_settle`` every tensor counts as volatile.
     """
     places = zip(layout.names, captured.tensors, layout.destinations, strict=True)
-    if watched is None:
-        return tuple(
-            [
-                make_copy(Copy, (name, ref.tensor, offset, num_bytes, False, False))
-                for name, ref, (offset, num_bytes) in places
-            ]
-        )
+    read = watched if may_settle else frozenset()
     return tuple(
         [
-            make_copy(Copy, (name, ref.tensor, offset, num_bytes, ref.settled, index in watched))
+            make_copy(
+                Copy,
+                (name, ref.tensor, offset, num_bytes, may_settle and ref.settled, index in read),
+            )
             for index, (name, ref, (offset, num_bytes)) in enumerate(places)
         ]
     )

@@ -53,11 +53,16 @@ def chosen(sizes: Sequence[int]) -> frozenset[int]:
 
 
 def sampled(num_bytes: int) -> list[tuple[int, int]]:
-    """(begin, end) of the bytes that stand for a tensor of so many: its begin, end and between."""
+    """(begin, end) of the bytes that stand for a tensor of so many."""
     length = min(num_bytes, _RUN_BYTES)
-    runs = min(_MAX_RUNS, num_bytes // length) if length else 0
-    step = (num_bytes - length) // max(1, runs - 1)
+    runs, step = _runs_over(num_bytes, length)
     return [(at * step, at * step + length) for at in range(runs)]
+
+
+def _runs_over(count: int, length: int) -> tuple[int, int]:
+    """(runs, step): so many runs of ``length`` fit, the last at the end, and begin so far apart."""
+    runs = min(_MAX_RUNS, count // length) if length else 0
+    return runs, (count - length) // max(1, runs - 1)
 
 
 def _spread(found: Sequence[int], count: int) -> list[int]:
@@ -90,12 +95,9 @@ class Watch(NamedTuple):
         if source.is_contiguous():
             count = source.numel()
             length = min(count, max(1, _RUN_BYTES // source.element_size()))
-            runs = min(_MAX_RUNS, count // length)
-            step = (count - length) // max(1, runs - 1)
+            runs, step = _runs_over(count, length)
             return cls(copy.name, source, runs, length, step, copy.offset, step)
-        side = min(source.shape)
-        runs = min(_MAX_RUNS, side)
-        step = (side - 1) // max(1, runs - 1)
+        runs, step = _runs_over(min(source.shape), 1)
         row_major = sum(_row_major_strides(source))
         return cls(
             copy.name, source, runs, 1, step * sum(source.stride()), copy.offset, step * row_major

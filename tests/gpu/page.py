@@ -6,7 +6,6 @@ Pure, but for ``about_this_machine``. It names no host, user or path.
 from __future__ import annotations
 
 import platform
-import re
 import resource
 import subprocess
 from collections import Counter
@@ -20,11 +19,11 @@ import torch
 
 from checkfreq.pacing.environment import cpu_model
 from checkfreq.snapshot.memory import available_host_bytes
+from checkfreq.snapshot.pin_failures import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_DEVICE = "no CUDA device"
 _GIB = 2**30
-_DRIVER = Path("/proc/driver/nvidia/version")
 Line = Mapping[str, Any]
 
 
@@ -142,7 +141,7 @@ _SHOWN: dict[tuple[str, str], Callable[[Line], str]] = {
 
 def about_this_machine() -> dict[str, str]:
     """Versions, device, driver, kernel, limits."""
-    host_bytes = available_host_bytes()
+    host_bytes, machine = available_host_bytes(), Machine.here()
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return {
         "commit": _commit(),
@@ -151,8 +150,8 @@ def about_this_machine() -> dict[str, str]:
         "torch": str(torch.__version__),
         "CUDA": _cuda(),
         "device": _device(),
-        "driver": _driver(),
-        "kernel": platform.release(),
+        "driver": machine.driver or "unknown",
+        "kernel": machine.kernel,
         "cpu": f"{cpu_model()}, {torch.get_num_threads()} threads",
         "memory": "unknown" if host_bytes is None else f"{host_bytes / _GIB:.0f} GiB available",
         "ulimit -l": "unlimited" if locked == resource.RLIM_INFINITY else f"{locked // 1024} KiB",
@@ -177,14 +176,6 @@ def _device() -> str:
         return NO_DEVICE
     one = torch.cuda.get_device_properties(0)
     return f"{torch.cuda.device_count()} x {one.name}, {one.total_memory / _GIB:.0f} GiB"
-
-
-def _driver(path: Path = _DRIVER) -> str:
-    try:
-        found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", path.read_text())
-    except OSError:
-        found = None
-    return found[0] if found else "unknown"
 
 
 def _commit() -> str:

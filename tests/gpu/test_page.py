@@ -15,7 +15,6 @@ from tests.gpu.page import (
     ROOT,
     Results,
     Step,
-    _driver,
     about_this_machine,
     is_good,
     page,
@@ -105,13 +104,6 @@ def test_a_task_that_is_late_is_ended_and_named() -> None:
 
 def test_the_whole_run_is_meant_to_fit_nine_minutes() -> None:
     assert TESTS.limit_s + sum(task.limit_s for task in MEASUREMENTS) <= 9 * 60
-
-
-def test_the_driver_is_read_from_what_the_kernel_says(tmp_path: Path) -> None:
-    version = tmp_path / "version"
-    assert _driver(version) == "unknown"
-    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5\n")
-    assert _driver(version) == "550.54.15"
 
 
 def test_the_machine_is_described_without_its_name() -> None:

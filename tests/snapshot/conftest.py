@@ -1,4 +1,4 @@
-"""Fixtures of the tests on the fake device."""
+"""A slot in host memory, and the fake device with a state on it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
+from checkfreq.config import CFConfig
+from checkfreq.snapshot.arena import Arena, Slot
 from tests.snapshot.fake_device import FakeDevice, Scripted
 from tests.snapshot.recorder import Recorder, small_state
+
+
+@pytest.fixture
+def slot() -> Iterator[Slot]:
+    arena = Arena(config=CFConfig(num_slots=1))
+    arena.allocate(1 << 16)
+    taken = arena.acquire()
+    assert taken is not None
+    yield taken
+    arena.close()
 
 
 @pytest.fixture

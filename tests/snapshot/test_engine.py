@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from checkfreq import faults
-from checkfreq.config import CFConfig
 from checkfreq.errors import SnapshotError
-from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.arena import Slot
 from checkfreq.snapshot.engine import (
     Copy,
     HostEngine,
@@ -24,16 +23,6 @@ from checkfreq.snapshot.engine import (
     view_in_slot,
 )
 from checkfreq.snapshot.watch import UnannouncedWrite
-
-
-@pytest.fixture
-def slot() -> Iterator[Slot]:
-    arena = Arena(config=CFConfig(num_slots=1))
-    arena.allocate(1 << 16)
-    taken = arena.acquire()
-    assert taken is not None
-    yield taken
-    arena.close()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ CLOSED = """\
 NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023
 GCC version:  gcc version 11.4.0 (Ubuntu 11.4.0-1ubuntu1~22.04)
 """
+ONE_LINE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5\n"
 OPEN = """\
 NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder)
 GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)
@@ -29,7 +30,8 @@ def machine(root: Path, *, kernel: str = "6.8.0-45-generic\n", **files: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "driver", "branch"), [(CLOSED, "535.129.03", 535), (OPEN, "580.65.06", 580)]
+    ("text", "driver", "branch"),
+    [(CLOSED, "535.129.03", 535), (ONE_LINE, "550.54.15", 550), (OPEN, "580.65.06", 580)],
 )
 def test_nvidias_driver_is_named_with_its_version(
     tmp_path: Path, text: str, driver: str, branch: int

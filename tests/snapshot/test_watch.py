@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from checkfreq.config import CFConfig
-from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.arena import Slot
 from checkfreq.snapshot.engine import Copy, copy_to_slot
 from checkfreq.snapshot.watch import (
     MAX_TENSORS,
@@ -33,16 +32,6 @@ TENSORS = {
     "expanded": torch.tensor([2.0]).expand(7),
     "offset": torch.arange(100.0)[17:],
 }
-
-
-@pytest.fixture
-def slot() -> Iterator[Slot]:
-    arena = Arena(config=CFConfig(num_slots=1))
-    arena.allocate(1 << 16)
-    taken = arena.acquire()
-    assert taken is not None
-    yield taken
-    arena.close()
 
 
 def copy_of(tensor: torch.Tensor, offset: int = 64) -> Copy:
