@@ -36,9 +36,9 @@ def load(
 
     ``path`` is a run's ``chk_dir``, or one ``step-...`` directory in it. Without ``step`` the
     newest checkpoint that validates is read; ``"best:METRIC"`` names the one with the lowest value
-    of a metric, ``"best:METRIC:max"`` with the highest. Tensors are on the CPU and own their memory; tied
-    weights come back as one tensor, and sharded tensors as whole ones. State that each rank had
-    for itself ("rng", and the names given as ``per_rank``) is returned as ``rank`` had it.
+    of a metric, ``"best:METRIC:max"`` with the highest. Tensors are on the CPU and own their
+    memory; tied weights come back as one tensor, and sharded tensors as whole ones. State that each
+    rank had for itself ("rng", and the names given as ``per_rank``) is returned as ``rank`` had it.
 
     ``only`` limits what is returned. ``into`` maps names to live objects, which are loaded in
     place as ``CFManager.restore`` does; with ``strict=False`` what fits is loaded.
