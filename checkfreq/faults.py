@@ -53,6 +53,8 @@ POINTS: tuple[str, ...] = (
     "worker.reply",
     "socket.receive",
     "slot.release",
+    "prune.rename",
+    "prune.sync",
     "prune.remove",
 )
 
