@@ -11,6 +11,7 @@ import pytest
 from checkfreq.persist import protocol as p
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.persist.catalog import Catalog
+from checkfreq.persist.commit import SPARE_BYTES
 from checkfreq.persist.listing import best_in, listed
 from checkfreq.policy.retention import KeepEvery, KeepLast, Retention
 from checkfreq.policy.retention_info import CheckpointInfo
@@ -137,16 +138,17 @@ def disk_bound(store: CheckpointStore, policy: Retention) -> Catalog:
 def test_history_goes_while_the_disk_has_no_room_for_the_next_two(store: CheckpointStore) -> None:
     catalog = disk_bound(store, KeepLast(2) | KeepEvery(steps=1))
     size = store.manifest(1).num_bytes
-    added(catalog, attempt_of(4), num_bytes=size, free_bytes=2 * size)
+    room = 2 * (size + SPARE_BYTES)
+    added(catalog, attempt_of(4), num_bytes=size, free_bytes=room)
     assert catalog.request_removals() == ()
-    added(catalog, attempt_of(5), num_bytes=size, free_bytes=size)
+    added(catalog, attempt_of(5), num_bytes=size, free_bytes=room - 1)
     assert catalog.request_removals() == (1,)
     # What was requested counts as free: the worker is not done with it yet.
-    added(catalog, attempt_of(6), num_bytes=size, free_bytes=size)
+    added(catalog, attempt_of(6), num_bytes=size, free_bytes=room - size)
     assert catalog.request_removals() == ()
     catalog.removals_answered((1,))
     added(catalog, attempt_of(7), num_bytes=size, free_bytes=0)
-    assert catalog.request_removals() == (2, 3)
+    assert catalog.request_removals() == (2, 3, 4, 5)  # all history, and nothing else
 
 
 def test_recent_ones_go_only_once_a_checkpoint_failed_for_lack_of_room(
