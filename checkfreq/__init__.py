@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from checkfreq.config import CFConfig as CFConfig
     from checkfreq.manager import CFManager as CFManager
+    from checkfreq.policy.retention import DEFAULT_RETENTION as DEFAULT_RETENTION
     from checkfreq.policy.retention import KeepBest as KeepBest
     from checkfreq.policy.retention import KeepEpochs as KeepEpochs
     from checkfreq.policy.retention import KeepEvery as KeepEvery
@@ -29,6 +30,7 @@ _HOME = {
     "CFConfig": "checkfreq.config",
     "CFManager": "checkfreq.manager",
     "CFMode": "checkfreq.types",
+    "DEFAULT_RETENTION": "checkfreq.policy.retention",
     "Directory": "checkfreq.types",
     "KeepBest": "checkfreq.policy.retention",
     "KeepEpochs": "checkfreq.policy.retention",
@@ -39,6 +41,7 @@ _HOME = {
 }
 
 __all__ = [
+    "DEFAULT_RETENTION",
     "CFCheckpoint",
     "CFConfig",
     "CFManager",
