@@ -203,7 +203,7 @@ class CFConfig:
         )
         _require(self, "notices", are_known, f"None or a tuple of {', '.join(known)}")
         url = self.metadata_url
-        is_url = url is None or url.startswith(("http://", "https://"))
+        is_url = url is None or url.startswith("http://")
         _require(self, "metadata_url", is_url, "None or a URL that begins with http://")
 
 

@@ -55,7 +55,22 @@ def sources(
             found.append(Deadline(asked.deadline_unix_s))
         elif name == "slurm":
             found.append(SlurmEndTime(environ, asks=asked.asks_slurm, clock=clock))
+        else:
+            found.append(_cloud(name, asked.metadata_url, clock))
     return found
+
+
+def _cloud(name: str, url: str | None, clock: Clock) -> NoticeSource:
+    # Imported where one is asked: http.client would delay the start of every other worker.
+    from checkfreq.notices import clouds
+    from checkfreq.notices.metadata import MetadataService
+
+    kinds = {
+        "aws": clouds.AwsSpot,
+        "gcp": clouds.GcpPreemption,
+        "azure": clouds.AzureScheduledEvents,
+    }
+    return kinds[name](MetadataService(url), clock=clock)
 
 
 def _unix_s(deadline: datetime | float | None) -> float | None:
