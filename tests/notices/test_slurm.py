@@ -83,9 +83,7 @@ def test_without_an_answer_the_environment_counts(
 
 def test_a_rank_that_does_not_lead_asks_nobody(command: Install, clock: SetClock) -> None:
     called = command("squeue", "echo 1:00")
-    source = SlurmEndTime(
-        {**JOB, "SLURM_JOB_END_TIME": "1000500"}, asks=False, clock=clock.clock()
-    )
+    source = SlurmEndTime({**JOB, "SLURM_JOB_END_TIME": "1000500"}, asks=False, clock=clock.clock())
     ends = source.poll()
     assert ends is not None
     assert ends.at_unix_s == 1_000_500.0

@@ -58,9 +58,7 @@ def test_a_deadline_is_asked_for_once(clock: SetClock, told: list[News]) -> None
     assert [news.at_s for news in told] == [560.0]
 
 
-def test_the_end_is_told_on_the_clock_that_does_not_jump(
-    clock: SetClock, told: list[News]
-) -> None:
+def test_the_end_is_told_on_the_clock_that_does_not_jump(clock: SetClock, told: list[News]) -> None:
     ends = EndsAt("slurm", clock.unix_s + 90.0, "why")
     watch(told, clock, Scripted(ends)).look()
     assert told == [News("slurm", ends, 590.0)]
