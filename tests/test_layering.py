@@ -23,7 +23,7 @@ BASE = ("types", "errors", "console", "faults", "forks", "events", "config")
 FOLDERS = {
     "checkfreq": (
         *("store", "policy", "state", "snapshot", "persist", "restore", "pacing", "run", "ranks"),
-        *("session", "manager", "simulation", "cli", "integrations", "testing"),
+        *("session", "manager", "helpers", "simulation", "cli", "integrations", "testing"),
     ),
     "iterators": (
         *("errors", "order", "protocol", "loop", "replay", "torch", "dali"),

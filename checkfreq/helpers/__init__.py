@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from checkfreq.helpers.atomic_directory import AtomicDirectory as AtomicDirectory
-    from checkfreq.helpers.saving import atomic_save as atomic_save
     from checkfreq.helpers.metrics import Best as Best
     from checkfreq.helpers.metrics import Metrics as Metrics
+    from checkfreq.helpers.saving import atomic_save as atomic_save
     from checkfreq.helpers.sums import Summary as Summary
     from checkfreq.helpers.timer import PhaseTime as PhaseTime
     from checkfreq.helpers.timer import Timer as Timer

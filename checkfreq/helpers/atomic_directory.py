@@ -240,11 +240,11 @@ class AtomicDirectory:
                 failure = error
         mine = None if failure is None else _portable(f"{what} in {self._root}", failure)
         results = self._group.gather((said, mine))
-        for rank, (_, error) in enumerate(results):
-            if error is not None:
-                if error is not mine and rank != self._group.rank:
-                    error.add_note(f"on rank {rank}")
-                raise error from failure
+        for rank, (_, theirs) in enumerate(results):
+            if theirs is not None:
+                if rank != self._group.rank:
+                    theirs.add_note(f"on rank {rank}")
+                raise theirs from (failure if rank == self._group.rank else None)
         return results[0][0]
 
 

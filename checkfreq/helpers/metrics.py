@@ -181,7 +181,8 @@ class Metrics:
             "history": [_states(row) for row in self._history],
             "epoch": _states(self._epoch),
             "own": _states(self._own),
-            "rank": self._group.rank,
+            # The only part that may differ between ranks, which checkfreq compares.
+            "rank": self._group.rank if self._own else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:

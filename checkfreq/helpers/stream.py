@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import io
 import mmap
-from typing import TYPE_CHECKING
 
 from checkfreq.store.fileops import PayloadFile
 from checkfreq.types import round_up_to_page
-
-if TYPE_CHECKING:
-    from collections.abc import Buffer
 
 #: Written at once; direct I/O needs whole pages at an address of whole pages.
 _PIECE_BYTES = 4 << 20
@@ -34,7 +30,7 @@ class PayloadStream(io.RawIOBase):
         """Yes."""
         return True
 
-    def write(self, data: Buffer) -> int:  # type: ignore[override]
+    def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
         """Take all of ``data``."""
         with memoryview(data) as whole, whole.cast("B") as view:
             num_bytes = len(view)

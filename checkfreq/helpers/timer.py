@@ -47,7 +47,7 @@ class Timer:
 
     Phases may nest, also in themselves; the time of an outer one includes that of the inner. Not to
     be shared by threads. ``sync`` is called before each reading of the clock, such as
-    ``torch.cuda.synchronize``: exact phases, for a slower loop. ``clock`` returns seconds.
+    ``torch.accelerator.synchronize``: exact phases, for a slower loop. ``clock`` returns seconds.
 
     Track it in a CFCheckpoint and a resumed run goes on adding up; with many ranks, name it in
     ``per_rank``, since each has its own times.
