@@ -22,19 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 BASE = ("types", "errors", "console", "faults", "forks", "events", "config")
 FOLDERS = {
     "checkfreq": (
-        *(
-            "store",
-            "policy",
-            "notices",
-            "state",
-            "snapshot",
-            "persist",
-            "restore",
-            "pacing",
-            "run",
-            "ranks",
-        ),
-        *("session", "manager", "simulation", "cli", "integrations", "testing"),
+        *("store", "policy", "notices", "state", "snapshot", "persist", "restore", "pacing"),
+        *("run", "ranks", "session", "manager", "helpers", "simulation", "cli"),
+        *("integrations", "testing"),
     ),
     "iterators": (
         *("errors", "order", "protocol", "loop", "replay", "torch", "dali"),
