@@ -35,6 +35,7 @@ def atomic_save(
     pickle_module: Any = None,
     pickle_protocol: int | None = None,
     _use_new_zipfile_serialization: bool = True,
+    _disable_byteorder_record: bool = False,
     ops: FileOps | None = None,
 ) -> None:
     """``torch.save(obj, path)`` after which ``path`` is durable, and during which it is never torn.
@@ -53,6 +54,7 @@ def atomic_save(
     given = {"pickle_module": pickle_module, "pickle_protocol": pickle_protocol}
     options = {name: value for name, value in given.items() if value is not None}
     options["_use_new_zipfile_serialization"] = _use_new_zipfile_serialization
+    options["_disable_byteorder_record"] = _disable_byteorder_record
     with storage_errors(f"atomic_save to {path!r:.200}"):
         target = _behind_links(_as_path(path), ops)
         own = LocalFileOps(target.parent) if ops is None else ops

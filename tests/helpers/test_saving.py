@@ -47,6 +47,7 @@ def test_the_bytes_are_those_of_torch_save(tmp_path: Path) -> None:
     [
         {"pickle_protocol": 4},
         {"pickle_module": pickle},
+        {"_disable_byteorder_record": True},
         {"_use_new_zipfile_serialization": False},
         {"_use_new_zipfile_serialization": False, "pickle_protocol": 3},
     ],
@@ -161,6 +162,13 @@ def test_an_open_file_is_refused_with_the_reason(target: Any) -> None:
 def test_a_missing_folder_is_an_error_that_names_the_path(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"atomic_save to .*gone.*No such file"):
         atomic_save({}, tmp_path / "gone" / "model.pt")
+
+
+def test_a_folder_of_that_name_is_an_error_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").mkdir()
+    with pytest.raises(StorageError, match=r"atomic_save to .*Is a directory"):
+        atomic_save({}, tmp_path / "model.pt")
+    assert os.listdir(tmp_path) == ["model.pt"]
 
 
 def test_a_replaced_file_keeps_its_permissions_and_a_new_one_has_the_umasks(
