@@ -184,6 +184,15 @@ def test_a_pointer_to_nothing_is_an_error_that_says_what_to_do(tmp_path: Path) -
         saver.latest()
 
 
+def test_a_link_in_a_checkpoint_is_kept_and_not_followed(tmp_path: Path) -> None:
+    saver = AtomicDirectory(tmp_path)
+    folder = saver.prepare_checkpoint_directory()
+    (folder / "data").symlink_to("/nowhere")
+    saver.atomic_symlink(folder)
+    assert saver.latest() == folder
+    assert os.readlink(folder / "data") == "/nowhere"
+
+
 def test_savers_of_several_names_share_a_directory(tmp_path: Path) -> None:
     first = AtomicDirectory(tmp_path, name="first", keep_last=1)
     second = AtomicDirectory(tmp_path, name="first_checkpoint_1", keep_last=1)

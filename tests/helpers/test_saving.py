@@ -236,9 +236,10 @@ def test_a_file_that_a_living_process_writes_is_left_alone(tmp_path: Path) -> No
     host = os.uname().nodename
     living = tmp_path / f".model.pt.{host}.{os.getppid()}.0.saving"
     odd = tmp_path / f".model.pt.{host}.what.saving"
+    vast = tmp_path / f".model.pt.{host}.{10**30}.0.saving"
     other = tmp_path / ".model.pt.elsewhere.1.0.saving"
     own = tmp_path / f".model.pt.{host}.{os.getpid()}.999999.saving"
-    for left in (living, odd, other, own):
+    for left in (living, odd, vast, other, own):
         left.write_bytes(b"half")
     atomic_save(1, tmp_path / "model.pt")
     assert sorted(os.listdir(tmp_path)) == sorted([living.name, other.name, "model.pt"])
