@@ -55,9 +55,10 @@ def test_a_power_cut_at_any_instant_leaves_the_old_checkpoint_or_the_new_one() -
     assert left == {1, 2}
 
 
-def test_a_first_checkpoint_that_loses_power_is_whole_or_none() -> None:
+@pytest.mark.parametrize("disk", [empty_disk(), CrashingFileOps()], ids=["folder", "none"])
+def test_a_first_checkpoint_that_loses_power_is_whole_or_none(disk: CrashingFileOps) -> None:
     left = set()
-    for survivor, returned in after_a_cut_anywhere(empty_disk(), lambda ops: checkpoint(ops, 1)):
+    for survivor, returned in after_a_cut_anywhere(disk, lambda ops: checkpoint(ops, 1)):
         left.add(step_of(survivor))
         assert step_of(survivor) == 1 or not returned
     assert left == {None, 1}
