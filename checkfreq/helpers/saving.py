@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ _SUFFIX = ".saving"
 _MOST_LINKS = 40
 #: Characters of the target's name that begin a temporary one: a name has at most 255 bytes.
 _NAME_CHARACTERS = 30
-_numbers = itertools.count()
 #: Temporary names that a thread of this process is writing to.
 _in_use: set[str] = set()
 
@@ -35,6 +34,7 @@ def atomic_save(
     pickle_module: Any = None,
     pickle_protocol: int | None = None,
     _use_new_zipfile_serialization: bool = True,
+    _disable_byteorder_record: bool = False,
     ops: FileOps | None = None,
 ) -> None:
     """``torch.save(obj, path)`` after which ``path`` is durable, and during which it is never torn.
@@ -44,7 +44,7 @@ def atomic_save(
     be room for both files at once. Read the file with ``torch.load``.
 
     If it fails, or is interrupted, the old file stays and the temporary one is removed. A SIGKILL
-    leaves ``.NAME.HOST.PID.N.saving``, which the next save to ``path`` on that machine removes.
+    leaves ``.NAME.HOST.PID.ID.saving``, which the next save to ``path`` on that machine removes.
     Several processes may save to one path: the last to finish wins.
 
     Raises ConfigError for anything but a path, StorageError (an OSError) if the file system fails,
@@ -53,6 +53,7 @@ def atomic_save(
     given = {"pickle_module": pickle_module, "pickle_protocol": pickle_protocol}
     options = {name: value for name, value in given.items() if value is not None}
     options["_use_new_zipfile_serialization"] = _use_new_zipfile_serialization
+    options["_disable_byteorder_record"] = _disable_byteorder_record
     with storage_errors(f"atomic_save to {path!r:.200}"):
         target = _behind_links(_as_path(path), ops)
         own = LocalFileOps(target.parent) if ops is None else ops
@@ -87,7 +88,8 @@ def _behind_links(path: Path, ops: FileOps | None) -> Path:
 def _temporary(ops: FileOps, target: Path) -> Iterator[Path]:
     """A name beside the target for a file; removed if the block raises."""
     prefix = f".{target.name[:_NAME_CHARACTERS]}.{os.uname().nodename}."
-    name = f"{prefix}{os.getpid()}.{next(_numbers)}{_SUFFIX}"
+    # Unique, also where two containers share a host's name and have equal process ids.
+    name = f"{prefix}{os.getpid()}.{uuid.uuid4().hex}{_SUFFIX}"
     path = target.with_name(name)
     _in_use.add(name)
     try:
@@ -115,9 +117,11 @@ def _is_written(name: str, prefix: str) -> bool:
     number = name.removeprefix(prefix).partition(".")[0]
     if number == str(os.getpid()):
         return name in _in_use
+    if not number.isdecimal():
+        return False
     try:
         os.kill(int(number), 0)
-    except (ProcessLookupError, ValueError, OverflowError):
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:  # of another user
         return True

@@ -1,7 +1,7 @@
 """``Timer``: how long the phases of a loop take.
 
-Two readings of the clock per phase, below a microsecond. No device is waited for: work that was
-queued on one is counted where the host waits for it, unless ``sync`` is given.
+Two readings of the clock per phase, about a microsecond in all. No device is waited for: work that
+was queued on one is counted where the host waits for it, unless ``sync`` is given.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Timer:
     ) -> None:
         self._sync = sync
         self._clock = clock
+        self._now = clock if sync is None else self._synced
         self._phases: dict[str, _Phase] = {}
         self._since_s = self._began_s = self._now()
         self._earlier_s = 0.0
@@ -132,7 +133,7 @@ class Timer:
         for name, took in rows.items():
             self(name).time = took
 
-    def _now(self) -> float:
+    def _synced(self) -> float:
         if self._sync is not None:
             self._sync()
         return self._clock()
@@ -141,12 +142,23 @@ class Timer:
 class _Phase:
     """A context manager that may be entered again, also within itself."""
 
-    __slots__ = ("_began", "_now", "time")
+    __slots__ = ("_began", "_last_s", "_max_s", "_now", "_num", "_total_s")
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.time = PhaseTime(0, 0.0, 0.0, 0.0)
         self._now = now
         self._began: list[float] = []
+
+    @property
+    def time(self) -> PhaseTime:
+        """The runs so far."""
+        return PhaseTime(self._num, self._total_s, self._max_s, self._last_s)
+
+    @time.setter
+    def time(self, time: PhaseTime) -> None:
+        # Plain numbers, since making a frozen object takes longer than all the rest of a run.
+        self._num, self._total_s = time.num, time.total_s
+        self._max_s, self._last_s = time.max_s, time.last_s
 
     @property
     def is_running(self) -> bool:
@@ -155,9 +167,11 @@ class _Phase:
 
     def add(self, taken_s: float) -> None:
         """Count one run."""
-        old = self.time
-        longest_s = max(old.max_s, taken_s)
-        self.time = PhaseTime(old.num + 1, old.total_s + taken_s, longest_s, taken_s)
+        self._num += 1
+        self._total_s += taken_s
+        self._last_s = taken_s
+        if taken_s > self._max_s:
+            self._max_s = taken_s
 
     def __enter__(self) -> _Phase:
         self._began.append(self._now())

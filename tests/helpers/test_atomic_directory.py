@@ -55,9 +55,10 @@ def test_a_power_cut_at_any_instant_leaves_the_old_checkpoint_or_the_new_one() -
     assert left == {1, 2}
 
 
-def test_a_first_checkpoint_that_loses_power_is_whole_or_none() -> None:
+@pytest.mark.parametrize("disk", [empty_disk(), CrashingFileOps()], ids=["folder", "none"])
+def test_a_first_checkpoint_that_loses_power_is_whole_or_none(disk: CrashingFileOps) -> None:
     left = set()
-    for survivor, returned in after_a_cut_anywhere(empty_disk(), lambda ops: checkpoint(ops, 1)):
+    for survivor, returned in after_a_cut_anywhere(disk, lambda ops: checkpoint(ops, 1)):
         left.add(step_of(survivor))
         assert step_of(survivor) == 1 or not returned
     assert left == {None, 1}
@@ -182,6 +183,15 @@ def test_a_pointer_to_nothing_is_an_error_that_says_what_to_do(tmp_path: Path) -
     folder.rename(tmp_path / "elsewhere")
     with pytest.raises(NoCheckpointError, match="Copy that folder back, or remove the pointer"):
         saver.latest()
+
+
+def test_a_link_in_a_checkpoint_is_kept_and_not_followed(tmp_path: Path) -> None:
+    saver = AtomicDirectory(tmp_path)
+    folder = saver.prepare_checkpoint_directory()
+    (folder / "data").symlink_to("/nowhere")
+    saver.atomic_symlink(folder)
+    assert saver.latest() == folder
+    assert os.readlink(folder / "data") == "/nowhere"
 
 
 def test_savers_of_several_names_share_a_directory(tmp_path: Path) -> None:

@@ -422,3 +422,29 @@ def test_a_killed_run_ends_with_the_history_of_one_that_was_not(tmp_path: Path) 
     files = [tmp_path / name / "metrics.csv" for name in ("whole", "killed")]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert len(files[0].read_text().splitlines()) == 4
+
+
+def _resumable(role: Any, folder: Path, per_rank: bool, resume: bool) -> tuple[int, float]:
+    """One life of a rank: an update that only it counts, or the restore of that."""
+    torch.manual_seed(0)
+    metrics = Metrics()
+    model = nn.Linear(2, 1)
+    names = ["metrics"] if per_rank else []
+    chk = CFCheckpoint(model=model, metrics=metrics, per_rank=names)
+    with CFManager(folder / "chk", chk, mode=CFMode.MANUAL, chk_freq=100) as cf_manager:
+        assert cf_manager.restore() == resume
+        if not resume:
+            metrics.update({"loss": 0.5 + role.rank})
+            if not per_rank:
+                metrics.reduce()
+            cf_manager.step()
+    row = metrics.end_epoch()["loss"]
+    return row.num, row.sum
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("per_rank", [True, False])
+def test_what_ranks_counted_comes_back_once_on_every_rank(per_rank: bool, tmp_path: Path) -> None:
+    for resume in (False, True):
+        found = run_ranks(tmp_path, 2, _resumable, tmp_path, per_rank, resume)
+        assert found == [(2, 2.0), (2, 2.0)]

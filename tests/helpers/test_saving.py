@@ -47,6 +47,7 @@ def test_the_bytes_are_those_of_torch_save(tmp_path: Path) -> None:
     [
         {"pickle_protocol": 4},
         {"pickle_module": pickle},
+        {"_disable_byteorder_record": True},
         {"_use_new_zipfile_serialization": False},
         {"_use_new_zipfile_serialization": False, "pickle_protocol": 3},
     ],
@@ -163,6 +164,13 @@ def test_a_missing_folder_is_an_error_that_names_the_path(tmp_path: Path) -> Non
         atomic_save({}, tmp_path / "gone" / "model.pt")
 
 
+def test_a_folder_of_that_name_is_an_error_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").mkdir()
+    with pytest.raises(StorageError, match=r"atomic_save to .*Is a directory"):
+        atomic_save({}, tmp_path / "model.pt")
+    assert os.listdir(tmp_path) == ["model.pt"]
+
+
 def test_a_replaced_file_keeps_its_permissions_and_a_new_one_has_the_umasks(
     tmp_path: Path,
 ) -> None:
@@ -228,9 +236,10 @@ def test_a_file_that_a_living_process_writes_is_left_alone(tmp_path: Path) -> No
     host = os.uname().nodename
     living = tmp_path / f".model.pt.{host}.{os.getppid()}.0.saving"
     odd = tmp_path / f".model.pt.{host}.what.saving"
+    vast = tmp_path / f".model.pt.{host}.{10**30}.0.saving"
     other = tmp_path / ".model.pt.elsewhere.1.0.saving"
     own = tmp_path / f".model.pt.{host}.{os.getpid()}.999999.saving"
-    for left in (living, odd, other, own):
+    for left in (living, odd, vast, other, own):
         left.write_bytes(b"half")
     atomic_save(1, tmp_path / "model.pt")
     assert sorted(os.listdir(tmp_path)) == sorted([living.name, other.name, "model.pt"])
