@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from checkfreq.config import CFConfig as CFConfig
     from checkfreq.manager import CFManager as CFManager
+    from checkfreq.mirror.settings import Mirror as Mirror
     from checkfreq.policy.retention import KeepBest as KeepBest
     from checkfreq.policy.retention import KeepLast as KeepLast
     from checkfreq.restore.load import load as load
@@ -30,6 +31,7 @@ _HOME = {
     "Directory": "checkfreq.types",
     "KeepBest": "checkfreq.policy.retention",
     "KeepLast": "checkfreq.policy.retention",
+    "Mirror": "checkfreq.mirror.settings",
     "Objective": "checkfreq.types",
     "load": "checkfreq.restore.load",
 }
@@ -42,6 +44,7 @@ __all__ = [
     "Directory",
     "KeepBest",
     "KeepLast",
+    "Mirror",
     "Objective",
     "load",
 ]

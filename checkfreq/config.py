@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from checkfreq.errors import ConfigError
 from checkfreq.events import FailureNotice
 from checkfreq.types import Directory, Objective, SnapshotPlace
+
+if TYPE_CHECKING:
+    from checkfreq.mirror.settings import Mirror
 
 
 class ScalarWriter(Protocol):
@@ -80,6 +83,8 @@ class CFConfig:
             failed, and for the first one that is durable again (its ``is_over`` is True), on each
             rank whose part failed. To alert somebody. What it raises is logged, and training
             continues. Default None.
+        mirror: an object store that committed checkpoints are uploaded to in the background: a URL
+            such as ``s3://bucket/run``, or a `Mirror` with more settings. Default None: none.
 
     Many ranks
         directory: SHARED (default) if all ranks see one checkpoint directory, NODE_LOCAL if each
@@ -121,6 +126,7 @@ class CFConfig:
     nice: int = 10
     max_events_bytes: int = 1 << 20
     on_failure: Callable[[FailureNotice], object] | None = None
+    mirror: str | Mirror | None = None
     directory: Directory = Directory.SHARED
     split_replicated: bool = False
     rank_timeout_s: float = 60.0

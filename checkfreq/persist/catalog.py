@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection
 
 from checkfreq.errors import CheckFreqError
 from checkfreq.persist.attempts import Attempt, Marks
-from checkfreq.policy.retention import CheckpointInfo, RetentionPolicy
+from checkfreq.policy.retention import RetentionPolicy
+from checkfreq.policy.retention_info import CheckpointInfo
 from checkfreq.store.marks import StepMark
 from checkfreq.store.store import CheckpointStore
 
