@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from checkfreq.manager import CFManager as CFManager
     from checkfreq.mirror.settings import Mirror as Mirror
     from checkfreq.policy.retention import KeepBest as KeepBest
+    from checkfreq.policy.retention import KeepEpochs as KeepEpochs
+    from checkfreq.policy.retention import KeepEvery as KeepEvery
     from checkfreq.policy.retention import KeepLast as KeepLast
     from checkfreq.restore.load import load as load
     from checkfreq.state.checkpoint import CFCheckpoint as CFCheckpoint
@@ -30,6 +32,8 @@ _HOME = {
     "CFMode": "checkfreq.types",
     "Directory": "checkfreq.types",
     "KeepBest": "checkfreq.policy.retention",
+    "KeepEpochs": "checkfreq.policy.retention",
+    "KeepEvery": "checkfreq.policy.retention",
     "KeepLast": "checkfreq.policy.retention",
     "Mirror": "checkfreq.mirror.settings",
     "Objective": "checkfreq.types",
@@ -43,6 +47,8 @@ __all__ = [
     "CFMode",
     "Directory",
     "KeepBest",
+    "KeepEpochs",
+    "KeepEvery",
     "KeepLast",
     "Mirror",
     "Objective",

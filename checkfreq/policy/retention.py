@@ -17,8 +17,9 @@ from typing import Protocol
 
 from checkfreq.errors import ConfigError
 from checkfreq.policy.best import by_value
-from checkfreq.policy.retention_cost import Cost, text_of_bytes
+from checkfreq.policy.retention_cost import Cost
 from checkfreq.policy.retention_info import CheckpointInfo, clock_times
+from checkfreq.types import size_text
 
 _HOUR_S = 3600.0
 
@@ -76,16 +77,23 @@ class Retention(ABC):
         kept = self.kept(checkpoints)
         return [c.step for c in _may_go(checkpoints) if c.step not in kept]
 
-    def give_up(self, checkpoints: Sequence[CheckpointInfo], num_bytes: int) -> list[int]:
+    def give_up(
+        self,
+        checkpoints: Sequence[CheckpointInfo],
+        num_bytes: int,
+        *,
+        at_most: Worth = Worth.BEST,
+    ) -> list[int]:
         """The steps to remove, ascending, so that at least ``num_bytes`` become free.
 
-        What it does not keep goes first, then history, then recent ones, then the best, the oldest
-        of each first. Fewer bytes if there is nothing left to remove but the newest and pinned
+        History goes first, then recent ones, then the best, the oldest of each first, up to those
+        that are worth ``at_most``. Fewer bytes if nothing else is left but the newest and pinned
         ones.
         """
         kept = self.kept(checkpoints)
-        order = sorted(_may_go(checkpoints), key=lambda c: (kept.get(c.step, -1), c.step))
-        return sorted(_until_freed(order, num_bytes))
+        worth = {c.step: kept.get(c.step, Worth.HISTORY) for c in checkpoints}
+        order = sorted(_may_go(checkpoints), key=lambda c: (worth[c.step], c.step))
+        return sorted(_until_freed((c for c in order if worth[c.step] <= at_most), num_bytes))
 
     def __or__(self, other: Retention) -> Retention:
         if not isinstance(other, Retention):
@@ -232,7 +240,7 @@ class KeepEpochs(Retention):
     def kept(self, checkpoints: Sequence[CheckpointInfo]) -> dict[int, Worth]:
         """Those taken at the end of an epoch that are not pinned."""
         ends = [c.step for c in _loose(checkpoints) if c.at_epoch_end]
-        return {step: Worth.HISTORY for step in ends[-(self.num_kept or len(ends)) :]}
+        return dict.fromkeys(ends[-(self.num_kept or len(ends)) :], Worth.HISTORY)
 
     def cost(self) -> Cost:
         """See Retention."""
@@ -288,7 +296,7 @@ class WithinDisk(Retention):
 
     def cost(self) -> Cost:
         """See Retention."""
-        return self.policy.cost() + Cost(bounds=("what the disk has room for",))
+        return self.policy.cost() + Cost(bounds=("as far as the disk has room",))
 
     def prefers_highest(self, metric: str) -> bool:
         """See Retention."""
@@ -317,14 +325,15 @@ class Within(Retention):
     def kept(self, checkpoints: Sequence[CheckpointInfo]) -> dict[int, Worth]:
         """What the policy keeps, less what must go for the rest to fit in."""
         kept = self.policy.kept(checkpoints)
-        staying = [c for c in checkpoints if c.keep or c.step in kept or c is checkpoints[-1]]
+        may_go = {c.step for c in _may_go(checkpoints)}
+        staying = [c for c in checkpoints if c.step in kept or c.step not in may_go]
         excess = sum(c.num_bytes for c in staying) - self.num_bytes
         gone = self.policy.give_up(staying, excess)
         return {step: worth for step, worth in kept.items() if step not in gone}
 
     def cost(self) -> Cost:
         """See Retention."""
-        return self.policy.cost() + Cost(bounds=(text_of_bytes(self.num_bytes),))
+        return self.policy.cost() + Cost(bounds=(f"in at most {size_text(self.num_bytes)}",))
 
     def prefers_highest(self, metric: str) -> bool:
         """See Retention."""
@@ -339,20 +348,14 @@ class Within(Retention):
         return self.policy.fits_disk()
 
 
-#: What CFManager keeps unless it is told otherwise: at AUTO's intervals the last three may span
-#: seconds, and a run that diverges must be able to go back further.
-DEFAULT_RETENTION = (
-    KeepLast(3) | KeepEvery(hours=1, for_hours=24) | KeepEvery(hours=24)
-).within_disk()
-
-
 def _loose(checkpoints: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
-    return [c for c in checkpoints if not c.keep]
+    return sorted((c for c in checkpoints if not c.keep), key=lambda c: c.step)
 
 
 def _may_go(checkpoints: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
     """All but the pinned ones and the newest of all."""
-    return _loose(checkpoints[:-1])
+    newest = max((c.step for c in checkpoints), default=None)
+    return [c for c in _loose(checkpoints) if c.step != newest]
 
 
 def _until_freed(order: Iterable[CheckpointInfo], num_bytes: int) -> list[int]:
@@ -368,3 +371,10 @@ def _until_freed(order: Iterable[CheckpointInfo], num_bytes: int) -> list[int]:
 
 def _parts(policy: Retention) -> tuple[Retention, ...]:
     return policy.policies if isinstance(policy, AnyOf) else (policy,)
+
+
+#: What CFManager keeps unless it is told otherwise: at AUTO's intervals the last three may span
+#: seconds, and a run that diverges must be able to go back further.
+DEFAULT_RETENTION = (
+    KeepLast(3) | KeepEvery(hours=1, for_hours=24) | KeepEvery(hours=24)
+).within_disk()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from checkfreq.errors import ConfigError, NoCheckpointError, StorageError, storage_errors
+from checkfreq.persist.listing import best_in
 from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.snapshot.memory import available_host_bytes
 from checkfreq.store.fileops import Kind
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 def load(
     path: str | os.PathLike[str],
     *,
-    step: int | None = None,
+    step: int | str | None = None,
     only: Collection[str] | None = None,
     into: Mapping[str, Any] | None = None,
     strict: bool = True,
@@ -34,9 +35,10 @@ def load(
     """Read a checkpoint and return its state dicts, by the names given to ``CFCheckpoint``.
 
     ``path`` is a run's ``chk_dir``, or one ``step-...`` directory in it. Without ``step`` the
-    newest checkpoint that validates is read. Tensors are on the CPU and own their memory; tied
-    weights come back as one tensor, and sharded tensors as whole ones. State that each rank had
-    for itself ("rng", and the names given as ``per_rank``) is returned as ``rank`` had it.
+    newest checkpoint that validates is read; ``"best:METRIC"`` names the one with the lowest value
+    of a metric, ``"best:METRIC:max"`` with the highest. Tensors are on the CPU and own their
+    memory; tied weights come back as one tensor, and sharded tensors as whole ones. State that each
+    rank had for itself ("rng", and the names given as ``per_rank``) is returned as ``rank`` had it.
 
     ``only`` limits what is returned. ``into`` maps names to live objects, which are loaded in
     place as ``CFManager.restore`` does; with ``strict=False`` what fits is loaded.
@@ -48,6 +50,8 @@ def load(
 
     with storage_errors(f"reading {path}"):
         chk_dir, step = _split(Path(path), step)
+        if isinstance(step, str):
+            step = best_in(CheckpointStore(chk_dir), step)
         found = Restorer(chk_dir, before_reading=_require_memory).find(step)
     if found is None:
         raise NoCheckpointError(f"{chk_dir} holds no checkpoint")
@@ -93,7 +97,7 @@ def _load_into(
     prepare(chk, found, only=names, strict=strict, path=str(chk_dir), rank=rank).apply()
 
 
-def _split(path: Path, step: int | None) -> tuple[Path, int | None]:
+def _split(path: Path, step: int | str | None) -> tuple[Path, int | str | None]:
     """The run's directory, and the step if ``path`` is the directory of one, or a link to one."""
     path = path.absolute()
     named = step_of(path.name)

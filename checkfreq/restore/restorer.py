@@ -23,7 +23,7 @@ from checkfreq.state.capture import GRADIENTS, POSITIONS, covers
 from checkfreq.state.saved import SavedObject, every_tensor, no_tensor
 from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest
 from checkfreq.store.parts import file_name, file_of
-from checkfreq.store.records import Records
+from checkfreq.store.records import Records, Summary
 from checkfreq.store.store import CheckpointStore, Rejected
 from checkfreq.types import Json
 
@@ -171,9 +171,9 @@ class Restorer:
             self._validated = manifest
         return manifest
 
-    def attempt(self, step: int) -> str:
-        """The attempt that wrote the step; raises what ``manifest`` raises."""
-        return self._records.attempt(step)
+    def summary(self, step: int) -> Summary:
+        """The step's record in short; raises what ``manifest`` raises."""
+        return self._records.summary(step)
 
     def find(self, step: int | None) -> LoadedCheckpoint | None:
         """Read and verify ``step``, or the newest that validates; None if there never was one.
@@ -217,7 +217,7 @@ class Restorer:
 
     def _is_still_there(self, found: LoadedCheckpoint | None) -> bool:
         """False if a different attempt has taken the step's place since it was read."""
-        return found is None or self.attempt(found.step) == found.manifest.attempt
+        return found is None or self.summary(found.step).attempt == found.manifest.attempt
 
     def _require_none_set_aside(self) -> None:
         """None is fine on a first run, but not if a crash came after all of them were set aside."""
@@ -255,7 +255,7 @@ class Restorer:
         attempts, damaged = {}, {}
         for step in self._store.steps():
             try:
-                attempts[step] = self.attempt(step)
+                attempts[step] = self.summary(step).attempt
             except CorruptCheckpointError as error:
                 damaged[step] = str(error)
         if not attempts and not damaged:
