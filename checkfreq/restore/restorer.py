@@ -254,11 +254,12 @@ class Restorer:
 
     def _require_none_set_aside(self) -> None:
         """None is fine on a first run, but not if a crash came after all of them were set aside."""
-        if self._store.holds_superseded():
-            raise NoCheckpointError(
-                f"{self._store.root} holds no checkpoint, but superseded/ does: move one back, or "
-                "pass fresh=True"
-            )
+        for source in self.sources:
+            if source.holds_superseded():
+                raise NoCheckpointError(
+                    f"{source.name} holds no checkpoint, but superseded/ does: move one back, or "
+                    "pass fresh=True"
+                )
 
     def _read(self, source: CheckpointSource, step: int) -> LoadedCheckpoint:
         manifest = self.manifest(step, source)

@@ -74,6 +74,10 @@ class CheckpointSource(ABC):
         """Whether there is a checkpoint, or was one that had to be set aside as damaged."""
 
     @abstractmethod
+    def holds_superseded(self) -> bool:
+        """Whether any step was set aside in favour of a later commit, after a run went back."""
+
+    @abstractmethod
     def record(self, step: int) -> bytes:
         """The bytes of the step's commit record, not validated: see `parse`.
 
@@ -104,9 +108,9 @@ class CheckpointSource(ABC):
         """The pieces of a payload file, in file order; none where it is one file."""
         return ()
 
+    @abstractmethod
     def links(self) -> list[int]:
         """Steps whose name is a symbolic link, ascending; they are not checkpoints."""
-        return []
 
     def manifest(self, step: int) -> Manifest:
         """The step's commit record.
