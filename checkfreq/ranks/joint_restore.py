@@ -66,7 +66,7 @@ class JointRestorer:
         self._meetings = meetings
         self._chk = chk
         self._role = role
-        self._path = str(restorer.path)
+        self._name = restorer.name
 
     def find(self, step: int | None) -> LoadedCheckpoint | None:
         """Read and verify ``step``, or the newest step that is valid on all ranks.
@@ -190,7 +190,7 @@ class JointRestorer:
     def _none_valid(self, common: _Common, rejected: Sequence[Rejected]) -> CorruptCheckpointError:
         texts = "; ".join(str(item.error) for item in rejected)
         return CorruptCheckpointError(
-            self._path,
+            self._name,
             check="checkpoints",
             expected="at least one step that every rank's directory holds and that validates",
             got=f"{common.text}{'; ' * bool(texts)}{texts}",

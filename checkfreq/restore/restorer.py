@@ -147,20 +147,22 @@ class Restorer:
     """Reads the checkpoints of one directory and its mirror, for one restore; never writes.
 
     ``remote``: the mirror, None without one. Where both hold a step, the directory's is read.
+    ``chk_dir`` may itself be a mirror, of which there is no directory here.
     ``before_reading`` is told how many bytes are about to be read, and may raise.
     """
 
     def __init__(
         self,
-        chk_dir: Path,
+        chk_dir: Path | CheckpointSource,
         *,
         remote: CheckpointSource | None = None,
         num_threads: int = 4,
         before_reading: Callable[[int], None] = lambda state_bytes: None,
         shows_progress: bool = True,
     ) -> None:
-        self._store = CheckpointStore(chk_dir)
-        self.sources = (self._store,) if remote is None else (self._store, remote)
+        store = CheckpointStore(chk_dir) if isinstance(chk_dir, Path) else chk_dir
+        self._store: CheckpointSource = store
+        self.sources = (store,) if remote is None else (store, remote)
         self._records = {source: Records(source) for source in self.sources}
         self._num_threads = num_threads
         self._before_reading = before_reading
@@ -168,9 +170,9 @@ class Restorer:
         self._validated: Manifest | None = None
 
     @property
-    def path(self) -> Path:
-        """The checkpoint directory."""
-        return self._store.root
+    def name(self) -> str:
+        """The checkpoint directory, and the mirror's URL if there is one."""
+        return " and ".join(source.name for source in self.sources)
 
     def manifest(self, step: int, source: CheckpointSource | None = None) -> Manifest:
         """The step's manifest; CorruptCheckpointError if it is damaged or makes no sense."""
@@ -191,7 +193,7 @@ class Restorer:
         Raises NoCheckpointError (no such step), CorruptCheckpointError (it, or all of them,
         fail validation), ConfigError (written by a newer format), StorageError.
         """
-        with storage_errors(f"reading {self._store.root}"):
+        with storage_errors(f"reading {self.name}"):
             return self._find(step)
 
     def _find(self, step: int | None) -> LoadedCheckpoint | None:
@@ -224,7 +226,7 @@ class Restorer:
         except NoCheckpointError as error:
             there = (f"{s.name} has: {_listed(s.steps())}" for s in self.sources[1:])
             return NoCheckpointError("; ".join([str(error), *there]))
-        return NoCheckpointError(f"{self._store.root}: step {step} came only just now: try again")
+        return NoCheckpointError(f"{self.name}: step {step} came only just now: try again")
 
     def find_while_opening(
         self, step: int | None, *, open_directory: Callable[[], None]
@@ -300,7 +302,9 @@ class Restorer:
         return {
             "sources": found,
             "ever_held": any(source.ever_held() for source in self.sources),
-            "is_common": self._store.ever_held_common(),
+            "is_common": any(
+                isinstance(s, CheckpointStore) and s.ever_held_common() for s in self.sources
+            ),
         }
 
     def _inventory(self, source: CheckpointSource) -> Json:

@@ -127,6 +127,17 @@ class CheckpointSource(ABC):
             raise CorruptCheckpointError(path, check="step", expected=step, got=manifest.step)
         return manifest
 
+    def require(self, step: int) -> None:
+        """Raise NoCheckpointError, listing the steps there are, unless ``step`` is one of them."""
+        steps = self.steps()
+        if step in steps:
+            return
+        there = ", ".join(map(str, steps)) or "none"
+        linked = step in self.links()
+        name = self.where(step).rpartition("/")[2]
+        but = f" ({name} is a symbolic link, not followed)" if linked else ""
+        raise NoCheckpointError(f"{self.name} has no step {step}{but}; it has: {there}")
+
     def inspect(self, step: int) -> Manifest:
         """`manifest`, after checking that every file is there with its size; reads no payload."""
         manifest = self.manifest(step)

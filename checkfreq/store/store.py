@@ -317,16 +317,6 @@ class CheckpointStore(CheckpointSource):
                 self.path(step),
             )
 
-    def require(self, step: int) -> None:
-        """Raise NoCheckpointError, listing the steps there are, unless ``step`` is one of them."""
-        steps = self.steps()
-        if step in steps:
-            return
-        there = ", ".join(map(str, steps)) or "none"
-        linked = step in self.links()
-        but = f" ({self.path(step).name} is a symbolic link, not followed)" if linked else ""
-        raise NoCheckpointError(f"{self.root} has no step {step}{but}; it has: {there}")
-
     def holds_superseded(self) -> bool:
         """Whether any step was set aside in favour of a later commit, after a run went back."""
         return bool(self._kinds(self.root / "superseded"))
