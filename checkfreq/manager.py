@@ -47,7 +47,8 @@ class CFManager:
     """Checkpoints one training run into one directory.
 
     Arguments
-        chk_dir: the directory of this run alone; created if it does not exist.
+        chk_dir: the directory of this run alone; created if it does not exist. Or a URL such as
+            "s3://bucket/run": then a directory under ``CFConfig.staging_dir``, mirrored there.
         chk: the state to checkpoint.
         mode: AUTO chooses the interval from measured costs; MANUAL takes it from ``chk_freq``.
         chk_freq: boundaries between checkpoints in MANUAL; 0 checkpoints at epoch boundaries and
@@ -360,12 +361,12 @@ class CFManager:
             )
 
     def latest_step(self) -> int | None:
-        """The newest committed step in the directory; None if there is none."""
+        """The newest committed step in the directory or its mirror; None if there is none."""
         return max(self.all_steps(), default=None)
 
     def all_steps(self) -> list[int]:
-        """All committed steps in the directory, ascending."""
-        return self._persistence.steps()
+        """All committed steps in the directory, and in its mirror if there is one, ascending."""
+        return self._session.steps()
 
     # ---- restore
 
@@ -379,6 +380,8 @@ class CFManager:
         reopen: bool = False,
     ) -> bool:
         """Load the newest valid checkpoint, or that of ``step``, into the live objects.
+
+        With a mirror, the newest of the directory and the mirror; the directory's if both have it.
 
         Returns False if the directory never held a checkpoint (a first run), or with
         ``fresh=True``. ``only`` and ``exclude`` select tracked names; ``strict=False`` loads
