@@ -41,13 +41,14 @@ class RemoteObjects:
     """The objects under a mirror's prefix."""
 
     def __init__(self, mirror: Mirror, *, store: ObjectStore | None = None) -> None:
+        self._mirror = mirror
+        # First: it says what to install where obstore is missing.
+        self._store = open_store(mirror) if store is None else store
         import obstore
         from obstore import exceptions
 
         self._client = obstore
         self._errors = exceptions
-        self._mirror = mirror
-        self._store = open_store(mirror) if store is None else store
 
     @property
     def url(self) -> str:
@@ -127,6 +128,14 @@ class RemoteObjects:
                 raise StorageError(errno.EFBIG, text, f"{self.url}/{key}")
             return bytes(found.bytes()), found.meta["e_tag"]
 
+    def read_into(self, key: str, view: memoryview, *, start: int) -> None:
+        """Fill ``view`` with an object's bytes from ``start``."""
+        with self._showing("read", key):
+            data = self._client.get_range(self._store, key, start=start, length=len(view))
+            if len(data) != len(view):
+                raise OSError(errno.EIO, f"expected {len(view)} bytes, got {len(data)}")
+            view[:] = memoryview(data)
+
     def head(self, key: str) -> Seen | None:
         """What the service says of an object; None if it is not there."""
         try:
@@ -166,6 +175,10 @@ class RemoteObjects:
             raise FileExistsError(error.errno, error.strerror, place) from None
         except NotImplementedError:
             raise
+        except (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError) as error:
+            hint = "access is denied: check the credentials, and what they may do"
+            text = f"cannot {what}: {hint} ({self._text(error)})"
+            raise StorageError(errno.EACCES, text, place) from None
         except (self._errors.BaseError, OSError, RuntimeError, ValueError) as error:
             raise StorageError(errno.EIO, f"cannot {what}: {self._text(error)}", place) from None
 

@@ -14,22 +14,20 @@ import logging
 import random
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError, StorageError
+from checkfreq.errors import CorruptCheckpointError, NoCheckpointError, StorageError
 from checkfreq.mirror import layout
+from checkfreq.mirror.client import RemoteObjects
 from checkfreq.mirror.layout import Blob, Finish, Marker
-from checkfreq.mirror.settings import Mirror, open_store
+from checkfreq.mirror.settings import Mirror
 from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import MANIFEST_NAME, STATE_BYTES, FileEntry, Manifest, most_bytes
 from checkfreq.store.marks import StepMark
 from checkfreq.store.source import CheckpointSource, Piece
 from checkfreq.store.verify import expect_size, header_bytes
-
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +47,7 @@ class MirrorReader(CheckpointSource):
 
     def __init__(self, mirror: Mirror, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._mirror = mirror
-        self._objects = _Objects(mirror, sleep)
+        self._objects = _Objects(RemoteObjects(mirror), sleep)
         self._markers: dict[int, Marker] = {}
         #: Sizes of the pieces that were there when they were last listed.
         self._sizes: dict[str, int] = {}
@@ -66,7 +64,7 @@ class MirrorReader(CheckpointSource):
 
     def steps(self) -> list[int]:
         """See CheckpointSource."""
-        found = (layout.step_of_marker(key) for key, _ in self._objects.list(layout.CHECKPOINTS))
+        found = map(layout.step_of_marker, self._objects.sizes(layout.CHECKPOINTS))
         return sorted(step for step in found if step is not None)
 
     def holds(self, step: int) -> bool:
@@ -79,8 +77,7 @@ class MirrorReader(CheckpointSource):
 
     def holds_superseded(self) -> bool:
         """See CheckpointSource."""
-        keys = (key for key, _ in self._objects.list(layout.SUPERSEDED))
-        return any(map(layout.is_superseded_key, keys))
+        return any(map(layout.is_superseded_key, self._objects.sizes(layout.SUPERSEDED)))
 
     def links(self) -> list[int]:
         """See CheckpointSource: there are none."""
@@ -127,7 +124,7 @@ class MirrorReader(CheckpointSource):
             expect_size(self.where(step, entry.name), entry, sum(b.num_bytes for b in blobs))
             needed |= {blob.key: blob.num_bytes for blob in blobs}
         if not needed.keys() <= self._sizes.keys():
-            self._sizes = dict(self._objects.list(layout.OBJECTS))
+            self._sizes = self._objects.sizes(layout.OBJECTS)
         for key, num_bytes in needed.items():
             got = self._sizes.get(key)
             if got != num_bytes:
@@ -170,7 +167,7 @@ class MirrorReader(CheckpointSource):
     def _marker(self, step: int) -> Marker:
         key = layout.marker_key(step)
         try:
-            data = self._objects.get(key, most_bytes=layout.SMALL_MAX_BYTES)
+            data = self._objects.get(key)
         except FileNotFoundError:
             raise NoCheckpointError(f"{self.name} holds no checkpoint of step {step}") from None
         marker = self._markers[step] = Marker.decode(data, key=key, url=self.name)
@@ -207,7 +204,7 @@ class MirrorReader(CheckpointSource):
 
     def _small(self, key: str) -> bytes | None:
         try:
-            return self._objects.get(key, most_bytes=layout.SMALL_MAX_BYTES)
+            return self._objects.get(key)
         except FileNotFoundError:
             return None
 
@@ -250,77 +247,42 @@ class _RemoteFile:
 class _Objects:
     """The requests that a reader makes, each tried several times."""
 
-    def __init__(self, mirror: Mirror, sleep: Callable[[float], None]) -> None:
-        self._mirror = mirror
+    def __init__(self, objects: RemoteObjects, sleep: Callable[[float], None]) -> None:
+        self._objects = objects
         self._sleep = sleep
-        self._store: ObjectStore = open_store(mirror)
 
-    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """Keys below a prefix, with their sizes."""
-        import obstore
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """The objects under a prefix, with their sizes."""
+        found = self._tried(lambda: self._objects.list(prefix))
+        return {key: seen.num_bytes for key, seen in found.items()}
 
-        def listed() -> list[tuple[str, int]]:
-            batches = obstore.list(self._store, prefix=prefix)
-            return [(str(one["path"]), int(one["size"])) for batch in batches for one in batch]
-
-        return iter(self._tried(prefix, listed))
-
-    def get(self, key: str, *, most_bytes: int) -> bytes:
+    def get(self, key: str, *, most_bytes: int = layout.SMALL_MAX_BYTES) -> bytes:
         """A whole small object; FileNotFoundError, and CorruptCheckpointError if it is larger."""
-        import obstore
-
-        def got() -> bytes:
-            found = obstore.get(self._store, key)
-            if found.meta["size"] > most_bytes:
-                raise CorruptCheckpointError(
-                    f"{self._mirror.url}/{key}",
-                    check="size in bytes",
-                    expected=f"at most {most_bytes}",
-                    got=found.meta["size"],
-                )
-            return bytes(found.bytes())
-
-        return self._tried(key, got)
+        try:
+            return self._tried(lambda: self._objects.get(key, max_bytes=most_bytes))[0]
+        except StorageError as error:
+            if error.errno != errno.EFBIG:
+                raise
+            raise CorruptCheckpointError(
+                str(error.filename), check="size", expected="a small object", got=error.strerror
+            ) from None
 
     def read_into(self, key: str, view: memoryview, start: int) -> None:
         """Fill ``view`` from byte ``start`` of an object; FileNotFoundError."""
-        import obstore
+        self._tried(lambda: self._objects.read_into(key, view, start=start))
 
-        def read() -> None:
-            data = obstore.get_range(self._store, key, start=start, length=len(view))
-            if len(data) != len(view):
-                raise OSError(f"expected {len(view)} bytes, got {len(data)}")
-            view[:] = memoryview(data)
-
-        self._tried(key, read)
-
-    def _tried(self, key: str, request: Callable[[], T]) -> T:
+    def _tried(self, request: Callable[[], T]) -> T:
         """``request()``, repeated at growing pauses until it succeeds or never will."""
-        from obstore.exceptions import BaseError
-
         pause_s = _FIRST_PAUSE_S
-        for last in (*[False] * (_TRIES - 1), True):
+        for _ in range(_TRIES - 1):
             try:
                 return request()
-            except CheckFreqError:
-                raise
-            except FileNotFoundError:
-                url = f"{self._mirror.url}/{key}"
-                raise FileNotFoundError(errno.ENOENT, "no such object", url) from None
-            except (BaseError, OSError) as error:
-                if last or _is_refusal(error):
-                    raise self._failed(key, error) from None
+            except StorageError as error:
+                if error.errno in (errno.EACCES, errno.EFBIG):
+                    raise
             self._sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        raise AssertionError("the last try returns or raises")
-
-    def _failed(self, key: str, error: Exception) -> StorageError:
-        said = self._mirror.scrub(str(error).partition("\n")[0])
-        if _is_refusal(error):
-            hint = "access is denied: check the credentials, and what they may read"
-            return StorageError(errno.EACCES, f"{hint} ({said})", f"{self._mirror.url}/{key}")
-        text = f"the mirror cannot be read: {said}; to run without it, mirror=None"
-        return StorageError(errno.EIO, text, f"{self._mirror.url}/{key}")
+        return request()
 
 
 def _starts(blobs: Sequence[Blob]) -> list[int]:
@@ -330,10 +292,3 @@ def _starts(blobs: Sequence[Blob]) -> list[int]:
         starts.append(end)
         end += blob.num_bytes
     return starts
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Whether the service refuses us, which no repetition changes."""
-    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
-
-    return isinstance(error, PermissionDeniedError | UnauthenticatedError)
