@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from checkfreq.config import CFConfig as CFConfig
     from checkfreq.manager import CFManager as CFManager
     from checkfreq.policy.retention import KeepBest as KeepBest
+    from checkfreq.policy.retention import KeepEpochs as KeepEpochs
+    from checkfreq.policy.retention import KeepEvery as KeepEvery
     from checkfreq.policy.retention import KeepLast as KeepLast
     from checkfreq.restore.load import load as load
     from checkfreq.state.checkpoint import CFCheckpoint as CFCheckpoint
@@ -29,6 +31,8 @@ _HOME = {
     "CFMode": "checkfreq.types",
     "Directory": "checkfreq.types",
     "KeepBest": "checkfreq.policy.retention",
+    "KeepEpochs": "checkfreq.policy.retention",
+    "KeepEvery": "checkfreq.policy.retention",
     "KeepLast": "checkfreq.policy.retention",
     "Objective": "checkfreq.types",
     "load": "checkfreq.restore.load",
@@ -41,6 +45,8 @@ __all__ = [
     "CFMode",
     "Directory",
     "KeepBest",
+    "KeepEpochs",
+    "KeepEvery",
     "KeepLast",
     "Objective",
     "load",

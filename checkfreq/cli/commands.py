@@ -15,7 +15,7 @@ from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.marks import StepMark
 from checkfreq.store.source import CheckpointSource
 from checkfreq.store.store import CheckpointStore
-from checkfreq.types import Json
+from checkfreq.types import Json, size_text
 
 Command: TypeAlias = Callable[[CheckpointSource, argparse.Namespace], int]
 
@@ -59,7 +59,7 @@ def _cells(row: dict[str, object]) -> list[str]:
     return [
         str(row["step"]),
         text.moment(created) if isinstance(created, float | int) else "-",
-        text.size(num_bytes) if isinstance(num_bytes, int) else "-",
+        size_text(num_bytes) if isinstance(num_bytes, int) else "-",
         str(row.get("world", "-")),
         str(row["state"]),
         str(row["marks"]),
@@ -116,7 +116,7 @@ def _show_head(store: CheckpointSource, manifest: Manifest) -> None:
         "created": text.moment(manifest.created_unix_s),
         "attempt": manifest.attempt,
         "world": _world(manifest),
-        "size": text.size(manifest.num_bytes),
+        "size": size_text(manifest.num_bytes),
         "versions": versions or "-",
         "marks": text.mark(store.marks().get(manifest.step)) or "-",
     }
@@ -132,7 +132,7 @@ def _world(manifest: Manifest) -> str:
 
 
 def _file_cells(file: FileEntry) -> list[str]:
-    return [file.name, text.size(file.num_bytes), str(len(file.tensors))]
+    return [file.name, size_text(file.num_bytes), str(len(file.tensors))]
 
 
 def _show_tensors(file: FileEntry) -> None:
@@ -167,7 +167,7 @@ def _verify(store: CheckpointSource, step: int, *, named: bool) -> bool:
         print(f"step {step}: removed meanwhile (retention)", flush=True)
         return True
     num_bytes, seconds = manifest.num_bytes, time.monotonic() - began_s
-    print(f"step {step}: ok, {text.size(num_bytes)} in {seconds:.2f} s", flush=True)
+    print(f"step {step}: ok, {size_text(num_bytes)} in {seconds:.2f} s", flush=True)
     return True
 
 

@@ -24,14 +24,16 @@ from checkfreq.persist.alarm import Alarm
 from checkfreq.persist.attempts import Attempt, AttemptBook, Marks
 from checkfreq.persist.catalog import BEFORE_EVERY_STEP, Catalog
 from checkfreq.persist.client import WorkerClient
+from checkfreq.persist.listing import Record, marked
 from checkfreq.persist.run_log import RunLog
 from checkfreq.policy.backoff import Backoff
+from checkfreq.policy.best import BestName, best_step, require_best
 from checkfreq.policy.lifecycle import AttemptState
-from checkfreq.policy.retention import RetentionPolicy
+from checkfreq.policy.retention import Retention, RetentionPolicy
 from checkfreq.snapshot.arena import Slot
 from checkfreq.store.marks import StepMark
 from checkfreq.store.store import CheckpointStore
-from checkfreq.types import FileSpec, Json, Role
+from checkfreq.types import FileSpec, Json, Role, size_text
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,8 @@ class Persistence:
             current_step=current_step,
         )
         self._catalog = Catalog(self._store, retention, is_shared=role.shares_all)
+        self._retention = retention
+        self._told_cost = False
         self._config = config
         self._role = role
         self._on_ended = on_ended
@@ -99,20 +103,20 @@ class Persistence:
         """How long opening may take."""
         return self._client.open_timeout_s
 
-    def open(self, *, check: Callable[[int], object] | None = None) -> None:
+    def open(self, *, check: Callable[[int], Record] | None = None) -> None:
         """Wait until the worker holds the directory, then list what is in it; idempotent.
 
-        ``check`` raises if a step's record cannot be read: a caller that has parsed some already
-        passes its own.
+        ``check`` returns a step's record, and raises if it cannot be read: a caller that has parsed
+        some already passes its own.
         """
         self._open(self._client.wait_opened, check)
 
-    def try_open(self, timeout_s: float, *, check: Callable[[int], object] | None = None) -> bool:
+    def try_open(self, timeout_s: float, *, check: Callable[[int], Record] | None = None) -> bool:
         """``open`` that waits for at most ``timeout_s``; returns whether the directory is open."""
         self._open(lambda: self._client.poll_opened(timeout_s=timeout_s), check)
         return self._catalog.is_loaded
 
-    def _open(self, wait: Callable[[], object], check: Callable[[int], object] | None) -> None:
+    def _open(self, wait: Callable[[], object], check: Callable[[int], Record] | None) -> None:
         if self._catalog.is_loaded:
             return
         try:
@@ -178,6 +182,7 @@ class Persistence:
                 metrics=attempt.marks.metrics,
                 own=own,
                 part_timeout_s=self._config.rank_timeout_s,
+                at_epoch_end=attempt.at_epoch_end,
             )
         )
 
@@ -294,6 +299,22 @@ class Persistence:
         """The committed steps in the directory, ascending."""
         return self._store.steps()
 
+    def best_step(self, name: BestName) -> int | None:
+        """The best of the committed steps on disk by a metric; None if none has a finite one."""
+        found = marked(self._store)
+        return best_step(found, name.metric, highest=self._is_highest(name))
+
+    def require_best(self, name: BestName) -> int:
+        """`best_step`; NoCheckpointError, listing the metrics there are, if there is none."""
+        found, where = marked(self._store), str(self._store.root)
+        return require_best(found, name, highest=self._is_highest(name), where=where)
+
+    def _is_highest(self, name: BestName) -> bool:
+        if name.highest is not None:
+            return name.highest
+        policy = self._retention
+        return isinstance(policy, Retention) and policy.prefers_highest(name.metric)
+
     def is_finished(self, step: int) -> bool:
         """Whether the directory records that the run is finished with ``step``."""
         return self._store.marks().get(step, StepMark()).finished
@@ -366,8 +387,9 @@ class Persistence:
         if self._supersede_after is not None:
             self._catalog.remove_later_than(self._supersede_after)
             self._supersede_after = None
-        self._catalog.add(attempt)
+        self._catalog.add(attempt, reply)
         self._log.committed(attempt, reply, costs=partial(self._on_ended, attempt))
+        self._tell_cost(reply)
         self._alarm.succeeded(attempt.step)  # before ``durable``: it reports since when none was
         if not reply.is_part:
             self._alarm.durable(attempt.step)
@@ -383,6 +405,7 @@ class Persistence:
         self._on_ended(attempt)
         self._log.failed(attempt, steps_at_risk=self._alarm.steps_at_risk)
         self._alarm.failed(attempt.step, attempt.error)
+        self._make_room(attempt)
 
     def _send_marks(self, step: int, marks: Marks) -> None:
         if self._role.leads:
@@ -392,6 +415,32 @@ class Persistence:
     def _prune(self) -> None:
         if self._role.leads and (steps := self._catalog.request_removals()):
             self._client.ask(p.Prune(steps))
+
+    def _make_room(self, attempt: Attempt) -> None:
+        """After a failure for lack of room: remove what the retention gives up for the disk."""
+        if not (self._role.leads and attempt.missing_bytes and self._catalog.is_loaded):
+            return
+        if steps := self._catalog.make_room(attempt.missing_bytes):
+            logger.warning(
+                "%s: the disk had no room for step %d (%s more needed): removing step(s) %s",
+                self._store.root,
+                attempt.step,
+                size_text(attempt.missing_bytes),
+                list(steps),
+            )
+            self._client.ask(p.Prune(steps))
+
+    def _tell_cost(self, reply: p.Committed) -> None:
+        """With the first commit, whose size is known: what the retention will keep."""
+        if self._told_cost or not self._role.leads:
+            return
+        self._told_cost = True
+        if isinstance(self._retention, Retention):
+            logger.info(
+                "retention: with checkpoints of %s, it keeps %s",
+                size_text(reply.total_bytes),
+                self._retention.cost().text(reply.total_bytes),
+            )
 
     # ---- death
 

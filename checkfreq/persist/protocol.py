@@ -73,7 +73,8 @@ class Persist:
 
     ``supersede_after``: with the commit, set aside existing checkpoints of later steps.
     ``own``: with many ranks, the JSON of this rank's own state. ``part_timeout_s``: how long the
-    leader waits for the others' parts once its own is durable.
+    leader waits for the others' parts once its own is durable. ``at_epoch_end``: an epoch ended
+    with the step.
     """
 
     attempt: str
@@ -87,16 +88,19 @@ class Persist:
     metrics: dict[str, float] = field(default_factory=dict)
     own: Json = None
     part_timeout_s: float = 60.0
+    at_epoch_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AddMark:
-    """Pin a committed step, add metrics to it, or record whether the run is finished with it."""
+    """Pin a committed step, add metrics to it, or record whether the run, or an epoch, ended with
+    it."""
 
     step: int
     keep: bool
     metrics: dict[str, float]
     finished: bool | None = None
+    at_epoch_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,9 @@ class Committed:
     ``persist_s``: seconds from the request to the commit. ``ended_s``: the worker's
     ``time.perf_counter()`` at the commit; on Linux that is CLOCK_MONOTONIC, which all processes
     of a machine share. ``warning``: what went wrong after the commit, "" for nothing.
-    ``is_part``: only this member's part is durable; the leader commits the checkpoint.
+    ``is_part``: only this member's part is durable; the leader commits the checkpoint. Of a
+    checkpoint: ``created_unix_s`` and ``total_bytes`` as its record has them, of all ranks, and
+    ``free_bytes``, what the disk has left (None if it did not say).
     """
 
     attempt: str
@@ -184,17 +190,24 @@ class Committed:
     kept_existing: bool
     warning: str = ""
     is_part: bool = False
+    created_unix_s: float = 0.0
+    total_bytes: int = 0
+    free_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempt did not become a checkpoint; its slot is free again."""
+    """The attempt did not become a checkpoint; its slot is free again.
+
+    ``missing_bytes``: room that the disk lacked for it, 0 if that was not the reason.
+    """
 
     attempt: str
     step: int
     phase: str
     message: str
     child_traceback: str
+    missing_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

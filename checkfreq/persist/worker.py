@@ -163,6 +163,7 @@ class RequestHandler:
                 task.phase,
                 f"{type(error).__name__}: {error}",
                 traceback.format_exc(),
+                task.missing_bytes(error),
             )
         if self.trainer_gone.is_set():
             self._record_event(request, reply)

@@ -17,8 +17,9 @@ from typing import Protocol
 
 from checkfreq.errors import ConfigError
 from checkfreq.policy.best import by_value
-from checkfreq.policy.retention_cost import Cost, text_of_bytes
+from checkfreq.policy.retention_cost import Cost
 from checkfreq.policy.retention_info import CheckpointInfo, clock_times
+from checkfreq.types import size_text
 
 _HOUR_S = 3600.0
 
@@ -76,16 +77,23 @@ class Retention(ABC):
         kept = self.kept(checkpoints)
         return [c.step for c in _may_go(checkpoints) if c.step not in kept]
 
-    def give_up(self, checkpoints: Sequence[CheckpointInfo], num_bytes: int) -> list[int]:
+    def give_up(
+        self,
+        checkpoints: Sequence[CheckpointInfo],
+        num_bytes: int,
+        *,
+        at_most: Worth = Worth.BEST,
+    ) -> list[int]:
         """The steps to remove, ascending, so that at least ``num_bytes`` become free.
 
-        What it does not keep goes first, then history, then recent ones, then the best, the oldest
-        of each first. Fewer bytes if there is nothing left to remove but the newest and pinned
+        History goes first, then recent ones, then the best, the oldest of each first, up to those
+        that are worth ``at_most``. Fewer bytes if nothing else is left but the newest and pinned
         ones.
         """
         kept = self.kept(checkpoints)
-        order = sorted(_may_go(checkpoints), key=lambda c: (kept.get(c.step, -1), c.step))
-        return sorted(_until_freed(order, num_bytes))
+        worth = {c.step: kept.get(c.step, Worth.HISTORY) for c in checkpoints}
+        order = sorted(_may_go(checkpoints), key=lambda c: (worth[c.step], c.step))
+        return sorted(_until_freed((c for c in order if worth[c.step] <= at_most), num_bytes))
 
     def __or__(self, other: Retention) -> Retention:
         if not isinstance(other, Retention):
@@ -232,7 +240,7 @@ class KeepEpochs(Retention):
     def kept(self, checkpoints: Sequence[CheckpointInfo]) -> dict[int, Worth]:
         """Those taken at the end of an epoch that are not pinned."""
         ends = [c.step for c in _loose(checkpoints) if c.at_epoch_end]
-        return {step: Worth.HISTORY for step in ends[-(self.num_kept or len(ends)) :]}
+        return dict.fromkeys(ends[-(self.num_kept or len(ends)) :], Worth.HISTORY)
 
     def cost(self) -> Cost:
         """See Retention."""
@@ -324,7 +332,7 @@ class Within(Retention):
 
     def cost(self) -> Cost:
         """See Retention."""
-        return self.policy.cost() + Cost(bounds=(text_of_bytes(self.num_bytes),))
+        return self.policy.cost() + Cost(bounds=(size_text(self.num_bytes),))
 
     def prefers_highest(self, metric: str) -> bool:
         """See Retention."""
@@ -337,13 +345,6 @@ class Within(Retention):
     def fits_disk(self) -> bool:
         """See Retention."""
         return self.policy.fits_disk()
-
-
-#: What CFManager keeps unless it is told otherwise: at AUTO's intervals the last three may span
-#: seconds, and a run that diverges must be able to go back further.
-DEFAULT_RETENTION = (
-    KeepLast(3) | KeepEvery(hours=1, for_hours=24) | KeepEvery(hours=24)
-).within_disk()
 
 
 def _loose(checkpoints: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
@@ -368,3 +369,10 @@ def _until_freed(order: Iterable[CheckpointInfo], num_bytes: int) -> list[int]:
 
 def _parts(policy: Retention) -> tuple[Retention, ...]:
     return policy.policies if isinstance(policy, AnyOf) else (policy,)
+
+
+#: What CFManager keeps unless it is told otherwise: at AUTO's intervals the last three may span
+#: seconds, and a run that diverges must be able to go back further.
+DEFAULT_RETENTION = (
+    KeepLast(3) | KeepEvery(hours=1, for_hours=24) | KeepEvery(hours=24)
+).within_disk()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
+from checkfreq.types import size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,10 @@ class Cost:
 
     def text(self, num_bytes: int) -> str:
         """In words, for checkpoints of ``num_bytes`` each."""
-        said = [f"up to {self.most} checkpoints ({text_of_bytes(self.most * num_bytes)})"]
+        said = [f"up to {self.most} checkpoints ({size_text(self.most * num_bytes)})"]
         if self.per_day:
-            daily = text_of_bytes(round(self.per_day * num_bytes))
+            daily = size_text(round(self.per_day * num_bytes))
             said.append(f"{self.per_day:g} more a day ({daily})")
-        said += [f"{rate} ({text_of_bytes(num_bytes)} each)" for rate in self.rates]
+        said += [f"{rate} ({size_text(num_bytes)} each)" for rate in self.rates]
         limits = "".join(f", in at most {bound}" for bound in self.bounds)
         return " and ".join(said) + limits
-
-
-def text_of_bytes(num_bytes: float) -> str:
-    """``1536000000`` as ``1.54 GB``."""
-    for unit in _UNITS:
-        if num_bytes < 1000 or unit == _UNITS[-1]:
-            break
-        num_bytes /= 1000
-    return f"{num_bytes:.3g} {unit}"

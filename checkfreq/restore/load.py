@@ -15,6 +15,7 @@ from typing import Any
 from checkfreq.errors import ConfigError, NoCheckpointError, StorageError, storage_errors
 from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror, is_url
+from checkfreq.persist.listing import best_in
 from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.snapshot.memory import available_host_bytes
 from checkfreq.store.fileops import Kind
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 def load(
     path: str | os.PathLike[str] | Mirror,
     *,
-    step: int | None = None,
+    step: int | str | None = None,
     only: Collection[str] | None = None,
     into: Mapping[str, Any] | None = None,
     strict: bool = True,
@@ -38,10 +39,11 @@ def load(
 
     ``path`` is a run's ``chk_dir``, or one ``step-...`` directory in it, or a mirror: its URL
     ("s3://bucket/run"), or a ``checkfreq.Mirror``, which also has the client's options. Without
-    ``step`` the newest checkpoint that validates is read. Tensors are on the CPU and own their
-    memory; tied weights come back as one tensor, and sharded tensors as whole ones. State that
-    each rank had for itself ("rng", and the names given as ``per_rank``) is returned as ``rank``
-    had it.
+    ``step`` the newest checkpoint that validates is read; ``"best:METRIC"`` names the one with the
+    lowest value of a metric, ``"best:METRIC:max"`` with the highest. Tensors are on the CPU and own
+    their memory; tied weights come back as one tensor, and sharded tensors as whole ones. State
+    that each rank had for itself ("rng", and the names given as ``per_rank``) is returned as
+    ``rank`` had it.
 
     ``only`` limits what is returned. ``into`` maps names to live objects, which are loaded in
     place as ``CFManager.restore`` does; with ``strict=False`` what fits is loaded.
@@ -53,6 +55,8 @@ def load(
 
     with storage_errors(f"reading {path}"):
         source, step = _source(path, step)
+        if isinstance(step, str):
+            step = best_in(source, step)
         found = Restorer(source, before_reading=_require_memory).find(step)
     if found is None:
         raise NoCheckpointError(f"{source.name} holds no checkpoint")
@@ -66,8 +70,8 @@ def load(
 
 
 def _source(
-    path: str | os.PathLike[str] | Mirror, step: int | None
-) -> tuple[CheckpointSource, int | None]:
+    path: str | os.PathLike[str] | Mirror, step: int | str | None
+) -> tuple[CheckpointSource, int | str | None]:
     if isinstance(path, Mirror) or is_url(os.fspath(path)):
         return MirrorReader(path if isinstance(path, Mirror) else Mirror(os.fspath(path))), step
     chk_dir, step = _split(Path(path), step)
@@ -107,7 +111,7 @@ def _load_into(
     prepare(chk, found, only=names, strict=strict, path=name, rank=rank).apply()
 
 
-def _split(path: Path, step: int | None) -> tuple[Path, int | None]:
+def _split(path: Path, step: int | str | None) -> tuple[Path, int | str | None]:
     """The run's directory, and the step if ``path`` is the directory of one, or a link to one."""
     path = path.absolute()
     named = step_of(path.name)

@@ -24,7 +24,7 @@ from checkfreq.state.capture import GRADIENTS, POSITIONS, covers
 from checkfreq.state.saved import SavedObject, every_tensor, no_tensor
 from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest
 from checkfreq.store.parts import file_name, file_of
-from checkfreq.store.records import Records
+from checkfreq.store.records import Records, Summary
 from checkfreq.store.source import CheckpointSource, Rejected, newest_valid
 from checkfreq.store.store import CheckpointStore
 from checkfreq.types import Json
@@ -183,9 +183,9 @@ class Restorer:
             self._validated = manifest
         return manifest
 
-    def attempt(self, step: int) -> str:
-        """The attempt that wrote the step in the directory; raises what ``manifest`` raises."""
-        return self._records[self._store].attempt(step)
+    def summary(self, step: int) -> Summary:
+        """The record of a step in the directory, in short; raises what ``manifest`` raises."""
+        return self._records[self._store].summary(step)
 
     def find(self, step: int | None) -> LoadedCheckpoint | None:
         """Read and verify ``step``, or the newest that validates; None if there never was one.
@@ -252,7 +252,7 @@ class Restorer:
         """False if a different attempt has taken the step's place since it was read."""
         if found is None or found.remote is not None:
             return True
-        return self.attempt(found.step) == found.manifest.attempt
+        return self.summary(found.step).attempt == found.manifest.attempt
 
     def _require_none_set_aside(self) -> None:
         """None is fine on a first run, but not if a crash came after all of them were set aside."""
@@ -311,7 +311,8 @@ class Restorer:
         attempts, damaged = {}, {}
         for step in source.steps():
             try:
-                attempts[step] = self.attempt(step) if source.is_local else source.attempt(step)
+                is_here = source is self._store  # parsed already, most likely
+                attempts[step] = self.summary(step).attempt if is_here else source.attempt(step)
             except CorruptCheckpointError as error:
                 damaged[step] = str(error)
         return {"attempts": attempts, "damaged": damaged}

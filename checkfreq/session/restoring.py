@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection
 from functools import partial
 
+from checkfreq.policy.best import BestName
 from checkfreq.restore.apply import RestorePlan, prepare
 from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.session.session import Session
@@ -29,7 +30,7 @@ class Restoring:
 
     def restore(
         self,
-        step: int | None,
+        step: int | str | None,
         *,
         only: Collection[str] | None,
         exclude: Collection[str],
@@ -40,7 +41,7 @@ class Restoring:
         if self._session.arguments.fresh:
             self._coordinator.open()
             return False
-        found = self._find(step)
+        found = self._find(self._best(BestName.parse(step)) if isinstance(step, str) else step)
         if found is None:
             self._start_anew()
             return False
@@ -61,6 +62,14 @@ class Restoring:
         return True
 
     # ---- before anything changes
+
+    def _best(self, name: BestName) -> int:
+        # Opened first: until then a worker of the run before may still write marks.
+        self._coordinator.open()
+        best: int = self._coordinator.ask_first(
+            "restore(): finding the best step", lambda: self._persistence.require_best(name)
+        )
+        return best
 
     def _find(self, step: int | None) -> LoadedCheckpoint | None:
         restorer = Restorer(

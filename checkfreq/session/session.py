@@ -12,6 +12,7 @@ from checkfreq.mirror.settings import Mirror
 from checkfreq.pacing.profile_cache import ProfileCache
 from checkfreq.pacing.profiler import Profiler
 from checkfreq.persist.attempts import Marks
+from checkfreq.policy.retention import Retention
 from checkfreq.ranks.coordinator import Coordinator, SingleRank
 from checkfreq.ranks.meetings import Meetings, ranks_together
 from checkfreq.ranks.multi_rank import MultiRank
@@ -74,6 +75,12 @@ class Session:
         return MultiRank(
             meetings, self.role, self.pipeline, self.profiler, self.notice, config=self.config
         )
+
+    @property
+    def wants_epoch_ends(self) -> bool:
+        """Whether the retention keeps checkpoints at the ends of epochs."""
+        policy = self.arguments.retention
+        return isinstance(policy, Retention) and policy.wants_epoch_ends()
 
     # ---- what must hold before an act
 

@@ -256,12 +256,18 @@ class CheckpointStore(CheckpointSource):
         keep: bool | None = None,
         metrics: Mapping[str, float] | None = None,
         finished: bool | None = None,
+        at_epoch_end: bool = False,
     ) -> None:
         """Pin or unpin a step (None: neither), and add metrics to it; durable on return.
 
-        ``finished``: whether the run is finished with this step.
+        ``finished``: whether the run is finished with this step. ``at_epoch_end``: an epoch ended
+        with it.
         """
-        self._append_mark(mark_line(step, keep=keep, metrics=metrics, finished=finished))
+        self._append_mark(
+            mark_line(
+                step, keep=keep, metrics=metrics, finished=finished, at_epoch_end=at_epoch_end
+            )
+        )
 
     def note_common(self, step: int) -> None:
         """Record that a step was committed in every directory of a run; durable on return.
@@ -616,7 +622,11 @@ class CheckpointStore(CheckpointSource):
             marks = read_marks(self._marks_bytes(), path=path)
             lines = [
                 mark_line(
-                    step, keep=mark.keep, metrics=mark.metrics, finished=mark.finished or None
+                    step,
+                    keep=mark.keep,
+                    metrics=mark.metrics,
+                    finished=mark.finished or None,
+                    at_epoch_end=mark.at_epoch_end,
                 )
                 for step, mark in sorted(marks.items())
                 if step in steps
