@@ -122,7 +122,7 @@ def test_a_changed_byte_is_corruption(planted: Planted, store: CheckpointStore) 
     data = bytearray(path.read_bytes())
     data[5] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors.*digest of piece 10"):
+    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors.*digest of"):
         read(planted, 3)
 
 
