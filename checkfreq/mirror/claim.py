@@ -149,11 +149,14 @@ class ClaimKeeper:
 
     # ---- keeping
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the claim is to be renewed: every `RENEW_EVERY_S`."""
+        return self._renewed_s is not None and self._clock() - self._renewed_s >= RENEW_EVERY_S
+
     def renew_if_due(self) -> bool:
-        """Renew the claim every `RENEW_EVERY_S`; False once it is another's."""
-        if self._renewed_s is None:
-            return False
-        return self._clock() - self._renewed_s < RENEW_EVERY_S or self.renew()
+        """Renew the claim if that is due; False once it is another's."""
+        return self.renew() if self.is_due else self.is_ours
 
     def renew(self) -> bool:
         """Renew the claim; False if it is another's now, and this run must not write."""
@@ -169,7 +172,9 @@ class ClaimKeeper:
 
     def release(self) -> None:
         """Give the claim up, so that the next run need not wait."""
-        if self._renewed_s is not None and self._is_still_there():
+        if self._conditions is not None and not self.is_ours:
+            self._remove_probe()
+        if self.is_ours and self._is_still_there():
             self._renewed_s = None
             self._remote.delete([CLAIM])
 
