@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,6 +27,8 @@ _PARTS_AT_A_TIME = 4
 #: S3 takes no more parts of one object.
 _MOST_PARTS = 10_000
 _LONGEST_TEXT = 400
+#: A list that is refused has no error of its own.
+_REFUSED = re.compile(r"status code: 40[13]\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +178,18 @@ class RemoteObjects:
             raise FileExistsError(error.errno, error.strerror, place) from None
         except NotImplementedError:
             raise
-        except (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError) as error:
-            hint = "access is denied: check the credentials, and what they may do"
-            text = f"cannot {what}: {hint} ({self._text(error)})"
-            raise StorageError(errno.EACCES, text, place) from None
         except (self._errors.BaseError, OSError, RuntimeError, ValueError) as error:
-            raise StorageError(errno.EIO, f"cannot {what}: {self._text(error)}", place) from None
+            said = self._text(error)
+            if not self._is_refusal(error):
+                raise StorageError(errno.EIO, f"cannot {what}: {said}", place) from None
+            hint = "access is denied: check the credentials, and what they may do"
+            text = f"cannot {what}: {hint} ({said})"
+            raise StorageError(errno.EACCES, text, place) from None
+
+    def _is_refusal(self, error: BaseException) -> bool:
+        """Whether the service refuses us, which no repetition changes."""
+        refusals = (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError)
+        return isinstance(error, refusals) or _REFUSED.search(str(error)) is not None
 
     def _text(self, error: BaseException) -> str:
         """The error in one line: what follows an empty line is for the client's developers."""
