@@ -6,11 +6,14 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from checkfreq.errors import ConfigError
 from checkfreq.events import FailureNotice
 from checkfreq.types import Directory, Objective, SnapshotPlace
+
+if TYPE_CHECKING:
+    from checkfreq.mirror.settings import Mirror
 
 
 class ScalarWriter(Protocol):
@@ -83,6 +86,8 @@ class CFConfig:
             continues. Default None.
 
     Mirror
+        mirror: the URL of an object store ("s3://bucket/run"), or a ``Mirror`` with its settings,
+            that gets a copy of the checkpoints in the background. Default None: there is none.
         staging_dir: where ``CFManager("s3://bucket/run", ...)`` keeps its local directories, each
             named after its URL. Default None: ``checkfreq/staging`` in the user's cache folder. Set
             it to a fast local disk, or for many ranks on several nodes to one that all see.
@@ -127,6 +132,7 @@ class CFConfig:
     nice: int = 10
     max_events_bytes: int = 1 << 20
     on_failure: Callable[[FailureNotice], object] | None = None
+    mirror: str | Mirror | None = None
     staging_dir: str | os.PathLike[str] | None = None
     directory: Directory = Directory.SHARED
     split_replicated: bool = False

@@ -27,7 +27,9 @@ class Record(Protocol):
         ...
 
 
-def listed(store: CheckpointSource, record_of: Callable[[int], Record]) -> dict[int, CheckpointInfo]:
+def listed(
+    store: CheckpointSource, record_of: Callable[[int], Record]
+) -> dict[int, CheckpointInfo]:
     """The committed steps, ascending, without those for which ``record_of`` raises."""
     found = {}
     marks = store.marks()

@@ -25,7 +25,7 @@ from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.run.interrupt import StopNotice
 from checkfreq.run.pipeline import Pipeline
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.types import Role
+from checkfreq.types import Json, Role
 
 logger = logging.getLogger(__name__)
 
