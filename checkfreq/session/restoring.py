@@ -146,15 +146,26 @@ class Restoring:
 
     def _report(self, rejected: Rejected, found: LoadedCheckpoint) -> None:
         """Say that a step does not validate; what is damaged in the mirror stays where it is."""
+        lost = rejected.step - found.step
+        if not rejected.is_here:
+            logger.warning(
+                "step %d of the mirror does not validate and is not used: %s; going back to step %d "
+                "loses %d step(s)",
+                rejected.step,
+                rejected.error,
+                found.step,
+                lost,
+            )
+            return
         logger.warning(
-            "step %d does not validate and is %s: %s; going back to step %d loses %d step(s)",
+            "step %d does not validate and is quarantined: %s; going back to step %d loses "
+            "%d step(s)",
             rejected.step,
-            "quarantined" if rejected.is_here else "not used",
             rejected.error,
             found.step,
-            rejected.step - found.step,
+            lost,
         )
-        if self._role.leads and rejected.is_here:
+        if self._role.leads:
             self._persistence.quarantine(rejected.step, rejected.error)
 
     def _is_finished(self, found: LoadedCheckpoint) -> bool:
