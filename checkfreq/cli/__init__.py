@@ -1,4 +1,5 @@
-"""The command line: ``checkfreq ls|show|verify|prune DIR``, and ``checkfreq simulate``. No torch.
+"""The command line: ``checkfreq ls|show|verify DIR|URL``, ``checkfreq prune DIR``, and ``checkfreq
+simulate``. No torch.
 
 All commands but ``prune`` only read, and take no lock, so they are safe beside a run.
 
@@ -17,6 +18,9 @@ from pathlib import Path
 import checkfreq
 from checkfreq.cli import commands, prune, simulate
 from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError, printable
+from checkfreq.mirror.reader import MirrorReader
+from checkfreq.mirror.settings import Mirror, is_url
+from checkfreq.store.source import CheckpointSource
 from checkfreq.store.store import CheckpointStore
 
 BAD_CHECKPOINT, BAD_COMMAND = 1, 2
@@ -40,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="checkfreq",
-        description="Inspect a directory of checkpoints, or simulate a run. Only prune changes "
-        "anything, or takes the lock.",
+        description="Inspect a directory of checkpoints or a mirror, or simulate a run. Only prune "
+        "changes anything, or takes the lock.",
         epilog="exit status: 0 success; 1 no checkpoint, or a damaged one; 2 wrong usage, or the "
         "directory cannot be read",
     )
@@ -76,9 +80,14 @@ def _verb(
     purpose: str,
 ) -> argparse.ArgumentParser:
     verb = verbs.add_parser(name, help=purpose, description=purpose.capitalize() + ".")
-    verb.add_argument("dir", type=Path, metavar="DIR", help="the chk_dir of a CFManager")
-    verb.set_defaults(run=lambda args: run(CheckpointStore(args.dir), args))
+    purpose = "the chk_dir of a CFManager, or the URL of a mirror (s3://bucket/run)"
+    verb.add_argument("dir", metavar="DIR|URL", help=purpose)
+    verb.set_defaults(run=lambda args: run(_source(args.dir), args))
     return verb
+
+
+def _source(text: str) -> CheckpointSource:
+    return MirrorReader(Mirror(text)) if is_url(text) else CheckpointStore(Path(text))
 
 
 def _step(text: str) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,6 +27,8 @@ _PARTS_AT_A_TIME = 4
 #: S3 takes no more parts of one object.
 _MOST_PARTS = 10_000
 _LONGEST_TEXT = 400
+#: A list that is refused has no error of its own.
+_REFUSED = re.compile(r"status code: 40[13]\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +44,14 @@ class RemoteObjects:
     """The objects under a mirror's prefix."""
 
     def __init__(self, mirror: Mirror, *, store: ObjectStore | None = None) -> None:
+        self._mirror = mirror
+        # First: it says what to install where obstore is missing.
+        self._store = open_store(mirror) if store is None else store
         import obstore
         from obstore import exceptions
 
         self._client = obstore
         self._errors = exceptions
-        self._mirror = mirror
-        self._store = open_store(mirror) if store is None else store
 
     @property
     def url(self) -> str:
@@ -127,6 +131,14 @@ class RemoteObjects:
                 raise StorageError(errno.EFBIG, text, f"{self.url}/{key}")
             return bytes(found.bytes()), found.meta["e_tag"]
 
+    def read_into(self, key: str, view: memoryview, *, start: int) -> None:
+        """Fill ``view`` with an object's bytes from ``start``."""
+        with self._showing("read", key):
+            data = self._client.get_range(self._store, key, start=start, length=len(view))
+            if len(data) != len(view):
+                raise OSError(errno.EIO, f"expected {len(view)} bytes, got {len(data)}")
+            view[:] = memoryview(data)
+
     def head(self, key: str) -> Seen | None:
         """What the service says of an object; None if it is not there."""
         try:
@@ -167,7 +179,17 @@ class RemoteObjects:
         except NotImplementedError:
             raise
         except (self._errors.BaseError, OSError, RuntimeError, ValueError) as error:
-            raise StorageError(errno.EIO, f"cannot {what}: {self._text(error)}", place) from None
+            said = self._text(error)
+            if not self._is_refusal(error):
+                raise StorageError(errno.EIO, f"cannot {what}: {said}", place) from None
+            hint = "access is denied: check the credentials, and what they may do"
+            text = f"cannot {what}: {hint} ({said})"
+            raise StorageError(errno.EACCES, text, place) from None
+
+    def _is_refusal(self, error: BaseException) -> bool:
+        """Whether the service refuses us, which no repetition changes."""
+        refusals = (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError)
+        return isinstance(error, refusals) or _REFUSED.search(str(error)) is not None
 
     def _text(self, error: BaseException) -> str:
         """The error in one line: what follows an empty line is for the client's developers."""
