@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from checkfreq.cli import text
 from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError, printable
+from checkfreq.persist.listing import best_in
 from checkfreq.store.fileops import Kind
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.marks import StepMark
@@ -85,6 +86,8 @@ def _other_content(store: CheckpointSource) -> Iterator[str]:
 def show(store: CheckpointSource, args: argparse.Namespace) -> int:
     """Print what the manifest of one checkpoint says."""
     step = _steps(store)[-1] if args.step is None else args.step
+    if isinstance(step, str):
+        step = best_in(store, step)
     manifest = store.manifest(step)
     if args.json:
         print(manifest.encode().decode().replace("\x7f", "\\u007f"), end="")

@@ -41,8 +41,8 @@ class RemoteMarkers:
 
     def read(self) -> dict[int, Marker]:
         """The markers that can be read, by step, ascending."""
-        found = {step_of_marker(key): marker for key, marker in self._all(CHECKPOINTS).items()}
-        return {step: found[step] for step in sorted(s for s in found if s is not None)}
+        found = [m for m in self._all(CHECKPOINTS).values() if m is not None]
+        return {marker.step: marker for marker in sorted(found, key=lambda m: m.step)}
 
     def newest(self) -> int | None:
         """The highest step that has a marker which can be read."""

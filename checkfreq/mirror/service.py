@@ -182,8 +182,8 @@ class MirrorService:
         self._say(State.FAILING, problem=text, since_s=since_s)
 
     def _succeeded(self) -> None:
-        if self._backoff.num_in_row:
-            self._backoff.succeeded()
+        self._backoff.succeeded()
+        if self._report.state is State.FAILING:
             self._say(State.IDLE)
 
     def _say(self, state: State, **changes: object) -> None:
@@ -283,6 +283,7 @@ class MirrorService:
         """See what earlier runs left, here and there."""
         self._there = self._markers.read()
         self._remote_marks = self._read_marks()
+        self._finish = self._read_finish()
         newest_there = max(self._there, default=None)
         if newest_there is not None:
             self._remember(self._there[newest_there])
@@ -313,6 +314,12 @@ class MirrorService:
         except CorruptCheckpointError as error:
             logger.warning("the marks in the mirror cannot be read: %s", error)
             return {}
+
+    def _read_finish(self) -> Finish | None:
+        try:
+            return Finish.decode(self._remote.get(FINISHED)[0], url=self._remote.url)
+        except (FileNotFoundError, CorruptCheckpointError):
+            return None
 
     def _contents(self) -> dict[str, object]:
         marks = self._remote_marks
@@ -378,9 +385,10 @@ class MirrorService:
                 return  # of an earlier run: there may be newer ones, which this run may restore
             after = step if self._aside_after is None else min(step, self._aside_after)
             own = set(self._committed_here)
-            self._aside_after = None
         there = self._markers.read()
-        self._markers.set_aside(one for one in there if one > after and one not in own)
+        self._markers.set_aside([one for one in there if one > after and one not in own])
+        with self._changed:
+            self._aside_after = None
 
     # ---- acts: marks and removals
 

@@ -1,4 +1,4 @@
-"""What a directory's checkpoints are to retention, and to whoever asks for the best one. No torch."""
+"""A directory's checkpoints as retention sees them, and who asks for the best one. No torch."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ class WithinDisk(Retention):
 
     def cost(self) -> Cost:
         """See Retention."""
-        return self.policy.cost() + Cost(bounds=("what the disk has room for",))
+        return self.policy.cost() + Cost(bounds=("as far as the disk has room",))
 
     def prefers_highest(self, metric: str) -> bool:
         """See Retention."""
@@ -325,14 +325,15 @@ class Within(Retention):
     def kept(self, checkpoints: Sequence[CheckpointInfo]) -> dict[int, Worth]:
         """What the policy keeps, less what must go for the rest to fit in."""
         kept = self.policy.kept(checkpoints)
-        staying = [c for c in checkpoints if c.keep or c.step in kept or c is checkpoints[-1]]
+        may_go = {c.step for c in _may_go(checkpoints)}
+        staying = [c for c in checkpoints if c.step in kept or c.step not in may_go]
         excess = sum(c.num_bytes for c in staying) - self.num_bytes
         gone = self.policy.give_up(staying, excess)
         return {step: worth for step, worth in kept.items() if step not in gone}
 
     def cost(self) -> Cost:
         """See Retention."""
-        return self.policy.cost() + Cost(bounds=(size_text(self.num_bytes),))
+        return self.policy.cost() + Cost(bounds=(f"in at most {size_text(self.num_bytes)}",))
 
     def prefers_highest(self, metric: str) -> bool:
         """See Retention."""
@@ -348,12 +349,13 @@ class Within(Retention):
 
 
 def _loose(checkpoints: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
-    return [c for c in checkpoints if not c.keep]
+    return sorted((c for c in checkpoints if not c.keep), key=lambda c: c.step)
 
 
 def _may_go(checkpoints: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
     """All but the pinned ones and the newest of all."""
-    return _loose(checkpoints[:-1])
+    newest = max((c.step for c in checkpoints), default=None)
+    return [c for c in _loose(checkpoints) if c.step != newest]
 
 
 def _until_freed(order: Iterable[CheckpointInfo], num_bytes: int) -> list[int]:

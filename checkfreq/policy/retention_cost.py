@@ -35,5 +35,5 @@ class Cost:
             daily = size_text(round(self.per_day * num_bytes))
             said.append(f"{self.per_day:g} more a day ({daily})")
         said += [f"{rate} ({size_text(num_bytes)} each)" for rate in self.rates]
-        limits = "".join(f", in at most {bound}" for bound in self.bounds)
+        limits = "".join(f", {bound}" for bound in self.bounds)
         return " and ".join(said) + limits

@@ -83,6 +83,7 @@ class Pipeline:
             release=self._arena.release,
             on_ended=self._ended,
             current_step=current_step,
+            on_upload=profiler.uploading,
             role=role,
         )
         self._snapshotter = Snapshotter(

@@ -251,7 +251,7 @@ def test_show_says_which_ranks_are_here_when_others_are_elsewhere(
     assert "world    8, here: rank 0, 1\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("argv", [[], ["ls"], ["show", "x", "minus-one"], ["prune", "x"]])
+@pytest.mark.parametrize("argv", [[], ["ls"], ["show", "x", "minus-one"], ["burn", "x"]])
 def test_a_wrong_command_ends_with_status_2(argv: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
         main(argv)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from checkfreq.persist import protocol as p
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.persist.catalog import Catalog
 from checkfreq.policy.retention import KeepLast
@@ -34,6 +35,24 @@ def attempt_of(step: int, *, id: str = "", keep: bool = False) -> Attempt:
     return Attempt(step, SLOT, "periodic", Marks(keep=keep), started_s=1.0, id=id or f"a{step}")
 
 
+def added(
+    catalog: Catalog, attempt: Attempt, *, num_bytes: int = 10, free_bytes: int | None = None
+) -> None:
+    reply = p.Committed(
+        attempt.id,
+        attempt.step,
+        num_bytes,
+        write_s=0.1,
+        persist_s=0.1,
+        ended_s=1.0,
+        direct=True,
+        kept_existing=False,
+        total_bytes=num_bytes,
+        free_bytes=free_bytes,
+    )
+    catalog.add(attempt, reply)
+
+
 def catalog_of(store: CheckpointStore, *, num_kept: int = 1, is_shared: bool = True) -> Catalog:
     catalog = Catalog(store, KeepLast(num_kept), is_shared=is_shared)
     catalog.load(store.manifest)
@@ -43,7 +62,7 @@ def catalog_of(store: CheckpointStore, *, num_kept: int = 1, is_shared: bool = T
 def test_removals_are_requested_once_until_they_are_answered(store: CheckpointStore) -> None:
     catalog = catalog_of(store)
     assert catalog.request_removals() == (1, 2)
-    catalog.add(attempt_of(4))
+    added(catalog, attempt_of(4))
     assert catalog.request_removals() == (3,)
     assert catalog.request_removals() == ()
     catalog.removals_answered((1, 2))
@@ -79,8 +98,8 @@ def test_pins_on_disk_and_those_added_later_keep_a_step(store: CheckpointStore) 
     store.add_mark(1, keep=True)
     catalog = catalog_of(store)
     catalog.add_marks(2, Marks(keep=True))
-    catalog.add(attempt_of(4, keep=True))
-    catalog.add(attempt_of(5))
+    added(catalog, attempt_of(4, keep=True))
+    added(catalog, attempt_of(5))
     assert catalog.request_removals() == (3,)
 
 
@@ -101,6 +120,6 @@ def test_steps_that_are_set_aside_or_missing_are_forgotten(store: CheckpointStor
     catalog.remove(3)
     catalog.remove(7)
     assert catalog.remove_missing([2]) == [1]
-    catalog.add(attempt_of(3))
+    added(catalog, attempt_of(3))
     catalog.remove_later_than(2)
     assert catalog.request_removals() == ()
