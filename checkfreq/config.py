@@ -86,8 +86,9 @@ class CFConfig:
             continues. Default None.
 
     Mirror
-        mirror: an object store that committed checkpoints are uploaded to in the background: a URL
-            such as ``s3://bucket/run``, or a `Mirror` with more settings. Default None: none.
+        mirror: the URL of an object store ("s3://bucket/run"), or a ``Mirror`` with its settings,
+            to which committed checkpoints are uploaded in the background. Default None: there is
+            none.
         staging_dir: where ``CFManager("s3://bucket/run", ...)`` keeps its local directories, each
             named after its URL. Default None: ``checkfreq/staging`` in the user's cache folder. Set
             it to a fast local disk, or for many ranks on several nodes to one that all see.

@@ -22,7 +22,18 @@ ROOT = Path(__file__).resolve().parents[1]
 BASE = ("types", "errors", "console", "faults", "forks", "events", "config")
 FOLDERS = {
     "checkfreq": (
-        *("store", "policy", "mirror", "state", "snapshot", "persist", "restore", "pacing", "run", "ranks"),
+        *(
+            "store",
+            "policy",
+            "mirror",
+            "state",
+            "snapshot",
+            "persist",
+            "restore",
+            "pacing",
+            "run",
+            "ranks",
+        ),
         *("session", "manager", "simulation", "cli", "integrations", "testing"),
     ),
     "iterators": (

@@ -1,4 +1,5 @@
-"""The command line: ``checkfreq ls|show|verify DIR|URL``, ``prune DIR`` and ``simulate``. No torch.
+"""The command line: ``checkfreq ls|show|verify DIR|URL``, ``checkfreq prune DIR``, and ``checkfreq
+simulate``. No torch.
 
 All commands but ``prune`` only read, and take no lock, so they are safe beside a run.
 

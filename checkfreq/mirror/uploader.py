@@ -198,13 +198,13 @@ class Uploader:
         path = f"{self._store.path(work.step)}/{name}"
         if run.num_bytes > HELD_BYTES:
             return self._send_long(work, path, file, run)
-        with memoryview(_read(file, run.offset, run.num_bytes, path)) as data:
-            _check_units(data, run, path)
-            blob = Blob.piece(digest_of(data), run.num_bytes)
-            if not work.holds(blob):
-                self._may_send(work, run.num_bytes)
-                faults.reach("mirror.put_piece")
-                work.note(blob, self._remote.put(blob.key, data))
+        data = _read(file, run.offset, run.num_bytes, path)  # of its own: the client may keep it
+        _check_units(data, run, path)
+        blob = Blob.piece(digest_of(data), run.num_bytes)
+        if not work.holds(blob):
+            self._may_send(work, run.num_bytes)
+            faults.reach("mirror.put_piece")
+            work.note(blob, self._remote.put(blob.key, data))
         return blob
 
     def _send_long(self, work: _Work, path: str, file: ReadFile, run: Run) -> Blob:

@@ -149,8 +149,8 @@ class Restoring:
         lost = rejected.step - found.step
         if rejected.in_mirror:
             logger.warning(
-                "step %d of the mirror does not validate and is not used: %s; going back to "
-                "step %d loses %d step(s)",
+                "step %d of the mirror does not validate and is not used: %s; going back to step "
+                "%d loses %d step(s)",
                 rejected.step,
                 rejected.error,
                 found.step,
