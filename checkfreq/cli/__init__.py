@@ -17,7 +17,13 @@ from pathlib import Path
 
 import checkfreq
 from checkfreq.cli import commands, prune, simulate
-from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError, printable
+from checkfreq.errors import (
+    CheckFreqError,
+    ConfigError,
+    CorruptCheckpointError,
+    NoCheckpointError,
+    printable,
+)
 from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror, is_url
 from checkfreq.store.source import CheckpointSource
@@ -64,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--json", action="store_true", help="print the whole manifest")
     verify = _verb(verbs, "verify", commands.verify, "read every byte and check every digest")
     verify.add_argument("step", type=_step, nargs="?", metavar="STEP", help="default: all")
-    pruning = _verb(verbs, "prune", prune.prune, "remove the checkpoints that are not to be kept")
+    pruning = _verb(verbs, "prune", _prune, "remove the checkpoints that are not to be kept")
     prune.add_arguments(pruning)
     purpose = "simulate a training run with failures, for several ways to choose the interval"
     paper = verbs.add_parser("simulate", help=purpose, description=purpose.capitalize() + ".")
@@ -84,6 +90,14 @@ def _verb(
     verb.add_argument("dir", metavar="DIR|URL", help=purpose)
     verb.set_defaults(run=lambda args: run(_source(args.dir), args))
     return verb
+
+
+def _prune(source: CheckpointSource, args: argparse.Namespace) -> int:
+    if not isinstance(source, CheckpointStore):
+        raise ConfigError(
+            f"prune: expected a directory, got {source.name}: a mirror is pruned by its run"
+        )
+    return prune.prune(source, args)
 
 
 def _source(text: str) -> CheckpointSource:

@@ -185,7 +185,9 @@ class JointRestorer:
         error = CorruptCheckpointError(
             source.name, check=f"step {one.step}", expected="to be valid on all ranks", got=text
         )
-        return Rejected(one.step, error, is_here=here and source.is_local)
+        return Rejected(
+            one.step, error, is_here=here and source.is_local, in_mirror=not source.is_local
+        )
 
     def _none_valid(self, common: _Common, rejected: Sequence[Rejected]) -> CorruptCheckpointError:
         texts = "; ".join(str(item.error) for item in rejected)

@@ -25,7 +25,7 @@ from checkfreq.state.saved import SavedObject, every_tensor, no_tensor
 from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest
 from checkfreq.store.parts import file_name, file_of
 from checkfreq.store.records import Records, Summary
-from checkfreq.store.source import CheckpointSource, Rejected, newest_valid
+from checkfreq.store.source import CheckpointSource, Rejected, newest_valid, rejection
 from checkfreq.store.store import CheckpointStore
 from checkfreq.types import Json
 
@@ -215,7 +215,7 @@ class Restorer:
             try:
                 return replace(self._read(source, step), rejected=tuple(rejected))
             except CorruptCheckpointError as error:
-                rejected.append(Rejected(step, error.with_traceback(None), source.is_local))
+                rejected.append(rejection(source, step, error))
         if rejected:
             raise rejected[-1].error
         raise self._no_such(step)

@@ -147,7 +147,7 @@ class Restoring:
     def _report(self, rejected: Rejected, found: LoadedCheckpoint) -> None:
         """Say that a step does not validate; what is damaged in the mirror stays where it is."""
         lost = rejected.step - found.step
-        if not rejected.is_here:
+        if rejected.in_mirror:
             logger.warning(
                 "step %d of the mirror does not validate and is not used: %s; going back to step "
                 "%d loses %d step(s)",
@@ -165,7 +165,7 @@ class Restoring:
             found.step,
             lost,
         )
-        if self._role.leads:
+        if self._role.leads and rejected.is_here:
             self._persistence.quarantine(rejected.step, rejected.error)
 
     def _is_finished(self, found: LoadedCheckpoint) -> bool:

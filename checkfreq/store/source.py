@@ -25,11 +25,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A step that was walked past, and why. ``is_here``: in this rank's own directory."""
+    """A step that was walked past, and why.
+
+    ``is_here``: in this rank's own directory. ``in_mirror``: not in a directory at all.
+    """
 
     step: int
     error: CorruptCheckpointError
     is_here: bool = True
+    in_mirror: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +182,7 @@ def newest_valid(
             try:
                 return check(source, step), tuple(rejected)
             except CorruptCheckpointError as error:
-                # The traceback's frames would keep the failed read's buffers alive.
-                rejected.append(Rejected(step, error.with_traceback(None), source.is_local))
+                rejected.append(rejection(source, step, error))
             except NoCheckpointError:
                 if source.holds(step):
                     raise
@@ -189,6 +192,13 @@ def newest_valid(
                 break  # pruned since it was listed, so a newer one was committed: list again
         else:
             raise _none_valid(sources, rejected)
+
+
+def rejection(source: CheckpointSource, step: int, error: CorruptCheckpointError) -> Rejected:
+    """``error`` was found in a step of ``source``."""
+    # The traceback's frames would keep the failed read's buffers alive.
+    error = error.with_traceback(None)
+    return Rejected(step, error, is_here=source.is_local, in_mirror=not source.is_local)
 
 
 def newest_first(sources: Sequence[CheckpointSource]) -> list[tuple[int, int]]:
