@@ -13,7 +13,7 @@ PART ?= 1
 FULLY_COVERED := checkfreq/store/*,checkfreq/policy/*,checkfreq/restore/file_reader.py,checkfreq/testing/crashing.py,iterators/order/epoch.py
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-more lint docs bench bench-gpu test-gpu system clean
+.PHONY: help demo test test-more servers lint docs bench bench-gpu test-gpu system clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -27,7 +27,7 @@ test: lint system ## what CI runs first: format, lint, types, tests, coverage
 	$(PY) -m coverage report --include='$(FULLY_COVERED)' --fail-under=100
 	$(PY) -m coverage report --skip-covered
 
-test-more: $(VENV)/.dev system ## what CI runs after it: benchmarks, large frameworks, examples, documentation
+test-more: $(VENV)/.dev servers system ## what CI runs after it: benchmarks, large frameworks, examples, documentation
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "more and not gpu" -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev ## ruff and mypy
@@ -51,6 +51,14 @@ test-gpu: ## tests marked gpu, measurements, one page to send; uses PYTHON as it
 	@py=$(PYTHON); if ! $$py -c 'import $(GPU_NEEDS)' 2>/dev/null; then \
 	  $(MAKE) $(VENV)/.dev; py=$(PY); fi; set -ex; \
 	PYTHONPATH=. $$py -m tests.gpu --out build/test-gpu.txt
+
+# An S3 server for tests/s3, in an environment of its own; without it, they skip with a reason.
+servers: .venv-servers/.ready ## the servers that tests start, in .venv-servers
+
+.venv-servers/.ready: tests/s3/requirements.txt
+	$(PYTHON) -m venv .venv-servers
+	.venv-servers/bin/python -m pip install -qq --disable-pip-version-check --requirement $<
+	@touch $@
 
 # Tests that mount file systems or inject system-call errors skip, with a reason, without these.
 system:
@@ -82,4 +90,4 @@ $(VENV)/.dev: $(VENV)/.bench
 	@touch $@
 
 clean: ## remove the virtual environment and what tests and benchmarks left
-	rm -rf $(VENV) build *.egg-info .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-out
+	rm -rf $(VENV) .venv-servers build *.egg-info .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-out

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from checkfreq.config import CFConfig as CFConfig
     from checkfreq.manager import CFManager as CFManager
+    from checkfreq.mirror.settings import Mirror as Mirror
     from checkfreq.policy.retention import DEFAULT_RETENTION as DEFAULT_RETENTION
     from checkfreq.policy.retention import KeepBest as KeepBest
     from checkfreq.policy.retention import KeepEpochs as KeepEpochs
@@ -36,6 +37,7 @@ _HOME = {
     "KeepEpochs": "checkfreq.policy.retention",
     "KeepEvery": "checkfreq.policy.retention",
     "KeepLast": "checkfreq.policy.retention",
+    "Mirror": "checkfreq.mirror.settings",
     "Objective": "checkfreq.types",
     "load": "checkfreq.restore.load",
 }
@@ -51,6 +53,7 @@ __all__ = [
     "KeepEpochs",
     "KeepEvery",
     "KeepLast",
+    "Mirror",
     "Objective",
     "load",
 ]

@@ -48,7 +48,8 @@ class CFManager:
     """Checkpoints one training run into one directory.
 
     Arguments
-        chk_dir: the directory of this run alone; created if it does not exist.
+        chk_dir: the directory of this run alone; created if it does not exist. Or a URL such as
+            "s3://bucket/run": then a directory under ``CFConfig.staging_dir``, mirrored there.
         chk: the state to checkpoint.
         mode: AUTO chooses the interval from measured costs; MANUAL takes it from ``chk_freq``.
         chk_freq: boundaries between checkpoints in MANUAL; 0 checkpoints at epoch boundaries and
@@ -372,12 +373,12 @@ class CFManager:
             )
 
     def latest_step(self) -> int | None:
-        """The newest committed step in the directory; None if there is none."""
+        """The newest committed step in the directory or its mirror; None if there is none."""
         return max(self.all_steps(), default=None)
 
     def all_steps(self) -> list[int]:
-        """All committed steps in the directory, ascending."""
-        return self._persistence.steps()
+        """All committed steps in the directory, and in its mirror if there is one, ascending."""
+        return self._session.steps()
 
     def best_step(self, metric: str, *, highest: bool | None = None) -> int | None:
         """The committed step with the best ``metric``; None if none has a finite value of it.
@@ -404,6 +405,7 @@ class CFManager:
     ) -> bool:
         """Load the newest valid checkpoint, or that of ``step``, into the live objects.
 
+        With a mirror, the newest of the directory and the mirror; the directory's if both have it.
         ``step`` is a number, or ``"best:METRIC"`` for the step that ``best_step`` returns, with
         ``:min`` or ``:max`` behind it to say which value is the best.
 

@@ -26,6 +26,7 @@ from checkfreq.policy.retention import (
     Retention,
 )
 from checkfreq.policy.retention_info import CheckpointInfo
+from checkfreq.store.source import CheckpointSource
 from checkfreq.store.store import CheckpointStore
 from checkfreq.types import size_text
 
@@ -57,8 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def prune(store: CheckpointStore, args: argparse.Namespace) -> int:
+def prune(store: CheckpointSource, args: argparse.Namespace) -> int:
     """Remove what the options do not keep, and print one line per checkpoint; 0 if all is done."""
+    if not isinstance(store, CheckpointStore):
+        raise ConfigError(
+            f"prune: expected a directory, got {args.dir}: what a mirror keeps is decided by the "
+            "run that writes it (Mirror.retention)"
+        )
     if not store.ops.is_dir(store.root):
         raise NoCheckpointError(f"{store.root} is not a directory")
     policy = _policy(args)

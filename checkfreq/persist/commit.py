@@ -48,6 +48,8 @@ class OpenDirectory:
     lock: DirectoryLock | None
     guard: DirectoryGuard | None = None
     is_orphaned: Callable[[], bool] = lambda: False
+    #: Steps that the mirror has no copy of and wants one: they are not pruned.
+    held: Callable[[], frozenset[int]] = frozenset
     slots: dict[int, mmap.mmap] = field(default_factory=dict)
     layouts: dict[int, tuple[FileSpec, ...]] = field(default_factory=dict)
     #: A commit of this worker has set the later steps aside. Snapshots that were handed over
@@ -86,7 +88,8 @@ class OpenDirectory:
         self.require_lock()
         match request:
             case p.Prune():
-                self.store.prune(request.steps)
+                held = self.held()
+                self.store.prune(step for step in request.steps if step not in held)
                 self.note_steps()
                 there = self.store.steps()
                 return tuple(step for step in request.steps if step not in there)

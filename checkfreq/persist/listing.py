@@ -10,7 +10,7 @@ from checkfreq.errors import CheckFreqError
 from checkfreq.policy.best import BestName, require_best
 from checkfreq.policy.retention_info import CheckpointInfo
 from checkfreq.store.marks import StepMark
-from checkfreq.store.store import CheckpointStore
+from checkfreq.store.source import CheckpointSource
 
 
 class Record(Protocol):
@@ -27,7 +27,9 @@ class Record(Protocol):
         ...
 
 
-def listed(store: CheckpointStore, record_of: Callable[[int], Record]) -> dict[int, CheckpointInfo]:
+def listed(
+    store: CheckpointSource, record_of: Callable[[int], Record]
+) -> dict[int, CheckpointInfo]:
     """The committed steps, ascending, without those for which ``record_of`` raises."""
     found = {}
     marks = store.marks()
@@ -49,7 +51,7 @@ def info_of(step: int, record: Record, mark: StepMark) -> CheckpointInfo:
     )
 
 
-def marked(store: CheckpointStore) -> list[CheckpointInfo]:
+def marked(store: CheckpointSource) -> list[CheckpointInfo]:
     """The committed steps that have marks, ascending, with nothing but their marks: no record is
     read."""
     marks = store.marks()
@@ -60,6 +62,6 @@ def marked(store: CheckpointStore) -> list[CheckpointInfo]:
     ]
 
 
-def best_in(store: CheckpointStore, name: str) -> int:
+def best_in(store: CheckpointSource, name: str) -> int:
     """The step that ``"best:METRIC"`` names; raises ConfigError, NoCheckpointError."""
-    return require_best(marked(store), BestName.parse(name), where=str(store.root))
+    return require_best(marked(store), BestName.parse(name), where=store.name)

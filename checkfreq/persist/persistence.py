@@ -25,6 +25,7 @@ from checkfreq.persist.attempts import Attempt, AttemptBook, Marks
 from checkfreq.persist.catalog import BEFORE_EVERY_STEP, Catalog
 from checkfreq.persist.client import WorkerClient
 from checkfreq.persist.listing import Record, marked
+from checkfreq.persist.mirrored import MirrorView, OnUpload
 from checkfreq.persist.run_log import RunLog
 from checkfreq.policy.backoff import Backoff
 from checkfreq.policy.best import BestName, best_step, require_best
@@ -42,6 +43,8 @@ logger = logging.getLogger(__name__)
 _LONGEST_REST_S = 10.0
 #: How often to look for the end of a copy, which no reply of the worker announces.
 _LOOK_FOR_COPY_S = 0.05
+#: A worker that is to be killed at a deadline ends its upload this much earlier.
+_END_UPLOAD_S = 5.0
 
 
 class Persistence:
@@ -62,6 +65,7 @@ class Persistence:
         release: Callable[[Slot], None],
         on_ended: Callable[[Attempt], Mapping[str, object]] = lambda attempt: {},
         current_step: Callable[[], int] = lambda: 0,
+        on_upload: OnUpload = lambda began_s, ended_s: None,
         role: Role = Role(),
         on_notice: Callable[[p.Notice], object] = lambda notice: None,
     ) -> None:
@@ -87,6 +91,9 @@ class Persistence:
             max_bytes=config.max_events_bytes,
         )
         self._log = RunLog(events, is_rank_0=role.rank == 0)
+        self._mirror = MirrorView(
+            self._client.mirror, retention, record=self.record, on_upload=on_upload
+        )
         #: The first commit sets aside the checkpoints of later steps than this one.
         self._supersede_after: int | None = None
         self._num_replaced = 0
@@ -262,11 +269,20 @@ class Persistence:
         self._catalog.remove(step)
 
     def close(self, *, timeout_s: float) -> None:
-        """Let the worker finish and exit; kill it after ``timeout_s``."""
-        if not self._client.close(timeout_s=timeout_s):
+        """Let the worker finish, upload the last checkpoint and exit; kill it after ``timeout_s``.
+
+        The upload takes at most ``Mirror.wait_on_close_s``, and ends in time for the rest.
+        """
+        upload_for_s = min(self._mirror.wait_on_close_s, max(0.0, timeout_s - _END_UPLOAD_S))
+        was_open = self._client.has_opened
+        if not self._client.close(timeout_s=timeout_s, upload_for_s=upload_for_s):
             logger.error(
                 "the persist worker did not finish within %.0f s and was killed", timeout_s
             )
+        for reply in self._client.final_reports:
+            self._mirror.take(reply.report)
+        if was_open:
+            self._mirror.closed(self._book.last_durable_step)
 
     def record(self, kind: str, step: int, **data: object) -> None:
         """Record an event: as ``last_event`` and in events.jsonl."""
@@ -282,10 +298,6 @@ class Persistence:
     def started_s(self) -> tuple[float, ...]:
         """When the attempts in flight were begun, oldest first, by ``time.perf_counter``."""
         return tuple(attempt.started_s for attempt in self._book.active)
-
-    def upload_s(self) -> float:
-        """Seconds that a durable checkpoint is expected to need until it is uploaded: none is."""
-        return 0.0
 
     @property
     def has_unanswered_requests(self) -> bool:
@@ -328,6 +340,10 @@ class Persistence:
         """Whether the directory records that the run is finished with ``step``."""
         return self._store.marks().get(step, StepMark()).finished
 
+    def upload_s(self) -> float:
+        """Expected seconds from durable to uploaded; 0.0 without a mirror, or before the first."""
+        return self._mirror.upload_s
+
     def why_held_back(self) -> str:
         """Why no periodic checkpoint should be tried now, after failures; "" if one may be."""
         return self._alarm.why_held_back()
@@ -345,9 +361,10 @@ class Persistence:
         """The latest event of this process."""
         return self._log.last_event
 
-    def stats(self) -> dict[str, int | None]:
-        """Counts for ``CFManager.stats``."""
+    def stats(self) -> dict[str, object]:
+        """Counts for ``CFManager.stats``, and the state of the mirror, where there is one."""
         return {
+            **self._mirror.stats(),
             "last_durable_step": self._book.last_durable_step,
             "num_committed": self._book.num_committed,
             "num_failed": self._book.num_failed,
@@ -386,6 +403,9 @@ class Persistence:
                 self.record("trouble", -1, request=reply.request, message=reply.message)
                 if reply.request == "Prune":
                     self._catalog.removals_answered()
+            case p.Mirrored():
+                if steps := self._mirror.take(reply.report):
+                    self._client.prune_mirror(steps)
             case p.Done(request="Prune"):
                 self._catalog.removals_answered(reply.steps)
                 if reply.steps:

@@ -40,6 +40,7 @@ class Open:
 
     ``role``: a member does not lock it, and changes nothing in it but its own parts.
     ``keep_pending``: keep unfinished checkpoints, because other ranks may be writing parts.
+    ``mirror``: where the leader's worker uploads to (``Mirror.to_json``); None: nowhere.
     """
 
     chk_dir: str
@@ -49,6 +50,7 @@ class Open:
     max_write_bytes_per_s: int | None
     role: Role = Role()
     keep_pending: bool = False
+    mirror: Json = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +153,20 @@ class TellFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class PruneMirror:
+    """Remove these steps from the mirror; its newest always stays. Not answered."""
+
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
-    """Finish all earlier requests, release the lock, exit."""
+    """Finish all earlier requests, release the lock, exit.
+
+    ``upload_for_s``: how long to go on uploading the newest checkpoint; None: as the mirror says.
+    """
+
+    upload_for_s: float | None = None
 
 
 # ---- worker to trainer
@@ -268,6 +282,13 @@ class NoticeGone:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class Mirrored:
+    """The mirror's state has changed: a ``MirrorReport`` as JSON."""
+
+    report: Json
+
+
 Message = (
     Open
     | Watch
@@ -279,6 +300,7 @@ Message = (
     | Quarantine
     | Confirm
     | TellFailure
+    | PruneMirror
     | Close
     | Waiting
     | Opened
@@ -290,6 +312,7 @@ Message = (
     | Trouble
     | NoticeSeen
     | NoticeGone
+    | Mirrored
 )
 #: Requests that change the directory without committing a checkpoint.
 Maintenance = Prune | AddMark | Quarantine | Confirm | TellFailure

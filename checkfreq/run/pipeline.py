@@ -89,6 +89,7 @@ class Pipeline:
             release=self._arena.release,
             on_ended=self._ended,
             current_step=current_step,
+            on_upload=profiler.uploading,
             role=role,
             on_notice=last_moment.board.note,
         )

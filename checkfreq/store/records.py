@@ -1,4 +1,4 @@
-"""Caches the commit records of one directory; a record is parsed again only if its bytes change.
+"""Caches the commit records of one source; a record is parsed again only if its bytes change.
 
 A restore needs a step's record several times: to read the files it lists, to list what else is
 there, and to see whether another attempt replaced the step meanwhile. The bytes are read each
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from xxhash import xxh3_128_digest
 
 from checkfreq.store.manifest import Manifest
-from checkfreq.store.store import CheckpointStore
+from checkfreq.store.source import CheckpointSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +27,16 @@ class Summary:
 
 
 class Records:
-    """The commit records of the steps of ``store``."""
+    """The commit records of the steps of a source."""
 
-    def __init__(self, store: CheckpointStore) -> None:
-        self._store = store
+    def __init__(self, source: CheckpointSource) -> None:
+        self._source = source
         self._newest: tuple[int, bytes, Manifest] | None = None  # step, digest of the bytes
         self._summaries: dict[int, tuple[bytes, Summary]] = {}
 
     def manifest(self, step: int) -> Manifest:
-        """See CheckpointStore. The newest is the same object as long as its bytes are the same."""
-        record = self._store.record(step)
+        """See CheckpointSource. The newest is the same object as long as its bytes are the same."""
+        record = self._source.record(step)
         digest = xxh3_128_digest(record)
         if self._newest is not None and self._newest[:2] == (step, digest):
             return self._newest[2]
@@ -44,7 +44,7 @@ class Records:
 
     def summary(self, step: int) -> Summary:
         """The step's record in short; raises what ``manifest`` raises."""
-        record = self._store.record(step)
+        record = self._source.record(step)
         digest = xxh3_128_digest(record)
         known = self._summaries.get(step)
         if known is None or known[0] != digest:
@@ -53,7 +53,7 @@ class Records:
         return known[1]
 
     def _parse(self, step: int, record: bytes, digest: bytes) -> Manifest:
-        manifest = self._store.parse(step, record)
+        manifest = self._source.parse(step, record)
         summary = Summary(manifest.attempt, manifest.created_unix_s, manifest.num_bytes)
         self._summaries[step] = digest, summary
         if self._newest is None or step >= self._newest[0]:

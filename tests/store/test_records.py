@@ -95,3 +95,7 @@ def test_a_removed_step_is_no_longer_a_checkpoint(store: CheckpointStore) -> Non
     store.prune([1])
     with pytest.raises(NoCheckpointError, match="step 1"):
         records.manifest(1)
+
+
+def test_a_source_tells_the_attempt_of_a_step(store: CheckpointStore) -> None:
+    assert store.attempt(2) == "a2"
