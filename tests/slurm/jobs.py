@@ -73,14 +73,15 @@ def submit(
     export: str = "",
 ) -> Job:
     """Submit a script with ``options`` of sbatch; ``command`` instead of the trainer."""
-    arguments = [*_options(folder, export), *options, str(SCRIPTS / script)]
+    arguments = [*submission(folder, export), *options, str(SCRIPTS / script)]
     number = cluster.call(
         "sbatch", "--parsable", *arguments, *(command or trainer(folder, slow_runs))
     )
     return Job(number, folder)
 
 
-def _options(folder: Path, export: str) -> list[str]:
+def submission(folder: Path, export: str = "") -> list[str]:
+    """sbatch's options for a job in ``folder``; ``export`` are more variables of its own."""
     folder.mkdir(exist_ok=True)
     port = f"MASTER_PORT={free_ports(1)[0]}"
     given = ",".join(filter(None, ("ALL", port, f"CHK_ROOT={folder}", export)))
