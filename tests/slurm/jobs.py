@@ -36,11 +36,11 @@ class Job:
         """The newest step that has a checkpoint; 0 if none has."""
         return max(CheckpointStore(self.chk_dir).steps(), default=0)
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        """The lines of events.jsonl of one kind."""
+    def stops(self, what: str = "step") -> list[Any]:
+        """Of each time that a run was told to stop, the step, or the ``signal``."""
         path = self.chk_dir / "events.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
-        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+        return [event[what] for event in map(json.loads, lines) if event["kind"] == "stop"]
 
     def result(self) -> dict[str, Any]:
         """What the trainer wrote at its end."""

@@ -49,8 +49,8 @@ def test_a_preempted_job_stops_within_its_grace_and_comes_back(
     assert cluster.wait_for_end(above) == ["COMPLETED"]
     assert ends(cluster, job) == ["COMPLETED"], job.log()
     assert restarts(cluster, job) == 1
-    assert [event["signal"] for event in job.events("stop")] == ["SIGTERM"]
-    assert [event["step"] for event in job.events("stop")] == job.starts()[1:]
+    assert job.stops("signal") == ["SIGTERM"]
+    assert job.stops() == job.starts()[1:]
     assert job.result() == uninterrupted.result()
 
 
@@ -80,7 +80,7 @@ def test_loader_workers_that_get_the_signal_too_do_not_fail_the_run(
     tell_to_stop(cluster, job)
 
     assert ends(cluster, job) == ["COMPLETED"], job.log()
-    assert job.starts()[1:] == [event["step"] for event in job.events("stop")]
+    assert job.stops() == job.starts()[1:]
     assert job.result() == uninterrupted.result()
 
 
@@ -94,8 +94,8 @@ def test_a_cancelled_job_saves_its_last_iteration_and_stays_away(
     cluster.call("scancel", job.number)
 
     assert ends(cluster, job) == ["CANCELLED"], job.log()
-    wait_until(lambda: bool(job.events("stop")), job.log)
-    assert job.newest() == job.events("stop")[-1]["step"]
+    wait_until(lambda: bool(job.stops()), job.log)
+    assert [job.newest()] == job.stops()
     assert restarts(cluster, job) == 0
 
 

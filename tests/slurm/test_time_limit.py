@@ -39,11 +39,14 @@ def test_two_ranks_under_a_time_limit_finish_as_if_they_had_none(
 
 
 def assert_same(job: Job, uninterrupted: Job) -> None:
-    """At least three runs, each from where the one before stopped; every sample once; same bits."""
-    starts = job.starts()
+    """At least three runs, each from where one before stopped; every sample once; same bits.
+
+    A signal may come before a run's first boundary, or after the last: then a run adds nothing.
+    """
+    starts, stops, end = job.starts(), job.stops(), job.newest()
     assert len(starts) >= 3, job.log()
-    assert starts[0] == 0
-    assert [event["step"] for event in job.events("stop")] == starts[1:]
+    assert starts == sorted(starts)
+    assert {*starts} - {0, end} == {*stops} - {end}
     result = job.result()
     assert {times for epoch in result["counts"] for times in epoch} == {1}
     assert result == uninterrupted.result()
