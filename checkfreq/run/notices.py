@@ -33,7 +33,7 @@ class RunEnd:
 
     def __str__(self) -> str:
         when = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(self.at_unix_s))
-        return f"{self.why}, {when}"
+        return f"the run ends at {when} ({self.why})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class NoticeBoard:
     def _gone(self, source: str) -> None:
         self._possible.pop(source, None)
         if (end := self._ends.pop(source, None)) is not None:
-            self._news.append(f"{source}: taken back: {end}")
+            self._news.append(f"{source}: no longer so: {end}")
 
     def _may_end(self, notice: p.NoticeSeen) -> None:
         self._gone_if_dated(notice.source)
@@ -101,7 +101,7 @@ class NoticeBoard:
             at_s = known.at_s + moved_s
         end = RunEnd(notice.source, notice.why, at_s, at_unix_s)
         self._ends[notice.source] = end
-        self._news.append(f"{notice.source}: this run ends by {end}")
+        self._news.append(f"{notice.source}: {end}")
 
 
 class LastMoment:

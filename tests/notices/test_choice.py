@@ -53,7 +53,7 @@ def test_every_name_has_its_source() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"deadline": datetime(2026, 1, 1)}, "a datetime with a time zone"),  # noqa: DTZ001
+        ({"deadline": datetime(2026, 1, 1)}, "a datetime with a time zone"),
         ({"deadline": "noon"}, "seconds since 1970"),
         ({"deadline": float("nan")}, "seconds since 1970"),
         ({"notices": ("slurm", "oracle")}, "slurm, aws, gcp, azure"),
