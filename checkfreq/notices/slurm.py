@@ -34,7 +34,7 @@ class SlurmEndTime:
     def __init__(
         self, environ: Mapping[str, str], *, asks: bool = True, clock: Clock = CLOCK
     ) -> None:
-        self._job = environ.get("SLURM_JOB_ID", "")
+        self._job = job_in(environ)
         self._asks = asks and bool(self._job)
         self._clock = clock
         self._num_failed = 0
@@ -71,6 +71,15 @@ class SlurmEndTime:
         # squeue subtracts by this machine's clock, so that adding it again undoes a jump.
         at_unix_s = self._clock.unix_s() + left_s
         self._ends = None if left_s == math.inf else EndsAt(self.name, at_unix_s, _END_WHY)
+
+
+def job_in(environ: Mapping[str, str]) -> str:
+    """The job that a process with ``environ`` belongs to; "" if to none.
+
+    A task of an array is ``ARRAY_TASK``: the number of one task is that of the whole array too.
+    """
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
 
 
 def shortest(text: str) -> float | None:

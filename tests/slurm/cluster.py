@@ -121,6 +121,11 @@ class Cluster:
         )
         return self.states(job)
 
+    def restarts(self, job: str) -> int:
+        """How often a job was started again."""
+        shown = self.call("scontrol", "show", "job", job).split()
+        return next(int(word.partition("=")[2]) for word in shown if word.startswith("Restarts="))
+
     def logs(self) -> str:
         """What the daemons and the jobs wrote."""
         paths = [*self.folder.glob("*.log"), *self.folder.parent.rglob("job-*.log")]

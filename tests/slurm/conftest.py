@@ -12,7 +12,7 @@ import pytest
 
 from tests.required import require
 from tests.slurm.cluster import DEADLINE_S, ROOT, Cluster, free_ports, started, why_not
-from tests.slurm.jobs import Job, submit
+from tests.slurm.jobs import Job, bare, submit
 
 _SBATCH = ("sbatch", "--parsable", "--time=1", "--requeue", "--mem=100")
 
@@ -35,6 +35,7 @@ def long_jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dic
     return {
         "single": submit(cluster, "single.sbatch", folder / "single", limit, slow_runs=2),
         "multinode": submit(cluster, "multinode.sbatch", folder / "two", two, slow_runs=2),
+        "bare": bare(cluster, folder / "bare", "--time=1", slow_runs=2),
         "timeout": Job(
             cluster.call(*_SBATCH, f"--output={folder}/job-%j.log", "--wrap=sleep 600"), folder
         ),
@@ -54,7 +55,7 @@ def uninterrupted_two(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 def _run_through(folder: Path, *, ranks: int) -> Job:
-    job = Job(None, folder)
+    job = Job("0", folder)
     port = str(free_ports(1)[0])
     base = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     command = [sys.executable, "-m", "tests.slurm.trainer", str(job.chk_dir)]

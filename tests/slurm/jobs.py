@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from tests.slurm.cluster import SCRIPTS, Cluster, free_ports, wait_until
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Job ``number``, and the folder that it has for itself."""
+    """Job ``number`` (0: outside SLURM), and the folder that it has for itself."""
 
-    number: str | None
+    number: str
     folder: Path
     name: str = "chk"
 
@@ -72,7 +73,10 @@ def submit(
     command: Sequence[str] = (),
     export: str = "",
 ) -> Job:
-    """Submit a script with ``options`` of sbatch; ``command`` instead of the trainer."""
+    """Submit a script with ``options`` of sbatch; ``command`` instead of the trainer.
+
+    That one acts on signals alone, so that it is the script that is tested.
+    """
     arguments = [*submission(folder, export), *options, str(SCRIPTS / script)]
     number = cluster.call(
         "sbatch", "--parsable", *arguments, *(command or trainer(folder, slow_runs))
@@ -88,8 +92,18 @@ def submission(folder: Path, export: str = "") -> list[str]:
     return ["--mem=100", f"--output={folder}/job-%j.log", f"--export={given}"]
 
 
+def bare(cluster: Cluster, folder: Path, *options: str, slow_runs: int) -> Job:
+    """Submit a job that is the trainer alone, which asks SLURM for its end and requeues itself."""
+    command = shlex.join(["exec", "srun", *_python(slow_runs), "--requeue", str(folder / "chk")])
+    options = (*submission(folder), "--requeue", "--open-mode=append", *options)
+    return Job(cluster.call("sbatch", "--parsable", *options, f"--wrap={command}"), folder)
+
+
 def trainer(folder: Path, slow_runs: int, *, into: str = "chk") -> list[str]:
-    """The command that trains, slowly in its first runs."""
-    slow = f"--slow-runs={slow_runs}"
+    """The command that trains, slowly in its first runs, and acts on signals alone."""
     where = [str(folder / into)] if into else []
-    return [sys.executable, "-m", "tests.slurm.trainer", slow, *where]
+    return [*_python(slow_runs), "--only-signals", *where]
+
+
+def _python(slow_runs: int) -> list[str]:
+    return [sys.executable, "-m", "tests.slurm.trainer", f"--slow-runs={slow_runs}"]

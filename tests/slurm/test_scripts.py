@@ -18,21 +18,12 @@ def _long_jobs_have_begun(long_jobs: dict[str, Job]) -> None:
     """They wait for the clock while these tests run."""
 
 
-def restarts(cluster: Cluster, job: Job) -> int:
-    """How often SLURM started a job again."""
-    assert job.number is not None
-    shown = cluster.call("scontrol", "show", "job", job.number).split()
-    return next(int(word.removeprefix("Restarts=")) for word in shown if "Restarts=" in word)
-
-
 def tell_to_stop(cluster: Cluster, job: Job) -> None:
     """What SLURM does before the limit, at once: the signal of ``--signal=B:USR1``."""
-    assert job.number is not None
     cluster.call("scancel", "--batch", "--signal=USR1", job.number)
 
 
 def ends(cluster: Cluster, job: Job) -> list[str]:
-    assert job.number is not None
     return cluster.wait_for_end(job.number)
 
 
@@ -48,7 +39,7 @@ def test_a_preempted_job_stops_within_its_grace_and_comes_back(
 
     assert cluster.wait_for_end(above) == ["COMPLETED"]
     assert ends(cluster, job) == ["COMPLETED"], job.log()
-    assert restarts(cluster, job) == 1
+    assert cluster.restarts(job.number) == 1
     assert job.stops("signal") == ["SIGTERM"]
     assert job.stops() == job.starts()[1:]
     assert job.result() == uninterrupted.result()
@@ -65,7 +56,7 @@ def test_a_signal_before_the_imports_are_done_loses_a_run_but_no_checkpoint(
     tell_to_stop(cluster, job)
 
     assert ends(cluster, job) == ["COMPLETED"], job.log()
-    assert restarts(cluster, job) == 1
+    assert cluster.restarts(job.number) == 1
     assert "User defined signal 1" in job.log()
     assert job.result() == uninterrupted.result()
 
@@ -89,14 +80,13 @@ def test_a_cancelled_job_saves_its_last_iteration_and_stays_away(
 ) -> None:
     job = submit(cluster, "single.sbatch", tmp_path, slow_runs=1)
     job.wait_for_run(1)
-    assert job.number is not None
 
     cluster.call("scancel", job.number)
 
     assert ends(cluster, job) == ["CANCELLED"], job.log()
     wait_until(lambda: bool(job.stops()), job.log)
     assert [job.newest()] == job.stops()
-    assert restarts(cluster, job) == 0
+    assert cluster.restarts(job.number) == 0
 
 
 def test_where_requeueing_is_forbidden_the_log_says_what_to_do(
@@ -108,7 +98,7 @@ def test_where_requeueing_is_forbidden_the_log_says_what_to_do(
     tell_to_stop(cluster, job)
 
     assert ends(cluster, job) == ["FAILED"]
-    assert "ExitCode=75:0" in cluster.call("scontrol", "show", "job", str(job.number))
+    assert "ExitCode=75:0" in cluster.call("scontrol", "show", "job", job.number)
     assert "not requeued: submit this job again, or submit several at once" in job.log()
     again = submit(cluster, "single.sbatch", tmp_path, ("--no-requeue",), slow_runs=1)
     assert ends(cluster, again) == ["COMPLETED"], again.log()
@@ -123,7 +113,7 @@ def test_a_job_that_never_gets_anywhere_is_not_requeued_for_ever(
     )
 
     assert ends(cluster, job) == ["FAILED"]
-    assert restarts(cluster, job) == 1
+    assert cluster.restarts(job.number) == 1
 
 
 @pytest.mark.parametrize("script", ["single.sbatch", "multinode.sbatch", "array.sbatch"])
@@ -132,7 +122,7 @@ def test_a_crash_is_not_requeued(cluster: Cluster, tmp_path: Path, script: str) 
     job = submit(cluster, script, tmp_path, one, command=("false",))
 
     assert ends(cluster, job) == ["FAILED"]
-    assert restarts(cluster, job) == 0
+    assert cluster.restarts(job.number) == 0
 
 
 def test_each_task_of_an_array_is_requeued_by_itself(
@@ -145,10 +135,10 @@ def test_each_task_of_an_array_is_requeued_by_itself(
     first.wait_for_run(1)
     last.wait_for_run(1)
 
-    cluster.call("scancel", "--signal=USR1", str(last.number))  # this one has the array's number
+    cluster.call("scancel", "--signal=USR1", last.number)  # this one has the array's number
     last.wait_for_run(2)
     assert len(first.starts()) == 1
-    cluster.call("scancel", "--signal=USR1", str(first.number))
+    cluster.call("scancel", "--signal=USR1", first.number)
 
     assert ends(cluster, array) == ["COMPLETED", "COMPLETED"], array.log()
     for task in (first, last):

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from checkfreq import CFCheckpoint, CFManager
+from checkfreq import CFCheckpoint, CFConfig, CFManager
 from iterators import CFIterator
 from iterators.testing import digest
 
@@ -49,7 +49,10 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 50, gamma=0.8)
     learnt = {"counts": torch.zeros(EPOCHS, NUM_SAMPLES, dtype=torch.int64)}
     tracked = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "learnt": learnt}
-    with CFManager(arguments.chk_dir, CFCheckpoint(**tracked)) as cf_manager:
+    config = CFConfig(
+        notices=() if arguments.only_signals else None, requeue=arguments.requeue, nice=0
+    )
+    with CFManager(arguments.chk_dir, CFCheckpoint(**tracked), config=config) as cf_manager:
         loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=arguments.workers)
         train_loader = CFIterator(loader, cf_manager=cf_manager)
         cf_manager.restore()
@@ -104,6 +107,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("chk_dir", type=Path)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--slow-runs", type=int, default=0)
+    parser.add_argument("--only-signals", action="store_true", help="do not ask SLURM for the end")
+    parser.add_argument("--requeue", action="store_true", help="the job, when it was stopped")
     return parser.parse_args()
 
 

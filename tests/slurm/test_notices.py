@@ -1,0 +1,49 @@
+"""Jobs that ask SLURM when they end, and requeue themselves: no signal, and no script around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.jobs import Job, bare
+from tests.slurm.test_time_limit import assert_same
+
+pytestmark = [pytest.mark.slurm, pytest.mark.more, pytest.mark.slow]
+
+
+@pytest.fixture(autouse=True)
+def _long_jobs_have_begun(long_jobs: dict[str, Job]) -> None:
+    """They wait for the clock while these tests run."""
+
+
+def test_a_cancelled_job_does_not_requeue_itself(cluster: Cluster, tmp_path: Path) -> None:
+    job = bare(cluster, tmp_path, slow_runs=1)
+    job.wait_for_run(1)
+
+    cluster.call("scancel", job.number)
+
+    assert cluster.wait_for_end(job.number) == ["CANCELLED"], job.log()
+    wait_until(lambda: "it is not requeued from here" in job.log(), job.log)
+    assert [job.newest()] == job.stops()
+    assert cluster.restarts(job.number) == 0
+
+
+def test_a_job_that_may_not_be_requeued_says_how_to_go_on(cluster: Cluster, tmp_path: Path) -> None:
+    job = bare(cluster, tmp_path, "--no-requeue", slow_runs=1)
+    job.wait_for_run(1)
+
+    cluster.call("scancel", "--signal=USR1", job.number)
+
+    assert cluster.wait_for_end(job.number) == ["FAILED"]
+    assert f"sbatch --dependency=afterany:{job.number}" in job.log()
+
+
+def test_a_job_that_only_has_a_time_limit_finishes_as_if_it_had_none(
+    cluster: Cluster, long_jobs: dict[str, Job], uninterrupted: Job
+) -> None:
+    job = long_jobs["bare"]
+    assert cluster.wait_for_end(job.number) == ["COMPLETED"], job.log()
+    assert_same(job, uninterrupted)
+    assert {*job.stops("signal")} == {"slurm"}
