@@ -13,6 +13,8 @@ logger = logging.getLogger(__name__)
 #: To be kept free before the end of the job.
 REQUEUE_S = 3.0
 _TIMEOUT_S = 30.0
+#: What squeue says while SLURM waits for this process to end, whatever the reason.
+_ENDING = ("COMPLETING", "CANCELLED")
 
 
 def requeue(environ: Mapping[str, str]) -> bool:
@@ -27,7 +29,7 @@ def requeue(environ: Mapping[str, str]) -> bool:
         logger.warning("CFConfig.requeue: this is no SLURM job; start the run again yourself")
         return False
     state = run_command(("squeue", "-h", "-j", job, "-o", "%T"), timeout_s=_TIMEOUT_S)
-    if state.succeeded and state.out.strip() != "RUNNING":
+    if state.out.strip() in _ENDING:
         logger.warning("SLURM is ending job %s already: it is not requeued from here", job)
         return False
     done = run_command(("scontrol", "requeue", job), timeout_s=_TIMEOUT_S)

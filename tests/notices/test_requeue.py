@@ -26,7 +26,7 @@ def test_only_the_task_of_an_array_is_requeued(command: Install) -> None:
     assert called.read_text() == "requeue 40_3\n"
 
 
-@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", ""])
+@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED"])
 def test_a_job_that_slurm_is_ending_already_is_left_alone(command: Install, state: str) -> None:
     command("squeue", f"echo {state}")
     called = command("scontrol", "exit 0")

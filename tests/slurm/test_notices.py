@@ -1,4 +1,4 @@
-"""Jobs that ask SLURM when they end, and requeue themselves: no signal, and no script around them."""
+"""Jobs that ask SLURM when they end, and requeue themselves, without a signal or a script."""
 
 from __future__ import annotations
 
