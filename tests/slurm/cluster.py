@@ -121,6 +121,10 @@ class Cluster:
         )
         return self.states(job)
 
+    def signal_script(self, job: str) -> None:
+        """Do at once what ``--signal=B:USR1`` does before the limit."""
+        self.call("scancel", "--batch", "--signal=USR1", job)
+
     def restarts(self, job: str) -> int:
         """How often a job was started again."""
         shown = self.call("scontrol", "show", "job", job).split()

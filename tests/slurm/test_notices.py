@@ -7,15 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Cluster, wait_until
-from tests.slurm.jobs import Job, bare
-from tests.slurm.test_time_limit import assert_same
+from tests.slurm.jobs import bare
 
 pytestmark = [pytest.mark.slurm, pytest.mark.more, pytest.mark.slow]
-
-
-@pytest.fixture(autouse=True)
-def _long_jobs_have_begun(long_jobs: dict[str, Job]) -> None:
-    """They wait for the clock while these tests run."""
 
 
 def test_a_cancelled_job_does_not_requeue_itself(cluster: Cluster, tmp_path: Path) -> None:
@@ -38,12 +32,3 @@ def test_a_job_that_may_not_be_requeued_says_how_to_go_on(cluster: Cluster, tmp_
 
     assert cluster.wait_for_end(job.number) == ["FAILED"]
     assert f"sbatch --dependency=afterany:{job.number}" in job.log()
-
-
-def test_a_job_that_only_has_a_time_limit_finishes_as_if_it_had_none(
-    cluster: Cluster, long_jobs: dict[str, Job], uninterrupted: Job
-) -> None:
-    job = long_jobs["bare"]
-    assert cluster.wait_for_end(job.number) == ["COMPLETED"], job.log()
-    assert_same(job, uninterrupted)
-    assert {*job.stops("signal")} == {"slurm"}

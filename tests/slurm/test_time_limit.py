@@ -35,6 +35,15 @@ def test_two_ranks_under_a_time_limit_finish_as_if_they_had_none(
     assert job.starts() == job.starts(rank=1)
 
 
+def test_a_job_that_only_has_a_time_limit_finishes_as_if_it_had_none(
+    cluster: Cluster, long_jobs: dict[str, Job], uninterrupted: Job
+) -> None:
+    job = long_jobs["bare"]
+    assert cluster.wait_for_end(job.number) == ["COMPLETED"], job.log()
+    assert_same(job, uninterrupted)
+    assert {*job.stops("signal")} == {"slurm"}
+
+
 def assert_same(job: Job, uninterrupted: Job) -> None:
     """At least three runs, each from where one before stopped; every sample once; same bits.
 
