@@ -42,6 +42,13 @@ def long_jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dic
     }
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _long_jobs_run_beside_other_tests(request: pytest.FixtureRequest) -> None:
+    """Where one process runs all tests; otherwise the files run side by side anyway."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        request.getfixturevalue("long_jobs")
+
+
 @pytest.fixture(scope="session")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A run that is never told to stop, outside SLURM."""
