@@ -106,7 +106,7 @@ class CFConfig:
             Add the signal that your scheduler sends before the time limit. They are handled from
             the first boundary on; before it they do what they do without checkfreq, so that a
             process which starts, restores or hangs can be ended.
-        stop_grace_s: how long after a stop signal the process will be killed: Kubernetes'
+        stop_grace_s: how long after SIGTERM the process will be killed: Kubernetes'
             ``terminationGracePeriodSeconds`` (30 unless set), SLURM's ``KillWait`` (30). No wait
             then lasts longer, so that the run ends with an error that says what is missing.
             Default None: not known.
@@ -124,7 +124,8 @@ class CFConfig:
             iterators do after a stop is ``CFIterator(on_stop=...)``.)
         requeue: once the last checkpoint is durable on all ranks, and the manager is closed, put
             the SLURM job back into its queue (``scontrol requeue``, on rank 0), unless training is
-            finished. SLURM then ends the job's processes. Default False.
+            finished, or was stopped by ``deadline``. SLURM then ends the job's processes. Default
+            False.
     """
 
     objective: Objective = Objective.BOUND

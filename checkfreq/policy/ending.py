@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from checkfreq.policy.estimates import OUTLIER
 from checkfreq.policy.profile import LONGEST_S, SHORTEST_S
 
 #: Weights of a new value in the mean and in the deviation, and deviations above the mean: RFC 6298.
@@ -101,8 +102,16 @@ class LastCheckpoint:
         self._durable.add(seconds)
 
     def add_gap(self, seconds: float, *, after_epoch: bool) -> None:
-        """Two boundaries were so far apart; ``after_epoch``: the first one ended an epoch."""
-        (self._gap_of_epoch if after_epoch else self._gap).add(seconds)
+        """Two boundaries were so far apart; ``after_epoch``: the first one ended an epoch.
+
+        A single long one (a validation within an epoch) says little about the next, so it counts
+        as an outlier; several in a row are soon believed.
+        """
+        if after_epoch:
+            self._gap_of_epoch.add(seconds)
+            return
+        known_s = self._gap.upper_s()
+        self._gap.add(min(seconds, OUTLIER * known_s) if known_s else seconds)
 
     @property
     def is_measured(self) -> bool:

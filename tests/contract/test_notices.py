@@ -234,6 +234,30 @@ def test_on_stop_knows_the_grace(chk_dir: Path) -> None:
 # ---- grace
 
 
+def test_a_second_sigterm_during_the_last_checkpoint_changes_nothing(
+    chk_dir: Path, hold_worker: Hold
+) -> None:
+    gate = hold_worker("commit.rename")
+
+    def notify_again() -> None:
+        gate.wait_reached()
+        os.kill(os.getpid(), signal.SIGTERM)
+        gate.open()
+
+    training, records = Training(), list[StopRecord]()
+    with managed(chk_dir, training.chk, config=config(on_stop=records.append)) as manager:
+        training.steps(manager, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        again = threading.Thread(target=notify_again)
+        again.start()
+        training.steps(manager, 1)
+        again.join()
+        assert manager.stopped
+        training.steps(manager, 1)
+    assert [record.is_durable for record in records] == [False, True]
+    assert CheckpointStore(chk_dir).steps()[0] == 2
+
+
 def test_no_wait_outlasts_the_grace(chk_dir: Path, hold_worker: Hold) -> None:
     """The worker hangs: the run ends with an error while it still can."""
     hold_worker("commit.rename")
@@ -249,6 +273,17 @@ def test_no_wait_outlasts_the_grace(chk_dir: Path, hold_worker: Hold) -> None:
 
 
 # ---- requeue
+
+
+def test_a_deadline_of_ones_own_requeues_nothing(
+    chk_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Install
+) -> None:
+    """The next job would have the same deadline, and so on for ever."""
+    in_job(monkeypatch)
+    command("squeue", "echo UNLIMITED")
+    called = command("scontrol", "true")
+    stopped_at(chk_dir, Training(), deadline=time.time() - 1.0, requeue=True)
+    assert not called.exists()
 
 
 @pytest.mark.parametrize(("status", "says"), [(0, "is requeued"), (1, "sbatch --dependency")])
