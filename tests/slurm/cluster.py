@@ -1,4 +1,4 @@
-"""A SLURM of one node, with a configuration, state and ports of its own.
+"""A SLURM of two nodes on this machine, with a configuration, state and ports of its own.
 
 Partitions: ``main``; ``spot``, whose jobs are preempted (with a grace) by those of ``prio``.
 """
@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "benchmarks" / "slurm"
 DEADLINE_S = 200.0
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun")
+_DAEMONS = (["slurmctld", "-D"], ["slurmd", "-D", "-N", "n1"], ["slurmd", "-D", "-N", "n2"])
 _ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 _LOOK_S = 0.1
 
@@ -31,13 +32,12 @@ AuthInfo=cred_expire=5
 SlurmUser=root
 SlurmdUser=root
 SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool/%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
@@ -53,10 +53,12 @@ JobRequeue=1
 KillWait=20
 MinJobAge=3600
 SlurmdParameters=config_overrides
-NodeName={host} NodeAddr=127.0.0.1 CPUs=64 RealMemory=64000 State=UNKNOWN
-PartitionName=main Nodes={host} Default=YES PreemptMode=OFF
-PartitionName=spot Nodes={host} PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
-PartitionName=prio Nodes={host} PriorityTier=10 PreemptMode=OFF
+NodeName=DEFAULT CPUs=64 RealMemory=64000 State=UNKNOWN
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]}
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]}
+PartitionName=main Nodes=n1,n2 Default=YES PreemptMode=OFF
+PartitionName=spot Nodes=n1 PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
+PartitionName=prio Nodes=n1 PriorityTier=10 PreemptMode=OFF
 """
 
 
@@ -139,22 +141,24 @@ class Cluster:
 @contextlib.contextmanager
 def started(folder: Path) -> Iterator[Cluster]:
     """A cluster that lives as long as the block; its jobs and daemons are gone afterwards."""
-    for name in ("state", "spool"):
-        (folder / name).mkdir()
+    for name in ("state", "spool/n1", "spool/n2"):
+        (folder / name).mkdir(parents=True)
     host = socket.gethostname().split(".")[0]
-    text = _CONFIGURATION.format(host=host, folder=folder, ports=free_ports(2))
+    text = _CONFIGURATION.format(host=host, folder=folder, ports=free_ports(3))
     (folder / "slurm.conf").write_text(text)
     cluster = Cluster(folder)
     daemons: list[subprocess.Popen[bytes]] = []
     try:
-        for daemon in ("slurmctld", "slurmd"):
-            with (folder / f"{daemon}.out").open("wb") as out:
+        for daemon in _DAEMONS:
+            with (folder / "daemons.log").open("ab") as out:
                 daemons.append(
-                    subprocess.Popen(
-                        [daemon, "-D"], env=cluster.environment, stdout=out, stderr=out
-                    )
+                    subprocess.Popen(daemon, env=cluster.environment, stdout=out, stderr=out)
                 )
-        wait_until(cluster.is_up, lambda: f"no node became idle{cluster.logs()}")
+        wait_until(
+            lambda: cluster.is_up() or any(process.poll() is not None for process in daemons),
+            cluster.logs,
+        )
+        assert cluster.is_up(), cluster.logs()
         yield cluster
         _end_jobs(cluster)
     finally:

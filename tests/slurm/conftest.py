@@ -31,7 +31,7 @@ def long_jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dic
     """Jobs that wait for real time limits; they run while other tests do."""
     folder = tmp_path_factory.mktemp("long")
     limit = ("--time=1", "--signal=B:USR1@5")
-    two = ("--time=1", "--signal=USR1@5", "--nodes=1", "--ntasks-per-node=2")
+    two = ("--time=1", "--signal=USR1@5", "--nodes=2", "--ntasks-per-node=1")
     return {
         "single": submit(cluster, "single.sbatch", folder / "single", limit, slow_runs=2),
         "multinode": submit(cluster, "multinode.sbatch", folder / "two", two, slow_runs=2),

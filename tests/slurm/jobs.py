@@ -87,8 +87,8 @@ def submit(
 def submission(folder: Path, export: str = "") -> list[str]:
     """sbatch's options for a job in ``folder``; ``export`` are more variables of its own."""
     folder.mkdir(exist_ok=True)
-    port = f"MASTER_PORT={free_ports(1)[0]}"
-    given = ",".join(filter(None, ("ALL", port, f"CHK_ROOT={folder}", export)))
+    master = f"MASTER_ADDR=127.0.0.1,MASTER_PORT={free_ports(1)[0]}"  # its nodes are no hosts
+    given = ",".join(filter(None, ("ALL", master, f"CHK_ROOT={folder}", export)))
     return ["--mem=100", f"--output={folder}/job-%j.log", f"--export={given}"]
 
 
