@@ -2,8 +2,8 @@
 
 ``SLURM_JOB_END_TIME`` is the end as it was when the job started; newer versions set it.
 ``squeue -o %L`` tells the time left, and so also that the limit was changed. It asks the
-controller, which all jobs of a cluster share: only the leader's worker does, once a minute, and
-every 15 s in the last minutes.
+controller, which all jobs of a cluster share: only rank 0's worker does, once a minute, and every
+15 s in the last minutes. Other ranks do not look at the environment either: it keeps the old limit.
 """
 
 from __future__ import annotations
@@ -27,15 +27,12 @@ _END_WHY = "the job's time limit"
 
 
 class SlurmEndTime:
-    """The end of the job in ``environ``; ``asks``: whether to run squeue."""
+    """The end of the job in ``environ``."""
 
     name = "slurm"
 
-    def __init__(
-        self, environ: Mapping[str, str], *, asks: bool = True, clock: Clock = CLOCK
-    ) -> None:
+    def __init__(self, environ: Mapping[str, str], *, clock: Clock = CLOCK) -> None:
         self._job = job_in(environ)
-        self._asks = asks and bool(self._job)
         self._clock = clock
         self._num_failed = 0
         self._ends: EndsAt | None = None
@@ -45,7 +42,7 @@ class SlurmEndTime:
     @property
     def pause_s(self) -> float:
         """See NoticeSource."""
-        if not self._asks:
+        if not self._job:
             return math.inf
         if self._num_failed >= _GIVE_UP:
             return _ASK_SELDOM_S
@@ -56,7 +53,7 @@ class SlurmEndTime:
 
     def poll(self) -> EndsAt | None:
         """See NoticeSource."""
-        if self._asks:
+        if self._job:
             self._ask()
         return self._ends
 

@@ -66,7 +66,7 @@ class WorkerClient:
         self._config = config
         self._role = role
         self._on_notice = on_notice
-        self._watched = watched(config, leads=role.leads, environ=os.environ)
+        self._watched = watched(config, rank=role.rank, environ=os.environ)
         self._lock = threading.Lock()
         self._slots: dict[int, _SlotRecord] = {}
         self._layouts: dict[int, tuple[FileSpec, ...]] = {}

@@ -61,7 +61,6 @@ class Watch:
     names: tuple[str, ...]
     deadline_unix_s: float | None
     metadata_url: str | None
-    asks_slurm: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,9 +78,7 @@ class RequestHandler:
 
     def watch(self, request: p.Watch) -> None:
         """Start asking when the run ends (called on the main thread): opening may take long."""
-        asked = Watched(
-            request.names, request.deadline_unix_s, request.metadata_url, request.asks_slurm
-        )
+        asked = Watched(request.names, request.deadline_unix_s, request.metadata_url)
         NoticeWatch(sources(asked, environ=os.environ), tell=self._tell_news).start()
 
     def _tell_news(self, news: News) -> None:

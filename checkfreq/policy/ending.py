@@ -75,15 +75,18 @@ class Needs:
 
     def must_start(self, left_s: float) -> bool:
         """Whether the last checkpoint must start now, ``left_s`` before the end."""
-        return left_s <= self.durable_s + self.gap_s
+        return self.spare_s(left_s) <= 0.0
+
+    def spare_s(self, left_s: float) -> float:
+        """How long training may still go on, ``left_s`` before the end."""
+        return left_s - self.durable_s - self.gap_s
 
     def boundaries_to_look(self, left_s: float) -> int:
         """After how many boundaries to ask again; at least one.
 
         Half of those that there is time for: iterations may become slower meanwhile.
         """
-        spare_s = left_s - self.durable_s - self.gap_s
-        return max(1, int(spare_s / (2 * max(self.gap_s, SHORTEST_S))))
+        return max(1, int(self.spare_s(left_s) / (2 * max(self.gap_s, SHORTEST_S))))
 
 
 NO_NEEDS = Needs(0.0, 0.0)

@@ -20,10 +20,10 @@ from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator, TrainingStopped
 from tests.contract.conftest import Hold
 from tests.contract.runs import Training, config, loader, managed, train
-from tests.notices.conftest import Install, command
+from tests.notices.conftest import Install, Server, command, server
 from tests.patience import slowness
 
-__all__ = ["command"]
+__all__ = ["command", "server"]
 
 _LONG_S = 120.0
 
@@ -180,6 +180,40 @@ def test_a_worker_that_is_replaced_goes_on_watching(
         train_until(training, manager, asked_again, "the new worker asks")
         assert manager.stats()["num_workers_replaced"] == 1
         assert not manager.should_stop
+
+
+# ---- spot machines
+
+
+def test_a_spot_notice_ends_the_run_in_time(chk_dir: Path, server: Server) -> None:
+    at = datetime.now(UTC) + timedelta(seconds=9.0 * slowness())
+    action = {"action": "terminate", "time": at.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    server.answers |= {
+        "PUT /latest/api/token": (200, "t0ken"),
+        "GET /latest/meta-data/spot/instance-action": (200, json.dumps(action)),
+    }
+    stopped_at(chk_dir, Training(), notices=("aws",), metadata_url=server.url)
+    (stop,), (committed,) = events(chk_dir, "stop"), events(chk_dir, "committed")
+    assert stop["signal"] == "aws"
+    assert committed["time_unix_s"] < at.timestamp()
+
+
+def test_a_notice_that_is_taken_back_lets_training_go_on(chk_dir: Path, server: Server) -> None:
+    root = "GET /computeMetadata/v1/instance/"
+    server.headers["Metadata-Flavor"] = "Google"
+    server.answers |= {
+        f"{root}preempted": (200, "FALSE"),
+        f"{root}maintenance-event": (200, "TERMINATE_ON_HOST_MAINTENANCE"),
+    }
+    training, asked = Training(), config(notices=("gcp",), metadata_url=server.url)
+    with managed(chk_dir, training.chk, config=asked) as manager:
+        train_until(training, manager, lambda: bool(board_end(manager)), "the notice comes")
+        server.answers[f"{root}maintenance-event"] = (200, "NONE")
+        train_until(training, manager, lambda: board_end(manager) is None, "it is taken back")
+        training.steps(manager, 3)
+        assert not manager.should_stop
+    texts = [event["text"] for event in events(chk_dir, "notice")]
+    assert [text.split(": ")[1] for text in texts][1] == "no longer so"
 
 
 # ---- on_stop
