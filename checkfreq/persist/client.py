@@ -28,6 +28,7 @@ from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError, WorkerDiedError
 from checkfreq.mirror.settings import Mirror
 from checkfreq.notices.choice import watched
+from checkfreq.persist import outlived
 from checkfreq.persist import protocol as p
 from checkfreq.persist.launch import worker_command, worker_environment
 from checkfreq.types import FileSpec, Role
@@ -306,7 +307,8 @@ class WorkerClient:
         # Opened here, not by the worker: our process id may mean another process by then.
         pidfd = os.pidfd_open(os.getpid())
         try:
-            return self._popen(socket_fd, pidfd, stderr_fd)
+            with outlived.blocked():
+                return self._popen(socket_fd, pidfd, stderr_fd)
         finally:
             os.close(pidfd)
 

@@ -1,7 +1,7 @@
 """The persist worker: ``main([SOCKET_FD, TRAINER_PIDFD, TRAINER_PID, NICE])``, see ``launch``.
 
-The trainer starts it in a session of its own, and it ignores SIGINT and SIGTERM: it outlives a
-killed trainer and finishes the snapshots it holds. It imports no torch and sees no accelerator.
+The trainer starts it in a session of its own, and it ignores signals: it outlives a killed trainer
+and finishes the snapshots it holds. It imports no torch and sees no accelerator.
 The main thread receives messages and watches the trainer through a pidfd (a forked loader
 process can keep the socket open, so the socket may never report end of file). The request thread
 carries the requests out in order; a third one asks when the run ends (`notices/`). No other process
@@ -17,7 +17,6 @@ import mmap
 import os
 import platform
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -32,6 +31,7 @@ from checkfreq.mirror.service import MirrorService
 from checkfreq.mirror.settings import Mirror
 from checkfreq.notices.choice import Watched, sources
 from checkfreq.notices.watch import News, NoticeWatch
+from checkfreq.persist import outlived
 from checkfreq.persist import protocol as p
 from checkfreq.persist.commit import OpenDirectory, task_for
 from checkfreq.persist.guard import DirectoryGuard
@@ -337,8 +337,7 @@ def _receive_all(
 
 def main(argv: list[str]) -> None:
     """Run the worker; returns when it was told to close, or is done after its trainer's end."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    outlived.ignore()
     socket_fd, pidfd, trainer_pid, nice = (int(value) for value in argv)
     os.nice(nice)
     set_io_priority(level=7)
