@@ -1,0 +1,281 @@
+"""Stops a training at one instant after the other, and holds its lives against a whole run.
+
+A run that was stopped has lost nothing: the events of its lives, put one after the other, are those
+of a run that nobody stopped, batch by batch and bit by bit. Each life that was told to stop ends
+with status 75, and what it learnt last is durable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from checkfreq.store.store import CheckpointStore
+from tests.stops.aiming import Case, Instant, draw
+from tests.stops.program import BATCH_SIZE, BATCHES, EPOCHS, Life
+from tests.stops.zygote import Zygote
+
+logger = logging.getLogger(__name__)
+
+STOPPED = 75
+
+#: From the signal to the end of the process; only a defect takes so long.
+LIMIT_S = 90.0
+
+_LOOK_S = 0.002
+
+
+@dataclass
+class Lived:
+    """One life of all ranks: what each wrote down, and how it ended."""
+
+    events: list[list[Any]]
+    statuses: list[int | None]
+    logs: str
+    #: Batches that each rank had begun when the signal was sent; None: it was not sent.
+    batches_before: int | None = None
+
+    def has(self, kind: str) -> bool:
+        """Whether a rank reported an event of this kind."""
+        return any(event[0] == kind for events in self.events for event in events)
+
+
+@dataclass
+class Run:
+    """A training in a folder, over its lives."""
+
+    zygote: Zygote
+    folder: Path
+    case: Case
+    num_lives: int = 0
+    history: list[list[Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.history = [[] for _ in range(self.case.world)]
+
+    @property
+    def chk_dir(self) -> Path:
+        """The directory of all ranks."""
+        return self.folder / "chk"
+
+    @property
+    def step(self) -> int:
+        """Batches learnt by each rank."""
+        return sum(event[0] == "loss" for event in self.history[0])
+
+    def live(self, instant: Instant | None = None, **settings: Any) -> Lived:
+        """One life, stopped at an instant; takes what it learnt into the history."""
+        self.num_lives += 1
+        settings = {"folder": str(self.folder), "number": self.num_lives, **settings}
+        lives = [self._life(rank, instant, settings) for rank in range(self.case.world)]
+        with running(self.zygote, lives) as pids:
+            before = None if instant is None else self._signal(instant, lives, pids)
+            return self._end(lives, pids, before)
+
+    def _life(self, rank: int, instant: Instant | None, settings: dict[str, Any]) -> Life:
+        case = self.case
+        base = {"rank": rank, "world": case.world, "workers": case.workers, **settings}
+        if instant is None:
+            return Life(**base)
+        base["chk_freq"] = instant.chk_freq
+        if rank != instant.rank or instant.kind == "time":
+            return Life(**base)
+        gate = str(self._gate())
+        match instant.kind:
+            case "place":
+                return Life(**base, hold=(instant.where, instant.hit, gate))
+            case "trainer":
+                return Life(**base, trainer_fault=f"{instant.where}:pause-{gate}:{instant.hit}")
+            case _:
+                return Life(**base, worker_fault=f"{instant.where}:pause-{gate}:{instant.hit}")
+
+    def _gate(self) -> Path:
+        return self.folder / f"gate-{self.num_lives}"
+
+    def _signal(self, instant: Instant, lives: list[Life], pids: list[int]) -> int | None:
+        """Send the signal; returns how many batches each rank had begun, None if it is over."""
+        gate = self._gate()
+        if instant.kind == "time":
+            if not self._until(lambda: _begun(lives), pids):
+                return None
+            time.sleep(instant.wait_s)
+        else:
+            reached = Path(f"{gate}.reached")
+            if not self._until(reached.exists, pids):
+                return None
+            if instant.is_late or (len(lives) > 1 and not _begun(lives)):
+                gate.touch()
+        # A rank of many that dies at its start is no stop, but a failed start.
+        if len(lives) > 1 and not self._until(lambda: _begun(lives), pids):
+            return None
+        for _ in range(instant.spin if instant.is_late else 0):
+            pass
+        before = min(_num_batches(life) for life in lives)
+        self._kill(instant, pids)
+        gate.touch()
+        return before
+
+    def _kill(self, instant: Instant, pids: list[int]) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self.case.to == "group":
+                os.killpg(pids[0], signal.SIGTERM)
+            else:
+                os.kill(pids[instant.rank], signal.SIGTERM)
+
+    def _until(self, is_there: Callable[[], bool], pids: list[int]) -> bool:
+        """Wait for something; False if the run ended without it."""
+        end_s = time.monotonic() + LIMIT_S
+        while not is_there():
+            if any(self.zygote.status(pid, limit_s=_LOOK_S) is not None for pid in pids):
+                return is_there()
+            assert time.monotonic() < end_s, f"nothing happened in {self.folder}"
+        return True
+
+    def _end(self, lives: list[Life], pids: list[int], before: int | None) -> Lived:
+        statuses = [self.zygote.status(pid, limit_s=LIMIT_S) for pid in pids]
+        if None in statuses:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGABRT)  # faulthandler prints every stack
+                self.zygote.status(pid, limit_s=10.0)
+        events = [_events(life) for life in lives]
+        logs = "\n".join(f"-- {life.log_path}\n{_text(life.log_path)[-6000:]}" for life in lives)
+        lived = Lived(events, statuses, logs, before)
+        assert None not in statuses, f"it did not end within {LIMIT_S} s\n{logs}"
+        return lived
+
+    def take(self, lived: Lived) -> None:
+        """What a life learnt is part of the run."""
+        for history, events in zip(self.history, lived.events, strict=True):
+            history += [e for e in events if e[0] in ("batch", "loss", "tail", "end")]
+
+
+@contextlib.contextmanager
+def running(zygote: Zygote, lives: list[Life]) -> Iterator[list[int]]:
+    """Process ids of the trainers; they are dead when the block is left."""
+    pids: list[int] = []
+    try:
+        for life in lives:
+            pids.append(zygote.start(life, group=pids[0] if pids else None))
+        yield pids
+    finally:
+        for pid in pids:
+            if zygote.status(pid, limit_s=0.0) is None:
+                os.kill(pid, signal.SIGKILL)
+                zygote.status(pid, limit_s=30.0)
+
+
+def _events(life: Life) -> list[Any]:
+    return [json.loads(line) for line in _text(life.events_path).splitlines()]
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def _num_batches(life: Life) -> int:
+    return _text(life.events_path).count('["batch"')
+
+
+def _begun(lives: list[Life]) -> bool:
+    """Whether every rank has passed a boundary in this life: signals are handled from there."""
+    return all(_num_batches(life) > 1 for life in lives)
+
+
+# ---- a whole run, and one that is stopped over and over
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A run that nobody stopped, and how long it took from its restore on."""
+
+    history: list[list[Any]]
+    training_s: float
+
+
+def run_whole(zygote: Zygote, folder: Path, case: Case) -> Whole:
+    """Train to the end; every sample comes once in every epoch."""
+    run = Run(zygote, folder, case)
+    lived = run.live()
+    assert lived.statuses == [0] * case.world, lived.logs
+    run.take(lived)
+    for epoch in range(EPOCHS):
+        served = [
+            sample
+            for events in run.history
+            for kind, *values in events
+            if kind == "batch" and values[0] == epoch
+            for sample in values[1]
+        ]
+        assert sorted(served) == list(range(BATCHES * BATCH_SIZE * case.world))
+    (began_s,), (ended_s,) = (
+        [event[-1] for event in lived.events[0] if event[0] == kind]
+        for kind in ("restored", "closed")
+    )
+    return Whole(run.history, ended_s - began_s)
+
+
+def stop_over_and_over(
+    zygote: Zygote, folder: Path, case: Case, whole: Whole, *, num_instants: int, seed: object
+) -> list[Instant]:
+    """Stop runs of ``case`` at so many instants; returns them. Each run ends as the whole one."""
+    dice = random.Random(f"{seed} {case}")
+    instants: list[Instant] = []
+    run, num_runs = None, 0
+    while len(instants) < num_instants or run is not None:
+        if run is None:
+            run, num_runs = Run(zygote, folder / f"run-{num_runs}", case), num_runs + 1
+        left_s = whole.training_s * (1 - run.step / (EPOCHS * BATCHES))
+        instant = draw(dice, case, whole_s=left_s) if len(instants) < num_instants else None
+        lived = run.live(instant)
+        if lived.batches_before is not None:
+            assert instant is not None
+            instants.append(instant)
+        logger.info("%s: %s at step %s: %s", case, instant, run.step, lived.statuses)
+        try:
+            is_over = check(run, lived, whole)
+        except AssertionError as error:
+            raise AssertionError(
+                f"seed {seed}, {case}, {instant} in life {run.num_lives} of {run.folder}: "
+                f"{error}\n{lived.logs}"
+            ) from error
+        if is_over:
+            run = None
+    return instants
+
+
+def check(run: Run, lived: Lived, whole: Whole) -> bool:
+    """Hold a life against the documented ways to end; whether the run is over now."""
+    world = run.case.world
+    if lived.statuses == [-signal.SIGTERM] * world and lived.batches_before in (0, 1):
+        return False  # before the first boundary of this life: nothing is lost, nothing learnt
+    run.take(lived)
+    _compare(run, whole)
+    if lived.has("end"):
+        ended_late = lived.has("closed") and lived.batches_before is not None
+        fine = (0, -signal.SIGTERM) if ended_late else (0,)
+        assert all(status in fine for status in lived.statuses), lived.statuses
+        assert run.history == whole.history
+    else:
+        assert lived.batches_before is not None, "it ended without a signal"
+        assert lived.statuses == [STOPPED] * world, lived.statuses
+    store = CheckpointStore(run.chk_dir)
+    assert store.steps()[-1:] == [run.step], (store.steps(), run.step)
+    assert store.verify(run.step).step == run.step
+    return lived.has("end")
+
+
+def _compare(run: Run, whole: Whole) -> None:
+    for rank, (found, expected) in enumerate(zip(run.history, whole.history, strict=True)):
+        for one, other in zip(found, expected, strict=False):
+            assert one == other, f"rank {rank}: {one}, in a run that nobody stopped: {other}"
