@@ -47,8 +47,10 @@ class Life:
     """One start of the script, on one of ``world`` ranks, as JSON between the processes.
 
     ``hold`` is a place of the loop, the pass at which to wait there, and the file to wait for;
-    ``trainer_fault`` and ``worker_fault`` are scripts (``checkfreq.faults``). ``config`` and
-    ``manager`` are more arguments of CFConfig and CFManager, ``number`` counts the lives of a run.
+    ``trainer_fault`` and ``worker_fault`` are scripts (``checkfreq.faults``). ``config`` has
+    more arguments of CFConfig, ``number`` counts the lives of a run. Unless it ``is_finalised``,
+    the process ends after its threads and exit handlers: the rest of the interpreter takes four
+    times as long to end as this training takes.
     """
 
     folder: str
@@ -62,6 +64,7 @@ class Life:
     worker_fault: str = ""
     ballast_bytes: int = 0
     config: dict[str, Any] = field(default_factory=dict)
+    is_finalised: bool = True
 
     @property
     def events_path(self) -> Path:
@@ -174,7 +177,8 @@ def main(life: Life) -> None:
     _prepare(life)
     stage = Stage(life)
     training = Training(life)
-    chk = CFCheckpoint(**training.tracked())
+    per_rank = ("progress",) if life.world > 1 else ()
+    chk = CFCheckpoint(per_rank=per_rank, **training.tracked())
     if life.trainer_fault:
         os.environ["CHECKFREQ_FAULT"] = life.trainer_fault
         faults.reload()

@@ -31,7 +31,7 @@ STOPPED = 75
 #: From the signal to the end of the process; only a defect takes so long.
 LIMIT_S = 90.0
 
-_LOOK_S = 0.002
+_LOOK_S = 0.005
 
 
 @dataclass
@@ -237,7 +237,7 @@ def stop_over_and_over(
             run, num_runs = Run(zygote, folder / f"run-{num_runs}", case), num_runs + 1
         left_s = whole.training_s * (1 - run.step / (EPOCHS * BATCHES))
         instant = draw(dice, case, whole_s=left_s) if len(instants) < num_instants else None
-        lived = run.live(instant)
+        lived = run.live(instant, is_finalised=dice.random() < 0.5)
         if lived.batches_before is not None:
             assert instant is not None
             instants.append(instant)

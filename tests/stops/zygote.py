@@ -7,14 +7,18 @@ client. Standard input takes one life a line, standard output says who started a
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -90,6 +94,8 @@ def serve() -> Life:
         os.set_blocking(end, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(wake)
+    gc.collect()
+    gc.freeze()  # or each trainer's collector would copy all of it
     rest = b""
     while True:
         ready = select.select([0, woken], [], [])[0]
@@ -144,5 +150,22 @@ def _say(**values: int) -> None:
     os.write(1, (json.dumps(values) + "\n").encode())
 
 
+def _run(life: Life) -> None:
+    if life.is_finalised:
+        return program.main(life)
+    status: Any = 0
+    try:
+        program.main(life)
+    except SystemExit as stop:
+        status = stop.code
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    program.main(serve())
+    _run(serve())
