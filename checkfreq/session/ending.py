@@ -99,13 +99,15 @@ class Ending:
             raise
         finally:
             progress.is_closed = True
-            session.notice.uninstall()
             session.gate.close()
             try:
                 session.profiler.close(clean=clean or progress.has_stopped)
             finally:
-                self._pipeline.close()
-                self._coordinator.close()
+                try:
+                    self._pipeline.close()
+                    self._coordinator.close()
+                finally:  # last: a signal must not end a process that is about to end well
+                    session.notice.uninstall(has_stopped=progress.has_stopped)
 
     def _complete(self, *, clean: bool) -> None:
         if not clean:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from checkfreq.faults import POINTS, POINTS_OF_ONE_RANK
-from tests.stops.program import BATCH_SIZE, BATCHES, PLACES
+from tests.stops.program import BATCH_SIZE, BATCHES, LAST_PLACES, PLACES
 
 Kind = Literal["time", "place", "trainer", "worker"]
 
 _OF_TRAINER = ("meeting.", "snapshot.", "socket.", "slot.")
+
+#: Passed only by a rank that does not lead, and by that and the leader alike.
+_OF_MEMBERS = ("parts.join", "parts.write_manifest", "parts.sync_manifest", "parts.rename")
+_OF_ALL = ("worker.receive", "commit.write", "commit.sync_payload", "worker.reply")
 
 #: Passed only where a later step is set aside, where there is none.
 _NEVER = ("commit.supersede",)
@@ -26,7 +30,7 @@ class Case:
 
     world: int
     workers: int
-    to: Literal["process", "group"]
+    to: Literal["process", "group", "everything"]  # the last: as a scheduler that knows them all
 
     def __str__(self) -> str:
         return f"{self.world} ranks, {self.workers} workers, to the {self.to}"
@@ -38,7 +42,8 @@ class Instant:
 
     ``where`` is a place of the loop or a fault point that ``rank`` waits at in its ``hit``-th pass
     until the signal was sent; of kind "time", ``wait_s`` seconds into the training. ``spin`` turns
-    of an empty loop come between the end of the wait and the signal, if ``is_late``.
+    of an empty loop come between the end of the wait and the signal, if ``is_late``. The signal is
+    sent once more after ``again_s`` seconds, and where ``rank`` gets to the place ``again_at``.
     """
 
     kind: Kind
@@ -49,6 +54,9 @@ class Instant:
     is_late: bool = False
     spin: int = 0
     chk_freq: int | None = 2
+    again_s: float | None = None
+    again_at: str | None = None
+    on_stop: Literal["raise", "return"] = "raise"
 
 
 def draw(dice: random.Random, case: Case, *, whole_s: float) -> Instant:
@@ -57,16 +65,20 @@ def draw(dice: random.Random, case: Case, *, whole_s: float) -> Instant:
     kind = dice.choices(kinds, (3, 3, 2, 3))[0]
     rank = dice.randrange(case.world)
     chk_freq = dice.choice((1, 2, 2, 5, None))
-    late = {"is_late": dice.random() < 0.3, "spin": int(10 ** dice.uniform(1.0, 5.0))}
+    instant = Instant(
+        kind,
+        rank,
+        chk_freq=1 if kind == "worker" else chk_freq,  # or few are reached
+        again_s=dice.uniform(0.0, 0.5) if dice.random() < 0.3 else None,
+        again_at=dice.choice(LAST_PLACES) if dice.random() < 0.3 else None,
+        on_stop=dice.choice(("raise", "return")),
+    )
     if kind == "time":
-        return Instant(kind, rank, wait_s=dice.uniform(0.0, whole_s), chk_freq=chk_freq)
-    if kind == "place":
-        where = dice.choice(PLACES)
-        return Instant(kind, rank, where, _hit_of(dice, where), chk_freq=chk_freq, **late)
-    where = dice.choice(_points(case, of_trainer=kind == "trainer"))
-    if kind == "worker":
-        chk_freq = 1  # or few are reached
-    return Instant(kind, rank, where, dice.randint(1, 4), chk_freq=chk_freq, **late)
+        return replace(instant, wait_s=dice.uniform(0.0, whole_s))
+    where = dice.choice(PLACES if kind == "place" else _points(case, rank, kind))
+    hit = _hit_of(dice, where) if kind == "place" else dice.randint(1, 4)
+    is_late, spin = dice.random() < 0.3, int(10 ** dice.uniform(1.0, 5.0))
+    return replace(instant, where=where, hit=hit, is_late=is_late, spin=spin)
 
 
 def _hit_of(dice: random.Random, where: str) -> int:
@@ -78,7 +90,14 @@ def _hit_of(dice: random.Random, where: str) -> int:
     return batches * BATCH_SIZE if where == "fetch" else batches
 
 
-def _points(case: Case, *, of_trainer: bool) -> list[str]:
-    known = POINTS_OF_ONE_RANK if case.world == 1 else POINTS
-    points = [point for point in known if point not in _NEVER]
-    return [point for point in points if point.startswith(_OF_TRAINER) == of_trainer]
+def _points(case: Case, rank: int, kind: Kind) -> list[str]:
+    """The fault points that a rank's trainer or worker passes; rank 0 leads."""
+    if kind == "trainer":
+        known = POINTS_OF_ONE_RANK if case.world == 1 else POINTS
+        return [point for point in known if point.startswith(_OF_TRAINER)]
+    others = [point for point in POINTS if not point.startswith(_OF_TRAINER)]
+    if case.world == 1:
+        return [point for point in POINTS_OF_ONE_RANK if point in others and point not in _NEVER]
+    if rank == 0:
+        return [point for point in others if point not in (*_NEVER, *_OF_MEMBERS)]
+    return [point for point in others if point in (*_OF_MEMBERS, *_OF_ALL)]

@@ -7,6 +7,7 @@ names it waits, so that a signal can be aimed at them.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import json
 import multiprocessing
@@ -18,7 +19,7 @@ import warnings
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,12 +33,14 @@ from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast, fault
 from iterators import CFIterator, ResumableDataLoader, isolated_rng
 from iterators.testing import digest
 
-EPOCHS = 5
-BATCHES = 8  # of each rank in an epoch
+EPOCHS = 3
+BATCHES = 13  # of each rank in an epoch
 BATCH_SIZE = 4
 
-#: The places of the loop that a signal can be aimed at, in order.
+#: The places of the loop that a signal can be aimed at, in order; and those of a stopped run's end:
+#: the manager is closed, the interpreter exits.
 PLACES = ("fetch", "forward", "backward", "update", "updated", "validation", "tail", "end")
+LAST_PLACES = ("left", "exit")
 
 _HELD_AT_MOST_S = 60.0
 
@@ -46,7 +49,7 @@ _HELD_AT_MOST_S = 60.0
 class Life:
     """One start of the script, on one of ``world`` ranks, as JSON between the processes.
 
-    ``hold`` is a place of the loop, the pass at which to wait there, and the file to wait for;
+    ``holds`` are places, the pass at which to wait there, and the file to wait for;
     ``trainer_fault`` and ``worker_fault`` are scripts (``checkfreq.faults``). ``config`` has
     more arguments of CFConfig, ``number`` counts the lives of a run. Unless it ``is_finalised``,
     the process ends after its threads and exit handlers: the rest of the interpreter takes four
@@ -59,7 +62,8 @@ class Life:
     world: int = 1
     workers: int = 0
     chk_freq: int | None = 2  # None: chosen by measured costs
-    hold: tuple[str, int, str] | None = None
+    on_stop: Literal["raise", "return"] = "raise"
+    holds: dict[str, list[Any]] = field(default_factory=dict)
     trainer_fault: str = ""
     worker_fault: str = ""
     ballast_bytes: int = 0
@@ -99,7 +103,7 @@ class Stage:
 
     def __init__(self, life: Life) -> None:
         self._life = life
-        self._passes = dict.fromkeys(PLACES, 0)
+        self._passes = dict.fromkeys((*PLACES, *LAST_PLACES), 0)
         self._events = os.open(life.events_path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
 
     def say(self, kind: str, *values: object) -> None:
@@ -109,9 +113,10 @@ class Stage:
     def reach(self, place: str) -> None:
         """Wait here, if this is where the life says so."""
         self._passes[place] += 1
-        if self._life.hold is None or self._life.hold[:2] != (place, self._passes[place]):
+        hit, file = self._life.holds.get(place, (0, ""))
+        if hit != self._passes[place]:
             return
-        path = Path(self._life.hold[2])
+        path = Path(file)
         Path(f"{path}.reached").touch()
         end_s = time.monotonic() + _HELD_AT_MOST_S
         while not path.exists() and time.monotonic() < end_s:
@@ -176,40 +181,53 @@ def main(life: Life) -> None:
     """Restore, train to the end or to a stop, and leave with the status that this brings."""
     _prepare(life)
     stage = Stage(life)
+    atexit.register(stage.reach, "exit")
     training = Training(life)
-    per_rank = ("progress",) if life.world > 1 else ()
-    chk = CFCheckpoint(per_rank=per_rank, **training.tracked())
     if life.trainer_fault:
         os.environ["CHECKFREQ_FAULT"] = life.trainer_fault
         faults.reload()
     os.environ["CHECKFREQ_FAULT"] = life.worker_fault
-    with CFManager(
+    try:
+        with managed(life, training) as manager:
+            stage.say("made")
+            loader = _loader(life, stage, manager)
+            manager.restore()
+            stage.say("restored", manager.global_step, time.monotonic())
+            _train(stage, training, manager, loader)
+            if manager.stopped:
+                sys.exit(75)
+            stage.reach("end")
+            stage.say("end", training.bits())
+        stage.say("closed", time.monotonic())
+    except SystemExit:
+        stage.reach("left")
+        raise
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def managed(life: Life, training: Training) -> CFManager:
+    """The manager of a life."""
+    per_rank = ("progress",) if life.world > 1 else ()
+    return CFManager(
         Path(life.folder) / "chk",
-        chk,
+        CFCheckpoint(per_rank=per_rank, **training.tracked()),
         mode=CFMode.AUTO if life.chk_freq is None else CFMode.MANUAL,
         chk_freq=life.chk_freq,
         retention=KeepLast(2),
         config=CFConfig(**{"nice": 0, "meet_every_s": 0.05, **life.config}),
-    ) as manager:
-        stage.say("made")
-        loader = CFIterator(
-            ResumableDataLoader(
-                Pictures(BATCHES * BATCH_SIZE * life.world, stage),
-                BATCH_SIZE,
-                shuffle=True,
-                seed=5,
-                num_workers=life.workers,
-            ),
-            cf_manager=manager,
-        )
-        manager.restore()
-        stage.say("restored", manager.global_step, time.monotonic())
-        _train(stage, training, manager, loader)
-        stage.reach("end")
-        stage.say("end", training.bits())
-    stage.say("closed", time.monotonic())
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    )
+
+
+def _loader(life: Life, stage: Stage, manager: CFManager) -> CFIterator:
+    loader = ResumableDataLoader(
+        Pictures(BATCHES * BATCH_SIZE * life.world, stage),
+        BATCH_SIZE,
+        shuffle=True,
+        seed=5,
+        num_workers=life.workers,
+    )
+    return CFIterator(loader, cf_manager=manager, on_stop=life.on_stop)
 
 
 def _train(stage: Stage, training: Training, manager: CFManager, loader: CFIterator) -> None:
@@ -218,6 +236,8 @@ def _train(stage: Stage, training: Training, manager: CFManager, loader: CFItera
             assert loader.last_ids is not None
             stage.say("batch", epoch, loader.last_ids.tolist(), digest(batch))
             stage.say("loss", epoch, training.learn(stage, manager, batch))
+        if manager.stopped:
+            return
         stage.reach("validation")
         value = training.validate()
         stage.reach("tail")

@@ -87,20 +87,23 @@ class Run:
         base = {"rank": rank, "world": case.world, "workers": case.workers, **settings}
         if instant is None:
             return Life(**base)
-        base["chk_freq"] = instant.chk_freq
-        if rank != instant.rank or instant.kind == "time":
+        base |= {"chk_freq": instant.chk_freq, "on_stop": instant.on_stop}
+        if rank != instant.rank:
             return Life(**base)
-        gate = str(self._gate())
+        holds, gate = {}, str(self._gate())
+        if instant.again_at is not None:
+            holds[instant.again_at] = [1, str(self._gate("-again"))]
         match instant.kind:
             case "place":
-                return Life(**base, hold=(instant.where, instant.hit, gate))
+                holds[instant.where] = [instant.hit, gate]
             case "trainer":
-                return Life(**base, trainer_fault=f"{instant.where}:pause-{gate}:{instant.hit}")
-            case _:
-                return Life(**base, worker_fault=f"{instant.where}:pause-{gate}:{instant.hit}")
+                base["trainer_fault"] = f"{instant.where}:pause-{gate}:{instant.hit}"
+            case "worker":
+                base["worker_fault"] = f"{instant.where}:pause-{gate}:{instant.hit}"
+        return Life(**base, holds=holds)
 
-    def _gate(self) -> Path:
-        return self.folder / f"gate-{self.num_lives}"
+    def _gate(self, which: str = "") -> Path:
+        return self.folder / f"gate-{self.num_lives}{which}"
 
     def _signal(self, instant: Instant, lives: list[Life], pids: list[int]) -> int | None:
         """Send the signal; returns how many batches each rank had begun, None if it is over."""
@@ -123,22 +126,40 @@ class Run:
         before = min(_num_batches(life) for life in lives)
         self._kill(instant, pids)
         gate.touch()
+        self._signal_again(instant, pids)
         return before
 
-    def _kill(self, instant: Instant, pids: list[int]) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            if self.case.to == "group":
-                os.killpg(pids[0], signal.SIGTERM)
-            else:
-                os.kill(pids[instant.rank], signal.SIGTERM)
+    def _signal_again(self, instant: Instant, pids: list[int]) -> None:
+        if instant.again_s is not None:
+            self._until(lambda: False, pids, limit_s=instant.again_s)
+            self._kill(instant, pids)
+        if instant.again_at is not None:
+            gate = self._gate("-again")
+            if self._until(Path(f"{gate}.reached").exists, pids):
+                self._kill(instant, pids)
+            gate.touch()
 
-    def _until(self, is_there: Callable[[], bool], pids: list[int]) -> bool:
-        """Wait for something; False if the run ended without it."""
-        end_s = time.monotonic() + LIMIT_S
+    def _kill(self, instant: Instant, pids: list[int]) -> None:
+        match self.case.to:
+            case "process":
+                aims = [pids[instant.rank]]
+            case "group":
+                aims = [-pids[0]]
+            case _:
+                aims = [*pids, *descendants(pids)]
+        for aim in aims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(aim, signal.SIGTERM)
+
+    def _until(
+        self, is_there: Callable[[], bool], pids: list[int], *, limit_s: float = LIMIT_S
+    ) -> bool:
+        """Wait for something; False if the run ended, or the time, without it."""
+        end_s = time.monotonic() + limit_s
         while not is_there():
-            if any(self.zygote.status(pid, limit_s=_LOOK_S) is not None for pid in pids):
+            ended = any(self.zygote.status(pid, limit_s=_LOOK_S) is not None for pid in pids)
+            if ended or time.monotonic() > end_s:
                 return is_there()
-            assert time.monotonic() < end_s, f"nothing happened in {self.folder}"
         return True
 
     def _end(self, lives: list[Life], pids: list[int], before: int | None) -> Lived:
@@ -173,6 +194,19 @@ def running(zygote: Zygote, lives: list[Life]) -> Iterator[list[int]]:
             if zygote.status(pid, limit_s=0.0) is None:
                 os.kill(pid, signal.SIGKILL)
                 zygote.status(pid, limit_s=30.0)
+
+
+def descendants(pids: list[int]) -> list[int]:
+    """Process ids of all children of these, and theirs."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            parents.setdefault(parent, []).append(int(stat.parent.name))
+    found = list(pids)
+    for pid in found:  # it grows
+        found += parents.get(pid, [])
+    return found[len(pids) :]
 
 
 def _events(life: Life) -> list[Any]:
@@ -262,9 +296,10 @@ def check(run: Run, lived: Lived, whole: Whole) -> bool:
     run.take(lived)
     _compare(run, whole)
     if lived.has("end"):
-        ended_late = lived.has("closed") and lived.batches_before is not None
-        fine = (0, -signal.SIGTERM) if ended_late else (0,)
-        assert all(status in fine for status in lived.statuses), lived.statuses
+        # Once the manager is closed, a first signal ends the process as it would without one.
+        fine = (0, -signal.SIGTERM) if lived.batches_before is not None else (0,)
+        for events, status in zip(lived.events, lived.statuses, strict=True):
+            assert status in fine[: 1 + ("closed" in [e[0] for e in events])], lived.statuses
         assert run.history == whole.history
     else:
         assert lived.batches_before is not None, "it ended without a signal"

@@ -16,10 +16,10 @@ from tests.stops.zygote import Zygote
 
 pytestmark = pytest.mark.crash
 
-CASES = [Case(*one) for one in product((1, 2), (0, 2), ("process", "group"))]
+CASES = [Case(*one) for one in product((1, 2), (0, 2), ("process", "group", "everything"))]
 
 #: Instants of each case, in `make test` and in `make test-more`.
-SOME, MANY = 5, 25
+SOME, MANY = 4, 17
 
 
 @cache

@@ -129,12 +129,7 @@ def _begin(life: Life) -> Life:
         os.dup2(ours, theirs)
     for ours in (nothing, log):
         os.close(ours)
-    hold = life.hold
-    return life if hold is None else _with_hold(life, (hold[0], hold[1], hold[2]))
-
-
-def _with_hold(life: Life, hold: tuple[str, int, str]) -> Life:
-    return Life(**{**asdict(life), "hold": hold})
+    return life
 
 
 def _reap() -> None:
