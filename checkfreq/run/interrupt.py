@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -35,7 +35,10 @@ _LEAVING_S = 30.0
 class StopNotice:
     """A flag raised by any of the given signals, from ``install`` on."""
 
-    def __init__(self, signal_names: Sequence[str]) -> None:
+    def __init__(
+        self, signal_names: Sequence[str], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
         self._numbers = [_signal_number(name) for name in signal_names]
         self._previous: dict[int, Any] = {}
         self._pid = os.getpid()
@@ -84,7 +87,7 @@ class StopNotice:
             if signal.getsignal(number) != self._handle:
                 continue
             if has_stopped and previous in (signal.SIG_DFL, None):
-                self._left_s = time.monotonic()
+                self._left_s = self._clock()
             else:
                 signal.signal(number, previous if previous is not None else signal.SIG_DFL)
         if self._left_s is not None:
@@ -111,7 +114,7 @@ class StopNotice:
     def _is_leaving(self) -> bool:
         if self._left_s is None or os.getpid() != self._pid:
             return False
-        return time.monotonic() < self._left_s + _LEAVING_S
+        return self._clock() < self._left_s + _LEAVING_S
 
     def _take_default(self, number: int) -> None:
         """Let the signal take its default effect, unless a handler above this one decides."""

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch._dynamo  # torch.optim imports it at its first step
-import torch.nn.parallel
 
 from tests.stops import program
 from tests.stops.program import Life
