@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 from checkfreq.errors import ConfigError
-from checkfreq.events import FailureNotice
+from checkfreq.events import FailureNotice, StopRecord
 from checkfreq.types import Directory, Objective, SnapshotPlace
+
+#: Clouds whose metadata service can be asked for spot notices (``CFConfig.notices``).
+CLOUDS = ("aws", "gcp", "azure")
 
 
 class ScalarWriter(Protocol):
@@ -102,6 +106,25 @@ class CFConfig:
             Add the signal that your scheduler sends before the time limit. They are handled from
             the first boundary on; before it they do what they do without checkfreq, so that a
             process which starts, restores or hangs can be ended.
+        stop_grace_s: how long after a stop signal the process will be killed: Kubernetes'
+            ``terminationGracePeriodSeconds`` (30 unless set), SLURM's ``KillWait`` (30). No wait
+            then lasts longer, so that the run ends with an error that says what is missing.
+            Default None: not known.
+        deadline: when the run ends: a ``datetime`` with a time zone, or seconds since 1970. It
+            trains on until the last checkpoint must start in order to be durable by then, which
+            follows from the measured times, and stops as if a signal had come. Default None.
+        notices: who else is asked when the run ends: "slurm" (the job's time limit), "aws", "gcp"
+            and "azure" (spot notices of the machine). Default None: SLURM, inside a job of it.
+            Clouds are asked only if named here; () asks nobody.
+        metadata_url: where the clouds' metadata service is. Default None: their own addresses.
+            For a proxy of it, and for tests.
+        on_stop: called in the training thread with a ``StopRecord`` when the run is told to stop,
+            before its last checkpoint is taken, and again once that is durable. Keep the first
+            call short: the end may be near. What it raises is logged. Default None. (What
+            iterators do after a stop is ``CFIterator(on_stop=...)``.)
+        requeue: once the last checkpoint is durable on all ranks, and the manager is closed, put
+            the SLURM job back into its queue (``scontrol requeue``, on rank 0), unless training is
+            finished. SLURM then ends the job's processes. Default False.
     """
 
     objective: Objective = Objective.BOUND
@@ -127,6 +150,12 @@ class CFConfig:
     meet_every_s: float = 1.0
     compare_ranks: bool = True
     stop_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1")
+    stop_grace_s: float | None = None
+    deadline: datetime | float | None = None
+    notices: tuple[str, ...] | None = None
+    metadata_url: str | None = None
+    on_stop: Callable[[StopRecord], object] | None = None
+    requeue: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_slots", "writer_threads", "write_chunk_bytes", "max_events_bytes"):
@@ -151,10 +180,31 @@ class CFConfig:
         writer = self.summary_writer
         can_write = writer is None or callable(getattr(writer, "add_scalar", None))
         _require(self, "summary_writer", can_write, "None or an object with add_scalar")
-        can_call = self.on_failure is None or callable(self.on_failure)
-        _require(self, "on_failure", can_call, "None or a function of one argument")
+        for name in ("on_failure", "on_stop"):
+            given = getattr(self, name)
+            can_call = given is None or callable(given)
+            _require(self, name, can_call, "None or a function of one argument")
+        self._check_notices()
         _require(self, "arena_slack", 0 <= self.arena_slack <= 1, "a fraction from 0 to 1")
         _require(self, "nice", 0 <= self.nice <= 19, "from 0 to 19")
+
+    def _check_notices(self) -> None:
+        grace_s, at, names = self.stop_grace_s, self.deadline, self.notices
+        is_time = grace_s is None or (math.isfinite(grace_s) and grace_s > 0)
+        _require(self, "stop_grace_s", is_time, "None or a finite number > 0")
+        if isinstance(at, datetime):
+            _require(self, "deadline", at.tzinfo is not None, "a datetime with a time zone")
+        else:
+            is_time = at is None or (isinstance(at, int | float) and math.isfinite(at))
+            _require(self, "deadline", is_time, "None, a datetime or seconds since 1970")
+        known = ("slurm", *CLOUDS)
+        are_known = names is None or (
+            isinstance(names, tuple) and len({*names}) == len(names) and {*names} <= {*known}
+        )
+        _require(self, "notices", are_known, f"None or a tuple of {', '.join(known)}")
+        url = self.metadata_url
+        is_url = url is None or url.startswith("http://")
+        _require(self, "metadata_url", is_url, "None or a URL that begins with http://")
 
 
 def _require(config: CFConfig, name: str, holds: bool, expected: str) -> None:

@@ -68,6 +68,23 @@ class FailureNotice:
         return self.error is None
 
 
+@dataclass(frozen=True, slots=True)
+class StopRecord:
+    """The argument of ``CFConfig.on_stop``: this run stops, or its last checkpoint is durable.
+
+    ``source``: a signal's name, or "deadline", "slurm", "aws", "gcp" or "azure"; with many ranks
+    followed by the rank, as in "SIGTERM (rank 1)". ``why``: the same in words. ``step``: the step
+    of the last checkpoint. ``is_durable``: whether that is on disk. ``ends_at_unix_s``: when the
+    run will be ended; None if nobody said.
+    """
+
+    source: str
+    why: str
+    step: int
+    is_durable: bool
+    ends_at_unix_s: float | None = None
+
+
 class WritesLines(Protocol):
     """The part of `checkfreq.store.fileops.FileOps` that a log needs."""
 

@@ -177,6 +177,8 @@ class CFManager:
             self._coordinator.raise_failures()
             self._gate.pass_boundary()
             self._evidence.pass_boundary(self._gate.attempts)
+            self._session.last_moment.pass_boundary(is_epoch_end=epoch_boundary)
+            self._session.say_news()
             self._gradients.pass_boundary()
             self._progress.global_step += 1
             self._profile(is_epoch=epoch_boundary)
@@ -256,7 +258,8 @@ class CFManager:
 
     @property
     def should_stop(self) -> bool:
-        """True once a stop signal was received; leave the loop at the next boundary.
+        """True once a stop signal was received, or the run's end is near; leave the loop at the
+        next boundary.
 
         Signals are handled from the first boundary on: an earlier one ends the process as it would
         without a manager, since there is nothing to save yet. With several ranks it becomes true on
@@ -266,7 +269,9 @@ class CFManager:
 
     @property
     def stopped(self) -> bool:
-        """True once a stop signal was received and the final checkpoint is durable."""
+        """True once the run was told to stop, or its end is near, and the last checkpoint is
+        durable.
+        """
         return self._progress.has_stopped
 
     @property

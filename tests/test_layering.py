@@ -22,7 +22,18 @@ ROOT = Path(__file__).resolve().parents[1]
 BASE = ("types", "errors", "console", "faults", "forks", "events", "config")
 FOLDERS = {
     "checkfreq": (
-        *("store", "policy", "state", "snapshot", "persist", "restore", "pacing", "run", "ranks"),
+        *(
+            "store",
+            "policy",
+            "notices",
+            "state",
+            "snapshot",
+            "persist",
+            "restore",
+            "pacing",
+            "run",
+            "ranks",
+        ),
         *("session", "manager", "simulation", "cli", "integrations", "testing"),
     ),
     "iterators": (
@@ -34,7 +45,7 @@ FOLDERS = {
 EDGE = ("cli", "integrations", "testing")
 TORCH_FREE = (
     *BASE,
-    *("store", "policy", "persist.worker", "restore.file_reader", "simulation", "cli"),
+    *("store", "policy", "notices", "persist.worker", "restore.file_reader", "simulation", "cli"),
 )
 #: What pure decisions may not import: no torch, clock or I/O.
 IMPURE = {"torch", "numpy", "os", "io", "pathlib", "shutil", "socket", "subprocess", "time"}

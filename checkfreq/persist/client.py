@@ -19,12 +19,14 @@ import subprocess
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from checkfreq import faults
 from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError, WorkerDiedError
+from checkfreq.notices.choice import watched
 from checkfreq.persist import protocol as p
 from checkfreq.persist.launch import worker_command, worker_environment
 from checkfreq.types import FileSpec, Role
@@ -46,12 +48,24 @@ class _SlotRecord(NamedTuple):
 
 
 class WorkerClient:
-    """One persist worker at a time: the first, or a replacement."""
+    """One persist worker at a time: the first, or a replacement.
 
-    def __init__(self, chk_dir: Path, *, config: CFConfig, role: Role = Role()) -> None:
+    ``on_notice`` is called with what the worker's watch thread says, whenever replies are read.
+    """
+
+    def __init__(
+        self,
+        chk_dir: Path,
+        *,
+        config: CFConfig,
+        role: Role = Role(),
+        on_notice: Callable[[p.Notice], object] = lambda notice: None,
+    ) -> None:
         self._chk_dir = chk_dir.absolute()
         self._config = config
         self._role = role
+        self._on_notice = on_notice
+        self._watched = watched(config, leads=role.leads, environ=os.environ)
         self._lock = threading.Lock()
         self._slots: dict[int, _SlotRecord] = {}
         self._layouts: dict[int, tuple[FileSpec, ...]] = {}
@@ -317,6 +331,8 @@ class WorkerClient:
                 keep_pending=keep_pending,
             )
         )
+        if self._watched.names:
+            self._tell(p.Watch(*dataclasses.astuple(self._watched)))
         for slot, record in self._slots.items():
             self._tell(p.SlotMemory(slot, record.num_bytes), fd=record.fd)
         for slot, files in self._layouts.items():
@@ -331,9 +347,14 @@ class WorkerClient:
             self._channel.send(message, fd=fd)
 
     def _receive(self, timeout_s: float) -> p.Message | None:
+        """The next reply; notices before it go to whoever listens."""
         assert self._channel is not None, "the client is not started"
+        deadline_s = time.monotonic() + timeout_s
         try:
-            return self._channel.receive(timeout_s=timeout_s)
+            while isinstance(reply := self._channel.receive(timeout_s=timeout_s), p.Notice):
+                self._on_notice(reply)
+                timeout_s = max(0.0, deadline_s - time.monotonic())
+            return reply
         except p.ChannelClosedError:
             assert self._process is not None
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -47,7 +47,7 @@ class Persistence:
 
     ``release`` takes a slot back once its attempt has ended. ``on_ended`` is called with every
     attempt that ended; what it returns is noted with a commit. ``current_step`` tells how many
-    boundaries training has passed.
+    boundaries training has passed. ``on_notice`` is called with what is heard about the run's end.
     """
 
     def __init__(
@@ -61,9 +61,10 @@ class Persistence:
         on_ended: Callable[[Attempt], Mapping[str, object]] = lambda attempt: {},
         current_step: Callable[[], int] = lambda: 0,
         role: Role = Role(),
+        on_notice: Callable[[p.Notice], object] = lambda notice: None,
     ) -> None:
         self._store = CheckpointStore(chk_dir)
-        self._client = WorkerClient(chk_dir, config=config, role=role)
+        self._client = WorkerClient(chk_dir, config=config, role=role, on_notice=on_notice)
         self._book = AttemptBook(
             tolerate_failures=tolerate_failures, release=release, replaces=not role.shares_all
         )
@@ -272,6 +273,14 @@ class Persistence:
     def num_in_flight(self) -> int:
         """Attempts that have not ended."""
         return self._book.num_active
+
+    def started_s(self) -> tuple[float, ...]:
+        """When the attempts in flight were begun, oldest first, by ``time.perf_counter``."""
+        return tuple(attempt.started_s for attempt in self._book.active)
+
+    def upload_s(self) -> float:
+        """Seconds that a durable checkpoint is expected to need until it is uploaded: none is."""
+        return 0.0
 
     @property
     def has_unanswered_requests(self) -> bool:

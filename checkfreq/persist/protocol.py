@@ -52,6 +52,19 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
+class Watch:
+    """Ask these sources when the run ends, from now on; see ``notices.choice.Watched``.
+
+    The only request that does not wait for those before it.
+    """
+
+    names: tuple[str, ...]
+    deadline_unix_s: float | None
+    metadata_url: str | None
+    asks_slurm: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SlotMemory:
     """Arena slot ``slot`` is ``num_bytes`` of memory: the descriptor sent with this message."""
 
@@ -222,8 +235,30 @@ class Trouble:
     child_traceback: str
 
 
+@dataclass(frozen=True, slots=True)
+class NoticeSeen:
+    """``source`` says that the run ends, and ``why``. May come at any time, even before ``Opened``.
+
+    ``at_unix_s`` is the time of the world; ``at_s`` the same on ``time.perf_counter``, as of the
+    moment at which the source said so. Both None: it may end, nobody knows when.
+    """
+
+    source: str
+    why: str
+    at_unix_s: float | None
+    at_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeGone:
+    """``source`` has no notice, or has taken it back."""
+
+    source: str
+
+
 Message = (
     Open
+    | Watch
     | SlotMemory
     | SlotLayout
     | Persist
@@ -241,9 +276,13 @@ Message = (
     | Done
     | Retaken
     | Trouble
+    | NoticeSeen
+    | NoticeGone
 )
 #: Requests that change the directory without committing a checkpoint.
 Maintenance = Prune | AddMark | Quarantine | Confirm | TellFailure
+#: What the worker's watch thread says; no request asked for it.
+Notice = NoticeSeen | NoticeGone
 _TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in Message.__args__}
 
 
@@ -263,6 +302,8 @@ def decode(text: bytes) -> Message:
     if name == "Open":
         rank, world, group, split = body["role"]
         body.update(role=Role(rank, world, tuple(group), split))
+    if name == "Watch":
+        body["names"] = tuple(body["names"])
     if "steps" in body:
         body["steps"] = tuple(body["steps"])
     message: Message = _TYPES[name](**body)

@@ -3,9 +3,9 @@
 The trainer starts it in a session of its own, and it ignores SIGINT and SIGTERM: it outlives a
 killed trainer and finishes the snapshots it holds. It imports no torch and sees no accelerator.
 The main thread receives messages and watches the trainer through a pidfd (a forked loader
-process can keep the socket open, so the socket may never report end of file). One other thread,
-the request thread, carries the requests out in order. No other process writes checkpoints. With
-several ranks each has a worker, and only the leader's holds the lock.
+process can keep the socket open, so the socket may never report end of file). The request thread
+carries the requests out in order; a third one asks when the run ends (`notices/`). No other process
+writes checkpoints. With several ranks each has a worker, and only the leader's holds the lock.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from pathlib import Path
 
 from checkfreq import faults
 from checkfreq.events import Event, EventLog
+from checkfreq.notices.choice import Watched, sources
+from checkfreq.notices.watch import News, NoticeWatch
 from checkfreq.persist import protocol as p
 from checkfreq.persist.commit import OpenDirectory, task_for
 from checkfreq.persist.guard import DirectoryGuard
@@ -73,6 +75,21 @@ class RequestHandler:
                 self._maintain(request)
             case _:
                 raise AssertionError(f"not a request: {request}")
+
+    def watch(self, request: p.Watch) -> None:
+        """Start asking when the run ends (called on the main thread): opening may take long."""
+        asked = Watched(
+            request.names, request.deadline_unix_s, request.metadata_url, request.asks_slurm
+        )
+        NoticeWatch(sources(asked, environ=os.environ), tell=self._tell_news).start()
+
+    def _tell_news(self, news: News) -> None:
+        """Called on the watch thread, which ends with the channel."""
+        ends = news.ends
+        if ends is None:
+            self._channel.send(p.NoticeGone(news.source))
+        else:
+            self._channel.send(p.NoticeSeen(news.source, ends.why, ends.at_unix_s, news.at_s))
 
     def trainer_died(self) -> None:
         """Finish as fast as possible: there is no training left to slow down."""
@@ -209,7 +226,7 @@ def serve(channel: p.Channel, trainer_pidfd: int, handler: RequestHandler) -> No
         target=_carry_out_all, args=(handler, requests), name="checkfreq-persist"
     )
     thread.start()
-    was_closed = _receive_all(channel, trainer_pidfd, requests)
+    was_closed = _receive_all(channel, trainer_pidfd, requests, handler)
     if not was_closed:
         handler.trainer_died()
     requests.put(None)
@@ -228,7 +245,10 @@ def _carry_out_all(handler: RequestHandler, requests: queue.SimpleQueue[p.Messag
 
 
 def _receive_all(
-    channel: p.Channel, trainer_pidfd: int, requests: queue.SimpleQueue[p.Message | None]
+    channel: p.Channel,
+    trainer_pidfd: int,
+    requests: queue.SimpleQueue[p.Message | None],
+    handler: RequestHandler,
 ) -> bool:
     """Queue messages as they come; True at Close, False when the trainer is gone."""
     while True:
@@ -238,6 +258,9 @@ def _receive_all(
             while (message := channel.receive(timeout_s=0)) is not None:
                 if isinstance(message, p.Close):
                     return True
+                if isinstance(message, p.Watch):
+                    handler.watch(message)
+                    continue
                 if isinstance(message, p.Persist):
                     faults.reach("worker.receive")
                 requests.put(message)

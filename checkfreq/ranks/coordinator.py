@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from checkfreq.errors import CheckFreqError
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
-from checkfreq.run.interrupt import StopNotice
+from checkfreq.run.notices import LastMoment, Stop
 from checkfreq.run.pipeline import Pipeline
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import SnapshotPlace
@@ -40,7 +40,7 @@ class Proposal:
 class Decision:
     """What all ranks do at a boundary: take a checkpoint for ``reason``, if it is not empty.
 
-    ``defer`` says why a periodic checkpoint has to wait; ``stop`` names a signal that was received.
+    ``defer`` says why a periodic checkpoint has to wait; ``stop``: why the run stops here.
 
     With many ranks also: ``attempt``, the id of the checkpoint ("": none is taken); ``waits_for``,
     the ranks without a free slot; ``is_written``, whether every rank has this step written or on
@@ -55,7 +55,7 @@ class Decision:
     must: bool = False
     place: SnapshotPlace | None = None
     defer: str = ""
-    stop: str | None = None
+    stop: Stop | None = None
     attempt: str = ""
     waits_for: tuple[int, ...] = ()
     is_written: bool = False
@@ -150,10 +150,10 @@ class Coordinator(Protocol):
 class SingleRank:
     """A run of one rank."""
 
-    def __init__(self, pipeline: Pipeline, notice: StopNotice) -> None:
+    def __init__(self, pipeline: Pipeline, last_moment: LastMoment) -> None:
         self._pipeline = pipeline
         self._persistence = pipeline.persistence
-        self._notice = notice
+        self._last_moment = last_moment
 
     def each(self, phase: str, action: Callable[[], T]) -> T:
         """See Coordinator."""
@@ -179,9 +179,10 @@ class SingleRank:
         own = proposal()
         if own.reason and not own.must and (why := self._persistence.why_held_back()):
             own = Proposal(why_late=why)
-        if own is NO_PROPOSAL and self._notice.received is None:
+        stop = self._last_moment.due(self._pipeline.needs)
+        if own is NO_PROPOSAL and stop is None:
             return NOTHING
-        return Decision(own.reason, own.must, own.place, own.why_late, self._notice.received)
+        return Decision(own.reason, own.must, own.place, own.why_late, stop)
 
     def take(self, step: int, decision: Decision, marks: Marks) -> Attempt | None:
         """See Coordinator."""

@@ -21,7 +21,7 @@ from checkfreq.ranks.joint_restore import JointRestorer
 from checkfreq.ranks.meetings import Meetings
 from checkfreq.ranks.voting import Durable, Vote, Voting
 from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
-from checkfreq.run.interrupt import StopNotice
+from checkfreq.run.notices import LastMoment
 from checkfreq.run.pipeline import Pipeline
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import Role
@@ -43,7 +43,7 @@ class MultiRank:
         role: Role,
         pipeline: Pipeline,
         profiler: Profiler,
-        notice: StopNotice,
+        last_moment: LastMoment,
         *,
         config: CFConfig,
     ) -> None:
@@ -53,8 +53,8 @@ class MultiRank:
         self._pipeline = pipeline
         self._persistence = pipeline.persistence
         self._profiler = profiler
-        self._notice = notice
-        meetings.is_hurried = lambda: notice.is_set
+        self._last_moment = last_moment
+        meetings.is_hurried = lambda: last_moment.signalled() is not None
         self._config = config
         self._last_step: int | None = None
         self._is_held_back = False
@@ -140,7 +140,10 @@ class MultiRank:
             is_ready=self._pipeline.has_room,
             is_written=self._pipeline.is_written(step),
             is_restructured=self._pipeline.replicas.is_restructured,
-            stop=self._notice.received,
+            stop=self._last_moment.signalled(),
+            end=self._last_moment.end(),
+            needs=self._pipeline.needs(),
+            step=step,
             durable=self._durable(),
             costs=self._profiler.costs(),
             next_step=self._next_meeting(step, proposal),

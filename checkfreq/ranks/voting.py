@@ -9,14 +9,18 @@ meetings.
 from __future__ import annotations
 
 import dataclasses
+import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Protocol
 
 from checkfreq.errors import StateError
+from checkfreq.policy.ending import NO_NEEDS, Needs
 from checkfreq.ranks.coordinator import Decision, Proposal
 from checkfreq.ranks.meetings import Meetings
+from checkfreq.run.notices import Stop
 from checkfreq.types import Json, SnapshotPlace
 
 _SHOWN = 5
@@ -31,10 +35,12 @@ class Vote:
 
     ``is_ready``: it could take a snapshot now. ``is_written``: it has this step written, or on its
     way. ``is_restructured``: the structure of its state changed since ranks last compared theirs.
-    ``stop``: the signal it received. ``durable``: the newest steps, and their attempts, in the
-    directory that it leads; None from ranks that lead none. ``costs``: its measured seconds, by the
-    names in ``profile.SHARED_COSTS``. ``next_step``: the boundary at which rank 0 proposes to meet
-    again. ``held_back``: why it wants no periodic checkpoint now (its storage fails). ``keep`` and
+    ``stop``: the signal it received. ``end``: the earliest end of the run that it knows of, however
+    far off; ``needs``: what its last checkpoint needs before that. ``step``: the boundary.
+    ``durable``: the newest steps, and their attempts, in the directory that it leads; None from
+    ranks that lead none. ``costs``: its measured seconds, by the names in
+    ``profile.SHARED_COSTS``. ``next_step``: the boundary at which rank 0 proposes to meet again.
+    ``held_back``: why it wants no periodic checkpoint now (its storage fails). ``keep`` and
     ``metrics`` were passed to ``save``.
     """
 
@@ -42,7 +48,10 @@ class Vote:
     is_ready: bool
     is_written: bool
     is_restructured: bool = False
-    stop: str | None = None
+    stop: Stop | None = None
+    end: Stop | None = None
+    needs: Needs = NO_NEEDS
+    step: int = 0
     durable: Durable | None = None
     costs: Mapping[str, float] = field(default_factory=dict)
     next_step: int = 0
@@ -61,7 +70,7 @@ def decide(votes: Sequence[Vote], *, attempt: str) -> Decision:
     defers = proposal.why_late
     if takes and not proposal.must and not defers:
         defers = held_back[0] if held_back else _why_unready(unready) if unready else ""
-    stops = [f"{vote.stop} (rank {rank})" for rank, vote in enumerate(votes) if vote.stop]
+    end, needs = _earliest(votes), reduce(Needs.with_, (vote.needs for vote in votes))
     return Decision(
         reason=proposal.reason,
         must=proposal.must,
@@ -70,16 +79,46 @@ def decide(votes: Sequence[Vote], *, attempt: str) -> Decision:
         waits_for=unready if takes and proposal.must else (),
         defer=defers,
         is_written=is_written,
-        stop=stops[0] if stops else None,
+        stop=_stop(votes, end, needs),
         confirmed_step=confirmed([vote.durable for vote in votes]),
         costs=_highest([vote.costs for vote in votes]),
-        next_step=votes[0].next_step,
+        next_step=_next_step(votes[0], end, needs),
         compares=any(vote.is_restructured for vote in votes),
         is_held_back=bool(held_back),
         keep=votes[0].keep,
         metrics=votes[0].metrics,
         unequal=_unequal([vote.metrics for vote in votes]),
     )
+
+
+def _earliest(votes: Sequence[Vote]) -> Stop | None:
+    """The earliest end that any rank knows of; None if none knows one."""
+    ends = [_of_rank(rank, vote.end) for rank, vote in enumerate(votes) if vote.end is not None]
+    return min(ends, key=_left_s, default=None)
+
+
+def _stop(votes: Sequence[Vote], end: Stop | None, needs: Needs) -> Stop | None:
+    """Why all ranks stop here: a signal that one received, or an end that comes too soon."""
+    for rank, vote in enumerate(votes):
+        if vote.stop is not None:
+            return _of_rank(rank, vote.stop)
+    return end if end is not None and needs.must_start(_left_s(end)) else None
+
+
+def _next_step(first: Vote, end: Stop | None, needs: Needs) -> int:
+    """The next meeting: as rank 0 proposes, but in time for the end."""
+    if end is None:
+        return first.next_step
+    return min(first.next_step, first.step + needs.boundaries_to_look(_left_s(end)))
+
+
+def _left_s(stop: Stop) -> float:
+    return math.inf if stop.ends_in_s is None else stop.ends_in_s
+
+
+def _of_rank(rank: int, stop: Stop) -> Stop:
+    name = f" (rank {rank})"
+    return replace(stop, source=stop.source + name, why=stop.why + name)
 
 
 def _unequal(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
@@ -189,7 +228,13 @@ def _vote_json(vote: Vote) -> Json:
 
 
 def _vote(said: Json) -> Vote:
-    return Vote(**{**said, "proposal": Proposal(**_with_place(said["proposal"]))})
+    parts = {
+        "proposal": Proposal(**_with_place(said["proposal"])),
+        "stop": _stop_of(said["stop"]),
+        "end": _stop_of(said["end"]),
+        "needs": Needs(**said["needs"]),
+    }
+    return Vote(**{**said, **parts})
 
 
 def _decision_json(decision: Decision) -> Json:
@@ -197,7 +242,12 @@ def _decision_json(decision: Decision) -> Json:
 
 
 def _decision(said: Json) -> Decision:
-    return Decision(**{**_with_place(said), "waits_for": tuple(said["waits_for"])})
+    parts = {"waits_for": tuple(said["waits_for"]), "stop": _stop_of(said["stop"])}
+    return Decision(**{**_with_place(said), **parts})
+
+
+def _stop_of(said: Json) -> Stop | None:
+    return None if said is None else Stop(**said)
 
 
 def _with_place_name(fields: Mapping[str, Json]) -> dict[str, Json]:

@@ -47,6 +47,8 @@ class StopNotice:
         self._left_s: float | None = None
         self._children = QuietChildren()
         self.received: str | None = None
+        #: When SIGTERM first came, by ``time.perf_counter``: a kill usually follows it.
+        self.terminated_s: float | None = None
 
     @property
     def is_set(self) -> bool:
@@ -103,6 +105,8 @@ class StopNotice:
         listens = self._listening and os.getpid() == self._pid
         if listens:
             self.received = signal.Signals(number).name
+            if number == signal.SIGTERM and self.terminated_s is None:
+                self.terminated_s = time.perf_counter()
             self._children.install()
         previous = self._previous.get(number)
         if callable(previous):

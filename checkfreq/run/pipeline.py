@@ -25,7 +25,9 @@ from checkfreq.pacing.profiler import Profiler
 from checkfreq.pacing.timing import DeviceTimer, HostTimer, IterationTimer
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.persist.persistence import Persistence
+from checkfreq.policy.ending import Needs
 from checkfreq.policy.retention import RetentionPolicy
+from checkfreq.run.notices import LastMoment
 from checkfreq.run.replicas import Replicas
 from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.backends import backend_for_slots, backend_of
@@ -42,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 #: Slots are prepared in this process: no reply of the worker announces them, so look this often.
 _LOOK_FOR_SLOTS_S = 0.02
+#: Of the grace after SIGTERM: to log what is not durable, and to exit.
+_LAST_WORDS_S = 1.0
 
 
 def first_device(captured: CapturedState) -> torch.device:
@@ -63,6 +67,7 @@ class Pipeline:
         retention: RetentionPolicy,
         tolerate_failures: int | None,
         profiler: Profiler,
+        last_moment: LastMoment,
         current_step: Callable[[], int],
         role: Role = Role(),
     ) -> None:
@@ -74,6 +79,7 @@ class Pipeline:
         self._positions = positions
         self._config = config
         self._profiler = profiler
+        self._last_moment = last_moment
         self._arena = Arena(config=config, pinner=DevicePinner(backend_for_slots()))
         self.persistence = Persistence(
             chk_dir,
@@ -84,6 +90,7 @@ class Pipeline:
             on_ended=self._ended,
             current_step=current_step,
             role=role,
+            on_notice=last_moment.board.note,
         )
         self._snapshotter = Snapshotter(
             choose_engine=partial(
@@ -214,12 +221,23 @@ class Pipeline:
         return max(0, self.state_bytes + min(rooms)) if rooms else None
 
     def _ended(self, attempt: Attempt) -> dict[str, object]:
+        self._last_moment.ended(attempt)
         try:
             self._profiler.ended(attempt, free_device_bytes=self._device_room())
             return {**self._profiler.stats(), "place": self.place.value}
         except Exception:  # a fault in measuring must not end training
             logger.exception("cannot take in the costs of step %d", attempt.step)
             return {}
+
+    def needs(self) -> Needs:
+        """What this rank's last checkpoint will need before the run ends."""
+        is_measured = self._last_moment.is_measured
+        return self._last_moment.needs(
+            state_bytes=self.state_bytes,
+            started_s=self.persistence.started_s(),
+            upload_s=self.persistence.upload_s(),
+            cached_s=None if is_measured else self._profiler.costs().get("durable_s"),
+        )
 
     # ---- memory
 
@@ -432,17 +450,24 @@ class Pipeline:
         limit_s = self.patience_s()
         if not self.persistence.wait_until(condition, timeout_s=limit_s, look_every_s=look_every_s):
             raise PersistError(
-                f"waited {limit_s:.0f} s for {what} in vain (CFConfig.close_timeout_s, or the "
-                "timeout_s given to close)",
+                f"waited {limit_s:.0f} s for {what} in vain (CFConfig.close_timeout_s or "
+                "stop_grace_s, or the timeout_s given to close)",
                 step=self.last_started_step,
                 phase="wait",
             )
 
     def patience_s(self) -> float:
-        """The longest that a wait may take; while closing, the time left for all of them."""
-        if self._close_by_s is None:
-            return self._config.close_timeout_s
-        return max(0.0, self._close_by_s - time.monotonic())
+        """The longest that a wait may take.
+
+        While closing, the time left for all of them; after SIGTERM, what is left of its grace but
+        for the time to say what is missing.
+        """
+        limit_s = self._config.close_timeout_s
+        if self._close_by_s is not None:
+            limit_s = self._close_by_s - time.monotonic()
+        if (left_s := self._last_moment.grace_left_s()) is not None:
+            limit_s = min(limit_s, left_s - _LAST_WORDS_S)
+        return max(0.0, limit_s)
 
     def begin_close(self, *, timeout_s: float) -> None:
         """From now on, all waits and ``close`` together may take ``timeout_s``."""

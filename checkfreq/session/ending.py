@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
+from dataclasses import replace
 
 from checkfreq.errors import PersistError, RankError, StateError
+from checkfreq.events import StopRecord
+from checkfreq.notices.requeue import requeue
 from checkfreq.persist.attempts import Marks
 from checkfreq.run.loader_deaths import is_of_dead_worker
+from checkfreq.run.notices import Stop
 from checkfreq.session.session import Session
 
 logger = logging.getLogger("checkfreq.manager")
 
+_SOME_SIGNAL = Stop("a stop signal", "a stop signal received")
 #: How much earlier than this process its loader workers may be told to stop.
 _NOTICE_S = 2.0
 
@@ -26,13 +33,30 @@ class Ending:
 
     # ---- told to stop
 
-    def stop(self, received: str) -> None:
-        """Take the final checkpoint: ``received`` names the signal."""
+    def stop(self, stop: Stop) -> None:
+        """Take the final checkpoint."""
         self._progress.is_stopping = True
-        logger.warning("%s received: taking the final checkpoint", received)
-        self._session.persistence.record("stop", self._progress.global_step, signal=received)
+        ends_in_s = stop.ends_in_s
+        left = "" if ends_in_s is None else f", {max(0.0, ends_in_s):.0f} s before the end"
+        logger.warning("%s: taking the final checkpoint%s", stop.why, left)
+        ends_at_unix_s = None if ends_in_s is None else time.time() + ends_in_s
+        record = StopRecord(
+            stop.source, stop.why, self._progress.global_step, False, ends_at_unix_s
+        )
+        self._session.persistence.record("stop", record.step, signal=stop.source)
+        self._tell(record)
         self._session.make_durable("stop", Marks())
         self._progress.has_stopped = True
+        self._tell(replace(record, is_durable=True))
+
+    def _tell(self, record: StopRecord) -> None:
+        on_stop = self._session.config.on_stop
+        if on_stop is None:
+            return
+        try:
+            on_stop(record)
+        except Exception:  # the user's own, which must not cost the last checkpoint
+            logger.exception("CFConfig.on_stop raised at step %d", record.step)
 
     def stops_after(self, error: Exception) -> bool:
         """See `CFManager.stops_after`."""
@@ -49,7 +73,7 @@ class Ending:
         lost = self._session.why_no_boundary()
         if lost is None:
             try:
-                self.stop(self._session.notice.received or "a stop signal")
+                self.stop(self._session.last_moment.signalled() or _SOME_SIGNAL)
             except RankError as error:
                 lost = str(error)
         if lost is not None:
@@ -108,6 +132,17 @@ class Ending:
                     self._coordinator.close()
                 finally:  # last: a signal must not end a process that is about to end well
                     session.notice.uninstall(has_stopped=progress.has_stopped)
+        self._requeue()
+
+    def _requeue(self) -> None:
+        """Put the job back into SLURM's queue: the last act, since SLURM then ends the processes.
+
+        Every rank's part is durable: ``stop`` waited for all of them.
+        """
+        session, progress = self._session, self._progress
+        wanted = session.config.requeue and session.role.rank == 0
+        if wanted and progress.has_stopped and not progress.is_finished:
+            requeue(os.environ)
 
     def _complete(self, *, clean: bool) -> None:
         if not clean:

@@ -15,6 +15,7 @@ from checkfreq.ranks.meetings import Meetings, ranks_together
 from checkfreq.ranks.multi_rank import MultiRank
 from checkfreq.ranks.rendezvous import MAKING
 from checkfreq.ranks.roles import agree_on_role, agree_on_settings
+from checkfreq.run.notices import LastMoment
 from checkfreq.run.pipeline import Pipeline
 from checkfreq.session.arguments import Arguments, Checked
 from checkfreq.session.progress import Progress
@@ -41,6 +42,7 @@ class Session:
         self.chk_dir = checked.chk_dir
         self.cadence = checked.cadence
         self.notice = checked.notice
+        self.last_moment = LastMoment(checked.notice, config=config)
         self.role = role
         self.home = Home(f"the manager of {checked.chk_dir}")
         self.progress = Progress(may_start=arguments.fresh)
@@ -54,6 +56,7 @@ class Session:
             retention=arguments.retention,
             tolerate_failures=arguments.tolerate_failures,
             profiler=self.profiler,
+            last_moment=self.last_moment,
             current_step=lambda: self.progress.global_step,
             role=role,
         )
@@ -66,9 +69,9 @@ class Session:
 
     def _coordinator(self, meetings: Meetings | None) -> Coordinator:
         if meetings is None:
-            return SingleRank(self.pipeline, self.notice)
+            return SingleRank(self.pipeline, self.last_moment)
         return MultiRank(
-            meetings, self.role, self.pipeline, self.profiler, self.notice, config=self.config
+            meetings, self.role, self.pipeline, self.profiler, self.last_moment, config=self.config
         )
 
     # ---- what must hold before an act
@@ -120,6 +123,12 @@ class Session:
         return self.coordinator.outcome(step, attempt)
 
     # ---- what is said
+
+    def say_news(self) -> None:
+        """Log what was heard about the end of the run since the last call."""
+        for text in self.last_moment.board.take_news():
+            self.say("%s", text)
+            self.persistence.record("notice", self.progress.global_step, text=text)
 
     def say(self, message: str, *args: object) -> None:
         """Log at INFO, on rank 0 also shown to users who never configured logging."""

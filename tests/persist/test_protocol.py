@@ -35,6 +35,9 @@ ROLES = st.builds(Role, NUMBER, NUMBER, st.lists(NUMBER, max_size=3).map(tuple),
 
 MESSAGES = st.one_of(
     st.builds(p.Open, TEXT, SECONDS, NUMBER, NUMBER, st.none() | NUMBER, ROLES, FLAG),
+    st.builds(
+        p.Watch, st.lists(TEXT, max_size=3).map(tuple), st.none() | SECONDS, st.none() | TEXT, FLAG
+    ),
     st.builds(p.SlotMemory, NUMBER, NUMBER),
     st.builds(p.SlotLayout, NUMBER, FILES),
     st.builds(
@@ -65,6 +68,8 @@ MESSAGES = st.one_of(
     st.builds(p.Done, TEXT, STEPS),
     st.builds(p.Retaken, TEXT, STEPS),
     st.builds(p.Trouble, TEXT, TEXT, TEXT),
+    st.builds(p.NoticeSeen, TEXT, TEXT, st.none() | SECONDS, st.none() | SECONDS),
+    st.builds(p.NoticeGone, TEXT),
 )
 
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from checkfreq.policy.ending import Needs
 from checkfreq.ranks.coordinator import Decision, Proposal
 from checkfreq.ranks.voting import Vote, Voting, decide, difference
+from checkfreq.run.notices import Stop
 from checkfreq.types import SnapshotPlace
 
 NOTHING = Vote(Proposal(), is_ready=True, is_written=False, next_step=7)
@@ -64,7 +66,36 @@ def test_a_step_that_all_have_written_is_not_taken_again() -> None:
 
 def test_a_stop_signal_on_any_rank_stops_all() -> None:
     assert decided(NOTHING, NOTHING).stop is None
-    assert decided(NOTHING, replace(NOTHING, stop="SIGTERM")).stop == "SIGTERM (rank 1)"
+    told = replace(NOTHING, stop=Stop("SIGTERM", "SIGTERM received", 30.0))
+    expected = Stop("SIGTERM (rank 1)", "SIGTERM received (rank 1)", 30.0)
+    assert decided(NOTHING, told).stop == expected
+
+
+def ending(in_s: float, *, needs_s: float = 10.0, gap_s: float = 1.0, next_step: int = 50) -> Vote:
+    """A rank at step 7 that knows an end ``in_s`` away."""
+    end = Stop("slurm", "the time limit", in_s)
+    return replace(NOTHING, end=end, needs=Needs(needs_s, gap_s), step=7, next_step=next_step)
+
+
+def test_an_end_that_only_one_rank_knows_stops_all_when_the_slowest_has_to_start() -> None:
+    ignorant = replace(NOTHING, needs=Needs(20.0, 2.0), step=7)
+    assert decided(ending(22.5), ignorant).stop is None
+    stop = decided(ignorant, ending(21.5)).stop
+    assert stop == Stop("slurm (rank 1)", "the time limit (rank 1)", 21.5)
+
+
+def test_the_earliest_of_several_ends_counts() -> None:
+    stop = decided(ending(500.0), ending(3.0), ending(70.0)).stop
+    assert stop is not None
+    assert (stop.source, stop.ends_in_s) == ("slurm (rank 1)", 3.0)
+
+
+def test_ranks_meet_in_time_for_the_end() -> None:
+    """Half of the 14 boundaries that there is time for."""
+    assert decided(ending(25.0), NOTHING).next_step == 7 + 7
+    assert decided(ending(11.5), NOTHING).next_step == 8
+    assert decided(ending(25.0, next_step=9), NOTHING).next_step == 9
+    assert decided(replace(NOTHING, step=7, next_step=50), NOTHING).next_step == 50
 
 
 def test_a_step_is_confirmed_once_every_directory_holds_the_same_attempt_of_it() -> None:

@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch._dynamo  # torch.optim imports it at its first step
+import torch._dynamo  # noqa: F401  # torch.optim imports it at its first step
 
 from tests.stops import program
 from tests.stops.program import Life

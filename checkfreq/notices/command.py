@@ -1,0 +1,49 @@
+"""Runs one of a scheduler's commands for at most a given time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How a command ended. ``code`` None: it is not there, or it took too long."""
+
+    code: int | None
+    out: str
+    error: str
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it ended well."""
+        return self.code == 0
+
+
+def run_command(argv: Sequence[str], *, timeout_s: float) -> Output:
+    """Run ``argv`` in a session of its own, all of which is killed after ``timeout_s``."""
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        return Output(None, "", f"{argv[0]}: {error.strerror or error}")
+    with process:
+        try:
+            out, text = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            # The whole session: a child that lives on would keep the pipes open.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            return Output(None, "", f"{argv[0]} did not answer within {timeout_s:g} s")
+    return Output(process.returncode, out, text.strip())

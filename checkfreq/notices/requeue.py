@@ -1,0 +1,38 @@
+"""Puts a SLURM job back into its queue, once everything is durable."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from checkfreq.notices.command import run_command
+
+logger = logging.getLogger(__name__)
+
+#: To be kept free before the end of the job.
+REQUEUE_S = 3.0
+_TIMEOUT_S = 30.0
+
+
+def requeue(environ: Mapping[str, str]) -> bool:
+    """Requeue the job in ``environ``; if it cannot be, log how to start the next one.
+
+    A success returns too, but SLURM is about to end this process. A job that is ending already
+    (at its time limit, or because somebody cancelled it) is left alone by SLURM.
+    """
+    job = environ.get("SLURM_JOB_ID")
+    if not job:
+        logger.warning("CFConfig.requeue: this is no SLURM job; start the run again yourself")
+        return False
+    done = run_command(("scontrol", "requeue", job), timeout_s=_TIMEOUT_S)
+    if done.succeeded:
+        logger.info("SLURM job %s is requeued: it continues from the last checkpoint", job)
+        return True
+    logger.warning(
+        "cannot requeue SLURM job %s: %s. To continue, submit the same script again: "
+        "sbatch --dependency=afterany:%s SCRIPT",
+        job,
+        done.error or f"scontrol ended with {done.code}",
+        job,
+    )
+    return False

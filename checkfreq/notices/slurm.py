@@ -1,0 +1,105 @@
+"""The time limit of a SLURM job.
+
+``SLURM_JOB_END_TIME`` is the end as it was when the job started; newer versions set it.
+``squeue -o %L`` tells the time left, and so also that the limit was changed. It asks the
+controller, which all jobs of a cluster share: only the leader's worker does, once a minute, and
+every 15 s in the last minutes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from checkfreq.notices.command import run_command
+from checkfreq.notices.source import CLOCK, Clock, EndsAt
+
+_ASK_S = 60.0
+_ASK_OFTEN_S = 15.0
+#: An answer usually takes 10 ms; a controller under load may take seconds.
+_TIMEOUT_S = 10.0
+#: After so many failures in a row it is asked only every ten minutes: there may be no squeue here.
+_GIVE_UP = 5
+_ASK_SELDOM_S = 600.0
+_TIME_LEFT = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)")
+_END_WHY = "the job's time limit"
+
+
+class SlurmEndTime:
+    """The end of the job in ``environ``; ``asks``: whether to run squeue."""
+
+    name = "slurm"
+
+    def __init__(
+        self, environ: Mapping[str, str], *, asks: bool = True, clock: Clock = CLOCK
+    ) -> None:
+        self._job = environ.get("SLURM_JOB_ID", "")
+        self._asks = asks and bool(self._job)
+        self._clock = clock
+        self._num_failed = 0
+        self._ends: EndsAt | None = None
+        if (at_unix_s := _unix_s(environ.get("SLURM_JOB_END_TIME", ""))) is not None:
+            self._ends = EndsAt(self.name, at_unix_s, _END_WHY)
+
+    @property
+    def pause_s(self) -> float:
+        """See NoticeSource."""
+        if not self._asks:
+            return math.inf
+        if self._num_failed >= _GIVE_UP:
+            return _ASK_SELDOM_S
+        if self._ends is None or self._ends.at_unix_s is None:
+            return _ASK_S
+        left_s = self._ends.at_unix_s - self._clock.unix_s()
+        return min(_ASK_S, max(_ASK_OFTEN_S, left_s / 10))
+
+    def poll(self) -> EndsAt | None:
+        """See NoticeSource."""
+        if self._asks:
+            self._ask()
+        return self._ends
+
+    def _ask(self) -> None:
+        """Ask squeue; what it knows beats the environment, which cannot change."""
+        done = run_command(("squeue", "-h", "-j", self._job, "-o", "%L"), timeout_s=_TIMEOUT_S)
+        left_s = shortest(done.out) if done.succeeded else None
+        if left_s is None:
+            self._num_failed += 1
+            return
+        self._num_failed = 0
+        # squeue subtracts by this machine's clock, so that adding it again undoes a jump.
+        at_unix_s = self._clock.unix_s() + left_s
+        self._ends = None if left_s == math.inf else EndsAt(self.name, at_unix_s, _END_WHY)
+
+
+def shortest(text: str) -> float | None:
+    """The least time left on any line of squeue's answer; None if no line has one.
+
+    A heterogeneous job has a line for each component, and a federation adds a headline.
+    """
+    found = [left_s for line in text.splitlines() if (left_s := time_left_s(line)) is not None]
+    return min(found, default=None)
+
+
+def time_left_s(text: str) -> float | None:
+    """Seconds in squeue's ``%L``: ``days-hours:minutes:seconds`` without leading zeros.
+
+    Infinite for a job without a limit, 0 for one that is past it, None for anything else.
+    """
+    match text.strip():
+        case "UNLIMITED" | "NOT_SET":
+            return math.inf
+        case "INVALID":
+            return 0.0
+        case other:
+            found = _TIME_LEFT.fullmatch(other)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _unix_s(text: str) -> float | None:
+    """A time in seconds since 1970; None for anything else, 0 included: no limit."""
+    return float(text) if text.isdecimal() and int(text) > 0 else None

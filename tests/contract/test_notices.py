@@ -1,0 +1,305 @@
+"""The contract's notices: a run that is told when it ends, by a real worker that asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkfreq import CFManager
+from checkfreq.events import StopRecord
+from checkfreq.store.store import CheckpointStore
+from iterators import CFIterator, TrainingStopped
+from tests.contract.conftest import Hold
+from tests.contract.runs import Training, config, loader, managed, train
+from tests.notices.conftest import Install, command
+from tests.patience import slowness
+
+__all__ = ["command"]
+
+_LONG_S = 120.0
+
+
+def in_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+
+
+def events(chk_dir: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (chk_dir / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def train_until(
+    training: Training, manager: CFManager, is_reached: Callable[[], bool], what: str
+) -> None:
+    """Iterations until something outside has happened."""
+    deadline_s = time.monotonic() + _LONG_S
+    while not is_reached():
+        assert time.monotonic() < deadline_s, f"trained in vain until {what}"
+        training.steps(manager, 1)
+
+
+def stopped_at(chk_dir: Path, training: Training, **settings: Any) -> CFManager:
+    """Train until the run stops by itself."""
+    with managed(chk_dir, training.chk, config=config(**settings)) as manager:
+        train_until(training, manager, lambda: manager.stopped, "it stops")
+    return manager
+
+
+def test_the_last_checkpoint_is_durable_before_the_deadline(chk_dir: Path) -> None:
+    deadline = datetime.now(UTC) + timedelta(seconds=9.0 * slowness())
+    manager = stopped_at(chk_dir, Training(), deadline=deadline)
+    (stop,), (committed,) = events(chk_dir, "stop"), events(chk_dir, "committed")
+    assert (stop["signal"], stop["step"]) == ("deadline", manager.global_step)
+    assert committed["step"] == manager.global_step
+    assert committed["time_unix_s"] < deadline.timestamp()
+    assert CheckpointStore(chk_dir).verify(manager.global_step)
+
+
+def test_iterators_stop_as_after_a_signal_and_the_run_is_continued_to_the_same_bits(
+    chk_dir: Path, tmp_path: Path
+) -> None:
+    reference = Training()
+    with managed(tmp_path / "reference", reference.chk) as manager:
+        train(reference, manager, CFIterator(loader(), cf_manager=manager), 2)
+        bits = reference.bits()
+    training, past = Training(), config(deadline=time.time() - 1.0)
+    manager = managed(chk_dir, training.chk, config=past)
+    with manager, pytest.raises(TrainingStopped) as caught:
+        train(training, manager, CFIterator(loader(), cf_manager=manager), 2)
+    assert caught.value.code == 75
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        iterator = CFIterator(loader(), cf_manager=manager)
+        assert manager.restore()
+        train(training, manager, iterator, 2)
+        assert training.bits() == bits
+
+
+def test_a_deadline_that_is_over_before_the_first_checkpoint_still_gets_one(chk_dir: Path) -> None:
+    stopped_at(chk_dir, Training(), deadline=time.time() - 100.0)
+    assert len(CheckpointStore(chk_dir).steps()) == 1
+
+
+def test_a_notice_that_comes_during_a_restore_stops_the_run_at_its_first_boundary(
+    chk_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Install
+) -> None:
+    with managed(chk_dir, Training().chk) as manager:
+        manager.save(wait=True)
+    in_job(monkeypatch)
+    called = command("squeue", "echo INVALID")
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        assert manager.restore()
+        until = time.monotonic() + _LONG_S
+        while not called.exists():
+            assert time.monotonic() < until, "nobody asked squeue"
+            threading.Event().wait(0.01)
+        train_until(training, manager, lambda: manager.stopped, "it stops")
+    assert events(chk_dir, "stop")[0]["signal"] == "slurm"
+
+
+def test_a_time_limit_of_slurm_ends_the_run_in_time(
+    chk_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Install
+) -> None:
+    in_job(monkeypatch)
+    command("squeue", "echo 0:05")
+    records: list[StopRecord] = []
+    stopped_at(chk_dir, Training(), on_stop=records.append)
+    assert [record.source for record in records] == ["slurm", "slurm"]
+    assert records[0].why.endswith("(the job's time limit)")
+
+
+def test_a_limit_that_is_far_off_ends_nothing(
+    chk_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Install
+) -> None:
+    in_job(monkeypatch)
+    command("squeue", "echo 2-03:05:00")
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        train_until(training, manager, lambda: bool(board_end(manager)), "squeue has answered")
+        training.steps(manager, 3)
+        assert not manager.should_stop
+    assert "the job's time limit" in events(chk_dir, "notice")[0]["text"]
+
+
+def board_end(manager: CFManager) -> float | None:
+    """Seconds until the end that the run knows of."""
+    end = manager._session.last_moment.end()
+    return None if end is None else end.ends_in_s
+
+
+def test_a_time_limit_that_is_extended_lets_training_go_on(
+    chk_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Install
+) -> None:
+    """The environment has the first limit, which is over soon; squeue has the new one."""
+    in_job(monkeypatch)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", f"{time.time() + 2.0:.0f}")
+    command("squeue", "echo 1:00:00")
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        train_until(training, manager, lambda: bool(board_end(manager)), "squeue has answered")
+        training.steps(manager, 3)
+        assert not manager.should_stop
+        assert (board_end(manager) or 0.0) > 3000.0
+
+
+def test_with_a_slower_disk_the_last_checkpoint_starts_earlier(tmp_path: Path) -> None:
+    """Both disks are measured before the end is known."""
+    needed = {}
+    for name, bytes_per_s in (("fast", None), ("slow", 20_000)):
+        training = Training()
+        limited = config(max_write_bytes_per_s=bytes_per_s)
+        with managed(tmp_path / name, training.chk, config=limited) as manager:
+            for _ in range(2):
+                training.steps(manager, 1)
+                manager.save(wait=True)
+            needed[name] = manager._session.pipeline.needs().durable_s
+    assert needed["slow"] > needed["fast"]
+
+
+def test_a_worker_that_is_replaced_goes_on_watching(
+    chk_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Install
+) -> None:
+    in_job(monkeypatch)
+    called = command("squeue", "echo 1:00:00")
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        train_until(training, manager, lambda: bool(board_end(manager)), "squeue has answered")
+        manager._persistence._client.kill()
+        asked_again = lambda: len(called.read_text().splitlines()) == 2  # noqa: E731
+        train_until(training, manager, asked_again, "the new worker asks")
+        assert manager.stats()["num_workers_replaced"] == 1
+        assert not manager.should_stop
+
+
+# ---- on_stop
+
+
+def test_on_stop_is_told_before_the_last_checkpoint_and_once_it_is_durable(chk_dir: Path) -> None:
+    told: list[tuple[StopRecord, list[int]]] = []
+
+    def on_stop(record: StopRecord) -> None:
+        told.append((record, CheckpointStore(chk_dir).steps()))
+
+    training = Training()
+    with managed(chk_dir, training.chk, config=config(on_stop=on_stop)) as manager:
+        training.steps(manager, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        training.steps(manager, 2)
+    why = "SIGTERM received"
+    assert told == [
+        (StopRecord("SIGTERM", why, 2, False), []),
+        (StopRecord("SIGTERM", why, 2, True), [2]),
+    ]
+
+
+def test_what_on_stop_raises_is_logged_and_costs_nothing(
+    chk_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def on_stop(record: StopRecord) -> None:
+        raise RuntimeError("the pager is broken")
+
+    training = Training()
+    with managed(chk_dir, training.chk, config=config(on_stop=on_stop)) as manager:
+        training.steps(manager, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        training.steps(manager, 1)
+        assert manager.stopped
+    assert caplog.text.count("CFConfig.on_stop raised at step 2") == 2
+
+
+def test_on_stop_knows_the_grace(chk_dir: Path) -> None:
+    records: list[StopRecord] = []
+    training, before = Training(), time.time()
+    told = config(on_stop=records.append, stop_grace_s=1000.0)
+    with managed(chk_dir, training.chk, config=told) as manager:
+        training.steps(manager, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        training.steps(manager, 1)
+    ends_at = records[0].ends_at_unix_s
+    assert ends_at is not None
+    assert before + 900.0 < ends_at < time.time() + 1000.0
+
+
+# ---- grace
+
+
+def test_no_wait_outlasts_the_grace(chk_dir: Path, hold_worker: Hold) -> None:
+    """The worker hangs: the run ends with an error while it still can."""
+    hold_worker("commit.rename")
+    training = Training()
+    manager = managed(chk_dir, training.chk, config=config(stop_grace_s=2.5))
+    training.steps(manager, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    training.update(manager)
+    with pytest.raises(Exception, match=r"waited 1 s for step 2 .*stop_grace_s"):
+        manager.step()
+    with pytest.raises(Exception, match="stop_grace_s"):
+        manager.close()
+
+
+# ---- requeue
+
+
+@pytest.mark.parametrize(("status", "says"), [(0, "is requeued"), (1, "sbatch --dependency")])
+def test_a_stopped_job_is_requeued_once_everything_is_durable(
+    chk_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    command: Install,
+    status: int,
+    says: str,
+) -> None:
+    caplog.set_level("INFO")
+    in_job(monkeypatch)
+    command("squeue", "echo UNLIMITED")
+    called = command("scontrol", f"ls {chk_dir} >> {chk_dir}.seen; exit {status}")
+    training = Training()
+    with managed(chk_dir, training.chk, config=config(requeue=True)) as manager:
+        training.steps(manager, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        training.steps(manager, 1)
+        assert not called.exists()
+    assert called.read_text() == "requeue 42\n"
+    assert "step-00000002" in Path(f"{chk_dir}.seen").read_text()
+    assert says in caplog.text
+
+
+def test_a_job_that_was_not_stopped_or_is_finished_is_not_requeued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Install
+) -> None:
+    in_job(monkeypatch)
+    command("squeue", "echo UNLIMITED")
+    called = command("scontrol", "true")
+    for name in ("closed", "finished"):
+        training = Training()
+        manager = managed(tmp_path / name, training.chk, config=config(requeue=True))
+        training.steps(manager, 1)
+        if name == "finished":
+            os.kill(os.getpid(), signal.SIGTERM)
+            training.steps(manager, 1)
+            manager.finish()
+        manager.close()
+    assert not called.exists()
+
+
+def test_outside_slurm_a_requeue_says_what_to_do(
+    chk_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    training = Training()
+    with managed(chk_dir, training.chk, config=config(requeue=True)) as manager:
+        training.steps(manager, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        training.steps(manager, 1)
+    assert "this is no SLURM job" in caplog.text

@@ -1,0 +1,1 @@
+"""Tests of `checkfreq/notices`: sources against real servers and commands, and the watch."""

@@ -1,0 +1,69 @@
+"""Who is asked: by default, by name, and by which rank."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from checkfreq import CFConfig
+from checkfreq.errors import ConfigError
+from checkfreq.notices.choice import Watched, sources, watched
+
+IN_JOB = {"SLURM_JOB_ID": "42"}
+
+
+def names(config: CFConfig, environ: dict[str, str], *, leads: bool = True) -> tuple[str, ...]:
+    return watched(config, leads=leads, environ=environ).names
+
+
+def test_by_default_slurm_is_asked_inside_a_job_and_nobody_elsewhere() -> None:
+    assert names(CFConfig(), IN_JOB) == ("slurm",)
+    assert names(CFConfig(), {}) == ()
+    assert names(CFConfig(notices=()), IN_JOB) == ()
+
+
+def test_a_deadline_comes_with_or_without_others() -> None:
+    at = datetime(2026, 11, 23, 15, 0, tzinfo=UTC)
+    for deadline in (at, at.timestamp()):
+        found = watched(CFConfig(deadline=deadline, notices=()), leads=True, environ={})
+        assert (found.names, found.deadline_unix_s) == (("deadline",), at.timestamp())
+    assert names(CFConfig(deadline=at), IN_JOB) == ("deadline", "slurm")
+
+
+def test_only_the_leader_asks_the_controller() -> None:
+    assert watched(CFConfig(), leads=True, environ=IN_JOB).asks_slurm
+    assert not watched(CFConfig(), leads=False, environ=IN_JOB).asks_slurm
+
+
+@pytest.mark.parametrize("variable", ["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"])
+def test_one_rank_of_a_machine_asks_its_cloud(variable: str) -> None:
+    config = CFConfig(notices=("slurm", "aws"))
+    assert names(config, {variable: "0"}, leads=False) == ("slurm", "aws")
+    assert names(config, {variable: "3"}) == ("slurm",)
+    assert names(config, {}, leads=False) == ("slurm", "aws")
+
+
+def test_every_name_has_its_source() -> None:
+    asked = Watched(("deadline", "slurm", "aws", "gcp", "azure"), 5.0, "http://127.0.0.1:9")
+    found = sources(asked, environ={})
+    assert tuple(source.name for source in found) == asked.names
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"deadline": datetime(2026, 1, 1)}, "a datetime with a time zone"),
+        ({"deadline": "noon"}, "seconds since 1970"),
+        ({"deadline": float("nan")}, "seconds since 1970"),
+        ({"notices": ("slurm", "oracle")}, "slurm, aws, gcp, azure"),
+        ({"notices": "slurm"}, "a tuple of"),
+        ({"notices": ("aws", "aws")}, "a tuple of"),
+        ({"metadata_url": "ftp://x"}, "begins with http://"),
+        ({"stop_grace_s": 0.0}, "a finite number > 0"),
+        ({"on_stop": "raise"}, "a function of one argument"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CFConfig(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,164 @@
+"""The time limit of a SLURM job: every form of squeue's answer, and squeues that give none."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from checkfreq.notices.command import run_command
+from checkfreq.notices.slurm import SlurmEndTime, shortest, time_left_s
+from tests.notices.conftest import Install, SetClock
+
+JOB = {"SLURM_JOB_ID": "42"}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1:00", 60.0),
+        ("0:57", 57.0),
+        ("0:00", 0.0),
+        ("59:59", 3599.0),
+        ("1:30:00", 5400.0),
+        ("23:59:59", 86399.0),
+        ("1-00:00:00", 86400.0),
+        ("2-03:05:00", 183900.0),
+        ("365-00:00:00", 31536000.0),
+        ("  4:05\n", 245.0),
+        ("INVALID", 0.0),
+        ("UNLIMITED", math.inf),
+        ("NOT_SET", math.inf),
+        ("", None),
+        ("N/A", None),
+        ("57", None),
+        ("1:2:3:4", None),
+        ("-1:00", None),
+        ("1-2:03", None),
+        ("slurm_load_jobs error: Invalid job id specified", None),
+    ],
+)
+def test_every_form_of_the_time_left_is_read(text: str, seconds: float | None) -> None:
+    assert time_left_s(text) == seconds
+
+
+def test_the_shortest_component_of_a_job_counts_and_headlines_do_not() -> None:
+    assert shortest("CLUSTER: one\n2:00\n1:30\n") == 90.0
+    assert shortest("UNLIMITED\n5:00\n") == 300.0
+    assert shortest("\n") is None
+
+
+def test_the_end_is_what_squeue_says_of_this_job(command: Install, clock: SetClock) -> None:
+    called = command("squeue", "echo 1:30:00")
+    ends = SlurmEndTime(JOB, clock=clock.clock()).poll()
+    assert ends is not None
+    assert (ends.source, ends.at_unix_s) == ("slurm", clock.unix_s + 5400.0)
+    assert called.read_text() == "-h -j 42 -o %L\n"
+
+
+def test_squeue_beats_the_environment_which_cannot_change(
+    command: Install, clock: SetClock
+) -> None:
+    environ = {**JOB, "SLURM_JOB_END_TIME": f"{clock.unix_s + 100.0:.0f}"}
+    command("squeue", "echo 10:00")
+    ends = SlurmEndTime(environ, clock=clock.clock()).poll()
+    assert ends is not None
+    assert ends.at_unix_s == clock.unix_s + 600.0
+
+
+@pytest.mark.parametrize(
+    "script", ["exit 1", "true", "echo nonsense", "echo 1:00; exit 3"], ids=str
+)
+def test_without_an_answer_the_environment_counts(
+    command: Install, clock: SetClock, script: str
+) -> None:
+    command("squeue", script)
+    environ = {**JOB, "SLURM_JOB_END_TIME": "1000500"}
+    ends = SlurmEndTime(environ, clock=clock.clock()).poll()
+    assert ends is not None
+    assert ends.at_unix_s == 1_000_500.0
+    assert SlurmEndTime(JOB, clock=clock.clock()).poll() is None
+
+
+def test_a_rank_that_does_not_lead_asks_nobody(command: Install, clock: SetClock) -> None:
+    called = command("squeue", "echo 1:00")
+    source = SlurmEndTime({**JOB, "SLURM_JOB_END_TIME": "1000500"}, asks=False, clock=clock.clock())
+    ends = source.poll()
+    assert ends is not None
+    assert ends.at_unix_s == 1_000_500.0
+    assert source.pause_s == math.inf
+    assert not called.exists()
+
+
+@pytest.mark.parametrize("text", ["", "0", "soon", "-5"])
+def test_an_end_time_that_is_none_is_ignored(clock: SetClock, text: str) -> None:
+    environ = {"SLURM_JOB_END_TIME": text}
+    assert SlurmEndTime(environ, clock=clock.clock()).poll() is None
+
+
+def test_a_missing_squeue_is_no_error_and_is_soon_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SetClock
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    source = SlurmEndTime(JOB, clock=clock.clock())
+    pauses = []
+    for _ in range(6):
+        assert source.poll() is None
+        pauses.append(source.pause_s)
+    assert pauses == [60.0] * 4 + [600.0] * 2
+
+
+def test_a_limit_that_was_lifted_or_moved_is_followed_and_a_silent_controller_changes_nothing(
+    command: Install, clock: SetClock
+) -> None:
+    source = SlurmEndTime(JOB, clock=clock.clock())
+    command("squeue", "echo 1:00")
+    first = source.poll()
+    command("squeue", "exit 1")
+    assert source.poll() == first
+    command("squeue", "echo 2-00:00:00")
+    moved = source.poll()
+    assert moved is not None
+    assert moved.at_unix_s == clock.unix_s + 172800.0
+    command("squeue", "echo UNLIMITED")
+    assert source.poll() is None
+
+
+def test_the_end_stays_where_it_is_if_the_clock_is_set(command: Install, clock: SetClock) -> None:
+    """squeue computes the time left with the clock that was set."""
+    source = SlurmEndTime(JOB, clock=clock.clock())
+    command("squeue", "echo 1:00:00")
+    before = source.poll()
+    clock.jump(1200.0)
+    command("squeue", "echo 40:00")
+    assert source.poll() == before
+
+
+def test_squeue_is_asked_once_a_minute_and_more_often_near_the_end(
+    command: Install, clock: SetClock
+) -> None:
+    source = SlurmEndTime(JOB, clock=clock.clock())
+    assert source.pause_s == 60.0
+    pauses = []
+    for left in ("1:00:00", "10:00", "5:00", "0:30"):
+        command("squeue", f"echo {left}")
+        source.poll()
+        pauses.append(source.pause_s)
+    assert pauses == [60.0, 60.0, 30.0, 15.0]
+
+
+def test_a_command_that_hangs_is_killed_with_its_children(command: Install) -> None:
+    command("squeue", "sleep 1000 & sleep 1000")
+    done = run_command(("squeue",), timeout_s=0.2)
+    assert done.code is None
+    assert done.error == "squeue did not answer within 0.2 s"
+
+
+def test_what_a_command_says_comes_back(command: Install) -> None:
+    command("scontrol", "echo out; echo why >&2; exit 5")
+    done = run_command(("scontrol", "requeue", "7"), timeout_s=60.0)
+    assert (done.code, done.out, done.error, done.succeeded) == (5, "out\n", "why", False)
+    missing = run_command(("no-such-command",), timeout_s=60.0)
+    assert missing.code is None
+    assert "no-such-command" in missing.error

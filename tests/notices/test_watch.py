@@ -1,0 +1,127 @@
+"""The watch: who is asked when, and what is told."""
+
+from __future__ import annotations
+
+import math
+import queue
+from dataclasses import dataclass, field
+
+import pytest
+
+from checkfreq.notices.source import Deadline, EndsAt
+from checkfreq.notices.watch import News, NoticeWatch
+from tests.notices.conftest import SetClock
+
+
+@dataclass
+class Scripted:
+    """A source that answers what a test put there."""
+
+    ends: EndsAt | Exception | None = None
+    name: str = "slurm"
+    pause_s: float = 10.0
+    num_polled: int = field(default=0, init=False)
+
+    def poll(self) -> EndsAt | None:
+        self.num_polled += 1
+        if isinstance(self.ends, Exception):
+            raise self.ends
+        return self.ends
+
+
+@pytest.fixture
+def told() -> list[News]:
+    return []
+
+
+def watch(told: list[News], clock: SetClock, *sources: Scripted) -> NoticeWatch:
+    return NoticeWatch(sources, tell=told.append, clock=clock.clock())
+
+
+def test_each_source_is_asked_when_its_pause_is_over(clock: SetClock, told: list[News]) -> None:
+    often, seldom = Scripted(pause_s=5.0), Scripted(name="aws", pause_s=60.0)
+    looking = watch(told, clock, often, seldom)
+    assert looking.look() == 5.0
+    clock.pass_(5.0)
+    assert looking.look() == 5.0
+    assert (often.num_polled, seldom.num_polled) == (2, 1)
+    clock.pass_(55.0)
+    looking.look()
+    assert (often.num_polled, seldom.num_polled) == (3, 2)
+
+
+def test_a_deadline_is_asked_for_once(clock: SetClock, told: list[News]) -> None:
+    looking = NoticeWatch([Deadline(clock.unix_s + 60.0)], tell=told.append, clock=clock.clock())
+    assert looking.look() == 3600.0
+    clock.pass_(3600.0)
+    looking.look()
+    assert [news.at_s for news in told] == [560.0]
+
+
+def test_the_end_is_told_on_the_clock_that_does_not_jump(clock: SetClock, told: list[News]) -> None:
+    ends = EndsAt("slurm", clock.unix_s + 90.0, "why")
+    watch(told, clock, Scripted(ends)).look()
+    assert told == [News("slurm", ends, 590.0)]
+
+
+def test_only_what_is_new_is_told_and_a_second_is_not(clock: SetClock, told: list[News]) -> None:
+    source = Scripted(EndsAt("slurm", 1_000_100.0, "why"))
+    looking = watch(told, clock, source)
+    for at_unix_s in (1_000_100.0, 1_000_101.5, 1_000_099.0, 1_000_103.0):
+        source.ends = EndsAt("slurm", at_unix_s, "why")
+        looking.look()
+        clock.pass_(10.0)
+    assert [news.ends and news.ends.at_unix_s for news in told] == [1_000_100.0, 1_000_103.0]
+
+
+def test_that_there_is_none_is_told_once_and_so_is_one_that_is_taken_back(
+    clock: SetClock, told: list[News]
+) -> None:
+    source = Scripted()
+    looking = watch(told, clock, source)
+    ends = EndsAt("slurm", 1_000_100.0, "why")
+    for source.ends in (None, None, ends, None, None):
+        looking.look()
+        clock.pass_(10.0)
+    assert [news.ends for news in told] == [None, ends, None]
+
+
+def test_an_end_without_a_time_is_told(clock: SetClock, told: list[News]) -> None:
+    ends = EndsAt("slurm", None, "perhaps")
+    watch(told, clock, Scripted(ends)).look()
+    assert told == [News("slurm", ends, None)]
+
+
+def test_a_source_that_fails_silences_no_other(
+    clock: SetClock, told: list[News], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = EndsAt("aws", 1_000_100.0, "why")
+    broken = Scripted(RuntimeError("a bug"))
+    looking = watch(told, clock, broken, Scripted(ends, name="aws"))
+    looking.look()
+    assert [news.source for news in told] == ["aws"]
+    assert "a bug" in capsys.readouterr().err
+    broken.ends = None
+    clock.pass_(10.0)
+    looking.look()
+    assert [news.source for news in told] == ["aws", "slurm"]
+
+
+def test_without_sources_there_is_nothing_to_wait_for(clock: SetClock, told: list[News]) -> None:
+    assert watch(told, clock).look() == 3600.0
+
+
+def test_the_thread_tells_and_ends_when_it_is_stopped() -> None:
+    told: queue.SimpleQueue[News] = queue.SimpleQueue()
+    looking = NoticeWatch([Scripted(pause_s=math.inf)], tell=told.put)
+    looking.start()
+    assert told.get(timeout=60.0) == News("slurm", None)
+    looking.stop()
+    looking.run()  # returns at once
+
+
+def test_it_ends_when_nobody_listens_any_more(clock: SetClock) -> None:
+    def tell(news: News) -> None:
+        raise ConnectionError("the trainer is gone")
+
+    NoticeWatch([Scripted()], tell=tell, clock=clock.clock()).run()

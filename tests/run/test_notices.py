@@ -1,0 +1,187 @@
+"""The board: which notice is in force, whatever the clocks do."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from checkfreq import CFConfig
+from checkfreq.persist import protocol as p
+from checkfreq.policy.ending import Needs
+from checkfreq.run.interrupt import StopNotice
+from checkfreq.run.notices import LastMoment, NoticeBoard, RunEnd
+
+
+def seen(
+    source: str = "slurm", *, at_unix_s: float = 1000.0, at_s: float = 100.0, why: str = "why"
+) -> p.NoticeSeen:
+    return p.NoticeSeen(source, why, at_unix_s, at_s)
+
+
+def at_s(board: NoticeBoard) -> float | None:
+    return None if board.earliest is None else board.earliest.at_s
+
+
+def test_the_earliest_end_is_in_force() -> None:
+    board = NoticeBoard()
+    assert board.earliest is None
+    board.note(seen("slurm", at_s=100.0))
+    board.note(seen("aws", at_s=50.0))
+    board.note(seen("deadline", at_s=70.0))
+    assert at_s(board) == 50.0
+    board.note(p.NoticeGone("aws"))
+    assert at_s(board) == 70.0
+
+
+def test_a_clock_that_is_set_moves_no_end() -> None:
+    """A new worker, or a new look, turns the same time of the world into another one of ours."""
+    board = NoticeBoard()
+    board.note(seen(at_unix_s=1000.0, at_s=100.0))
+    for wrong_s in (-3600.0, 3600.0, 1e9):
+        board.note(seen(at_unix_s=1000.5, at_s=100.0 + wrong_s))
+        assert at_s(board) == 100.0
+
+
+def test_an_end_that_is_moved_moves_by_the_difference_whatever_the_clock_says_now() -> None:
+    board = NoticeBoard()
+    board.note(seen(at_unix_s=1000.0, at_s=100.0))
+    board.note(seen(at_unix_s=1600.0, at_s=5.0))
+    assert at_s(board) == 700.0
+    board.note(seen(at_unix_s=900.0, at_s=5.0))
+    assert at_s(board) == 0.0
+
+
+def test_an_end_that_was_taken_back_and_comes_again_is_a_new_one() -> None:
+    board = NoticeBoard()
+    board.note(seen(at_unix_s=1000.0, at_s=100.0))
+    board.note(p.NoticeGone("slurm"))
+    assert board.earliest is None
+    board.note(seen(at_unix_s=1000.0, at_s=130.0))
+    assert at_s(board) == 130.0
+
+
+def test_an_end_without_a_time_is_news_and_no_end() -> None:
+    board = NoticeBoard()
+    for _ in range(2):
+        board.note(p.NoticeSeen("aws", "AWS recommends", None, None))
+    assert board.earliest is None
+    assert board.take_news() == ["aws: AWS recommends; training goes on"]
+    board.note(seen("aws"))
+    board.note(p.NoticeSeen("aws", "AWS recommends", None, None))
+    assert board.earliest is None
+
+
+def test_each_change_is_said_once() -> None:
+    board = NoticeBoard()
+    assert board.take_news() == []
+    for notice in (seen(), seen(), p.NoticeGone("slurm"), p.NoticeGone("slurm")):
+        board.note(notice)
+    first, second = board.take_news()
+    assert first == f"slurm: {RunEnd('slurm', 'why', 100.0, 1000.0)}"
+    assert second == first.replace("slurm:", "slurm: no longer so:")
+    assert "the run ends at 1970-01-01" in first
+    assert board.take_news() == []
+
+
+# ---- the last moment
+
+
+class Now:
+    """A clock that tests set."""
+
+    s = 0.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+@pytest.fixture
+def now() -> Now:
+    return Now()
+
+
+@pytest.fixture
+def signals() -> Iterator[StopNotice]:
+    listening = StopNotice(["SIGTERM", "SIGUSR1"])
+    listening.install()
+    yield listening
+    listening.uninstall()
+
+
+def last_moment(now: Now, signals: StopNotice, **settings: float) -> LastMoment:
+    return LastMoment(signals, config=CFConfig(**settings), clock=now)  # type: ignore[arg-type]
+
+
+def needs() -> Needs:
+    return Needs(durable_s=10.0, gap_s=1.0)
+
+
+def test_training_goes_on_until_the_last_moment(now: Now, signals: StopNotice) -> None:
+    moment = last_moment(now, signals)
+    assert moment.due(needs) is None
+    moment.board.note(seen(at_s=100.0))
+    now.s = 88.9
+    assert moment.due(needs) is None
+    now.s = 89.0
+    stop = moment.due(needs)
+    assert stop is not None
+    assert (stop.source, stop.ends_in_s) == ("slurm", 11.0)
+
+
+def test_a_notice_that_is_taken_back_in_time_ends_nothing(now: Now, signals: StopNotice) -> None:
+    moment = last_moment(now, signals)
+    moment.board.note(seen(at_s=100.0))
+    now.s = 88.0
+    moment.board.note(p.NoticeGone("slurm"))
+    now.s = 150.0
+    assert moment.due(needs) is None
+
+
+def test_needs_are_worked_out_only_if_there_is_an_end(now: Now, signals: StopNotice) -> None:
+    def unwanted() -> Needs:
+        raise AssertionError("nobody needs to know")
+
+    assert last_moment(now, signals).due(unwanted) is None
+
+
+def test_boundaries_measure_how_far_apart_they_are(now: Now, signals: StopNotice) -> None:
+    moment = last_moment(now, signals)
+    for now.s in (5.0, 7.0):
+        moment.pass_boundary(is_epoch_end=False)
+    known = moment.needs(state_bytes=0, started_s=(6.0,), upload_s=1.0, cached_s=None)
+    # 5 s unmeasured, 4 s of them for the one in flight, 1 s of upload, 2 s of margin
+    assert known == Needs(durable_s=5.0 + 4.0 + 1.0 + 2.0, gap_s=6.0)
+
+
+def test_time_to_requeue_is_kept_free(now: Now, signals: StopNotice) -> None:
+    plain = last_moment(now, signals)
+    requeues = LastMoment(signals, config=CFConfig(requeue=True), clock=now)
+    known = [
+        moment.needs(state_bytes=0, started_s=(), upload_s=0.0, cached_s=None).durable_s
+        for moment in (plain, requeues)
+    ]
+    assert known[1] - known[0] == 3.0
+
+
+def test_grace_counts_from_the_first_sigterm(signals: StopNotice) -> None:
+    signals._handle(signal.SIGUSR1, None)
+    assert signals.terminated_s is None
+    signals._handle(signal.SIGTERM, None)
+    first_s = signals.terminated_s
+    signals._handle(signal.SIGTERM, None)
+    assert first_s is not None
+    assert signals.terminated_s == first_s
+    moment = LastMoment(signals, config=CFConfig(stop_grace_s=30.0), clock=lambda: first_s + 10.0)
+    assert moment.grace_left_s() == 20.0
+    stop = moment.due(needs)
+    assert stop is not None
+    assert (stop.source, stop.ends_in_s) == ("SIGTERM", 20.0)
+
+
+def test_without_a_known_grace_a_signal_names_no_end(now: Now, signals: StopNotice) -> None:
+    signals._handle(signal.SIGTERM, None)
+    stop = last_moment(now, signals).due(needs)
+    assert stop is not None
+    assert stop.ends_in_s is None
