@@ -20,6 +20,8 @@ logger = logging.getLogger("checkfreq.manager")
 _SOME_SIGNAL = Stop("a stop signal", "a stop signal received")
 #: How much earlier than this process its loader workers may be told to stop.
 _NOTICE_S = 2.0
+#: A signal that is sent again may end the new workers as well.
+_MOST_REOPENED = 3
 
 
 class Ending:
@@ -30,6 +32,7 @@ class Ending:
         self._progress = session.progress
         self._pipeline = session.pipeline
         self._coordinator = session.coordinator
+        self._num_reopened = 0
 
     # ---- told to stop
 
@@ -57,6 +60,24 @@ class Ending:
             on_stop(record)
         except Exception:  # the user's own, which must not cost the last checkpoint
             logger.exception("CFConfig.on_stop raised at step %d", record.step)
+
+    def reopens_after(self, error: Exception) -> bool:
+        """See `CFManager.reopens_after`."""
+        progress, session = self._progress, self._session
+        if not is_of_dead_worker(error) or progress.is_closed or progress.has_stopped:
+            return False
+        stops_here = session.role.is_alone and session.why_no_boundary() is None
+        if stops_here or self._num_reopened == _MOST_REOPENED:
+            return False
+        if not session.notice.comes_within(_NOTICE_S):
+            return False
+        self._num_reopened += 1
+        logger.warning(
+            "the stop signal ended loader workers too; starting others for the batches up to the "
+            "next boundary of all ranks: %s",
+            error,
+        )
+        return True
 
     def stops_after(self, error: Exception) -> bool:
         """See `CFManager.stops_after`."""
