@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.dist]
 def test_ranks_whose_loader_workers_are_killed_go_on_to_the_boundary_at_which_all_stop(
     zygote: Zygote, tmp_path: Path
 ) -> None:
-    """One rank waits for a batch that never comes, the other for it in the exchange of gradients."""
+    """One rank waits for a batch, the other for its gradients: neither can stop where it is."""
     case = Case(world=2, workers=2, to="everything")
     whole = run_whole(zygote, tmp_path / "whole", case)
     run = Run(zygote, tmp_path / "run", case)
