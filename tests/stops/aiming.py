@@ -9,7 +9,7 @@ from typing import Literal
 from checkfreq.faults import POINTS, POINTS_OF_ONE_RANK
 from tests.stops.program import BATCH_SIZE, BATCHES, LAST_PLACES, PLACES
 
-Kind = Literal["time", "place", "trainer", "worker"]
+Kind = Literal["start", "time", "place", "trainer", "worker"]
 
 _OF_TRAINER = ("meeting.", "snapshot.", "socket.", "slot.")
 
@@ -41,7 +41,8 @@ class Instant:
     """When the signal is sent, and to which rank where it is sent to one process.
 
     ``where`` is a place of the loop or a fault point that ``rank`` waits at in its ``hit``-th pass
-    until the signal was sent; of kind "time", ``wait_s`` seconds into the training. ``spin`` turns
+    until the signal was sent; of kind "time", ``wait_s`` seconds into the training, and of kind
+    "start", into the restore and the first iteration. ``spin`` turns
     of an empty loop come between the end of the wait and the signal, if ``is_late``. The signal is
     sent once more after ``again_s`` seconds, and where ``rank`` gets to the place ``again_at``.
     """
@@ -61,8 +62,9 @@ class Instant:
 
 def draw(dice: random.Random, case: Case, *, whole_s: float) -> Instant:
     """An instant of a life of ``case``, which takes ``whole_s`` seconds if nobody stops it."""
-    kinds: tuple[Kind, ...] = ("time", "place", "trainer", "worker")
-    kind = dice.choices(kinds, (3, 3, 2, 3))[0]
+    kinds: tuple[Kind, ...] = ("time", "place", "trainer", "worker", "start")
+    # A rank of many that dies at its start is no stop, but a failed start.
+    kind = dice.choices(kinds, (3, 3, 2, 3, 1 if case.world == 1 else 0))[0]
     rank = dice.randrange(case.world)
     chk_freq = dice.choice((1, 2, 2, 5, None))
     instant = Instant(
@@ -73,8 +75,9 @@ def draw(dice: random.Random, case: Case, *, whole_s: float) -> Instant:
         again_at=dice.choice(LAST_PLACES) if dice.random() < 0.3 else None,
         on_stop=dice.choice(("raise", "return")),
     )
-    if kind == "time":
-        return replace(instant, wait_s=dice.uniform(0.0, whole_s))
+    if kind in ("start", "time"):
+        most_s = whole_s if kind == "time" else 0.1
+        return replace(instant, wait_s=dice.uniform(0.0, most_s))
     where = dice.choice(PLACES if kind == "place" else _points(case, rank, kind))
     hit = _hit_of(dice, where) if kind == "place" else dice.randint(1, 4)
     is_late, spin = dice.random() < 0.3, int(10 ** dice.uniform(1.0, 5.0))

@@ -57,6 +57,7 @@ class Life:
     """
 
     folder: str
+    chk: str = ""  # the checkpoint directory; default: in the folder
     number: int = 0
     rank: int = 0
     world: int = 1
@@ -69,6 +70,11 @@ class Life:
     ballast_bytes: int = 0
     config: dict[str, Any] = field(default_factory=dict)
     is_finalised: bool = True
+
+    @property
+    def chk_dir(self) -> Path:
+        """The checkpoint directory."""
+        return Path(self.chk or f"{self.folder}/chk")
 
     @property
     def events_path(self) -> Path:
@@ -210,7 +216,7 @@ def managed(life: Life, training: Training) -> CFManager:
     """The manager of a life."""
     per_rank = ("progress",) if life.world > 1 else ()
     return CFManager(
-        Path(life.folder) / "chk",
+        life.chk_dir,
         CFCheckpoint(per_rank=per_rank, **training.tracked()),
         mode=CFMode.AUTO if life.chk_freq is None else CFMode.MANUAL,
         chk_freq=life.chk_freq,
@@ -268,8 +274,7 @@ def _prepare(life: Life) -> None:
 
 def _has_checkpoint(life: Life) -> bool:
     """A first life draws the same numbers as any other; one that restores must not need to."""
-    folder = Path(life.folder) / "chk"
-    return folder.exists() and any(folder.glob("step-*"))
+    return life.chk_dir.exists() and any(life.chk_dir.glob("step-*"))
 
 
 if __name__ == "__main__":

@@ -56,30 +56,35 @@ class Run:
     zygote: Zygote
     folder: Path
     case: Case
+    chk_dir: Path = Path()
     num_lives: int = 0
     history: list[list[Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.history = [[] for _ in range(self.case.world)]
-
-    @property
-    def chk_dir(self) -> Path:
-        """The directory of all ranks."""
-        return self.folder / "chk"
+        if self.chk_dir == Path():
+            self.chk_dir = self.folder / "chk"
 
     @property
     def step(self) -> int:
         """Batches learnt by each rank."""
         return sum(event[0] == "loss" for event in self.history[0])
 
-    def live(self, instant: Instant | None = None, **settings: Any) -> Lived:
-        """One life, stopped at an instant; takes what it learnt into the history."""
+    def live(
+        self,
+        instant: Instant | None = None,
+        *,
+        meanwhile: Callable[[], object] = lambda: None,
+        **settings: Any,
+    ) -> Lived:
+        """One life, stopped at an instant; ``meanwhile`` is called just before the signal."""
         self.num_lives += 1
-        settings = {"folder": str(self.folder), "number": self.num_lives, **settings}
+        base = {"folder": str(self.folder), "chk": str(self.chk_dir), "number": self.num_lives}
+        settings = {**base, **settings}
         lives = [self._life(rank, instant, settings) for rank in range(self.case.world)]
         with running(self.zygote, lives) as pids:
-            before = None if instant is None else self._signal(instant, lives, pids)
+            before = instant and self._signal(instant, lives, pids, meanwhile)
             return self._end(lives, pids, before)
 
     def _life(self, rank: int, instant: Instant | None, settings: dict[str, Any]) -> Life:
@@ -87,7 +92,7 @@ class Run:
         base = {"rank": rank, "world": case.world, "workers": case.workers, **settings}
         if instant is None:
             return Life(**base)
-        base |= {"chk_freq": instant.chk_freq, "on_stop": instant.on_stop}
+        base = {"chk_freq": instant.chk_freq, "on_stop": instant.on_stop} | base
         if rank != instant.rank:
             return Life(**base)
         holds, gate = {}, str(self._gate())
@@ -105,11 +110,18 @@ class Run:
     def _gate(self, which: str = "") -> Path:
         return self.folder / f"gate-{self.num_lives}{which}"
 
-    def _signal(self, instant: Instant, lives: list[Life], pids: list[int]) -> int | None:
+    def _signal(
+        self,
+        instant: Instant,
+        lives: list[Life],
+        pids: list[int],
+        meanwhile: Callable[[], object],
+    ) -> int | None:
         """Send the signal; returns how many batches each rank had begun, None if it is over."""
         gate = self._gate()
-        if instant.kind == "time":
-            if not self._until(lambda: _begun(lives), pids):
+        if instant.kind in ("start", "time"):
+            has_begun = _made if instant.kind == "start" else _begun
+            if not self._until(lambda: has_begun(lives), pids):
                 return None
             time.sleep(instant.wait_s)
         else:
@@ -123,6 +135,7 @@ class Run:
             return None
         for _ in range(instant.spin if instant.is_late else 0):
             pass
+        meanwhile()
         before = min(_num_batches(life) for life in lives)
         self._kill(instant, pids)
         gate.touch()
@@ -219,6 +232,11 @@ def _text(path: Path) -> str:
 
 def _num_batches(life: Life) -> int:
     return _text(life.events_path).count('["batch"')
+
+
+def _made(lives: list[Life]) -> bool:
+    """Whether every rank has its manager."""
+    return all('["made"' in _text(life.events_path) for life in lives)
 
 
 def _begun(lives: list[Life]) -> bool:
