@@ -256,6 +256,14 @@ class CFManager:
         if decision.stop is not None and not self._progress.has_stopped:
             self._ending.stop(decision.stop)
 
+    def reopens_after(self, error: Exception) -> bool:
+        """Whether a loader, which failed because the run was told to stop, is needed once more.
+
+        So it is where other ranks are in the midst of an iteration that this one has to take part
+        in, and where batches are in use: the run stops at the next boundary, not here.
+        """
+        return self._ending.reopens_after(error)
+
     def stops_after(self, error: Exception) -> bool:
         """Whether a loader failed because the run was told to stop, and its workers with it.
 

@@ -47,6 +47,9 @@ class Manager(Protocol):
 
     - ``finished``: True once the run is over, at whatever step; the iterator that marks steps then
       serves nothing more;
+    - ``reopens_after(error)``: whether a loader failed because its workers were told to stop like
+      the run, which stops at a boundary that is still to come: the loader is opened again at the
+      place of the next batch, and the loop goes on;
     - ``stops_after(error)``: whether a loader failed with ``error`` because the run is being
       stopped (the signal may have killed its workers); the manager has saved what it could.
     """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,6 +23,15 @@ LONG = ("crash", "dist", "slow")
 def _torch_is_seeded() -> None:
     """Loaders without a seed take torch's, and tests before this one may have set it."""
     torch.manual_seed(20260)
+
+
+@pytest.fixture(autouse=True)
+def _signals_are_as_before() -> Iterator[None]:
+    """A manager that was told to stop keeps its handlers: the process is about to end."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def pytest_configure() -> None:

@@ -20,6 +20,8 @@ logger = logging.getLogger("checkfreq.manager")
 _SOME_SIGNAL = Stop("a stop signal", "a stop signal received")
 #: How much earlier than this process its loader workers may be told to stop.
 _NOTICE_S = 2.0
+#: A signal that is sent again may end the new workers as well.
+_MOST_REOPENED = 3
 
 
 class Ending:
@@ -31,6 +33,7 @@ class Ending:
         self._pipeline = session.pipeline
         self._coordinator = session.coordinator
         self._stopped_by = ""
+        self._num_reopened = 0
 
     # ---- told to stop
 
@@ -59,6 +62,24 @@ class Ending:
             on_stop(record)
         except Exception:  # the user's own, which must not cost the last checkpoint
             logger.exception("CFConfig.on_stop raised at step %d", record.step)
+
+    def reopens_after(self, error: Exception) -> bool:
+        """See `CFManager.reopens_after`."""
+        progress, session = self._progress, self._session
+        if not is_of_dead_worker(error) or progress.is_closed or progress.has_stopped:
+            return False
+        stops_here = session.role.is_alone and session.why_no_boundary() is None
+        if stops_here or self._num_reopened == _MOST_REOPENED:
+            return False
+        if not session.notice.comes_within(_NOTICE_S):
+            return False
+        self._num_reopened += 1
+        logger.warning(
+            "the stop signal ended loader workers too; starting others for the batches up to the "
+            "next boundary of all ranks: %s",
+            error,
+        )
+        return True
 
     def stops_after(self, error: Exception) -> bool:
         """See `CFManager.stops_after`."""
@@ -125,13 +146,15 @@ class Ending:
             raise
         finally:
             progress.is_closed = True
-            session.notice.uninstall()
             session.gate.close()
             try:
                 session.profiler.close(clean=clean or progress.has_stopped)
             finally:
-                self._pipeline.close()
-                self._coordinator.close()
+                try:
+                    self._pipeline.close()
+                    self._coordinator.close()
+                finally:  # last: a signal must not end a process that is about to end well
+                    session.notice.uninstall(has_stopped=progress.has_stopped)
         self._requeue()
 
     def _requeue(self) -> None:

@@ -88,6 +88,14 @@ class Boundaries:
             if self._on_stop == "raise":
                 raise TrainingStopped
 
+    def reopens_after(self, error: Exception) -> bool:
+        """Whether to open the loader again, which failed because its workers were told to stop.
+
+        The boundary at which the run stops is still to come, and the batches up to it are needed.
+        """
+        reopens_after = getattr(self._manager, "reopens_after", None)
+        return reopens_after is not None and bool(reopens_after(error))
+
     def stops_after(self, error: Exception) -> bool:
         """Whether the loader failed with ``error`` because the run is being stopped.
 

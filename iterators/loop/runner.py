@@ -28,7 +28,7 @@ from iterators.loop.cursor import Cursor, EpochReport
 from iterators.loop.passes import Pass, PassState, Settlement
 from iterators.loop.tails import TailWatch
 from iterators.order.position import Position
-from iterators.protocol import Adapter, Delivery
+from iterators.protocol import Adapter, Deliveries, Delivery
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class PassRunner:
     def _batches(self, limit: int | None) -> Generator[Any, None, PassState]:
         live = self._cursor.live
         try:
-            deliveries = self._adapter.open(epoch=live.epoch, start=live.place, state=live.state)
+            deliveries = self._open()
         except Exception as error:
             if not self._boundaries.stops_after(error):
                 raise
@@ -149,6 +149,10 @@ class PassRunner:
                 except StopIteration:
                     return PassState.EXHAUSTED
                 except Exception as error:
+                    if self._boundaries.reopens_after(error):
+                        deliveries.close()
+                        deliveries = self._open()
+                        continue
                     if not self._boundaries.stops_after(error):
                         raise
                     return PassState.SETTLED
@@ -163,6 +167,11 @@ class PassRunner:
                         return PassState.SETTLED
         finally:
             deliveries.close()
+
+    def _open(self) -> Deliveries:
+        """The rest of the epoch, from the cursor on."""
+        live = self._cursor.live
+        return self._adapter.open(epoch=live.epoch, start=live.place, state=live.state)
 
     def _take(self, delivery: Delivery) -> None:
         if not self._pending:

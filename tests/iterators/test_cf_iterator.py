@@ -518,6 +518,45 @@ def test_a_stop_notice_at_the_close_does_not_raise() -> None:
     assert manager.events[-1] == "end_epoch"
 
 
+class Dying(Plain):
+    """A dataset whose loader fails once, at one of its samples."""
+
+    has_failed = False
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 6 and not self.has_failed:
+            self.has_failed = True
+            raise RuntimeError("DataLoader worker (pid 1) is killed by signal")
+        return super().__getitem__(index)
+
+
+class Reopening(FakeManager):
+    """A run that is to stop at a boundary still to come, though its loader's workers are dead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[str] = []
+
+    def reopens_after(self, error: Exception) -> bool:
+        self.errors.append(str(error))
+        return True
+
+
+def test_a_loader_whose_workers_were_told_to_stop_is_opened_again_at_the_next_batch() -> None:
+    manager = Reopening()
+    whole = take_all(CFIterator(loader()))
+    iterator = CFIterator(ResumableDataLoader(Dying(10), 4), cf_manager=manager)
+    served = []
+    for batch in iterator:
+        served.append(batch.tolist())
+        manager.weight_update()
+    manager.close()
+    assert served == whole
+    assert len(manager.errors) == 1
+    assert iterator.last_report is not None
+    assert iterator.last_report.exact
+
+
 # Steps
 
 

@@ -1,0 +1,334 @@
+"""Stops a training at one instant after the other, and holds its lives against a whole run.
+
+A run that was stopped has lost nothing: the events of its lives, put one after the other, are those
+of a run that nobody stopped, batch by batch and bit by bit. Each life that was told to stop ends
+with status 75, and what it learnt last is durable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from checkfreq.store.store import CheckpointStore
+from tests.stops.aiming import Case, Instant, draw
+from tests.stops.program import BATCH_SIZE, BATCHES, EPOCHS, Life
+from tests.stops.zygote import Zygote
+
+logger = logging.getLogger(__name__)
+
+STOPPED = 75
+
+#: From the signal to the end of the process; only a defect takes so long.
+LIMIT_S = 90.0
+
+_LOOK_S = 0.005
+
+
+@dataclass
+class Lived:
+    """One life of all ranks: what each wrote down, and how it ended."""
+
+    events: list[list[Any]]
+    statuses: list[int | None]
+    logs: str
+    #: Batches that each rank had begun when the signal was sent; None: it was not sent.
+    batches_before: int | None = None
+
+    def has(self, kind: str) -> bool:
+        """Whether a rank reported an event of this kind."""
+        return any(event[0] == kind for events in self.events for event in events)
+
+
+@dataclass
+class Run:
+    """A training in a folder, over its lives."""
+
+    zygote: Zygote
+    folder: Path
+    case: Case
+    chk_dir: Path = Path()
+    num_lives: int = 0
+    history: list[list[Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.history = [[] for _ in range(self.case.world)]
+        if self.chk_dir == Path():
+            self.chk_dir = self.folder / "chk"
+
+    @property
+    def step(self) -> int:
+        """Batches learnt by each rank."""
+        return sum(event[0] == "loss" for event in self.history[0])
+
+    def live(
+        self,
+        instant: Instant | None = None,
+        *,
+        meanwhile: Callable[[], object] = lambda: None,
+        **settings: Any,
+    ) -> Lived:
+        """One life, stopped at an instant; ``meanwhile`` is called just before the signal."""
+        self.num_lives += 1
+        base = {"folder": str(self.folder), "chk": str(self.chk_dir), "number": self.num_lives}
+        settings = {**base, **settings}
+        lives = [self._life(rank, instant, settings) for rank in range(self.case.world)]
+        with running(self.zygote, lives) as pids:
+            before = instant and self._signal(instant, lives, pids, meanwhile)
+            return self._end(lives, pids, before)
+
+    def _life(self, rank: int, instant: Instant | None, settings: dict[str, Any]) -> Life:
+        case = self.case
+        base = {"rank": rank, "world": case.world, "workers": case.workers, **settings}
+        if instant is None:
+            return Life(**base)
+        base = {"chk_freq": instant.chk_freq, "on_stop": instant.on_stop} | base
+        if rank != instant.rank:
+            return Life(**base)
+        holds, gate = {}, str(self._gate())
+        if instant.again_at is not None:
+            holds[instant.again_at] = [1, str(self._gate("-again"))]
+        match instant.kind:
+            case "place":
+                holds[instant.where] = [instant.hit, gate]
+            case "trainer":
+                base["trainer_fault"] = f"{instant.where}:pause-{gate}:{instant.hit}"
+            case "worker":
+                base["worker_fault"] = f"{instant.where}:pause-{gate}:{instant.hit}"
+        return Life(**base, holds=holds)
+
+    def _gate(self, which: str = "") -> Path:
+        return self.folder / f"gate-{self.num_lives}{which}"
+
+    def _signal(
+        self,
+        instant: Instant,
+        lives: list[Life],
+        pids: list[int],
+        meanwhile: Callable[[], object],
+    ) -> int | None:
+        """Send the signal; returns how many batches each rank had begun, None if it is over."""
+        gate = self._gate()
+        if instant.kind in ("start", "time"):
+            has_begun = _made if instant.kind == "start" else _begun
+            if not self._until(lambda: has_begun(lives), pids):
+                return None
+            time.sleep(instant.wait_s)
+        else:
+            reached = Path(f"{gate}.reached")
+            if not self._until(reached.exists, pids):
+                return None
+            if instant.is_late or (len(lives) > 1 and not _begun(lives)):
+                gate.touch()
+        # A rank of many that dies at its start is no stop, but a failed start.
+        if len(lives) > 1 and not self._until(lambda: _begun(lives), pids):
+            return None
+        for _ in range(instant.spin if instant.is_late else 0):
+            pass
+        meanwhile()
+        before = min(_num_batches(life) for life in lives)
+        self._kill(instant, pids)
+        gate.touch()
+        self._signal_again(instant, pids)
+        return before
+
+    def _signal_again(self, instant: Instant, pids: list[int]) -> None:
+        if instant.again_s is not None:
+            self._until(lambda: False, pids, limit_s=instant.again_s)
+            self._kill(instant, pids)
+        if instant.again_at is not None:
+            gate = self._gate("-again")
+            if self._until(Path(f"{gate}.reached").exists, pids):
+                self._kill(instant, pids)
+            gate.touch()
+
+    def _kill(self, instant: Instant, pids: list[int]) -> None:
+        match self.case.to:
+            case "process":
+                aims = [pids[instant.rank]]
+            case "group":
+                aims = [-pids[0]]
+            case _:
+                aims = [*pids, *descendants(pids)]
+        for aim in aims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(aim, signal.SIGTERM)
+
+    def _until(
+        self, is_there: Callable[[], bool], pids: list[int], *, limit_s: float = LIMIT_S
+    ) -> bool:
+        """Wait for something; False if the run ended, or the time, without it."""
+        end_s = time.monotonic() + limit_s
+        while not is_there():
+            ended = any(self.zygote.status(pid, limit_s=_LOOK_S) is not None for pid in pids)
+            if ended or time.monotonic() > end_s:
+                return is_there()
+        return True
+
+    def _end(self, lives: list[Life], pids: list[int], before: int | None) -> Lived:
+        statuses = [self.zygote.status(pid, limit_s=LIMIT_S) for pid in pids]
+        if None in statuses:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGABRT)  # faulthandler prints every stack
+                self.zygote.status(pid, limit_s=10.0)
+        events = [_events(life) for life in lives]
+        logs = "\n".join(f"-- {life.log_path}\n{_text(life.log_path)[-6000:]}" for life in lives)
+        lived = Lived(events, statuses, logs, before)
+        assert None not in statuses, f"it did not end within {LIMIT_S} s\n{logs}"
+        return lived
+
+    def take(self, lived: Lived) -> None:
+        """What a life learnt is part of the run."""
+        for history, events in zip(self.history, lived.events, strict=True):
+            history += [e for e in events if e[0] in ("batch", "loss", "tail", "end")]
+
+
+@contextlib.contextmanager
+def running(zygote: Zygote, lives: list[Life]) -> Iterator[list[int]]:
+    """Process ids of the trainers; they are dead when the block is left."""
+    pids: list[int] = []
+    try:
+        for life in lives:
+            pids.append(zygote.start(life, group=pids[0] if pids else None))
+        yield pids
+    finally:
+        for pid in pids:
+            if zygote.status(pid, limit_s=0.0) is None:
+                os.kill(pid, signal.SIGKILL)
+                zygote.status(pid, limit_s=30.0)
+
+
+def descendants(pids: list[int]) -> list[int]:
+    """Process ids of all children of these, and theirs."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            parents.setdefault(parent, []).append(int(stat.parent.name))
+    found = list(pids)
+    for pid in found:  # it grows
+        found += parents.get(pid, [])
+    return found[len(pids) :]
+
+
+def _events(life: Life) -> list[Any]:
+    return [json.loads(line) for line in _text(life.events_path).splitlines()]
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def _num_batches(life: Life) -> int:
+    return _text(life.events_path).count('["batch"')
+
+
+def _made(lives: list[Life]) -> bool:
+    """Whether every rank has its manager."""
+    return all('["made"' in _text(life.events_path) for life in lives)
+
+
+def _begun(lives: list[Life]) -> bool:
+    """Whether every rank has passed a boundary in this life: signals are handled from there."""
+    return all(_num_batches(life) > 1 for life in lives)
+
+
+# ---- a whole run, and one that is stopped over and over
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A run that nobody stopped, and how long it took from its restore on."""
+
+    history: list[list[Any]]
+    training_s: float
+
+
+def run_whole(zygote: Zygote, folder: Path, case: Case) -> Whole:
+    """Train to the end; every sample comes once in every epoch."""
+    run = Run(zygote, folder, case)
+    lived = run.live()
+    assert lived.statuses == [0] * case.world, lived.logs
+    run.take(lived)
+    for epoch in range(EPOCHS):
+        served = [
+            sample
+            for events in run.history
+            for kind, *values in events
+            if kind == "batch" and values[0] == epoch
+            for sample in values[1]
+        ]
+        assert sorted(served) == list(range(BATCHES * BATCH_SIZE * case.world))
+    (began_s,), (ended_s,) = (
+        [event[-1] for event in lived.events[0] if event[0] == kind]
+        for kind in ("restored", "closed")
+    )
+    return Whole(run.history, ended_s - began_s)
+
+
+def stop_over_and_over(
+    zygote: Zygote, folder: Path, case: Case, whole: Whole, *, num_instants: int, seed: object
+) -> list[Instant]:
+    """Stop runs of ``case`` at so many instants; returns them. Each run ends as the whole one."""
+    dice = random.Random(f"{seed} {case}")
+    instants: list[Instant] = []
+    run, num_runs = None, 0
+    while len(instants) < num_instants or run is not None:
+        if run is None:
+            run, num_runs = Run(zygote, folder / f"run-{num_runs}", case), num_runs + 1
+        left_s = whole.training_s * (1 - run.step / (EPOCHS * BATCHES))
+        instant = draw(dice, case, whole_s=left_s) if len(instants) < num_instants else None
+        lived = run.live(instant, is_finalised=dice.random() < 0.5)
+        if lived.batches_before is not None:
+            assert instant is not None
+            instants.append(instant)
+        logger.info("%s: %s at step %s: %s", case, instant, run.step, lived.statuses)
+        try:
+            is_over = check(run, lived, whole)
+        except AssertionError as error:
+            raise AssertionError(
+                f"seed {seed}, {case}, {instant} in life {run.num_lives} of {run.folder}: "
+                f"{error}\n{lived.logs}"
+            ) from error
+        if is_over:
+            run = None
+    return instants
+
+
+def check(run: Run, lived: Lived, whole: Whole) -> bool:
+    """Hold a life against the documented ways to end; whether the run is over now."""
+    world = run.case.world
+    if lived.statuses == [-signal.SIGTERM] * world and lived.batches_before in (0, 1):
+        return False  # before the first boundary of this life: nothing is lost, nothing learnt
+    run.take(lived)
+    _compare(run, whole)
+    if lived.has("end"):
+        # Once the manager is closed, a first signal ends the process as it would without one.
+        fine = (0, -signal.SIGTERM) if lived.batches_before is not None else (0,)
+        for events, status in zip(lived.events, lived.statuses, strict=True):
+            assert status in fine[: 1 + ("closed" in [e[0] for e in events])], lived.statuses
+        assert run.history == whole.history
+    else:
+        assert lived.batches_before is not None, "it ended without a signal"
+        assert lived.statuses == [STOPPED] * world, lived.statuses
+    store = CheckpointStore(run.chk_dir)
+    assert store.steps()[-1:] == [run.step], (store.steps(), run.step)
+    assert store.verify(run.step).step == run.step
+    return lived.has("end")
+
+
+def _compare(run: Run, whole: Whole) -> None:
+    for rank, (found, expected) in enumerate(zip(run.history, whole.history, strict=True)):
+        for one, other in zip(found, expected, strict=False):
+            assert one == other, f"rank {rank}: {one}, in a run that nobody stopped: {other}"

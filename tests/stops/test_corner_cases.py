@@ -1,0 +1,108 @@
+"""Stops at bad times: before there is a checkpoint, on a full disk, on a slow one, on all ranks."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from checkfreq.store.store import CheckpointStore
+from tests.crash.disks import Disk, small_disk
+from tests.stops.aiming import Case, Instant
+from tests.stops.program import BATCHES
+from tests.stops.stopping import STOPPED, Run, Whole, check, run_whole
+from tests.stops.zygote import Zygote
+
+pytestmark = pytest.mark.crash
+
+ALONE = Case(world=1, workers=0, to="process")
+
+#: In the midst of the sixth iteration of a life.
+SIXTH = Instant("place", 0, "updated", 6, chk_freq=1)
+
+
+def test_a_signal_during_the_restore_ends_the_process_and_costs_nothing(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    whole = run_whole(zygote, tmp_path / "whole", ALONE)
+    run = Run(zygote, tmp_path / "run", ALONE)
+    assert not check(run, run.live(SIXTH), whole)
+    for wait_s in (0.0, 0.003, 0.01, 0.03):
+        lived = run.live(Instant("start", 0, wait_s=wait_s))
+        assert lived.statuses[0] in (-signal.SIGTERM, STOPPED)
+        assert not check(run, lived, whole)
+    assert check(run, run.live(), whole)
+
+
+def test_a_signal_before_the_first_checkpoint_leads_to_one(zygote: Zygote, tmp_path: Path) -> None:
+    whole = run_whole(zygote, tmp_path / "whole", ALONE)
+    run = Run(zygote, tmp_path / "run", ALONE)
+    lived = run.live(Instant("place", 0, "updated", 2, chk_freq=1000))
+    assert not check(run, lived, whole)
+    assert CheckpointStore(run.chk_dir).steps() == [2]
+    assert check(run, run.live(), whole)
+
+
+def test_a_stop_on_a_full_disk_ends_with_1_and_the_run_goes_on_from_the_checkpoint_before(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    whole = run_whole(zygote, tmp_path / "whole", ALONE)
+    with small_disk(tmp_path, num_bytes=16 << 20) as disk:
+        run = Run(zygote, tmp_path / "run", ALONE, disk.mount_point / "chk")
+        _stop_and_go_on(run, disk, whole)
+
+
+def _stop_and_go_on(run: Run, disk: Disk, whole: Whole) -> None:
+    assert run.live(SIXTH, ballast_bytes=1 << 20).statuses == [STOPPED]
+    lived = run.live(SIXTH, meanwhile=disk.fill, ballast_bytes=1 << 20)
+    assert lived.statuses == [1], lived.logs
+    assert "No space left" in lived.logs
+    steps = CheckpointStore(run.chk_dir).steps()
+    assert 6 <= steps[-1] < 12
+    disk.free()
+    lived = run.live(ballast_bytes=1 << 20)
+    assert lived.statuses == [0], lived.logs
+    (restored,) = (event[1] for event in lived.events[0] if event[0] == "restored")
+    assert restored == steps[-1]
+    losses = [event for event in lived.events[0] if event[0] == "loss"]
+    assert losses == [event for event in whole.history[0] if event[0] == "loss"][restored:]
+
+
+def test_a_stop_after_the_disk_was_full_is_durable_although_periodic_checkpoints_pause(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    """The first attempt fails, and then the stop's; its second one finds room."""
+    whole = run_whole(zygote, tmp_path / "whole", ALONE)
+    run = Run(zygote, tmp_path / "run", ALONE)
+    full = "commit.mkdir:raise-ENOSPC;commit.write:raise-ENOSPC"
+    lived = run.live(SIXTH, worker_fault=full)
+    assert lived.logs.count("No space left") >= 2
+    assert not check(run, lived, whole)
+    assert CheckpointStore(run.chk_dir).steps() == [6]
+    assert check(run, run.live(), whole)
+
+
+def test_a_stop_on_a_slow_disk_waits_for_what_is_in_flight_and_then_for_its_own(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    run = Run(zygote, tmp_path / "run", ALONE)
+    slow = {"max_write_bytes_per_s": 4 << 20}
+    lived = run.live(SIXTH, ballast_bytes=2 << 20, config=slow)
+    assert lived.statuses == [STOPPED], lived.logs
+    assert CheckpointStore(run.chk_dir).steps()[-1] == 6
+    assert CheckpointStore(run.chk_dir).verify(6).step == 6
+
+
+@pytest.mark.dist
+def test_ranks_with_a_deadline_stop_at_one_boundary(zygote: Zygote, tmp_path: Path) -> None:
+    case = Case(world=2, workers=0, to="process")
+    whole = run_whole(zygote, tmp_path / "whole", case)
+    run = Run(zygote, tmp_path / "run", case)
+    lived = run.live(config={"deadline": time.time() - 1.0})
+    assert lived.statuses == [STOPPED] * 2, lived.logs
+    run.take(lived)
+    assert 1 <= run.step < BATCHES
+    assert CheckpointStore(run.chk_dir).steps() == [run.step]
+    assert check(run, run.live(), whole)

@@ -1,0 +1,28 @@
+"""Signals to every process, as SLURM's: loader workers die, and the run stops all the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.stops.aiming import Case, Instant
+from tests.stops.program import BATCH_SIZE
+from tests.stops.stopping import Run, check, run_whole
+from tests.stops.zygote import Zygote
+
+pytestmark = [pytest.mark.crash, pytest.mark.dist]
+
+
+def test_ranks_whose_loader_workers_are_killed_go_on_to_the_boundary_at_which_all_stop(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    """One rank waits for a batch, the other for its gradients: neither can stop where it is."""
+    case = Case(world=2, workers=2, to="everything")
+    whole = run_whole(zygote, tmp_path / "whole", case)
+    run = Run(zygote, tmp_path / "run", case)
+    instant = Instant("place", rank=1, where="fetch", hit=5 * BATCH_SIZE, chk_freq=1000)
+    lived = run.live(instant)
+    assert "starting others" in lived.logs
+    assert not check(run, lived, whole), lived.logs
+    assert check(run, run.live(), whole)
