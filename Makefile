@@ -12,6 +12,10 @@ MINUTES ?= 9
 PART ?= 1
 FULLY_COVERED := checkfreq/store/*,checkfreq/policy/*,checkfreq/restore/file_reader.py,checkfreq/testing/crashing.py,iterators/order/epoch.py
 
+# Containers often forbid it; without bytecode each of thousands of processes compiles our sources,
+# and pytest rewrites the assertions of all tests in each target and each of its workers.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-more lint docs bench bench-gpu test-gpu system clean
 
