@@ -143,6 +143,7 @@ class Restorer:
     """Reads the checkpoints of one directory, for one restore; never writes to it.
 
     ``before_reading`` is told how many bytes are about to be read, and may raise.
+    ``may_arrive_in_part``: steps that were set aside are no sign that others are missing.
     """
 
     def __init__(
@@ -151,8 +152,10 @@ class Restorer:
         *,
         num_threads: int = 4,
         before_reading: Callable[[int], None] = lambda state_bytes: None,
+        may_arrive_in_part: bool = False,
     ) -> None:
         self._store = CheckpointStore(chk_dir)
+        self._may_arrive_in_part = may_arrive_in_part
         self._records = Records(self._store)
         self._num_threads = num_threads
         self._before_reading = before_reading
@@ -221,7 +224,7 @@ class Restorer:
 
     def _require_none_set_aside(self) -> None:
         """None is fine on a first run, but not if a crash came after all of them were set aside."""
-        if self._store.holds_superseded():
+        if self._store.holds_superseded() and not self._may_arrive_in_part:
             raise NoCheckpointError(
                 f"{self._store.root} holds no checkpoint, but superseded/ does: move one back, or "
                 "pass fresh=True"

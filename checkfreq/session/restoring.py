@@ -6,10 +6,12 @@ import logging
 from collections.abc import Callable, Collection
 from functools import partial
 
+from checkfreq.errors import CorruptCheckpointError
 from checkfreq.restore.apply import RestorePlan, prepare
 from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.session.session import Session
 from checkfreq.state.positions import by_name
+from checkfreq.store.store import NONE_VALID
 
 logger = logging.getLogger("checkfreq.manager")
 
@@ -65,8 +67,20 @@ class Restoring:
             self._session.chk_dir,
             num_threads=self._session.config.writer_threads,
             before_reading=self._require_memory,
+            may_arrive_in_part=self._session.config.copied_by_agent,
         )
-        return self._coordinator.find(restorer, step, chk=self._session.chk)
+        try:
+            return self._coordinator.find(restorer, step, chk=self._session.chk)
+        except CorruptCheckpointError as error:
+            if not self._is_no_checkpoint(error):
+                raise
+            logger.warning("no checkpoint has arrived whole: training starts anew (%s)", error)
+            self._persistence.start_over()
+            return None
+
+    def _is_no_checkpoint(self, error: CorruptCheckpointError) -> bool:
+        """Whether an agent that copies files may have copied no checkpoint whole until now."""
+        return self._session.config.copied_by_agent and error.check == NONE_VALID
 
     def _require_memory(self, state_bytes: int) -> None:
         if self._role.is_alone:  # of many, each reads more, or less, than its slots will hold

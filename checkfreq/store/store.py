@@ -68,6 +68,9 @@ _COMMON = "common"
 _MARKS = "marks.jsonl"
 _LONG_MARKS_BYTES = 16 << 10
 
+#: ``check`` of the error that is raised where there are checkpoints and none validates.
+NONE_VALID = "checkpoints"
+
 T = TypeVar("T")
 
 
@@ -761,7 +764,7 @@ class CheckpointStore:
         found = "; ".join([*(f"step {item.step}: {item.error}" for item in rejected), *links])
         return CorruptCheckpointError(
             str(self.root),
-            check="checkpoints",
+            check=NONE_VALID,
             expected="at least one that validates",
             got=found or "only quarantined ones",
         )

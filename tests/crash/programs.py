@@ -34,6 +34,7 @@ class Run:
     #: Goes into the state: two runs that differ in it never have the same digest.
     timeline: int | None = None
     checkpoints: bool = True
+    copied_by_agent: bool = False
     trainer_faults: str = ""
     worker_faults: str = ""
     fault_log: str = ""
@@ -114,7 +115,9 @@ def _manager(run: Run, training: Training) -> Iterator[CFManager]:
         chk_freq=1 if run.checkpoints else 0,
         retention=KeepLast(run.keep_last),
         tolerate_failures=1000,
-        config=CFConfig(verify_settled=True, takeover_s=30.0, nice=0),
+        config=CFConfig(
+            verify_settled=True, takeover_s=30.0, nice=0, copied_by_agent=run.copied_by_agent
+        ),
     ) as manager:
         _install("", "")
         yield manager
