@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
-from checkfreq.errors import CheckFreqError
+from checkfreq.errors import CheckFreqError, CorruptCheckpointError
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.policy.retention import CheckpointInfo, RetentionPolicy
 from checkfreq.store.marks import StepMark
@@ -19,6 +19,8 @@ from checkfreq.store.store import CheckpointStore
 
 #: Steps count from 1: what is later than this is every checkpoint.
 BEFORE_EVERY_STEP = -1
+#: What a file that is missing or too short fails. A record has its digest in its first line.
+_CHECKS_OF_A_PART = frozenset({"file", "size in bytes", "first line", "own digest"})
 
 
 class Catalog:
@@ -35,6 +37,8 @@ class Catalog:
         self._retention = retention
         self._known: dict[int, CheckpointInfo] | None = None
         self._confirmed_step: int | None = None if is_shared else BEFORE_EVERY_STEP
+        #: Why the record of a step could not be read.
+        self._damaged: dict[int, CorruptCheckpointError] = {}
         #: Removals that the worker has not answered yet, oldest first.
         self._prunes: deque[tuple[int, ...]] = deque()
 
@@ -50,6 +54,9 @@ class Catalog:
         for step in self._store.steps():
             try:
                 check(step)
+            except CorruptCheckpointError as error:
+                self._damaged[step] = error.with_traceback(None)
+                continue
             except (CheckFreqError, OSError):
                 continue
             mark = marks.get(step, StepMark())
@@ -113,6 +120,22 @@ class Catalog:
             self._prunes.append(steps)
         return steps
 
+    def request_partial(
+        self, rejected: Mapping[int, CorruptCheckpointError], *, older_than: int
+    ) -> tuple[int, ...]:
+        """Those of ``rejected``, and of the unreadable ``older_than``, that are not whole.
+
+        They count as requested, as in ``request_removals``.
+        """
+        older = {n: error for n, error in self._damaged.items() if n < older_than}
+        partial = {n for n, error in {**older, **rejected}.items() if is_partial(error)}
+        for step in partial:
+            self._damaged.pop(step, None)
+            self.remove(step)
+        if partial:
+            self._prunes.append(tuple(sorted(partial)))
+        return tuple(sorted(partial))
+
     def _may_go(self, step: int) -> bool:
         if self._confirmed_step is not None and step >= self._confirmed_step:
             return False
@@ -128,6 +151,11 @@ class Catalog:
     def _loaded(self) -> dict[int, CheckpointInfo]:
         assert self._known is not None, "the directory is not open"
         return self._known
+
+
+def is_partial(error: CorruptCheckpointError) -> bool:
+    """Whether a file, or the end of one, may be missing; otherwise tensors differ."""
+    return error.check in _CHECKS_OF_A_PART
 
 
 def _info(attempt: Attempt) -> CheckpointInfo:

@@ -255,6 +255,21 @@ class Persistence:
         self.record("quarantined", step, reason=str(reason))
         self._catalog.remove(step)
 
+    def discard_partial(
+        self, rejected: Mapping[int, CorruptCheckpointError], *, older_than: int
+    ) -> tuple[int, ...]:
+        """Ask the worker to remove what was copied here in part; returns the steps.
+
+        They are those of ``rejected``, and those ``older_than`` whose record cannot be read, of
+        which something is missing. For a directory that an agent copies file by file.
+        """
+        if not self._role.leads:
+            return ()
+        steps = self._catalog.request_partial(rejected, older_than=older_than)
+        if steps:
+            self._client.ask(p.Prune(steps))
+        return steps
+
     def close(self, *, timeout_s: float) -> None:
         """Let the worker finish and exit; kill it after ``timeout_s``."""
         if not self._client.close(timeout_s=timeout_s):

@@ -138,7 +138,10 @@ class Restoring:
         self._pipeline.continue_from(
             found.step, attempt=found.manifest.attempt, was_chosen=explicit
         )
+        removed = self._discard_partial(found) if self._session.config.copied_by_agent else ()
         for rejected in found.rejected:
+            if rejected.step in removed:
+                continue
             logger.warning(
                 "step %d does not validate and is quarantined: %s; going back to step %d loses "
                 "%d step(s)",
@@ -152,6 +155,14 @@ class Restoring:
         self._session.say("restored step %d from %s", found.step, self._session.chk_dir)
         lost = max((r.step for r in found.rejected), default=found.step) - found.step
         self._persistence.record("restored", found.step, steps_lost=lost)
+
+    def _discard_partial(self, found: LoadedCheckpoint) -> tuple[int, ...]:
+        """Remove what an agent had copied in part; kept, it would be copied to and fro for good."""
+        rejected = {one.step: one.error for one in found.rejected if one.is_here}
+        steps = self._persistence.discard_partial(rejected, older_than=found.step)
+        for step in steps:
+            logger.info("step %d has not arrived whole, and is removed", step)
+        return steps
 
     def _take_up(self, *, reopen: bool) -> None:
         """Find out whether the run was finished, and say so or have it go on."""
