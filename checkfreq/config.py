@@ -72,11 +72,12 @@ class CFConfig:
             slot, since that worker may itself wait so long for the parts of other ranks.
         close_timeout_s: longest time that ``close()`` waits for checkpoints in flight, default
             1800; then the worker is killed. Lower it where a job is killed soon after its time.
-        copied_by_agent: the directory is copied to and from other storage file by file, by an
-            agent that runs beside training (managed spot). Then a checkpoint that is not whole may
-            never have been: where none is, ``restore()`` returns False with a WARNING, and the
-            first commit sets aside what is there. Default False: that is an error, since
-            checkpoints of this machine appear whole.
+        agent_copies_within_s: set it where an agent copies the directory to other storage file by
+            file, while training runs, and back before it starts (managed spot): the longest time
+            from the writing of a file to the end of its copy. A checkpoint is then removed only
+            when the agent must have a newer one; what comes back in part is removed; and if
+            nothing is whole, ``restore()`` returns False with a WARNING. Default None: no agent,
+            and a directory where no checkpoint is whole is an error.
         nice: niceness of the worker process, 0 to 19, default 10, so that it yields to training
             and data loading. Lower it if checkpoints are late on a busy machine.
         max_events_bytes: length at which ``events.jsonl`` is renamed to ``events.1.jsonl``,
@@ -123,7 +124,7 @@ class CFConfig:
     persist_timeout_s: float = 1800.0
     takeover_s: float | None = None
     close_timeout_s: float = 1800.0
-    copied_by_agent: bool = False
+    agent_copies_within_s: float | None = None
     nice: int = 10
     max_events_bytes: int = 1 << 20
     on_failure: Callable[[FailureNotice], object] | None = None
@@ -137,8 +138,9 @@ class CFConfig:
     def __post_init__(self) -> None:
         for name in ("num_slots", "writer_threads", "write_chunk_bytes", "max_events_bytes"):
             _require(self, name, getattr(self, name) >= 1, "at least 1")
-        takes_over = () if self.takeover_s is None else ("takeover_s",)
-        for name in ("barrier_timeout_s", "persist_timeout_s", *takes_over, "close_timeout_s"):
+        may_be_none = ("takeover_s", "agent_copies_within_s")
+        given = [name for name in may_be_none if getattr(self, name) is not None]
+        for name in ("barrier_timeout_s", "persist_timeout_s", "close_timeout_s", *given):
             value = getattr(self, name)
             _require(self, name, math.isfinite(value) and value >= 0, "a finite number >= 0")
         for name in ("rank_timeout_s", "meet_every_s"):
@@ -157,8 +159,6 @@ class CFConfig:
         writer = self.summary_writer
         can_write = writer is None or callable(getattr(writer, "add_scalar", None))
         _require(self, "summary_writer", can_write, "None or an object with add_scalar")
-        is_flag = isinstance(self.copied_by_agent, bool)
-        _require(self, "copied_by_agent", is_flag, "True or False")
         can_call = self.on_failure is None or callable(self.on_failure)
         _require(self, "on_failure", can_call, "None or a function of one argument")
         _require(self, "arena_slack", 0 <= self.arena_slack <= 1, "a fraction from 0 to 1")

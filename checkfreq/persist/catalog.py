@@ -8,11 +8,13 @@ storage. Belongs to the training thread.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 
 from checkfreq.errors import CheckFreqError, CorruptCheckpointError
 from checkfreq.persist.attempts import Attempt, Marks
+from checkfreq.policy.copying import held_back
 from checkfreq.policy.retention import CheckpointInfo, RetentionPolicy
 from checkfreq.store.marks import StepMark
 from checkfreq.store.store import CheckpointStore
@@ -31,13 +33,24 @@ class Catalog:
     """
 
     def __init__(
-        self, store: CheckpointStore, retention: RetentionPolicy, *, is_shared: bool
+        self,
+        store: CheckpointStore,
+        retention: RetentionPolicy,
+        *,
+        is_shared: bool,
+        agent_copies_within_s: float | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._retention = retention
         self._known: dict[int, CheckpointInfo] | None = None
         self._confirmed_step: int | None = None if is_shared else BEFORE_EVERY_STEP
-        #: Why the record of a step could not be read.
+        self._agent_copies_within_s = agent_copies_within_s
+        self._clock_s = clock_s
+        #: When each step was committed, or found.
+        self._since_s: dict[int, float] = {}
+        self._found: frozenset[int] = frozenset()
+        #: What is wrong with steps that retention leaves alone.
         self._damaged: dict[int, CorruptCheckpointError] = {}
         #: Removals that the worker has not answered yet, oldest first.
         self._prunes: deque[tuple[int, ...]] = deque()
@@ -54,6 +67,8 @@ class Catalog:
         for step in self._store.steps():
             try:
                 check(step)
+                if self._agent_copies_within_s is not None:
+                    self._store.inspect(step)
             except CorruptCheckpointError as error:
                 self._damaged[step] = error.with_traceback(None)
                 continue
@@ -62,12 +77,15 @@ class Catalog:
             mark = marks.get(step, StepMark())
             known[step] = CheckpointInfo(step, keep=mark.keep, metrics=mark.metrics)
         self._known = known
+        self._found = frozenset(known)
 
     # ---- what is there
 
     def add(self, attempt: Attempt) -> None:
         """The attempt's step is committed."""
         self._loaded()[attempt.step] = _info(attempt)
+        self._since_s[attempt.step] = self._clock_s()
+        self._found -= {attempt.step}
 
     def add_if_left(self, attempt: Attempt) -> None:
         """A commit that failed in its last sync leaves its step, which retention must know of."""
@@ -115,7 +133,9 @@ class Catalog:
     def request_removals(self) -> tuple[int, ...]:
         """The steps to remove now; they count as requested until ``removals_answered``."""
         infos = sorted(self._loaded().values(), key=lambda info: info.step)
-        steps = tuple(filter(self._may_go, self._retention.to_remove(infos)))
+        held = self._held_back()
+        doomed = (step for step in self._retention.to_remove(infos) if step not in held)
+        steps = tuple(filter(self._may_go, doomed))
         if steps:
             self._prunes.append(steps)
         return steps
@@ -123,7 +143,7 @@ class Catalog:
     def request_partial(
         self, rejected: Mapping[int, CorruptCheckpointError], *, older_than: int
     ) -> tuple[int, ...]:
-        """Those of ``rejected``, and of the unreadable ``older_than``, that are not whole.
+        """Those of ``rejected``, and of all ``older_than``, of which something is missing.
 
         They count as requested, as in ``request_removals``.
         """
@@ -136,11 +156,24 @@ class Catalog:
             self._prunes.append(tuple(sorted(partial)))
         return tuple(sorted(partial))
 
+    def _held_back(self) -> set[int]:
+        """The steps that an agent that copies files may need."""
+        if self._agent_copies_within_s is None:
+            return set()
+        now_s = self._clock_s()
+        staying = [step for step in self._loaded() if not self._is_requested(step)]
+        self._since_s = {step: self._since_s.get(step, now_s) for step in staying}
+        ages_s = {step: now_s - since_s for step, since_s in self._since_s.items()}
+        return held_back(ages_s, found=self._found, within_s=self._agent_copies_within_s)
+
     def _may_go(self, step: int) -> bool:
         if self._confirmed_step is not None and step >= self._confirmed_step:
             return False
-        # The worker may take longer over a removal than the next commit does.
-        return not any(step in requested for requested in self._prunes)
+        return not self._is_requested(step)
+
+    def _is_requested(self, step: int) -> bool:
+        """The worker may take longer over a removal than the next commit does."""
+        return any(step in requested for requested in self._prunes)
 
     def removals_answered(self, removed: Collection[int] = ()) -> None:
         """The worker is done with the oldest request: these steps are gone."""

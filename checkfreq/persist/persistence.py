@@ -72,7 +72,12 @@ class Persistence:
             on_failure=config.on_failure,
             current_step=current_step,
         )
-        self._catalog = Catalog(self._store, retention, is_shared=role.shares_all)
+        self._catalog = Catalog(
+            self._store,
+            retention,
+            is_shared=role.shares_all,
+            agent_copies_within_s=config.agent_copies_within_s,
+        )
         self._config = config
         self._role = role
         self._on_ended = on_ended
@@ -260,8 +265,8 @@ class Persistence:
     ) -> tuple[int, ...]:
         """Ask the worker to remove what was copied here in part; returns the steps.
 
-        They are those of ``rejected``, and those ``older_than`` whose record cannot be read, of
-        which something is missing. For a directory that an agent copies file by file.
+        They are those of ``rejected``, and of all ``older_than``, of which something is missing.
+        For a directory that an agent copies file by file.
         """
         if not self._role.leads:
             return ()

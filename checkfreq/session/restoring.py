@@ -26,6 +26,8 @@ class Restoring:
         self._persistence = session.persistence
         self._coordinator = session.coordinator
         self._role = session.role
+        #: An agent copies the files of the directory one by one, from and to other storage.
+        self._is_copied = session.config.agent_copies_within_s is not None
 
     def restore(
         self,
@@ -67,7 +69,7 @@ class Restoring:
             self._session.chk_dir,
             num_threads=self._session.config.writer_threads,
             before_reading=self._require_memory,
-            may_arrive_in_part=self._session.config.copied_by_agent,
+            may_arrive_in_part=self._is_copied,
         )
         try:
             return self._coordinator.find(restorer, step, chk=self._session.chk)
@@ -80,7 +82,7 @@ class Restoring:
 
     def _is_no_checkpoint(self, error: CorruptCheckpointError) -> bool:
         """Whether an agent that copies files may have copied no checkpoint whole until now."""
-        return self._session.config.copied_by_agent and error.check == NONE_VALID
+        return self._is_copied and error.check == NONE_VALID
 
     def _require_memory(self, state_bytes: int) -> None:
         if self._role.is_alone:  # of many, each reads more, or less, than its slots will hold
@@ -138,7 +140,7 @@ class Restoring:
         self._pipeline.continue_from(
             found.step, attempt=found.manifest.attempt, was_chosen=explicit
         )
-        removed = self._discard_partial(found) if self._session.config.copied_by_agent else ()
+        removed = self._discard_partial(found) if self._is_copied else ()
         for rejected in found.rejected:
             if rejected.step in removed:
                 continue

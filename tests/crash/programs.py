@@ -34,7 +34,7 @@ class Run:
     #: Goes into the state: two runs that differ in it never have the same digest.
     timeline: int | None = None
     checkpoints: bool = True
-    copied_by_agent: bool = False
+    agent_copies_within_s: float | None = None
     trainer_faults: str = ""
     worker_faults: str = ""
     fault_log: str = ""
@@ -116,7 +116,7 @@ def _manager(run: Run, training: Training) -> Iterator[CFManager]:
         retention=KeepLast(run.keep_last),
         tolerate_failures=1000,
         config=CFConfig(
-            verify_settled=True, takeover_s=30.0, nice=0, copied_by_agent=run.copied_by_agent
+            verify_settled=True, takeover_s=30.0, nice=0, agent_copies_within_s=run.agent_copies_within_s
         ),
     ) as manager:
         _install("", "")

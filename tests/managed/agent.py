@@ -45,8 +45,11 @@ class Agent:
 
     def __init__(self, settings: Settings) -> None:
         self.num_done = 0
+        known = dict(_stamps(settings))  # what it brought
         self._pipe, theirs = FORK_SERVER.Pipe(duplex=False)
-        self._process: Any = FORK_SERVER.Process(target=copy_for_good, args=(settings, theirs))
+        self._process: Any = FORK_SERVER.Process(
+            target=copy_for_good, args=(settings, known, theirs)
+        )
         self._process.start()
         theirs.close()
 
@@ -69,10 +72,9 @@ class Agent:
         self._process.join()
 
 
-def copy_for_good(settings: Settings, done: Connection) -> None:
-    """Entry point of the process."""
+def copy_for_good(settings: Settings, known: dict[str, Stamp], done: Connection) -> None:
+    """Entry point of the process; ``known``: what the objects hold already."""
     dice = random.Random(settings.seed)
-    known: dict[str, Stamp] = {}
     while True:
         there = dict(_stamps(settings))
         changed = sorted(name for name in {*there, *known} if there.get(name) != known.get(name))

@@ -2,7 +2,8 @@
 
 Each life is a new machine: it gets what the agent has, trains, and is lost at a random instant,
 the agent in the middle of a file. What arrived is whole or is recognised as not: every life goes
-on from the newest whole checkpoint, with the bits of its boundary.
+on from the newest whole checkpoint, with the bits of its boundary. What had arrived whole in one
+life, or something newer, is there in all that follow.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class History:
 
     def take(self, log: Log, arrived: list[int]) -> None:
         """Check a life against those before it and against what had arrived, and add its log."""
+        assert max(arrived, default=0) >= max(self.resumed, default=0), "what arrived is lost"
         if log.restored is not None:
             step, digest = log.restored
             assert arrived, f"step {step} was restored, and nothing had arrived whole"
@@ -70,8 +72,9 @@ def lose(chk_dir: Path, objects: Path, dice: random.Random) -> Log:
     settings = Settings(chk_dir, objects, dice.randrange(2**32), pause_s)
     wanted = dice.randint(1, MOST_DONE)
     deadline_s = time.monotonic() + DEADLINE_S
-    trainer = Trainer(Run(str(chk_dir), num_steps=10**9, keep_last=4, copied_by_agent=True))
+    run = Run(str(chk_dir), num_steps=10**9, keep_last=2, agent_copies_within_s=600.0)
     with Agent(settings) as agent:
+        trainer = Trainer(run)
         while agent.count() < wanted:
             assert trainer.read_boundaries(1), "the run ended by itself"
             assert time.monotonic() < deadline_s, "the agent copied nothing"
@@ -102,7 +105,7 @@ def test_every_life_goes_on_from_the_newest_checkpoint_that_arrived_whole(
     bring_back(objects, chk_dir, seed=0)
     arrived = whole_steps(chk_dir)
     last = max(history.digests) + 3
-    final = run_to_end(Run(str(chk_dir), last, keep_last=4, copied_by_agent=True))
+    final = run_to_end(Run(str(chk_dir), last, keep_last=2, agent_copies_within_s=600.0))
 
     history.take(final, arrived)
     whole = run_to_end(Run(str(tmp_path / "whole"), last, checkpoints=False))

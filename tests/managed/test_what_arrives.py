@@ -24,7 +24,7 @@ def manager_of(training: Training, chk_dir: Path, *, copied: bool = True) -> CFM
         mode=CFMode.MANUAL,
         chk_freq=1,
         retention=KeepLast(STEPS),
-        config=CFConfig(nice=0, takeover_s=30.0, copied_by_agent=copied),
+        config=CFConfig(nice=0, takeover_s=30.0, agent_copies_within_s=0.0 if copied else None),
     )
 
 
@@ -86,9 +86,9 @@ def test_a_checkpoint_whose_bytes_differ_is_quarantined(chk_dir: Path) -> None:
     assert (chk_dir / "quarantine" / "step-00000003").is_dir()
 
 
-def test_what_a_removal_left_of_older_checkpoints_is_removed(chk_dir: Path) -> None:
-    for step in (1, 2):
-        (chk_dir / f"step-{step:08d}" / "manifest.json").unlink()
+def test_what_is_left_of_older_checkpoints_is_removed(chk_dir: Path) -> None:
+    for step, name in ((1, "manifest.json"), (2, "model.safetensors")):
+        (chk_dir / f"step-{step:08d}" / name).unlink()
     assert restored_step(chk_dir) == 3
     assert verify_all(chk_dir) == [3]
 

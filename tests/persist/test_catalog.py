@@ -76,6 +76,29 @@ def test_a_step_that_cannot_be_read_is_never_removed(store: CheckpointStore) -> 
     assert catalog_of(store).request_removals() == (2,)
 
 
+def test_what_an_agent_may_not_have_copied_is_not_removed_yet(store: CheckpointStore) -> None:
+    now_s = [0.0]
+    catalog = Catalog(
+        store,
+        KeepLast(1),
+        is_shared=True,
+        agent_copies_within_s=60.0,
+        clock_s=lambda: now_s[0],
+    )
+    catalog.load(store.manifest)
+    assert catalog.request_removals() == ()
+    for step, at_s in ((4, 10.0), (5, 20.0), (6, 30.0)):
+        now_s[0] = at_s
+        catalog.add(attempt_of(step))
+        assert catalog.request_removals() == ((5,) if step == 6 else ())
+    now_s[0] = 65.0
+    catalog.add(attempt_of(7))
+    assert catalog.request_removals() == (1, 2, 6)
+    now_s[0] = 70.0
+    catalog.add(attempt_of(8))
+    assert catalog.request_removals() == (3,)
+
+
 def test_steps_that_lack_something_may_be_removed_at_once_but_not_damaged_ones(
     store: CheckpointStore,
 ) -> None:
