@@ -116,7 +116,10 @@ def _manager(run: Run, training: Training) -> Iterator[CFManager]:
         retention=KeepLast(run.keep_last),
         tolerate_failures=1000,
         config=CFConfig(
-            verify_settled=True, takeover_s=30.0, nice=0, agent_copies_within_s=run.agent_copies_within_s
+            verify_settled=True,
+            takeover_s=30.0,
+            nice=0,
+            agent_copies_within_s=run.agent_copies_within_s,
         ),
     ) as manager:
         _install("", "")
