@@ -633,15 +633,13 @@ def _remove_tree(folder: int, name: str, *, levels: int, unlink: Callable[..., N
         raise StorageError(errno.ENAMETOOLONG, f"more than {_MOST_LEVELS} directories deep", name)
     fd = os.open(name, os.O_RDONLY | _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
     try:
-        for tries_left in reversed(range(_MOST_SWEEPS)):
+        for _ in range(_MOST_SWEEPS - 1):
             _remove_entries(fd, levels=levels, unlink=unlink)
-            try:
+            with contextlib.suppress(OSError):  # if not for want of emptiness, the last one says so
                 os.rmdir(name, dir_fd=folder)
-            except OSError as error:
-                if error.errno != errno.ENOTEMPTY or not tries_left:
-                    raise
-            else:
-                break
+                return
+        _remove_entries(fd, levels=levels, unlink=unlink)
+        os.rmdir(name, dir_fd=folder)
     finally:
         os.close(fd)
 
