@@ -11,9 +11,17 @@ ONLY ?=
 MINUTES ?= 9
 PART ?= 1
 FULLY_COVERED := checkfreq/store/*,checkfreq/policy/*,checkfreq/restore/file_reader.py,checkfreq/testing/crashing.py,iterators/order/epoch.py
+# What covers that alone. Tracing makes tests in Python take twice as long: the others run without.
+COVERING := $(filter-out %/test_trace_simulation.py,$(wildcard tests/policy/test_*.py)) tests/store \
+  tests/testing tests/restore/test_file_reader.py tests/iterators/order
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# Containers often forbid it; without bytecode each of thousands of processes compiles our sources,
+# and pytest rewrites the assertions of all tests in each target and each of its workers.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-more servers lint docs bench bench-gpu test-gpu system clean
+.PHONY: help demo test test-more servers coverage lint docs bench bench-gpu test-gpu system clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -23,12 +31,17 @@ demo: $(VENV)/.bench ## train, kill twice, resume, compare bit for bit (under 5 
 
 test: lint system ## what CI runs first: format, lint, types, tests, coverage
 	rm -f .coverage
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu and not more" -n $(JOBS) --dist loadfile --no-loadscope-reorder --cov --cov-report=
+	$(PYTEST) -m "not gpu and not more" --cov --cov-report= $(COVERING)
 	$(PY) -m coverage report --include='$(FULLY_COVERED)' --fail-under=100
-	$(PY) -m coverage report --skip-covered
+	$(PYTEST) -m "not gpu and not more" $(addprefix --ignore=,$(COVERING))
 
 test-more: $(VENV)/.dev servers system ## what CI runs after it: benchmarks, large frameworks, SLURM, S3, examples, documentation
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "more and not gpu" -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "more and not gpu"
+
+coverage: $(VENV)/.dev system ## how much of both packages make test covers (twice its time)
+	rm -f .coverage
+	$(PYTEST) -m "not gpu and not more" --cov --cov-report=
+	$(PY) -m coverage report --skip-covered
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(PY) -m ruff format --check .

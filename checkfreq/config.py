@@ -80,6 +80,12 @@ class CFConfig:
             slot, since that worker may itself wait so long for the parts of other ranks.
         close_timeout_s: longest time that ``close()`` waits for checkpoints in flight, default
             1800; then the worker is killed. Lower it where a job is killed soon after its time.
+        agent_copies_within_s: set it where an agent copies the directory to other storage file by
+            file, while training runs, and back before it starts (managed spot): the longest time
+            from the writing of a file to the end of its copy. A checkpoint is then removed only
+            when the agent must have a newer one; what comes back in part is removed; and if
+            nothing is whole, ``restore()`` returns False with a WARNING. Default None: no agent,
+            and a directory where no checkpoint is whole is an error.
         nice: niceness of the worker process, 0 to 19, default 10, so that it yields to training
             and data loading. Lower it if checkpoints are late on a busy machine.
         max_events_bytes: length at which ``events.jsonl`` is renamed to ``events.1.jsonl``,
@@ -154,6 +160,7 @@ class CFConfig:
     persist_timeout_s: float = 1800.0
     takeover_s: float | None = None
     close_timeout_s: float = 1800.0
+    agent_copies_within_s: float | None = None
     nice: int = 10
     max_events_bytes: int = 1 << 20
     on_failure: Callable[[FailureNotice], object] | None = None
@@ -175,8 +182,9 @@ class CFConfig:
     def __post_init__(self) -> None:
         for name in ("num_slots", "writer_threads", "write_chunk_bytes", "max_events_bytes"):
             _require(self, name, getattr(self, name) >= 1, "at least 1")
-        takes_over = () if self.takeover_s is None else ("takeover_s",)
-        for name in ("barrier_timeout_s", "persist_timeout_s", *takes_over, "close_timeout_s"):
+        may_be_none = ("takeover_s", "agent_copies_within_s")
+        given = [name for name in may_be_none if getattr(self, name) is not None]
+        for name in ("barrier_timeout_s", "persist_timeout_s", "close_timeout_s", *given):
             value = getattr(self, name)
             _require(self, name, math.isfinite(value) and value >= 0, "a finite number >= 0")
         for name in ("rank_timeout_s", "meet_every_s"):

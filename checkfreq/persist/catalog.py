@@ -8,15 +8,18 @@ storage. Belongs to the training thread.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
-from checkfreq.errors import CheckFreqError
+from checkfreq.errors import CheckFreqError, CorruptCheckpointError
 from checkfreq.persist import protocol as p
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.persist.commit import SPARE_BYTES
 from checkfreq.persist.listing import Record, info_of, listed
+from checkfreq.policy.copying import held_back
 from checkfreq.policy.retention import Retention, RetentionPolicy, Worth
 from checkfreq.policy.retention_info import CheckpointInfo
 from checkfreq.store.marks import StepMark
@@ -24,6 +27,8 @@ from checkfreq.store.store import CheckpointStore
 
 #: Steps count from 1: what is later than this is every checkpoint.
 BEFORE_EVERY_STEP = -1
+#: What a file that is missing or too short fails. A record has its digest in its first line.
+_CHECKS_OF_A_PART = frozenset({"file", "size in bytes", "first line", "own digest"})
 
 #: The next checkpoint may be on its way before the worker hears of a removal, so there should be
 #: room for the one after it as well.
@@ -38,12 +43,25 @@ class Catalog:
     """
 
     def __init__(
-        self, store: CheckpointStore, retention: RetentionPolicy, *, is_shared: bool
+        self,
+        store: CheckpointStore,
+        retention: RetentionPolicy,
+        *,
+        is_shared: bool,
+        agent_copies_within_s: float | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._retention = retention
         self._known: dict[int, CheckpointInfo] | None = None
         self._confirmed_step: int | None = None if is_shared else BEFORE_EVERY_STEP
+        self._agent_copies_within_s = agent_copies_within_s
+        self._clock_s = clock_s
+        #: When each step was committed, or found.
+        self._since_s: dict[int, float] = {}
+        self._found: frozenset[int] = frozenset()
+        #: What is wrong with steps that retention leaves alone.
+        self._damaged: dict[int, CorruptCheckpointError] = {}
         #: Removals that the worker has not answered yet, oldest first.
         self._prunes: deque[tuple[int, ...]] = deque()
         #: Free bytes on the disk after the newest commit; None if that is not known.
@@ -56,7 +74,19 @@ class Catalog:
 
     def load(self, record_of: Callable[[int], Record]) -> None:
         """List the directory; retention leaves a step alone for which ``record_of`` raises."""
-        self._known = listed(self._store, record_of)
+        self._known = listed(
+            self._store, partial(self._record_of, record_of), on_damage=self._note_damage
+        )
+        self._found = frozenset(self._known)
+
+    def _record_of(self, record_of: Callable[[int], Record], step: int) -> Record:
+        record = record_of(step)
+        if self._agent_copies_within_s is not None:
+            self._store.inspect(step)
+        return record
+
+    def _note_damage(self, step: int, error: CorruptCheckpointError) -> None:
+        self._damaged[step] = error.with_traceback(None)
 
     # ---- what is there
 
@@ -71,6 +101,8 @@ class Catalog:
             at_epoch_end=attempt.at_epoch_end,
         )
         self._free_bytes = reply.free_bytes
+        self._since_s[attempt.step] = self._clock_s()
+        self._found -= {attempt.step}
 
     def add_if_left(self, attempt: Attempt) -> None:
         """A commit that failed in its last sync leaves its step, which retention must know of."""
@@ -119,10 +151,11 @@ class Catalog:
 
     def request_removals(self) -> tuple[int, ...]:
         """The steps to remove now; they count as requested until ``removals_answered``."""
-        infos = self._infos()
-        doomed = self._retention.to_remove(infos)
+        infos, held = self._infos(), self._held_back()
+        doomed = [step for step in self._retention.to_remove(infos) if step not in held]
         staying = [info for info in infos if info.step not in doomed]
-        return self._request([*doomed, *self._history_for_room(staying, freed=doomed)])
+        history = self._history_for_room(staying, freed=doomed)
+        return self._request([*doomed, *(step for step in history if step not in held)])
 
     def make_room(self, missing_bytes: int) -> tuple[int, ...]:
         """The steps to remove now since the disk had no room for a checkpoint; they count as
@@ -163,6 +196,32 @@ class Catalog:
         known = self._loaded()
         return sum(known[step].num_bytes for step in steps if step in known)
 
+    def request_partial(
+        self, rejected: Mapping[int, CorruptCheckpointError], *, older_than: int
+    ) -> tuple[int, ...]:
+        """Those of ``rejected``, and of all ``older_than``, of which something is missing.
+
+        They count as requested, as in ``request_removals``.
+        """
+        older = {n: error for n, error in self._damaged.items() if n < older_than}
+        partial = {n for n, error in {**older, **rejected}.items() if is_partial(error)}
+        for step in partial:
+            self._damaged.pop(step, None)
+            self.remove(step)
+        if partial:
+            self._prunes.append(tuple(sorted(partial)))
+        return tuple(sorted(partial))
+
+    def _held_back(self) -> set[int]:
+        """The steps that an agent that copies files may need."""
+        if self._agent_copies_within_s is None:
+            return set()
+        now_s = self._clock_s()
+        staying = self._loaded().keys() - self._requested()
+        self._since_s = {step: self._since_s.get(step, now_s) for step in staying}
+        ages_s = {step: now_s - since_s for step, since_s in self._since_s.items()}
+        return held_back(ages_s, found=self._found, within_s=self._agent_copies_within_s)
+
     def _may_go(self, step: int) -> bool:
         if self._confirmed_step is not None and step >= self._confirmed_step:
             return False
@@ -178,3 +237,8 @@ class Catalog:
     def _loaded(self) -> dict[int, CheckpointInfo]:
         assert self._known is not None, "the directory is not open"
         return self._known
+
+
+def is_partial(error: CorruptCheckpointError) -> bool:
+    """Whether a file, or the end of one, may be missing; otherwise tensors differ."""
+    return error.check in _CHECKS_OF_A_PART

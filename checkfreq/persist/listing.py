@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
-from checkfreq.errors import CheckFreqError
+from checkfreq.errors import CheckFreqError, CorruptCheckpointError
 from checkfreq.policy.best import BestName, require_best
 from checkfreq.policy.retention_info import CheckpointInfo
 from checkfreq.store.marks import StepMark
@@ -28,14 +28,20 @@ class Record(Protocol):
 
 
 def listed(
-    store: CheckpointSource, record_of: Callable[[int], Record]
+    store: CheckpointSource,
+    record_of: Callable[[int], Record],
+    *,
+    on_damage: Callable[[int, CorruptCheckpointError], None] = lambda step, error: None,
 ) -> dict[int, CheckpointInfo]:
     """The committed steps, ascending, without those for which ``record_of`` raises."""
     found = {}
     marks = store.marks()
     for step in store.steps():
         with contextlib.suppress(CheckFreqError, OSError):
-            found[step] = info_of(step, record_of(step), marks.get(step, StepMark()))
+            try:
+                found[step] = info_of(step, record_of(step), marks.get(step, StepMark()))
+            except CorruptCheckpointError as error:
+                on_damage(step, error)
     return found
 
 

@@ -81,7 +81,12 @@ class Persistence:
             on_failure=config.on_failure,
             current_step=current_step,
         )
-        self._catalog = Catalog(self._store, retention, is_shared=role.shares_all)
+        self._catalog = Catalog(
+            self._store,
+            retention,
+            is_shared=role.shares_all,
+            agent_copies_within_s=config.agent_copies_within_s,
+        )
         self._retention = retention
         self._told_cost = False
         self._config = config
@@ -269,6 +274,21 @@ class Persistence:
             self._client.ask(p.Quarantine(step, str(reason)))
         self.record("quarantined", step, reason=str(reason))
         self._catalog.remove(step)
+
+    def discard_partial(
+        self, rejected: Mapping[int, CorruptCheckpointError], *, older_than: int
+    ) -> tuple[int, ...]:
+        """Ask the worker to remove what was copied here in part; returns the steps.
+
+        They are those of ``rejected``, and of all ``older_than``, of which something is missing.
+        For a directory that an agent copies file by file.
+        """
+        if not self._role.leads:
+            return ()
+        steps = self._catalog.request_partial(rejected, older_than=older_than)
+        if steps:
+            self._client.ask(p.Prune(steps))
+        return steps
 
     def close(self, *, timeout_s: float) -> None:
         """Let the worker finish, upload the last checkpoint and exit; kill it after ``timeout_s``.

@@ -22,7 +22,7 @@ from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.state.capture import POSITIONS
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.store.manifest import Manifest
-from checkfreq.store.source import CheckpointSource, Rejected
+from checkfreq.store.source import NONE_VALID, CheckpointSource, Rejected
 from checkfreq.types import Json, Role
 
 logger = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ class JointRestorer:
         texts = "; ".join(str(item.error) for item in rejected)
         return CorruptCheckpointError(
             self._name,
-            check="checkpoints",
+            check=NONE_VALID,
             expected="at least one step that every rank's directory holds and that validates",
             got=f"{common.text}{'; ' * bool(texts)}{texts}",
         )

@@ -149,6 +149,7 @@ class Restorer:
     ``remote``: the mirror, None without one. Where both hold a step, the directory's is read.
     ``chk_dir`` may itself be a mirror, of which there is no directory here.
     ``before_reading`` is told how many bytes are about to be read, and may raise.
+    ``may_arrive_in_part``: steps that were set aside are no sign that others are missing.
     """
 
     def __init__(
@@ -159,11 +160,13 @@ class Restorer:
         num_threads: int = 4,
         before_reading: Callable[[int], None] = lambda state_bytes: None,
         shows_progress: bool = True,
+        may_arrive_in_part: bool = False,
     ) -> None:
         store = CheckpointStore(chk_dir) if isinstance(chk_dir, Path) else chk_dir
         self._store: CheckpointSource = store
         self.sources = (store,) if remote is None else (store, remote)
         self._records = {source: Records(source) for source in self.sources}
+        self._may_arrive_in_part = may_arrive_in_part
         self._num_threads = num_threads
         self._before_reading = before_reading
         self._shows_progress = shows_progress
@@ -256,6 +259,8 @@ class Restorer:
 
     def _require_none_set_aside(self) -> None:
         """None is fine on a first run, but not if a crash came after all of them were set aside."""
+        if self._may_arrive_in_part:
+            return
         for source in self.sources:
             if source.holds_superseded():
                 raise NoCheckpointError(

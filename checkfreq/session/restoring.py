@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable, Collection
 from functools import partial
 
+from checkfreq.errors import CorruptCheckpointError
 from checkfreq.policy.best import BestName
 from checkfreq.restore.apply import RestorePlan, prepare
 from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.session.session import Session
 from checkfreq.state.positions import by_name
 from checkfreq.store.marks import StepMark
-from checkfreq.store.source import Rejected
+from checkfreq.store.source import NONE_VALID, Rejected
 
 logger = logging.getLogger("checkfreq.manager")
 
@@ -27,6 +28,8 @@ class Restoring:
         self._persistence = session.persistence
         self._coordinator = session.coordinator
         self._role = session.role
+        #: An agent copies the files of the directory one by one, from and to other storage.
+        self._is_copied = session.config.agent_copies_within_s is not None
 
     def restore(
         self,
@@ -79,8 +82,20 @@ class Restoring:
             num_threads=self._session.config.writer_threads,
             before_reading=self._require_memory,
             shows_progress=self._role.rank == 0,
+            may_arrive_in_part=self._is_copied,
         )
-        return self._coordinator.find(restorer, step, chk=self._session.chk)
+        try:
+            return self._coordinator.find(restorer, step, chk=self._session.chk)
+        except CorruptCheckpointError as error:
+            if not self._is_no_checkpoint(error):
+                raise
+            logger.warning("no checkpoint has arrived whole: training starts anew (%s)", error)
+            self._persistence.start_over()
+            return None
+
+    def _is_no_checkpoint(self, error: CorruptCheckpointError) -> bool:
+        """Whether an agent that copies files may have copied no checkpoint whole until now."""
+        return self._is_copied and error.check == NONE_VALID
 
     def _require_memory(self, state_bytes: int) -> None:
         if self._role.is_alone:  # of many, each reads more, or less, than its slots will hold
@@ -138,8 +153,10 @@ class Restoring:
         self._pipeline.continue_from(
             found.step, attempt=found.manifest.attempt, was_chosen=explicit
         )
+        removed = self._discard_partial(found) if self._is_copied else ()
         for rejected in found.rejected:
-            self._report(rejected, found)
+            if rejected.step not in removed:
+                self._report(rejected, found)
         place = self._session.chk_dir if found.remote is None else found.remote.name
         self._session.say("restored step %d from %s", found.step, place)
         lost = max((r.step for r in found.rejected), default=found.step) - found.step
@@ -168,6 +185,14 @@ class Restoring:
         )
         if self._role.leads and rejected.is_here:
             self._persistence.quarantine(rejected.step, rejected.error)
+
+    def _discard_partial(self, found: LoadedCheckpoint) -> tuple[int, ...]:
+        """Remove what an agent had copied in part; kept, it would be copied to and fro for good."""
+        rejected = {one.step: one.error for one in found.rejected if one.is_here}
+        steps = self._persistence.discard_partial(rejected, older_than=found.step)
+        for step in steps:
+            logger.info("step %d has not arrived whole, and is removed", step)
+        return steps
 
     def _is_finished(self, found: LoadedCheckpoint) -> bool:
         if found.remote is None:

@@ -42,6 +42,8 @@ UNKNOWN_BYTES = 2**63 - 1
 #: Our own trees are three levels deep. The bound keeps a made-up tree from exhausting the stack.
 _MOST_LEVELS = 64
 _READ_BYTES = 1 << 16
+#: How often a directory is emptied into which somebody else writes.
+_MOST_SWEEPS = 4
 
 _FOLDER = os.O_DIRECTORY | os.O_CLOEXEC
 _NO_SUCH = (FileNotFoundError, NotADirectoryError)
@@ -204,6 +206,7 @@ class SystemCalls:
     fdatasync: Callable[[int], None] = os.fdatasync
     fsync: Callable[[int], None] = os.fsync
     statvfs: Callable[[int], os.statvfs_result] = os.fstatvfs
+    unlink: Callable[..., None] = os.unlink
 
 
 class LocalFileOps:
@@ -343,7 +346,7 @@ class LocalFileOps:
 
     def remove_tree(self, path: Path) -> None:
         with self._entry(path) as (folder, name):
-            _remove_tree(folder, name, levels=_MOST_LEVELS)
+            _remove_tree(folder, name, levels=_MOST_LEVELS, unlink=self._calls.unlink)
 
     def replace_file(self, path: Path, data: bytes, *, sync: bool = True) -> None:
         temporary = path.with_name(f".{path.name}.new")
@@ -668,18 +671,29 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _remove_tree(folder: int, name: str, *, levels: int) -> None:
+def _remove_tree(folder: int, name: str, *, levels: int, unlink: Callable[..., None]) -> None:
+    """Whoever copies the files may add markers meanwhile, or take them away."""
     if levels == 0:
         raise StorageError(errno.ENAMETOOLONG, f"more than {_MOST_LEVELS} directories deep", name)
     fd = os.open(name, os.O_RDONLY | _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
     try:
-        with os.scandir(fd) as found:
-            entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
-        for inner, is_dir in entries:
-            if is_dir:
-                _remove_tree(fd, inner, levels=levels - 1)
-            else:
-                os.unlink(inner, dir_fd=fd)
+        for _ in range(_MOST_SWEEPS - 1):
+            _remove_entries(fd, levels=levels, unlink=unlink)
+            with contextlib.suppress(OSError):  # if not for want of emptiness, the last one says so
+                os.rmdir(name, dir_fd=folder)
+                return
+        _remove_entries(fd, levels=levels, unlink=unlink)
+        os.rmdir(name, dir_fd=folder)
     finally:
         os.close(fd)
-    os.rmdir(name, dir_fd=folder)
+
+
+def _remove_entries(fd: int, *, levels: int, unlink: Callable[..., None]) -> None:
+    with os.scandir(fd) as found:
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    for inner, is_dir in entries:
+        with contextlib.suppress(FileNotFoundError):
+            if is_dir:
+                _remove_tree(fd, inner, levels=levels - 1, unlink=unlink)
+            else:
+                unlink(inner, dir_fd=fd)

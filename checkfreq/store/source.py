@@ -20,6 +20,9 @@ from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest
 from checkfreq.store.marks import StepMark
 from checkfreq.store.verify import verify_digests
 
+#: ``check`` of the error that is raised where there are checkpoints and none validates.
+NONE_VALID = "checkpoints"
+
 T = TypeVar("T")
 
 
@@ -225,7 +228,7 @@ def _none_valid(
     found = "; ".join([*(f"step {item.step}: {item.error}" for item in rejected), *links])
     return CorruptCheckpointError(
         names,
-        check="checkpoints",
+        check=NONE_VALID,
         expected="at least one that validates",
         got=found or "only quarantined ones",
     )

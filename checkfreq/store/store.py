@@ -69,6 +69,7 @@ _COMMON = "common"
 _MARKS = "marks.jsonl"
 _LONG_MARKS_BYTES = 16 << 10
 
+
 T = TypeVar("T")
 
 

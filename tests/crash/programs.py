@@ -34,6 +34,7 @@ class Run:
     #: Goes into the state: two runs that differ in it never have the same digest.
     timeline: int | None = None
     checkpoints: bool = True
+    agent_copies_within_s: float | None = None
     trainer_faults: str = ""
     worker_faults: str = ""
     fault_log: str = ""
@@ -114,7 +115,12 @@ def _manager(run: Run, training: Training) -> Iterator[CFManager]:
         chk_freq=1 if run.checkpoints else 0,
         retention=KeepLast(run.keep_last),
         tolerate_failures=1000,
-        config=CFConfig(verify_settled=True, takeover_s=30.0, nice=0),
+        config=CFConfig(
+            verify_settled=True,
+            takeover_s=30.0,
+            nice=0,
+            agent_copies_within_s=run.agent_copies_within_s,
+        ),
     ) as manager:
         _install("", "")
         yield manager

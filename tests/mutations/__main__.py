@@ -4,6 +4,7 @@
     python -m tests.mutations --gpu            on a GPU
     python -m tests.mutations --only keep      breaks whose name contains this
     python -m tests.mutations --group fence    breaks of one group
+    python -m tests.mutations --trials broken  only with breaks, or only without: whole
 
 Exits with 1 unless the tests pass without a break and one fails with each.
 """
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = [one for one in args.among if args.only in one.name]
     chosen = [one for one in wanted if _tests(one, args.gpu)]
     uncaught = 0
-    for name, is_as_expected, found in trials(chosen, gpu=args.gpu):
+    for name, is_as_expected, found in trials(chosen, gpu=args.gpu, which=args.trials):
         uncaught += not is_as_expected
         print(f"{'ok' if is_as_expected else 'NOT CAUGHT':<12}{name}: {found}", flush=True)
     unseen = [one for one in wanted if not _tests(one, args.gpu)]
@@ -42,13 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(bool(uncaught))
 
 
-def trials(chosen: Sequence[Break], *, gpu: bool) -> Iterator[tuple[str, bool, str]]:
+def trials(
+    chosen: Sequence[Break], *, gpu: bool, which: str = "all"
+) -> Iterator[tuple[str, bool, str]]:
     """(break, whether it is as it should be, what was found); without a break first."""
-    everything = list(dict.fromkeys(test for one in chosen for test in _tests(one, gpu)))
-    outcome = _tried(None, everything)
-    passed = not outcome.failed and not outcome.problem and outcome.num_passed > 0
-    yield "no break", passed, f"{outcome.num_passed} passed {_shown(outcome)}".rstrip()
-    for one in chosen:
+    if which != "broken":
+        everything = list(dict.fromkeys(test for one in chosen for test in _tests(one, gpu)))
+        outcome = _tried(None, everything)
+        passed = not outcome.failed and not outcome.problem and outcome.num_passed > 0
+        yield "no break", passed, f"{outcome.num_passed} passed {_shown(outcome)}".rstrip()
+    for one in chosen if which != "whole" else ():
         outcome = _tried(one, _tests(one, gpu))
         yield one.name, bool(outcome.failed), _shown(outcome)
 
@@ -85,6 +89,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--gpu", action="store_true", help="run the tests that need a GPU")
     parser.add_argument("--only", default="", metavar="TEXT", help="breaks whose name has this")
     parser.add_argument("--group", choices=GROUPS, help="breaks of this group")
+    parser.add_argument(
+        "--trials", choices=("all", "broken", "whole"), default="all", help="default: all"
+    )
     args = parser.parse_args(argv)
     args.among = BREAKS if args.group is None else GROUPS[args.group]
     return args

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.mutations.breaks import BREAKS, GROUPS, Break
-from tests.mutations.trial import ROOT, broken
+from tests.mutations.trial import ROOT, broken, in_turns
 
 ALL = pytest.mark.parametrize("one", BREAKS, ids=lambda one: one.name)
 ON_HOST = [name for name, group in GROUPS.items() if any(one.fake for one in group)]
@@ -41,8 +41,22 @@ def test_no_two_breaks_have_the_same_name() -> None:
 @pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ON_HOST)
-def test_each_break_fails_a_test_that_passes_without_it(group: str) -> None:
-    command = [sys.executable, "-m", "tests.mutations", "--group", group]
+def test_each_break_fails_a_test(group: str) -> None:
+    run_trials("--group", group, "--trials", "broken")
+
+
+@pytest.mark.more
+@pytest.mark.slow
+def test_without_a_break_all_tests_that_notice_one_pass() -> None:
+    run_trials("--trials", "whole")
+
+
+def test_cases_of_one_test_take_turns_with_those_of_others() -> None:
+    assert in_turns(["a", "a", "a", "a", "b", "b", "b", "c"]) == [0, 1, 4, 5, 7, 2, 3, 6]
+
+
+def run_trials(*options: str) -> None:
+    command = [sys.executable, "-m", "tests.mutations", *options]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 

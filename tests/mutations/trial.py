@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,19 @@ def broken(text: str, edits: Sequence[tuple[str, str]]) -> str:
             raise ValueError(f"expected once, found {found} times: {old!r}")
         text = text.replace(old, new)
     return text
+
+
+def in_turns(names: Sequence[str]) -> list[int]:
+    """Where each stands in ``names``, in a new order: two of every name, then two more, ...
+
+    A test that notices a break then comes after few cases of the others, which may have hundreds.
+    """
+    seen: Counter[str] = Counter()
+    turns = []
+    for at, name in enumerate(names):
+        turns.append((seen[name] // 2, at))
+        seen[name] += 1
+    return [at for _, at in sorted(turns)]
 
 
 def copy_checkout(folder: Path, *, breaking: Break | None) -> None:
@@ -112,6 +126,10 @@ def _tested(folder: Path, arguments: Sequence[str], report: Path) -> None:
         def __init__(self) -> None:
             self.failed: list[str] = []
             self.passed = 0
+
+        def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+            names = [item.nodeid.partition("[")[0] for item in items]
+            items[:] = [items[at] for at in in_turns(names)]
 
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             if report.failed:

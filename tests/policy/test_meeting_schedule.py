@@ -104,6 +104,7 @@ def ranks(iteration_s: float, meeting_s: float, *, bound: float = 0.035, **costs
     return Run(tuner, costs=Costs(**costs), iteration_s=iteration_s, meeting_s=meeting_s)
 
 
+@pytest.mark.no_cover  # long runs, of what shorter ones cover
 @pytest.mark.parametrize("meeting_s", [0.0002, 0.0008, 0.004])
 @pytest.mark.parametrize("stall_s", [0.0005, 0.01, 1.0])
 def test_the_bound_holds_with_meetings_however_short_iterations_are(

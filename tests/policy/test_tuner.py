@@ -919,6 +919,7 @@ def test_nothing_is_measured_before_the_first_iteration() -> None:
     assert told.balance_s == 0
 
 
+@pytest.mark.no_cover  # long runs, of what shorter ones cover
 @given(st.integers(0, 2**32))
 def test_equal_runs_get_equal_decisions(seed: int) -> None:
     def played() -> Run:

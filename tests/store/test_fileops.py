@@ -349,6 +349,37 @@ def test_a_tree_that_is_too_deep_is_not_removed(tmp_path: Path) -> None:
     assert deep.is_dir()
 
 
+def test_a_tree_is_removed_although_others_add_files_to_it_and_take_them_away(
+    tmp_path: Path,
+) -> None:
+    tree = tmp_path / "tree"
+    for name in ("tree/a", "tree/b", "tree/folder"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").touch()
+    late = [tree / "a" / "marker", tree / "marker"]
+
+    def unlink(name: str, *, dir_fd: int) -> None:
+        os.unlink(name, dir_fd=dir_fd)
+        if late:
+            late.pop().touch()
+        (tree / "b" / "file").unlink(missing_ok=True)
+
+    LocalFileOps(tmp_path, calls=SystemCalls(unlink=unlink)).remove_tree(tree)
+    assert not tree.exists()
+
+
+def test_a_tree_into_which_somebody_writes_for_good_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "file").touch()
+
+    def unlink(name: str, *, dir_fd: int) -> None:
+        os.unlink(name, dir_fd=dir_fd)
+        (tmp_path / "tree" / "file").touch()
+
+    with pytest.raises(OSError, match="not empty"):
+        LocalFileOps(tmp_path, calls=SystemCalls(unlink=unlink)).remove_tree(tmp_path / "tree")
+
+
 def test_a_replacement_that_fails_leaves_nothing_beside_the_old_file(tmp_path: Path) -> None:
     def fsync(fd: int) -> None:
         raise refuse(errno.EIO)

@@ -52,6 +52,15 @@ def test_an_older_record_is_parsed_once_if_only_its_attempt_is_asked_for_after(
     assert older == store.manifest(1)
 
 
+def test_an_older_record_does_not_take_the_place_of_the_newest(store: CheckpointStore) -> None:
+    records = Records(store)
+    with steps_parsed() as steps:
+        newest = records.manifest(2)
+        records.manifest(1)
+        assert records.manifest(2) is newest
+    assert steps == [2, 1]
+
+
 def test_only_the_newest_record_is_kept_whole(store: CheckpointStore) -> None:
     records, before = Records(store), num_manifests()
     assert [records.summary(step).attempt for step in (1, 2, 1)] == ["a1", "a2", "a1"]

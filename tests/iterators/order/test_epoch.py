@@ -201,3 +201,8 @@ def _limit(freedom: int) -> float:
 def test_hashes_of_many_are_those_of_each(numbers: list[int], last: list[int]) -> None:
     found = fold64_each(np.array(last, dtype=np.uint64), *numbers)
     assert found == [fold64(*numbers, one) for one in last]
+
+
+def test_in_the_unshuffled_order_a_sample_stands_at_its_own_place() -> None:
+    order = SequentialOrder(3)
+    assert order.ids([2, 0]).tolist() == order.positions([2, 0]).tolist() == [2, 0]
