@@ -376,7 +376,7 @@ class MirrorService:
         )
 
     def _is_epoch_end(self, step: int) -> bool:
-        return bool(getattr(self._store.marks().get(step), "at_epoch_end", False))
+        return self._store.marks().get(step, StepMark()).at_epoch_end
 
     def _set_aside(self, step: int) -> None:
         """Markers of a future that the run went back from, now that there is a newer one."""
