@@ -381,11 +381,13 @@ class CFManager:
         Metrics are given with ``save(metrics={...})``; NaN and infinities never win, and the newer
         of two equal values does. The best is the lowest value, or the highest with
         ``highest=True``; None takes what a ``KeepBest`` of this metric in ``retention`` says, else
-        the lowest. Reads the directory: a checkpoint in flight does not count yet, see ``wait``.
+        the lowest. Reads the directory and its mirror: a checkpoint in flight does not count
+        yet, see ``wait``.
         """
         if self._progress.is_open and not self._progress.is_closed:
             self._pipeline.wait_answered()
-        return self._persistence.best_step(BestName(metric, highest))
+        name = BestName(metric, highest)
+        return self._persistence.best_step(name, remote=self._session.remote())
 
     # ---- restore
 

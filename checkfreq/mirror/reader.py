@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 _TRIES = 5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 4.0
 _NUM_REQUESTS = 16
+#: A piece has less, unless it is a single large tensor: most pieces are read with one request.
+_READ_BYTES = 16 << 20
 
 T = TypeVar("T")
 
@@ -44,6 +46,7 @@ class MirrorReader(CheckpointSource):
 
     is_local = False
     num_requests = _NUM_REQUESTS
+    read_bytes = _READ_BYTES
 
     def __init__(self, mirror: Mirror, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._mirror = mirror

@@ -199,7 +199,7 @@ class MirrorService:
         with self._changed:
             while True:
                 now_s = self._clock()
-                if self._end_by_s is not None and now_s >= self._end_by_s:
+                if self._end_by_s is not None and (now_s >= self._end_by_s or self._has_nothing()):
                     return None
                 left_s = max(self._backoff.left_s(now_s), self._look_again_s - now_s)
                 if left_s <= 0:
@@ -214,6 +214,14 @@ class MirrorService:
                 if self._end_by_s is not None:
                     left_s = min(left_s, self._end_by_s - now_s)
                 self._changed.wait(left_s)
+
+    def _has_nothing(self) -> bool:
+        """Whether there is neither a claim to give up nor a checkpoint to upload.
+
+        Then the end of the run does not wait for a service that refuses it.
+        """
+        idle = self._queue.next_step is None and not self._claim.is_ours
+        return idle and not self._store.steps()
 
     def _due(self, now_s: float) -> Callable[[], None] | None:
         if not self._is_locked:

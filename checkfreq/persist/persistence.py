@@ -31,8 +31,10 @@ from checkfreq.policy.backoff import Backoff
 from checkfreq.policy.best import BestName, best_step, require_best
 from checkfreq.policy.lifecycle import AttemptState
 from checkfreq.policy.retention import Retention, RetentionPolicy
+from checkfreq.policy.retention_info import CheckpointInfo
 from checkfreq.snapshot.arena import Slot
 from checkfreq.store.marks import StepMark
+from checkfreq.store.source import CheckpointSource
 from checkfreq.store.store import CheckpointStore
 from checkfreq.types import FileSpec, Json, Role, size_text
 
@@ -315,15 +317,22 @@ class Persistence:
         """The committed steps in the directory, ascending."""
         return self._store.steps()
 
-    def best_step(self, name: BestName) -> int | None:
-        """The best of the committed steps on disk by a metric; None if none has a finite one."""
-        found = marked(self._store)
+    def best_step(self, name: BestName, *, remote: CheckpointSource | None = None) -> int | None:
+        """The best committed step here or in ``remote``; None if none has a finite value."""
+        found = self._marked(remote)
         return best_step(found, name.metric, highest=self._is_highest(name))
 
-    def require_best(self, name: BestName) -> int:
+    def require_best(self, name: BestName, *, remote: CheckpointSource | None = None) -> int:
         """`best_step`; NoCheckpointError, listing the metrics there are, if there is none."""
-        found, where = marked(self._store), str(self._store.root)
+        where = " and ".join(source.name for source in (self._store, remote) if source)
+        found = self._marked(remote)
         return require_best(found, name, highest=self._is_highest(name), where=where)
+
+    def _marked(self, remote: CheckpointSource | None) -> list[CheckpointInfo]:
+        """The steps that have marks; of one that is in both places, the directory's."""
+        found = {} if remote is None else {info.step: info for info in marked(remote)}
+        here = {info.step: info for info in marked(self._store)}
+        return [info for _, info in sorted({**found, **here}.items())]
 
     def _is_highest(self, name: BestName) -> bool:
         if name.highest is not None:

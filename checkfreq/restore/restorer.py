@@ -286,6 +286,7 @@ class Restorer:
                 files,
                 new_buffer(state_bytes),
                 num_threads=max(self._num_threads, source.num_requests),
+                chunk_bytes=source.read_bytes,
                 on_read=note,
             )
 

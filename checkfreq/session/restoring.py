@@ -67,7 +67,8 @@ class Restoring:
         # Opened first: until then a worker of the run before may still write marks.
         self._coordinator.open()
         best: int = self._coordinator.ask_first(
-            "restore(): finding the best step", lambda: self._persistence.require_best(name)
+            "restore(): finding the best step",
+            lambda: self._persistence.require_best(name, remote=self._session.remote()),
         )
         return best
 

@@ -55,6 +55,8 @@ class CheckpointSource(ABC):
     is_local: bool = True
     #: How many reads at a time it takes to use the source's bandwidth, at least.
     num_requests: int = 1
+    #: Most bytes of one read.
+    read_bytes: int = 8 << 20
 
     @property
     @abstractmethod

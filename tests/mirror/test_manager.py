@@ -14,6 +14,7 @@ from checkfreq.mirror import layout
 from checkfreq.mirror.layout import Finish
 from checkfreq.mirror.settings import Mirror
 from checkfreq.session.staging import staging_folder
+from checkfreq.store.marks import StepMark
 from checkfreq.store.store import CheckpointStore
 from tests.contract.runs import Training, config, managed, written
 from tests.mirror.planting import Planted
@@ -110,6 +111,21 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path, planted:
         with pytest.raises(MismatchError):
             manager.restore()
         assert training.bits() == before
+
+
+def test_the_best_step_may_be_one_that_only_the_mirror_has(
+    tmp_path: Path, planted: Planted, bits: list[str]
+) -> None:
+    marks = {1: StepMark(metrics={"loss": 0.5}), 2: StepMark(metrics={"loss": 0.25})}
+    planted.put(layout.MARKS, layout.encode_marks(marks))
+    training = Training(seed=1)
+    with with_mirror(tmp_path / "new", training, planted) as manager:
+        assert manager.best_step("loss") == 2
+        assert manager.restore("best:loss")
+        assert training.bits() == bits[1]
+    expected = checkfreq.load(tmp_path / "first", step=1)["model"]
+    found = checkfreq.load(planted.url, step="best:loss:max")["model"]
+    assert all(found[name].equal(tensor) for name, tensor in expected.items())
 
 
 class TestUrls:

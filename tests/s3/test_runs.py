@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,7 +125,7 @@ def test_a_restore_with_credentials_that_are_not_accepted_says_so_without_them(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     with running(tmp_path, INITIAL_NO_AUTH_ACTION_COUNT="1") as server:
-        mirror = replace(server.mirror("run"), wait_on_close_s=0.0)
+        mirror = server.mirror("run")
         manager = with_mirror(tmp_path / "chk", Training(), mirror)
         with pytest.raises(StorageError, match="access is denied") as caught:
             manager.restore()
