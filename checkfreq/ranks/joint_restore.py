@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -21,13 +22,16 @@ from checkfreq.restore.needed_files import needed_files
 from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.state.capture import POSITIONS
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.store.manifest import Manifest
-from checkfreq.store.source import NONE_VALID, CheckpointSource, Rejected
+from checkfreq.store.manifest import FileEntry, Manifest
+from checkfreq.store.source import NONE_VALID, Rejected
 from checkfreq.types import Json, Role
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+#: The longest that a download may take: each of its requests has its own timeouts.
+_LATENCY_S, _SLOWEST_BYTES_PER_S = 600.0, 1e6
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -127,7 +131,10 @@ class JointRestorer:
         manifest = self._on_all(one, "record", read, rejected)
         if manifest is None:
             return None
-        data = self._on_all(one, "files", partial(self._read_needed, manifest, source), rejected)
+        files = self._on_all(one, "files", partial(self._needed, manifest), rejected)
+        if files is None:
+            return None
+        data = self._read(one, manifest, files, rejected)
         if data is None:
             return None
         return LoadedCheckpoint(
@@ -158,12 +165,32 @@ class JointRestorer:
             return None
         return found[0]
 
-    def _read_needed(
-        self, manifest: Manifest, source: CheckpointSource
-    ) -> Mapping[str, memoryview]:
+    def _needed(self, manifest: Manifest) -> list[FileEntry]:
         wanted = needed_files(self._chk, manifest, self._role)
-        files = [file for file in manifest.files if file.name in wanted]
-        return self._restorer.read(manifest, files, source)
+        return [file for file in manifest.files if file.name in wanted]
+
+    def _read(
+        self,
+        one: _Candidate,
+        manifest: Manifest,
+        files: Sequence[FileEntry],
+        rejected: list[Rejected],
+    ) -> Mapping[str, memoryview] | None:
+        source = self._restorer.sources[one.source]
+        read = partial(self._restorer.read, manifest, files, source)
+        if source.is_local:
+            return self._on_all(one, "files", read, rejected)
+        # Ranks download at different rates, and no rank waits for another for more than
+        # ``rank_timeout_s``: they meet while they read.
+        with ThreadPoolExecutor(1, thread_name_prefix="checkfreq-download") as pool:
+            reading = pool.submit(read)
+            self._meetings.until(
+                f"restore(): reading step {one.step} from the mirror",
+                partial(_has_ended, reading),
+                timeout_s=_LATENCY_S + manifest.num_bytes / _SLOWEST_BYTES_PER_S,
+                what="the mirror's files",
+            )
+            return self._on_all(one, "files", reading.result, rejected)
 
     def _with_positions_elsewhere(self, manifest: Manifest) -> Manifest:
         """With a directory per node, the manifest also gets the positions in the others."""
@@ -197,6 +224,10 @@ class JointRestorer:
             expected="at least one step that every rank's directory holds and that validates",
             got=f"{common.text}{'; ' * bool(texts)}{texts}",
         )
+
+
+def _has_ended(reading: Future[T], timeout_s: float) -> bool:
+    return bool(wait([reading], timeout=timeout_s).done)
 
 
 def _common(said: Sequence[Json]) -> Json:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from checkfreq.errors import (
     ConfigError,
@@ -406,3 +408,43 @@ class TestWithADirectory:
         planted.put(layout.superseded_key(3, "a3"), b"{}")
         with pytest.raises(NoCheckpointError, match=r"superseded/ does"):
             self.restorer(local, planted).find(None)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_is_damaged_the_bytes_are_right_or_it_is_corruption(
+    store: CheckpointStore, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    planted = Planted(tmp_path_factory.mktemp("damaged"))
+    planted.plant(store, 3)
+    paths = sorted(path for path in planted.folder.rglob("*") if path.is_file())
+    for _ in range(data.draw(st.integers(1, 3))):
+        damage(data.draw(st.sampled_from(paths)), data)
+    try:
+        found = Restorer(reader(planted)).find(3)
+    except (CorruptCheckpointError, ConfigError, NoCheckpointError):
+        return
+    assert found is not None
+    for name, content in found.data.items():
+        assert content == (store.path(3) / name).read_bytes()
+
+
+def damage(path: Path, data: st.DataObject) -> None:
+    if not path.exists():
+        return
+    content = bytearray(path.read_bytes())
+    match data.draw(st.sampled_from(["remove", "cut", "flip", "insert", "empty"])):
+        case "remove":
+            path.unlink()
+            return
+        case "cut":
+            del content[data.draw(st.integers(0, len(content))) :]
+        case "flip" if content:
+            at = data.draw(st.integers(0, len(content) - 1))
+            content[at] ^= 1 << data.draw(st.integers(0, 7))
+        case "insert":
+            at = data.draw(st.integers(0, len(content)))
+            content[at:at] = data.draw(st.binary(min_size=1, max_size=20))
+        case _:
+            content = bytearray()
+    path.write_bytes(content)

@@ -34,7 +34,7 @@ SECONDS = st.floats(0, 1e9)
 ROLES = st.builds(Role, NUMBER, NUMBER, st.lists(NUMBER, max_size=3).map(tuple), FLAG)
 
 MESSAGES = st.one_of(
-    st.builds(p.Open, TEXT, SECONDS, NUMBER, NUMBER, st.none() | NUMBER, ROLES, FLAG),
+    st.builds(p.Open, TEXT, SECONDS, NUMBER, NUMBER, st.none() | NUMBER, ROLES, FLAG, JSON),
     st.builds(
         p.Watch, st.lists(TEXT, max_size=3).map(tuple), st.none() | SECONDS, st.none() | TEXT
     ),
@@ -59,7 +59,8 @@ MESSAGES = st.one_of(
     st.builds(p.Quarantine, NUMBER, TEXT),
     st.builds(p.Confirm, NUMBER),
     st.builds(p.TellFailure, NUMBER, TEXT, TEXT),
-    st.builds(p.Close),
+    st.builds(p.PruneMirror, STEPS),
+    st.builds(p.Close, st.none() | SECONDS),
     st.builds(p.Waiting, TEXT),
     st.builds(p.Opened, NUMBER),
     st.builds(p.OpenFailed, TEXT, TEXT),
@@ -70,6 +71,7 @@ MESSAGES = st.one_of(
     st.builds(p.Trouble, TEXT, TEXT, TEXT),
     st.builds(p.NoticeSeen, TEXT, TEXT, st.none() | SECONDS, st.none() | SECONDS),
     st.builds(p.NoticeGone, TEXT),
+    st.builds(p.Mirrored, JSON),
 )
 
 

@@ -76,3 +76,13 @@ def test_credentials_that_are_not_accepted_are_an_error_that_does_not_print_them
             checkfreq.load(mirror)
     assert SECRET not in str(caught.value)
     assert mirror.url in str(caught.value)
+
+
+def test_where_the_server_must_run_its_absence_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHECKFREQ_SERVERS", str(tmp_path))
+    for names, outcome in (("slurm,s3", pytest.fail.Exception), ("", pytest.skip.Exception)):
+        monkeypatch.setenv("CHECKFREQ_REQUIRE", names)
+        with pytest.raises(outcome, match="make servers"), running(tmp_path):
+            pass
