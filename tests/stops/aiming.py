@@ -17,8 +17,8 @@ _OF_TRAINER = ("meeting.", "snapshot.", "socket.", "slot.")
 _OF_MEMBERS = ("parts.join", "parts.write_manifest", "parts.sync_manifest", "parts.rename")
 _OF_ALL = ("worker.receive", "commit.write", "commit.sync_payload", "worker.reply")
 
-#: Passed only where a later step is set aside, where there is none.
-_NEVER = ("commit.supersede",)
+#: Passed only where a later step is set aside, and where there is a mirror: not here.
+_NEVER = ("commit.supersede", "mirror.")
 
 #: A place that an epoch passes once, and those that come with every sample.
 _ONCE_AN_EPOCH = ("validation", "tail")
@@ -99,8 +99,9 @@ def _points(case: Case, rank: int, kind: Kind) -> list[str]:
         known = POINTS_OF_ONE_RANK if case.world == 1 else POINTS
         return [point for point in known if point.startswith(_OF_TRAINER)]
     others = [point for point in POINTS if not point.startswith(_OF_TRAINER)]
+    others = [point for point in others if not point.startswith(_NEVER)]
     if case.world == 1:
-        return [point for point in POINTS_OF_ONE_RANK if point in others and point not in _NEVER]
+        return [point for point in others if point in POINTS_OF_ONE_RANK]
     if rank == 0:
-        return [point for point in others if point not in (*_NEVER, *_OF_MEMBERS)]
+        return [point for point in others if point not in _OF_MEMBERS]
     return [point for point in others if point in (*_OF_MEMBERS, *_OF_ALL)]

@@ -16,7 +16,7 @@ import random
 import sys
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -277,5 +277,6 @@ def _has_checkpoint(life: Life) -> bool:
     return life.chk_dir.exists() and any(life.chk_dir.glob("step-*"))
 
 
-if __name__ == "__main__":
-    main(Life(**json.loads(sys.argv[1])))
+if __name__ == "__main__":  # under torchrun, which gives each rank its number
+    life = Life(**json.loads(sys.argv[1]))
+    main(replace(life, rank=int(os.environ["RANK"]), world=int(os.environ["WORLD_SIZE"])))
