@@ -13,7 +13,7 @@ PART ?= 1
 FULLY_COVERED := checkfreq/store/*,checkfreq/policy/*,checkfreq/restore/file_reader.py,checkfreq/testing/crashing.py,iterators/order/epoch.py
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-more lint docs bench bench-gpu test-gpu system clean
+.PHONY: help demo test test-more servers lint docs bench bench-gpu test-gpu system clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -27,7 +27,7 @@ test: lint system ## what CI runs first: format, lint, types, tests, coverage
 	$(PY) -m coverage report --include='$(FULLY_COVERED)' --fail-under=100
 	$(PY) -m coverage report --skip-covered
 
-test-more: $(VENV)/.dev system ## what CI runs after it: benchmarks, large frameworks, examples, documentation
+test-more: $(VENV)/.dev servers system ## what CI runs after it: benchmarks, large frameworks, SLURM, S3, examples, documentation
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "more and not gpu" -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev ## ruff and mypy
@@ -52,14 +52,24 @@ test-gpu: ## tests marked gpu, measurements, one page to send; uses PYTHON as it
 	  $(MAKE) $(VENV)/.dev; py=$(PY); fi; set -ex; \
 	PYTHONPATH=. $$py -m tests.gpu --out build/test-gpu.txt
 
-# Tests that mount file systems or inject system-call errors skip, with a reason, without these.
+# An S3 server for tests/s3, in an environment of its own; without it, they skip with a reason.
+servers: .venv-servers/.ready ## the servers that tests start, in .venv-servers
+
+.venv-servers/.ready: tests/s3/requirements.txt
+	$(PYTHON) -m venv .venv-servers
+	.venv-servers/bin/python -m pip install -qq --disable-pip-version-check --requirement $<
+	@touch $@
+
+# Tests that mount file systems, inject system-call errors or start a SLURM skip, with a reason,
+# without these (under .ci/run those of a SLURM fail).
+SYSTEM := e2fsprogs xfsprogs strace slurmctld slurmd slurm-client
 system:
-	@if ! { command -v mkfs.ext4 && command -v mkfs.xfs && command -v strace; } >/dev/null 2>&1; then \
+	@if ! which mkfs.ext4 mkfs.xfs strace slurmctld slurmd srun >/dev/null 2>&1; then \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
-	      --no-install-recommends e2fsprogs xfsprogs strace; } >/dev/null 2>&1 \
+	      --no-install-recommends $(SYSTEM); } >/dev/null 2>&1 \
 	    || echo "some system packages could not be installed: the tests that need them skip"; \
-	  else echo "e2fsprogs, xfsprogs or strace are not here: the tests that need them skip"; fi; fi
+	  else echo "one of $(SYSTEM) is not here: the tests that need it skip"; fi; fi
 
 # torchvision comes without its dependencies: they would replace a CPU-only torch.
 $(VENV)/.bench: setup.py constraints.txt
@@ -82,4 +92,4 @@ $(VENV)/.dev: $(VENV)/.bench
 	@touch $@
 
 clean: ## remove the virtual environment and what tests and benchmarks left
-	rm -rf $(VENV) build *.egg-info .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-out
+	rm -rf $(VENV) .venv-servers build *.egg-info .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-out

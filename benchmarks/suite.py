@@ -64,6 +64,7 @@ LONGER = (
     Call("sharded", "--rounds 4", 300),
     Call("iterators", "", 300),
     Call("endurance", "", 900),
+    Call("mirror", "", 60),
     Call("decision", "", 45),
     Call("simulate", "", 40),
 )

@@ -22,6 +22,7 @@ from benchmarks.lab.results import RESULTS, ROOT, lines_of
 from benchmarks.lab.tables import Table
 from benchmarks.limits import table as limits
 from benchmarks.memory import table as memory
+from benchmarks.mirror import table as mirror
 from benchmarks.overhead import table as overhead
 from benchmarks.paper import table as paper
 from benchmarks.scale import table as scale
@@ -43,6 +44,7 @@ TABLES: dict[str, Table] = {
     **iterators.TABLES,
     **limits.TABLES,
     **memory.TABLES,
+    **mirror.TABLES,
     **overhead.TABLES,
     **paper.TABLES,
     **scale.TABLES,

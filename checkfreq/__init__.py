@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from checkfreq.config import CFConfig as CFConfig
     from checkfreq.manager import CFManager as CFManager
+    from checkfreq.mirror.settings import Mirror as Mirror
+    from checkfreq.policy.retention import DEFAULT_RETENTION as DEFAULT_RETENTION
     from checkfreq.policy.retention import KeepBest as KeepBest
+    from checkfreq.policy.retention import KeepEpochs as KeepEpochs
+    from checkfreq.policy.retention import KeepEvery as KeepEvery
     from checkfreq.policy.retention import KeepLast as KeepLast
     from checkfreq.restore.load import load as load
     from checkfreq.state.checkpoint import CFCheckpoint as CFCheckpoint
@@ -27,21 +31,29 @@ _HOME = {
     "CFConfig": "checkfreq.config",
     "CFManager": "checkfreq.manager",
     "CFMode": "checkfreq.types",
+    "DEFAULT_RETENTION": "checkfreq.policy.retention",
     "Directory": "checkfreq.types",
     "KeepBest": "checkfreq.policy.retention",
+    "KeepEpochs": "checkfreq.policy.retention",
+    "KeepEvery": "checkfreq.policy.retention",
     "KeepLast": "checkfreq.policy.retention",
+    "Mirror": "checkfreq.mirror.settings",
     "Objective": "checkfreq.types",
     "load": "checkfreq.restore.load",
 }
 
 __all__ = [
+    "DEFAULT_RETENTION",
     "CFCheckpoint",
     "CFConfig",
     "CFManager",
     "CFMode",
     "Directory",
     "KeepBest",
+    "KeepEpochs",
+    "KeepEvery",
     "KeepLast",
+    "Mirror",
     "Objective",
     "load",
 ]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from checkfreq.errors import ConfigError
 from checkfreq.events import FailureNotice, StopRecord
 from checkfreq.types import Directory, Objective, SnapshotPlace
+
+if TYPE_CHECKING:
+    from checkfreq.mirror.settings import Mirror
 
 #: Clouds whose metadata service can be asked for spot notices (``CFConfig.notices``).
 CLOUDS = ("aws", "gcp", "azure")
@@ -85,6 +89,14 @@ class CFConfig:
             rank whose part failed. To alert somebody. What it raises is logged, and training
             continues. Default None.
 
+    Mirror
+        mirror: the URL of an object store ("s3://bucket/run"), or a ``Mirror`` with its settings,
+            to which committed checkpoints are uploaded in the background. Default None: there is
+            none.
+        staging_dir: where ``CFManager("s3://bucket/run", ...)`` keeps its local directories, each
+            named after its URL. Default None: ``checkfreq/staging`` in the user's cache folder. Set
+            it to a fast local disk, or for many ranks on several nodes to one that all see.
+
     Many ranks
         directory: SHARED (default) if all ranks see one checkpoint directory, NODE_LOCAL if each
             node, or each rank, has its own.
@@ -106,7 +118,7 @@ class CFConfig:
             Add the signal that your scheduler sends before the time limit. They are handled from
             the first boundary on; before it they do what they do without checkfreq, so that a
             process which starts, restores or hangs can be ended.
-        stop_grace_s: how long after a stop signal the process will be killed: Kubernetes'
+        stop_grace_s: how long after SIGTERM the process will be killed: Kubernetes'
             ``terminationGracePeriodSeconds`` (30 unless set), SLURM's ``KillWait`` (30). No wait
             then lasts longer, so that the run ends with an error that says what is missing.
             Default None: not known.
@@ -124,7 +136,8 @@ class CFConfig:
             iterators do after a stop is ``CFIterator(on_stop=...)``.)
         requeue: once the last checkpoint is durable on all ranks, and the manager is closed, put
             the SLURM job back into its queue (``scontrol requeue``, on rank 0), unless training is
-            finished. SLURM then ends the job's processes. Default False.
+            finished, or was stopped by ``deadline``. SLURM then ends the job's processes. Default
+            False.
     """
 
     objective: Objective = Objective.BOUND
@@ -144,6 +157,8 @@ class CFConfig:
     nice: int = 10
     max_events_bytes: int = 1 << 20
     on_failure: Callable[[FailureNotice], object] | None = None
+    mirror: str | Mirror | None = None
+    staging_dir: str | os.PathLike[str] | None = None
     directory: Directory = Directory.SHARED
     split_replicated: bool = False
     rank_timeout_s: float = 60.0
@@ -173,6 +188,8 @@ class CFConfig:
         _require(
             self, "write_chunk_bytes", self.write_chunk_bytes % 4096 == 0, "a multiple of 4096"
         )
+        is_path = self.staging_dir is None or isinstance(self.staging_dir, str | os.PathLike)
+        _require(self, "staging_dir", is_path, "None or a path")
         _require(self, "directory", isinstance(self.directory, Directory), "a Directory")
         is_place = self.snapshot_place is None or isinstance(self.snapshot_place, SnapshotPlace)
         _require(self, "snapshot_place", is_place, "None or a SnapshotPlace")

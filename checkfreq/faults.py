@@ -24,7 +24,8 @@ from dataclasses import dataclass
 
 #: Every fault point, in the order in which an undisturbed checkpoint passes them. The trainer
 #: passes those under ``meeting.``, ``snapshot.``, ``socket.`` and ``slot.``, the worker all others.
-#: Those under ``meeting.`` and ``parts.`` are passed with many ranks only.
+#: Those under ``meeting.`` and ``parts.`` are passed with many ranks only; those under ``mirror.``
+#: with a mirror, on its own thread.
 POINTS: tuple[str, ...] = (
     "meeting.say",
     "meeting.hear",
@@ -53,11 +54,22 @@ POINTS: tuple[str, ...] = (
     "worker.reply",
     "socket.receive",
     "slot.release",
+    "prune.rename",
+    "prune.sync",
     "prune.remove",
+    "mirror.claim",  # with a mirror only, from here on
+    "mirror.put_piece",
+    "mirror.put_manifest",
+    "mirror.verify",
+    "mirror.put_marker",
+    "mirror.uploaded",
+    "mirror.remove_marker",
+    "mirror.remove_objects",
 )
 
-#: The fault points that a run of a single rank passes.
-POINTS_OF_ONE_RANK = tuple(p for p in POINTS if not p.startswith(("meeting.", "parts.")))
+#: The fault points that a run of a single rank passes, and those of its mirror, if it has one.
+POINTS_OF_ONE_RANK = tuple(p for p in POINTS if not p.startswith(("meeting.", "parts.", "mirror.")))
+POINTS_OF_A_MIRROR = tuple(p for p in POINTS if p.startswith("mirror."))
 
 _ENV = "CHECKFREQ_FAULT"
 _ENV_LOG = "CHECKFREQ_FAULT_LOG"

@@ -20,7 +20,8 @@ from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError, StateError
 from checkfreq.events import Event
 from checkfreq.persist.attempts import Marks
-from checkfreq.policy.retention import KeepLast, RetentionPolicy
+from checkfreq.policy.best import BestName
+from checkfreq.policy.retention import DEFAULT_RETENTION, RetentionPolicy
 from checkfreq.policy.tuner import Verdict
 from checkfreq.ranks.coordinator import NO_PROPOSAL, Decision, Proposal
 from checkfreq.run.checks import numbers
@@ -47,7 +48,8 @@ class CFManager:
     """Checkpoints one training run into one directory.
 
     Arguments
-        chk_dir: the directory of this run alone; created if it does not exist.
+        chk_dir: the directory of this run alone; created if it does not exist. Or a URL such as
+            "s3://bucket/run": then a directory under ``CFConfig.staging_dir``, mirrored there.
         chk: the state to checkpoint.
         mode: AUTO chooses the interval from measured costs; MANUAL takes it from ``chk_freq``.
         chk_freq: boundaries between checkpoints in MANUAL; 0 checkpoints at epoch boundaries and
@@ -57,7 +59,9 @@ class CFManager:
         dynamic: adapt the interval while training runs, rather than keep the first one chosen.
         mtbf_s: mean time between failures in seconds; AUTO then does not checkpoint more often
             than pays off.
-        retention: which checkpoints to keep.
+        retention: which checkpoints to keep. Default: the last 3, the first of each hour for a day,
+            and the first of each day (UTC) for ever, the oldest of which give way where the disk
+            has no room. Pinned ones and the newest are always kept.
         tolerate_failures: None never lets failing storage end the training: each failure is logged
             as an ERROR that says what is at risk and passed to ``CFConfig.on_failure``, and retries
             come at pauses that grow to 5 minutes. With a number, more failures in a row raise.
@@ -80,7 +84,7 @@ class CFManager:
         max_overhead: float = 0.035,
         dynamic: bool = True,
         mtbf_s: float | None = None,
-        retention: RetentionPolicy = KeepLast(3),
+        retention: RetentionPolicy = DEFAULT_RETENTION,
         tolerate_failures: int | None = None,
         fresh: bool = False,
         config: CFConfig = CFConfig(),
@@ -181,6 +185,8 @@ class CFManager:
             self._session.say_news()
             self._gradients.pass_boundary()
             self._progress.global_step += 1
+            if epoch_boundary:
+                self._pipeline.last_epoch_end = self._progress.global_step
             self._profile(is_epoch=epoch_boundary)
             self._notice.install()  # at the first boundary: before it there is nothing to save
             self._carry_out(
@@ -219,6 +225,8 @@ class CFManager:
         """What this rank would do at this boundary."""
         if self._progress.requested is not None:
             return Proposal("requested", must=True)
+        if epoch_boundary and self._session.wants_epoch_ends:
+            return Proposal("epoch", must=True)
         if self._cadence is None:
             return self._proposal_by_costs()
         due = self._cadence.is_due(
@@ -373,18 +381,32 @@ class CFManager:
             )
 
     def latest_step(self) -> int | None:
-        """The newest committed step in the directory; None if there is none."""
+        """The newest committed step in the directory or its mirror; None if there is none."""
         return max(self.all_steps(), default=None)
 
     def all_steps(self) -> list[int]:
-        """All committed steps in the directory, ascending."""
-        return self._persistence.steps()
+        """All committed steps in the directory, and in its mirror if there is one, ascending."""
+        return self._session.steps()
+
+    def best_step(self, metric: str, *, highest: bool | None = None) -> int | None:
+        """The committed step with the best ``metric``; None if none has a finite value of it.
+
+        Metrics are given with ``save(metrics={...})``; NaN and infinities never win, and the newer
+        of two equal values does. The best is the lowest value, or the highest with
+        ``highest=True``; None takes what a ``KeepBest`` of this metric in ``retention`` says, else
+        the lowest. Reads the directory and its mirror: a checkpoint in flight does not count
+        yet, see ``wait``.
+        """
+        if self._progress.is_open and not self._progress.is_closed:
+            self._pipeline.wait_answered()
+        name = BestName(metric, highest)
+        return self._persistence.best_step(name, remote=self._session.remote())
 
     # ---- restore
 
     def restore(
         self,
-        step: int | None = None,
+        step: int | str | None = None,
         *,
         only: Collection[str] | None = None,
         exclude: Collection[str] = (),
@@ -392,6 +414,10 @@ class CFManager:
         reopen: bool = False,
     ) -> bool:
         """Load the newest valid checkpoint, or that of ``step``, into the live objects.
+
+        With a mirror, the newest of the directory and the mirror; the directory's if both have it.
+        ``step`` is a number, or ``"best:METRIC"`` for the step that ``best_step`` returns, with
+        ``:min`` or ``:max`` behind it to say which value is the best.
 
         Returns False if the directory never held a checkpoint (a first run), or with
         ``fresh=True``. ``only`` and ``exclude`` select tracked names; ``strict=False`` loads

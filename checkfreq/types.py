@@ -13,6 +13,17 @@ Json: TypeAlias = Any
 PAGE_BYTES = 4096
 
 
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def size_text(num_bytes: int) -> str:
+    """A number of bytes for people: ``89.3 MiB``; whole bytes below 1 KiB."""
+    value, unit = float(num_bytes), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{num_bytes} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
 def round_up_to_page(num_bytes: int) -> int:
     """The smallest multiple of ``PAGE_BYTES`` that is not less than ``num_bytes``."""
     return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES

@@ -10,13 +10,15 @@ from typing import TypeAlias
 
 from checkfreq.cli import text
 from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError, printable
+from checkfreq.persist.listing import best_in
 from checkfreq.store.fileops import Kind
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.marks import StepMark
+from checkfreq.store.source import CheckpointSource
 from checkfreq.store.store import CheckpointStore
-from checkfreq.types import Json
+from checkfreq.types import Json, size_text
 
-Command: TypeAlias = Callable[[CheckpointStore, argparse.Namespace], int]
+Command: TypeAlias = Callable[[CheckpointSource, argparse.Namespace], int]
 
 #: Folders with checkpoints that were set aside.
 _SET_ASIDE = ("quarantine", "superseded")
@@ -24,7 +26,7 @@ _IS_STEP = re.compile(r"step-.*[0-9]")
 _LINKED = "a symbolic link: no checkpoint, not followed"
 
 
-def ls(store: CheckpointStore, args: argparse.Namespace) -> int:
+def ls(store: CheckpointSource, args: argparse.Namespace) -> int:
     """Print one line per checkpoint, judged by manifest and file sizes, not by digests."""
     marks = store.marks()
     rows = [_row(store, step, marks.get(step)) for step in _steps(store)]
@@ -38,7 +40,7 @@ def ls(store: CheckpointStore, args: argparse.Namespace) -> int:
     return 0
 
 
-def _row(store: CheckpointStore, step: int, mark: StepMark | None) -> dict[str, object]:
+def _row(store: CheckpointSource, step: int, mark: StepMark | None) -> dict[str, object]:
     row: dict[str, object] = {"step": step, "marks": text.mark(mark)}
     try:
         manifest = store.inspect(step)
@@ -58,14 +60,16 @@ def _cells(row: dict[str, object]) -> list[str]:
     return [
         str(row["step"]),
         text.moment(created) if isinstance(created, float | int) else "-",
-        text.size(num_bytes) if isinstance(num_bytes, int) else "-",
+        size_text(num_bytes) if isinstance(num_bytes, int) else "-",
         str(row.get("world", "-")),
         str(row["state"]),
         str(row["marks"]),
     ]
 
 
-def _other_content(store: CheckpointStore) -> Iterator[str]:
+def _other_content(store: CheckpointSource) -> Iterator[str]:
+    if not isinstance(store, CheckpointStore):
+        return
     kinds = store.ops.scan(store.root)
     unfinished = sum(1 for name in kinds if name.startswith(".tmp-"))
     if unfinished:
@@ -79,9 +83,11 @@ def _other_content(store: CheckpointStore) -> Iterator[str]:
         yield f"{store.path(step).name}: {_LINKED}"
 
 
-def show(store: CheckpointStore, args: argparse.Namespace) -> int:
+def show(store: CheckpointSource, args: argparse.Namespace) -> int:
     """Print what the manifest of one checkpoint says."""
     step = _steps(store)[-1] if args.step is None else args.step
+    if isinstance(step, str):
+        step = best_in(store, step)
     manifest = store.manifest(step)
     if args.json:
         print(manifest.encode().decode().replace("\x7f", "\\u007f"), end="")
@@ -105,15 +111,15 @@ def _show_rank(rank: int, own: dict[str, Json], *, objects: bool) -> None:
         print(text.json_of(own))
 
 
-def _show_head(store: CheckpointStore, manifest: Manifest) -> None:
+def _show_head(store: CheckpointSource, manifest: Manifest) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
     facts = {
-        "path": str(store.path(manifest.step)),
+        "path": store.where(manifest.step),
         "step": str(manifest.step),
         "created": text.moment(manifest.created_unix_s),
         "attempt": manifest.attempt,
         "world": _world(manifest),
-        "size": text.size(manifest.num_bytes),
+        "size": size_text(manifest.num_bytes),
         "versions": versions or "-",
         "marks": text.mark(store.marks().get(manifest.step)) or "-",
     }
@@ -129,7 +135,7 @@ def _world(manifest: Manifest) -> str:
 
 
 def _file_cells(file: FileEntry) -> list[str]:
-    return [file.name, text.size(file.num_bytes), str(len(file.tensors))]
+    return [file.name, size_text(file.num_bytes), str(len(file.tensors))]
 
 
 def _show_tensors(file: FileEntry) -> None:
@@ -141,7 +147,7 @@ def _show_tensors(file: FileEntry) -> None:
     print(text.table(("TENSOR", "DTYPE", "SHAPE", "BYTES", "XXH3"), rows))
 
 
-def verify(store: CheckpointStore, args: argparse.Namespace) -> int:
+def verify(store: CheckpointSource, args: argparse.Namespace) -> int:
     """Read and digest everything. A damaged step does not end it: all steps are verified."""
     steps = _steps(store) if args.step is None else [args.step]
     found = [_verify(store, step, named=args.step is not None) for step in steps]
@@ -151,7 +157,7 @@ def verify(store: CheckpointStore, args: argparse.Namespace) -> int:
     return 0 if all(found) and not linked else 1
 
 
-def _verify(store: CheckpointStore, step: int, *, named: bool) -> bool:
+def _verify(store: CheckpointSource, step: int, *, named: bool) -> bool:
     began_s = time.monotonic()
     try:
         manifest = store.verify(step)
@@ -164,16 +170,17 @@ def _verify(store: CheckpointStore, step: int, *, named: bool) -> bool:
         print(f"step {step}: removed meanwhile (retention)", flush=True)
         return True
     num_bytes, seconds = manifest.num_bytes, time.monotonic() - began_s
-    print(f"step {step}: ok, {text.size(num_bytes)} in {seconds:.2f} s", flush=True)
+    print(f"step {step}: ok, {size_text(num_bytes)} in {seconds:.2f} s", flush=True)
     return True
 
 
-def _steps(store: CheckpointStore) -> list[int]:
+def _steps(store: CheckpointSource) -> list[int]:
     """Committed steps, ascending, at least one."""
-    if not store.ops.is_dir(store.root):
+    if isinstance(store, CheckpointStore) and not store.ops.is_dir(store.root):
         raise NoCheckpointError(f"{store.root} is not a directory")
     steps = store.steps()
     if not steps:
-        but = "".join(f"; {store.path(step).name}: {_LINKED}" for step in store.links())
-        raise NoCheckpointError(f"{store.root} holds no checkpoint{but}")
+        names = (store.where(step).rpartition("/")[2] for step in store.links())
+        but = "".join(f"; {name}: {_LINKED}" for name in names)
+        raise NoCheckpointError(f"{store.name} holds no checkpoint{but}")
     return steps

@@ -1,4 +1,4 @@
-"""How the command line writes sizes, times, marks and tables."""
+"""How the command line writes times, marks and tables."""
 
 from __future__ import annotations
 
@@ -9,16 +9,6 @@ from collections.abc import Iterable, Sequence
 from checkfreq.errors import printable
 from checkfreq.store.marks import StepMark
 from checkfreq.types import Json
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def size(num_bytes: int) -> str:
-    """``89.3 MiB``; whole bytes below 1 KiB."""
-    value, unit = float(num_bytes), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{num_bytes} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
 
 
 def moment(unix_s: float) -> str:

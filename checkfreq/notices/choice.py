@@ -21,27 +21,27 @@ _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What a worker is told to watch. ``asks_slurm``: whether it runs squeue."""
+    """What a worker is told to watch."""
 
     names: tuple[str, ...] = ()
     deadline_unix_s: float | None = None
     metadata_url: str | None = None
-    asks_slurm: bool = True
 
 
-def watched(config: CFConfig, *, leads: bool, environ: Mapping[str, str]) -> Watched:
-    """What the worker of one rank watches; ``leads``: it is the leader's.
+def watched(config: CFConfig, *, rank: int, environ: Mapping[str, str]) -> Watched:
+    """What the worker of one rank watches.
 
-    A spot notice is about a machine: the first rank of each asks.
+    A job's limit is asked for once, by rank 0. A spot notice is about a machine: the first rank of
+    each asks.
     """
     wanted = config.notices
     if wanted is None:
         wanted = ("slurm",) if environ.get("SLURM_JOB_ID") else ()
     is_first = _is_first_on_machine(environ)
-    names = tuple(name for name in wanted if name not in CLOUDS or is_first)
+    names = tuple(name for name in wanted if (is_first if name in CLOUDS else rank == 0))
     if config.deadline is not None:
         names = ("deadline", *names)
-    return Watched(names, _unix_s(config.deadline), config.metadata_url, asks_slurm=leads)
+    return Watched(names, _unix_s(config.deadline), config.metadata_url)
 
 
 def sources(
@@ -54,7 +54,7 @@ def sources(
             assert asked.deadline_unix_s is not None
             found.append(Deadline(asked.deadline_unix_s))
         elif name == "slurm":
-            found.append(SlurmEndTime(environ, asks=asked.asks_slurm, clock=clock))
+            found.append(SlurmEndTime(environ, clock=clock))
         else:
             found.append(_cloud(name, asked.metadata_url, clock))
     return found

@@ -16,6 +16,7 @@ from checkfreq.notices.metadata import MetadataService, NoAnswerError, Patience
 from checkfreq.notices.source import CLOCK, Clock, EndsAt
 
 #: Google: a preempted machine gets 30 s, and one that is stopped for maintenance at least 60 s.
+#: (With a GPU it gets an hour, but nothing tells how much of it is over.)
 _PREEMPTION_S = 30.0
 _MAINTENANCE_S = 60.0
 

@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_END_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -38,12 +40,17 @@ def run_command(argv: Sequence[str], *, timeout_s: float) -> Output:
         )
     except OSError as error:
         return Output(None, "", f"{argv[0]}: {error.strerror or error}")
-    with process:
-        try:
-            out, text = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            # The whole session: a child that lives on would keep the pipes open.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            return Output(None, "", f"{argv[0]} did not answer within {timeout_s:g} s")
+    try:
+        out, text = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        return Output(None, "", f"{argv[0]} did not answer within {timeout_s:g} s")
     return Output(process.returncode, out, text.strip())
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill the whole session: a child that lives on would keep the pipes open."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel
+        process.communicate(timeout=_END_S)

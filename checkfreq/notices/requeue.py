@@ -6,23 +6,31 @@ import logging
 from collections.abc import Mapping
 
 from checkfreq.notices.command import run_command
+from checkfreq.notices.slurm import job_in
 
 logger = logging.getLogger(__name__)
 
 #: To be kept free before the end of the job.
 REQUEUE_S = 3.0
 _TIMEOUT_S = 30.0
+#: What squeue says while SLURM waits for this process to end, whatever the reason.
+_ENDING = ("COMPLETING", "CANCELLED")
 
 
 def requeue(environ: Mapping[str, str]) -> bool:
     """Requeue the job in ``environ``; if it cannot be, log how to start the next one.
 
-    A success returns too, but SLURM is about to end this process. A job that is ending already
-    (at its time limit, or because somebody cancelled it) is left alone by SLURM.
+    A success returns too, but SLURM is about to end this process. A job that SLURM is ending
+    already is left alone: one that was cancelled would start again, and one that was preempted
+    is requeued by SLURM.
     """
-    job = environ.get("SLURM_JOB_ID")
+    job = job_in(environ)
     if not job:
         logger.warning("CFConfig.requeue: this is no SLURM job; start the run again yourself")
+        return False
+    state = run_command(("squeue", "-h", "-j", job, "-o", "%T"), timeout_s=_TIMEOUT_S)
+    if state.out.strip() in _ENDING:
+        logger.warning("SLURM is ending job %s already: it is not requeued from here", job)
         return False
     done = run_command(("scontrol", "requeue", job), timeout_s=_TIMEOUT_S)
     if done.succeeded:

@@ -2,8 +2,8 @@
 
 ``SLURM_JOB_END_TIME`` is the end as it was when the job started; newer versions set it.
 ``squeue -o %L`` tells the time left, and so also that the limit was changed. It asks the
-controller, which all jobs of a cluster share: only the leader's worker does, once a minute, and
-every 15 s in the last minutes.
+controller, which all jobs of a cluster share: only rank 0's worker does, once a minute, and every
+15 s in the last minutes. Other ranks do not look at the environment either: it keeps the old limit.
 """
 
 from __future__ import annotations
@@ -27,15 +27,12 @@ _END_WHY = "the job's time limit"
 
 
 class SlurmEndTime:
-    """The end of the job in ``environ``; ``asks``: whether to run squeue."""
+    """The end of the job in ``environ``."""
 
     name = "slurm"
 
-    def __init__(
-        self, environ: Mapping[str, str], *, asks: bool = True, clock: Clock = CLOCK
-    ) -> None:
-        self._job = environ.get("SLURM_JOB_ID", "")
-        self._asks = asks and bool(self._job)
+    def __init__(self, environ: Mapping[str, str], *, clock: Clock = CLOCK) -> None:
+        self._job = job_in(environ)
         self._clock = clock
         self._num_failed = 0
         self._ends: EndsAt | None = None
@@ -45,7 +42,7 @@ class SlurmEndTime:
     @property
     def pause_s(self) -> float:
         """See NoticeSource."""
-        if not self._asks:
+        if not self._job:
             return math.inf
         if self._num_failed >= _GIVE_UP:
             return _ASK_SELDOM_S
@@ -56,7 +53,7 @@ class SlurmEndTime:
 
     def poll(self) -> EndsAt | None:
         """See NoticeSource."""
-        if self._asks:
+        if self._job:
             self._ask()
         return self._ends
 
@@ -71,6 +68,15 @@ class SlurmEndTime:
         # squeue subtracts by this machine's clock, so that adding it again undoes a jump.
         at_unix_s = self._clock.unix_s() + left_s
         self._ends = None if left_s == math.inf else EndsAt(self.name, at_unix_s, _END_WHY)
+
+
+def job_in(environ: Mapping[str, str]) -> str:
+    """The job that a process with ``environ`` belongs to; "" if to none.
+
+    A task of an array is ``ARRAY_TASK``: the number of one task is that of the whole array too.
+    """
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
 
 
 def shortest(text: str) -> float | None:

@@ -160,6 +160,10 @@ class Profiler:
         if self._clock() - self._saved_s > _SAVE_EVERY_S:
             self._save()
 
+    def uploading(self, began_s: float, ended_s: float | None) -> None:
+        """An upload to the mirror began, or has ended: what it adds to iterations is charged."""
+        self.tuner.uploading(began_s, ended_s)
+
     def close(self, *, clean: bool) -> None:
         """Save the measured costs for the next run."""
         if self._timer is not None:

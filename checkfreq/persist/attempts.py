@@ -46,7 +46,8 @@ class Attempt:
     ``ended_s``: when this process learned of the end. ``durable_s``: when the worker had
     committed; it, ``persist_s`` and ``num_bytes`` are None without a commit. ``copy_s`` and
     ``device_copy_s``: how long the copies to the host and within the device took, on the device's
-    clock. ``stall_s``: how long training waited for this snapshot.
+    clock. ``stall_s``: how long training waited for this snapshot. ``at_epoch_end``: an epoch
+    ended with the step. ``missing_bytes``: the room that the disk lacked, if that is why it failed.
     """
 
     step: int
@@ -54,6 +55,7 @@ class Attempt:
     reason: str
     marks: Marks
     started_s: float
+    at_epoch_end: bool = False
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     state: AttemptState = AttemptState.COPYING
     stall_s: float = 0.0
@@ -67,6 +69,7 @@ class Attempt:
     durable_s: float | None = None
     late_marks: Marks | None = None
     error: CheckFreqError | None = None
+    missing_bytes: int = 0
 
     def spoil(self, error: BaseException) -> None:
         """The snapshot cannot become a checkpoint (any thread); ``take_void`` ends the attempt."""
@@ -193,6 +196,7 @@ class AttemptBook:
             phase=reply.phase,
             child_traceback=reply.child_traceback,
         )
+        attempt.missing_bytes = reply.missing_bytes
         self._end(attempt, AttemptState.FAILED)
         self._count_failure(attempt)
         return attempt

@@ -26,7 +26,9 @@ from typing import NamedTuple
 from checkfreq import faults
 from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError, WorkerDiedError
+from checkfreq.mirror.settings import Mirror
 from checkfreq.notices.choice import watched
+from checkfreq.persist import outlived
 from checkfreq.persist import protocol as p
 from checkfreq.persist.launch import worker_command, worker_environment
 from checkfreq.types import FileSpec, Role
@@ -65,16 +67,20 @@ class WorkerClient:
         self._config = config
         self._role = role
         self._on_notice = on_notice
-        self._watched = watched(config, leads=role.leads, environ=os.environ)
+        self._watched = watched(config, rank=role.rank, environ=os.environ)
         self._lock = threading.Lock()
         self._slots: dict[int, _SlotRecord] = {}
         self._layouts: dict[int, tuple[FileSpec, ...]] = {}
         self._in_flight: dict[str, p.Persist] = {}
         self._asked: deque[p.Maintenance] = deque()
         self._opened = False
+        #: Where this directory is uploaded to; None on ranks that do not lead.
+        self.mirror = _mirror_of(config, role)
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: p.Channel | None = None
         self._stderr_fd = -1
+        #: What the worker said of its mirror while it was closing.
+        self.final_reports: list[p.Mirrored] = []
 
     # ---- start and end
 
@@ -178,12 +184,15 @@ class WorkerClient:
         if self._channel is not None:
             self._channel.close()
 
-    def close(self, *, timeout_s: float) -> bool:
-        """Let the worker finish its requests and exit; False if it had to be killed."""
+    def close(self, *, timeout_s: float, upload_for_s: float | None = None) -> bool:
+        """Let the worker finish its requests and exit; False if it had to be killed.
+
+        ``upload_for_s``: see ``protocol.Close``.
+        """
         if self._process is None or self._channel is None:
             return True
         with contextlib.suppress(p.ChannelClosedError):
-            self._channel.send(p.Close())
+            self._channel.send(p.Close(upload_for_s))
         try:
             self._process.wait(timeout_s)
             clean = True
@@ -211,6 +220,8 @@ class WorkerClient:
                 logger.error("while closing: %s\n%s", reply.message, reply.child_traceback)
             if isinstance(reply, p.Retaken):
                 logger.error("while closing: %s", reply.message)
+            if isinstance(reply, p.Mirrored):
+                self.final_reports.append(reply)
 
     # ---- work
 
@@ -243,6 +254,10 @@ class WorkerClient:
         """Request maintenance. Requests are carried out in order; ``poll`` returns the answer."""
         self._asked.append(request)
         self._tell(request)
+
+    def prune_mirror(self, steps: tuple[int, ...]) -> None:
+        """Have steps removed from the mirror. Not answered; a later report asks again."""
+        self._tell(p.PruneMirror(steps))
 
     def holds(self, attempt: str) -> bool:
         """Whether the attempt's snapshot was handed over and not answered yet."""
@@ -292,7 +307,8 @@ class WorkerClient:
         # Opened here, not by the worker: our process id may mean another process by then.
         pidfd = os.pidfd_open(os.getpid())
         try:
-            return self._popen(socket_fd, pidfd, stderr_fd)
+            with outlived.blocked():
+                return self._popen(socket_fd, pidfd, stderr_fd)
         finally:
             os.close(pidfd)
 
@@ -329,6 +345,7 @@ class WorkerClient:
                 max_write_bytes_per_s=config.max_write_bytes_per_s,
                 role=self._role,
                 keep_pending=keep_pending,
+                mirror=None if self.mirror is None else self.mirror.to_json(),
             )
         )
         if self._watched.names:
@@ -388,3 +405,10 @@ class WorkerClient:
             "Give each run its own directory, writable by it; if the previous run is "
             "still saving, wait for it or raise CFConfig.takeover_s."
         )
+
+
+def _mirror_of(config: CFConfig, role: Role) -> Mirror | None:
+    mirror = Mirror.of(config.mirror)
+    if mirror is None or not role.leads:
+        return None
+    return mirror if role.shares_all else mirror.for_node(role.rank)

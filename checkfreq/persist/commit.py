@@ -8,6 +8,7 @@ runs on the worker's request thread.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import time
 from collections.abc import Callable
@@ -24,12 +25,13 @@ from checkfreq.store.store import Pending
 from checkfreq.types import FileSpec, Role
 
 #: Free space required beyond the checkpoint's own bytes, for the manifest, pointer and events.
-_SPARE_BYTES = 4 << 20
+SPARE_BYTES = 4 << 20
 #: Once its trainer is gone, a leader waits this long for the others' parts (or twice as long as its
 #: own took, if that is longer) instead of ``part_timeout_s``: the next run may wait for the lock.
 #: The second timeout applies after a part did not come: a lost rank writes no later part either.
 _ORPHAN_PARTS_S = 10.0
 _ORPHAN_PARTS_AGAIN_S = 1.0
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(slots=True)
@@ -46,6 +48,8 @@ class OpenDirectory:
     lock: DirectoryLock | None
     guard: DirectoryGuard | None = None
     is_orphaned: Callable[[], bool] = lambda: False
+    #: Steps that the mirror has no copy of and wants one: they are not pruned.
+    held: Callable[[], frozenset[int]] = frozenset
     slots: dict[int, mmap.mmap] = field(default_factory=dict)
     layouts: dict[int, tuple[FileSpec, ...]] = field(default_factory=dict)
     #: A commit of this worker has set the later steps aside. Snapshots that were handed over
@@ -84,7 +88,8 @@ class OpenDirectory:
         self.require_lock()
         match request:
             case p.Prune():
-                self.store.prune(request.steps)
+                held = self.held()
+                self.store.prune(step for step in request.steps if step not in held)
                 self.note_steps()
                 there = self.store.steps()
                 return tuple(step for step in request.steps if step not in there)
@@ -94,6 +99,7 @@ class OpenDirectory:
                     keep=request.keep or None,
                     metrics=request.metrics,
                     finished=request.finished,
+                    at_epoch_end=request.at_epoch_end,
                 )
             case p.Quarantine():
                 self.store.quarantine(request.step, request.reason)
@@ -118,14 +124,16 @@ class PersistTask:
         self._pending: Pending | None = None
         self._start_s = self._written_s = time.perf_counter()
         self._is_direct = False
+        #: The record of the step once it is committed; None in a member, which commits none.
+        self._record: Manifest | None = None
         self.phase = "prepare"
 
     def run(self) -> p.Committed:
         """Write and commit the checkpoint; if this raises, call `clean_up` with the error."""
-        request = self._request
-        num_bytes = sum(file.num_bytes for file in self._directory.layouts[request.slot])
-        kept_existing = self._carry_out(num_bytes + _SPARE_BYTES)
+        request, num_bytes = self._request, self._num_bytes()
+        kept_existing = self._carry_out(num_bytes + SPARE_BYTES)
         ended_s = time.perf_counter()
+        record = self._record
         return p.Committed(
             attempt=request.attempt,
             step=request.step,
@@ -137,6 +145,9 @@ class PersistTask:
             kept_existing=kept_existing,
             warning=self._add_marks(),
             is_part=not self._directory.role.leads,
+            created_unix_s=0.0 if record is None else record.created_unix_s,
+            total_bytes=0 if record is None else record.num_bytes,
+            free_bytes=self._free_bytes(),
         )
 
     def clean_up(self, error: Exception) -> None:
@@ -144,6 +155,23 @@ class PersistTask:
         if self._pending is not None:
             with contextlib.suppress(OSError):  # the disk may be gone; the next open() cleans up
                 self._directory.store.abort(self._pending)
+
+    def missing_bytes(self, error: Exception) -> int:
+        """After `clean_up`: the room that was missing if ``error`` says that the disk is full."""
+        if not isinstance(error, OSError) or error.errno not in _FULL:
+            return 0
+        needed = self._num_bytes() + SPARE_BYTES
+        missing = needed - (self._free_bytes() or 0)
+        return missing if missing > 0 else needed  # a quota: what is free says nothing
+
+    def _num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self._directory.layouts[self._request.slot])
+
+    def _free_bytes(self) -> int | None:
+        store = self._directory.store
+        with contextlib.suppress(OSError):
+            return store.ops.free_bytes(store.root)
+        return None
 
     def _carry_out(self, num_bytes: int) -> bool:
         """Make the step durable; True if it was already there."""
@@ -168,6 +196,7 @@ class PersistTask:
         )
         directory.has_superseded = directory.has_superseded or after is not None
         directory.note_steps()
+        self._record = manifest
         return result.kept_existing
 
     def _write(self, pending: Pending) -> WriteResult:
@@ -205,12 +234,15 @@ class PersistTask:
         Does not raise: the step is committed, whatever becomes of its marks.
         """
         request = self._request
-        if not (request.keep or request.metrics):
+        if not (request.keep or request.metrics or request.at_epoch_end):
             return ""
+        mark = p.AddMark(
+            request.step, request.keep, request.metrics, at_epoch_end=request.at_epoch_end
+        )
         try:
-            self._directory.maintain(p.AddMark(request.step, request.keep, request.metrics))
+            self._directory.maintain(mark)
         except Exception as error:
-            return f"its pin or metrics were not stored: {type(error).__name__}: {error}"
+            return f"its marks were not stored: {type(error).__name__}: {error}"
         return ""
 
 
@@ -227,6 +259,7 @@ class LeaderTask(PersistTask):
             directory.has_superseded = (
                 directory.has_superseded or request.supersede_after is not None
             )
+            self._record = directory.store.manifest(request.step)
             return True
         self._pending = directory.store.lead(
             request.step, attempt=request.attempt, num_bytes=num_bytes

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from types import ModuleType
 
 import xxhash
@@ -42,6 +43,8 @@ main(sys.argv[2:])
 def worker_command(arguments: Sequence[object]) -> list[str]:
     """The worker's command line."""
     places = {module.__name__: _place_of(module) for module in (checkfreq, xxhash)}
+    if (obstore := find_spec("obstore")) is not None and obstore.origin is not None:
+        places["obstore"] = _place(obstore.origin)  # not imported: only a mirror needs it
     command = [sys.executable, *_isolation(), "-c", _PROGRAM, json.dumps(places)]
     return [*command, *map(str, arguments)]
 
@@ -64,5 +67,9 @@ def _isolation() -> Sequence[str]:
 def _place_of(module: ModuleType) -> str:
     """The directory, or archive, in which a package was found."""
     assert module.__file__ is not None
-    package = os.path.dirname(os.path.abspath(module.__file__))
+    return _place(module.__file__)
+
+
+def _place(file: str) -> str:
+    package = os.path.dirname(os.path.abspath(file))
     return os.path.dirname(package)

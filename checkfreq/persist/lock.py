@@ -50,11 +50,20 @@ class LockState(enum.Enum):
 
 
 class DirectoryLock:
-    """Exclusive ownership of one checkpoint directory. Tests pass their own ``flock``."""
+    """Exclusive ownership of one checkpoint directory. Tests pass their own ``flock``.
 
-    def __init__(self, chk_dir: Path, *, flock: Callable[[int, int], None] = fcntl.flock) -> None:
+    ``name``: the file that is locked; a different one is a lock on something else there.
+    """
+
+    def __init__(
+        self,
+        chk_dir: Path,
+        *,
+        name: str = ".lock",
+        flock: Callable[[int, int], None] = fcntl.flock,
+    ) -> None:
         self._chk_dir = chk_dir
-        self._path = chk_dir / ".lock"
+        self._path = chk_dir / name
         self._ops = LocalFileOps(chk_dir)
         self._flock = flock
         self._fd: int | None = None
@@ -123,6 +132,13 @@ class DirectoryLock:
             self._flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = None
+
+    def try_now(self, *, owner_pid: int) -> bool:
+        """Take the lock if nobody has it; returns whether it is taken."""
+        if not self._try():
+            return False
+        self._write_holder(owner_pid)
+        return True
 
     def _try(self) -> bool:
         self.release()

@@ -24,14 +24,19 @@ from checkfreq.persist.alarm import Alarm
 from checkfreq.persist.attempts import Attempt, AttemptBook, Marks
 from checkfreq.persist.catalog import BEFORE_EVERY_STEP, Catalog
 from checkfreq.persist.client import WorkerClient
+from checkfreq.persist.listing import Record, marked
+from checkfreq.persist.mirrored import MirrorView, OnUpload
 from checkfreq.persist.run_log import RunLog
 from checkfreq.policy.backoff import Backoff
+from checkfreq.policy.best import BestName, best_step, require_best
 from checkfreq.policy.lifecycle import AttemptState
-from checkfreq.policy.retention import RetentionPolicy
+from checkfreq.policy.retention import Retention, RetentionPolicy
+from checkfreq.policy.retention_info import CheckpointInfo
 from checkfreq.snapshot.arena import Slot
 from checkfreq.store.marks import StepMark
+from checkfreq.store.source import CheckpointSource
 from checkfreq.store.store import CheckpointStore
-from checkfreq.types import FileSpec, Json, Role
+from checkfreq.types import FileSpec, Json, Role, size_text
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +45,8 @@ logger = logging.getLogger(__name__)
 _LONGEST_REST_S = 10.0
 #: How often to look for the end of a copy, which no reply of the worker announces.
 _LOOK_FOR_COPY_S = 0.05
+#: A worker that is to be killed at a deadline ends its upload this much earlier.
+_END_UPLOAD_S = 5.0
 
 
 class Persistence:
@@ -60,6 +67,7 @@ class Persistence:
         release: Callable[[Slot], None],
         on_ended: Callable[[Attempt], Mapping[str, object]] = lambda attempt: {},
         current_step: Callable[[], int] = lambda: 0,
+        on_upload: OnUpload = lambda began_s, ended_s: None,
         role: Role = Role(),
         on_notice: Callable[[p.Notice], object] = lambda notice: None,
     ) -> None:
@@ -74,6 +82,8 @@ class Persistence:
             current_step=current_step,
         )
         self._catalog = Catalog(self._store, retention, is_shared=role.shares_all)
+        self._retention = retention
+        self._told_cost = False
         self._config = config
         self._role = role
         self._on_ended = on_ended
@@ -83,6 +93,9 @@ class Persistence:
             max_bytes=config.max_events_bytes,
         )
         self._log = RunLog(events, is_rank_0=role.rank == 0)
+        self._mirror = MirrorView(
+            self._client.mirror, retention, record=self.record, on_upload=on_upload
+        )
         #: The first commit sets aside the checkpoints of later steps than this one.
         self._supersede_after: int | None = None
         self._num_replaced = 0
@@ -100,20 +113,20 @@ class Persistence:
         """How long opening may take."""
         return self._client.open_timeout_s
 
-    def open(self, *, check: Callable[[int], object] | None = None) -> None:
+    def open(self, *, check: Callable[[int], Record] | None = None) -> None:
         """Wait until the worker holds the directory, then list what is in it; idempotent.
 
-        ``check`` raises if a step's record cannot be read: a caller that has parsed some already
-        passes its own.
+        ``check`` returns a step's record, and raises if it cannot be read: a caller that has parsed
+        some already passes its own.
         """
         self._open(self._client.wait_opened, check)
 
-    def try_open(self, timeout_s: float, *, check: Callable[[int], object] | None = None) -> bool:
+    def try_open(self, timeout_s: float, *, check: Callable[[int], Record] | None = None) -> bool:
         """``open`` that waits for at most ``timeout_s``; returns whether the directory is open."""
         self._open(lambda: self._client.poll_opened(timeout_s=timeout_s), check)
         return self._catalog.is_loaded
 
-    def _open(self, wait: Callable[[], object], check: Callable[[int], object] | None) -> None:
+    def _open(self, wait: Callable[[], object], check: Callable[[int], Record] | None) -> None:
         if self._catalog.is_loaded:
             return
         try:
@@ -179,6 +192,7 @@ class Persistence:
                 metrics=attempt.marks.metrics,
                 own=own,
                 part_timeout_s=self._config.rank_timeout_s,
+                at_epoch_end=attempt.at_epoch_end,
             )
         )
 
@@ -257,11 +271,20 @@ class Persistence:
         self._catalog.remove(step)
 
     def close(self, *, timeout_s: float) -> None:
-        """Let the worker finish and exit; kill it after ``timeout_s``."""
-        if not self._client.close(timeout_s=timeout_s):
+        """Let the worker finish, upload the last checkpoint and exit; kill it after ``timeout_s``.
+
+        The upload takes at most ``Mirror.wait_on_close_s``, and ends in time for the rest.
+        """
+        upload_for_s = min(self._mirror.wait_on_close_s, max(0.0, timeout_s - _END_UPLOAD_S))
+        was_open = self._client.has_opened
+        if not self._client.close(timeout_s=timeout_s, upload_for_s=upload_for_s):
             logger.error(
                 "the persist worker did not finish within %.0f s and was killed", timeout_s
             )
+        for reply in self._client.final_reports:
+            self._mirror.take(reply.report)
+        if was_open:
+            self._mirror.closed(self._book.last_durable_step)
 
     def record(self, kind: str, step: int, **data: object) -> None:
         """Record an event: as ``last_event`` and in events.jsonl."""
@@ -277,10 +300,6 @@ class Persistence:
     def started_s(self) -> tuple[float, ...]:
         """When the attempts in flight were begun, oldest first, by ``time.perf_counter``."""
         return tuple(attempt.started_s for attempt in self._book.active)
-
-    def upload_s(self) -> float:
-        """Seconds that a durable checkpoint is expected to need until it is uploaded: none is."""
-        return 0.0
 
     @property
     def has_unanswered_requests(self) -> bool:
@@ -303,9 +322,36 @@ class Persistence:
         """The committed steps in the directory, ascending."""
         return self._store.steps()
 
+    def best_step(self, name: BestName, *, remote: CheckpointSource | None = None) -> int | None:
+        """The best committed step here or in ``remote``; None if none has a finite value."""
+        found = self._marked(remote)
+        return best_step(found, name.metric, highest=self._is_highest(name))
+
+    def require_best(self, name: BestName, *, remote: CheckpointSource | None = None) -> int:
+        """`best_step`; NoCheckpointError, listing the metrics there are, if there is none."""
+        where = " and ".join(source.name for source in (self._store, remote) if source)
+        found = self._marked(remote)
+        return require_best(found, name, highest=self._is_highest(name), where=where)
+
+    def _marked(self, remote: CheckpointSource | None) -> list[CheckpointInfo]:
+        """The steps that have marks; of one that is in both places, the directory's."""
+        found = {} if remote is None else {info.step: info for info in marked(remote)}
+        here = {info.step: info for info in marked(self._store)}
+        return [info for _, info in sorted({**found, **here}.items())]
+
+    def _is_highest(self, name: BestName) -> bool:
+        if name.highest is not None:
+            return name.highest
+        policy = self._retention
+        return isinstance(policy, Retention) and policy.prefers_highest(name.metric)
+
     def is_finished(self, step: int) -> bool:
         """Whether the directory records that the run is finished with ``step``."""
         return self._store.marks().get(step, StepMark()).finished
+
+    def upload_s(self) -> float:
+        """Expected seconds from durable to uploaded; 0.0 without a mirror, or before the first."""
+        return self._mirror.upload_s
 
     def why_held_back(self) -> str:
         """Why no periodic checkpoint should be tried now, after failures; "" if one may be."""
@@ -324,9 +370,10 @@ class Persistence:
         """The latest event of this process."""
         return self._log.last_event
 
-    def stats(self) -> dict[str, int | None]:
-        """Counts for ``CFManager.stats``."""
+    def stats(self) -> dict[str, object]:
+        """Counts for ``CFManager.stats``, and the state of the mirror, where there is one."""
         return {
+            **self._mirror.stats(),
             "last_durable_step": self._book.last_durable_step,
             "num_committed": self._book.num_committed,
             "num_failed": self._book.num_failed,
@@ -365,6 +412,9 @@ class Persistence:
                 self.record("trouble", -1, request=reply.request, message=reply.message)
                 if reply.request == "Prune":
                     self._catalog.removals_answered()
+            case p.Mirrored():
+                if steps := self._mirror.take(reply.report):
+                    self._client.prune_mirror(steps)
             case p.Done(request="Prune"):
                 self._catalog.removals_answered(reply.steps)
                 if reply.steps:
@@ -375,8 +425,9 @@ class Persistence:
         if self._supersede_after is not None:
             self._catalog.remove_later_than(self._supersede_after)
             self._supersede_after = None
-        self._catalog.add(attempt)
+        self._catalog.add(attempt, reply)
         self._log.committed(attempt, reply, costs=partial(self._on_ended, attempt))
+        self._tell_cost(reply)
         self._alarm.succeeded(attempt.step)  # before ``durable``: it reports since when none was
         if not reply.is_part:
             self._alarm.durable(attempt.step)
@@ -392,6 +443,7 @@ class Persistence:
         self._on_ended(attempt)
         self._log.failed(attempt, steps_at_risk=self._alarm.steps_at_risk)
         self._alarm.failed(attempt.step, attempt.error)
+        self._make_room(attempt)
 
     def _send_marks(self, step: int, marks: Marks) -> None:
         if self._role.leads:
@@ -401,6 +453,32 @@ class Persistence:
     def _prune(self) -> None:
         if self._role.leads and (steps := self._catalog.request_removals()):
             self._client.ask(p.Prune(steps))
+
+    def _make_room(self, attempt: Attempt) -> None:
+        """After a failure for lack of room: remove what the retention gives up for the disk."""
+        if not (self._role.leads and attempt.missing_bytes and self._catalog.is_loaded):
+            return
+        if steps := self._catalog.make_room(attempt.missing_bytes):
+            logger.warning(
+                "%s: the disk had no room for step %d (%s more needed): removing step(s) %s",
+                self._store.root,
+                attempt.step,
+                size_text(attempt.missing_bytes),
+                list(steps),
+            )
+            self._client.ask(p.Prune(steps))
+
+    def _tell_cost(self, reply: p.Committed) -> None:
+        """With the first commit, whose size is known: what the retention will keep."""
+        if self._told_cost or not self._role.leads:
+            return
+        self._told_cost = True
+        if isinstance(self._retention, Retention):
+            logger.info(
+                "retention: with checkpoints of %s, it keeps %s",
+                size_text(reply.total_bytes),
+                self._retention.cost().text(reply.total_bytes),
+            )
 
     # ---- death
 

@@ -40,6 +40,7 @@ class Open:
 
     ``role``: a member does not lock it, and changes nothing in it but its own parts.
     ``keep_pending``: keep unfinished checkpoints, because other ranks may be writing parts.
+    ``mirror``: where the leader's worker uploads to (``Mirror.to_json``); None: nowhere.
     """
 
     chk_dir: str
@@ -49,6 +50,7 @@ class Open:
     max_write_bytes_per_s: int | None
     role: Role = Role()
     keep_pending: bool = False
+    mirror: Json = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,6 @@ class Watch:
     names: tuple[str, ...]
     deadline_unix_s: float | None
     metadata_url: str | None
-    asks_slurm: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ class Persist:
 
     ``supersede_after``: with the commit, set aside existing checkpoints of later steps.
     ``own``: with many ranks, the JSON of this rank's own state. ``part_timeout_s``: how long the
-    leader waits for the others' parts once its own is durable.
+    leader waits for the others' parts once its own is durable. ``at_epoch_end``: an epoch ended
+    with the step.
     """
 
     attempt: str
@@ -100,16 +102,19 @@ class Persist:
     metrics: dict[str, float] = field(default_factory=dict)
     own: Json = None
     part_timeout_s: float = 60.0
+    at_epoch_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AddMark:
-    """Pin a committed step, add metrics to it, or record whether the run is finished with it."""
+    """Pin a committed step, add metrics to it, or record whether the run, or an epoch, ended with
+    it."""
 
     step: int
     keep: bool
     metrics: dict[str, float]
     finished: bool | None = None
+    at_epoch_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +153,20 @@ class TellFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class PruneMirror:
+    """Remove these steps from the mirror; its newest always stays. Not answered."""
+
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
-    """Finish all earlier requests, release the lock, exit."""
+    """Finish all earlier requests, release the lock, exit.
+
+    ``upload_for_s``: how long to go on uploading the newest checkpoint; None: as the mirror says.
+    """
+
+    upload_for_s: float | None = None
 
 
 # ---- worker to trainer
@@ -184,7 +201,9 @@ class Committed:
     ``persist_s``: seconds from the request to the commit. ``ended_s``: the worker's
     ``time.perf_counter()`` at the commit; on Linux that is CLOCK_MONOTONIC, which all processes
     of a machine share. ``warning``: what went wrong after the commit, "" for nothing.
-    ``is_part``: only this member's part is durable; the leader commits the checkpoint.
+    ``is_part``: only this member's part is durable; the leader commits the checkpoint. Of a
+    checkpoint: ``created_unix_s`` and ``total_bytes`` as its record has them, of all ranks, and
+    ``free_bytes``, what the disk has left (None if it did not say).
     """
 
     attempt: str
@@ -197,17 +216,24 @@ class Committed:
     kept_existing: bool
     warning: str = ""
     is_part: bool = False
+    created_unix_s: float = 0.0
+    total_bytes: int = 0
+    free_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempt did not become a checkpoint; its slot is free again."""
+    """The attempt did not become a checkpoint; its slot is free again.
+
+    ``missing_bytes``: room that the disk lacked for it, 0 if that was not the reason.
+    """
 
     attempt: str
     step: int
     phase: str
     message: str
     child_traceback: str
+    missing_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +282,13 @@ class NoticeGone:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class Mirrored:
+    """The mirror's state has changed: a ``MirrorReport`` as JSON."""
+
+    report: Json
+
+
 Message = (
     Open
     | Watch
@@ -267,6 +300,7 @@ Message = (
     | Quarantine
     | Confirm
     | TellFailure
+    | PruneMirror
     | Close
     | Waiting
     | Opened
@@ -278,6 +312,7 @@ Message = (
     | Trouble
     | NoticeSeen
     | NoticeGone
+    | Mirrored
 )
 #: Requests that change the directory without committing a checkpoint.
 Maintenance = Prune | AddMark | Quarantine | Confirm | TellFailure

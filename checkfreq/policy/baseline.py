@@ -61,6 +61,13 @@ class BaselineRefresh:
             # At once, not after an eighth of the window: a pause has few, and costs checkpoints.
             self._costs.update_time()
 
+    def add_beside_upload(self) -> None:
+        """An iteration that only an upload touched: no measure of T, but it ends a pause.
+
+        Otherwise checkpoints would be held back as long as the upload takes.
+        """
+        self._num_left = max(0, self._num_left - 1)
+
     def must_pause(self) -> bool:
         """Whether to withhold the checkpoint that is due; begins a pause once T is too old."""
         if not self._num_left and self._num_touched >= _STALE_AFTER:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from checkfreq.policy.estimates import OUTLIER
 from checkfreq.policy.profile import LONGEST_S, SHORTEST_S
 
 #: Weights of a new value in the mean and in the deviation, and deviations above the mean: RFC 6298.
@@ -74,15 +75,18 @@ class Needs:
 
     def must_start(self, left_s: float) -> bool:
         """Whether the last checkpoint must start now, ``left_s`` before the end."""
-        return left_s <= self.durable_s + self.gap_s
+        return self.spare_s(left_s) <= 0.0
+
+    def spare_s(self, left_s: float) -> float:
+        """How long training may still go on, ``left_s`` before the end."""
+        return left_s - self.durable_s - self.gap_s
 
     def boundaries_to_look(self, left_s: float) -> int:
         """After how many boundaries to ask again; at least one.
 
         Half of those that there is time for: iterations may become slower meanwhile.
         """
-        spare_s = left_s - self.durable_s - self.gap_s
-        return max(1, int(spare_s / (2 * max(self.gap_s, SHORTEST_S))))
+        return max(1, int(self.spare_s(left_s) / (2 * max(self.gap_s, SHORTEST_S))))
 
 
 NO_NEEDS = Needs(0.0, 0.0)
@@ -101,8 +105,16 @@ class LastCheckpoint:
         self._durable.add(seconds)
 
     def add_gap(self, seconds: float, *, after_epoch: bool) -> None:
-        """Two boundaries were so far apart; ``after_epoch``: the first one ended an epoch."""
-        (self._gap_of_epoch if after_epoch else self._gap).add(seconds)
+        """Two boundaries were so far apart; ``after_epoch``: the first one ended an epoch.
+
+        A single long one (a validation within an epoch) says little about the next, so it counts
+        as an outlier; several in a row are soon believed.
+        """
+        if after_epoch:
+            self._gap_of_epoch.add(seconds)
+            return
+        known_s = self._gap.upper_s()
+        self._gap.add(min(seconds, OUTLIER * known_s) if known_s else seconds)
 
     @property
     def is_measured(self) -> bool:

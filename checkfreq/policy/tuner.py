@@ -26,6 +26,7 @@ from checkfreq.policy.frequency import FrequencyPolicy, Plan, Reason
 from checkfreq.policy.meeting_schedule import MeetingSchedule
 from checkfreq.policy.observations import Iteration, Measured
 from checkfreq.policy.profile import Profile
+from checkfreq.policy.uploads import Uploads
 from checkfreq.types import SnapshotPlace
 
 __all__ = ["PROFILE_ITERATIONS", "Iteration", "Measured", "RateTuner", "Verdict"]
@@ -78,6 +79,7 @@ class RateTuner:
         self._costs = RunCosts()
         self._charges = Charges()
         self._outliers = Outliers()
+        self._uploads = Uploads()
         self._budget = OverheadBudget(policy.max_overhead)
         self._refresh = BaselineRefresh(self._costs)
         self._damper = IntervalDamper()
@@ -181,12 +183,28 @@ class RateTuner:
             self._refresh.add_touched()
         else:
             self._budget.pay_boundary(iteration.stall_s, iteration_s=self._costs.iteration_s)
-            if is_regular:
+            if is_regular and not self._is_slowed_by_upload(iteration):
                 self._note_clean(iteration)
         self._budget.earn(self._costs.iteration_s)
         if is_touched:  # after earning: a checkpoint is judged by all the work since the last one
             for charge in self._charges.settle():
                 self._account(charge)
+
+    def _is_slowed_by_upload(self, iteration: Iteration) -> bool:
+        """Whether an upload was in progress, so that the iteration says nothing about T.
+
+        While T is unknown it does: a run must not wait for the end of an upload to begin.
+        """
+        baseline = self._costs.baseline
+        if baseline is None or not self._uploads.add(iteration, baseline):
+            return False
+        self._budget.pay(self._uploads.settle())
+        self._refresh.add_beside_upload()
+        return True
+
+    def uploading(self, began_s: float, ended_s: float | None) -> None:
+        """An upload began, or the one that began then has ended."""
+        self._uploads.note(began_s, ended_s)
 
     def _is_comparable(self, iteration: Iteration) -> bool:
         """Whether its time can be compared with T."""

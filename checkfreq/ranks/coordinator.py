@@ -17,7 +17,7 @@ from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.run.notices import LastMoment, Stop
 from checkfreq.run.pipeline import Pipeline
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.types import SnapshotPlace
+from checkfreq.types import Json, SnapshotPlace
 
 T = TypeVar("T")
 
@@ -79,6 +79,10 @@ class Coordinator(Protocol):
 
     def each(self, phase: str, action: Callable[[], T]) -> T:
         """Do something on every rank; if it fails on one, raise on all."""
+        ...
+
+    def ask_first(self, phase: str, question: Callable[[], Json]) -> Json:
+        """What ``question()`` returns on rank 0, on every rank."""
         ...
 
     def open(self) -> None:
@@ -159,6 +163,10 @@ class SingleRank:
         """See Coordinator."""
         return action()
 
+    def ask_first(self, phase: str, question: Callable[[], Json]) -> Json:
+        """See Coordinator."""
+        return question()
+
     def open(self) -> None:
         """See Coordinator."""
         self._persistence.open()
@@ -217,7 +225,7 @@ class SingleRank:
         self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint
     ) -> LoadedCheckpoint | None:
         """See Coordinator."""
-        open_directory = partial(self._persistence.open, check=restorer.attempt)
+        open_directory = partial(self._persistence.open, check=restorer.summary)
         return restorer.find_while_opening(step, open_directory=open_directory)
 
     def restored(self, step: int) -> None:

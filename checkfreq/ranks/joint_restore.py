@@ -1,9 +1,10 @@
 """Restores many ranks together: the newest step that is valid for all of them.
 
 The leaders list the steps in their directories, each with its attempt: two directories may hold the
-same step from different attempts, and these must not be mixed. Then every rank reads and verifies
-what it needs of the newest step that all directories hold. If it is damaged for one rank, all ranks
-go back to the next older one.
+same step from different attempts, and these must not be mixed. The same is asked of the mirror, if
+there is one. Then every rank reads and verifies what it needs of the newest step that all
+directories hold, or all mirrors. If it is damaged for one rank, all ranks go on to the next older
+one, or to the mirror's copy of it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.state.capture import POSITIONS
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.store.manifest import Manifest
-from checkfreq.store.store import Rejected
+from checkfreq.store.source import CheckpointSource, Rejected
 from checkfreq.types import Json, Role
 
 logger = logging.getLogger(__name__)
@@ -29,12 +30,27 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class _Candidate:
+    """A step of one source; those to try first come first."""
+
+    age: int
+    source: int
+
+    @property
+    def step(self) -> int:
+        return -self.age
+
+
 @dataclass(frozen=True, slots=True)
 class _Common:
-    """The steps that every directory holds, newest first, and what the directories say besides."""
+    """The steps that every directory, or every mirror, holds, and what is said besides.
 
-    steps: tuple[int, ...]
-    damaged: Mapping[int, Mapping[int, str]]
+    ``damaged``: what is wrong with a manifest, by the rank that leads in its directory.
+    """
+
+    candidates: tuple[_Candidate, ...]
+    damaged: Mapping[_Candidate, Mapping[int, str]]
     ever_held: bool
     is_common: bool
     text: str
@@ -50,7 +66,7 @@ class JointRestorer:
         self._meetings = meetings
         self._chk = chk
         self._role = role
-        self._path = str(restorer.path)
+        self._name = restorer.name
 
     def find(self, step: int | None) -> LoadedCheckpoint | None:
         """Read and verify ``step``, or the newest step that is valid on all ranks.
@@ -60,28 +76,29 @@ class JointRestorer:
         error on one rank is a RankError on the others.
         """
         common = self._common()
-        if step is not None and step in common.damaged:
-            raise self._damaged(step, common.damaged[step]).error
-        if step is not None and step not in common.steps:
-            raise NoCheckpointError(f"not every rank has step {step}; they have: {common.text}")
-        if not common.steps and not common.damaged and not common.ever_held:
+        tried = sorted({*common.candidates, *common.damaged})
+        if step is not None:
+            tried = [one for one in tried if one.step == step]
+            if not tried:
+                raise NoCheckpointError(f"not every rank has step {step}; they have: {common.text}")
+        if not tried and not common.ever_held:
             return None
-        if not common.steps and not self._role.shares_all and not common.is_common:
+        if not common.candidates and not self._role.shares_all and not common.is_common:
             logger.warning(
                 "no step was ever committed in the directories of all ranks (%s): starting over",
                 common.text,
             )
             return None
         rejected: list[Rejected] = []
-        candidates = common.steps if step is None else (step,)
-        damaged = common.damaged if step is None else {}
-        for candidate in sorted({*candidates, *damaged}, reverse=True):
-            if candidate in common.damaged:
-                rejected.append(self._damaged(candidate, common.damaged[candidate]))
+        for one in tried:
+            if one in common.damaged:
+                rejected.append(self._damaged(one, common.damaged[one]))
                 continue
-            found = self._read_together(candidate, rejected)
+            found = self._read_together(one, rejected)
             if found is not None:
                 return found
+        if step is not None and not {*tried}.difference(common.damaged):
+            raise rejected[-1].error
         raise self._none_valid(common, rejected)
 
     def _common(self) -> _Common:
@@ -90,28 +107,38 @@ class JointRestorer:
             lambda: self._restorer.inventory() if self._role.leads else None,
             decide=_common,
         )
-        damaged = {
-            int(step): {int(rank): text for rank, text in texts.items()}
-            for step, texts in reply["damaged"].items()
-        }
+        damaged: dict[_Candidate, dict[int, str]] = {}
+        for step, source, rank, text in reply["damaged"]:
+            damaged.setdefault(_Candidate(-step, source), {})[rank] = text
         return _Common(
-            tuple(reply["steps"]), damaged, reply["ever_held"], reply["is_common"], reply["text"]
+            tuple(_Candidate(-step, source) for step, source in reply["steps"]),
+            damaged,
+            reply["ever_held"],
+            reply["is_common"],
+            reply["text"],
         )
 
-    def _read_together(self, step: int, rejected: list[Rejected]) -> LoadedCheckpoint | None:
-        """What this rank needs of the step; if any rank finds damage, None, and it is rejected."""
+    def _read_together(self, one: _Candidate, rejected: list[Rejected]) -> LoadedCheckpoint | None:
+        """What this rank needs of a step; if any rank finds damage, None, and it is rejected."""
         # The manifest first, on all ranks: choosing files asks the users' objects, which may be
         # collective, so that either every rank comes to it or none.
-        manifest = self._on_all(step, "record", lambda: self._restorer.manifest(step), rejected)
+        source = self._restorer.sources[one.source]
+        read = partial(self._restorer.manifest, one.step, source)
+        manifest = self._on_all(one, "record", read, rejected)
         if manifest is None:
             return None
-        data = self._on_all(step, "files", partial(self._read_needed, manifest), rejected)
+        data = self._on_all(one, "files", partial(self._read_needed, manifest, source), rejected)
         if data is None:
             return None
-        return LoadedCheckpoint(self._with_positions_elsewhere(manifest), data, tuple(rejected))
+        return LoadedCheckpoint(
+            self._with_positions_elsewhere(manifest),
+            data,
+            tuple(rejected),
+            remote=None if source.is_local else source,
+        )
 
     def _on_all(
-        self, step: int, what: str, read: Callable[[], T], rejected: list[Rejected]
+        self, one: _Candidate, what: str, read: Callable[[], T], rejected: list[Rejected]
     ) -> T | None:
         """What ``read()`` returns here; None if it finds damage on any rank."""
         found: list[T] = []
@@ -123,18 +150,20 @@ class JointRestorer:
                 return str(error)
             return None
 
-        texts = self._meetings.act(f"restore(): reading the {what} of step {step}", look)
+        texts = self._meetings.act(f"restore(): reading the {what} of step {one.step}", look)
         damage = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None]
         if damage:
             is_here = any(texts[rank] is not None for rank in self._role.group)
-            rejected.append(self._rejected(step, "; ".join(damage), here=is_here))
+            rejected.append(self._rejected(one, "; ".join(damage), here=is_here))
             return None
         return found[0]
 
-    def _read_needed(self, manifest: Manifest) -> Mapping[str, memoryview]:
+    def _read_needed(
+        self, manifest: Manifest, source: CheckpointSource
+    ) -> Mapping[str, memoryview]:
         wanted = needed_files(self._chk, manifest, self._role)
         files = [file for file in manifest.files if file.name in wanted]
-        return self._restorer.read(manifest, files)
+        return self._restorer.read(manifest, files, source)
 
     def _with_positions_elsewhere(self, manifest: Manifest) -> Manifest:
         """With a directory per node, the manifest also gets the positions in the others."""
@@ -147,21 +176,23 @@ class JointRestorer:
         others = {int(rank): {POSITIONS: nodes} for rank, nodes in everywhere.items()}
         return replace(manifest, ranks={**others, **manifest.ranks})
 
-    def _damaged(self, step: int, texts: Mapping[int, str]) -> Rejected:
-        """``texts``: what is wrong with the manifest, by the rank that leads in its directory."""
+    def _damaged(self, one: _Candidate, texts: Mapping[int, str]) -> Rejected:
         said = "; ".join(f"rank {rank}: {text}" for rank, text in texts.items())
-        return self._rejected(step, said, here=self._role.leader in texts)
+        return self._rejected(one, said, here=self._role.leader in texts)
 
-    def _rejected(self, step: int, text: str, *, here: bool) -> Rejected:
+    def _rejected(self, one: _Candidate, text: str, *, here: bool) -> Rejected:
+        source = self._restorer.sources[one.source]
         error = CorruptCheckpointError(
-            self._path, check=f"step {step}", expected="to be valid on all ranks", got=text
+            source.name, check=f"step {one.step}", expected="to be valid on all ranks", got=text
         )
-        return Rejected(step, error, is_here=here)
+        return Rejected(
+            one.step, error, is_here=here and source.is_local, in_mirror=not source.is_local
+        )
 
     def _none_valid(self, common: _Common, rejected: Sequence[Rejected]) -> CorruptCheckpointError:
         texts = "; ".join(str(item.error) for item in rejected)
         return CorruptCheckpointError(
-            self._path,
+            self._name,
             check="checkpoints",
             expected="at least one step that every rank's directory holds and that validates",
             got=f"{common.text}{'; ' * bool(texts)}{texts}",
@@ -170,15 +201,19 @@ class JointRestorer:
 
 def _common(said: Sequence[Json]) -> Json:
     held = {rank: words for rank, words in enumerate(said) if words is not None}
-    attempts = [words["attempts"] for words in held.values()]
-    steps = sorted((int(s) for s in attempts[0] if _is_in_all(s, attempts)), reverse=True)
-    damaged: dict[str, dict[int, str]] = {}
-    for rank, words in held.items():
-        for step, text in words["damaged"].items():
-            damaged.setdefault(step, {})[rank] = text
+    by_source = list(zip(*(words["sources"] for words in held.values()), strict=True))
+    steps: list[tuple[int, int]] = []
+    for number, found in enumerate(by_source):
+        attempts = [one["attempts"] for one in found]
+        steps += [(int(step), number) for step in attempts[0] if _is_in_all(step, attempts)]
     return {
         "steps": steps,
-        "damaged": damaged,
+        "damaged": [
+            (int(step), number, rank, text)
+            for number, found in enumerate(by_source)
+            for rank, one in zip(held, found, strict=True)
+            for step, text in one["damaged"].items()
+        ],
         "ever_held": any(words["ever_held"] for words in held.values()),
         "is_common": any(words["is_common"] for words in held.values()),
         "text": "; ".join(f"rank {rank}: {_steps(words)}" for rank, words in held.items()),
@@ -194,4 +229,9 @@ def _united(said: Sequence[Json]) -> Json:
 
 
 def _steps(words: Json) -> str:
-    return ", ".join(map(str, sorted(map(int, words["attempts"])))) or "none"
+    here, *mirrors = (_listed(one) for one in words["sources"])
+    return "; ".join([here, *(f"in the mirror {steps}" for steps in mirrors)])
+
+
+def _listed(one: Json) -> str:
+    return ", ".join(map(str, sorted(map(int, one["attempts"])))) or "none"

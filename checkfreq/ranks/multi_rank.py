@@ -15,6 +15,7 @@ from checkfreq.config import CFConfig
 from checkfreq.errors import CheckFreqError, PersistError
 from checkfreq.pacing.profiler import Profiler
 from checkfreq.persist.attempts import Attempt, Marks
+from checkfreq.persist.listing import Record
 from checkfreq.ranks.comparison import compare, doubtful_text, lost_error
 from checkfreq.ranks.coordinator import NO_PROPOSAL, NOTHING, Decision, Proposal
 from checkfreq.ranks.joint_restore import JointRestorer
@@ -24,7 +25,7 @@ from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.run.notices import LastMoment
 from checkfreq.run.pipeline import Pipeline
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.types import Role
+from checkfreq.types import Json, Role
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,14 @@ class MultiRank:
         self._meetings.act(phase, lambda: results.append(action()))
         return results[0]
 
-    def open(self, *, check: Callable[[int], object] | None = None) -> None:
+    def ask_first(self, phase: str, question: Callable[[], Json]) -> Json:
+        """See Coordinator."""
+        is_asked = self._role.rank == 0
+        return self._meetings.act(
+            phase, lambda: question() if is_asked else None, decide=lambda said: said[0]
+        )
+
+    def open(self, *, check: Callable[[int], Record] | None = None) -> None:
         """See Coordinator and Persistence."""
         self._meetings.until(
             "opening the directory",
@@ -292,7 +300,7 @@ class MultiRank:
         self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint
     ) -> LoadedCheckpoint | None:
         """See Coordinator."""
-        self.open(check=restorer.attempt)
+        self.open(check=restorer.summary)
         return JointRestorer(restorer, self._meetings, chk=chk, role=self._role).find(step)
 
     def restored(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Finds the newest checkpoint that validates, and reads it into memory.
+"""Finds the newest checkpoint that validates, here or in the mirror, and reads it into memory.
 
 Everything is read and every digest is checked before a live byte changes. A corrupt checkpoint is
 walked past, with a report, to an older one. A checkpoint of a different structure, or a disk that
@@ -18,13 +18,15 @@ from checkfreq.errors import (
     storage_errors,
 )
 from checkfreq.restore.file_reader import buffer_bytes, new_buffer, read_files
+from checkfreq.restore.progress import progress_of
 from checkfreq.restore.validation import validate_state
 from checkfreq.state.capture import GRADIENTS, POSITIONS, covers
 from checkfreq.state.saved import SavedObject, every_tensor, no_tensor
 from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest
 from checkfreq.store.parts import file_name, file_of
-from checkfreq.store.records import Records
-from checkfreq.store.store import CheckpointStore, Rejected
+from checkfreq.store.records import Records, Summary
+from checkfreq.store.source import CheckpointSource, Rejected, newest_valid, rejection
+from checkfreq.store.store import CheckpointStore
 from checkfreq.types import Json
 
 
@@ -33,12 +35,14 @@ class LoadedCheckpoint:
     """A verified checkpoint in memory, and what each rank finds in it.
 
     ``data``: by name, the bytes of each file that was read; of many ranks, each reads the files
-    that it needs. ``rejected``: the newer steps that do not validate.
+    that it needs. ``rejected``: the newer steps that do not validate. ``remote``: where it was
+    read from, if not from the directory.
     """
 
     manifest: Manifest
     data: Mapping[str, memoryview]
     rejected: tuple[Rejected, ...] = ()
+    remote: CheckpointSource | None = None
 
     @property
     def step(self) -> int:
@@ -140,40 +144,48 @@ class LoadedCheckpoint:
 
 
 class Restorer:
-    """Reads the checkpoints of one directory, for one restore; never writes to it.
+    """Reads the checkpoints of one directory and its mirror, for one restore; never writes.
 
+    ``remote``: the mirror, None without one. Where both hold a step, the directory's is read.
+    ``chk_dir`` may itself be a mirror, of which there is no directory here.
     ``before_reading`` is told how many bytes are about to be read, and may raise.
     """
 
     def __init__(
         self,
-        chk_dir: Path,
+        chk_dir: Path | CheckpointSource,
         *,
+        remote: CheckpointSource | None = None,
         num_threads: int = 4,
         before_reading: Callable[[int], None] = lambda state_bytes: None,
+        shows_progress: bool = True,
     ) -> None:
-        self._store = CheckpointStore(chk_dir)
-        self._records = Records(self._store)
+        store = CheckpointStore(chk_dir) if isinstance(chk_dir, Path) else chk_dir
+        self._store: CheckpointSource = store
+        self.sources = (store,) if remote is None else (store, remote)
+        self._records = {source: Records(source) for source in self.sources}
         self._num_threads = num_threads
         self._before_reading = before_reading
+        self._shows_progress = shows_progress
         self._validated: Manifest | None = None
 
     @property
-    def path(self) -> Path:
-        """The checkpoint directory."""
-        return self._store.root
+    def name(self) -> str:
+        """The checkpoint directory, and the mirror's URL if there is one."""
+        return " and ".join(source.name for source in self.sources)
 
-    def manifest(self, step: int) -> Manifest:
+    def manifest(self, step: int, source: CheckpointSource | None = None) -> Manifest:
         """The step's manifest; CorruptCheckpointError if it is damaged or makes no sense."""
-        manifest = self._records.manifest(step)
+        source = source or self._store
+        manifest = self._records[source].manifest(step)
         if manifest is not self._validated:
-            validate_state(manifest, path=str(self._store.path(step) / MANIFEST_NAME))
+            validate_state(manifest, path=source.where(step, MANIFEST_NAME))
             self._validated = manifest
         return manifest
 
-    def attempt(self, step: int) -> str:
-        """The attempt that wrote the step; raises what ``manifest`` raises."""
-        return self._records.attempt(step)
+    def summary(self, step: int) -> Summary:
+        """The record of a step in the directory, in short; raises what ``manifest`` raises."""
+        return self._records[self._store].summary(step)
 
     def find(self, step: int | None) -> LoadedCheckpoint | None:
         """Read and verify ``step``, or the newest that validates; None if there never was one.
@@ -181,19 +193,40 @@ class Restorer:
         Raises NoCheckpointError (no such step), CorruptCheckpointError (it, or all of them,
         fail validation), ConfigError (written by a newer format), StorageError.
         """
-        with storage_errors(f"reading {self._store.root}"):
+        with storage_errors(f"reading {self.name}"):
             return self._find(step)
 
     def _find(self, step: int | None) -> LoadedCheckpoint | None:
         if step is not None:
-            self._store.require(step)
-            return self._read(step)
+            return self._find_step(step)
         try:
-            found, rejected = self._store.newest_valid(check=self._read)
+            found, rejected = newest_valid(self.sources, check=self._read)
         except NoCheckpointError:
             self._require_none_set_aside()
             return None
         return replace(found, rejected=rejected)
+
+    def _find_step(self, step: int) -> LoadedCheckpoint:
+        """``step`` from the directory; from the mirror if it is not there, or damaged."""
+        rejected: list[Rejected] = []
+        for source in self.sources:
+            if step not in source.steps():
+                continue
+            try:
+                return replace(self._read(source, step), rejected=tuple(rejected))
+            except CorruptCheckpointError as error:
+                rejected.append(rejection(source, step, error))
+        if rejected:
+            raise rejected[-1].error
+        raise self._no_such(step)
+
+    def _no_such(self, step: int) -> NoCheckpointError:
+        try:
+            self._store.require(step)
+        except NoCheckpointError as error:
+            there = (f"{s.name} has: {_listed(s.steps())}" for s in self.sources[1:])
+            return NoCheckpointError("; ".join([str(error), *there]))
+        return NoCheckpointError(f"{self.name}: step {step} came only just now: try again")
 
     def find_while_opening(
         self, step: int | None, *, open_directory: Callable[[], None]
@@ -217,52 +250,74 @@ class Restorer:
 
     def _is_still_there(self, found: LoadedCheckpoint | None) -> bool:
         """False if a different attempt has taken the step's place since it was read."""
-        return found is None or self.attempt(found.step) == found.manifest.attempt
+        if found is None or found.remote is not None:
+            return True
+        return self.summary(found.step).attempt == found.manifest.attempt
 
     def _require_none_set_aside(self) -> None:
         """None is fine on a first run, but not if a crash came after all of them were set aside."""
-        if self._store.holds_superseded():
-            raise NoCheckpointError(
-                f"{self._store.root} holds no checkpoint, but superseded/ does: move one back, or "
-                "pass fresh=True"
-            )
+        for source in self.sources:
+            if source.holds_superseded():
+                raise NoCheckpointError(
+                    f"{source.name} holds no checkpoint, but superseded/ does: move one back, or "
+                    "pass fresh=True"
+                )
 
-    def _read(self, step: int) -> LoadedCheckpoint:
-        manifest = self.manifest(step)
-        return LoadedCheckpoint(manifest, self.read(manifest, manifest.files))
+    def _read(self, source: CheckpointSource, step: int) -> LoadedCheckpoint:
+        manifest = self.manifest(step, source)
+        data = self.read(manifest, manifest.files, source)
+        return LoadedCheckpoint(manifest, data, remote=None if source.is_local else source)
 
-    def read(self, manifest: Manifest, files: Sequence[FileEntry]) -> Mapping[str, memoryview]:
+    def read(
+        self, manifest: Manifest, files: Sequence[FileEntry], source: CheckpointSource | None = None
+    ) -> Mapping[str, memoryview]:
         """Read and verify some files of a step; CorruptCheckpointError if one is damaged."""
+        source = source or self._store
         # Sizes before memory: a manifest that was made up may claim files of any size.
-        self._store.check_sizes(manifest.step, files)
+        source.check_sizes(manifest.step, files)
         state_bytes = buffer_bytes(files)
         self._before_reading(state_bytes)
-        return read_files(
-            self._store,
-            manifest.step,
-            files,
-            new_buffer(state_bytes),
-            num_threads=self._num_threads,
-        )
+        total = sum(file.num_bytes for file in files)
+        is_shown = self._shows_progress and not source.is_local
+        with progress_of(f"restoring step {manifest.step}", total, is_shown=is_shown) as note:
+            return read_files(
+                source,
+                manifest.step,
+                files,
+                new_buffer(state_bytes),
+                num_threads=max(self._num_threads, source.num_requests),
+                chunk_bytes=source.read_bytes,
+                on_read=note,
+            )
 
     # ---- many ranks
 
     def inventory(self) -> Json:
-        """For the other ranks: the attempt of each step here, or what is wrong with its manifest.
+        """For the other ranks, by source: what each step is, or what is wrong with its manifest.
 
         ``is_common``: whether there was ever a step that every directory of the run held.
         """
-        attempts, damaged = {}, {}
-        for step in self._store.steps():
-            try:
-                attempts[step] = self.attempt(step)
-            except CorruptCheckpointError as error:
-                damaged[step] = str(error)
-        if not attempts and not damaged:
+        found = [self._inventory(source) for source in self.sources]
+        if not any(said["attempts"] or said["damaged"] for said in found):
             self._require_none_set_aside()
         return {
-            "attempts": attempts,
-            "damaged": damaged,
-            "ever_held": self._store.ever_held(),
-            "is_common": self._store.ever_held_common(),
+            "sources": found,
+            "ever_held": any(source.ever_held() for source in self.sources),
+            "is_common": any(
+                isinstance(s, CheckpointStore) and s.ever_held_common() for s in self.sources
+            ),
         }
+
+    def _inventory(self, source: CheckpointSource) -> Json:
+        attempts, damaged = {}, {}
+        for step in source.steps():
+            try:
+                is_here = source is self._store  # parsed already, most likely
+                attempts[step] = self.summary(step).attempt if is_here else source.attempt(step)
+            except CorruptCheckpointError as error:
+                damaged[step] = str(error)
+        return {"attempts": attempts, "damaged": damaged}
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps)) or "none"

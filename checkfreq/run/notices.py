@@ -122,6 +122,8 @@ class LastMoment:
         self._last = LastCheckpoint()
         self._boundary_s: float | None = None
         self._was_epoch_end = False
+        self._looked_at: RunEnd | None = None
+        self._look_s = 0.0
 
     # ---- what is measured
 
@@ -171,10 +173,22 @@ class LastMoment:
         """Why this rank alone would stop at this boundary; None if it would not."""
         if (stop := self.signalled()) is not None:
             return stop
-        end = self.end()
-        if end is None or end.ends_in_s is None or not needs().must_start(end.ends_in_s):
+        end = self.board.earliest
+        if end is None or (end == self._looked_at and self._clock() < self._look_s):
             return None
-        return end
+        return self._due(end, needs())
+
+    def _due(self, end: RunEnd, known: Needs) -> Stop | None:
+        """Look whether it is time; if not, look again when half of the time is over.
+
+        Until then, asking costs next to nothing at a boundary.
+        """
+        now_s = self._clock()
+        left_s = end.at_s - now_s
+        if known.must_start(left_s):
+            return Stop(end.source, str(end), left_s)
+        self._looked_at, self._look_s = end, now_s + known.spare_s(left_s) / 2
+        return None
 
     def signalled(self) -> Stop | None:
         """The stop signal that was received; None if none was."""

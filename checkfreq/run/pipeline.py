@@ -89,6 +89,7 @@ class Pipeline:
             release=self._arena.release,
             on_ended=self._ended,
             current_step=current_step,
+            on_upload=profiler.uploading,
             role=role,
             on_notice=last_moment.board.note,
         )
@@ -108,6 +109,8 @@ class Pipeline:
         self._is_deferred = False
         self._close_by_s: float | None = None
         self.last_started_step = 0
+        #: The last boundary of the newest epoch that ended in this process.
+        self.last_epoch_end: int | None = None
         self.num_deferred = 0
         #: How long training has been held so far, and by what.
         self.held = HeldTime(device_wait_s=lambda: self._snapshotter.device_wait_s)
@@ -315,7 +318,13 @@ class Pipeline:
             self.defer(step, why="no free slot" if ready else "slots are being prepared")
             return None
         attempt = Attempt(
-            step, slot, reason, marks, time.perf_counter(), id=agreed or uuid.uuid4().hex
+            step,
+            slot,
+            reason,
+            marks,
+            time.perf_counter(),
+            at_epoch_end=step == self.last_epoch_end,
+            id=agreed or uuid.uuid4().hex,
         )
         self.persistence.begin(attempt)
         self.last_started_step = step

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkfreq.config import CFConfig
+from checkfreq.mirror.settings import Mirror, open_store
 from checkfreq.policy.cadence import ManualCadence
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.retention import RetentionPolicy
@@ -52,6 +53,8 @@ class Arguments:
             objective=self.config.objective,
             num_slots=self.config.num_slots,
         )
+        if (mirror := Mirror.of(self.config.mirror)) is not None:
+            open_store(mirror)  # refuses what cannot work; nothing is sent
         notice = StopNotice(self.config.stop_signals)
         return Checked(usable(Path(self.chk_dir)), manual, policy, notice)
 

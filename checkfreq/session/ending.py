@@ -32,6 +32,7 @@ class Ending:
         self._progress = session.progress
         self._pipeline = session.pipeline
         self._coordinator = session.coordinator
+        self._stopped_by = ""
         self._num_reopened = 0
 
     # ---- told to stop
@@ -39,6 +40,7 @@ class Ending:
     def stop(self, stop: Stop) -> None:
         """Take the final checkpoint."""
         self._progress.is_stopping = True
+        self._stopped_by = stop.source
         ends_in_s = stop.ends_in_s
         left = "" if ends_in_s is None else f", {max(0.0, ends_in_s):.0f} s before the end"
         logger.warning("%s: taking the final checkpoint%s", stop.why, left)
@@ -158,11 +160,13 @@ class Ending:
     def _requeue(self) -> None:
         """Put the job back into SLURM's queue: the last act, since SLURM then ends the processes.
 
-        Every rank's part is durable: ``stop`` waited for all of them.
+        Every rank's part is durable: ``stop`` waited for all of them. The user's own deadline ends
+        the run for good: the next job would have the same one.
         """
         session, progress = self._session, self._progress
         wanted = session.config.requeue and session.role.rank == 0
-        if wanted and progress.has_stopped and not progress.is_finished:
+        is_over = progress.is_finished or self._stopped_by.startswith("deadline")
+        if wanted and progress.has_stopped and not is_over:
             requeue(os.environ)
 
     def _complete(self, *, clean: bool) -> None:

@@ -6,10 +6,13 @@ import logging
 from collections.abc import Callable, Collection
 from functools import partial
 
+from checkfreq.policy.best import BestName
 from checkfreq.restore.apply import RestorePlan, prepare
 from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
 from checkfreq.session.session import Session
 from checkfreq.state.positions import by_name
+from checkfreq.store.marks import StepMark
+from checkfreq.store.source import Rejected
 
 logger = logging.getLogger("checkfreq.manager")
 
@@ -27,7 +30,7 @@ class Restoring:
 
     def restore(
         self,
-        step: int | None,
+        step: int | str | None,
         *,
         only: Collection[str] | None,
         exclude: Collection[str],
@@ -38,7 +41,7 @@ class Restoring:
         if self._session.arguments.fresh:
             self._coordinator.open()
             return False
-        found = self._find(step)
+        found = self._find(self._best(BestName.parse(step)) if isinstance(step, str) else step)
         if found is None:
             self._start_anew()
             return False
@@ -49,7 +52,7 @@ class Restoring:
         # Not earlier: a run that failed to restore must not start over.
         self._progress.may_start = True
         self._continue_from(found, explicit=step is not None)
-        self._take_up(reopen=reopen)
+        self._take_up(found, reopen=reopen)
         plan.apply_last()
         self._progress.apply_last = plan.apply_last
         state_bytes = found.state_bytes
@@ -60,11 +63,22 @@ class Restoring:
 
     # ---- before anything changes
 
+    def _best(self, name: BestName) -> int:
+        # Opened first: until then a worker of the run before may still write marks.
+        self._coordinator.open()
+        best: int = self._coordinator.ask_first(
+            "restore(): finding the best step",
+            lambda: self._persistence.require_best(name, remote=self._session.remote()),
+        )
+        return best
+
     def _find(self, step: int | None) -> LoadedCheckpoint | None:
         restorer = Restorer(
             self._session.chk_dir,
+            remote=self._session.remote(),
             num_threads=self._session.config.writer_threads,
             before_reading=self._require_memory,
+            shows_progress=self._role.rank == 0,
         )
         return self._coordinator.find(restorer, step, chk=self._session.chk)
 
@@ -125,24 +139,46 @@ class Restoring:
             found.step, attempt=found.manifest.attempt, was_chosen=explicit
         )
         for rejected in found.rejected:
-            logger.warning(
-                "step %d does not validate and is quarantined: %s; going back to step %d loses "
-                "%d step(s)",
-                rejected.step,
-                rejected.error,
-                found.step,
-                rejected.step - found.step,
-            )
-            if self._role.leads and rejected.is_here:
-                self._persistence.quarantine(rejected.step, rejected.error)
-        self._session.say("restored step %d from %s", found.step, self._session.chk_dir)
+            self._report(rejected, found)
+        place = self._session.chk_dir if found.remote is None else found.remote.name
+        self._session.say("restored step %d from %s", found.step, place)
         lost = max((r.step for r in found.rejected), default=found.step) - found.step
         self._persistence.record("restored", found.step, steps_lost=lost)
 
-    def _take_up(self, *, reopen: bool) -> None:
+    def _report(self, rejected: Rejected, found: LoadedCheckpoint) -> None:
+        """Say that a step does not validate; what is damaged in the mirror stays where it is."""
+        lost = rejected.step - found.step
+        if rejected.in_mirror:
+            logger.warning(
+                "step %d of the mirror does not validate and is not used: %s; going back to step "
+                "%d loses %d step(s)",
+                rejected.step,
+                rejected.error,
+                found.step,
+                lost,
+            )
+            return
+        logger.warning(
+            "step %d does not validate and is quarantined: %s; going back to step %d loses "
+            "%d step(s)",
+            rejected.step,
+            rejected.error,
+            found.step,
+            lost,
+        )
+        if self._role.leads and rejected.is_here:
+            self._persistence.quarantine(rejected.step, rejected.error)
+
+    def _is_finished(self, found: LoadedCheckpoint) -> bool:
+        if found.remote is None:
+            return self._coordinator.is_finished(found.step)
+        marks = self._coordinator.each("restore(): reading marks", found.remote.marks)
+        return marks.get(found.step, StepMark()).finished
+
+    def _take_up(self, found: LoadedCheckpoint, *, reopen: bool) -> None:
         """Find out whether the run was finished, and say so or have it go on."""
         progress, step = self._progress, self._progress.global_step
-        progress.is_finished = self._coordinator.is_finished(step)
+        progress.is_finished = self._is_finished(found)
         if progress.is_finished and reopen:
             progress.is_finished = False
             self._persistence.note_finished(step, finished=False)

@@ -7,9 +7,12 @@ import logging
 from checkfreq.console import say
 from checkfreq.errors import CheckFreqError, ConfigError, StateError
 from checkfreq.forks import Home
+from checkfreq.mirror.reader import MirrorReader
+from checkfreq.mirror.settings import Mirror
 from checkfreq.pacing.profile_cache import ProfileCache
 from checkfreq.pacing.profiler import Profiler
 from checkfreq.persist.attempts import Marks
+from checkfreq.policy.retention import Retention
 from checkfreq.ranks.coordinator import Coordinator, SingleRank
 from checkfreq.ranks.meetings import Meetings, ranks_together
 from checkfreq.ranks.multi_rank import MultiRank
@@ -19,8 +22,10 @@ from checkfreq.run.notices import LastMoment
 from checkfreq.run.pipeline import Pipeline
 from checkfreq.session.arguments import Arguments, Checked
 from checkfreq.session.progress import Progress
+from checkfreq.session.staging import staged
 from checkfreq.snapshot.gate import UpdateGate
 from checkfreq.state.positions import Positions
+from checkfreq.store.source import CheckpointSource
 from checkfreq.types import Role
 
 logger = logging.getLogger("checkfreq.manager")
@@ -33,9 +38,9 @@ class Session:
     """
 
     def __init__(self, arguments: Arguments) -> None:
+        meetings = ranks_together(timeout_s=arguments.config.rank_timeout_s)
+        arguments, checked, role = _checked(arguments, meetings)
         config = arguments.config
-        meetings = ranks_together(timeout_s=config.rank_timeout_s)
-        checked, role = _checked(arguments, meetings)
         self.arguments = arguments
         self.config = config
         self.chk = arguments.chk
@@ -74,6 +79,12 @@ class Session:
             meetings, self.role, self.pipeline, self.profiler, self.last_moment, config=self.config
         )
 
+    @property
+    def wants_epoch_ends(self) -> bool:
+        """Whether the retention keeps checkpoints at the ends of epochs."""
+        policy = self.arguments.retention
+        return isinstance(policy, Retention) and policy.wants_epoch_ends()
+
     # ---- what must hold before an act
 
     def require_open(self) -> None:
@@ -93,13 +104,33 @@ class Session:
             progress.has_iterated, progress.apply_last = True, None
 
     def _refuse_to_start_over(self) -> None:
-        steps = [] if self.progress.may_start else self.persistence.steps()
-        if steps:
-            raise ConfigError(
-                f"{self.chk_dir} holds checkpoints (newest: step {steps[-1]}) and restore() "
-                "was not called. Call restore() before training, pass fresh=True to start "
-                "over, or use another directory"
-            )
+        if self.progress.may_start:
+            return
+        for name, steps in ((str(self.chk_dir), self.persistence.steps()), self._in_mirror()):
+            if steps:
+                raise ConfigError(
+                    f"{name} holds checkpoints (newest: step {steps[-1]}) and restore() "
+                    "was not called. Call restore() before training, pass fresh=True to start "
+                    "over, or use another directory"
+                )
+
+    def _in_mirror(self) -> tuple[str, list[int]]:
+        """The mirror's URL and steps; only the rank that leads asks."""
+        if (remote := self.remote()) is None or not self.role.leads:
+            return "", []
+        return remote.name, remote.steps()
+
+    def remote(self) -> CheckpointSource | None:
+        """The mirror, to read from; None without one."""
+        mirror = Mirror.of(self.config.mirror)
+        if mirror is None:
+            return None
+        return MirrorReader(mirror if self.role.shares_all else mirror.for_node(self.role.leader))
+
+    def steps(self) -> list[int]:
+        """Every step that is in the directory or in the mirror, ascending."""
+        remote = self.remote()
+        return sorted({*self.persistence.steps(), *(remote.steps() if remote else ())})
 
     def why_no_boundary(self) -> str | None:
         """What happened since the last boundary; None at one."""
@@ -135,14 +166,21 @@ class Session:
         say(logger, message, *args, is_shown=self.role.rank == 0)
 
 
-def _checked(arguments: Arguments, meetings: Meetings | None) -> tuple[Checked, Role]:
+def _checked(arguments: Arguments, meetings: Meetings | None) -> tuple[Arguments, Checked, Role]:
     """Check the arguments, on all ranks before any goes on, and agree on who writes what."""
     if meetings is None:
-        return arguments.checked(), Role()
-    results: list[Checked] = []
-    meetings.act(MAKING, lambda: results.append(arguments.checked()))
+        arguments = staged(arguments)
+        return arguments, arguments.checked(), Role()
+    results: list[tuple[Arguments, Checked]] = []
+
+    def check() -> None:
+        local = staged(arguments)
+        results.append((local, local.checked()))
+
+    meetings.act(MAKING, check)
     agree_on_settings(meetings, arguments.common())
-    return results[0], agree_on_role(meetings, results[0].chk_dir, config=arguments.config)
+    local, checked = results[0]
+    return local, checked, agree_on_role(meetings, checked.chk_dir, config=local.config)
 
 
 def _profiler(arguments: Arguments, checked: Checked, role: Role) -> Profiler:

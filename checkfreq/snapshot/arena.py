@@ -23,7 +23,7 @@ from typing import Protocol
 from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError
 from checkfreq.snapshot.memory import available_host_bytes
-from checkfreq.types import PAGE_BYTES, round_up_to_page
+from checkfreq.types import PAGE_BYTES, round_up_to_page, size_text
 
 logger = logging.getLogger(__name__)
 
@@ -373,10 +373,3 @@ def _fault_in(slot: Slot, start: int, num_bytes: int) -> None:
             f"cannot fault in {size_text(num_bytes)} of snapshot memory: {os.strerror(code)}. "
             "Lower CFConfig.num_slots or give the process more memory."
         )
-
-
-def size_text(num_bytes: int) -> str:
-    """A number of bytes for people: in GiB, or in MiB below one."""
-    if num_bytes >= 1 << 30:
-        return f"{num_bytes / 2**30:.1f} GiB"
-    return f"{num_bytes / 2**20:.1f} MiB"

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from checkfreq.snapshot.arena import Pinner, size_text
+from checkfreq.snapshot.arena import Pinner
 from checkfreq.snapshot.device import Device, DriverError
 from checkfreq.snapshot.node_turns import NodeTurns
 from checkfreq.snapshot.pin_failures import Machine, advice
-from checkfreq.types import PAGE_BYTES
+from checkfreq.types import PAGE_BYTES, size_text
 
 logger = logging.getLogger(__name__)
 

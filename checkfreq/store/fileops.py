@@ -149,6 +149,18 @@ class FileOps(Protocol):
         rename, such as a directory of a lower layer of overlayfs.
         """
 
+    def replace(self, src: Path, dst: Path) -> None:
+        """Move a file atomically, over the file or link that may be at ``dst``.
+
+        The permissions of a file that is replaced stay, and its owner where that is allowed.
+        """
+
+    def point_link(self, path: Path, target: str) -> None:
+        """Make a symbolic link, or replace a link or file by it; readers see either."""
+
+    def read_link(self, path: Path) -> str | None:
+        """Where a symbolic link points, as it is written; None if there is no link."""
+
     def unlink(self, path: Path) -> None:
         """Remove a file, or a link but not its target; IsADirectoryError for a directory."""
 
@@ -292,6 +304,38 @@ class LocalFileOps:
             if self.exists(dst):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(dst))
             os.rename(name, new_name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
+
+    def replace(self, src: Path, dst: Path) -> None:
+        if self.kind(dst) is Kind.FILE:
+            self._adopt(src, self._status(dst))
+        with self._entry(src) as (from_folder, name), self._entry(dst) as (to_folder, new_name):
+            os.replace(name, new_name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
+
+    def _adopt(self, path: Path, status: os.stat_result) -> None:
+        """Give a file the owner and the permissions of another, durably."""
+        with self._file(path, os.O_RDONLY) as fd:
+            with contextlib.suppress(PermissionError):  # only root may give a file away
+                os.fchown(fd, status.st_uid, status.st_gid)
+            os.fchmod(fd, stat.S_IMODE(status.st_mode))
+            self._calls.fsync(fd)
+
+    def point_link(self, path: Path, target: str) -> None:
+        temporary = path.with_name(f".{path.name}.new")
+        with contextlib.suppress(FileNotFoundError):
+            self.unlink(temporary)  # left by a crash
+        with self._entry(path) as (folder, name):
+            os.symlink(target, temporary.name, dir_fd=folder)
+            try:
+                os.replace(temporary.name, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except OSError:
+                os.unlink(temporary.name, dir_fd=folder)
+                raise
+
+    def read_link(self, path: Path) -> str | None:
+        if self.kind(path) is not Kind.LINK:
+            return None
+        with self._entry(path) as (folder, name):
+            return os.readlink(name, dir_fd=folder)
 
     def unlink(self, path: Path) -> None:
         with self._entry(path) as (folder, name):

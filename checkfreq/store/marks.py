@@ -1,4 +1,4 @@
-"""``marks.jsonl``: pins, metrics and the end of the run, one JSON line each.
+"""``marks.jsonl``: pins, metrics, ends of epochs and of the run, one JSON line each.
 
 A committed step's directory is never modified, so what is added to a step later is stored here.
 Later lines add to earlier ones. A line with ``reset`` drops the earlier ones of its step, when a
@@ -26,7 +26,8 @@ _NOT_FINITE = ("nan", "inf", "-inf")
 
 @dataclass(frozen=True, slots=True)
 class StepMark:
-    """The marks of one committed step: pinned or not, its metrics, whether the run ended with it.
+    """The marks of one committed step: pinned or not, its metrics, whether the run ended with it,
+    and whether an epoch did.
 
     ``persist.attempts.Marks`` is what a user asks to have recorded; this is what is on disk.
     """
@@ -34,6 +35,7 @@ class StepMark:
     keep: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     finished: bool = False
+    at_epoch_end: bool = False
 
 
 def mark_line(
@@ -42,6 +44,7 @@ def mark_line(
     keep: bool | None = None,
     metrics: Mapping[str, float] | None = None,
     finished: bool | None = None,
+    at_epoch_end: bool = False,
     reset: bool = False,
 ) -> str:
     """One line, without its newline."""
@@ -49,6 +52,8 @@ def mark_line(
     record: dict[str, Json] = {"step": step, "keep": keep, "metrics": values}
     if finished is not None:
         record["finished"] = finished
+    if at_epoch_end:
+        record["at_epoch_end"] = True
     return json.dumps({**record, "reset": True} if reset else record, allow_nan=False)
 
 
@@ -79,12 +84,16 @@ def read_marks(data: bytes, *, path: Path) -> dict[int, StepMark]:
 
 def _apply(marks: dict[int, StepMark], record: Json) -> None:
     step, keep, finished = record["step"], record["keep"], record.get("finished")
+    at_epoch_end = record.get("at_epoch_end", False)
     metrics = {name: _number(value) for name, value in dict(record["metrics"]).items()}
     if type(step) is not int or not {type(keep), type(finished)} <= {bool, type(None)}:
         raise TypeError(step, keep, finished)
+    if type(at_epoch_end) is not bool:
+        raise TypeError(at_epoch_end)
     old = StepMark() if record.get("reset") else marks.get(step, StepMark())
     marks[step] = StepMark(
         old.keep if keep is None else keep,
         {**old.metrics, **metrics},
         old.finished if finished is None else finished,
+        old.at_epoch_end or at_epoch_end,
     )

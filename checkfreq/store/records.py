@@ -1,46 +1,61 @@
-"""Caches the commit records of one directory; a record is parsed again only if its bytes change.
+"""Caches the commit records of one source; a record is parsed again only if its bytes change.
 
 A restore needs a step's record several times: to read the files it lists, to list what else is
 there, and to see whether another attempt replaced the step meanwhile. The bytes are read each
 time, so a change is never missed; it is parsing that takes long (0.2 s for 10,000 tensors,
 measured 2026-11). Used by one thread, during one restore. Only the newest record is kept whole,
-and the attempt of each other one: there may be hundreds of steps.
+and a summary of each other one: there may be hundreds of steps.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from xxhash import xxh3_128_digest
 
 from checkfreq.store.manifest import Manifest
-from checkfreq.store.store import CheckpointStore
+from checkfreq.store.source import CheckpointSource
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What is kept of a record: the attempt that wrote it, its Unix time, its payloads' bytes."""
+
+    attempt: str
+    created_unix_s: float
+    num_bytes: int
 
 
 class Records:
-    """The commit records of the steps of ``store``."""
+    """The commit records of the steps of a source."""
 
-    def __init__(self, store: CheckpointStore) -> None:
-        self._store = store
+    def __init__(self, source: CheckpointSource) -> None:
+        self._source = source
         self._newest: tuple[int, bytes, Manifest] | None = None  # step, digest of the bytes
-        self._attempts: dict[int, tuple[bytes, str]] = {}
+        self._summaries: dict[int, tuple[bytes, Summary]] = {}
 
     def manifest(self, step: int) -> Manifest:
-        """See CheckpointStore. The newest is the same object as long as its bytes are the same."""
-        record = self._store.record(step)
+        """See CheckpointSource. The newest is the same object as long as its bytes are the same."""
+        record = self._source.record(step)
         digest = xxh3_128_digest(record)
         if self._newest is not None and self._newest[:2] == (step, digest):
             return self._newest[2]
         return self._parse(step, record, digest)
 
-    def attempt(self, step: int) -> str:
-        """The attempt that wrote the step; raises what ``manifest`` raises."""
-        record = self._store.record(step)
+    def summary(self, step: int) -> Summary:
+        """The step's record in short; raises what ``manifest`` raises."""
+        record = self._source.record(step)
         digest = xxh3_128_digest(record)
-        known, attempt = self._attempts.get(step, (b"", ""))
-        return attempt if known == digest else self._parse(step, record, digest).attempt
+        known = self._summaries.get(step)
+        if known is None or known[0] != digest:
+            self._parse(step, record, digest)
+            known = self._summaries[step]
+        return known[1]
 
     def _parse(self, step: int, record: bytes, digest: bytes) -> Manifest:
-        manifest = self._store.parse(step, record)
-        self._attempts[step] = digest, manifest.attempt
+        manifest = self._source.parse(step, record)
+        summary = Summary(manifest.attempt, manifest.created_unix_s, manifest.num_bytes)
+        self._summaries[step] = digest, summary
         if self._newest is None or step >= self._newest[0]:
             self._newest = step, digest, manifest
         return manifest

@@ -52,7 +52,8 @@ from checkfreq.store.manifest import (
     most_bytes,
 )
 from checkfreq.store.marks import MARKS_MAX_BYTES, StepMark, mark_line, read_marks
-from checkfreq.store.verify import expect_size, header_bytes, verify_digests
+from checkfreq.store.source import CheckpointSource, Rejected, newest_valid
+from checkfreq.store.verify import expect_size, header_bytes
 from checkfreq.types import round_up_to_page
 
 logger = logging.getLogger(__name__)
@@ -130,16 +131,7 @@ class CommitResult:
     kept_existing: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A step that was walked past, and why. ``is_here``: in this rank's own directory."""
-
-    step: int
-    error: CorruptCheckpointError
-    is_here: bool = True
-
-
-class CheckpointStore:
+class CheckpointStore(CheckpointSource):
     """The checkpoints under ``root``."""
 
     def __init__(self, root: Path, *, ops: FileOps | None = None) -> None:
@@ -251,8 +243,10 @@ class CheckpointStore:
         if trash:
             # Before any file is removed: otherwise a power cut could undo the rename but not the
             # removals, and leave a directory with a step's name and half of its files.
+            faults.reach("prune.sync")
             self.ops.sync_dir(self.root)
         for path in trash:
+            faults.reach("prune.remove")
             self._remove(path)
         self._forget_marks_of_others(set(present).difference(doomed))
         return doomed
@@ -264,12 +258,18 @@ class CheckpointStore:
         keep: bool | None = None,
         metrics: Mapping[str, float] | None = None,
         finished: bool | None = None,
+        at_epoch_end: bool = False,
     ) -> None:
         """Pin or unpin a step (None: neither), and add metrics to it; durable on return.
 
-        ``finished``: whether the run is finished with this step.
+        ``finished``: whether the run is finished with this step. ``at_epoch_end``: an epoch ended
+        with it.
         """
-        self._append_mark(mark_line(step, keep=keep, metrics=metrics, finished=finished))
+        self._append_mark(
+            mark_line(
+                step, keep=keep, metrics=metrics, finished=finished, at_epoch_end=at_epoch_end
+            )
+        )
 
     def note_common(self, step: int) -> None:
         """Record that a step was committed in every directory of a run; durable on return.
@@ -284,6 +284,19 @@ class CheckpointStore:
     def ever_held_common(self) -> bool:
         """Whether there was ever a step that every directory of the run held."""
         return self.ops.exists(self.root / _COMMON)
+
+    @property
+    def name(self) -> str:
+        """The directory."""
+        return str(self.root)
+
+    def where(self, step: int, file: str = "") -> str:
+        """See CheckpointSource."""
+        return str(self.path(step) / file)
+
+    def holds(self, step: int) -> bool:
+        """See CheckpointSource."""
+        return self.ops.exists(self.path(step))
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of ``step`` is, or would be."""
@@ -302,15 +315,15 @@ class CheckpointStore:
         found = {step_of(name) for name, kind in kinds.items() if kind is Kind.LINK}
         return sorted(step for step in found if step is not None)
 
-    def require(self, step: int) -> None:
-        """Raise NoCheckpointError, listing the steps there are, unless ``step`` is one of them."""
-        steps = self.steps()
-        if step in steps:
-            return
-        there = ", ".join(map(str, steps)) or "none"
-        linked = step in self.links()
-        but = f" ({self.path(step).name} is a symbolic link, not followed)" if linked else ""
-        raise NoCheckpointError(f"{self.root} has no step {step}{but}; it has: {there}")
+    def log_links(self) -> None:
+        """See CheckpointSource."""
+        for step in set(self.links()) - self._links_logged:
+            self._links_logged.add(step)
+            logger.warning(
+                "%s is a symbolic link, not a checkpoint: its target is neither read nor changed. "
+                "Pass the directory that holds the target as the path, or move the target here",
+                self.path(step),
+            )
 
     def holds_superseded(self) -> bool:
         """Whether any step was set aside in favour of a later commit, after a run went back."""
@@ -321,13 +334,6 @@ class CheckpointStore:
         names = self._kinds(self.root / "quarantine")
         return bool(self.steps()) or any(name.startswith("step-") for name in names)
 
-    def manifest(self, step: int) -> Manifest:
-        """The step's commit record.
-
-        Raises NoCheckpointError, CorruptCheckpointError, ConfigError (newer format), OSError.
-        """
-        return self.parse(step, self.record(step))
-
     def record(self, step: int) -> bytes:
         """The bytes of the step's commit record, not validated: see `parse`.
 
@@ -336,44 +342,19 @@ class CheckpointStore:
         path = self.path(step) / MANIFEST_NAME
         return self._of_committed(step, path, partial(self._read_record, path))
 
-    def parse(self, step: int, record: bytes) -> Manifest:
-        """Validate and decode a step's commit record; raises like `manifest`."""
-        path = self.path(step) / MANIFEST_NAME
-        manifest = Manifest.decode(record, path=path)
-        if manifest.step != step:
-            raise CorruptCheckpointError(str(path), check="step", expected=step, got=manifest.step)
-        return manifest
-
-    def inspect(self, step: int) -> Manifest:
-        """`manifest`, after checking that every file is there with its size; reads no payload."""
-        manifest = self.manifest(step)
-        self.check_sizes(step, manifest.files)
-        return manifest
-
     def check_sizes(self, step: int, files: Iterable[FileEntry]) -> None:
         """CorruptCheckpointError for a file that is missing or differs in size from its entry."""
         for entry in files:
             path = self.path(step) / entry.name
             size = self._of_committed(step, path, partial(self.ops.file_size, path))
-            expect_size(path, entry, size)
-
-    def verify(self, step: int) -> Manifest:
-        """`manifest`, after checking every digest of every file."""
-        manifest = self.manifest(step)
-        for entry in manifest.files:
-            file = self.open_payload(step, entry)
-            try:
-                verify_digests(self.path(step) / entry.name, entry, file)
-            finally:
-                file.close()
-        return manifest
+            expect_size(str(path), entry, size)
 
     def open_payload(self, step: int, entry: FileEntry) -> ReadFile:
         """Open a payload file of a step; CorruptCheckpointError if missing or of the wrong size."""
         path = self.path(step) / entry.name
         file = self._of_committed(step, path, lambda: self.ops.open_for_read(path))
         try:
-            expect_size(path, entry, file.size)
+            expect_size(str(path), entry, file.size)
         except CorruptCheckpointError:
             file.close()
             raise
@@ -388,26 +369,7 @@ class CheckpointStore:
         prunes meanwhile are ignored. Raises NoCheckpointError if the directory never held a
         checkpoint, CorruptCheckpointError if it did and none validates.
         """
-        self._log_links()
-        before: list[int] | None = None
-        while True:
-            rejected: list[Rejected] = []
-            steps = self.steps()
-            for step in reversed(steps):
-                try:
-                    return check(step), tuple(rejected)
-                except CorruptCheckpointError as error:
-                    # The traceback's frames would keep the failed read's buffers alive.
-                    rejected.append(Rejected(step, error.with_traceback(None)))
-                except NoCheckpointError:
-                    if self.ops.exists(self.path(step)):
-                        raise
-                    if steps == before:  # nothing was pruned: listing again would never end
-                        raise self._cannot_be_opened(step) from None
-                    before = steps
-                    break  # pruned since it was listed, so a newer one was committed: list again
-            else:
-                raise self._none_valid(rejected)
+        return newest_valid((self,), check=lambda _, step: check(step))
 
     def marks(self) -> dict[int, StepMark]:
         """The marks of each step; lines torn by a crash are skipped."""
@@ -589,7 +551,7 @@ class CheckpointStore:
     def _move_to_trash(self, step: int) -> Path | None:
         """Rename a step, to be removed after a sync; None if it had to be removed at once."""
         target = self._free_name(self.root / f".trash-{step}")
-        faults.reach("prune.remove")
+        faults.reach("prune.rename")
         try:
             self.ops.rename(self.path(step), target)
         except OSError as error:
@@ -662,7 +624,11 @@ class CheckpointStore:
             marks = read_marks(self._marks_bytes(), path=path)
             lines = [
                 mark_line(
-                    step, keep=mark.keep, metrics=mark.metrics, finished=mark.finished or None
+                    step,
+                    keep=mark.keep,
+                    metrics=mark.metrics,
+                    finished=mark.finished or None,
+                    at_epoch_end=mark.at_epoch_end,
                 )
                 for step, mark in sorted(marks.items())
                 if step in steps
@@ -685,15 +651,6 @@ class CheckpointStore:
         except (FileNotFoundError, ForeignEntryError):
             return {}
 
-    def _log_links(self) -> None:
-        for step in set(self.links()) - self._links_logged:
-            self._links_logged.add(step)
-            logger.warning(
-                "%s is a symbolic link, not a checkpoint: its target is neither read nor changed. "
-                "Pass the directory that holds the target as the path, or move the target here",
-                self.path(step),
-            )
-
     def _of_committed(self, step: int, path: Path, read: Callable[[], T]) -> T:
         """``read()`` of a file that a committed step must have.
 
@@ -714,11 +671,6 @@ class CheckpointStore:
             raise CorruptCheckpointError(
                 str(path), check="file", expected="a regular file", got=error.strerror
             ) from None
-
-    def _cannot_be_opened(self, step: int) -> CorruptCheckpointError:
-        return CorruptCheckpointError(
-            str(self.path(step)), check="directory", expected="a checkpoint", got="nothing"
-        )
 
     def _read_record(self, path: Path) -> bytes:
         """The bytes of a record; CorruptCheckpointError if they are more than a record can have.
@@ -753,18 +705,6 @@ class CheckpointStore:
                 continue
             return step
         return None
-
-    def _none_valid(self, rejected: Sequence[Rejected]) -> CheckFreqError:
-        links = [f"{self.path(step).name} is a symbolic link" for step in self.links()]
-        if not rejected and not links and not self.ever_held():
-            return NoCheckpointError(f"{self.root} holds no checkpoint")
-        found = "; ".join([*(f"step {item.step}: {item.error}" for item in rejected), *links])
-        return CorruptCheckpointError(
-            str(self.root),
-            check="checkpoints",
-            expected="at least one that validates",
-            got=found or "only quarantined ones",
-        )
 
 
 def pending_of(name: str) -> tuple[int, str] | None:

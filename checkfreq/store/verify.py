@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from pathlib import Path
 
 import xxhash
 
@@ -17,15 +16,13 @@ _READ_CHUNK_BYTES = 4 << 20
 _LENGTH_BYTES, _LARGEST_HEADER_BYTES = 8, 100_000_000
 
 
-def expect_size(path: Path, entry: FileEntry, got: int) -> None:
+def expect_size(path: str, entry: FileEntry, got: int) -> None:
     """CorruptCheckpointError unless ``got`` is the size in the entry."""
     if got != entry.num_bytes:
-        raise CorruptCheckpointError(
-            str(path), check="size in bytes", expected=entry.num_bytes, got=got
-        )
+        raise CorruptCheckpointError(path, check="size in bytes", expected=entry.num_bytes, got=got)
 
 
-def verify_digests(path: Path, entry: FileEntry, file: ReadFile) -> None:
+def verify_digests(path: str, entry: FileEntry, file: ReadFile) -> None:
     """Check every digest of a file, in one pass with one buffer."""
     regions = [("header digest", entry.header_bytes, entry.header_digest)]
     for tensor in entry.in_file_order():
@@ -35,7 +32,7 @@ def verify_digests(path: Path, entry: FileEntry, file: ReadFile) -> None:
     for check, num_bytes, expected in regions:
         got = bytes_left.digest_next(num_bytes)
         if got != expected:
-            raise CorruptCheckpointError(str(path), check=check, expected=expected, got=got)
+            raise CorruptCheckpointError(path, check=check, expected=expected, got=got)
 
 
 def _chunks(file: ReadFile) -> Iterator[memoryview]:

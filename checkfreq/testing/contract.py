@@ -162,6 +162,44 @@ class FileOpsContract:
         ops.replace_file(root / "file", b"second", sync=False)
         assert ops.read_bytes(root / "file") == b"second"
 
+    def test_replace_moves_a_file_over_a_file_a_link_or_nothing(
+        self, ops: FileOps, root: Path
+    ) -> None:
+        ops.write_file(root / "kept", b"kept")
+        ops.write_file(root / "file", b"old")
+        self.plant_link(ops, root / "link", root / "kept")
+        for name in ("file", "link", "new"):
+            ops.write_file(root / "src", b"new")
+            ops.replace(root / "src", root / name)
+            assert ops.read_bytes(root / name) == b"new"
+        assert ops.listdir(root) == ["file", "kept", "link", "new"]
+        assert ops.read_bytes(root / "kept") == b"kept"
+
+    def test_replace_refuses_a_directory_and_a_missing_file(self, ops: FileOps, root: Path) -> None:
+        ops.mkdir(root / "folder")
+        ops.write_file(root / "file", b"kept")
+        with _raises(IsADirectoryError):
+            ops.replace(root / "file", root / "folder")
+        with _raises(FileNotFoundError):
+            ops.replace(root / "missing", root / "file")
+        assert ops.read_bytes(root / "file") == b"kept"
+
+    def test_a_link_is_pointed_elsewhere_and_read(self, ops: FileOps, root: Path) -> None:
+        ops.write_file(root / "file", b"")
+        self.plant_link(ops, root / ".link.new", root / "file")  # left by a crash
+        for target in ("one", "two"):
+            ops.point_link(root / "link", target)
+            assert ops.read_link(root / "link") == target
+        assert ops.read_link(root / "file") is None
+        assert ops.read_link(root / "missing") is None
+        assert ops.listdir(root) == ["file", "link"]
+
+    def test_a_link_takes_no_directorys_place(self, ops: FileOps, root: Path) -> None:
+        ops.mkdir(root / "folder")
+        with _raises(IsADirectoryError):
+            ops.point_link(root / "folder", "elsewhere")
+        assert ops.listdir(root) == ["folder"]
+
     def test_nothing_is_read_of_a_file_that_is_too_large(self, ops: FileOps, root: Path) -> None:
         ops.write_file(root / "file", b"12345")
         assert ops.read_bytes(root / "file", max_bytes=5) == b"12345"

@@ -52,7 +52,9 @@ class _Dir:
 
 @dataclass(eq=False, slots=True)
 class _Link:
-    """A symbolic link. It can be moved and removed, and is never followed."""
+    """A symbolic link. It can be moved, removed and read, and is never followed."""
+
+    target: str = ""
 
 
 _Node: TypeAlias = _File | _Dir | _Link
@@ -212,6 +214,28 @@ class CrashingFileOps:
         if isinstance(node, _Dir) and node.is_fixed:
             raise _error(OSError, errno.EXDEV, src)
         self._move(src, dst)
+
+    def replace(self, src: Path, dst: Path) -> None:
+        self._enter("replace", src, dst)
+        self._file(src)
+        if isinstance(self._find(dst), _Dir):
+            raise _error(IsADirectoryError, errno.EISDIR, dst)
+        self._move(src, dst)
+
+    def point_link(self, path: Path, target: str) -> None:
+        temporary = path.with_name(f".{path.name}.new")
+        if self.exists(temporary):
+            self.unlink(temporary)
+        self._enter("symlink", temporary)
+        if isinstance(self._find(path), _Dir):
+            raise _error(IsADirectoryError, errno.EISDIR, path)
+        self._create(temporary, _Link(target))
+        self._enter("replace", path)
+        self._move(temporary, path)
+
+    def read_link(self, path: Path) -> str | None:
+        node = self._find(path)
+        return node.target if isinstance(node, _Link) else None
 
     def unlink(self, path: Path) -> None:
         self._enter("unlink", path)
@@ -477,7 +501,7 @@ def _image(node: _Node) -> object:
     if isinstance(node, _File):
         return node.data
     if isinstance(node, _Link):
-        return Kind.LINK
+        return Kind.LINK, node.target
     return tuple(sorted((name, _image(child)) for name, child in node.entries.items()))
 
 

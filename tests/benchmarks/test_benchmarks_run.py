@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("endurance", ["--checkpoints", "20"], {"1", "9", "growth"}),
         ("decision", ["--iterations", "300", "--repeats", "1", "--long", "300"], {"auto"}),
         ("first", ["--mib", "1", "--batch", "1"], {"auto"}),
+        ("mirror", ["--mib", "1", "--rounds", "2"], {"upload", "training"}),
     ],
 )
 def test_it_prints_a_result_line_per_arm(

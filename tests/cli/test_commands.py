@@ -251,7 +251,7 @@ def test_show_says_which_ranks_are_here_when_others_are_elsewhere(
     assert "world    8, here: rank 0, 1\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("argv", [[], ["ls"], ["show", "x", "minus-one"], ["prune", "x"]])
+@pytest.mark.parametrize("argv", [[], ["ls"], ["show", "x", "minus-one"], ["burn", "x"]])
 def test_a_wrong_command_ends_with_status_2(argv: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
         main(argv)
@@ -314,3 +314,15 @@ def test_text_from_a_checkpoint_cannot_control_the_terminal(
     assert main(["show", str(tmp_path)]) == 1
     text = capsys.readouterr().err
     assert [c for c in text if not c.isprintable() and c != "\n"] == []
+
+
+def test_show_finds_the_best_by_its_name(
+    write: Write, store: CheckpointStore, capsys: Capture
+) -> None:
+    for step, loss in ((5, 0.2), (6, 0.5)):
+        write(step)
+        store.add_mark(step, metrics={"loss": loss})
+    for name, step in (("best:loss", 5), ("best:loss:max", 6)):
+        assert main(["show", str(store.root), name]) == 0
+        assert f"step     {step}\n" in capsys.readouterr().out
+    assert main(["show", str(store.root), "best:f1"]) == 1

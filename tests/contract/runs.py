@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
+from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 from iterators import CFIterator
 from iterators.testing import digest
 
@@ -85,8 +85,14 @@ def generator_bits() -> str:
 
 
 def managed(chk_dir: Path, chk: CFCheckpoint, **changes: Any) -> CFManager:
-    """A manager with short deadlines; MANUAL, and by default no periodic checkpoints."""
-    settings: dict[str, Any] = {"mode": CFMode.MANUAL, "chk_freq": 0, "config": config()}
+    """A manager with short deadlines; MANUAL, by default without periodic checkpoints, and with a
+    retention that does not look at the clock."""
+    settings: dict[str, Any] = {
+        "mode": CFMode.MANUAL,
+        "chk_freq": 0,
+        "retention": KeepLast(3),
+        "config": config(),
+    }
     return CFManager(chk_dir, chk, **{**settings, **changes})
 
 

@@ -20,10 +20,10 @@ from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator, TrainingStopped
 from tests.contract.conftest import Hold
 from tests.contract.runs import Training, config, loader, managed, train
-from tests.notices.conftest import Install, command
+from tests.notices.conftest import Install, Server, command, server
 from tests.patience import slowness
 
-__all__ = ["command"]
+__all__ = ["command", "server"]
 
 _LONG_S = 120.0
 
@@ -182,6 +182,40 @@ def test_a_worker_that_is_replaced_goes_on_watching(
         assert not manager.should_stop
 
 
+# ---- spot machines
+
+
+def test_a_spot_notice_ends_the_run_in_time(chk_dir: Path, server: Server) -> None:
+    at = datetime.now(UTC) + timedelta(seconds=9.0 * slowness())
+    action = {"action": "terminate", "time": at.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    server.answers |= {
+        "PUT /latest/api/token": (200, "t0ken"),
+        "GET /latest/meta-data/spot/instance-action": (200, json.dumps(action)),
+    }
+    stopped_at(chk_dir, Training(), notices=("aws",), metadata_url=server.url)
+    (stop,), (committed,) = events(chk_dir, "stop"), events(chk_dir, "committed")
+    assert stop["signal"] == "aws"
+    assert committed["time_unix_s"] < at.timestamp()
+
+
+def test_a_notice_that_is_taken_back_lets_training_go_on(chk_dir: Path, server: Server) -> None:
+    root = "GET /computeMetadata/v1/instance/"
+    server.headers["Metadata-Flavor"] = "Google"
+    server.answers |= {
+        f"{root}preempted": (200, "FALSE"),
+        f"{root}maintenance-event": (200, "TERMINATE_ON_HOST_MAINTENANCE"),
+    }
+    training, asked = Training(), config(notices=("gcp",), metadata_url=server.url)
+    with managed(chk_dir, training.chk, config=asked) as manager:
+        train_until(training, manager, lambda: bool(board_end(manager)), "the notice comes")
+        server.answers[f"{root}maintenance-event"] = (200, "NONE")
+        train_until(training, manager, lambda: board_end(manager) is None, "it is taken back")
+        training.steps(manager, 3)
+        assert not manager.should_stop
+    texts = [event["text"] for event in events(chk_dir, "notice")]
+    assert [text.split(": ")[1] for text in texts][1] == "no longer so"
+
+
 # ---- on_stop
 
 
@@ -234,6 +268,30 @@ def test_on_stop_knows_the_grace(chk_dir: Path) -> None:
 # ---- grace
 
 
+def test_a_second_sigterm_during_the_last_checkpoint_changes_nothing(
+    chk_dir: Path, hold_worker: Hold
+) -> None:
+    gate = hold_worker("commit.rename")
+
+    def notify_again() -> None:
+        gate.wait_reached()
+        os.kill(os.getpid(), signal.SIGTERM)
+        gate.open()
+
+    training, records = Training(), list[StopRecord]()
+    with managed(chk_dir, training.chk, config=config(on_stop=records.append)) as manager:
+        training.steps(manager, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        again = threading.Thread(target=notify_again)
+        again.start()
+        training.steps(manager, 1)
+        again.join()
+        assert manager.stopped
+        training.steps(manager, 1)
+    assert [record.is_durable for record in records] == [False, True]
+    assert CheckpointStore(chk_dir).steps()[0] == 2
+
+
 def test_no_wait_outlasts_the_grace(chk_dir: Path, hold_worker: Hold) -> None:
     """The worker hangs: the run ends with an error while it still can."""
     hold_worker("commit.rename")
@@ -249,6 +307,17 @@ def test_no_wait_outlasts_the_grace(chk_dir: Path, hold_worker: Hold) -> None:
 
 
 # ---- requeue
+
+
+def test_a_deadline_of_ones_own_requeues_nothing(
+    chk_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Install
+) -> None:
+    """The next job would have the same deadline, and so on for ever."""
+    in_job(monkeypatch)
+    command("squeue", "echo UNLIMITED")
+    called = command("scontrol", "true")
+    stopped_at(chk_dir, Training(), deadline=time.time() - 1.0, requeue=True)
+    assert not called.exists()
 
 
 @pytest.mark.parametrize(("status", "says"), [(0, "is requeued"), (1, "sbatch --dependency")])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import checkfreq
-from checkfreq import CFCheckpoint, CFConfig, CFManager
+from checkfreq import CFCheckpoint, CFConfig, CFManager, Mirror
 from iterators import CFIterator
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
@@ -28,7 +28,7 @@ def documented(name: str) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("of", [CFManager, CFCheckpoint, CFIterator, CFConfig])
+@pytest.mark.parametrize("of", [CFManager, CFCheckpoint, CFIterator, CFConfig, Mirror])
 def test_every_argument_is_documented_with_its_default(of: Callable[..., object]) -> None:
     actual = {name: p.default for name, p in inspect.signature(of).parameters.items()}
     assert documented(of.__name__) == actual

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Modules whose public names have a place on the API pages.
 MODULES = (
     "checkfreq",
+    "checkfreq.helpers",
     "checkfreq.integrations.dcp",
     "checkfreq.simulation",
     "checkfreq.testing",

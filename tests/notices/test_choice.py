@@ -13,8 +13,8 @@ from checkfreq.notices.choice import Watched, sources, watched
 IN_JOB = {"SLURM_JOB_ID": "42"}
 
 
-def names(config: CFConfig, environ: dict[str, str], *, leads: bool = True) -> tuple[str, ...]:
-    return watched(config, leads=leads, environ=environ).names
+def names(config: CFConfig, environ: dict[str, str], *, rank: int = 0) -> tuple[str, ...]:
+    return watched(config, rank=rank, environ=environ).names
 
 
 def test_by_default_slurm_is_asked_inside_a_job_and_nobody_elsewhere() -> None:
@@ -26,22 +26,23 @@ def test_by_default_slurm_is_asked_inside_a_job_and_nobody_elsewhere() -> None:
 def test_a_deadline_comes_with_or_without_others() -> None:
     at = datetime(2026, 11, 23, 15, 0, tzinfo=UTC)
     for deadline in (at, at.timestamp()):
-        found = watched(CFConfig(deadline=deadline, notices=()), leads=True, environ={})
+        found = watched(CFConfig(deadline=deadline, notices=()), rank=0, environ={})
         assert (found.names, found.deadline_unix_s) == (("deadline",), at.timestamp())
     assert names(CFConfig(deadline=at), IN_JOB) == ("deadline", "slurm")
 
 
-def test_only_the_leader_asks_the_controller() -> None:
-    assert watched(CFConfig(), leads=True, environ=IN_JOB).asks_slurm
-    assert not watched(CFConfig(), leads=False, environ=IN_JOB).asks_slurm
+def test_only_rank_0_asks_slurm() -> None:
+    """The environment of the others would keep a limit that was extended since."""
+    assert names(CFConfig(), IN_JOB, rank=1) == ()
+    assert names(CFConfig(notices=("slurm",)), IN_JOB, rank=1) == ()
 
 
 @pytest.mark.parametrize("variable", ["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"])
 def test_one_rank_of_a_machine_asks_its_cloud(variable: str) -> None:
     config = CFConfig(notices=("slurm", "aws"))
-    assert names(config, {variable: "0"}, leads=False) == ("slurm", "aws")
-    assert names(config, {variable: "3"}) == ("slurm",)
-    assert names(config, {}, leads=False) == ("slurm", "aws")
+    assert names(config, {variable: "0"}, rank=8) == ("aws",)
+    assert names(config, {variable: "3"}, rank=3) == ()
+    assert names(config, {}, rank=0) == ("slurm", "aws")
 
 
 def test_every_name_has_its_source() -> None:

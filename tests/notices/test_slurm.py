@@ -81,14 +81,19 @@ def test_without_an_answer_the_environment_counts(
     assert SlurmEndTime(JOB, clock=clock.clock()).poll() is None
 
 
-def test_a_rank_that_does_not_lead_asks_nobody(command: Install, clock: SetClock) -> None:
+def test_outside_a_job_nobody_is_asked(command: Install, clock: SetClock) -> None:
     called = command("squeue", "echo 1:00")
-    source = SlurmEndTime({**JOB, "SLURM_JOB_END_TIME": "1000500"}, asks=False, clock=clock.clock())
-    ends = source.poll()
-    assert ends is not None
-    assert ends.at_unix_s == 1_000_500.0
+    source = SlurmEndTime({}, clock=clock.clock())
+    assert source.poll() is None
     assert source.pause_s == math.inf
     assert not called.exists()
+
+
+def test_a_task_of_an_array_asks_for_itself(command: Install, clock: SetClock) -> None:
+    called = command("squeue", "echo 1:00")
+    environ = {**JOB, "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"}
+    SlurmEndTime(environ, clock=clock.clock()).poll()
+    assert called.read_text() == "-h -j 40_2 -o %L\n"
 
 
 @pytest.mark.parametrize("text", ["", "0", "soon", "-5"])

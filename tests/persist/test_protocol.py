@@ -36,7 +36,7 @@ ROLES = st.builds(Role, NUMBER, NUMBER, st.lists(NUMBER, max_size=3).map(tuple),
 MESSAGES = st.one_of(
     st.builds(p.Open, TEXT, SECONDS, NUMBER, NUMBER, st.none() | NUMBER, ROLES, FLAG),
     st.builds(
-        p.Watch, st.lists(TEXT, max_size=3).map(tuple), st.none() | SECONDS, st.none() | TEXT, FLAG
+        p.Watch, st.lists(TEXT, max_size=3).map(tuple), st.none() | SECONDS, st.none() | TEXT
     ),
     st.builds(p.SlotMemory, NUMBER, NUMBER),
     st.builds(p.SlotLayout, NUMBER, FILES),

@@ -15,6 +15,7 @@ from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError, WorkerDiedError
 from checkfreq.persist import protocol as p
 from checkfreq.persist.client import WorkerClient
+from checkfreq.persist.outlived import OUTLIVED
 from checkfreq.store.store import CheckpointStore
 from tests.persist.conftest import HandMadeSlot, next_reply, request
 
@@ -159,13 +160,30 @@ def test_a_second_run_on_the_same_directory_is_refused_and_the_holder_is_named(
         other.kill()
 
 
-def test_the_worker_ignores_sigint_and_sigterm(client: WorkerClient, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", OUTLIVED, ids=lambda number: number.name)
+def test_the_worker_outlives_a_signal_to_every_process_of_a_job(
+    client: WorkerClient, number: signal.Signals
+) -> None:
     assert client._process is not None
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        os.kill(client._process.pid, number)
+    os.kill(client._process.pid, number)
     client.submit(request(2))
 
     assert isinstance(next_reply(client), p.Committed)
+
+
+def test_the_worker_outlives_signals_that_come_before_it_is_up(tmp_path: Path) -> None:
+    client = WorkerClient(tmp_path / "chk", config=CFConfig(takeover_s=120.0))
+    client.start()
+    try:
+        started = client._process
+        assert started is not None
+        for number in OUTLIVED:
+            os.kill(started.pid, number)
+        client.wait_opened()
+        assert client._process is started
+        assert started.poll() is None
+    finally:
+        client.kill()
 
 
 def test_closing_finishes_what_was_asked_before(client: WorkerClient, tmp_path: Path) -> None:

@@ -108,6 +108,15 @@ def test_the_next_boundary_must_be_reached_first() -> None:
     assert needs(measured(1.0, gaps_s=(2.0,))).gap_s == 6.0
 
 
+def test_one_long_iteration_hardly_counts_and_several_do() -> None:
+    last = measured(1.0, gaps_s=(1.0,) * 100)
+    last.add_gap(600.0, after_epoch=False)
+    assert needs(last).gap_s < 6.0
+    for _ in range(5):
+        last.add_gap(600.0, after_epoch=False)
+    assert needs(last).gap_s >= 600.0
+
+
 def test_a_validation_after_the_last_epoch_is_expected_after_this_one() -> None:
     last = measured(1.0, gaps_s=(0.1,) * 50)
     at_first = needs(last, at_epoch_end=True).gap_s

@@ -130,6 +130,25 @@ def test_training_goes_on_until_the_last_moment(now: Now, signals: StopNotice) -
     assert (stop.source, stop.ends_in_s) == ("slurm", 11.0)
 
 
+def test_needs_are_looked_at_again_when_half_of_the_time_is_over(
+    now: Now, signals: StopNotice
+) -> None:
+    """And at once if the end is another one."""
+    moment, looked_s = last_moment(now, signals), list[float]()
+
+    def asked() -> Needs:
+        looked_s.append(now.s)
+        return needs()
+
+    moment.board.note(seen(at_s=111.0))
+    while moment.due(asked) is None:
+        now.s += 1.0
+        if now.s == 60.0:
+            moment.board.note(seen("aws", at_s=110.0))
+    assert looked_s[:4] == [0.0, 50.0, 60.0, 80.0]
+    assert (looked_s[-1], looked_s[-2]) == (99.0, 98.0)
+
+
 def test_a_notice_that_is_taken_back_in_time_ends_nothing(now: Now, signals: StopNotice) -> None:
     moment = last_moment(now, signals)
     moment.board.note(seen(at_s=100.0))

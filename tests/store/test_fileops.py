@@ -385,3 +385,23 @@ def test_identity_differs_for_a_new_file_with_the_same_name(tmp_path: Path) -> N
     ops.rename(tmp_path / "file", tmp_path / "kept")
     ops.write_file(tmp_path / "file", b"")
     assert ops.identity(tmp_path / "kept") == first != ops.identity(tmp_path / "file")
+
+
+def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
+    ops = LocalFileOps(tmp_path)
+    ops.write_file(tmp_path / "file", b"old")
+    (tmp_path / "file").chmod(0o640)
+    ops.write_file(tmp_path / "src", b"new")
+    ops.replace(tmp_path / "src", tmp_path / "file")
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a file away needs root")
+def test_a_replaced_file_keeps_its_owner(tmp_path: Path) -> None:
+    ops = LocalFileOps(tmp_path)
+    ops.write_file(tmp_path / "file", b"old")
+    os.chown(tmp_path / "file", 65534, 65534)
+    ops.write_file(tmp_path / "src", b"new")
+    ops.replace(tmp_path / "src", tmp_path / "file")
+    assert (tmp_path / "file").stat().st_uid == 65534

@@ -34,7 +34,7 @@ def num_manifests() -> int:
 def test_a_record_that_stays_the_same_is_parsed_once(store: CheckpointStore) -> None:
     records = Records(store)
     with steps_parsed() as steps:
-        assert [records.attempt(step) for step in (1, 2, 1, 2)] == ["a1", "a2", "a1", "a2"]
+        assert [records.summary(step).attempt for step in (1, 2, 1, 2)] == ["a1", "a2", "a1", "a2"]
         newest = records.manifest(2)
         assert records.manifest(2) is newest
     assert steps == [1, 2]
@@ -47,14 +47,14 @@ def test_an_older_record_is_parsed_once_if_only_its_attempt_is_asked_for_after(
     records = Records(store)
     with steps_parsed() as steps:
         older = records.manifest(1)
-        assert (records.attempt(1), records.attempt(2), records.attempt(1)) == ("a1", "a2", "a1")
+        assert tuple(records.summary(n).attempt for n in (1, 2, 1)) == ("a1", "a2", "a1")
     assert steps == [1, 2]
     assert older == store.manifest(1)
 
 
 def test_only_the_newest_record_is_kept_whole(store: CheckpointStore) -> None:
     records, before = Records(store), num_manifests()
-    assert [records.attempt(step) for step in (1, 2, 1)] == ["a1", "a2", "a1"]
+    assert [records.summary(step).attempt for step in (1, 2, 1)] == ["a1", "a2", "a1"]
     assert num_manifests() == before + 1
 
 
@@ -62,7 +62,7 @@ def test_a_record_that_was_replaced_is_parsed_again(store: CheckpointStore) -> N
     records = Records(store)
     records.manifest(1)
     commit_bytes(store, 1, {"a.safetensors": b"1"}, attempt="another", supersede_after=0)
-    assert records.attempt(1) == "another"
+    assert records.summary(1).attempt == "another"
     assert records.manifest(1).attempt == "another"
 
 
@@ -95,3 +95,7 @@ def test_a_removed_step_is_no_longer_a_checkpoint(store: CheckpointStore) -> Non
     store.prune([1])
     with pytest.raises(NoCheckpointError, match="step 1"):
         records.manifest(1)
+
+
+def test_a_source_tells_the_attempt_of_a_step(store: CheckpointStore) -> None:
+    assert store.attempt(2) == "a2"

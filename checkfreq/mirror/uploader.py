@@ -1,0 +1,331 @@
+"""One checkpoint to the object store: pieces, manifest, and the marker last.
+
+What is there already, by the service's list, is not sent again: pieces of the checkpoint before
+that have not changed, and those that an upload had sent before it was interrupted. Every tensor's
+digest is compared with the manifest while it is read, so a damaged checkpoint is not mirrored.
+Before the marker is written, the service must list every object with its length and the tag that
+it answered with; the marker is read back.
+
+`Uploader.upload` belongs to the mirror's thread. Pieces are read, digested and sent by a few
+threads; none of that holds the interpreter's lock. At most `_THREADS` pieces of at most
+`HELD_BYTES` are in memory at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+import xxhash
+
+from checkfreq import faults
+from checkfreq.errors import CorruptCheckpointError, StorageError
+from checkfreq.mirror.bandwidth import Bandwidth
+from checkfreq.mirror.client import RemoteObjects, Seen
+from checkfreq.mirror.layout import (
+    CHECKPOINTS,
+    OBJECTS,
+    Blob,
+    Marker,
+    digest_of,
+    manifest_key,
+    marker_key,
+)
+from checkfreq.mirror.pieces import Run, Unit, cut, runs_of
+from checkfreq.store.fileops import ReadFile
+from checkfreq.store.manifest import FileEntry, Manifest
+from checkfreq.store.store import CheckpointStore
+from checkfreq.types import PAGE_BYTES, round_up_to_page
+
+_THREADS = 4
+#: A longer piece, which is a single tensor, is read twice: to digest it, and to send it.
+HELD_BYTES = 64 << 20
+_CHUNK_BYTES = 8 << 20
+#: How often the mirror's thread looks up while pieces are being sent.
+_LOOK_S = 0.5
+
+
+class UploadAbandonedError(Exception):
+    """The upload is not worth finishing: a newer checkpoint is waiting, or time is up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """An upload that is complete. ``sent_bytes``: what had to be sent of its pieces."""
+
+    marker: Marker
+    sent_bytes: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Work:
+    """One upload in progress. Threads add to ``sent`` (tags by key) and ``sent_bytes``."""
+
+    store: CheckpointStore
+    step: int
+    there: Mapping[str, Seen]
+    stopped: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    sent: dict[str, str | None] = field(default_factory=dict)
+    sent_bytes: int = 0
+
+    def holds(self, blob: Blob) -> bool:
+        """Whether the object is there, by the list or because it was sent."""
+        with self.lock:
+            if blob.key in self.sent:
+                return True
+        seen = self.there.get(blob.key)
+        return seen is not None and seen.num_bytes == blob.num_bytes
+
+    def note(self, blob: Blob, e_tag: str | None) -> None:
+        """The object was sent."""
+        with self.lock:
+            self.sent[blob.key] = e_tag
+            self.sent_bytes += blob.num_bytes
+
+
+class Uploader:
+    """Uploads checkpoints of ``store``, and remembers the pieces of the last one.
+
+    ``go_on`` is called every half second and before each stage. It raises to end the upload.
+    """
+
+    def __init__(
+        self,
+        remote: RemoteObjects,
+        store: CheckpointStore,
+        *,
+        bandwidth: Bandwidth,
+        part_bytes: int,
+        go_on: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._remote = remote
+        self._store = store
+        self._bandwidth = bandwidth
+        self._part_bytes = part_bytes
+        self._go_on = go_on
+        self._clock = clock
+        self._before: dict[str, list[Run]] = {}
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="checkfreq-mirror")
+
+    def remember(self, manifest: Manifest, marker: Marker) -> None:
+        """``marker`` is there: its pieces need not be sent again where they have not changed."""
+        self._before = {
+            file.name: runs_of(file, marker.files.get(file.name, ())) for file in manifest.files
+        }
+
+    def upload(self, step: int, *, at_epoch_end: bool = False) -> Uploaded:
+        """Upload a committed step.
+
+        Raises NoCheckpointError if it was removed meanwhile, CorruptCheckpointError if it is
+        damaged, OSError of the disk or the service, and what ``go_on`` raises.
+        """
+        start_s = self._clock()
+        record = self._store.record(step)
+        manifest = self._store.parse(step, record)
+        work = _Work(self._store, step, self._remote.list(OBJECTS))
+        files = self._send_pieces(work, manifest)
+        blob = Blob(manifest_key(step, manifest.attempt), len(record), digest_of(record))
+        self._go_on()
+        faults.reach("mirror.put_manifest")
+        self._remote.put(blob.key, record)
+        marker = Marker(step, manifest.attempt, manifest.created_unix_s, blob, files, at_epoch_end)
+        faults.reach("mirror.verify")
+        self._require_there(marker, work)
+        self._go_on()
+        faults.reach("mirror.put_marker")
+        self._put_marker(marker)
+        faults.reach("mirror.uploaded")
+        self.remember(manifest, marker)
+        return Uploaded(marker, work.sent_bytes, self._clock() - start_s)
+
+    def close(self) -> None:
+        """End the threads, once what they send is sent."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    # ---- pieces
+
+    def _send_pieces(self, work: _Work, manifest: Manifest) -> dict[str, tuple[Blob, ...]]:
+        with contextlib.ExitStack() as opened:
+            tasks: dict[str, list[Future[Blob] | Blob]] = {}
+            for entry in manifest.files:
+                file = self._store.open_payload(work.step, entry)
+                opened.callback(file.close)
+                opened.callback(work.stopped.set)
+                tasks[entry.name] = [
+                    self._begin(work, entry, file, run) for run in self._cut(entry, work)
+                ]
+            futures = [t for ts in tasks.values() for t in ts if isinstance(t, Future)]
+            try:
+                self._wait(futures)
+            finally:
+                work.stopped.set()  # before the files are closed
+                _end(futures)
+        return {
+            name: tuple(t.result() if isinstance(t, Future) else t for t in ts)
+            for name, ts in tasks.items()
+        }
+
+    def _cut(self, entry: FileEntry, work: _Work) -> list[Run]:
+        before = self._before.get(entry.name, [])
+        return cut(entry, before=[_checked(run, work) for run in before])
+
+    def _begin(
+        self, work: _Work, entry: FileEntry, file: ReadFile, run: Run
+    ) -> Future[Blob] | Blob:
+        if run.blob is not None:
+            return run.blob
+        return self._pool.submit(self._send, work, entry.name, file, run)
+
+    def _wait(self, futures: Sequence[Future[Blob]]) -> None:
+        pending = set(futures)
+        while pending:
+            self._go_on()
+            done, pending = wait(pending, timeout=_LOOK_S, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+
+    def _send(self, work: _Work, name: str, file: ReadFile, run: Run) -> Blob:
+        """Read, check and send one piece, unless it is there (on a thread of the pool)."""
+        path = f"{self._store.path(work.step)}/{name}"
+        if run.num_bytes > HELD_BYTES:
+            return self._send_long(work, path, file, run)
+        data = _read(file, run.offset, run.num_bytes, path)  # of its own: the client may keep it
+        _check_units(data, run, path)
+        blob = Blob.piece(digest_of(data), run.num_bytes)
+        if not work.holds(blob):
+            self._may_send(work, run.num_bytes)
+            faults.reach("mirror.put_piece")
+            work.note(blob, self._remote.put(blob.key, data))
+        return blob
+
+    def _send_long(self, work: _Work, path: str, file: ReadFile, run: Run) -> Blob:
+        whole, unit = xxhash.xxh3_128(), xxhash.xxh3_64()
+        for chunk in _chunks(file, run, path, _CHUNK_BYTES):
+            whole.update(chunk)
+            unit.update(chunk)
+            _require_going(work)
+        _require_digest(str(unit.hexdigest()), run.units[0], path)
+        blob = Blob.piece(str(whole.hexdigest()), run.num_bytes)
+        if not work.holds(blob):
+            self._may_send(work, 0)
+            faults.reach("mirror.put_piece")
+            parts = self._parts(work, file, run, path)
+            work.note(blob, self._remote.put_stream(blob.key, parts, num_bytes=run.num_bytes))
+        return blob
+
+    def _parts(self, work: _Work, file: ReadFile, run: Run, path: str) -> Iterator[memoryview]:
+        for chunk in _chunks(file, run, path, self._part_bytes):
+            self._may_send(work, len(chunk))
+            yield chunk
+
+    def _may_send(self, work: _Work, num_bytes: int) -> None:
+        _require_going(work)
+        self._bandwidth.wait_for(num_bytes)
+        _require_going(work)
+
+    # ---- the marker
+
+    def _require_there(self, marker: Marker, work: _Work) -> None:
+        """StorageError unless the service lists every object that the marker names, as sent."""
+        there = self._remote.list(OBJECTS)
+        blobs = {piece.key: piece for pieces in marker.files.values() for piece in pieces}
+        for key, blob in blobs.items():
+            _require_same(self._remote.url, blob, there.get(key), work.sent.get(key))
+        found = self._remote.head(marker.manifest.key)
+        _require_same(self._remote.url, marker.manifest, found, None)
+
+    def _put_marker(self, marker: Marker) -> None:
+        data, key = marker.encode(), marker_key(marker.step)
+        self._remote.put(key, data)
+        got, _ = self._remote.get(key)
+        if got != data:
+            raise StorageError(
+                errno.EIO,
+                f"the marker was written with {len(data)} bytes and read back with {len(got)}, "
+                "or different ones: the service does not store what it is sent",
+                f"{self._remote.url}/{key}",
+            )
+
+
+def markers_at(remote: RemoteObjects) -> dict[str, Seen]:
+    """The keys of all markers."""
+    return remote.list(CHECKPOINTS)
+
+
+def _checked(run: Run, work: _Work) -> Run:
+    """The run, without its blob if that is not there any more."""
+    return run if run.blob is None or work.holds(run.blob) else Run(run.units)
+
+
+def _require_same(url: str, blob: Blob, seen: Seen | None, e_tag: str | None) -> None:
+    expected = f"{blob.num_bytes} bytes"
+    if seen is None:
+        got = "nothing"
+    elif seen.num_bytes != blob.num_bytes:
+        got = f"{seen.num_bytes} bytes"
+    elif e_tag is not None and seen.e_tag is not None and seen.e_tag != e_tag:
+        expected, got = f"the tag {e_tag}", f"the tag {seen.e_tag}"
+    else:
+        return
+    raise StorageError(
+        errno.EIO,
+        f"after it was sent: expected {expected}, the service lists {got}. It is sent again with "
+        "the next try",
+        f"{url}/{blob.key}",
+    )
+
+
+def _require_going(work: _Work) -> None:
+    if work.stopped.is_set():
+        raise UploadAbandonedError
+
+
+def _end(futures: Sequence[Future[Blob]]) -> None:
+    """Wait until no thread uses the files any more; their requests have timeouts."""
+    for future in futures:
+        future.cancel()
+    wait(futures)
+
+
+def _read(file: ReadFile, offset: int, num_bytes: int, path: str) -> memoryview:
+    """Bytes of a file, read in whole pages for direct I/O."""
+    start = offset // PAGE_BYTES * PAGE_BYTES
+    buffer = memoryview(mmap.mmap(-1, round_up_to_page(offset + num_bytes - start)))
+    count = file.preadinto(buffer, start)
+    if count < offset + num_bytes - start:
+        raise CorruptCheckpointError(
+            path, check="size in bytes", expected=offset + num_bytes, got=start + count
+        )
+    return buffer[offset - start : offset - start + num_bytes]
+
+
+def _chunks(file: ReadFile, run: Run, path: str, chunk_bytes: int) -> Iterator[memoryview]:
+    """The run's bytes; each chunk is memory of its own, since the client may still be sending."""
+    for start in range(0, run.num_bytes, chunk_bytes):
+        yield _read(file, run.offset + start, min(chunk_bytes, run.num_bytes - start), path)
+
+
+def _check_units(data: memoryview, run: Run, path: str) -> None:
+    for unit in run.units:
+        start = unit.offset - run.offset
+        got = xxhash.xxh3_64_hexdigest(data[start : start + unit.num_bytes])
+        _require_digest(got, unit, path)
+
+
+def _require_digest(got: str, unit: Unit, path: str) -> None:
+    if got != unit.digest:
+        raise CorruptCheckpointError(
+            path,
+            check=f"digest of the {unit.num_bytes} bytes at {unit.offset}",
+            expected=unit.digest,
+            got=got,
+        )

@@ -1,0 +1,231 @@
+"""Where checkpoints are read from: a directory, or the copies of one in an object store.
+
+A restore reads through this interface alone, and takes the newest step that validates in any of
+its sources. Whatever a source delivers is untrusted: `parse` validates the record, sizes are
+checked before memory is allocated, and whoever reads a payload compares every digest. No torch.
+
+`StorageError` means that a source cannot be read now, which is never taken for corruption.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError
+from checkfreq.store.fileops import ReadFile
+from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest
+from checkfreq.store.marks import StepMark
+from checkfreq.store.verify import verify_digests
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A step that was walked past, and why.
+
+    ``is_here``: in this rank's own directory. ``in_mirror``: not in a directory at all.
+    """
+
+    step: int
+    error: CorruptCheckpointError
+    is_here: bool = True
+    in_mirror: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of a payload file's bytes with a digest of its own (xxh3_128, 32 digits).
+
+    A source that stores a file in pieces delivers no read across the border of two.
+    """
+
+    start: int
+    num_bytes: int
+    digest: str
+
+
+class CheckpointSource(ABC):
+    """Committed checkpoints, for readers. No method takes a lock or changes anything."""
+
+    #: Whether the source is a directory of this machine, where a damaged step can be set aside.
+    is_local: bool = True
+    #: How many reads at a time it takes to use the source's bandwidth, at least.
+    num_requests: int = 1
+    #: Most bytes of one read.
+    read_bytes: int = 8 << 20
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The directory or the URL, for messages."""
+
+    @abstractmethod
+    def steps(self) -> list[int]:
+        """Committed steps, ascending; empty if there is nothing at all."""
+
+    @abstractmethod
+    def where(self, step: int, file: str = "") -> str:
+        """Where a step, or a file of it, is or would be; for messages."""
+
+    @abstractmethod
+    def holds(self, step: int) -> bool:
+        """Whether there is anything with the step's name."""
+
+    @abstractmethod
+    def ever_held(self) -> bool:
+        """Whether there is a checkpoint, or was one that had to be set aside as damaged."""
+
+    @abstractmethod
+    def holds_superseded(self) -> bool:
+        """Whether any step was set aside in favour of a later commit, after a run went back."""
+
+    @abstractmethod
+    def record(self, step: int) -> bytes:
+        """The bytes of the step's commit record, not validated: see `parse`.
+
+        Raises NoCheckpointError, CorruptCheckpointError (the record is missing), OSError.
+        """
+
+    @abstractmethod
+    def check_sizes(self, step: int, files: Iterable[FileEntry]) -> None:
+        """CorruptCheckpointError for a file that is missing or differs in size from its entry."""
+
+    @abstractmethod
+    def open_payload(self, step: int, entry: FileEntry) -> ReadFile:
+        """Open a payload file of a step; CorruptCheckpointError if missing or of the wrong size."""
+
+    @abstractmethod
+    def marks(self) -> Mapping[int, StepMark]:
+        """Pins, metrics and the end of the run, by step."""
+
+    @abstractmethod
+    def log_links(self) -> None:
+        """Warn once of each of `links`."""
+
+    def attempt(self, step: int) -> str:
+        """The attempt that wrote the step; raises what `manifest` raises."""
+        return self.manifest(step).attempt
+
+    def pieces(self, step: int, entry: FileEntry) -> Sequence[Piece]:
+        """The pieces of a payload file, in file order; none where it is one file."""
+        return ()
+
+    @abstractmethod
+    def links(self) -> list[int]:
+        """Steps whose name is a symbolic link, ascending; they are not checkpoints."""
+
+    def manifest(self, step: int) -> Manifest:
+        """The step's commit record.
+
+        Raises NoCheckpointError, CorruptCheckpointError, ConfigError (newer format), OSError.
+        """
+        return self.parse(step, self.record(step))
+
+    def parse(self, step: int, record: bytes) -> Manifest:
+        """Validate and decode a step's commit record; raises like `manifest`."""
+        path = self.where(step, MANIFEST_NAME)
+        manifest = Manifest.decode(record, path=path)
+        if manifest.step != step:
+            raise CorruptCheckpointError(path, check="step", expected=step, got=manifest.step)
+        return manifest
+
+    def require(self, step: int) -> None:
+        """Raise NoCheckpointError, listing the steps there are, unless ``step`` is one of them."""
+        steps = self.steps()
+        if step in steps:
+            return
+        there = ", ".join(map(str, steps)) or "none"
+        linked = step in self.links()
+        name = self.where(step).rpartition("/")[2]
+        but = f" ({name} is a symbolic link, not followed)" if linked else ""
+        raise NoCheckpointError(f"{self.name} has no step {step}{but}; it has: {there}")
+
+    def inspect(self, step: int) -> Manifest:
+        """`manifest`, after checking that every file is there with its size; reads no payload."""
+        manifest = self.manifest(step)
+        self.check_sizes(step, manifest.files)
+        return manifest
+
+    def verify(self, step: int) -> Manifest:
+        """`manifest`, after checking every digest of every file."""
+        manifest = self.manifest(step)
+        for entry in manifest.files:
+            file = self.open_payload(step, entry)
+            try:
+                verify_digests(self.where(step, entry.name), entry, file)
+            finally:
+                file.close()
+        return manifest
+
+
+def newest_valid(
+    sources: Sequence[CheckpointSource], *, check: Callable[[CheckpointSource, int], T]
+) -> tuple[T, tuple[Rejected, ...]]:
+    """Walk back from the newest step of any source to the first for which ``check`` returns.
+
+    Where several sources hold a step, the first of them comes first. Returns what ``check``
+    returned, and what it rejected on the way, newest first. ``check`` raises
+    CorruptCheckpointError for a step to be walked past; any other error is raised to the caller.
+    Steps that another process prunes meanwhile are ignored. Raises NoCheckpointError if no source
+    ever held a checkpoint, CorruptCheckpointError if one did and none validates.
+    """
+    for source in sources:
+        source.log_links()
+    before: list[tuple[int, int]] | None = None
+    while True:
+        rejected: list[Rejected] = []
+        listed = newest_first(sources)
+        for step, number in listed:
+            source = sources[number]
+            try:
+                return check(source, step), tuple(rejected)
+            except CorruptCheckpointError as error:
+                rejected.append(rejection(source, step, error))
+            except NoCheckpointError:
+                if source.holds(step):
+                    raise
+                if listed == before:  # nothing was pruned: listing again would never end
+                    raise _cannot_be_opened(source, step) from None
+                before = listed
+                break  # pruned since it was listed, so a newer one was committed: list again
+        else:
+            raise _none_valid(sources, rejected)
+
+
+def rejection(source: CheckpointSource, step: int, error: CorruptCheckpointError) -> Rejected:
+    """``error`` was found in a step of ``source``."""
+    # The traceback's frames would keep the failed read's buffers alive.
+    error = error.with_traceback(None)
+    return Rejected(step, error, is_here=source.is_local, in_mirror=not source.is_local)
+
+
+def newest_first(sources: Sequence[CheckpointSource]) -> list[tuple[int, int]]:
+    """Every step with the number of a source that holds it, newest first, then by source."""
+    found = [(step, number) for number, source in enumerate(sources) for step in source.steps()]
+    return sorted(found, key=lambda item: (-item[0], item[1]))
+
+
+def _cannot_be_opened(source: CheckpointSource, step: int) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        source.where(step), check="directory", expected="a checkpoint", got="nothing"
+    )
+
+
+def _none_valid(
+    sources: Sequence[CheckpointSource], rejected: Sequence[Rejected]
+) -> CheckFreqError:
+    links = [f"{s.where(step)} is a symbolic link" for s in sources for step in s.links()]
+    names = " and ".join(source.name for source in sources)
+    if not rejected and not links and not any(source.ever_held() for source in sources):
+        return NoCheckpointError(f"{names} holds no checkpoint")
+    found = "; ".join([*(f"step {item.step}: {item.error}" for item in rejected), *links])
+    return CorruptCheckpointError(
+        names,
+        check="checkpoints",
+        expected="at least one that validates",
+        got=found or "only quarantined ones",
+    )

@@ -1,0 +1,360 @@
+"""AtomicDirectory: the pointer leads to a whole checkpoint at any instant."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import signal
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkfreq.errors import ConfigError, NoCheckpointError, StateError, StorageError
+from checkfreq.helpers import AtomicDirectory
+from checkfreq.testing import CrashingFileOps
+from tests.crash.disks import small_disk
+from tests.fork_server import FORK_SERVER
+from tests.helpers.support import ROOT, after_a_cut_anywhere, empty_disk
+from tests.state.ranks import run_ranks
+
+DEADLINE_S = 120.0
+
+
+def checkpoint(ops: CrashingFileOps, step: int, *, keep_last: int = -1) -> None:
+    """Write a checkpoint of two files, one in a folder, by means that sync nothing."""
+    saver = AtomicDirectory(ROOT, keep_last=keep_last, ops=ops)
+    folder = saver.prepare_checkpoint_directory()
+    ops.write_file(folder / "model", b"model %d" % step)
+    ops.mkdir(folder / "more")
+    ops.write_file(folder / "more" / "data", b"data %d" % step)
+    saver.atomic_symlink(folder)
+
+
+def step_of(ops: CrashingFileOps) -> int | None:
+    """The step of the latest checkpoint, which must be whole."""
+    latest = AtomicDirectory(ROOT, ops=ops).latest()
+    if latest is None:
+        return None
+    step = int(ops.read_bytes(latest / "model").split()[1])
+    assert ops.read_bytes(latest / "more" / "data") == b"data %d" % step
+    return step
+
+
+def test_a_power_cut_at_any_instant_leaves_the_old_checkpoint_or_the_new_one() -> None:
+    disk = empty_disk()
+    checkpoint(disk, 1)
+    left = set()
+    for survivor, returned in after_a_cut_anywhere(disk, lambda ops: checkpoint(ops, 2)):
+        step = step_of(survivor)
+        assert step == 2 if returned else step in (1, 2)
+        left.add(step)
+    assert left == {1, 2}
+
+
+@pytest.mark.parametrize("disk", [empty_disk(), CrashingFileOps()], ids=["folder", "none"])
+def test_a_first_checkpoint_that_loses_power_is_whole_or_none(disk: CrashingFileOps) -> None:
+    left = set()
+    for survivor, returned in after_a_cut_anywhere(disk, lambda ops: checkpoint(ops, 1)):
+        left.add(step_of(survivor))
+        assert step_of(survivor) == 1 or not returned
+    assert left == {None, 1}
+
+
+def test_removing_redundant_checkpoints_loses_none_that_counts_and_leaves_none_in_part() -> None:
+    disk = empty_disk()
+    for step in (1, 2, 3):
+        checkpoint(disk, step)
+    for survivor, _ in after_a_cut_anywhere(disk, lambda ops: checkpoint(ops, 4, keep_last=1)):
+        latest = step_of(survivor)
+        assert latest in (3, 4)
+        for name in survivor.listdir(ROOT):
+            number = name.removeprefix("AtomicDirectory_checkpoint_")
+            if number.isdecimal() and int(number) < 3:
+                assert survivor.listdir(ROOT / name) == ["model", "more"]
+
+
+def test_after_a_power_cut_the_next_checkpoint_works() -> None:
+    disk = empty_disk()
+    checkpoint(disk, 1)
+    for survivor, _ in after_a_cut_anywhere(disk, lambda ops: checkpoint(ops, 2, keep_last=1)):
+        checkpoint(survivor, 3, keep_last=1)
+        assert step_of(survivor) == 3
+        assert len(survivor.listdir(ROOT)) == 2
+
+
+def write(saver: AtomicDirectory, text: str, *, force_save: bool = False) -> Path:
+    folder = saver.prepare_checkpoint_directory(force_save)
+    (folder / "model").write_text(text)
+    saver.atomic_symlink(folder)
+    return folder
+
+
+def folders(root: Path) -> list[str]:
+    return sorted(name for name in os.listdir(root) if "latest" not in name)
+
+
+def test_the_pointer_is_a_link_that_leads_to_the_latest_checkpoint(tmp_path: Path) -> None:
+    saver = AtomicDirectory(tmp_path / "new" / "out")
+    assert saver.latest() is None
+    for text in ("one", "two"):
+        assert write(saver, text) == saver.latest()
+    link = tmp_path / "new" / "out" / saver.symlink_name
+    assert (link / "model").read_text() == "two"
+    assert os.path.join(link.parent, os.readlink(link)) == str(saver.latest())
+
+
+def test_a_moved_directory_keeps_its_latest_checkpoint(tmp_path: Path) -> None:
+    write(AtomicDirectory(tmp_path / "out"), "one")
+    (tmp_path / "out").rename(tmp_path / "moved")
+    latest = AtomicDirectory(tmp_path / "moved").latest()
+    assert latest is not None
+    assert (latest / "model").read_text() == "one"
+
+
+def test_a_directory_of_cycling_utils_is_continued(tmp_path: Path) -> None:
+    old = tmp_path / "AtomicDirectory_checkpoint_4"
+    old.mkdir()
+    (tmp_path / "AtomicDirectory.latest_checkpoint").symlink_to(old)
+    saver = AtomicDirectory(tmp_path)
+    assert saver.latest() == old
+    folder = saver.prepare_checkpoint_directory()
+    saver.symlink_latest(folder)
+    assert saver.latest() == folder == tmp_path / "AtomicDirectory_checkpoint_5"
+
+
+@pytest.mark.parametrize(("keep_last", "kept"), [(1, [4]), (2, [3, 4]), (9, [0, 1, 2, 3, 4])])
+def test_the_last_complete_checkpoints_are_kept(
+    keep_last: int, kept: list[int], tmp_path: Path
+) -> None:
+    saver = AtomicDirectory(tmp_path, keep_last=keep_last)
+    for number in range(5):
+        write(saver, str(number))
+    assert folders(tmp_path) == [f"AtomicDirectory_checkpoint_{number}" for number in kept]
+
+
+def test_the_latest_checkpoint_stays_while_the_next_one_is_written(tmp_path: Path) -> None:
+    saver = AtomicDirectory(tmp_path, keep_last=1)
+    first = write(saver, "one")
+    saver.prepare_checkpoint_directory()
+    assert saver.latest() == first
+    assert (first / "model").read_text() == "one"
+
+
+def test_forced_checkpoints_are_kept_besides_the_last(tmp_path: Path) -> None:
+    saver = AtomicDirectory(tmp_path, keep_last=2)
+    for number in range(6):
+        write(saver, str(number), force_save=number in (1, 5))
+    numbers = [name.removeprefix("AtomicDirectory_checkpoint_") for name in folders(tmp_path)]
+    assert numbers == ["1_force", "3", "4", "5_force"]
+
+
+def test_what_an_interrupted_checkpoint_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    saver = AtomicDirectory(tmp_path)
+    write(saver, "one")
+    (saver.prepare_checkpoint_directory() / "half").write_text("")
+    gone = tmp_path / ".AtomicDirectory_checkpoint_0.gone"
+    gone.mkdir()
+    again = AtomicDirectory(tmp_path).prepare_checkpoint_directory()
+    assert os.listdir(again) == []
+    assert not gone.exists()
+    assert len(folders(tmp_path)) == 2
+
+
+def test_without_a_pointer_nothing_is_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saver = AtomicDirectory(tmp_path)
+    for text in ("one", "two"):
+        write(saver, text)
+    (tmp_path / saver.symlink_name).unlink()
+    folder = saver.prepare_checkpoint_directory()
+    assert folder.name == "AtomicDirectory_checkpoint_2"
+    assert len(folders(tmp_path)) == 3
+    assert "no pointer AtomicDirectory.latest_checkpoint" in caplog.text
+
+
+def test_a_pointer_to_nothing_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    saver = AtomicDirectory(tmp_path)
+    folder = write(saver, "one")
+    folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(NoCheckpointError, match="Copy that folder back, or remove the pointer"):
+        saver.latest()
+
+
+def test_a_link_in_a_checkpoint_is_kept_and_not_followed(tmp_path: Path) -> None:
+    saver = AtomicDirectory(tmp_path)
+    folder = saver.prepare_checkpoint_directory()
+    (folder / "data").symlink_to("/nowhere")
+    saver.atomic_symlink(folder)
+    assert saver.latest() == folder
+    assert os.readlink(folder / "data") == "/nowhere"
+
+
+def test_savers_of_several_names_share_a_directory(tmp_path: Path) -> None:
+    first = AtomicDirectory(tmp_path, name="first", keep_last=1)
+    second = AtomicDirectory(tmp_path, name="first_checkpoint_1", keep_last=1)
+    for text in ("one", "two"):
+        for saver in (first, second):
+            write(saver, text)
+    assert folders(tmp_path) == ["first_checkpoint_1", "first_checkpoint_1_checkpoint_1"]
+    assert first.latest() != second.latest()
+
+
+def test_an_error_while_syncing_leaves_the_pointer_where_it_is() -> None:
+    disk = empty_disk()
+    checkpoint(disk, 1)
+    saver = AtomicDirectory(ROOT, ops=disk)
+    folder = saver.prepare_checkpoint_directory()
+    disk.write_file(folder / "model", b"model 2")
+    disk.fail_after(0, OSError(errno.EIO, os.strerror(errno.EIO)))
+    with pytest.raises(StorageError, match=r"atomic_symlink in /out: Input/output error"):
+        saver.atomic_symlink(folder)
+    assert step_of(disk) == 1
+
+
+def test_old_checkpoints_that_cannot_be_removed_are_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk = empty_disk()
+    checkpoint(disk, 1)
+    disk.fix(ROOT / "AtomicDirectory_checkpoint_0")
+    with caplog.at_level(logging.WARNING):
+        checkpoint(disk, 2, keep_last=1)
+    assert step_of(disk) == 2
+    assert "cannot remove old checkpoints" in caplog.text
+
+
+@pytest.mark.parametrize("given", ["elsewhere", "AtomicDirectory_checkpoint_7", "/"])
+def test_a_folder_that_was_not_prepared_is_refused(given: str, tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="prepare_checkpoint_directory"):
+        AtomicDirectory(tmp_path).atomic_symlink(given)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"keep_last": 0},
+        {"keep_last": True},
+        {"keep_last": 1.5},
+        {"name": "a/b"},
+        {"name": ""},
+        {"strategy": "both"},
+    ],
+)
+def test_arguments_out_of_range_are_refused_by_name(
+    arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=rf"AtomicDirectory\({next(iter(arguments))}=\.\.\.\)"):
+        AtomicDirectory(tmp_path, **arguments)
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path) -> None:
+    with small_disk(tmp_path) as disk:
+        saver = AtomicDirectory(disk.mount_point / "out")
+        first = write(saver, "one")
+        disk.fill()
+        with pytest.raises(OSError, match="No space left on device"):
+            for _ in range(1000):  # a folder, a file or a name no longer fits
+                write(saver, "x" * 100_000)
+        assert saver.latest() == first
+        disk.free()
+        assert saver.latest() == first
+        assert write(saver, "two") == saver.latest()
+
+
+def _checkpoint_for_ever(root: Path, ready: Connection) -> None:
+    step = 0
+    while True:
+        step += 1
+        saver = AtomicDirectory(root, keep_last=2)
+        folder = saver.prepare_checkpoint_directory()
+        for name in ("model", "optimizer"):
+            (folder / name).write_text(str(step) * 1000)
+        saver.atomic_symlink(folder)
+        if step == 1:
+            ready.send("saved")
+
+
+@pytest.mark.crash
+def test_after_sigkill_at_random_instants_the_pointer_leads_to_a_whole_checkpoint(
+    tmp_path: Path,
+) -> None:
+    dice = random.Random(15)
+    for _ in range(8):
+        ready, theirs = FORK_SERVER.Pipe(duplex=False)
+        process = FORK_SERVER.Process(target=_checkpoint_for_ever, args=(tmp_path, theirs))
+        process.start()
+        theirs.close()
+        assert ready.poll(DEADLINE_S), "no checkpoint was made"
+        for _ in range(int(10 ** dice.uniform(2.0, 6.0))):
+            pass
+        process.kill()
+        process.join(DEADLINE_S)
+        assert process.exitcode == -signal.SIGKILL
+        latest = AtomicDirectory(tmp_path).latest()
+        assert latest is not None
+        texts = {(latest / name).read_text() for name in ("model", "optimizer")}
+        assert len(texts) == 1
+        assert len(texts.pop()) >= 1000
+        assert len(folders(tmp_path)) <= 4  # two, one in progress, one being removed
+
+
+def _train(role: Any, root: Path, strategy: Any) -> list[tuple[str, list[str]]]:
+    saver = AtomicDirectory(root, strategy=strategy, keep_last=1)
+    found = []
+    for step in range(3):
+        folder = saver.prepare_checkpoint_directory(step == 1 and role.rank == 1)
+        (folder / f"rank-{role.rank}").write_text(str(step))
+        saver.atomic_symlink(folder)
+        latest = saver.latest()
+        assert latest == folder
+        found.append((folder.name, sorted(os.listdir(folder))))
+    return found
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("strategy", "suffix"), [("sync_any", "_force"), ("sync_all", "")])
+def test_ranks_write_one_checkpoint_together(strategy: str, suffix: str, tmp_path: Path) -> None:
+    first, second = run_ranks(tmp_path, 2, _train, tmp_path / "out", strategy)
+    names = [f"AtomicDirectory_checkpoint_{n}{suffix if n == 1 else ''}" for n in range(3)]
+    assert first == second == [(name, ["rank-0", "rank-1"]) for name in names]
+    kept = [names[1], names[2]] if suffix else [names[2]]
+    assert folders(tmp_path / "out") == kept
+
+
+@pytest.mark.dist
+def test_independent_ranks_have_checkpoints_of_their_own(tmp_path: Path) -> None:
+    results = run_ranks(tmp_path, 2, _train, tmp_path / "out", "async")
+    for rank, result in enumerate(results):
+        name = f"AtomicDirectory_rank_{rank}_checkpoint_"
+        forced = "_force" if rank == 1 else ""
+        assert [folder for folder, _ in result] == [f"{name}0", f"{name}1{forced}", f"{name}2"]
+        assert all(files == [f"rank-{rank}"] for _, files in result)
+
+
+def _fail_on_one(role: Any, root: Path) -> tuple[str, list[str], str | None]:
+    saver = AtomicDirectory(root)
+    saver.atomic_symlink(saver.prepare_checkpoint_directory())
+    saver.prepare_checkpoint_directory()
+    wrong = f"AtomicDirectory_checkpoint_{role.rank}" if role.rank == 0 else "another"
+    try:
+        saver.atomic_symlink(wrong)
+    except StateError as error:
+        latest = saver.latest()
+        notes = getattr(error, "__notes__", [])
+        return str(error), notes, None if latest is None else latest.name
+    return "nothing was raised", [], None
+
+
+@pytest.mark.dist
+def test_a_failure_of_one_rank_is_raised_on_every_rank(tmp_path: Path) -> None:
+    results = run_ranks(tmp_path, 2, _fail_on_one, tmp_path / "out")
+    texts = {text for text, _, _ in results}
+    assert len(texts) == 1
+    assert "'another'" in texts.pop()
+    assert [notes for _, notes, _ in results] == [["on rank 1"], []]
+    assert [latest for _, _, latest in results] == ["AtomicDirectory_checkpoint_0"] * 2

@@ -1,0 +1,450 @@
+"""Metrics: the same values give the same history, however they are split and interrupted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import random
+import signal
+from fractions import Fraction
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from checkfreq import CFCheckpoint, CFManager, CFMode
+from checkfreq.errors import ConfigError, StateError, StorageError
+from checkfreq.helpers import Best, Metrics, Summary
+from checkfreq.helpers.group import Group
+from checkfreq.helpers.sums import ExactSum
+from iterators import CFIterator
+from tests.fork_server import FORK_SERVER
+from tests.helpers.support import ROOT, after_a_cut_anywhere, empty_disk
+from tests.state.ranks import run_ranks
+
+DEADLINE_S = 240.0
+FLOATS = st.floats(-1e100, 1e100)
+
+
+class Rank:
+    """A rank whose group has the others' values already."""
+
+    def __init__(self, rank: int, others: list[Any]) -> None:
+        self.rank, self.world = rank, len(others) + 1
+        self._others = others
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everyone's."""
+        return [*self._others[: self.rank], value, *self._others[self.rank :]]
+
+
+class Sender:
+    """A rank of which only what it contributes is looked at."""
+
+    rank, world = 1, 2
+
+    def __init__(self) -> None:
+        self.sent: Any = None
+
+    def gather(self, value: Any) -> list[Any]:
+        """Nothing but its own."""
+        self.sent = value
+        return [value]
+
+
+def sent_by(updates: list[tuple[float, float]]) -> Any:
+    """What a rank contributes to a reduction."""
+    sender = Sender()
+    metrics = Metrics(group=sender)
+    for value, weight in updates:
+        metrics.update({"loss": value}, weight=weight)
+    metrics.reduce()
+    return sender.sent
+
+
+def test_means_are_weighted_and_the_rest_is_counted() -> None:
+    metrics = Metrics()
+    metrics.update({"loss": 1.0}, weight=3)
+    metrics.update({"loss": 5.0, "images": 2})
+    metrics.update({"loss": 2.0}, weight=0)
+    row = metrics.reduce()
+    assert row["loss"] == Summary(num=3, sum=8.0, weight=4.0, min=1.0, max=5.0, last=2.0)
+    assert row["loss"].mean == 2.0
+    assert row["images"].sum == 2.0
+
+
+def test_a_tensor_is_a_value() -> None:
+    metrics = Metrics()
+    metrics.update({"loss": torch.tensor(0.5, requires_grad=True).detach()})
+    assert metrics.reduce()["loss"].last == 0.5
+
+
+def test_without_a_weight_there_is_no_mean() -> None:
+    metrics = Metrics()
+    metrics.update({"loss": 1.0}, weight=0.0)
+    assert math.isnan(metrics.reduce()["loss"].mean)
+
+
+def test_reductions_add_up_to_the_epoch_and_epochs_to_the_history() -> None:
+    metrics = Metrics()
+    for epoch in range(2):
+        for value in (1.0, 3.0):
+            metrics.update({"loss": value + epoch})
+            assert metrics.reduce()["loss"].num == 1
+        assert metrics.epoch["loss"].num == 2
+        assert metrics.end_epoch()["loss"].mean == 2.0 + epoch
+    assert metrics.epoch == {}
+    assert metrics.series("loss") == [2.0, 3.0]
+    assert metrics.series("loss", of="max") == [3.0, 4.0]
+
+
+def test_the_best_epoch_is_the_first_of_its_value_and_never_nan() -> None:
+    metrics = Metrics()
+    for value in (math.nan, 0.5, 0.3, 0.3, math.inf):
+        metrics.update({"loss": value})
+        metrics.end_epoch()
+    metrics.end_epoch()  # an epoch without a value
+    assert metrics.best("loss") == Best(2, 0.3)
+    assert metrics.best("loss", highest=True) == Best(4, math.inf)
+    assert metrics.best("other") is None
+    assert math.isnan(metrics.series("loss")[5])
+
+
+def test_nan_shows_in_the_sum_and_not_in_the_extremes() -> None:
+    metrics = Metrics()
+    for value in (math.nan, 2.0, math.nan, 1.0):
+        metrics.update({"loss": value})
+    row = metrics.reduce()["loss"]
+    assert (row.min, row.max, row.last) == (1.0, 2.0, 1.0)
+    assert math.isnan(row.sum)
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf])
+def test_a_weight_that_is_none_is_refused(weight: float) -> None:
+    with pytest.raises(ConfigError, match=r"Metrics\.update\(weight=\.\.\.\)"):
+        Metrics().update({"loss": 1.0}, weight=weight)
+
+
+def test_a_series_of_an_unknown_number_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected one of mean, sum"):
+        Metrics().series("loss", of="median")
+
+
+@given(st.lists(FLOATS), st.randoms(use_true_random=False))
+def test_a_sum_is_exact_in_any_order(values: list[float], dice: random.Random) -> None:
+    exact = sum(map(Fraction, values), Fraction(0))
+    dice.shuffle(values)
+    total = ExactSum()
+    for value in values:
+        total.add(value)
+    assert Fraction(total.value) == Fraction(float(exact))
+
+
+def test_a_sum_beyond_all_floats_is_infinite() -> None:
+    total = ExactSum()
+    for value in (1e308, 1e308, 1.0):
+        total.add(value)
+    assert total.value == math.inf
+
+
+@given(
+    st.lists(st.tuples(FLOATS, st.floats(0.0, 1e100), st.integers(0, 3), st.booleans())),
+    st.integers(1, 4),
+)
+def test_any_split_among_ranks_and_reductions_gives_the_same_row(
+    updates: list[tuple[float, float, int, bool]], world: int
+) -> None:
+    alone = Metrics()
+    for value, weight, _, _ in updates:
+        alone.update({"loss": value}, weight=weight)
+    expected = alone.end_epoch()
+
+    batches: list[list[tuple[float, float, int, bool]]] = [[]]
+    for update in updates:
+        batches[-1].append(update)
+        if update[3]:
+            batches.append([])
+    ranks: list[Metrics] = []
+    for rank in range(world):
+        state: Any = None
+        for batch in batches:
+            shares = [[(v, w) for v, w, r, _ in batch if r % world == n] for n in range(world)]
+            others = [sent_by(share) for n, share in enumerate(shares) if n != rank]
+            metrics = Metrics(group=Rank(rank, others))
+            if state is not None:
+                metrics.load_state_dict(state)
+            for value, weight in shares[rank]:
+                metrics.update({"loss": value}, weight=weight)
+            metrics.reduce()
+            state = json.loads(json.dumps(metrics.state_dict()))
+        done = Metrics()
+        done.load_state_dict(state)
+        ranks.append(done)
+    rows = [metrics.end_epoch() for metrics in ranks]
+    assert all(row == rows[0] for row in rows)
+    for name, one in expected.items():
+        many = rows[0][name]
+        assert (one.num, one.sum, one.weight, one.min, one.max) == (
+            *(many.num, many.sum, many.weight, many.min, many.max),
+        )
+
+
+def test_state_is_the_whole_object() -> None:
+    metrics = Metrics()
+    for value in (0.1, 0.2, math.inf):
+        metrics.update({"loss": value})
+        metrics.end_epoch()
+    metrics.update({"loss": 7.0})
+    metrics.reduce()
+    metrics.update({"loss": 9.0})
+    twin = Metrics()
+    twin.load_state_dict(metrics.state_dict())
+    assert twin.state_dict() == metrics.state_dict()
+    assert twin.end_epoch() == metrics.end_epoch()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"history": [], "epoch": {}, "own": {}},
+        {"history": 1, "epoch": {}, "own": {}, "rank": None},
+        {"history": [], "epoch": {"a": 1.0}, "own": {}, "rank": None},
+        {
+            "history": [],
+            "epoch": {"a": {"num": 1, "sum": [], "weight": [0.0], "range": [0.0] * 3}},
+            "own": {},
+            "rank": None,
+        },
+        {
+            "history": [],
+            "epoch": {"a": {"num": 1, "sum": [0.0], "weight": [0.0], "range": [0.0]}},
+            "own": {},
+            "rank": None,
+        },
+    ],
+)
+def test_a_state_of_something_else_is_refused_and_changes_nothing(state: Any) -> None:
+    metrics = Metrics()
+    metrics.update({"loss": 1.0})
+    before = metrics.state_dict()
+    with pytest.raises(StateError, match=r"expected a state_dict\(\) of Metrics"):
+        metrics.load_state_dict(state)
+    assert metrics.state_dict() == before
+
+
+def test_values_of_another_rank_that_were_not_reduced_are_dropped_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    saved: Group = Rank(0, [{}])
+    metrics = Metrics(group=saved)
+    metrics.update({"loss": 1.0})
+    same, other = Metrics(group=saved), Metrics(group=Rank(1, [{}]))
+    same.load_state_dict(metrics.state_dict())
+    assert caplog.text == ""
+    other.load_state_dict(metrics.state_dict())
+    assert "rank 1 restores values that rank 0 counted" in caplog.text
+    assert (same.reduce()["loss"].num, other.reduce()) == (1, {})
+
+
+def test_reduced_state_is_the_same_on_every_rank() -> None:
+    states = []
+    for rank in range(2):
+        metrics = Metrics(group=Rank(rank, [sent_by([(0.1, 1.0), (0.7, 1.0)])]))
+        metrics.update({"loss": 0.3})
+        metrics.reduce()
+        states.append(metrics.state_dict())
+    assert states[0].keys() == states[1].keys()
+    assert states[0]["rank"] is states[1]["rank"] is None
+
+
+def of_three_epochs() -> Metrics:
+    metrics = Metrics()
+    for epoch in range(3):
+        metrics.update({"loss": 0.1 * epoch, **({"images": 8} if epoch else {})})
+        metrics.end_epoch()
+    return metrics
+
+
+def test_the_csv_has_a_line_per_epoch_and_every_digit(tmp_path: Path) -> None:
+    of_three_epochs().to_csv(tmp_path / "metrics.csv")
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["0", "1", "2"]
+    assert [float(row["loss.mean"]) for row in rows] == [0.0, 0.1, 0.2]
+    assert [row["images.num"] for row in rows] == ["", "1", "1"]
+    assert list(rows[0])[:3] == ["epoch", "images.mean", "images.sum"]
+
+
+def test_a_power_cut_leaves_the_old_csv_or_the_new_one() -> None:
+    disk, metrics = empty_disk(), of_three_epochs()
+    metrics.to_csv(ROOT / "metrics.csv", ops=disk)
+    old = disk.read_bytes(ROOT / "metrics.csv")
+    metrics.end_epoch()
+    left = set()
+    for survivor, returned in after_a_cut_anywhere(
+        disk, lambda ops: metrics.to_csv(ROOT / "metrics.csv", ops=ops)
+    ):
+        data = survivor.read_bytes(ROOT / "metrics.csv")
+        assert data in (old, metrics._csv().encode())
+        assert data != old or not returned
+        left.add(data)
+    assert len(left) == 2
+
+
+def test_a_csv_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"Metrics.to_csv to .*gone/metrics\.csv"):
+        of_three_epochs().to_csv(tmp_path / "gone" / "metrics.csv")
+
+
+class Writer:
+    """Keeps what a SummaryWriter would."""
+
+    def __init__(self) -> None:
+        self.scalars: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> None:
+        """See ScalarWriter."""
+        self.scalars.append((tag, scalar_value, global_step))
+
+
+def test_tensorboard_gets_the_last_epoch_or_those_asked_for() -> None:
+    writer, metrics = Writer(), of_three_epochs()
+    Metrics().to_tensorboard(writer)
+    metrics.to_tensorboard(writer)
+    assert writer.scalars == [("images", 8.0, 2), ("loss", 0.2, 2)]
+    writer.scalars.clear()
+    metrics.to_tensorboard(writer, prefix="train/", epochs=range(2))
+    assert writer.scalars == [
+        ("train/loss", 0.0, 0),
+        ("train/images", 8.0, 1),
+        ("train/loss", 0.1, 1),
+    ]
+
+
+def test_only_rank_0_writes(tmp_path: Path) -> None:
+    writer, metrics = Writer(), Metrics(group=Rank(1, [{}]))
+    metrics.update({"loss": 1.0})
+    metrics.end_epoch()
+    metrics.to_csv(tmp_path / "metrics.csv")
+    metrics.to_tensorboard(writer)
+    assert (writer.scalars, list(tmp_path.iterdir())) == ([], [])
+
+
+def test_a_real_summary_writer_takes_them(tmp_path: Path) -> None:
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    with tensorboard.SummaryWriter(tmp_path / "log") as writer:
+        of_three_epochs().to_tensorboard(writer)
+    assert any((tmp_path / "log").iterdir())
+
+
+def _count(role: Any) -> tuple[Any, dict[str, Any]]:
+    metrics = Metrics()
+    for batch in range(role.rank + 2):  # the second rank has a batch more
+        metrics.update({"loss": 0.1 * batch + role.rank}, weight=batch + 1)
+        if role.rank == 1:
+            metrics.update({"only_here": 1.0})
+    metrics.end_epoch()
+    return metrics.history, metrics.state_dict()
+
+
+@pytest.mark.dist
+def test_ranks_add_up_to_one_history(tmp_path: Path) -> None:
+    first, second = run_ranks(tmp_path, 2, _count)
+    assert first == second
+    whole = Metrics()
+    for rank in range(2):
+        for batch in range(rank + 2):
+            whole.update({"loss": 0.1 * batch + rank}, weight=batch + 1)
+            if rank == 1:
+                whole.update({"only_here": 1.0})
+    whole.end_epoch()
+    assert first[0] == whole.history
+
+
+def _train(folder: Path, epochs: int, reached: Connection | None) -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    data = TensorDataset(torch.randn(48, 4))
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    metrics = Metrics()
+    chk = CFCheckpoint(model=model, optimizer=optimizer, metrics=metrics)
+    with CFManager(folder / "chk", chk, mode=CFMode.MANUAL, chk_freq=2) as cf_manager:
+        loader = CFIterator(DataLoader(data, batch_size=4, shuffle=True), cf_manager=cf_manager)
+        cf_manager.restore()
+        for _ in loader.epochs(epochs):
+            for (x,) in loader:
+                loss = model(x).square().mean()
+                loss.backward()
+                cf_manager.weight_update()
+                optimizer.zero_grad()
+                metrics.update({"loss": loss.item(), "images": len(x)}, weight=len(x))
+                if reached is not None:
+                    reached.send(cf_manager.global_step)
+                    reached.recv()  # so that a kill comes before the run's own end
+            metrics.end_epoch()
+            metrics.to_csv(folder / "metrics.csv")
+
+
+@pytest.mark.crash
+def test_a_killed_run_ends_with_the_history_of_one_that_was_not(tmp_path: Path) -> None:
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    process = FORK_SERVER.Process(target=_train, args=(tmp_path / "whole", 3, None))
+    process.start()
+    process.join(DEADLINE_S)
+    assert process.exitcode == 0
+    for num_batches in (5, 11, 8):
+        reached, theirs = FORK_SERVER.Pipe()
+        process = FORK_SERVER.Process(target=_train, args=(tmp_path / "killed", 3, theirs))
+        process.start()
+        theirs.close()
+        for _ in range(num_batches):
+            assert reached.poll(DEADLINE_S)
+            reached.recv()
+            reached.send("go on")
+        process.kill()
+        process.join(DEADLINE_S)
+        assert process.exitcode == -signal.SIGKILL
+        reached.close()
+    process = FORK_SERVER.Process(target=_train, args=(tmp_path / "killed", 3, None))
+    process.start()
+    process.join(DEADLINE_S)
+    assert process.exitcode == 0
+    files = [tmp_path / name / "metrics.csv" for name in ("whole", "killed")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert len(files[0].read_text().splitlines()) == 4
+
+
+def _resumable(role: Any, folder: Path, per_rank: bool, resume: bool) -> tuple[int, float]:
+    """One life of a rank: an update that only it counts, or the restore of that."""
+    torch.manual_seed(0)
+    metrics = Metrics()
+    model = nn.Linear(2, 1)
+    names = ["metrics"] if per_rank else []
+    chk = CFCheckpoint(model=model, metrics=metrics, per_rank=names)
+    with CFManager(folder / "chk", chk, mode=CFMode.MANUAL, chk_freq=100) as cf_manager:
+        assert cf_manager.restore() == resume
+        if not resume:
+            metrics.update({"loss": 0.5 + role.rank})
+            if not per_rank:
+                metrics.reduce()
+            cf_manager.step()
+    row = metrics.end_epoch()["loss"]
+    return row.num, row.sum
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("per_rank", [True, False])
+def test_what_ranks_counted_comes_back_once_on_every_rank(per_rank: bool, tmp_path: Path) -> None:
+    for resume in (False, True):
+        found = run_ranks(tmp_path, 2, _resumable, tmp_path, per_rank, resume)
+        assert found == [(2, 2.0), (2, 2.0)]

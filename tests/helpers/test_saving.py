@@ -1,0 +1,262 @@
+"""atomic_save: the old file or the new one, at any instant and after any failure."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import pickle
+import random
+import signal
+import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkfreq.errors import ConfigError, StorageError
+from checkfreq.helpers import atomic_save
+from checkfreq.store.fileops import LocalFileOps
+from tests.crash.disks import small_disk
+from tests.fork_server import FORK_SERVER
+from tests.helpers.support import ROOT, after_a_cut_anywhere, empty_disk, loaded
+
+DEADLINE_S = 120.0
+
+
+def test_what_is_saved_is_what_torch_loads(tmp_path: Path) -> None:
+    state = {"weights": torch.arange(3_000_000), "step": 7}
+    atomic_save(state, tmp_path / "model.pt")
+    found = torch.load(tmp_path / "model.pt")
+    assert torch.equal(found["weights"], state["weights"])
+    assert found["step"] == 7
+    assert os.listdir(tmp_path) == ["model.pt"]
+
+
+def test_the_bytes_are_those_of_torch_save(tmp_path: Path) -> None:
+    state = {"weights": torch.arange(100_000)}
+    torch.save(state, whole := io.BytesIO())
+    atomic_save(state, tmp_path / "model.pt")
+    assert (tmp_path / "model.pt").read_bytes() == whole.getvalue()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pickle_protocol": 4},
+        {"pickle_module": pickle},
+        {"_disable_byteorder_record": True},
+        {"_use_new_zipfile_serialization": False},
+        {"_use_new_zipfile_serialization": False, "pickle_protocol": 3},
+    ],
+)
+def test_the_further_arguments_are_those_of_torch_save(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    state = {"weights": torch.arange(1000)}
+    torch.save(state, whole := io.BytesIO(), **options)
+    atomic_save(state, str(tmp_path / "model.pt"), **options)
+    assert (tmp_path / "model.pt").read_bytes() == whole.getvalue()
+
+
+def test_a_power_cut_at_any_instant_leaves_the_old_file_or_the_new_one() -> None:
+    disk = empty_disk()
+    atomic_save({"step": 1}, ROOT / "model.pt", ops=disk)
+    left = set()
+    for survivor, returned in after_a_cut_anywhere(
+        disk, lambda ops: atomic_save({"step": 2}, ROOT / "model.pt", ops=ops)
+    ):
+        step = loaded(survivor.read_bytes(ROOT / "model.pt"))["step"]
+        assert step == 2 if returned else step in (1, 2)
+        left.add(step)
+    assert left == {1, 2}
+
+
+def test_a_first_save_that_loses_power_leaves_no_file_or_a_whole_one() -> None:
+    found = set()
+    for survivor, returned in after_a_cut_anywhere(
+        empty_disk(), lambda ops: atomic_save({"step": 2}, ROOT / "model.pt", ops=ops)
+    ):
+        exists = survivor.exists(ROOT / "model.pt")
+        found.add(exists)
+        assert exists or not returned
+        if exists:
+            assert loaded(survivor.read_bytes(ROOT / "model.pt")) == {"step": 2}
+    assert found == {True, False}
+
+
+def test_an_error_of_any_operation_leaves_the_old_file_alone() -> None:
+    disk = empty_disk()
+    atomic_save({"step": 1}, ROOT / "model.pt", ops=disk)
+    undisturbed = disk.fork()
+    atomic_save({"step": 2}, ROOT / "model.pt", ops=undisturbed)
+    num_calls = len(undisturbed.calls)
+    assert undisturbed.calls[-1] == f"sync_dir {ROOT}"
+    for instant in range(num_calls - 1):  # the last only makes durable what is done
+        twin = disk.fork()
+        twin.fail_after(instant, OSError(errno.EIO, os.strerror(errno.EIO)))
+        with pytest.raises(StorageError, match=r"atomic_save to .*model\.pt.*Input/output"):
+            atomic_save({"step": 2}, ROOT / "model.pt", ops=twin)
+        assert loaded(twin.read_bytes(ROOT / "model.pt")) == {"step": 1}
+        assert twin.listdir(ROOT) == ["model.pt"]
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    with small_disk(tmp_path) as disk:
+        path = disk.mount_point / "model.pt"
+        atomic_save({"step": 1}, path)
+        disk.fill()
+        before = sorted(os.listdir(disk.mount_point))
+        with pytest.raises(StorageError, match="No space left on device") as caught:
+            atomic_save({"step": 2, "weights": torch.zeros(4 << 20)}, path)
+        assert caught.value.errno == errno.ENOSPC
+        assert sorted(os.listdir(disk.mount_point)) == before
+        disk.free()
+        assert torch.load(path) == {"step": 1}
+
+
+class Interrupting:
+    """Raises while it is pickled."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> str:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError("none")])
+def test_an_interrupted_save_leaves_nothing(error: BaseException, tmp_path: Path) -> None:
+    atomic_save({"step": 1}, tmp_path / "model.pt")
+    with pytest.raises(type(error)):
+        atomic_save([torch.ones(4), Interrupting(error)], tmp_path / "model.pt")
+    assert os.listdir(tmp_path) == ["model.pt"]
+    assert torch.load(tmp_path / "model.pt") == {"step": 1}
+
+
+def test_ctrl_c_during_a_write_is_passed_on_and_nothing_is_left(tmp_path: Path) -> None:
+    class Ops(LocalFileOps):
+        def create_payload(self, path: Path, *, num_bytes: int) -> Any:
+            return InterruptedPayload(super().create_payload(path, num_bytes=num_bytes))
+
+    class InterruptedPayload:
+        def __init__(self, payload: Any) -> None:
+            self.close = payload.close
+
+        def pwrite(self, view: memoryview, offset: int) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        atomic_save(torch.zeros(4 << 20), tmp_path / "model.pt", ops=Ops(tmp_path))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("target", [io.BytesIO(), 3, None])
+def test_an_open_file_is_refused_with_the_reason(target: Any) -> None:
+    with pytest.raises(ConfigError, match="an open file cannot be written atomically"):
+        atomic_save({}, target)
+
+
+def test_a_missing_folder_is_an_error_that_names_the_path(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"atomic_save to .*gone.*No such file"):
+        atomic_save({}, tmp_path / "gone" / "model.pt")
+
+
+def test_a_folder_of_that_name_is_an_error_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").mkdir()
+    with pytest.raises(StorageError, match=r"atomic_save to .*Is a directory"):
+        atomic_save({}, tmp_path / "model.pt")
+    assert os.listdir(tmp_path) == ["model.pt"]
+
+
+def test_a_replaced_file_keeps_its_permissions_and_a_new_one_has_the_umasks(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "model.pt"
+    atomic_save(1, path)
+    torch.save(1, tmp_path / "other.pt")
+    assert path.stat().st_mode == (tmp_path / "other.pt").stat().st_mode
+    path.chmod(0o640)
+    atomic_save(2, path)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_what_a_link_points_to_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "latest.pt").symlink_to("second.pt")
+    (tmp_path / "second.pt").symlink_to(tmp_path / "run" / "model.pt")
+    atomic_save(1, tmp_path / "latest.pt")
+    assert (tmp_path / "latest.pt").is_symlink()
+    assert os.listdir(tmp_path / "run") == ["model.pt"]
+    assert torch.load(tmp_path / "latest.pt") == 1
+
+
+def test_links_in_a_circle_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(StorageError, match="a chain of symbolic links that does not end"):
+        atomic_save(1, tmp_path / "a")
+
+
+def _save_for_ever(path: Path, ready: Connection) -> None:
+    step = 0
+    while True:
+        step += 1
+        atomic_save({"step": step, "weights": torch.full((200_000,), step)}, path)
+        if step == 1:
+            ready.send("saved")
+
+
+@pytest.mark.crash
+def test_after_sigkill_at_random_instants_the_file_is_whole_and_nothing_piles_up(
+    tmp_path: Path,
+) -> None:
+    path, dice = tmp_path / "model.pt", random.Random(15)
+    for _ in range(8):
+        ready, theirs = FORK_SERVER.Pipe(duplex=False)
+        process = FORK_SERVER.Process(target=_save_for_ever, args=(path, theirs))
+        process.start()
+        theirs.close()
+        assert ready.poll(DEADLINE_S), "the saver did not save"
+        for _ in range(int(10 ** dice.uniform(2.0, 6.0))):
+            pass
+        process.kill()
+        process.join(DEADLINE_S)
+        assert process.exitcode == -signal.SIGKILL
+        found = torch.load(path)
+        assert torch.equal(found["weights"], torch.full((200_000,), found["step"]))
+        assert len(os.listdir(tmp_path)) <= 2  # and what this kill left
+    atomic_save(1, path)
+    assert os.listdir(tmp_path) == ["model.pt"]
+
+
+def test_a_file_that_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
+    host = os.uname().nodename
+    living = tmp_path / f".model.pt.{host}.{os.getppid()}.0.saving"
+    odd = tmp_path / f".model.pt.{host}.what.saving"
+    vast = tmp_path / f".model.pt.{host}.{10**30}.0.saving"
+    other = tmp_path / ".model.pt.elsewhere.1.0.saving"
+    own = tmp_path / f".model.pt.{host}.{os.getpid()}.999999.saving"
+    for left in (living, odd, vast, other, own):
+        left.write_bytes(b"half")
+    atomic_save(1, tmp_path / "model.pt")
+    assert sorted(os.listdir(tmp_path)) == sorted([living.name, other.name, "model.pt"])
+
+
+def test_threads_that_save_to_one_path_leave_one_whole_file(tmp_path: Path) -> None:
+    def save(number: int) -> None:
+        for _ in range(10):
+            atomic_save(torch.full((50_000,), number), tmp_path / "model.pt")
+
+    threads = [threading.Thread(target=save, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+    found = torch.load(tmp_path / "model.pt")
+    assert len(found) == 50_000
+    assert len(found.unique()) == 1
+    assert os.listdir(tmp_path) == ["model.pt"]

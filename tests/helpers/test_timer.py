@@ -1,0 +1,160 @@
+"""Timer: what each phase took, on a clock that the test sets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from checkfreq import CFCheckpoint, CFManager, CFMode
+from checkfreq.errors import StateError
+from checkfreq.helpers import PhaseTime, Timer
+
+
+class SetClock:
+    """Stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
+
+
+@pytest.fixture
+def timer(clock: SetClock) -> Timer:
+    return Timer(clock=clock)
+
+
+def test_a_phase_adds_up_its_runs(timer: Timer, clock: SetClock) -> None:
+    for taken_s in (1.0, 3.0, 2.0):
+        with timer("forward"):
+            clock.now_s += taken_s
+        clock.now_s += 10.0
+    assert timer.totals() == {"forward": PhaseTime(3, 6.0, 3.0, 2.0)}
+    assert timer.totals()["forward"].mean_s == 2.0
+
+
+def test_a_phase_that_raises_counts(timer: Timer, clock: SetClock) -> None:
+    with pytest.raises(ValueError, match="out"), timer("forward"):
+        clock.now_s += 1.0
+        raise ValueError("out")
+    assert timer.totals()["forward"].total_s == 1.0
+
+
+def test_phases_nest_also_in_themselves(timer: Timer, clock: SetClock) -> None:
+    with timer("outer"):
+        with timer("inner"), timer("outer"):
+            clock.now_s += 1.0
+        clock.now_s += 1.0
+    assert timer.totals() == {
+        "outer": PhaseTime(2, 3.0, 2.0, 2.0),
+        "inner": PhaseTime(1, 1.0, 1.0, 1.0),
+    }
+
+
+def test_laps_count_from_one_to_the_next(timer: Timer, clock: SetClock) -> None:
+    clock.now_s += 2.0
+    assert timer.lap("load") == 2.0
+    clock.now_s += 5.0
+    timer.restart()
+    clock.now_s += 3.0
+    assert timer.lap("train") == 3.0
+    assert [one.total_s for one in timer.totals().values()] == [2.0, 3.0]
+
+
+def test_the_report_is_a_table_of_phases(timer: Timer, clock: SetClock) -> None:
+    for taken_s in (0.5, 0.25):
+        with timer("forward"):
+            clock.now_s += taken_s
+    clock.now_s += 0.75
+    timer("never ran")
+    assert timer.report() == "\n".join(
+        [
+            "phase    runs    total        mean     longest  share",
+            "forward     2  0.750 s  375.000 ms  500.000 ms  50.0%",
+            "all            1.500 s",
+        ]
+    )
+
+
+def test_a_report_before_any_time_has_passed_has_no_shares(timer: Timer) -> None:
+    with timer("forward"):
+        pass
+    assert "0.0%" in timer.report()
+
+
+def test_the_device_is_waited_for_only_if_asked(clock: SetClock) -> None:
+    waits: list[float] = []
+    timer = Timer(clock=clock, sync=lambda: waits.append(clock.now_s))
+    waits.clear()
+    with timer("forward"):
+        clock.now_s += 1.0
+    assert waits == [100.0, 101.0]
+
+
+def test_a_reset_forgets_all_but_what_is_running(timer: Timer, clock: SetClock) -> None:
+    with timer("forward"):
+        clock.now_s += 1.0
+    with timer("epoch"):
+        clock.now_s += 1.0
+        timer.reset()
+        clock.now_s += 1.0
+    assert timer.totals() == {"epoch": PhaseTime(1, 2.0, 2.0, 2.0)}
+    assert timer.elapsed_s == 1.0
+
+
+def test_a_loaded_state_goes_on_adding_up(timer: Timer, clock: SetClock) -> None:
+    with timer("forward"):
+        clock.now_s += 1.0
+    state = timer.state_dict()
+    resumed = Timer(clock=clock)
+    resumed.load_state_dict(state)
+    with resumed("forward"):
+        clock.now_s += 3.0
+    assert resumed.totals() == {"forward": PhaseTime(2, 4.0, 3.0, 3.0)}
+    assert resumed.elapsed_s == 4.0
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"phases": {}, "elapsed_s": "long"},
+        {"phases": {"a": [1, 2.0]}, "elapsed_s": 1.0},
+        {"phases": {"a": [1.5, 2.0, 2.0, 2.0]}, "elapsed_s": 1.0},
+        {"phases": [], "elapsed_s": 1.0},
+    ],
+)
+def test_a_state_of_something_else_is_refused_and_changes_nothing(
+    state: Any, timer: Timer, clock: SetClock
+) -> None:
+    with timer("forward"):
+        clock.now_s += 1.0
+    with pytest.raises(StateError, match=r"expected a state_dict\(\) of a Timer"):
+        timer.load_state_dict(state)
+    assert list(timer.totals()) == ["forward"]
+
+
+def test_a_tracked_timer_comes_back_with_the_checkpoint(tmp_path: Any, clock: SetClock) -> None:
+    def manager(timer: Timer) -> CFManager:
+        model = torch.nn.Linear(2, 1)
+        chk = CFCheckpoint(model=model, timer=timer)
+        return CFManager(tmp_path / "chk", chk, mode=CFMode.MANUAL, chk_freq=100)
+
+    timer = Timer(clock=clock)
+    with manager(timer) as cf_manager:
+        cf_manager.restore()
+        with timer("forward"):
+            clock.now_s += 1.0
+        cf_manager.step()
+    resumed = Timer(clock=clock)
+    with manager(resumed) as cf_manager:
+        assert cf_manager.restore()
+    assert resumed.totals() == timer.totals()

@@ -1,0 +1,221 @@
+"""A manager whose directory has a mirror: what it restores, and from where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import checkfreq
+from checkfreq import CFManager
+from checkfreq.cli import main
+from checkfreq.errors import ConfigError, MismatchError, NoCheckpointError
+from checkfreq.mirror import layout
+from checkfreq.mirror.layout import Finish
+from checkfreq.mirror.settings import Mirror
+from checkfreq.session.staging import staging_folder
+from checkfreq.store.marks import StepMark
+from checkfreq.store.store import CheckpointStore
+from tests.contract.runs import Training, config, managed, written
+from tests.mirror.planting import Planted
+
+
+@pytest.fixture
+def bits(tmp_path: Path) -> list[str]:
+    """The bits at the boundaries of steps 1 to 3 of the run that was mirrored."""
+    return written(tmp_path / "first")
+
+
+@pytest.fixture
+def planted(tmp_path: Path, bits: list[str]) -> Planted:
+    """Its mirror."""
+    made = Planted(tmp_path / "mirror")
+    store = CheckpointStore(tmp_path / "first")
+    for step in store.steps():
+        made.plant(store, step)
+    return made
+
+
+def with_mirror(
+    chk_dir: Path, training: Training, planted: Planted, **changes: object
+) -> CFManager:
+    return managed(chk_dir, training.chk, config=config(mirror=planted.url), **changes)
+
+
+def test_a_new_machine_restores_the_same_bits(
+    tmp_path: Path, planted: Planted, bits: list[str]
+) -> None:
+    training = Training(seed=1)
+    with with_mirror(tmp_path / "new", training, planted) as manager:
+        assert manager.all_steps() == [1, 2, 3]
+        assert manager.restore()
+        assert manager.global_step == 3
+        assert training.bits() == bits[2]
+
+
+def test_a_step_that_only_the_mirror_has_is_restored_and_later_ones_here_are_set_aside(
+    tmp_path: Path, planted: Planted, bits: list[str]
+) -> None:
+    chk_dir = tmp_path / "first"
+    for step in (2,):
+        for path in (chk_dir / f"step-{step:08d}").iterdir():
+            path.unlink()
+        (chk_dir / f"step-{step:08d}").rmdir()
+    training = Training(seed=1)
+    with with_mirror(chk_dir, training, planted, chk_freq=1) as manager:
+        assert manager.restore(step=2)
+        assert training.bits() == bits[1]
+        training.steps(manager, 1)
+        manager.wait()
+    assert CheckpointStore(chk_dir).steps() == [1, 3]
+    assert (chk_dir / "superseded" / "step-00000003").is_dir()
+
+
+def test_training_without_a_restore_is_refused_where_only_the_mirror_has_checkpoints(
+    tmp_path: Path, planted: Planted
+) -> None:
+    training = Training()
+    manager = with_mirror(tmp_path / "new", training, planted)
+    training.update(manager)
+    with pytest.raises(ConfigError, match="file://.* holds checkpoints .newest: step 3."):
+        manager.step()
+    manager.close()
+
+
+def test_damage_in_the_mirror_is_reported_and_the_step_before_restored(
+    tmp_path: Path, planted: Planted, bits: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    planted.put(layout.marker_key(3), b"{}")
+    training = Training(seed=1)
+    with with_mirror(tmp_path / "new", training, planted) as manager:
+        assert manager.restore()
+        assert training.bits() == bits[1]
+    assert "step 3 of the mirror does not validate and is not used" in caplog.text
+    assert not (tmp_path / "new" / "quarantine").exists()
+
+
+def test_a_run_that_was_finished_is_finished_on_a_new_machine(
+    tmp_path: Path, planted: Planted
+) -> None:
+    planted.put(layout.FINISHED, Finish(3).encode())
+    with with_mirror(tmp_path / "new", Training(), planted) as manager:
+        assert manager.restore()
+        assert manager.finished
+
+
+def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path, planted: Planted) -> None:
+    training = Training(seed=1)
+    chk = checkfreq.CFCheckpoint(model=training.model, other=training.optimizer)
+    before = training.bits()
+    with managed(tmp_path / "new", chk, config=config(mirror=planted.url)) as manager:
+        with pytest.raises(MismatchError):
+            manager.restore()
+        assert training.bits() == before
+
+
+def test_the_best_step_may_be_one_that_only_the_mirror_has(
+    tmp_path: Path, planted: Planted, bits: list[str]
+) -> None:
+    marks = {1: StepMark(metrics={"loss": 0.5}), 2: StepMark(metrics={"loss": 0.25})}
+    planted.put(layout.MARKS, layout.encode_marks(marks))
+    training = Training(seed=1)
+    with with_mirror(tmp_path / "new", training, planted) as manager:
+        assert manager.best_step("loss") == 2
+        assert manager.restore("best:loss")
+        assert training.bits() == bits[1]
+    expected = checkfreq.load(tmp_path / "first", step=1)["model"]
+    found = checkfreq.load(planted.url, step="best:loss:max")["model"]
+    assert all(found[name].equal(tensor) for name, tensor in expected.items())
+
+
+class TestUrls:
+    def test_load_returns_what_the_directory_holds(self, tmp_path: Path, planted: Planted) -> None:
+        for path in (planted.url, planted.mirror):
+            found = checkfreq.load(path)
+            expected = checkfreq.load(tmp_path / "first")
+            assert found.keys() == expected.keys()
+            for name, tensor in expected["model"].items():
+                assert found["model"][name].equal(tensor)
+
+    def test_load_of_a_step_that_is_not_there_lists_the_others(self, planted: Planted) -> None:
+        with pytest.raises(NoCheckpointError, match="has no step 7; it has: 1, 2, 3"):
+            checkfreq.load(planted.url, step=7)
+
+    def test_load_of_an_empty_place_says_so(self, tmp_path: Path) -> None:
+        with pytest.raises(NoCheckpointError, match="holds no checkpoint"):
+            checkfreq.load((tmp_path / "nothing").as_uri())
+
+    def test_ls_show_and_verify_take_a_url(
+        self, planted: Planted, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["ls", planted.url]) == 0
+        assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == list("123")
+        assert main(["show", planted.url, "2"]) == 0
+        assert "checkpoints/step-00000002.json" in capsys.readouterr().out
+        assert main(["verify", planted.url]) == 0
+        assert capsys.readouterr().out.count(": ok,") == 3
+
+    def test_verify_finds_damage(
+        self, planted: Planted, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        planted.put(layout.manifest_key(2, "x"), b"")
+        planted.put(layout.marker_key(2), b"{}")
+        assert main(["verify", planted.url]) == 1
+        assert "step 2: DAMAGED" in capsys.readouterr().out
+
+    def test_a_url_without_checkpoints_is_status_1(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["ls", (tmp_path / "nothing").as_uri()]) == 1
+        assert "holds no checkpoint" in capsys.readouterr().err
+
+    def test_a_url_that_is_none_is_status_2(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["ls", "ftp://host/x"]) == 2
+        assert "expected s3://" in capsys.readouterr().err
+
+
+class TestStaging:
+    """``CFManager("s3://...")``, here with file:///."""
+
+    def staged(self, tmp_path: Path, training: Training, url: str, **changes: object) -> CFManager:
+        settings = {"staging_dir": tmp_path / "staging", **changes}
+        return managed(url, training.chk, config=config(**settings))  # type: ignore[arg-type]
+
+    def test_a_url_restores_on_a_new_machine(
+        self, tmp_path: Path, planted: Planted, bits: list[str]
+    ) -> None:
+        training = Training(seed=1)
+        with self.staged(tmp_path, training, planted.url) as manager:
+            assert manager.restore()
+            assert training.bits() == bits[2]
+            assert manager.latest_step() == 3
+
+    def test_the_directory_is_the_urls_own(self, tmp_path: Path, planted: Planted) -> None:
+        for url in (planted.url, planted.url + "-2", planted.url + "/"):
+            self.staged(tmp_path, Training(), url).close()
+        assert len(list((tmp_path / "staging").iterdir())) == 2
+
+    def test_a_mirror_with_options_for_the_same_url_is_used(
+        self, tmp_path: Path, planted: Planted
+    ) -> None:
+        mirror = Mirror(planted.url + "/", every_s=9.0)
+        with self.staged(tmp_path, Training(), planted.url, mirror=mirror) as manager:
+            assert manager._session.config.mirror == mirror
+
+    def test_a_mirror_elsewhere_is_an_error(self, tmp_path: Path, planted: Planted) -> None:
+        with pytest.raises(ConfigError, match="expected the same URL"):
+            self.staged(tmp_path, Training(), planted.url, mirror="s3://other/run")
+
+    def test_a_path_that_was_a_url_is_an_error(self) -> None:
+        with pytest.raises(ConfigError, match="a Path is no URL"):
+            managed(Path("s3://bucket/run"), Training().chk)
+
+    def test_the_folder_is_in_the_users_cache(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        assert staging_folder(None) == tmp_path / "checkfreq" / "staging"
+        monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+        monkeypatch.setenv("HOME", "/home/someone")
+        assert staging_folder(None) == Path("/home/someone/.cache/checkfreq/staging")
+        assert staging_folder(tmp_path) == tmp_path

@@ -1,0 +1,408 @@
+"""Reading a mirror: bit for bit what was committed, or an error that says what is wrong there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from checkfreq.errors import (
+    ConfigError,
+    CorruptCheckpointError,
+    NoCheckpointError,
+    StorageError,
+)
+from checkfreq.mirror import layout
+from checkfreq.mirror.layout import Blob, Finish, Marker
+from checkfreq.mirror.reader import MirrorReader
+from checkfreq.mirror.settings import Mirror
+from checkfreq.restore.file_reader import buffer_bytes, new_buffer, read_files
+from checkfreq.restore.restorer import Restorer
+from checkfreq.store.marks import StepMark
+from checkfreq.store.store import CheckpointStore
+from checkfreq.testing import commit_bytes
+from tests.mirror.planting import Planted
+
+FILES = {
+    "model.safetensors": bytes(range(256)) * 40,
+    "optimizer.safetensors": b"x" * 10,
+    "empty.safetensors": b"",
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    made = CheckpointStore(tmp_path / "written")
+    made.open()
+    for step in (1, 2, 3):
+        commit_bytes(made, step, {**FILES, "own.safetensors": b"%d" % step}, attempt=f"a{step}")
+    return made
+
+
+@pytest.fixture
+def planted(tmp_path: Path, store: CheckpointStore) -> Planted:
+    made = Planted(tmp_path / "mirror")
+    for step in (1, 2, 3):
+        made.plant(store, step)
+    return made
+
+
+def reader(planted: Planted) -> MirrorReader:
+    return MirrorReader(planted.mirror, sleep=lambda seconds: None)
+
+
+def read(planted: Planted, step: int, *, chunk_bytes: int = 8 << 20) -> dict[str, bytes]:
+    source = reader(planted)
+    manifest = source.inspect(step)
+    buffer = new_buffer(buffer_bytes(manifest.files))
+    found = read_files(source, step, manifest.files, buffer, chunk_bytes=chunk_bytes)
+    return {name: bytes(data) for name, data in found.items()}
+
+
+def rewrite(planted: Planted, step: int, change: Callable[[dict[str, object]], object]) -> None:
+    """Change the JSON of a marker."""
+    path = planted.path_of(layout.marker_key(step))
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize("chunk_bytes", [100, 1000, 4096, 8 << 20])
+@pytest.mark.parametrize("piece_bytes", [64, 1000, 4096, 1 << 20])
+def test_every_byte_arrives_however_files_are_cut(
+    store: CheckpointStore, tmp_path: Path, piece_bytes: int, chunk_bytes: int
+) -> None:
+    planted = Planted(tmp_path / "cut")
+    planted.plant(store, 2, piece_bytes=piece_bytes)
+    found = read(planted, 2, chunk_bytes=chunk_bytes)
+    assert found == {name: (store.path(2) / name).read_bytes() for name in found}
+    assert {*found} == {*FILES, "own.safetensors"}
+
+
+def test_steps_are_those_that_have_a_marker(planted: Planted) -> None:
+    planted.put("checkpoints/step-7.json", b"{}")
+    planted.put("checkpoints/step-000000009.json", b"{}")
+    planted.put("checkpoints/note.txt", b"{}")
+    assert reader(planted).steps() == [1, 2, 3]
+    assert reader(planted).ever_held()
+
+
+def test_an_empty_prefix_holds_nothing(tmp_path: Path) -> None:
+    source = reader(Planted(tmp_path / "nothing"))
+    assert source.steps() == []
+    assert not source.ever_held()
+    assert not source.holds_superseded()
+    assert source.marks() == {}
+    with pytest.raises(NoCheckpointError, match="holds no checkpoint of step 4"):
+        source.manifest(4)
+
+
+def test_the_manifest_is_the_one_that_was_committed(
+    planted: Planted, store: CheckpointStore
+) -> None:
+    assert reader(planted).manifest(2) == store.manifest(2)
+    assert reader(planted).attempt(2) == "a2"
+
+
+def test_verify_reads_every_byte(planted: Planted, store: CheckpointStore) -> None:
+    assert reader(planted).verify(3) == store.manifest(3)
+    marker = planted.plant(store, 3)
+    path = planted.path_of(marker.files["model.safetensors"][2].key)
+    path.write_bytes(bytes(len(path.read_bytes())))
+    with pytest.raises(CorruptCheckpointError, match="digest"):
+        reader(planted).verify(3)
+
+
+def test_a_changed_byte_is_corruption(planted: Planted, store: CheckpointStore) -> None:
+    marker = planted.plant(store, 3)
+    path = planted.path_of(marker.files["model.safetensors"][-1].key)
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors.*digest of"):
+        read(planted, 3)
+
+
+def test_a_piece_that_is_not_there_is_corruption(planted: Planted, store: CheckpointStore) -> None:
+    marker = planted.plant(store, 3)
+    planted.path_of(marker.files["model.safetensors"][0].key).unlink()
+    with pytest.raises(CorruptCheckpointError, match="no such object"):
+        read(planted, 3)
+
+
+def test_a_piece_that_goes_after_it_was_listed_is_corruption(
+    planted: Planted, store: CheckpointStore
+) -> None:
+    source = reader(planted)
+    manifest = source.inspect(3)
+    marker = planted.plant(store, 3)
+    planted.path_of(marker.files["model.safetensors"][0].key).unlink()
+    buffer = new_buffer(buffer_bytes(manifest.files))
+    with pytest.raises(CorruptCheckpointError, match="expected to be there, got no such object"):
+        read_files(source, 3, manifest.files, buffer)
+
+
+def test_a_step_that_is_pruned_while_it_is_read_is_no_corruption(planted: Planted) -> None:
+    source = reader(planted)
+    source.record(3)
+    planted.path_of(layout.marker_key(3)).unlink()
+    planted.path_of(layout.manifest_key(3, "a3")).unlink()
+    with pytest.raises(NoCheckpointError):
+        source.manifest(3)
+
+
+def test_a_piece_of_the_wrong_size_is_corruption_before_memory_is_allocated(
+    planted: Planted, store: CheckpointStore
+) -> None:
+    marker = planted.plant(store, 3)
+    path = planted.path_of(marker.files["model.safetensors"][1].key)
+    path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(CorruptCheckpointError, match="size in bytes: expected 1000, got 1001"):
+        reader(planted).inspect(3)
+
+
+def test_sizes_that_only_a_manifest_claims_are_refused(
+    planted: Planted, store: CheckpointStore
+) -> None:
+    def shorten(marker: Marker) -> Marker:
+        files = {**marker.files, "model.safetensors": marker.files["model.safetensors"][:-1]}
+        return dataclasses.replace(marker, files=files)
+
+    planted.plant(store, 3, change=shorten)
+    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors.*size in bytes"):
+        reader(planted).inspect(3)
+
+
+def test_a_file_that_the_marker_does_not_name_is_corruption(
+    planted: Planted, store: CheckpointStore
+) -> None:
+    def drop(marker: Marker) -> Marker:
+        files = {name: pieces for name, pieces in marker.files.items() if name[0] != "m"}
+        return dataclasses.replace(marker, files=files)
+
+    planted.plant(store, 3, change=drop)
+    with pytest.raises(CorruptCheckpointError, match=r"expected model\.safetensors"):
+        reader(planted).inspect(3)
+
+
+def test_a_manifest_of_another_attempt_is_corruption(
+    planted: Planted, store: CheckpointStore
+) -> None:
+    other = store.record(2)
+
+    def mix(marker: Marker) -> Marker:
+        blob = Blob(marker.manifest.key, len(other), layout.digest_of(other))
+        return dataclasses.replace(marker, manifest=blob)
+
+    planted.plant(store, 3, change=mix)
+    planted.put(layout.manifest_key(3, "a3"), other)
+    with pytest.raises(CorruptCheckpointError, match="step: expected 3, got 2"):
+        reader(planted).manifest(3)
+
+
+def test_a_marker_of_another_attempt_than_its_manifest_is_corruption(
+    planted: Planted, store: CheckpointStore
+) -> None:
+    record = store.record(3)
+    key = layout.manifest_key(3, "other")
+    blob = Blob(key, len(record), layout.digest_of(record))
+    planted.plant(
+        store, 3, change=lambda marker: dataclasses.replace(marker, attempt="other", manifest=blob)
+    )
+    planted.put(key, record)
+    with pytest.raises(CorruptCheckpointError, match="attempt: expected a3, got other"):
+        reader(planted).manifest(3)
+
+
+@pytest.mark.parametrize("change", [b"", b"{}", b"x" * 100])
+def test_a_damaged_manifest_is_corruption(planted: Planted, change: bytes) -> None:
+    planted.put(layout.manifest_key(3, "a3"), change)
+    with pytest.raises(CorruptCheckpointError, match="manifest.json.*digest|small object"):
+        reader(planted).manifest(3)
+
+
+def test_a_longer_manifest_than_the_marker_says_is_not_read(planted: Planted) -> None:
+    path = planted.path_of(layout.manifest_key(3, "a3"))
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(CorruptCheckpointError, match="expected at most"):
+        reader(planted).manifest(3)
+
+
+def test_a_manifest_that_is_too_long_for_its_files_is_not_read(planted: Planted) -> None:
+    def enlarge(value: dict[str, object]) -> None:
+        manifest = value["manifest"]
+        assert isinstance(manifest, dict)
+        manifest["bytes"] = 1 << 40
+
+    rewrite(planted, 3, enlarge)
+    with pytest.raises(CorruptCheckpointError, match="size in bytes: expected at most 67"):
+        reader(planted).manifest(3)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("step", 4),
+        ("attempt", "../../a"),
+        ("manifest", {"key": "../secrets", "bytes": 1, "digest": "0" * 32}),
+        ("files", {"../x": []}),
+        ("files", {"model.safetensors": [{"key": "objects/../../x", "bytes": 1, "digest": "0"}]}),
+        ("files", {"model.safetensors": [{"key": "other", "bytes": 1, "digest": "0" * 32}]}),
+        ("at_epoch_end", "yes"),
+    ],
+)
+def test_a_made_up_marker_is_corruption_and_reads_nothing_else(
+    planted: Planted, field: str, value: object
+) -> None:
+    rewrite(planted, 3, lambda marker: marker.__setitem__(field, value))
+    with pytest.raises(CorruptCheckpointError, match=r"checkpoints/step-00000003\.json"):
+        reader(planted).manifest(3)
+
+
+def test_a_marker_of_a_newer_format_is_no_corruption(planted: Planted) -> None:
+    rewrite(planted, 3, lambda marker: marker.__setitem__("version", 99))
+    with pytest.raises(ConfigError, match="newer checkfreq"):
+        reader(planted).manifest(3)
+
+
+def test_marks_and_the_end_of_the_run_are_read(planted: Planted) -> None:
+    marks = {2: StepMark(keep=True), 3: StepMark(metrics={"loss": float("nan")})}
+    planted.put(layout.MARKS, layout.encode_marks(marks))
+    planted.put(layout.FINISHED, Finish(3).encode())
+    found = reader(planted).marks()
+    assert found[2].keep
+    assert found[3].finished
+    assert str(found[3].metrics["loss"]) == "nan"
+
+
+def test_a_run_that_was_reopened_is_not_finished(planted: Planted) -> None:
+    planted.put(layout.MARKS, layout.encode_marks({3: StepMark(finished=True)}))
+    planted.put(layout.FINISHED, Finish(3, finished=False).encode())
+    assert not reader(planted).marks()[3].finished
+
+
+def test_damaged_marks_are_skipped_with_a_warning(
+    planted: Planted, caplog: pytest.LogCaptureFixture
+) -> None:
+    planted.put(layout.MARKS, b"{")
+    assert reader(planted).marks() == {}
+    assert "the marks in the mirror are not read" in caplog.text
+
+
+def test_without_the_server_it_is_a_storage_error_after_some_tries() -> None:
+    pauses: list[float] = []
+    options = {"endpoint": "http://127.0.0.1:9", "allow_http": True, "region": "x"}
+    keys = {"access_key_id": "AKIAEXAMPLEEXAMPLE", "secret_access_key": "very-secret-indeed"}
+    mirror = Mirror("s3://bucket/run", options={**options, **keys})
+    with pytest.raises(StorageError) as caught:
+        MirrorReader(mirror, sleep=pauses.append).steps()
+    assert len(pauses) == 4
+    assert "secret" not in str(caught.value)
+    assert "s3://bucket/run" in str(caught.value)
+
+
+class TestWithADirectory:
+    """A directory and its mirror, as one restore sees them."""
+
+    @pytest.fixture
+    def local(self, tmp_path: Path) -> CheckpointStore:
+        made = CheckpointStore(tmp_path / "local")
+        made.open()
+        return made
+
+    def restorer(self, local: CheckpointStore, planted: Planted) -> Restorer:
+        return Restorer(local.root, remote=reader(planted), shows_progress=False)
+
+    def test_an_empty_directory_gets_the_newest_of_the_mirror(
+        self, local: CheckpointStore, planted: Planted
+    ) -> None:
+        found = self.restorer(local, planted).find(None)
+        assert found is not None
+        assert (found.step, found.manifest.attempt) == (3, "a3")
+        assert found.remote is not None
+        assert found.remote.name == planted.url
+
+    def test_a_newer_step_of_the_directory_is_used(
+        self, local: CheckpointStore, planted: Planted
+    ) -> None:
+        commit_bytes(local, 4, FILES, attempt="here")
+        found = self.restorer(local, planted).find(None)
+        assert found is not None
+        assert (found.step, found.remote) == (4, None)
+
+    def test_the_directory_wins_where_both_have_the_step(
+        self, local: CheckpointStore, planted: Planted
+    ) -> None:
+        commit_bytes(local, 3, FILES, attempt="here")
+        found = self.restorer(local, planted).find(None)
+        assert found is not None
+        assert (found.manifest.attempt, found.remote) == ("here", None)
+
+    def test_a_directory_that_is_behind_is_passed_over(
+        self, local: CheckpointStore, planted: Planted
+    ) -> None:
+        commit_bytes(local, 1, FILES, attempt="here")
+        found = self.restorer(local, planted).find(None)
+        assert found is not None
+        assert found.step == 3
+
+    def test_a_step_that_is_damaged_here_is_taken_from_the_mirror(
+        self, local: CheckpointStore, planted: Planted
+    ) -> None:
+        commit_bytes(local, 3, FILES, attempt="here")
+        (local.path(3) / "model.safetensors").write_bytes(b"")
+        for step in (None, 3):
+            found = self.restorer(local, planted).find(step)
+            assert found is not None
+            assert found.manifest.attempt == "a3"
+            assert [(one.step, one.is_here) for one in found.rejected] == [(3, True)]
+
+    def test_damage_in_the_mirror_is_walked_past(
+        self, local: CheckpointStore, planted: Planted
+    ) -> None:
+        rewrite(planted, 3, lambda marker: marker.__setitem__("attempt", "x"))
+        commit_bytes(local, 1, FILES, attempt="here")
+        found = self.restorer(local, planted).find(None)
+        assert found is not None
+        assert (found.step, found.remote is not None) == (2, True)
+        assert [(one.step, one.is_here) for one in found.rejected] == [(3, False)]
+
+    def test_a_step_that_only_the_mirror_has_is_found_by_its_number(
+        self, local: CheckpointStore, planted: Planted
+    ) -> None:
+        commit_bytes(local, 4, FILES, attempt="here")
+        found = self.restorer(local, planted).find(2)
+        assert found is not None
+        assert (found.step, found.manifest.attempt) == (2, "a2")
+
+    def test_a_step_that_neither_has_is_named_with_those_there_are(
+        self, local: CheckpointStore, planted: Planted
+    ) -> None:
+        commit_bytes(local, 4, FILES)
+        with pytest.raises(NoCheckpointError, match=r"has: 4; file://.* has: 1, 2, 3"):
+            self.restorer(local, planted).find(9)
+
+    def test_nothing_valid_anywhere_names_everything(
+        self, local: CheckpointStore, planted: Planted
+    ) -> None:
+        commit_bytes(local, 4, FILES)
+        (local.path(4) / "model.safetensors").unlink()
+        for step in (1, 2, 3):
+            rewrite(planted, step, lambda marker: marker.__setitem__("attempt", "x"))
+        with pytest.raises(CorruptCheckpointError, match="step 4.*step 3.*step 2.*step 1"):
+            self.restorer(local, planted).find(None)
+
+    def test_a_first_run_finds_nothing(self, local: CheckpointStore, tmp_path: Path) -> None:
+        planted = Planted(tmp_path / "nothing")
+        assert self.restorer(local, planted).find(None) is None
+
+    def test_a_mirror_of_which_all_was_set_aside_is_no_first_run(
+        self, local: CheckpointStore, tmp_path: Path
+    ) -> None:
+        planted = Planted(tmp_path / "aside")
+        planted.put(layout.superseded_key(3, "a3"), b"{}")
+        with pytest.raises(NoCheckpointError, match=r"superseded/ does"):
+            self.restorer(local, planted).find(None)

@@ -1,0 +1,164 @@
+"""Removing checkpoints from a mirror, against a plain model of what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from obstore.store import MemoryStore
+
+from checkfreq import faults
+from checkfreq.mirror.client import RemoteObjects
+from checkfreq.mirror.layout import (
+    OBJECTS,
+    SUPERSEDED,
+    Blob,
+    Marker,
+    digest_of,
+    manifest_key,
+    marker_key,
+)
+from checkfreq.mirror.removal import RemoteMarkers
+from checkfreq.mirror.settings import Mirror
+from checkfreq.policy.retention import KeepLast
+from checkfreq.policy.retention_info import CheckpointInfo
+from tests.mirror.checkpoints import markers, memory_remote
+
+
+def upload(remote: RemoteObjects, step: int, pieces: list[str]) -> None:
+    """A checkpoint whose pieces have these contents; the marker last."""
+    blobs = []
+    for text in pieces:
+        data = text.encode()
+        blob = Blob.piece(digest_of(data), len(data))
+        remote.put(blob.key, data)
+        blobs.append(blob)
+    record = f"manifest of {step}".encode()
+    manifest = Blob(manifest_key(step, "a"), len(record), digest_of(record))
+    remote.put(manifest.key, record)
+    marker = Marker(step, "a", float(step), manifest, {"m.safetensors": tuple(blobs)})
+    remote.put(marker_key(step), marker.encode())
+
+
+def objects(remote: RemoteObjects) -> set[str]:
+    return {remote.get(key)[0].decode() for key in remote.list(OBJECTS)}
+
+
+@pytest.fixture
+def remote() -> RemoteObjects:
+    return memory_remote()
+
+
+@pytest.fixture
+def kill(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    def install(script: str) -> None:
+        monkeypatch.setenv("CHECKFREQ_FAULT", script)
+        faults.reload()
+
+    yield install
+    monkeypatch.delenv("CHECKFREQ_FAULT", raising=False)
+    faults.reload()
+
+
+def test_pieces_that_another_checkpoint_names_stay(remote: RemoteObjects) -> None:
+    upload(remote, 1, ["frozen", "one"])
+    upload(remote, 2, ["frozen", "two"])
+    assert RemoteMarkers(remote).remove([1]) == [1]
+    assert list(markers(remote)) == [2]
+    assert objects(remote) == {"frozen", "two"}
+    assert list(remote.list("manifests/")) == [manifest_key(2, "a")]
+
+
+def test_the_newest_is_never_removed(remote: RemoteObjects) -> None:
+    upload(remote, 1, ["one"])
+    upload(remote, 2, ["two"])
+    assert RemoteMarkers(remote).remove([1, 2, 99]) == [1]
+    assert RemoteMarkers(remote).remove([2]) == []
+    assert list(markers(remote)) == [2]
+
+
+def test_pieces_of_an_interrupted_upload_are_left_for_the_next_try(remote: RemoteObjects) -> None:
+    upload(remote, 1, ["one"])
+    upload(remote, 2, ["two"])
+    data = b"half of step 3"
+    remote.put(Blob.piece(digest_of(data), len(data)).key, data)
+    found = RemoteMarkers(remote)
+    found.remove([1])
+    assert found.sweep() == 0
+    assert objects(remote) == {"two", "half of step 3"}
+
+
+def test_markers_of_another_future_are_set_aside_and_keep_their_objects(
+    remote: RemoteObjects,
+) -> None:
+    for step in (1, 5, 6):
+        upload(remote, step, [f"of {step}"])
+    found = RemoteMarkers(remote)
+    found.set_aside([5, 6, 7])
+    upload(remote, 2, ["of 2"])
+    found.remove([1])
+    assert list(markers(remote)) == [2]
+    assert len(remote.list(SUPERSEDED)) == 2
+    assert objects(remote) == {"of 5", "of 6", "of 2"}
+
+
+def test_nothing_but_markers_is_removed_while_a_marker_cannot_be_read(
+    remote: RemoteObjects,
+) -> None:
+    upload(remote, 1, ["one"])
+    upload(remote, 2, ["two"])
+    remote.put(marker_key(9), b"{}")
+    found = RemoteMarkers(remote)
+    assert found.remove([1]) == [1]
+    assert objects(remote) == {"one", "two"}
+    assert found.newest() == 2
+
+
+def test_a_failure_between_marker_and_objects_leaves_whole_checkpoints(
+    remote: RemoteObjects, kill: Callable[[str], None]
+) -> None:
+    upload(remote, 1, ["one"])
+    upload(remote, 2, ["two"])
+    kill("mirror.remove_objects:raise-EIO")
+    with pytest.raises(OSError, match="injected"):
+        RemoteMarkers(remote).remove([1])
+    assert list(markers(remote)) == [2]
+    assert objects(remote) == {"one", "two"}
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("upload"), st.lists(st.sampled_from("abcdef"), min_size=1)),
+            st.tuples(st.just("remove"), st.sets(st.integers(0, 12))),
+            st.tuples(st.just("policy"), st.integers(1, 3)),
+        ),
+        max_size=12,
+    )
+)
+def test_after_any_history_what_is_kept_is_whole_and_nothing_else_is_there(
+    acts: list[tuple[str, object]],
+) -> None:
+    remote = RemoteObjects(Mirror("memory:///m"), store=MemoryStore())
+    found = RemoteMarkers(remote)
+    kept: dict[int, set[str]] = {}
+    for step, (what, value) in enumerate(acts):
+        if what == "upload":
+            assert isinstance(value, list)
+            upload(remote, step, value)
+            kept[step] = set(value)
+            continue
+        if what == "policy":
+            assert isinstance(value, int)
+            doomed = set(KeepLast(value).to_remove([CheckpointInfo(s) for s in sorted(kept)]))
+        else:
+            assert isinstance(value, set)
+            doomed = value
+        found.remove(doomed)
+        newest = max(kept, default=None)
+        kept = {s: pieces for s, pieces in kept.items() if s not in doomed or s == newest}
+    assert list(found.read()) == sorted(kept) == sorted(markers(remote))
+    assert objects(remote) == set().union(*kept.values())

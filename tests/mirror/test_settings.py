@@ -1,0 +1,97 @@
+"""What a mirror may be given, and what it never shows."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from checkfreq.config import CFConfig
+from checkfreq.errors import ConfigError, StorageError
+from checkfreq.mirror.client import RemoteObjects
+from checkfreq.mirror.settings import Mirror, is_url, open_store, scrub
+
+SECRET = "wJalrXUtnFEMI-K7MDENG"
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("chk/", "expected s3://"),
+        ("http://host/x", "endpoint"),
+        ("s3:///x", "expected a bucket"),
+        ("s3://user:password@bucket/x", "no query, fragment or user"),
+        ("s3://bucket/x?key=1", "no query"),
+        ("s3://bucket//x", "single slashes"),
+        ("s3://bucket/../x", "single slashes"),
+        ("file://host/x", "absolute path"),
+        ("file:///", "absolute path"),
+    ],
+)
+def test_a_url_that_names_no_place_in_an_object_store_is_refused(url: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as error:
+        Mirror(url)
+    assert "password" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"every_s": -1.0},
+        {"every_s": float("nan")},
+        {"max_bytes_per_s": 0},
+        {"part_bytes": 1000},
+        {"wait_on_close_s": float("inf")},
+        {"retention": "last"},
+        {"options": {"endpoint": object()}},
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=f"Mirror.{next(iter(changes))}"):
+        Mirror("s3://bucket/x", **changes)  # type: ignore[arg-type]
+
+
+def test_a_url_stands_for_a_mirror() -> None:
+    assert Mirror.of("s3://bucket/x/") == Mirror("s3://bucket/x")
+    assert Mirror.of(None) is None
+    with pytest.raises(ConfigError, match="got a int"):
+        Mirror.of(3)  # type: ignore[arg-type]
+    assert CFConfig(mirror="s3://bucket/x").mirror == "s3://bucket/x"
+    assert [is_url(text) for text in ("s3://b/x", "chk/", "/a")] == [True, False, False]
+
+
+def test_settings_arrive_in_the_worker_as_they_were() -> None:
+    mirror = Mirror("s3://bucket/x", every_s=3.0, options={"endpoint": "http://h", "a": True})
+    assert Mirror.from_json(mirror.to_json()) == mirror
+    assert mirror.for_node(4).url == "s3://bucket/x/node-4"
+
+
+def test_an_option_that_the_client_does_not_know_is_an_error_without_its_value() -> None:
+    mirror = Mirror("s3://bucket/x", options={"not_an_option": "1", "secret_access_key": SECRET})
+    with pytest.raises(ConfigError, match="not_an_option") as error:
+        open_store(mirror)
+    assert SECRET not in str(error.value)
+
+
+def test_credentials_are_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "session-token-of-the-test")
+    mirror = Mirror("s3://bucket/x", options={"secret_access_key": SECRET})
+    assert SECRET not in repr(mirror)
+    signed = "https://h/x?X-Amz-Signature=abcdef0123&sig=zzz&other=1"
+    text = f"{SECRET} session-token-of-the-test {signed} http://user:pw@host/"
+    shown = mirror.scrub(text)
+    for secret in (SECRET, "session-token", "abcdef0123", "zzz", "user:pw"):
+        assert secret not in shown
+    assert "other=1" in shown
+    assert scrub("nothing to hide") == "nothing to hide"
+
+
+def test_a_server_that_cannot_be_reached_is_an_error_with_the_place_and_no_secret() -> None:
+    options = {"endpoint": "http://127.0.0.1:1", "allow_http": True, "region": "us-east-1"}
+    keys = {"access_key_id": "AKIA-OF-THE-TEST", "secret_access_key": SECRET}
+    remote = RemoteObjects(Mirror("s3://bucket/x", options={**options, **keys}))
+    with pytest.raises(StorageError, match="cannot write: .*s3://bucket/x/claim.json") as error:
+        remote.put("claim.json", b"1")
+    assert error.value.errno == errno.EIO
+    assert SECRET not in str(error.value)
+    assert "\n" not in str(error.value)

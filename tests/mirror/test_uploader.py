@@ -1,0 +1,232 @@
+"""One checkpoint to an object store, and what is sent again."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from checkfreq import faults
+from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
+from checkfreq.mirror.bandwidth import Bandwidth
+from checkfreq.mirror.client import RemoteObjects
+from checkfreq.mirror.layout import OBJECTS, piece_of_key
+from checkfreq.mirror.uploader import HELD_BYTES, UploadAbandonedError, Uploader
+from checkfreq.store.store import CheckpointStore
+from tests.mirror.checkpoints import MIB, commit, contents, markers, memory_remote, noise, on_disk
+
+MakeUploader = Callable[..., Uploader]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "chk")
+
+
+@pytest.fixture
+def remote() -> RemoteObjects:
+    return memory_remote()
+
+
+@pytest.fixture
+def make(store: CheckpointStore) -> Iterator[MakeUploader]:
+    made = []
+
+    def uploader(remote: RemoteObjects, go_on: Callable[[], None] = lambda: None) -> Uploader:
+        one = Uploader(remote, store, bandwidth=Bandwidth(None), part_bytes=16 * MIB, go_on=go_on)
+        made.append(one)
+        return one
+
+    yield uploader
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def inject(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Installs a script of faults for this process."""
+
+    def install(script: str) -> None:
+        monkeypatch.setenv("CHECKFREQ_FAULT", script)
+        faults.reload()
+
+    yield install
+    monkeypatch.delenv("CHECKFREQ_FAULT", raising=False)
+    faults.reload()
+
+
+def two_files() -> dict[str, dict[str, bytes]]:
+    return {
+        "model.safetensors": {"frozen": noise(9 * MIB), "head": noise(1000), "empty": b""},
+        "optimizer.safetensors": {"m": noise(MIB), "v": noise(12 * MIB)},
+    }
+
+
+def test_the_objects_of_a_marker_are_the_files_byte_for_byte(
+    store: CheckpointStore, remote: RemoteObjects, make: MakeUploader
+) -> None:
+    commit(store, 7, two_files())
+    done = make(remote).upload(7, at_epoch_end=True)
+    assert contents(remote, done.marker) == on_disk(store, 7)
+    assert markers(remote) == {7: done.marker}
+    assert done.marker.at_epoch_end
+    assert done.sent_bytes == done.marker.num_bytes
+
+
+def test_what_has_not_changed_is_sent_once(
+    store: CheckpointStore, remote: RemoteObjects, make: MakeUploader
+) -> None:
+    files = two_files()
+    commit(store, 1, files)
+    uploader = make(remote)
+    uploader.upload(1)
+    files["model.safetensors"]["head"] = noise(1000)
+    commit(store, 2, files)
+    done = uploader.upload(2)
+    assert done.sent_bytes < 10_000
+    assert contents(remote, done.marker) == on_disk(store, 2)
+
+
+def test_after_a_restart_what_is_there_is_not_sent_again(
+    store: CheckpointStore, remote: RemoteObjects, make: MakeUploader
+) -> None:
+    files = two_files()
+    first = commit(store, 1, files)
+    marker = make(remote).upload(1).marker
+    files["optimizer.safetensors"]["m"] = noise(MIB)
+    commit(store, 2, files)
+    again = make(remote)
+    again.remember(first, marker)
+    done = again.upload(2)
+    assert done.sent_bytes < 2 * MIB
+    assert contents(remote, done.marker) == on_disk(store, 2)
+
+
+@pytest.mark.parametrize("point", ["mirror.put_manifest", "mirror.verify", "mirror.put_marker"])
+def test_an_interrupted_upload_leaves_no_marker_and_is_continued(
+    store: CheckpointStore,
+    remote: RemoteObjects,
+    make: MakeUploader,
+    inject: Callable[[str], None],
+    point: str,
+) -> None:
+    commit(store, 1, two_files())
+    inject(f"{point}:raise-EIO")
+    with pytest.raises(OSError, match=f"injected at {point}"):
+        make(remote).upload(1)
+    assert markers(remote) == {}
+    done = make(remote).upload(1)
+    assert done.sent_bytes == 0
+    assert contents(remote, done.marker) == on_disk(store, 1)
+
+
+def test_pieces_sent_before_a_failure_are_not_sent_again(
+    store: CheckpointStore,
+    remote: RemoteObjects,
+    make: MakeUploader,
+    inject: Callable[[str], None],
+) -> None:
+    commit(store, 1, {"m.safetensors": {f"t{i}": noise(8 * MIB) for i in range(6)}})
+    inject("mirror.put_piece:raise-EIO:4")
+    with pytest.raises(OSError, match="injected"):
+        make(remote).upload(1)
+    there = sum(seen.num_bytes for seen in remote.list(OBJECTS).values())
+    assert there > 0
+    done = make(remote).upload(1)
+    assert done.sent_bytes == done.marker.num_bytes - there
+
+
+def test_an_object_that_was_cut_short_is_sent_again(
+    store: CheckpointStore, remote: RemoteObjects, make: MakeUploader
+) -> None:
+    commit(store, 1, two_files())
+    first = make(remote).upload(1).marker
+    key = max(remote.list(OBJECTS), key=lambda key: remote.list(OBJECTS)[key].num_bytes)
+    remote.put(key, b"short")
+    done = make(remote).upload(1)
+    assert piece_of_key(key) is not None
+    assert done.sent_bytes == remote.list(OBJECTS)[key].num_bytes
+    assert contents(remote, done.marker) == contents(remote, first)
+
+
+class Forgetful(RemoteObjects):
+    """A service that acknowledges pieces and does not keep the third."""
+
+    kept = 0
+
+    def put(self, key: str, data: bytes | memoryview) -> str | None:
+        e_tag = super().put(key, data)
+        self.kept += key.startswith(OBJECTS)
+        if key.startswith(OBJECTS) and self.kept == 3:
+            self.delete([key])
+        return e_tag
+
+
+def test_a_marker_is_not_written_before_the_service_lists_every_object(
+    store: CheckpointStore, make: MakeUploader
+) -> None:
+    commit(store, 1, two_files())
+    inner = memory_remote()
+    forgetful = Forgetful(inner._mirror, store=inner._store)
+    with pytest.raises(OSError, match="the service lists nothing"):
+        make(forgetful).upload(1)
+    assert markers(forgetful) == {}
+    assert contents(forgetful, make(forgetful).upload(1).marker) == on_disk(store, 1)
+
+
+def test_a_checkpoint_that_is_damaged_on_disk_is_not_mirrored(
+    store: CheckpointStore, remote: RemoteObjects, make: MakeUploader
+) -> None:
+    commit(store, 1, two_files())
+    path = store.path(1) / "optimizer.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptCheckpointError, match="digest of the"):
+        make(remote).upload(1)
+    assert markers(remote) == {}
+
+
+def test_a_step_that_was_removed_is_no_checkpoint(
+    store: CheckpointStore, remote: RemoteObjects, make: MakeUploader
+) -> None:
+    commit(store, 1, two_files())
+    with pytest.raises(NoCheckpointError):
+        make(remote).upload(2)
+
+
+def test_a_tensor_too_long_for_memory_is_sent_in_parts(
+    store: CheckpointStore, remote: RemoteObjects, make: MakeUploader
+) -> None:
+    commit(store, 1, {"m.safetensors": {"long": noise(HELD_BYTES + 12345), "b": noise(10)}})
+    done = make(remote).upload(1)
+    assert contents(remote, done.marker) == on_disk(store, 1)
+    assert make(remote).upload(1).sent_bytes == 0
+
+
+def test_an_upload_that_is_called_off_writes_no_marker(
+    store: CheckpointStore, remote: RemoteObjects, make: MakeUploader
+) -> None:
+    commit(store, 1, two_files())
+
+    def called_off() -> None:
+        raise UploadAbandonedError
+
+    with pytest.raises(UploadAbandonedError):
+        make(remote, called_off).upload(1)
+    assert markers(remote) == {}
+
+
+def test_a_full_disk_elsewhere_is_an_error_of_the_place_that_it_names(
+    store: CheckpointStore,
+    remote: RemoteObjects,
+    make: MakeUploader,
+    inject: Callable[[str], None],
+) -> None:
+    commit(store, 1, two_files())
+    inject("mirror.put_piece:raise-ENOSPC")
+    with pytest.raises(OSError, match="injected") as error:
+        make(remote).upload(1)
+    assert error.value.errno == errno.ENOSPC

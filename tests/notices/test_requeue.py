@@ -1,0 +1,45 @@
+"""Which job goes back into the queue, and which is left alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from checkfreq.notices.requeue import requeue
+from checkfreq.notices.slurm import job_in
+from tests.notices.conftest import Install
+
+ARRAY = {"SLURM_JOB_ID": "40", "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"}
+
+
+def test_a_task_of_an_array_is_not_named_by_the_number_that_the_whole_array_has() -> None:
+    assert job_in(ARRAY) == "40_3"
+    assert job_in({"SLURM_JOB_ID": "40"}) == "40"
+    assert job_in({}) == ""
+
+
+def test_only_the_task_of_an_array_is_requeued(command: Install) -> None:
+    command("squeue", "echo RUNNING")
+    called = command("scontrol", "exit 0")
+
+    assert requeue(ARRAY)
+
+    assert called.read_text() == "requeue 40_3\n"
+
+
+@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED"])
+def test_a_job_that_slurm_is_ending_already_is_left_alone(command: Install, state: str) -> None:
+    command("squeue", f"echo {state}")
+    called = command("scontrol", "exit 0")
+
+    assert not requeue({"SLURM_JOB_ID": "40"})
+
+    assert not called.exists()
+
+
+def test_a_job_is_requeued_although_its_state_is_not_known(command: Install) -> None:
+    command("squeue", "exit 1")
+    called = command("scontrol", "exit 0")
+
+    assert requeue({"SLURM_JOB_ID": "40"})
+
+    assert called.read_text() == "requeue 40\n"

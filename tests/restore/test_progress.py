@@ -1,0 +1,92 @@
+"""A download is shown as a bar on a terminal, and as lines in a log."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+
+from checkfreq.restore.progress import Progress, progress_of
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_terminal_gets_a_bar_that_ends_full() -> None:
+    terminal, clock = Terminal(), Clock()
+    progress = Progress("restoring step 3", 40_000_000, stream=terminal, clock=clock)
+    clock.now_s += 1.0
+    progress.add(10_000_000)
+    clock.now_s += 1.0
+    progress.add(30_000_000)
+    progress.finish()
+    bars = terminal.getvalue().split("\r")[1:]
+    assert bars[0].startswith(
+        "[########......................] restoring step 3: 10 of 40 MB (25%)"
+    )
+    assert bars[-1].startswith(f"[{'#' * 30}] restoring step 3: 40 of 40 MB (100%), 20 MB/s")
+    assert bars[-1].endswith("\n")
+
+
+def test_a_bar_is_not_drawn_for_every_piece() -> None:
+    terminal, clock = Terminal(), Clock()
+    progress = Progress("restoring", 1000, stream=terminal, clock=clock)
+    for _ in range(1000):
+        clock.now_s += 0.001
+        progress.add(1)
+    assert 1 < terminal.getvalue().count("\r") < 20
+
+
+def test_a_log_gets_a_line_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    progress = Progress("restoring step 3", 100_000_000, stream=io.StringIO(), clock=clock)
+    for _ in range(100):
+        clock.now_s += 0.25
+        progress.add(1_000_000)
+    progress.finish()
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 5
+    assert lines[0] == "restoring step 3: 20 of 100 MB (20%), 4 MB/s"
+
+
+def test_a_short_download_is_no_line_in_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with progress_of("restoring", 10, is_shown=True) as note:
+        note(10)
+    assert caplog.text == ""
+
+
+def test_nothing_is_shown_where_another_rank_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_of("restoring", 10, is_shown=False) as note:
+        note(10)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("stream", [None, io.StringIO()])
+def test_a_stream_that_is_closed_or_missing_does_not_fail(stream: io.StringIO | None) -> None:
+    if stream is not None:
+        stream.close()
+    progress = Progress("restoring", 0, stream=stream)
+    progress.add(0)
+    progress.finish()
+
+
+def test_a_terminal_that_goes_away_does_not_fail() -> None:
+    terminal, clock = Terminal(), Clock()
+    progress = Progress("restoring", 10, stream=terminal, clock=clock)
+    terminal.close()
+    clock.now_s += 1.0
+    progress.add(10)
+    progress.finish()

@@ -1,0 +1,135 @@
+"""A run and its mirror on a real server: two runs, a server that is away, damage, credentials."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from checkfreq import CFManager, KeepLast
+from checkfreq.errors import StorageError
+from checkfreq.mirror import layout
+from checkfreq.mirror.client import RemoteObjects
+from checkfreq.mirror.layout import Marker
+from checkfreq.mirror.reader import MirrorReader
+from checkfreq.mirror.settings import Mirror
+from checkfreq.store.store import CheckpointStore
+from tests.contract.runs import Training, config, managed
+from tests.s3.program import DEADLINE_S, wait_uploaded
+from tests.s3.proxy import Fault, FaultProxy
+from tests.s3.server import SECRET, S3Server, running
+
+pytestmark = [pytest.mark.s3, pytest.mark.more]
+
+
+def with_mirror(chk_dir: Path, training: Training, mirror: Mirror, **changes: object) -> CFManager:
+    return managed(chk_dir, training.chk, config=config(mirror=mirror), chk_freq=1, **changes)
+
+
+def state_of(manager: CFManager) -> str:
+    state: str = manager.stats()["mirror"]["state"]
+    return state
+
+
+def test_a_second_run_on_the_prefix_is_refused_and_uploads_nothing(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    mirror = s3.mirror(prefix)
+    first, second = Training(), Training(seed=1)
+    with with_mirror(tmp_path / "first", first, mirror) as one:
+        first.steps(one, 1)
+        wait_uploaded(one, 1)
+        with with_mirror(tmp_path / "second", second, mirror, fresh=True) as other:
+            second.steps(other, 5)
+            is_refused = other._persistence.wait_until(
+                lambda: state_of(other) == "refused", timeout_s=DEADLINE_S
+            )
+            assert is_refused, state_of(other)
+        first.steps(one, 1)
+        wait_uploaded(one, 2)
+    assert MirrorReader(mirror).steps() == [1, 2]
+    assert CheckpointStore(tmp_path / "second").steps()[-1] == 5
+    assert MirrorReader(mirror).manifest(2) == CheckpointStore(tmp_path / "first").manifest(2)
+
+
+class Switch:
+    """A plan of a proxy: every request fails while it is off."""
+
+    def __init__(self) -> None:
+        self.is_on = True
+
+    def __call__(self, method: str, path: str) -> Fault:
+        return Fault.NONE if self.is_on else Fault.FAIL
+
+
+@pytest.fixture
+def switched(s3: S3Server) -> Iterator[tuple[FaultProxy, Switch]]:
+    switch = Switch()
+    with FaultProxy(s3.port, switch).listening() as proxy:
+        yield proxy, switch
+
+
+def test_what_only_the_directory_has_is_not_removed_while_the_server_is_away(
+    s3: S3Server, switched: tuple[FaultProxy, Switch], prefix: str, tmp_path: Path
+) -> None:
+    proxy, switch = switched
+    mirror, chk_dir = s3.mirror(prefix, port=proxy.port), tmp_path / "chk"
+    training = Training()
+    with with_mirror(chk_dir, training, mirror, retention=KeepLast(1)) as manager:
+        training.steps(manager, 1)
+        wait_uploaded(manager, 1)
+        switch.is_on = False
+        training.update(manager)
+        manager.step()
+        manager.save(wait=True, keep=True)
+        for _ in range(4):
+            training.steps(manager, 1)
+            manager.wait()
+            held = manager.stats()["mirror"]["held_steps"]
+            assert {*held} <= {*CheckpointStore(chk_dir).steps()}
+            assert 2 in CheckpointStore(chk_dir).steps()
+        switch.is_on = True
+        wait_uploaded(manager, 6)
+    found = MirrorReader(s3.mirror(prefix))
+    assert found.steps()[-1] == 6
+    assert found.verify(6) == CheckpointStore(chk_dir).manifest(6)
+
+
+def test_damage_on_the_server_is_walked_past(s3: S3Server, prefix: str, tmp_path: Path) -> None:
+    mirror = s3.mirror(prefix)
+    first, training = Training(), Training(seed=1)
+    with with_mirror(tmp_path / "old", first, mirror) as manager:
+        bits = []
+        for step in (1, 2):
+            bits += first.steps(manager, 1)
+            wait_uploaded(manager, step)
+    remote = RemoteObjects(mirror)
+    key = layout.marker_key(2)
+    marker = Marker.decode(remote.get(key)[0], key=key)
+    before = Marker.decode(remote.get(layout.marker_key(1))[0], key=layout.marker_key(1))
+    own = sorted(marker.keys() - before.keys() - {marker.manifest.key})[0]
+    data = bytearray(remote.get(own)[0])
+    data[-1] ^= 1
+    remote.put(own, bytes(data))
+
+    with with_mirror(tmp_path / "new", training, mirror) as manager:
+        assert manager.restore()
+        assert manager.global_step == 1
+        assert training.bits() == bits[0]
+
+
+def test_a_restore_with_credentials_that_are_not_accepted_says_so_without_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with running(tmp_path, INITIAL_NO_AUTH_ACTION_COUNT="1") as server:
+        mirror = server.mirror("run")
+        manager = with_mirror(tmp_path / "chk", Training(), mirror)
+        with pytest.raises(StorageError, match="access is denied") as caught:
+            manager.restore()
+        manager.close()
+    printed = capfd.readouterr()
+    for text in (str(caught.value), caplog.text, printed.out, printed.err, repr(mirror)):
+        assert SECRET not in text

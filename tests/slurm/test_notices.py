@@ -1,0 +1,34 @@
+"""Jobs that ask SLURM when they end, and requeue themselves, without a signal or a script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.jobs import bare
+
+pytestmark = [pytest.mark.slurm, pytest.mark.more, pytest.mark.slow]
+
+
+def test_a_cancelled_job_does_not_requeue_itself(cluster: Cluster, tmp_path: Path) -> None:
+    job = bare(cluster, tmp_path, slow_runs=1)
+    job.wait_for_run(1)
+
+    cluster.call("scancel", job.number)
+
+    assert cluster.wait_for_end(job.number) == ["CANCELLED"], job.log()
+    wait_until(lambda: "it is not requeued from here" in job.log(), job.log)
+    assert [job.newest()] == job.stops()
+    assert cluster.restarts(job.number) == 0
+
+
+def test_a_job_that_may_not_be_requeued_says_how_to_go_on(cluster: Cluster, tmp_path: Path) -> None:
+    job = bare(cluster, tmp_path, "--no-requeue", slow_runs=1)
+    job.wait_for_run(1)
+
+    cluster.call("scancel", "--signal=USR1", job.number)
+
+    assert cluster.wait_for_end(job.number) == ["FAILED"]
+    assert f"sbatch --dependency=afterany:{job.number}" in job.log()
