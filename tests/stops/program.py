@@ -187,7 +187,6 @@ def main(life: Life) -> None:
     """Restore, train to the end or to a stop, and leave with the status that this brings."""
     _prepare(life)
     stage = Stage(life)
-    atexit.register(stage.reach, "exit")
     training = Training(life)
     if life.trainer_fault:
         os.environ["CHECKFREQ_FAULT"] = life.trainer_fault
@@ -207,6 +206,7 @@ def main(life: Life) -> None:
         stage.say("closed", time.monotonic())
     except SystemExit:
         stage.reach("left")
+        atexit.register(stage.reach, "exit")
         raise
     if dist.is_initialized():
         dist.destroy_process_group()
