@@ -6,10 +6,10 @@ import random
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from checkfreq.faults import POINTS, POINTS_OF_ONE_RANK
+from checkfreq.faults import POINTS, POINTS_OF_A_MIRROR, POINTS_OF_ONE_RANK
 from tests.stops.program import BATCH_SIZE, BATCHES, LAST_PLACES, PLACES
 
-Kind = Literal["start", "time", "place", "trainer", "worker"]
+Kind = Literal["start", "time", "place", "trainer", "worker", "upload"]
 
 _OF_TRAINER = ("meeting.", "snapshot.", "socket.", "slot.")
 
@@ -17,8 +17,11 @@ _OF_TRAINER = ("meeting.", "snapshot.", "socket.", "slot.")
 _OF_MEMBERS = ("parts.join", "parts.write_manifest", "parts.sync_manifest", "parts.rename")
 _OF_ALL = ("worker.receive", "commit.write", "commit.sync_payload", "worker.reply")
 
-#: Passed only where a later step is set aside, where there is none.
-_NEVER = ("commit.supersede",)
+#: Passed on the mirror's own thread, and only once there is something to remove.
+_RARELY = ("mirror.remove",)
+
+#: Passed only where a later step is set aside, or on the mirror's own thread.
+_NEVER = ("commit.supersede", "mirror.")
 
 #: A place that an epoch passes once, and those that come with every sample.
 _ONCE_AN_EPOCH = ("validation", "tail")
@@ -60,17 +63,18 @@ class Instant:
     on_stop: Literal["raise", "return"] = "raise"
 
 
-def draw(dice: random.Random, case: Case, *, whole_s: float) -> Instant:
+def draw(dice: random.Random, case: Case, *, whole_s: float, mirrors: bool) -> Instant:
     """An instant of a life of ``case``, which takes ``whole_s`` seconds if nobody stops it."""
-    kinds: tuple[Kind, ...] = ("time", "place", "trainer", "worker", "start")
+    kinds: tuple[Kind, ...] = ("time", "place", "trainer", "worker", "start", "upload")
     # A rank of many that dies at its start is no stop, but a failed start.
-    kind = dice.choices(kinds, (3, 3, 2, 3, 1 if case.world == 1 else 0))[0]
-    rank = dice.randrange(case.world)
+    weights = (3, 3, 2, 3, 1 if case.world == 1 else 0, 5 if mirrors else 0)
+    kind = dice.choices(kinds, weights)[0]
+    rank = 0 if kind == "upload" else dice.randrange(case.world)
     chk_freq = dice.choice((1, 2, 2, 5, None))
     instant = Instant(
         kind,
         rank,
-        chk_freq=1 if kind == "worker" else chk_freq,  # or few are reached
+        chk_freq=1 if kind in ("worker", "upload") else chk_freq,  # or few are reached
         again_s=dice.uniform(0.0, 0.5) if dice.random() < 0.3 else None,
         again_at=dice.choice(LAST_PLACES) if dice.random() < 0.3 else None,
         on_stop=dice.choice(("raise", "return")),
@@ -95,12 +99,15 @@ def _hit_of(dice: random.Random, where: str) -> int:
 
 def _points(case: Case, rank: int, kind: Kind) -> list[str]:
     """The fault points that a rank's trainer or worker passes; rank 0 leads."""
+    if kind == "upload":
+        return [point for point in POINTS_OF_A_MIRROR if not point.startswith(_RARELY)]
     if kind == "trainer":
         known = POINTS_OF_ONE_RANK if case.world == 1 else POINTS
         return [point for point in known if point.startswith(_OF_TRAINER)]
     others = [point for point in POINTS if not point.startswith(_OF_TRAINER)]
+    others = [point for point in others if not point.startswith(_NEVER)]
     if case.world == 1:
-        return [point for point in POINTS_OF_ONE_RANK if point in others and point not in _NEVER]
+        return [point for point in others if point in POINTS_OF_ONE_RANK]
     if rank == 0:
-        return [point for point in others if point not in (*_NEVER, *_OF_MEMBERS)]
+        return [point for point in others if point not in _OF_MEMBERS]
     return [point for point in others if point in (*_OF_MEMBERS, *_OF_ALL)]

@@ -16,7 +16,7 @@ import random
 import sys
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -187,7 +187,6 @@ def main(life: Life) -> None:
     """Restore, train to the end or to a stop, and leave with the status that this brings."""
     _prepare(life)
     stage = Stage(life)
-    atexit.register(stage.reach, "exit")
     training = Training(life)
     if life.trainer_fault:
         os.environ["CHECKFREQ_FAULT"] = life.trainer_fault
@@ -207,6 +206,7 @@ def main(life: Life) -> None:
         stage.say("closed", time.monotonic())
     except SystemExit:
         stage.reach("left")
+        atexit.register(stage.reach, "exit")
         raise
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -277,5 +277,6 @@ def _has_checkpoint(life: Life) -> bool:
     return life.chk_dir.exists() and any(life.chk_dir.glob("step-*"))
 
 
-if __name__ == "__main__":
-    main(Life(**json.loads(sys.argv[1])))
+if __name__ == "__main__":  # under torchrun, which gives each rank its number
+    life = Life(**json.loads(sys.argv[1]))
+    main(replace(life, rank=int(os.environ["RANK"]), world=int(os.environ["WORLD_SIZE"])))

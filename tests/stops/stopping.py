@@ -57,6 +57,7 @@ class Run:
     folder: Path
     case: Case
     chk_dir: Path = Path()
+    mirrors: bool = False
     num_lives: int = 0
     history: list[list[Any]] = field(default_factory=list)
 
@@ -71,6 +72,11 @@ class Run:
         """Batches learnt by each rank."""
         return sum(event[0] == "loss" for event in self.history[0])
 
+    @property
+    def mirror_dir(self) -> Path:
+        """Where checkpoints are uploaded to, if the run ``mirrors``."""
+        return self.folder / "mirror"
+
     def live(
         self,
         instant: Instant | None = None,
@@ -81,6 +87,8 @@ class Run:
         """One life, stopped at an instant; ``meanwhile`` is called just before the signal."""
         self.num_lives += 1
         base = {"folder": str(self.folder), "chk": str(self.chk_dir), "number": self.num_lives}
+        if self.mirrors:
+            base["config"] = {"mirror": self.mirror_dir.as_uri()}
         settings = {**base, **settings}
         lives = [self._life(rank, instant, settings) for rank in range(self.case.world)]
         with running(self.zygote, lives) as pids:
@@ -96,6 +104,8 @@ class Run:
         if rank != instant.rank:
             return Life(**base)
         holds, gate = {}, str(self._gate())
+        if instant.kind == "upload":  # which takes longer than all of this training
+            holds["validation"] = [1, str(self._gate("-training"))]
         if instant.again_at is not None:
             holds[instant.again_at] = [1, str(self._gate("-again"))]
         match instant.kind:
@@ -103,7 +113,7 @@ class Run:
                 holds[instant.where] = [instant.hit, gate]
             case "trainer":
                 base["trainer_fault"] = f"{instant.where}:pause-{gate}:{instant.hit}"
-            case "worker":
+            case "worker" | "upload":
                 base["worker_fault"] = f"{instant.where}:pause-{gate}:{instant.hit}"
         return Life(**base, holds=holds)
 
@@ -130,6 +140,7 @@ class Run:
                 return None
             if instant.is_late or (len(lives) > 1 and not _begun(lives)):
                 gate.touch()
+                self._gate("-training").touch()
         # A rank of many that dies at its start is no stop, but a failed start.
         if len(lives) > 1 and not self._until(lambda: _begun(lives), pids):
             return None
@@ -139,6 +150,7 @@ class Run:
         before = min(_num_batches(life) for life in lives)
         self._kill(instant, pids)
         gate.touch()
+        self._gate("-training").touch()
         self._signal_again(instant, pids)
         return before
 
@@ -286,9 +298,11 @@ def stop_over_and_over(
     run, num_runs = None, 0
     while len(instants) < num_instants or run is not None:
         if run is None:
-            run, num_runs = Run(zygote, folder / f"run-{num_runs}", case), num_runs + 1
+            run = Run(zygote, folder / f"run-{num_runs}", case, mirrors=dice.random() < 0.4)
+            num_runs += 1
         left_s = whole.training_s * (1 - run.step / (EPOCHS * BATCHES))
-        instant = draw(dice, case, whole_s=left_s) if len(instants) < num_instants else None
+        wanted = draw(dice, case, whole_s=left_s, mirrors=run.mirrors)
+        instant = wanted if len(instants) < num_instants else None
         lived = run.live(instant, is_finalised=dice.random() < 0.5)
         if lived.batches_before is not None:
             assert instant is not None
@@ -325,6 +339,9 @@ def check(run: Run, lived: Lived, whole: Whole) -> bool:
     store = CheckpointStore(run.chk_dir)
     assert store.steps()[-1:] == [run.step], (store.steps(), run.step)
     assert store.verify(run.step).step == run.step
+    if run.mirrors:
+        marker = run.mirror_dir / "checkpoints" / f"step-{run.step:08d}.json"
+        assert marker.exists(), "the last checkpoint was not uploaded"
     return lived.has("end")
 
 
