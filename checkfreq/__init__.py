@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from checkfreq.config import CFConfig as CFConfig
     from checkfreq.manager import CFManager as CFManager
     from checkfreq.mirror.settings import Mirror as Mirror
+    from checkfreq.policy.retention import DEFAULT_RETENTION as DEFAULT_RETENTION
     from checkfreq.policy.retention import KeepBest as KeepBest
     from checkfreq.policy.retention import KeepEpochs as KeepEpochs
     from checkfreq.policy.retention import KeepEvery as KeepEvery
@@ -30,6 +31,7 @@ _HOME = {
     "CFConfig": "checkfreq.config",
     "CFManager": "checkfreq.manager",
     "CFMode": "checkfreq.types",
+    "DEFAULT_RETENTION": "checkfreq.policy.retention",
     "Directory": "checkfreq.types",
     "KeepBest": "checkfreq.policy.retention",
     "KeepEpochs": "checkfreq.policy.retention",
@@ -41,6 +43,7 @@ _HOME = {
 }
 
 __all__ = [
+    "DEFAULT_RETENTION",
     "CFCheckpoint",
     "CFConfig",
     "CFManager",

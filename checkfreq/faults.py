@@ -54,6 +54,8 @@ POINTS: tuple[str, ...] = (
     "worker.reply",
     "socket.receive",
     "slot.release",
+    "prune.rename",
+    "prune.sync",
     "prune.remove",
     "mirror.claim",  # with a mirror only, from here on
     "mirror.put_piece",

@@ -30,9 +30,8 @@ def main(chk_dir: str) -> None:
     loader = DataLoader(TensorDataset(inputs[:2048], labels[:2048]), batch_size=16, shuffle=True)
     model = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    best = {"loss": float("inf"), "step": 0}
 
-    chk = CFCheckpoint(model=model, optimizer=optimizer, best=best)
+    chk = CFCheckpoint(model=model, optimizer=optimizer)
     retention = KeepBest(metric="loss", num_kept=1, num_last=2)
     with CFManager(chk_dir, chk, retention=retention) as cf_manager:
         train_loader = CFIterator(loader, cf_manager=cf_manager)
@@ -50,12 +49,10 @@ def main(chk_dir: str) -> None:
             cf_manager.save(
                 metrics={"loss": loss}
             )  # taken at the epoch's last boundary, after this
-            if loss < best["loss"]:
-                best.update(loss=loss, step=cf_manager.global_step + 1)
             print(f"epoch {epoch}: validation loss {loss:.6f}")
-    weights = checkfreq.load(chk_dir, step=best["step"], only=["model"])["model"]
-    print(f"best: step {best['step']}, loss {best['loss']:.6f}, weights {digest(dict(weights))}")
-    print("digest", digest([model.state_dict(), optimizer.state_dict(), best]))
+    weights = checkfreq.load(chk_dir, step="best:loss", only=["model"])["model"]
+    print(f"best: step {cf_manager.best_step('loss')}, weights {digest(dict(weights))}")
+    print("digest", digest([model.state_dict(), optimizer.state_dict()]))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from dataclasses import replace
 from checkfreq.errors import CheckFreqError
 from checkfreq.persist import protocol as p
 from checkfreq.persist.attempts import Attempt, Marks
+from checkfreq.persist.commit import SPARE_BYTES
 from checkfreq.persist.listing import Record, info_of, listed
 from checkfreq.policy.retention import Retention, RetentionPolicy, Worth
 from checkfreq.policy.retention_info import CheckpointInfo
@@ -143,7 +144,7 @@ class Catalog:
         if self._free_bytes is None or not staying:
             return []
         coming = self._free_bytes + self._bytes_of({*freed, *self._requested()})
-        missing = _ROOM_FOR * staying[-1].num_bytes - coming
+        missing = _ROOM_FOR * (staying[-1].num_bytes + SPARE_BYTES) - coming
         return policy.give_up(staying, missing, at_most=Worth.HISTORY)
 
     def _request(self, steps: Collection[int]) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from checkfreq.store.store import Pending
 from checkfreq.types import FileSpec, Role
 
 #: Free space required beyond the checkpoint's own bytes, for the manifest, pointer and events.
-_SPARE_BYTES = 4 << 20
+SPARE_BYTES = 4 << 20
 #: Once its trainer is gone, a leader waits this long for the others' parts (or twice as long as its
 #: own took, if that is longer) instead of ``part_timeout_s``: the next run may wait for the lock.
 #: The second timeout applies after a part did not come: a lost rank writes no later part either.
@@ -131,7 +131,7 @@ class PersistTask:
     def run(self) -> p.Committed:
         """Write and commit the checkpoint; if this raises, call `clean_up` with the error."""
         request, num_bytes = self._request, self._num_bytes()
-        kept_existing = self._carry_out(num_bytes + _SPARE_BYTES)
+        kept_existing = self._carry_out(num_bytes + SPARE_BYTES)
         ended_s = time.perf_counter()
         record = self._record
         return p.Committed(
@@ -160,7 +160,7 @@ class PersistTask:
         """After `clean_up`: the room that was missing if ``error`` says that the disk is full."""
         if not isinstance(error, OSError) or error.errno not in _FULL:
             return 0
-        needed = self._num_bytes() + _SPARE_BYTES
+        needed = self._num_bytes() + SPARE_BYTES
         missing = needed - (self._free_bytes() or 0)
         return missing if missing > 0 else needed  # a quota: what is free says nothing
 

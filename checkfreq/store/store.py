@@ -243,8 +243,10 @@ class CheckpointStore(CheckpointSource):
         if trash:
             # Before any file is removed: otherwise a power cut could undo the rename but not the
             # removals, and leave a directory with a step's name and half of its files.
+            faults.reach("prune.sync")
             self.ops.sync_dir(self.root)
         for path in trash:
+            faults.reach("prune.remove")
             self._remove(path)
         self._forget_marks_of_others(set(present).difference(doomed))
         return doomed
@@ -549,7 +551,7 @@ class CheckpointStore(CheckpointSource):
     def _move_to_trash(self, step: int) -> Path | None:
         """Rename a step, to be removed after a sync; None if it had to be removed at once."""
         target = self._free_name(self.root / f".trash-{step}")
-        faults.reach("prune.remove")
+        faults.reach("prune.rename")
         try:
             self.ops.rename(self.path(step), target)
         except OSError as error:

@@ -314,3 +314,15 @@ def test_text_from_a_checkpoint_cannot_control_the_terminal(
     assert main(["show", str(tmp_path)]) == 1
     text = capsys.readouterr().err
     assert [c for c in text if not c.isprintable() and c != "\n"] == []
+
+
+def test_show_finds_the_best_by_its_name(
+    write: Write, store: CheckpointStore, capsys: Capture
+) -> None:
+    for step, loss in ((5, 0.2), (6, 0.5)):
+        write(step)
+        store.add_mark(step, metrics={"loss": loss})
+    for name, step in (("best:loss", 5), ("best:loss:max", 6)):
+        assert main(["show", str(store.root), name]) == 0
+        assert f"step     {step}\n" in capsys.readouterr().out
+    assert main(["show", str(store.root), "best:f1"]) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 from checkfreq.persist import protocol as p
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.persist.catalog import Catalog
-from checkfreq.policy.retention import KeepLast
+from checkfreq.persist.commit import SPARE_BYTES
+from checkfreq.persist.listing import best_in, listed
+from checkfreq.policy.retention import KeepEvery, KeepLast, Retention
+from checkfreq.policy.retention_info import CheckpointInfo
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes
 
@@ -123,3 +127,81 @@ def test_steps_that_are_set_aside_or_missing_are_forgotten(store: CheckpointStor
     added(catalog, attempt_of(3))
     catalog.remove_later_than(2)
     assert catalog.request_removals() == ()
+
+
+def disk_bound(store: CheckpointStore, policy: Retention) -> Catalog:
+    catalog = Catalog(store, policy.within_disk(), is_shared=True)
+    catalog.load(store.manifest)
+    return catalog
+
+
+def test_history_goes_while_the_disk_has_no_room_for_the_next_two(store: CheckpointStore) -> None:
+    catalog = disk_bound(store, KeepLast(2) | KeepEvery(steps=1))
+    size = store.manifest(1).num_bytes
+    room = 2 * (size + SPARE_BYTES)
+    added(catalog, attempt_of(4), num_bytes=size, free_bytes=room)
+    assert catalog.request_removals() == ()
+    added(catalog, attempt_of(5), num_bytes=size, free_bytes=room - 1)
+    assert catalog.request_removals() == (1,)
+    # What was requested counts as free: the worker is not done with it yet.
+    added(catalog, attempt_of(6), num_bytes=size, free_bytes=room - size)
+    assert catalog.request_removals() == ()
+    catalog.removals_answered((1,))
+    added(catalog, attempt_of(7), num_bytes=size, free_bytes=0)
+    assert catalog.request_removals() == (2, 3, 4, 5)  # all history, and nothing else
+
+
+def test_recent_ones_go_only_once_a_checkpoint_failed_for_lack_of_room(
+    store: CheckpointStore,
+) -> None:
+    catalog = disk_bound(store, KeepLast(2))
+    size = store.manifest(1).num_bytes
+    added(catalog, attempt_of(4), num_bytes=size, free_bytes=0)
+    assert catalog.request_removals() == (1, 2)
+    assert catalog.make_room(2 * size) == ()  # as much is on its way out
+    assert catalog.make_room(2 * size + 1) == (3,)
+    assert catalog.make_room(10 * size) == ()  # the newest stays
+
+
+def test_without_a_bound_by_the_disk_a_full_one_removes_nothing_more(
+    store: CheckpointStore,
+) -> None:
+    catalog = catalog_of(store, num_kept=3)
+    added(catalog, attempt_of(4), num_bytes=10, free_bytes=0)
+    assert catalog.request_removals() == (1,)
+    assert catalog.make_room(10**6) == ()
+
+
+def test_a_policy_of_the_users_own_is_asked_and_nothing_else(store: CheckpointStore) -> None:
+    class OddOnes:
+        def to_remove(self, checkpoints: Sequence[CheckpointInfo]) -> list[int]:
+            return [c.step for c in checkpoints if c.step % 2 == 0]
+
+    catalog = Catalog(store, OddOnes(), is_shared=True)
+    catalog.load(store.manifest)
+    added(catalog, attempt_of(5), free_bytes=0)
+    assert catalog.request_removals() == (2,)
+    assert catalog.make_room(10**6) == ()
+
+
+def test_what_is_on_disk_is_known_with_its_time_size_and_marks(store: CheckpointStore) -> None:
+    store.add_mark(2, keep=True, metrics={"loss": 0.5}, at_epoch_end=True)
+    (store.path(3) / "manifest.json").write_text("damaged")
+    found = listed(store, store.manifest)
+    assert [*found] == [1, 2]
+    record = store.manifest(2)
+    assert found[2] == CheckpointInfo(
+        2,
+        keep=True,
+        metrics={"loss": 0.5},
+        created_s=record.created_unix_s,
+        num_bytes=record.num_bytes,
+        at_epoch_end=True,
+    )
+
+
+def test_the_best_in_a_directory_is_found_by_its_name(store: CheckpointStore) -> None:
+    store.add_mark(1, metrics={"loss": 0.5})
+    store.add_mark(2, metrics={"loss": 0.7})
+    store.add_mark(9, metrics={"loss": 0.1})  # a step that is not there any more
+    assert (best_in(store, "best:loss"), best_in(store, "best:loss:max")) == (1, 2)

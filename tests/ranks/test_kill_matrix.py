@@ -117,7 +117,7 @@ def kills_of(victim: str, reached: dict[tuple[str, int], int]) -> list[Kill]:
         if victim != "all" and not victim.endswith(str(rank)):
             continue
         # The second prune may come when the life is closing and looks no more.
-        hits = {1 if point == "prune.remove" else min(2, count)}
+        hits = {1 if point.startswith("prune.") else min(2, count)}
         if point.startswith("meeting."):
             hits = set() if victim.startswith("worker") else {1, count // 2}
         kills += [Kill(victim, point, rank, hit) for hit in sorted(hits) if hit <= count]
@@ -239,7 +239,14 @@ def test_every_point_is_passed_by_some_rank(reached: Any) -> None:
 
 def test_the_leader_alone_commits(reached: Any) -> None:
     by_member = {point for point, rank in reached(False) if rank == 1}
-    assert not by_member & {"commit.rename", "commit.pointer", "prune.remove", "parts.merge"}
+    assert not by_member & {
+        "commit.rename",
+        "commit.pointer",
+        "prune.rename",
+        "prune.sync",
+        "prune.remove",
+        "parts.merge",
+    }
     assert {"parts.join", "parts.rename"} <= by_member
 
 

@@ -85,6 +85,20 @@ def test_rank_0s_metrics_are_stored_in_every_directory_and_a_difference_is_said_
     ]
 
 
+def restore_the_best(rank: Rank) -> None:
+    with tiny.managed(rank, chk_freq=0) as (manager, _):
+        manager.restore("best:loss:max")
+        rank.send("restored", manager.global_step, manager.best_step("loss"))
+
+
+def test_all_ranks_restore_the_step_that_is_the_best_for_rank_0(tmp_path: Path) -> None:
+    run_well(life(rate, tmp_path, local=True))
+    # As if rank 1's directory had missed what was marked last: rank 0's marks count.
+    CheckpointStore(tmp_path / "chk-0").add_mark(1, metrics={"loss": 2.0})
+    for one in run_well(Life(restore_the_best, tmp_path, 2, 1, settings={"local": True})):
+        assert one.last("restored")[0] == 1
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_every_call_has_the_same_outcome_on_all_ranks(world: int, tmp_path: Path) -> None:
     heard = run_well(life(every_call, tmp_path, world))

@@ -48,3 +48,17 @@ def test_a_metric_that_is_not_a_number_is_skipped_with_a_warning(
     lines = f'{{"step": 3, "keep": null, "metrics": {{"loss": {value}}}}}\n{mark_line(4)}'
     assert read_marks(lines.encode(), path=WHERE) == {4: StepMark()}
     assert "not a mark" in caplog.text
+
+
+def test_that_an_epoch_ended_stays_known_when_more_is_marked() -> None:
+    lines = [mark_line(3, at_epoch_end=True), mark_line(3, keep=True), mark_line(4)]
+    marks = read_marks("\n".join(lines).encode(), path=WHERE)
+    assert marks == {3: StepMark(keep=True, at_epoch_end=True), 4: StepMark()}
+
+
+def test_an_end_of_an_epoch_that_is_no_truth_value_is_not_a_mark(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    line = b'{"step": 3, "keep": null, "metrics": {}, "at_epoch_end": 1}'
+    assert read_marks(line, path=WHERE) == {}
+    assert "not a mark" in caplog.text
