@@ -200,7 +200,13 @@ class Marker:
 def encode_marks(marks: Mapping[int, StepMark]) -> bytes:
     """``marks.json``: a list of what would be the lines of ``marks.jsonl``, one per step."""
     lines = [
-        mark_line(step, keep=mark.keep, metrics=mark.metrics, finished=mark.finished or None)
+        mark_line(
+            step,
+            keep=mark.keep,
+            metrics=mark.metrics,
+            finished=mark.finished or None,
+            at_epoch_end=mark.at_epoch_end,
+        )
         for step, mark in sorted(marks.items())
     ]
     return _encode({"marks": [json.loads(line) for line in lines]})

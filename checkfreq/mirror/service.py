@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 #: How often another's claim, or lock, is looked at again.
 _LOOK_AGAIN_S = 2.0
+#: The longest pause after a failure once the run ends.
+_LAST_PAUSE_S = 5.0
 #: Uploads whose longest is what the next one is expected to take.
 _RECENT = 3
 #: The longest wait without anything to do; the claim is renewed in between.
@@ -83,6 +85,7 @@ class MirrorService:
         # Below: the thread's own.
         self._is_locked = False
         self._backoff = Backoff()
+        self._failed_s = 0.0
         self._look_again_s = 0.0
         self._recent_s: deque[float] = deque(maxlen=_RECENT)
         self._report = MirrorReport(State.STARTING)
@@ -177,7 +180,8 @@ class MirrorService:
         since_s = self._report.since_s
         if not self._backoff.num_in_row:
             since_s = self._wall()
-        self._backoff.failed(self._clock())
+        self._failed_s = self._clock()
+        self._backoff.failed(self._failed_s)
         text = self._mirror.scrub(f"{type(error).__name__}: {error}")
         self._say(State.FAILING, problem=text, since_s=since_s)
 
@@ -201,7 +205,7 @@ class MirrorService:
                 now_s = self._clock()
                 if self._end_by_s is not None and (now_s >= self._end_by_s or self._has_nothing()):
                     return None
-                left_s = max(self._backoff.left_s(now_s), self._look_again_s - now_s)
+                left_s = max(self._pause_s(now_s), self._look_again_s - now_s)
                 if left_s <= 0:
                     act = self._due(now_s)
                     if act is not None:
@@ -222,6 +226,13 @@ class MirrorService:
         """
         idle = self._queue.next_step is None and not self._claim.is_ours
         return idle and not self._store.steps()
+
+    def _pause_s(self, now_s: float) -> float:
+        """Until the next try after failures; at the end of a run there is no time for long ones."""
+        left_s = self._backoff.left_s(now_s)
+        if self._end_by_s is None:
+            return left_s
+        return min(left_s, max(0.0, self._failed_s + _LAST_PAUSE_S - now_s))
 
     def _due(self, now_s: float) -> Callable[[], None] | None:
         if not self._is_locked:
@@ -384,7 +395,7 @@ class MirrorService:
         )
 
     def _is_epoch_end(self, step: int) -> bool:
-        return bool(getattr(self._store.marks().get(step), "at_epoch_end", False))
+        return self._store.marks().get(step, StepMark()).at_epoch_end
 
     def _set_aside(self, step: int) -> None:
         """Markers of a future that the run went back from, now that there is a newer one."""

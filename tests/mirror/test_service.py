@@ -204,6 +204,29 @@ def test_a_service_that_fails_is_tried_again_and_then_gets_the_newest(
     assert 2 in markers(down)
 
 
+class Clock:
+    """Time that a test moves on."""
+
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_at_the_end_of_a_run_a_long_pause_is_cut_short(
+    store: CheckpointStore, reports: Reports, start: Callable[..., MirrorService]
+) -> None:
+    inner, clock = memory_remote(MIRROR), Clock()
+    down = Down(inner._mirror, store=inner._store)
+    service = start(connect=lambda mirror: down, clock=clock)
+    reports.wait_for(lambda report: report.state is State.FAILING)
+    for _ in range(8):  # pauses grow to a minute and more
+        service._backoff.failed(clock.now_s)
+    assert service._pause_s(clock.now_s + 30.0) > 0
+    service._end_by_s = clock.now_s + 300.0
+    assert service._pause_s(clock.now_s + 30.0) == 0
+
+
 def test_a_damaged_checkpoint_is_reported_and_the_next_one_uploaded(
     store: CheckpointStore,
     remote: RemoteObjects,

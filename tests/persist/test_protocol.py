@@ -34,7 +34,7 @@ SECONDS = st.floats(0, 1e9)
 ROLES = st.builds(Role, NUMBER, NUMBER, st.lists(NUMBER, max_size=3).map(tuple), FLAG)
 
 MESSAGES = st.one_of(
-    st.builds(p.Open, TEXT, SECONDS, NUMBER, NUMBER, st.none() | NUMBER, ROLES, FLAG),
+    st.builds(p.Open, TEXT, SECONDS, NUMBER, NUMBER, st.none() | NUMBER, ROLES, FLAG, JSON),
     st.builds(p.SlotMemory, NUMBER, NUMBER),
     st.builds(p.SlotLayout, NUMBER, FILES),
     st.builds(
@@ -56,7 +56,8 @@ MESSAGES = st.one_of(
     st.builds(p.Quarantine, NUMBER, TEXT),
     st.builds(p.Confirm, NUMBER),
     st.builds(p.TellFailure, NUMBER, TEXT, TEXT),
-    st.builds(p.Close),
+    st.builds(p.PruneMirror, STEPS),
+    st.builds(p.Close, st.none() | SECONDS),
     st.builds(p.Waiting, TEXT),
     st.builds(p.Opened, NUMBER),
     st.builds(p.OpenFailed, TEXT, TEXT),
@@ -65,6 +66,7 @@ MESSAGES = st.one_of(
     st.builds(p.Done, TEXT, STEPS),
     st.builds(p.Retaken, TEXT, STEPS),
     st.builds(p.Trouble, TEXT, TEXT, TEXT),
+    st.builds(p.Mirrored, JSON),
 )
 
 

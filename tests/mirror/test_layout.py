@@ -1,0 +1,126 @@
+"""The small objects of a mirror: what is written is read back, and nothing else is taken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkfreq.errors import CheckFreqError, ConfigError, CorruptCheckpointError
+from checkfreq.mirror.layout import (
+    Blob,
+    Claim,
+    Finish,
+    Marker,
+    decode_marks,
+    encode_marks,
+    is_superseded_key,
+    manifest_key,
+    marker_key,
+    object_key,
+    piece_of_key,
+    step_of_manifest,
+    step_of_marker,
+    superseded_key,
+)
+from checkfreq.store.marks import StepMark
+
+PIECE = Blob.piece("0123456789abcdef" * 2, 77)
+MARKER = Marker(
+    7, "a-1", 1.5, Blob(manifest_key(7, "a-1"), 9, "f" * 32), {"m.safetensors": (PIECE, PIECE)}
+)
+CLAIM = Claim("run", "session", "host", 12, 1.0, 2.0)
+
+
+def test_what_is_written_is_read_back() -> None:
+    assert Marker.decode(MARKER.encode(), key=marker_key(7)) == MARKER
+    assert Marker.decode(MARKER.encode(), key=superseded_key(7, "a-1")) == MARKER
+    assert Finish.decode(Finish(3, False).encode()) == Finish(3, False)
+    assert Claim.decode(CLAIM.encode()) == CLAIM
+    assert MARKER.num_bytes == 2 * 77
+    assert MARKER.keys() == {PIECE.key, manifest_key(7, "a-1")}
+
+
+def test_marks_are_read_back_with_numbers_that_json_does_not_have() -> None:
+    marks = {
+        1: StepMark(keep=True, at_epoch_end=True),
+        2: StepMark(metrics={"loss": float("inf"), "acc": 0.5}, finished=True),
+    }
+    assert decode_marks(encode_marks(marks)) == marks
+
+
+def test_keys_say_what_they_name() -> None:
+    assert step_of_marker(marker_key(123456789)) == 123456789
+    assert step_of_manifest(manifest_key(5, "x")) == 5
+    assert piece_of_key(object_key("a" * 32, 5)) == Blob.piece("a" * 32, 5)
+    assert is_superseded_key(superseded_key(5, "x"))
+    for key in ("checkpoints/step-5.json", "checkpoints/step-000000005.json", "objects/x", ""):
+        assert step_of_marker(key) is None
+        assert piece_of_key(key) is None
+        assert step_of_manifest(key) is None
+
+
+Change = Callable[[dict[str, object]], object]
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        (lambda m: m.update(format="other"), "format"),
+        (lambda m: m.update(version="1"), "version"),
+        (lambda m: m.update(more=1), "names of fields"),
+        (lambda m: m.update(step=True), "step"),
+        (lambda m: m.update(step=8), "step"),
+        (lambda m: m.update(attempt="../x"), "attempt"),
+        (lambda m: m.update(created_unix_s=-1), "created_unix_s"),
+        (lambda m: m.update(at_epoch_end=1), "at_epoch_end"),
+        (lambda m: m.update(manifest=None), "manifest"),
+        (lambda m: m["manifest"].update(key="objects/x"), "manifest"),
+        (lambda m: m["manifest"].update(bytes=-1), "bytes"),
+        (lambda m: m["manifest"].update(digest="x"), "digest"),
+        (lambda m: m.update(files=[]), "files"),
+        (lambda m: m.update(files={"../m": [PIECE.to_json()]}), "file name"),
+        (lambda m: m.update(files={"m.safetensors": []}), "m.safetensors"),
+        (lambda m: m["files"]["m.safetensors"][0].update(key="claim.json"), "key"),
+        (lambda m: m["files"]["m.safetensors"][0].update(key=5), "key"),
+    ],
+)
+def test_a_marker_with_an_impossible_value_is_refused_by_name(change: Change, check: str) -> None:
+    fields = json.loads(MARKER.encode())
+    change(fields)
+    with pytest.raises(CorruptCheckpointError, match=check):
+        Marker.decode(json.dumps(fields).encode(), key=marker_key(7), url="s3://bucket/x")
+
+
+def test_a_newer_format_is_no_damage() -> None:
+    fields = {**json.loads(MARKER.encode()), "version": 2}
+    with pytest.raises(ConfigError, match="format version 2"):
+        Marker.decode(json.dumps(fields).encode(), key=marker_key(7))
+
+
+def test_a_claim_with_an_impossible_value_is_refused() -> None:
+    for change in ({"run": ""}, {"pid": 1.5}, {"renewed_unix_s": None}, {"host": "a\nb"}):
+        fields = {**json.loads(CLAIM.encode()), **change}
+        with pytest.raises(CorruptCheckpointError):
+            Claim.decode(json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"a":1,"a":2}', b'{"a":NaN}', b"[" * 9999])
+def test_what_is_no_json_object_of_ours_is_corrupt(data: bytes) -> None:
+    for decode in (Finish.decode, Claim.decode, decode_marks):
+        with pytest.raises(CorruptCheckpointError):
+            decode(data)
+
+
+@given(st.integers(0, len(MARKER.encode()) - 1), st.integers(0, 255))
+def test_a_changed_byte_is_refused_or_harmless(at: int, byte: int) -> None:
+    data = bytearray(MARKER.encode())
+    data[at] = byte
+    try:
+        marker = Marker.decode(bytes(data), key=marker_key(7))
+    except CheckFreqError:
+        return
+    assert marker.step == 7
