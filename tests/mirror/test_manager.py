@@ -173,6 +173,12 @@ class TestUrls:
         assert main(["ls", "ftp://host/x"]) == 2
         assert "expected s3://" in capsys.readouterr().err
 
+    def test_prune_wants_a_directory(
+        self, planted: Planted, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["prune", planted.url, "--last", "1"]) == 2
+        assert "a mirror is pruned by its run" in capsys.readouterr().err
+
 
 class TestStaging:
     """``CFManager("s3://...")``, here with file:///."""
