@@ -30,7 +30,7 @@ import xxhash
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError
 from checkfreq.store.manifest import MANIFEST_NAME
-from checkfreq.store.marks import StepMark, mark_line, read_marks
+from checkfreq.store.marks import StepMark, line_of, read_marks
 from checkfreq.types import Json
 
 FORMAT = "checkfreq-mirror"
@@ -199,16 +199,7 @@ class Marker:
 
 def encode_marks(marks: Mapping[int, StepMark]) -> bytes:
     """``marks.json``: a list of what would be the lines of ``marks.jsonl``, one per step."""
-    lines = [
-        mark_line(
-            step,
-            keep=mark.keep,
-            metrics=mark.metrics,
-            finished=mark.finished or None,
-            at_epoch_end=mark.at_epoch_end,
-        )
-        for step, mark in sorted(marks.items())
-    ]
+    lines = [line_of(step, mark) for step, mark in sorted(marks.items())]
     return _encode({"marks": [json.loads(line) for line in lines]})
 
 

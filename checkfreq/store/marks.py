@@ -57,6 +57,17 @@ def mark_line(
     return json.dumps({**record, "reset": True} if reset else record, allow_nan=False)
 
 
+def line_of(step: int, mark: StepMark) -> str:
+    """The one line that says all of a step's marks."""
+    return mark_line(
+        step,
+        keep=mark.keep,
+        metrics=mark.metrics,
+        finished=mark.finished or None,
+        at_epoch_end=mark.at_epoch_end,
+    )
+
+
 def _as_json(value: float) -> Json:
     """JSON has no NaN or infinities: they become the strings "nan", "inf" and "-inf"."""
     return value if math.isfinite(value) else str(float(value))

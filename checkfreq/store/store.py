@@ -51,7 +51,7 @@ from checkfreq.store.manifest import (
     Manifest,
     most_bytes,
 )
-from checkfreq.store.marks import MARKS_MAX_BYTES, StepMark, mark_line, read_marks
+from checkfreq.store.marks import MARKS_MAX_BYTES, StepMark, line_of, mark_line, read_marks
 from checkfreq.store.source import CheckpointSource, Rejected, newest_valid
 from checkfreq.store.verify import expect_size, header_bytes
 from checkfreq.types import round_up_to_page
@@ -623,17 +623,7 @@ class CheckpointStore(CheckpointSource):
             return
         try:
             marks = read_marks(self._marks_bytes(), path=path)
-            lines = [
-                mark_line(
-                    step,
-                    keep=mark.keep,
-                    metrics=mark.metrics,
-                    finished=mark.finished or None,
-                    at_epoch_end=mark.at_epoch_end,
-                )
-                for step, mark in sorted(marks.items())
-                if step in steps
-            ]
+            lines = [line_of(step, mark) for step, mark in sorted(marks.items()) if step in steps]
             data = "".join(f"{line}\n" for line in lines).encode()
             self.ops.replace_file(path, data)
             self.ops.sync_dir(self.root)
