@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from xxhash import xxh3_128_hexdigest
 
 from checkfreq.errors import CorruptCheckpointError, StorageError
 from checkfreq.restore.file_reader import buffer_bytes, new_buffer, read_files
 from checkfreq.store.fileops import LocalFileOps, ReadFile
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry, digest_of
+from checkfreq.store.source import Piece
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes, page_aligned
 from checkfreq.types import PAGE_BYTES
@@ -54,6 +56,35 @@ def test_every_byte_arrives_at_any_chunk_size(store: CheckpointStore, chunk_byte
     assert {*found} == {file.name for file in store.manifest(1).files}
     for name, data in found.items():
         assert data == (store.path(1) / name).read_bytes()
+
+
+class InPieces(CheckpointStore):
+    """Every page of a file is a piece, as a mirror might keep it; with the digests of now."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        super().__init__(store.root)
+        self._sound = {name: (store.path(1) / name).read_bytes() for name in FILES}
+
+    def pieces(self, step: int, entry: FileEntry) -> Sequence[Piece]:
+        data = self._sound[entry.name]
+        pages = (data[at : at + PAGE] for at in range(0, len(data), PAGE))
+        return [
+            Piece(n * PAGE, len(page), xxh3_128_hexdigest(page)) for n, page in enumerate(pages)
+        ]
+
+
+@pytest.mark.parametrize("chunk_bytes", [PAGE, 2 * PAGE, 8 << 20])
+def test_a_file_in_pieces_arrives_whole(store: CheckpointStore, chunk_bytes: int) -> None:
+    found = read(InPieces(store), chunk_bytes=chunk_bytes)
+    for name, data in found.items():
+        assert data == (store.path(1) / name).read_bytes()
+
+
+def test_a_changed_byte_names_the_piece_that_it_is_in(store: CheckpointStore) -> None:
+    in_pieces = InPieces(store)
+    damage(store, "model.safetensors", 2 * PAGE + 5)
+    with pytest.raises(CorruptCheckpointError, match="digest of piece 2"):
+        read(in_pieces)
 
 
 def test_each_file_begins_at_a_page_and_the_buffer_has_room_for_that(
