@@ -179,9 +179,9 @@ def live(life: Life, kill: Kill, gate: Path) -> list[Heard]:
 
 
 def an_older_step(folder: Path) -> int:
-    """The newest but one that every directory holds."""
+    """The newest but one that every directory holds; the newest if that is the only one."""
     held = [set(verify_all(chk_dir)) for chk_dir in folder.glob("chk*")]
-    return sorted(set.intersection(*held))[-2]
+    return sorted(set.intersection(*held))[-2:][0]
 
 
 def check_directories(folder: Path, what: str) -> None:

@@ -73,14 +73,14 @@ def _stop_and_go_on(run: Run, disk: Disk, whole: Whole) -> None:
 def test_a_stop_after_the_disk_was_full_is_durable_although_periodic_checkpoints_pause(
     zygote: Zygote, tmp_path: Path
 ) -> None:
-    """The first attempt fails, and then the stop's; its second one finds room."""
+    """Two attempts fail. The stop's finds room, whether or not the pause was over before it."""
     whole = run_whole(zygote, tmp_path / "whole", ALONE)
     run = Run(zygote, tmp_path / "run", ALONE)
     full = "commit.mkdir:raise-ENOSPC;commit.write:raise-ENOSPC"
     lived = run.live(SIXTH, worker_fault=full)
     assert lived.logs.count("No space left") >= 2
     assert not check(run, lived, whole)
-    assert CheckpointStore(run.chk_dir).steps() == [6]
+    assert CheckpointStore(run.chk_dir).steps()[-1] == 6
     assert check(run, run.live(), whole)
 
 
