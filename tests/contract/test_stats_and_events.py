@@ -116,9 +116,7 @@ def test_there_is_one_info_line_per_checkpoint(
     lines = [record for record in caplog.records if record.levelno == logging.INFO]
     said = [line.message.split(":")[0] for line in lines]
     said.remove("retention")  # once a run, with the first
-    assert said == [
-        f"checkpoint of step {step} (periodic)" for step in (1, 2, 3)
-    ]
+    assert said == [f"checkpoint of step {step} (periodic)" for step in (1, 2, 3)]
     assert "held training" in lines[0].message
 
 
