@@ -29,4 +29,4 @@ def training(lines: list[Line]) -> str:
     return table("service | checkpoint | iteration | longer during an upload", rows, lines)
 
 
-TABLES = {"mirror": Table("mirror", uploads), "mirror-training": Table("mirror", training)}
+TABLES = {"mirror": Table("mirror", uploads), "mirror_training": Table("mirror", training)}
