@@ -83,7 +83,8 @@ def draw(dice: random.Random, case: Case, *, whole_s: float, mirrors: bool) -> I
         most_s = whole_s if kind == "time" else 0.1
         return replace(instant, wait_s=dice.uniform(0.0, most_s))
     where = dice.choice(PLACES if kind == "place" else _points(case, rank, kind))
-    hit = _hit_of(dice, where) if kind == "place" else dice.randint(1, 4)
+    most = 2 if kind == "upload" else 4  # one upload may be all that comes before the validation
+    hit = _hit_of(dice, where) if kind == "place" else dice.randint(1, most)
     is_late, spin = dice.random() < 0.3, int(10 ** dice.uniform(1.0, 5.0))
     return replace(instant, where=where, hit=hit, is_late=is_late, spin=spin)
 

@@ -31,6 +31,10 @@ STOPPED = 75
 #: From the signal to the end of the process; only a defect takes so long.
 LIMIT_S = 90.0
 
+#: For so long training waits for an upload to come to an instant. If none does, since too little
+#: is left to upload, it goes on, before the other ranks' patience ends.
+_UPLOADED_WITHIN_S = 10.0
+
 _LOOK_S = 0.005
 
 
@@ -105,7 +109,7 @@ class Run:
             return Life(**base)
         holds, gate = {}, str(self._gate())
         if instant.kind == "upload":  # which takes longer than all of this training
-            holds["validation"] = [1, str(self._gate("-training"))]
+            holds["validation"] = [1, str(self._gate("-training")), _UPLOADED_WITHIN_S]
         if instant.again_at is not None:
             holds[instant.again_at] = [1, str(self._gate("-again"))]
         match instant.kind:
