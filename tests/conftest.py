@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from hypothesis import settings
+
+from checkfreq import faults
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -32,6 +34,19 @@ def _signals_are_as_before() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def fault_script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Install a script: at once in this process, and in each worker started from now on."""
+
+    def install(script: str) -> None:
+        monkeypatch.setenv("CHECKFREQ_FAULT", script)
+        faults.reload()
+
+    yield install
+    monkeypatch.delenv("CHECKFREQ_FAULT", raising=False)
+    faults.reload()
 
 
 def pytest_configure() -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from checkfreq import faults
-
 SetFault = Callable[[str], None]
 Hold = Callable[[str], "Gate"]
 
@@ -27,16 +25,9 @@ def worker_fault(monkeypatch: pytest.MonkeyPatch) -> SetFault:
 
 
 @pytest.fixture
-def trainer_fault(monkeypatch: pytest.MonkeyPatch) -> Iterator[SetFault]:
+def trainer_fault(fault_script: SetFault) -> SetFault:
     """Gives this process a fault script."""
-
-    def install(script: str) -> None:
-        monkeypatch.setenv("CHECKFREQ_FAULT", script)
-        faults.reload()
-
-    yield install
-    monkeypatch.delenv("CHECKFREQ_FAULT", raising=False)
-    faults.reload()
+    return fault_script
 
 
 class Gate:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
-from checkfreq import faults
 from checkfreq.mirror.client import RemoteObjects
 from checkfreq.mirror.layout import (
     OBJECTS,
@@ -49,17 +48,6 @@ def objects(remote: RemoteObjects) -> set[str]:
 @pytest.fixture
 def remote() -> RemoteObjects:
     return memory_remote()
-
-
-@pytest.fixture
-def kill(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    def install(script: str) -> None:
-        monkeypatch.setenv("CHECKFREQ_FAULT", script)
-        faults.reload()
-
-    yield install
-    monkeypatch.delenv("CHECKFREQ_FAULT", raising=False)
-    faults.reload()
 
 
 def test_pieces_that_another_checkpoint_names_stay(remote: RemoteObjects) -> None:
@@ -117,11 +105,11 @@ def test_nothing_but_markers_is_removed_while_a_marker_cannot_be_read(
 
 
 def test_a_failure_between_marker_and_objects_leaves_whole_checkpoints(
-    remote: RemoteObjects, kill: Callable[[str], None]
+    remote: RemoteObjects, fault_script: Callable[[str], None]
 ) -> None:
     upload(remote, 1, ["one"])
     upload(remote, 2, ["two"])
-    kill("mirror.remove_objects:raise-EIO")
+    fault_script("mirror.remove_objects:raise-EIO")
     with pytest.raises(OSError, match="injected"):
         RemoteMarkers(remote).remove([1])
     assert list(markers(remote)) == [2]

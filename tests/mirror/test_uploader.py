@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from checkfreq import faults
 from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
 from checkfreq.mirror.bandwidth import Bandwidth
 from checkfreq.mirror.client import RemoteObjects
@@ -42,19 +41,6 @@ def make(store: CheckpointStore) -> Iterator[MakeUploader]:
     yield uploader
     for one in made:
         one.close()
-
-
-@pytest.fixture
-def inject(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Installs a script of faults for this process."""
-
-    def install(script: str) -> None:
-        monkeypatch.setenv("CHECKFREQ_FAULT", script)
-        faults.reload()
-
-    yield install
-    monkeypatch.delenv("CHECKFREQ_FAULT", raising=False)
-    faults.reload()
 
 
 def two_files() -> dict[str, dict[str, bytes]]:
@@ -109,11 +95,11 @@ def test_an_interrupted_upload_leaves_no_marker_and_is_continued(
     store: CheckpointStore,
     remote: RemoteObjects,
     make: MakeUploader,
-    inject: Callable[[str], None],
+    fault_script: Callable[[str], None],
     point: str,
 ) -> None:
     commit(store, 1, two_files())
-    inject(f"{point}:raise-EIO")
+    fault_script(f"{point}:raise-EIO")
     with pytest.raises(OSError, match=f"injected at {point}"):
         make(remote).upload(1)
     assert markers(remote) == {}
@@ -126,10 +112,10 @@ def test_pieces_sent_before_a_failure_are_not_sent_again(
     store: CheckpointStore,
     remote: RemoteObjects,
     make: MakeUploader,
-    inject: Callable[[str], None],
+    fault_script: Callable[[str], None],
 ) -> None:
     commit(store, 1, {"m.safetensors": {f"t{i}": noise(8 * MIB) for i in range(6)}})
-    inject("mirror.put_piece:raise-EIO:4")
+    fault_script("mirror.put_piece:raise-EIO:4")
     with pytest.raises(OSError, match="injected"):
         make(remote).upload(1)
     there = sum(seen.num_bytes for seen in remote.list(OBJECTS).values())
@@ -223,10 +209,10 @@ def test_a_full_disk_elsewhere_is_an_error_of_the_place_that_it_names(
     store: CheckpointStore,
     remote: RemoteObjects,
     make: MakeUploader,
-    inject: Callable[[str], None],
+    fault_script: Callable[[str], None],
 ) -> None:
     commit(store, 1, two_files())
-    inject("mirror.put_piece:raise-ENOSPC")
+    fault_script("mirror.put_piece:raise-ENOSPC")
     with pytest.raises(OSError, match="injected") as error:
         make(remote).upload(1)
     assert error.value.errno == errno.ENOSPC
