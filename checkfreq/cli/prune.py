@@ -16,6 +16,7 @@ from checkfreq.cli import text
 from checkfreq.errors import ConfigError, NoCheckpointError
 from checkfreq.persist.listing import listed
 from checkfreq.persist.lock import DirectoryLock, LockTimeoutError
+from checkfreq.policy.best import BestName
 from checkfreq.policy.retention import (
     DEFAULT_RETENTION,
     AnyOf,
@@ -101,9 +102,8 @@ def _policy(args: argparse.Namespace) -> Retention:
     if args.last is not None:
         parts.append(KeepLast(args.last))
     if args.best is not None:
-        metric, _, direction = args.best.rpartition(":")
-        metric = metric if direction in ("min", "max") else args.best
-        parts.append(KeepBest(metric=metric, highest=direction == "max", num_last=1))
+        best = BestName.parse(f"best:{args.best}")
+        parts.append(KeepBest(metric=best.metric, highest=bool(best.highest), num_last=1))
     if args.every_hours is not None:
         parts.append(KeepEvery(hours=args.every_hours, for_hours=args.for_hours))
     elif args.for_hours is not None:

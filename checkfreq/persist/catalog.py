@@ -53,6 +53,8 @@ class Catalog:
     ) -> None:
         self._store = store
         self._retention = retention
+        #: The policy, if it keeps less where the disk has no room; None if it does not.
+        self._yielding = _if_it_yields(retention)
         self._known: dict[int, CheckpointInfo] | None = None
         self._confirmed_step: int | None = None if is_shared else BEFORE_EVERY_STEP
         self._agent_copies_within_s = agent_copies_within_s
@@ -160,28 +162,27 @@ class Catalog:
     def make_room(self, missing_bytes: int) -> tuple[int, ...]:
         """The steps to remove now since the disk had no room for a checkpoint; they count as
         requested. None unless the policy bounds itself by the disk."""
-        if not isinstance(self._retention, Retention) or not self._retention.fits_disk():
+        if self._yielding is None:
             return ()
         requested = self._requested()
         missing_bytes -= self._bytes_of(requested)
         staying = [info for info in self._infos() if info.step not in requested]
-        return self._request(self._retention.give_up(staying, missing_bytes))
+        return self._request(self._yielding.give_up(staying, missing_bytes))
 
     def _history_for_room(
         self, staying: Sequence[CheckpointInfo], *, freed: Collection[int]
     ) -> list[int]:
         """What must go besides, so that the disk has room for the next checkpoints."""
-        policy = self._retention
-        if not isinstance(policy, Retention) or not policy.fits_disk():
-            return []
-        if self._free_bytes is None or not staying:
+        if self._yielding is None or self._free_bytes is None or not staying:
             return []
         coming = self._free_bytes + self._bytes_of({*freed, *self._requested()})
         missing = _ROOM_FOR * (staying[-1].num_bytes + SPARE_BYTES) - coming
-        return policy.give_up(staying, missing, at_most=Worth.HISTORY)
+        return self._yielding.give_up(staying, missing, at_most=Worth.HISTORY)
 
     def _request(self, steps: Collection[int]) -> tuple[int, ...]:
-        allowed = tuple(filter(self._may_go, sorted(steps)))
+        # The worker may take longer over a removal than the next commit does.
+        news = set(steps) - self._requested()
+        allowed = tuple(step for step in sorted(news) if self._is_confirmed_past(step))
         if allowed:
             self._prunes.append(allowed)
         return allowed
@@ -222,11 +223,9 @@ class Catalog:
         ages_s = {step: now_s - since_s for step, since_s in self._since_s.items()}
         return held_back(ages_s, found=self._found, within_s=self._agent_copies_within_s)
 
-    def _may_go(self, step: int) -> bool:
-        if self._confirmed_step is not None and step >= self._confirmed_step:
-            return False
-        # The worker may take longer over a removal than the next commit does.
-        return step not in self._requested()
+    def _is_confirmed_past(self, step: int) -> bool:
+        """Whether every directory of the run holds a later step, where there are several."""
+        return self._confirmed_step is None or step < self._confirmed_step
 
     def removals_answered(self, removed: Collection[int] = ()) -> None:
         """The worker is done with the oldest request: these steps are gone."""
@@ -237,6 +236,10 @@ class Catalog:
     def _loaded(self) -> dict[int, CheckpointInfo]:
         assert self._known is not None, "the directory is not open"
         return self._known
+
+
+def _if_it_yields(policy: RetentionPolicy) -> Retention | None:
+    return policy if isinstance(policy, Retention) and policy.fits_disk() else None
 
 
 def is_partial(error: CorruptCheckpointError) -> bool:
