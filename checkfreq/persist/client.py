@@ -13,9 +13,7 @@ import contextlib
 import dataclasses
 import logging
 import os
-import signal
 import socket
-import subprocess
 import threading
 import time
 from collections import deque
@@ -28,9 +26,8 @@ from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError, WorkerDiedError
 from checkfreq.mirror.settings import Mirror
 from checkfreq.notices.choice import watched
-from checkfreq.persist import outlived
 from checkfreq.persist import protocol as p
-from checkfreq.persist.launch import worker_command, worker_environment
+from checkfreq.persist.process import ChildWorker, WorkerProcess, how_it_ended
 from checkfreq.types import FileSpec, Role
 
 logger = logging.getLogger(__name__)
@@ -76,7 +73,7 @@ class WorkerClient:
         self._opened = False
         #: Where this directory is uploaded to; None on ranks that do not lead.
         self.mirror = _mirror_of(config, role)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: WorkerProcess | None = None
         self._channel: p.Channel | None = None
         self._stderr_fd = -1
         #: What the worker said of its mirror while it was closing.
@@ -98,7 +95,9 @@ class WorkerClient:
             on_failure.callback(os.close, stderr_fd)
             os.fchmod(stderr_fd, 0o600)
             with theirs:
-                self._process = self._spawn(theirs.fileno(), stderr_fd)
+                self._process = ChildWorker.start(
+                    theirs.fileno(), stderr_fd=stderr_fd, nice=self._config.nice
+                )
             on_failure.pop_all()
         if self._stderr_fd >= 0:
             os.close(self._stderr_fd)
@@ -147,7 +146,7 @@ class WorkerClient:
 
     def is_alive(self) -> bool:
         """True while the worker process runs."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.is_alive()
 
     @property
     def has_opened(self) -> bool:
@@ -173,11 +172,8 @@ class WorkerClient:
     def kill(self) -> None:
         """End the worker at once; idempotent."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGKILL)
-            try:
-                self._process.wait(_EXIT_GRACE_S)
-            except subprocess.TimeoutExpired:  # stuck in the kernel, on a disk that hangs
+            self._process.kill()
+            if not self._process.wait(_EXIT_GRACE_S):  # stuck in the kernel, on a disk that hangs
                 logger.error(
                     "the persist worker %d was killed and has not ended", self._process.pid
                 )
@@ -193,21 +189,18 @@ class WorkerClient:
             return True
         with contextlib.suppress(p.ChannelClosedError):
             self._channel.send(p.Close(upload_for_s))
-        try:
-            self._process.wait(timeout_s)
-            clean = True
-        except subprocess.TimeoutExpired:
-            clean = False
+        clean = self._process.wait(timeout_s)
         self._take_final_replies()
         self.kill()
         os.close(self._stderr_fd)
         self._stderr_fd = -1
-        if clean and (self._process.returncode != 0 or self._asked):
+        if clean and (self._process.exit_code or self._asked):
             logger.error(
-                "the persist worker ended with exit code %s; not carried out: %s",
-                self._process.returncode,
+                "the persist worker %s; not carried out: %s",
+                how_it_ended(self._process),
                 list(self._asked),
             )
+        self._process.close()
         self._process = None
         self._channel = None
         return clean
@@ -303,28 +296,6 @@ class WorkerClient:
         for attempt, request in self._in_flight.items():
             self._in_flight[attempt] = dataclasses.replace(request, supersede_after=None)
 
-    def _spawn(self, socket_fd: int, stderr_fd: int) -> subprocess.Popen[bytes]:
-        # Opened here, not by the worker: our process id may mean another process by then.
-        pidfd = os.pidfd_open(os.getpid())
-        try:
-            with outlived.blocked():
-                return self._popen(socket_fd, pidfd, stderr_fd)
-        finally:
-            os.close(pidfd)
-
-    def _popen(self, socket_fd: int, pidfd: int, stderr_fd: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            worker_command((socket_fd, pidfd, os.getpid(), self._config.nice)),
-            pass_fds=(socket_fd, pidfd),
-            stdin=subprocess.DEVNULL,
-            # A pipe inherited from the trainer would stay open as long as the worker runs, and
-            # a program that reads the trainer's output would wait for it.
-            stdout=subprocess.DEVNULL,
-            stderr=stderr_fd,
-            start_new_session=True,  # Ctrl-C and a closed terminal signal the trainer's group
-            env=worker_environment(),
-        )
-
     @property
     def _takeover_s(self) -> float:
         """How long to wait for the lock: the previous worker may wait for parts of each slot."""
@@ -374,21 +345,16 @@ class WorkerClient:
             return reply
         except p.ChannelClosedError:
             assert self._process is not None
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_EXIT_GRACE_S)
+            self._process.wait(_EXIT_GRACE_S)
             return None
 
     def _death(self, phase: str) -> WorkerDiedError:
         assert self._process is not None
         with self._lock:
             steps = sorted(request.step for request in self._in_flight.values())
-        code = self._process.poll()
-        how = "stopped answering" if code is None else f"ended with exit code {code}"
-        if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
         held = f" while it held step {', '.join(map(str, steps))}" if steps else ""
         return WorkerDiedError(
-            f"the persist worker for {self._chk_dir} {how}{held}",
+            f"the persist worker for {self._chk_dir} {how_it_ended(self._process)}{held}",
             step=steps[0] if steps else -1,
             phase=phase,
             child_traceback=self._stderr_tail(),

@@ -344,6 +344,7 @@ class Pipeline:
             attempt.copy_s = engine.last_copy_s
             attempt.device_copy_s = engine.last_device_copy_s
             if attempt.copied(error):
+                attempt.slot.complete_s = attempt.copied_s
                 try:
                     self.persistence.hand_over(attempt, captured.objects, captured.rank_objects)
                 except Exception as failure:  # on the copy thread, which must survive it

@@ -16,7 +16,8 @@ import logging
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -103,7 +104,28 @@ class Slot:
     piece_bytes: int
     layout: object = None  # the StateLayout whose headers the slot holds now
     is_free: bool = True
+    #: When the complete snapshot in it was taken (``time.perf_counter``); None if it holds none.
+    complete_s: float | None = None
     pins: Pins | None = field(default=None, repr=False)
+
+
+class OfferedSlot(Protocol):
+    """A slot that an earlier process made."""
+
+    @property
+    def index(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def fd(self) -> int:
+        """An open descriptor of its memory."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size."""
+        ...
 
 
 #: Slots that could not be unpinned. Were they unmapped, a driver could write to whatever comes to
@@ -127,6 +149,7 @@ class Arena:
         self._slots: list[Slot] = []
         self._preparation: _Preparation | None = None  # the latest, also when it has ended
         self._all_pinned = False
+        self._is_outgrown = False
 
     # ---- size
 
@@ -175,8 +198,42 @@ class Arena:
         num_bytes, count = self._slot_bytes(state_bytes), self.num_affordable(state_bytes)
         piece_bytes = self._pinner.piece_bytes
         self._slots = [_new_slot(index, num_bytes, piece_bytes) for index in range(count)]
-        self._all_pinned = False
+        self._all_pinned = self._is_outgrown = False
         self._start(_Preparation(self._slots, self._pinner, round_up_to_page(state_bytes)))
+
+    def adopt(
+        self,
+        offered: Sequence[OfferedSlot],
+        *,
+        held: Collection[int] = (),
+        newest: int | None = None,
+    ) -> None:
+        """Take over slots that an earlier process made, and their descriptors.
+
+        Those ``held``, by number, are not free; ``newest`` holds the newest complete snapshot.
+        There is nothing to fault in: whoever made them has. Takes over nothing, and closes nothing,
+        if it raises OSError or ValueError (a slot is not as large as it is said to be).
+        """
+        assert not self._slots
+        made: list[Slot] = []
+        with contextlib.ExitStack() as on_failure:
+            for one in offered:
+                made.append(_adopted_slot(one, self._pinner.piece_bytes))
+                on_failure.callback(made[-1].memory.close)
+            on_failure.pop_all()
+        for slot in made:
+            slot.is_free = slot.index not in held
+            slot.complete_s = time.perf_counter() if slot.index == newest else None
+        self._slots = made
+        self._is_outgrown = len(made) != self._config.num_slots
+        self._start(_Preparation([], self._pinner, fault_in_bytes=0))
+
+    def fits(self, state_bytes: int) -> bool:
+        """Whether such a state can be copied to the slots there are.
+
+        Of slots that were taken over there may also be too few, or more than are wanted now.
+        """
+        return state_bytes <= self.slot_bytes and not self._is_outgrown
 
     def pin(self) -> None:
         """Pin, in the background, slots that are free and not pinned yet; not ready meanwhile.
@@ -245,12 +302,17 @@ class Arena:
         return not self._slots or (self.is_ready() and self.has_free_slot())
 
     def acquire(self) -> Slot | None:
-        """Take a free slot, or None."""
-        for slot in self._slots:
-            if slot.is_free:
-                slot.is_free = False
-                return slot
-        return None
+        """Take a free slot, or None.
+
+        The newest complete snapshot is overwritten last: were this process killed now, the next
+        one would restore it from memory.
+        """
+        free = [slot for slot in self._slots if slot.is_free]
+        if not free:
+            return None
+        slot = min(free, key=lambda slot: slot.complete_s or 0.0)
+        slot.is_free, slot.complete_s = False, None
+        return slot
 
     def release(self, slot: Slot) -> None:
         """Give a slot back, when its snapshot is durable or given up."""
@@ -349,9 +411,20 @@ def _new_slot(index: int, num_bytes: int, piece_bytes: int) -> Slot:
     fd = os.memfd_create(f"checkfreq-slot-{index}", os.MFD_CLOEXEC)
     os.fchmod(fd, 0o600)  # training state, whatever the umask
     os.ftruncate(fd, num_bytes)
+    return _mapped_slot(index, fd, num_bytes, piece_bytes)
+
+
+def _mapped_slot(index: int, fd: int, num_bytes: int, piece_bytes: int) -> Slot:
     memory = mmap.mmap(fd, num_bytes)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     return Slot(index, fd, num_bytes, memory, address, piece_bytes)
+
+
+def _adopted_slot(offered: OfferedSlot, piece_bytes: int) -> Slot:
+    size = os.fstat(offered.fd).st_size
+    if offered.num_bytes > size or offered.num_bytes % PAGE_BYTES:  # reading it would be SIGBUS
+        raise ValueError(f"slot {offered.index} has {size} bytes, not {offered.num_bytes}")
+    return _mapped_slot(offered.index, offered.fd, offered.num_bytes, piece_bytes)
 
 
 def _free(slot: Slot, *, truncate: bool) -> None:

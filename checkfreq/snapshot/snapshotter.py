@@ -134,7 +134,7 @@ class Snapshotter:
         layout = self._layout
         if layout is None or not layout.fits(captured):
             layout = StateLayout.plan(captured)
-        if layout.total_bytes > self._arena.slot_bytes:
+        if not self._arena.fits(layout.total_bytes):
             if not all(slot.is_free for slot in self._arena.slots):
                 return False
             self.allocate(layout.total_bytes)

@@ -199,7 +199,8 @@ def test_the_worker_of_a_dead_trainer_uploads_what_it_holds(
     assert client._channel is not None
     assert client._process is not None
     client._channel._socket.shutdown(2)  # as at the trainer's end: nobody reads any more
-    assert client._process.wait(DEADLINE_S) == 0
+    assert client._process.wait(DEADLINE_S)
+    assert client._process.exit_code == 0
     assert MirrorReader(mirror).steps() == [7]
     MirrorReader(mirror).verify(7)
 

@@ -171,7 +171,7 @@ def test_a_leaders_replacement_is_told_of_attempts_that_only_others_handed_over(
     worker = leader.persistence._client._process
     assert worker is not None
     worker.kill()
-    worker.wait()
+    worker.wait(120.0)
     assert leader.persistence.wait_until(
         lambda: leader.persistence._num_replaced == 1, timeout_s=120.0
     )

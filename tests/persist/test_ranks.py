@@ -79,7 +79,8 @@ def expect_failed(rank: Rank, said: str) -> p.Failed:
 
 def wait_until_killed(rank: Rank) -> None:
     assert rank.client._process is not None
-    assert rank.client._process.wait(120.0) == -signal.SIGKILL
+    assert rank.client._process.wait(120.0)
+    assert rank.client._process.exit_code == -signal.SIGKILL
 
 
 # All goes well.

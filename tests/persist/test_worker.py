@@ -100,7 +100,7 @@ def test_a_replacement_is_told_everything_and_finishes_the_snapshot(
 ) -> None:
     assert client._process is not None
     os.kill(client._process.pid, signal.SIGKILL)
-    client._process.wait()
+    client._process.wait(120.0)
     client.submit(request(3))
 
     client.replace()
@@ -117,7 +117,7 @@ def test_maintenance_asked_of_a_dead_worker_is_asked_of_its_replacement(
     assert isinstance(next_reply(client), p.Committed)
     assert client._process is not None
     os.kill(client._process.pid, signal.SIGKILL)
-    client._process.wait()
+    client._process.wait(120.0)
     client.ask(p.AddMark(3, keep=True, metrics={}))
 
     client.replace()
@@ -181,7 +181,7 @@ def test_the_worker_outlives_signals_that_come_before_it_is_up(tmp_path: Path) -
             os.kill(started.pid, number)
         client.wait_opened()
         assert client._process is started
-        assert started.poll() is None
+        assert started.is_alive()
     finally:
         client.kill()
 

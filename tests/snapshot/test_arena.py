@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 from checkfreq import CFCheckpoint
 from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError
-from checkfreq.snapshot.arena import Arena, Pinner, Pins
+from checkfreq.snapshot.arena import Arena, Pinner, Pins, Slot
 from checkfreq.snapshot.memory import available_host_bytes
 from tests.contract.runs import config, managed
 
@@ -110,6 +111,86 @@ def test_a_limit_below_all_slots_leaves_fewer_and_says_so(
     assert len(arena.slots) == 2
     assert "using 2 snapshot slot(s) of 10.5 MiB instead of 4" in caplog.text
     arena.close()
+
+
+def test_the_newest_complete_snapshot_is_overwritten_last() -> None:
+    arena = arena_of(100, num_slots=3)
+    for complete_s in (2.0, 3.0, None):  # the last was given up: it holds no snapshot
+        slot = arena.acquire()
+        assert slot is not None
+        slot.complete_s = complete_s
+    for slot in arena.slots:
+        arena.release(slot)
+
+    taken = [arena.acquire() for _ in range(3)]
+
+    assert [slot.index for slot in taken if slot] == [2, 0, 1]
+    assert {slot.complete_s for slot in taken if slot} == {None}
+    arena.close()
+
+
+def offered_by(arena: Arena) -> list[Slot]:
+    """The arena's slots with descriptors of their own, as another process gets them."""
+    return [replace(slot, fd=os.dup(slot.fd)) for slot in arena.slots]
+
+
+def test_slots_of_an_earlier_process_are_taken_over_with_what_they_hold() -> None:
+    before = arena_of(10 * MIB, num_slots=3)
+    before.slots[1].memory[5:8] = b"abc"
+    arena = Arena(config=CFConfig(num_slots=3))
+    arena.adopt(offered_by(before), held={0}, newest=1)
+    before.close()
+
+    assert arena.is_ready()
+    assert arena.fits(10 * MIB)
+    assert not arena.fits(arena.slot_bytes + 1)
+    taken = [arena.acquire() for _ in range(3)]
+    assert [slot and slot.index for slot in taken] == [2, 1, None]
+    assert taken[1] is not None
+    assert taken[1].memory[5:8] == b"abc"
+    arena.release(arena.slots[0])
+    assert arena.acquire() is arena.slots[0]
+    arena.close()
+
+
+def test_slots_taken_over_are_pinned_in_the_background() -> None:
+    before = arena_of(10 * MIB, num_slots=1)
+    pinner = RecordingPinner()
+    arena = Arena(config=CFConfig(num_slots=1), pinner=pinner)
+    arena.adopt(offered_by(before))
+    assert not pinner.calls
+    arena.pin()
+    assert arena.wait_ready(timeout_s=DEADLINE_S)
+    assert pinner.calls == [f"pin {arena.slot_bytes}"]
+    arena.close()
+    before.close()
+
+
+def test_more_or_fewer_slots_than_are_wanted_now_are_made_anew() -> None:
+    before = arena_of(100, num_slots=3)
+    arena = Arena(config=CFConfig(num_slots=2))
+    arena.adopt(offered_by(before))
+    before.close()
+    assert not arena.fits(1)
+    arena.allocate(1)
+    assert arena.fits(1)
+    assert len(arena.slots) == 2
+    arena.close()
+
+
+def test_a_slot_that_was_truncated_is_not_taken_over() -> None:
+    """Its process was killed while it freed its slots: reading one would be a bus error."""
+    before = arena_of(10 * MIB, num_slots=2)
+    offered = offered_by(before)
+    os.ftruncate(before.slots[1].fd, 4096)
+    arena = Arena(config=CFConfig(num_slots=2))
+    with pytest.raises(ValueError, match="slot 1 has 4096 bytes, not 11014144"):
+        arena.adopt(offered)
+    assert arena.slots == ()
+    assert [os.fstat(slot.fd).st_size for slot in offered] == [before.slot_bytes, 4096]
+    for slot in offered:
+        os.close(slot.fd)
+    before.close()
 
 
 class Recorded:
