@@ -67,10 +67,23 @@ POINTS: tuple[str, ...] = (
     "mirror.remove_objects",
 )
 
+#: Those of a hand-over of memory, in the order in which an undisturbed one passes them: ``linger.``
+#: the worker, ``handover.`` the new run's trainer.
+POINTS_OF_A_HANDOVER: tuple[str, ...] = (
+    "linger.listen",
+    "handover.ask",
+    "linger.offer",
+    "handover.take",
+    "linger.take",
+    "linger.adopted",
+    "handover.taken",
+)
+
 #: The fault points that a run of a single rank passes, and those of its mirror, if it has one.
 POINTS_OF_ONE_RANK = tuple(p for p in POINTS if not p.startswith(("meeting.", "parts.", "mirror.")))
 POINTS_OF_A_MIRROR = tuple(p for p in POINTS if p.startswith("mirror."))
 
+_ALL = (*POINTS, *POINTS_OF_A_HANDOVER)
 _ENV = "CHECKFREQ_FAULT"
 _ENV_LOG = "CHECKFREQ_FAULT_LOG"
 _PAUSE_LIMIT_S = 60.0
@@ -86,8 +99,8 @@ def _parse(script: str) -> dict[str, _Clause]:
     clauses = {}
     for part in filter(None, script.split(";")):
         point, action, *hit = part.split(":")
-        if point not in POINTS:
-            raise ValueError(f"{_ENV} names an unknown point {point!r}; known: {', '.join(POINTS)}")
+        if point not in _ALL:
+            raise ValueError(f"{_ENV} names an unknown point {point!r}; known: {', '.join(_ALL)}")
         text = hit[0] if hit else "1"
         clauses[point] = _Clause(action, None if text == "*" else int(text))
     return clauses
@@ -97,7 +110,7 @@ class _Script:
     def __init__(self) -> None:
         self._clauses = _parse(os.environ.get(_ENV, ""))
         self._log = os.environ.get(_ENV_LOG)
-        self._passes = dict.fromkeys(POINTS, 0)
+        self._passes = dict.fromkeys(_ALL, 0)
         self.peer_pid: int | None = None
         self.active = bool(self._clauses or self._log)
 

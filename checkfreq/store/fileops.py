@@ -25,6 +25,7 @@ import enum
 import errno
 import fcntl
 import os
+import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -389,6 +390,26 @@ class LocalFileOps:
     def open_to_lock(self, path: Path) -> int:
         """A descriptor of a small file to read, write and lock; created if it is missing."""
         return self._open_regular(path, os.O_RDWR | os.O_CREAT)
+
+    def bind_socket(self, path: Path, sock: socket.socket) -> None:
+        """Make ``path`` a UNIX socket that only this user may connect to, in place of an old one.
+
+        Through a descriptor, since an address has 108 bytes. Raises OSError for any other entry.
+        """
+        if self.kind(path) is Kind.OTHER:
+            self.unlink(path)
+        os.fchmod(sock.fileno(), 0o600)  # before it is bound: nobody can be faster
+        with self._entry(path) as (folder, name):
+            sock.bind(f"/proc/self/fd/{folder}/{name}")
+
+    def connect_socket(self, path: Path, sock: socket.socket) -> None:
+        """Connect to the UNIX socket at ``path``; ConnectionRefusedError if nobody listens."""
+        with self._entry(path) as (folder, name):
+            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                sock.connect(f"/proc/self/fd/{fd}")
+            finally:
+                os.close(fd)
 
     # From paths to descriptors. Nothing else opens anything below the root.
 

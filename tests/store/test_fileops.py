@@ -436,3 +436,37 @@ def test_a_replaced_file_keeps_its_owner(tmp_path: Path) -> None:
     ops.write_file(tmp_path / "src", b"new")
     ops.replace(tmp_path / "src", tmp_path / "file")
     assert (tmp_path / "file").stat().st_uid == 65534
+
+
+def test_a_socket_is_this_users_alone_and_replaces_an_old_one(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 40)  # an address of a socket has 108 bytes
+    folder.mkdir()
+    ops, path = LocalFileOps(folder), folder / "socket"
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+            ops.bind_socket(path, listener)
+            listener.listen()
+            assert path.stat().st_mode & 0o777 == 0o600
+            ops.connect_socket(path, client)
+    with socket.socket(socket.AF_UNIX) as client, pytest.raises(ConnectionRefusedError):
+        ops.connect_socket(path, client)
+
+
+def test_a_file_is_neither_replaced_by_a_socket_nor_connected_to(tmp_path: Path) -> None:
+    ops, path = LocalFileOps(tmp_path), tmp_path / "file"
+    ops.write_file(path, b"kept")
+    with socket.socket(socket.AF_UNIX) as sock, pytest.raises(OSError, match="in use"):
+        ops.bind_socket(path, sock)
+    with socket.socket(socket.AF_UNIX) as sock, pytest.raises(ConnectionRefusedError):
+        ops.connect_socket(path, sock)
+    assert path.read_bytes() == b"kept"
+
+
+def test_no_link_is_followed_to_a_socket(tmp_path: Path) -> None:
+    ops = LocalFileOps(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        ops.bind_socket(tmp_path / "real", listener)
+        listener.listen()
+        (tmp_path / "link").symlink_to("real")
+        with pytest.raises(OSError, match="link"):
+            ops.connect_socket(tmp_path / "link", client)

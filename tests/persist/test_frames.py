@@ -1,0 +1,118 @@
+"""Frames arrive as they were sent, and nothing else passes for one."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkfreq.persist import frames as f
+from checkfreq.persist.frames import FrameReader, HandoverError, Purpose, Stage, Why
+
+COUNT = st.integers(0, 2**63 - 1)
+ARGUMENTS: dict[type, tuple[st.SearchStrategy[object], ...]] = {
+    f.Hello: (
+        *(st.sampled_from(Purpose), st.text(max_size=50), COUNT, COUNT, st.tuples(COUNT, COUNT)),
+    ),
+    f.Take: (),
+    f.Release: (),
+    f.Wait: (),
+    f.Offered: (st.integers(0, f.MOST_SLOTS),),
+    f.Refused: (st.sampled_from(Why),),
+    f.Status: (COUNT, COUNT, st.sampled_from(Stage), COUNT, st.floats(0, 1e9)),
+    f.Taken: (COUNT,),
+}
+FRAMES = st.one_of([st.builds(kind, *given) for kind, given in ARGUMENTS.items()])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=9) | st.floats(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=8,
+)
+
+
+def test_every_kind_of_frame_is_tried() -> None:
+    assert {*ARGUMENTS} == {*get_args(f.Frame)}
+
+
+@given(frames=st.lists(FRAMES, max_size=4), cut=st.integers(1, 40))
+def test_frames_arrive_in_any_pieces(frames: list[f.Frame], cut: int) -> None:
+    data, reader, found = b"".join(map(f.encode, frames)), FrameReader(), []
+    for start in range(0, len(data), cut):
+        reader.feed(data[start : start + cut])
+        while (frame := reader.next_frame()) is not None:
+            found.append(frame)
+    assert found == frames
+    assert reader.is_empty
+
+
+@given(data=st.binary(max_size=200))
+def test_bytes_of_any_kind_are_refused_or_wait_for_more(data: bytes) -> None:
+    reader = FrameReader()
+    reader.feed(data)
+    try:
+        while reader.next_frame() is not None:
+            pass
+    except HandoverError:
+        pass
+
+
+@given(value=JSON)
+def test_json_that_is_no_frame_is_refused(value: object) -> None:
+    with pytest.raises(HandoverError):
+        f.decode(json.dumps(value).encode())
+
+
+@given(frame=FRAMES, name=st.text(max_size=9), value=JSON)
+def test_a_frame_with_a_field_of_another_kind_is_refused_or_as_bounded(
+    frame: f.Frame, name: str, value: object
+) -> None:
+    kind, fields = json.loads(f.encode(frame)[4:])
+    changed = {**fields, (next(iter(fields), name)): value}
+    try:
+        decoded = f.decode(json.dumps([kind, changed]).encode())
+    except HandoverError:
+        return
+    assert f.decode(f.encode(decoded)[4:]) == decoded
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 4000,
+        b'["Take", {"more": 1}]',
+        b'["Hello", {}]',
+        b'["Offered", {"num_slots": 129}]',
+        b'["Offered", {"num_slots": true}]',
+        b'["Taken", {"pid": -1}]',
+        b'["Refused", {"why": "no"}]',
+        b'["Take", null]',
+        b"\xff",
+    ],
+)
+def test_what_is_nearly_a_frame_is_refused(text: bytes) -> None:
+    with pytest.raises(HandoverError):
+        f.decode(text)
+
+
+@pytest.mark.parametrize("length", [0, f.MOST_FRAME_BYTES + 1, 2**32 - 1])
+def test_a_length_out_of_bounds_is_refused_before_more_is_read(length: int) -> None:
+    reader = FrameReader()
+    reader.feed(struct.pack("!I", length))
+    with pytest.raises(HandoverError, match=f"a frame of {length} bytes"):
+        reader.next_frame()
+
+
+def test_a_socket_is_named_after_its_rank() -> None:
+    assert f.socket_path(Path("/chk"), 3) == Path("/chk/.memory-3.sock")
+    assert [f.rank_of(f.socket_name(rank)) for rank in (0, 3, 128)] == [0, 3, 128]
+    assert [f.rank_of(name) for name in (".memory-03.sock", ".memory-.sock", "x")] == [None] * 3
+
+
+def test_a_version_tells_the_messages_of_two_releases_apart() -> None:
+    assert f.own_version() == f.own_version()
+    assert len(f.encode(f.Hello(Purpose.TAKE, f.own_version(), 0, 1, (1, 1)))) < 400
