@@ -19,6 +19,10 @@ from tests.fork_server import FORK_SERVER
 #: Runs what users have beside us: large frameworks (`make test-more`).
 
 LIMIT_S = 400.0
+TINY_RESTART = (
+    *("--mib", "1", "--workers", "0", "--interval", "2", "--checkpoints", "2"),
+    *("--rounds", "1", "--kills", "1", "--no-warm-up"),
+)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -30,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("decision", ["--iterations", "300", "--repeats", "1", "--long", "300"], {"auto"}),
         ("first", ["--mib", "1", "--batch", "1"], {"auto"}),
         ("mirror", ["--mib", "1", "--rounds", "2"], {"upload", "training"}),
+        ("restarts", [*TINY_RESTART, "--arms", "disk"], {"disk"}),
     ],
 )
 def test_it_prints_a_result_line_per_arm(
