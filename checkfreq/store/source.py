@@ -31,12 +31,14 @@ class Rejected:
     """A step that was walked past, and why.
 
     ``is_here``: in this rank's own directory. ``in_mirror``: not in a directory at all.
+    ``in_memory``: in the memory that a killed run left; what is on disk is not known to be damaged.
     """
 
     step: int
     error: CorruptCheckpointError
     is_here: bool = True
     in_mirror: bool = False
+    in_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class CheckpointSource(ABC):
 
     #: Whether the source is a directory of this machine, where a damaged step can be set aside.
     is_local: bool = True
+    #: Whether the source is memory that a killed run left, in front of a directory.
+    is_memory: bool = False
     #: How many reads at a time it takes to use the source's bandwidth, at least.
     num_requests: int = 1
     #: Most bytes of one read.
@@ -203,7 +207,13 @@ def rejection(source: CheckpointSource, step: int, error: CorruptCheckpointError
     """``error`` was found in a step of ``source``."""
     # The traceback's frames would keep the failed read's buffers alive.
     error = error.with_traceback(None)
-    return Rejected(step, error, is_here=source.is_local, in_mirror=not source.is_local)
+    return Rejected(
+        step,
+        error,
+        is_here=source.is_local and not source.is_memory,
+        in_mirror=not source.is_local,
+        in_memory=source.is_memory,
+    )
 
 
 def newest_first(sources: Sequence[CheckpointSource]) -> list[tuple[int, int]]:

@@ -1,0 +1,187 @@
+"""Memory that a killed run left is read as the disk is, and never instead of something newer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
+from checkfreq.restore.memory import HeldFile, HeldSnapshot, MemorySource
+from checkfreq.store.manifest import MANIFEST_NAME
+from checkfreq.store.source import newest_valid
+from checkfreq.store.store import CheckpointStore
+from checkfreq.testing import commit_bytes
+
+PAGE = 4096
+FILES = {"model.safetensors": bytes(range(256)) * 100, "optimizer.safetensors": b"x" * 10}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    made = CheckpointStore(tmp_path)
+    made.open()
+    commit_bytes(made, 1, FILES)
+    commit_bytes(made, 2, FILES)
+    return made
+
+
+def held(store: CheckpointStore, step: int, **changes: object) -> HeldSnapshot:
+    """The slot from which a committed step was written."""
+    manifest, memory, offsets = store.manifest(step), bytearray(PAGE), {}
+    for file in manifest.files:
+        offsets[file.name] = len(memory)
+        memory += (store.path(step) / file.name).read_bytes()
+        memory += bytes(-len(memory) % PAGE)
+    one = HeldSnapshot(
+        step,
+        manifest.attempt,
+        (store.path(step) / MANIFEST_NAME).read_bytes(),
+        offsets,
+        memoryview(memory),
+        is_whole=True,
+        is_durable=True,
+    )
+    return replace(one, **changes)  # type: ignore[arg-type]
+
+
+def removed(store: CheckpointStore, step: int) -> None:
+    store.ops.remove_tree(store.path(step))
+
+
+def read(source: MemorySource, step: int) -> dict[str, bytes]:
+    """The tensors of a step, one in each file, verified."""
+    found = {}
+    for entry in source.verify(step).files:
+        data = memoryview(bytearray(entry.num_bytes))
+        assert source.open_payload(step, entry).preadinto(data, 0) == entry.num_bytes
+        found[entry.name] = bytes(data[entry.header_bytes :])
+    return found
+
+
+def test_a_step_on_disk_is_read_from_memory(store: CheckpointStore) -> None:
+    source = MemorySource(store, [held(store, 2)])
+    for file in store.manifest(2).files:
+        (store.path(2) / file.name).write_bytes(b"")
+    assert source.steps() == [2]
+    assert source.holds(2)
+    assert not source.holds(1)
+    assert read(source, 2) == FILES
+    assert source.verify(2) == store.manifest(2)
+    assert source.marks() == store.marks()
+
+
+def test_a_step_that_has_yet_to_be_written_is_read_by_its_own_record(
+    store: CheckpointStore,
+) -> None:
+    one = held(store, 2, is_durable=False)
+    removed(store, 2)
+    source = MemorySource(store, [one])
+    assert source.steps() == [2]
+    assert read(source, 2) == FILES
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attempt": "another", "record": b"another"},
+        {"attempt": "another", "record": b"another", "is_durable": False},
+    ],
+)
+def test_a_step_of_a_different_attempt_is_read_from_the_disk(
+    store: CheckpointStore, changes: dict[str, object]
+) -> None:
+    source = MemorySource(store, [held(store, 2, **changes)])
+    assert source.steps() == []
+    with pytest.raises(NoCheckpointError, match="has no step 3"):
+        source.record(3)
+
+
+def test_a_step_whose_record_on_disk_has_other_bytes_is_told_by_its_attempt(
+    store: CheckpointStore,
+) -> None:
+    """Such as the merged record of all ranks, of which each worker holds its part."""
+    source = MemorySource(store, [held(store, 2, record=b"a part's")])
+    assert source.steps() == [2]
+    assert source.record(2) == store.record(2)
+
+
+def test_a_step_that_was_removed_from_the_disk_is_not_brought_back(store: CheckpointStore) -> None:
+    one = held(store, 2)
+    removed(store, 2)
+    assert MemorySource(store, [one]).steps() == []
+
+
+def test_memory_is_not_used_where_the_disk_has_a_newer_step(store: CheckpointStore) -> None:
+    one = held(store, 1, is_durable=False)
+    removed(store, 1)
+    assert MemorySource(store, [one]).steps() == []
+
+
+def test_a_step_whose_record_on_disk_is_damaged_is_the_directorys_to_report(
+    store: CheckpointStore,
+) -> None:
+    one = held(store, 2)
+    (store.path(2) / MANIFEST_NAME).write_bytes(b"damaged")
+    assert MemorySource(store, [one]).steps() == []
+
+
+def test_a_part_is_never_a_checkpoint_by_itself(store: CheckpointStore) -> None:
+    one = held(store, 2, is_whole=False, is_durable=False)
+    removed(store, 2)
+    assert MemorySource(store, [one]).steps() == []
+
+
+def test_files_that_nobody_here_holds_are_read_from_the_directory(store: CheckpointStore) -> None:
+    one = held(store, 2, is_whole=False)
+    part = replace(one, offsets={"model.safetensors": one.offsets["model.safetensors"]})
+    source = MemorySource(store, [part])
+    (store.path(2) / "model.safetensors").write_bytes(b"")
+    assert source.steps() == [2]
+    assert read(source, 2) == FILES
+    (store.path(2) / "optimizer.safetensors").write_bytes(b"")
+    with pytest.raises(CorruptCheckpointError, match="size in bytes"):
+        source.inspect(2)
+
+
+def test_bytes_in_memory_are_not_copied_to_be_read(store: CheckpointStore) -> None:
+    one = held(store, 2)
+    source = MemorySource(store, [one])
+    (entry, *_) = source.manifest(2).files
+    assert source.steps() == [2]
+    file = source.open_payload(2, entry)
+    assert isinstance(file, HeldFile)
+    view = file.view(entry.header_bytes, 3)
+    one.memory[one.offsets[entry.name] + entry.header_bytes] = 99
+    assert view.tolist() == [99, 1, 2]
+    file.close()
+
+
+@pytest.mark.parametrize("offset", [1, 100, 1 << 40, PAGE * 8])
+def test_a_file_that_does_not_lie_in_its_slot_is_damage(
+    store: CheckpointStore, offset: int
+) -> None:
+    one = held(store, 2)
+    source = MemorySource(
+        store, [replace(one, offsets={**one.offsets, "model.safetensors": offset})]
+    )
+    assert source.steps() == [2]
+    with pytest.raises(CorruptCheckpointError, match="place in the slot"):
+        source.inspect(2)
+
+
+def test_a_slot_that_was_overwritten_in_part_is_walked_past_to_the_disk(
+    store: CheckpointStore,
+) -> None:
+    one = held(store, 2)
+    one.memory[one.offsets["model.safetensors"] + 5000] ^= 1
+    source = MemorySource(store, [one])
+    found, rejected = newest_valid([source, store], check=lambda where, step: where.verify(step))
+    assert found == store.manifest(2)
+    ((step, text),) = [(item.step, str(item.error)) for item in rejected]
+    assert step == 2
+    assert "the memory of" in text
+    assert [(item.is_here, item.in_mirror, item.in_memory) for item in rejected] == [
+        (False, False, True)
+    ]
