@@ -25,7 +25,8 @@ from dataclasses import dataclass
 #: Every fault point, in the order in which an undisturbed checkpoint passes them. The trainer
 #: passes those under ``meeting.``, ``snapshot.``, ``socket.`` and ``slot.``, the worker all others.
 #: Those under ``meeting.`` and ``parts.`` are passed with many ranks only; those under ``mirror.``
-#: with a mirror, on its own thread.
+#: with a mirror, on its own thread. Those under ``restore.`` belong to no checkpoint being written:
+#: whoever restores passes them, on several threads.
 POINTS: tuple[str, ...] = (
     "meeting.say",
     "meeting.hear",
@@ -65,6 +66,7 @@ POINTS: tuple[str, ...] = (
     "mirror.uploaded",
     "mirror.remove_marker",
     "mirror.remove_objects",
+    "restore.read",  # before each read of a payload
 )
 
 #: Those of a hand-over of memory, in the order in which an undisturbed one passes them: ``linger.``
@@ -80,8 +82,11 @@ POINTS_OF_A_HANDOVER: tuple[str, ...] = (
 )
 
 #: The fault points that a run of a single rank passes, and those of its mirror, if it has one.
-POINTS_OF_ONE_RANK = tuple(p for p in POINTS if not p.startswith(("meeting.", "parts.", "mirror.")))
+POINTS_OF_ONE_RANK = tuple(
+    p for p in POINTS if not p.startswith(("meeting.", "parts.", "mirror.", "restore."))
+)
 POINTS_OF_A_MIRROR = tuple(p for p in POINTS if p.startswith("mirror."))
+POINTS_OF_A_RESTORE = tuple(p for p in POINTS if p.startswith("restore."))
 
 _ALL = (*POINTS, *POINTS_OF_A_HANDOVER)
 _ENV = "CHECKFREQ_FAULT"

@@ -35,7 +35,15 @@ FOLDERS = {
 EDGE = ("cli", "integrations", "testing")
 TORCH_FREE = (
     *BASE,
-    *("store", "policy", "mirror", "notices", "persist.worker", "restore.file_reader"),
+    *(
+        "store",
+        "policy",
+        "mirror",
+        "notices",
+        "persist.worker",
+        "restore.file_reader",
+        "restore.stream",
+    ),
     *("simulation", "cli"),
 )
 #: What pure decisions may not import: no torch, clock or I/O.

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkfreq.restore.file_reader import new_buffer
+from checkfreq.restore.buffers import new_buffer
 
 PAGE = 4096
 _MADE_AT_ONCE = 8 << 20

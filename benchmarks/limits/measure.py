@@ -32,7 +32,7 @@ from benchmarks.lab.estimate import quartiles
 from benchmarks.lab.rawio import drop_from_cache, incompressible, read_once, write_once
 from benchmarks.lab.record import emit, median_ratio
 from benchmarks.lab.rounds import Arm, Seconds, interleaved
-from checkfreq.restore.file_reader import new_buffer
+from checkfreq.restore.buffers import new_buffer
 
 _MIB = 1 << 20
 _THREADS = 4

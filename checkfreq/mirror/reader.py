@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 _TRIES = 5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 4.0
 _NUM_REQUESTS = 16
-#: A piece has less, unless it is a single large tensor: most pieces are read with one request.
-_READ_BYTES = 16 << 20
+#: A piece of several tensors has less than twice as much: one or two requests. Each has a buffer.
+_READ_BYTES = 8 << 20
 
 T = TypeVar("T")
 

@@ -7,9 +7,6 @@ unless every byte is what the manifest says. No torch.
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import mmap
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,11 +16,11 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
 
-from checkfreq.errors import CorruptCheckpointError, StorageError
+from checkfreq.errors import CorruptCheckpointError
 from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import FileEntry
 from checkfreq.store.source import CheckpointSource, Piece
-from checkfreq.types import PAGE_BYTES, round_up_to_page
+from checkfreq.types import round_up_to_page
 
 #: One thread digests faster than a disk delivers; a second one works while it waits for a chunk.
 _NUM_DIGEST_THREADS = 2
@@ -34,24 +31,6 @@ _SHORT_DIGEST = 16
 def buffer_bytes(files: Iterable[FileEntry]) -> int:
     """Bytes of buffer that ``read_files`` needs: every file rounded up to a page."""
     return sum(round_up_to_page(file.num_bytes) for file in files)
-
-
-def new_buffer(num_bytes: int) -> memoryview:
-    """Page-aligned memory for ``read_files``, freed with the last view of it.
-
-    Private anonymous memory in huge pages: page faults in fresh shared memory took three times as
-    long as the read itself on a virtual machine (measured 2026-11). Raises StorageError (ENOMEM)
-    if there is not that much memory.
-    """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    try:
-        memory = mmap.mmap(-1, max(num_bytes, PAGE_BYTES), flags=flags)
-    except (OSError, OverflowError) as error:  # a sparse file can be larger than any memory
-        text = f"reading needs {num_bytes} bytes of memory, more than there can be: {error}"
-        raise StorageError(errno.ENOMEM, text) from None
-    with contextlib.suppress(OSError):  # a kernel without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(memory)
 
 
 def read_files(

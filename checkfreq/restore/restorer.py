@@ -17,7 +17,8 @@ from checkfreq.errors import (
     NoCheckpointError,
     storage_errors,
 )
-from checkfreq.restore.file_reader import buffer_bytes, new_buffer, read_files
+from checkfreq.restore.buffers import new_buffer
+from checkfreq.restore.file_reader import buffer_bytes, read_files
 from checkfreq.restore.progress import progress_of
 from checkfreq.restore.validation import validate_state
 from checkfreq.state.capture import GRADIENTS, POSITIONS, covers

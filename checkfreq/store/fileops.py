@@ -31,7 +31,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from checkfreq.errors import ForeignEntryError, StorageError
 from checkfreq.types import round_up_to_page
@@ -103,6 +103,14 @@ class ReadFile(Protocol):
 
     def close(self) -> None:
         """Close the file; idempotent."""
+
+
+@runtime_checkable
+class FileInMemory(ReadFile, Protocol):
+    """A file whose bytes are in memory already, so that nobody needs to read them into a buffer."""
+
+    def view(self, start: int, num_bytes: int) -> memoryview:
+        """The bytes from ``start`` on, valid until `close`; all ``num_bytes`` are there."""
 
 
 class FileOps(Protocol):

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from checkfreq.persist.writer import RateLimiter, SnapshotWriter
-from checkfreq.restore.file_reader import new_buffer
+from checkfreq.restore.buffers import new_buffer
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint

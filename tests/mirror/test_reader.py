@@ -21,7 +21,8 @@ from checkfreq.mirror import layout
 from checkfreq.mirror.layout import Blob, Finish, Marker
 from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror
-from checkfreq.restore.file_reader import buffer_bytes, new_buffer, read_files
+from checkfreq.restore.buffers import new_buffer
+from checkfreq.restore.file_reader import buffer_bytes, read_files
 from checkfreq.restore.restorer import Restorer
 from checkfreq.store.marks import StepMark
 from checkfreq.store.store import CheckpointStore

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,14 +9,13 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_128_hexdigest
 
-from checkfreq.errors import CorruptCheckpointError, StorageError
-from checkfreq.restore.file_reader import buffer_bytes, new_buffer, read_files
+from checkfreq.errors import CorruptCheckpointError
+from checkfreq.restore.file_reader import buffer_bytes, read_files
 from checkfreq.store.fileops import LocalFileOps, ReadFile
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry, digest_of
 from checkfreq.store.source import Piece
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes, page_aligned
-from checkfreq.types import PAGE_BYTES
 
 PAGE = 4096
 FILES = {"model.safetensors": bytes(range(256)) * 100, "optimizer.safetensors": b"x" * 10}
@@ -220,18 +218,3 @@ def test_tensors_are_checked_in_groups_of_about_a_chunk(store: CheckpointStore) 
     for chunk_bytes in (PAGE, 2 * PAGE, 1 << 20):
         with pytest.raises(CorruptCheckpointError, match="digest of tensor t50"):
             read(store, manifest, chunk_bytes=chunk_bytes)
-
-
-@pytest.mark.parametrize("num_bytes", [1 << 62, 1 << 80])
-def test_files_larger_than_any_memory_are_refused_with_a_sentence(num_bytes: int) -> None:
-    with pytest.raises(StorageError, match=f"reading needs {num_bytes} bytes of memory"):
-        new_buffer(num_bytes)
-
-
-def test_a_new_buffer_is_page_aligned_writable_and_large_enough() -> None:
-    for num_bytes in (0, 1, PAGE_BYTES, 3 * PAGE_BYTES + 1):
-        buffer = new_buffer(num_bytes)
-        assert len(buffer) >= max(num_bytes, 1)
-        buffer[:1] = b"x"
-        address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-        assert address % PAGE_BYTES == 0

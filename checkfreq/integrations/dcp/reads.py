@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkfreq.errors import CorruptCheckpointError
-from checkfreq.restore.file_reader import new_buffer
+from checkfreq.restore.buffers import new_buffer
 from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import Manifest, TensorEntry, digest_of
 from checkfreq.store.store import CheckpointStore

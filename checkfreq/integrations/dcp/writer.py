@@ -30,7 +30,7 @@ from checkfreq.integrations.dcp.commit import ATTEMPT, Commit, join
 from checkfreq.integrations.dcp.contents import DCP
 from checkfreq.integrations.dcp.paths import split_path
 from checkfreq.persist.writer import RateLimiter, SnapshotWriter
-from checkfreq.restore.file_reader import new_buffer
+from checkfreq.restore.buffers import new_buffer
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.state.codec import encode_tree
 from checkfreq.state.collector import CapturedState, TensorRef

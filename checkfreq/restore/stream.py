@@ -1,0 +1,245 @@
+"""Reads tensors of a checkpoint piece by piece, and copies each piece into its place.
+
+Several threads read, each into a buffer of its own that stays in the processor's cache: there the
+bytes are digested, and from there they are copied. So a restore takes about as long as the read,
+and no more memory than the buffers. What has arrived in a target before an error stays there:
+targets hold parts of a damaged checkpoint until an older one overwrites them. No torch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from xxhash import xxh3_64, xxh3_64_hexdigest
+
+from checkfreq import faults
+from checkfreq.errors import CorruptCheckpointError
+from checkfreq.restore.buffers import Buffers, HostBuffers, MemoryTarget, Wait, finish
+from checkfreq.restore.reads import Run, Target, Task, Wanted, tasks_of
+from checkfreq.store.fileops import FileInMemory, ReadFile
+from checkfreq.store.manifest import FileEntry
+from checkfreq.store.source import CheckpointSource
+from checkfreq.types import PAGE_BYTES, round_up_to_page
+
+__all__ = ["NUM_THREADS", "Buffers", "MemoryTarget", "Target", "Wanted", "stream"]
+
+#: Threads that read, unless the caller or the source wants more.
+NUM_THREADS = 4
+
+
+def stream(
+    source: CheckpointSource,
+    step: int,
+    wanted: Sequence[Wanted],
+    *,
+    num_threads: int = NUM_THREADS,
+    read_bytes: int | None = None,
+    buffers: Buffers | None = None,
+    on_read: Callable[[int], object] = lambda num_bytes: None,
+    verify_headers: bool = True,
+) -> None:
+    """Read what is wanted of a committed step, check every digest, and fill the targets.
+
+    ``num_threads``: at least; a source may need more. ``read_bytes``: most bytes of a read, a
+    multiple of a page; the source's own by default. ``buffers`` have `buffer_bytes` of that. The
+    reading threads tell ``on_read`` how many bytes with a digest have arrived. Copies that targets
+    are waited for by ``buffers``: with `HostBuffers`, all are done when this returns or raises.
+
+    Raises CorruptCheckpointError at the first wrong size, wrong digest or missing file; other
+    OSErrors, and what a target raises, pass through.
+    """
+    size = read_bytes or source.read_bytes
+    assert size % PAGE_BYTES == 0
+    with ExitStack() as stack:
+        jobs = []
+        for entry, items in _by_file(wanted):
+            file = source.open_payload(step, entry)
+            stack.callback(file.close)
+            view = file.view if isinstance(file, FileInMemory) else None
+            place = _Place(file, source.where(step, entry.name), view)
+            borders = [piece.start for piece in source.pieces(step, entry)]
+            tasks = tasks_of(
+                entry, items, read_bytes=size, borders=borders, with_header=verify_headers
+            )
+            jobs += [_Job(place, task) for task in tasks]
+        # Long ones first: each is for a single thread.
+        jobs.sort(key=lambda job: job.num_bytes > size, reverse=True)
+        _Reading(jobs, buffers or HostBuffers(size), size, on_read).run(
+            max(num_threads, source.num_requests)
+        )
+
+
+class _Place(NamedTuple):
+    """An open file, where it is, and how to see its bytes if they are in memory."""
+
+    file: ReadFile
+    path: str
+    view: Callable[[int, int], memoryview] | None
+
+
+class _Job(NamedTuple):
+    place: _Place
+    task: Task
+
+    @property
+    def num_bytes(self) -> int:
+        return self.task.end - self.task.start
+
+
+def _by_file(wanted: Iterable[Wanted]) -> Iterator[tuple[FileEntry, Sequence[Wanted]]]:
+    found: dict[str, list[Wanted]] = {}
+    for item in wanted:
+        found.setdefault(item.file.name, []).append(item)
+    for items in found.values():
+        yield items[0].file, items
+
+
+class _Reading:
+    """The jobs of one call, and the threads that do them."""
+
+    def __init__(
+        self,
+        jobs: Sequence[_Job],
+        buffers: Buffers,
+        read_bytes: int,
+        on_read: Callable[[int], object],
+    ) -> None:
+        self._jobs = deque(jobs)
+        self._buffers = buffers
+        self._read_bytes = read_bytes
+        self._on_read = on_read
+        self._errors: list[BaseException] = []
+        self._stop = threading.Event()
+
+    def run(self, num_threads: int) -> None:
+        """Do all jobs; raises the first error, after every thread has ended."""
+        count = min(num_threads, len(self._jobs))
+        if count <= 1:
+            self._work()
+        else:
+            self._in_threads(count)
+        if self._errors:
+            raise self._errors[0]
+
+    def _in_threads(self, count: int) -> None:
+        threads: list[threading.Thread] = []
+        try:
+            for number in range(count):
+                name = f"checkfreq-read-{number}"
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                thread.start()
+                threads.append(thread)
+            for thread in threads:
+                thread.join()
+        finally:  # after an interrupt, for example
+            self._stop.set()
+            for thread in threads:
+                thread.join()
+
+    def _work(self) -> None:
+        try:
+            while not self._stop.is_set() and (job := self._next()) is not None:
+                if job.num_bytes > self._read_bytes:
+                    self._read_long(job.place, job.task.runs[0])
+                else:
+                    self._read_short(job.place, job.task)
+        except BaseException as error:
+            self._errors.append(error)
+            self._stop.set()
+
+    def _next(self) -> _Job | None:
+        try:
+            return self._jobs.popleft()
+        except IndexError:
+            return None
+
+    def _read_short(self, place: _Place, task: Task) -> None:
+        num_bytes = 0
+        with _Bytes(place, task.start, task.end, self._buffers) as data:
+            for run in task.runs:
+                part = data.view[run.start - task.start : run.end - task.start]
+                _check(place.path, run, xxh3_64_hexdigest(part))
+                _hand(run, run.start, part, data.waits)
+                num_bytes += len(part)
+        self._on_read(num_bytes)
+
+    def _read_long(self, place: _Place, run: Run) -> None:
+        digest = xxh3_64()
+        for at in range(run.start, run.end, self._read_bytes):
+            if self._stop.is_set():
+                return
+            end = min(at + self._read_bytes, run.end)
+            with _Bytes(place, at, end, self._buffers) as data:
+                digest.update(data.view)
+                _hand(run, at, data.view, data.waits)
+            self._on_read(end - at)
+        _check(place.path, run, digest.hexdigest())
+
+
+class _Bytes:
+    """Bytes of a file, read into a buffer that is given back at the end of the ``with`` block.
+
+    ``waits``: what targets returned, for copies that are still under way then.
+    """
+
+    __slots__ = ("_buffer", "_buffers", "_place", "_range", "view", "waits")
+
+    def __init__(self, place: _Place, start: int, end: int, buffers: Buffers) -> None:
+        self._place = place
+        self._range = start, end
+        self._buffers = buffers
+        self._buffer: memoryview | None = None
+        self.view = memoryview(b"")
+        self.waits: list[Wait] = []
+
+    def __enter__(self) -> _Bytes:
+        start, end = self._range
+        if start == end:  # only tensors without elements
+            return self
+        faults.reach("restore.read")
+        if self._place.view is not None:
+            self.view = self._place.view(start, end - start)
+            return self
+        self._buffer = self._buffers.take()
+        try:
+            self.view = _read(self._place.file, self._buffer, start, end)
+        except BaseException:
+            self._buffers.give(self._buffer, ())
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._buffer is None:
+            finish(self.waits)
+        else:
+            self._buffers.give(self._buffer, self.waits)
+
+
+def _check(path: str, run: Run, got: str) -> None:
+    if got != run.digest:
+        raise CorruptCheckpointError(
+            path, check=f"digest of {run.name}", expected=run.digest, got=got
+        )
+
+
+def _hand(run: Run, at: int, data: memoryview, waits: list[Wait]) -> None:
+    """Give targets what they want of ``data``, which begins at byte ``at`` of the file."""
+    for sink in run.sinks:
+        for begin, end in sink.overlaps(at, at + len(data)):
+            wait = sink.target.put(begin - sink.origin, data[begin - at : end - at])
+            if wait is not None:
+                waits.append(wait)
+
+
+def _read(file: ReadFile, buffer: memoryview, start: int, end: int) -> memoryview:
+    """Read from ``start`` to ``end`` into ``buffer``, by whole pages for direct I/O."""
+    first = start // PAGE_BYTES * PAGE_BYTES
+    wanted = min(round_up_to_page(end), file.size) - first
+    got = file.preadinto(buffer[: round_up_to_page(wanted)], first)
+    if got != wanted:
+        raise OSError(f"expected {wanted} bytes at byte {first}, got {got}: the file shrank")
+    return buffer[start - first : end - first]

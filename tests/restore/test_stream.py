@@ -1,0 +1,443 @@
+"""Streaming: every wanted byte arrives in its place, and every byte that is read is verified."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkfreq.errors import CorruptCheckpointError
+from checkfreq.restore.buffers import HostBuffers, MemoryTarget
+from checkfreq.restore.stream import Wanted, stream
+from checkfreq.store.fileops import ReadFile
+from checkfreq.store.manifest import FileEntry, Manifest
+from checkfreq.store.source import Piece
+from checkfreq.store.store import CheckpointStore
+from tests.restore.written import PAGE, Watched, commit_tensors, damage
+
+DEADLINE_S = 60
+PATTERN = bytes(range(251)) * 400
+FILES = {
+    "model.safetensors": {
+        "small": PATTERN[:7],
+        "empty": b"",
+        "large": PATTERN[3 : 3 + 9 * PAGE + 5],
+        "tiny": b"z",
+        "page": PATTERN[11 : 11 + PAGE],
+    },
+    "optimizer.safetensors": {"state": PATTERN[5 : 5 + 6 * PAGE]},
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    made = CheckpointStore(tmp_path)
+    made.open()
+    commit_tensors(made, 1, FILES)
+    return made
+
+
+class Places:
+    """A bytearray for each tensor, and what is wanted to fill them."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.wanted: list[Wanted] = []
+        self.found: dict[str, bytearray] = {}
+        for file in manifest.files:
+            for tensor in file.tensors:
+                self.found[tensor.name] = bytearray(tensor.num_bytes)
+                target = MemoryTarget.of(memoryview(self.found[tensor.name]))
+                self.wanted.append(Wanted(file, tensor, target))
+
+    def are(self, files: Mapping[str, Mapping[str, bytes]]) -> bool:
+        """Whether each tensor has arrived."""
+        expected = {name: data for tensors in files.values() for name, data in tensors.items()}
+        return self.found == expected
+
+
+def verify(store: CheckpointStore, **options: bool) -> None:
+    manifest = store.manifest(1)
+    wanted = [Wanted(file, tensor, None) for file in manifest.files for tensor in file.tensors]
+    stream(store, 1, wanted, num_threads=2, read_bytes=PAGE, **options)
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+@pytest.mark.parametrize("read_bytes", [PAGE, 2 * PAGE, None])
+def test_every_byte_arrives_in_its_place(
+    store: CheckpointStore, read_bytes: int | None, num_threads: int
+) -> None:
+    places = Places(store.manifest(1))
+    arrived: list[int] = []
+    stream(
+        store,
+        1,
+        places.wanted,
+        num_threads=num_threads,
+        read_bytes=read_bytes,
+        on_read=arrived.append,
+    )
+    assert places.are(FILES)
+    assert sum(arrived) == store.manifest(1).num_bytes
+
+
+def test_nothing_wanted_is_read_as_nothing(tmp_path: Path, store: CheckpointStore) -> None:
+    ops = Watched(tmp_path)
+    stream(CheckpointStore(tmp_path, ops=ops), 1, [])
+    assert ops.opened == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_ranges_of_any_tensors_arrive_and_no_others(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    sizes = data.draw(st.lists(st.integers(0, 5 * PAGE), min_size=1, max_size=6))
+    tensors = {f"t{n}": PATTERN[n : n + size] for n, size in enumerate(sizes)}
+    store = CheckpointStore(tmp_path_factory.mktemp("any"))
+    store.open()
+    manifest = commit_tensors(store, 1, {"some.safetensors": tensors})
+    wanted, expected, found = [], [], []
+    for tensor in manifest.files[0].tensors:
+        cuts = sorted(data.draw(st.sets(st.integers(0, tensor.num_bytes), max_size=6)))
+        ranges = tuple(zip(cuts[::2], cuts[1::2], strict=False))
+        place = bytearray(tensor.num_bytes)
+        right = bytearray(tensor.num_bytes)
+        for begin, end in ranges:
+            right[begin:end] = tensors[tensor.name][begin:end]
+        target = MemoryTarget.of(memoryview(place))
+        wanted.append(Wanted(manifest.files[0], tensor, target, ranges))
+        expected.append(right)
+        found.append(place)
+    pages = data.draw(st.integers(1, 3))
+    stream(store, 1, wanted, num_threads=2, read_bytes=pages * PAGE)
+    assert found == expected
+
+
+def test_a_tensor_of_which_nothing_is_wanted_is_not_read(
+    tmp_path: Path, store: CheckpointStore
+) -> None:
+    file = store.manifest(1).file("model.safetensors")
+    large = next(tensor for tensor in file.tensors if tensor.name == "large")
+    ops = Watched(tmp_path)
+    wanted = [Wanted(file, large, None, ranges=())]
+    stream(CheckpointStore(tmp_path, ops=ops), 1, wanted, verify_headers=False)
+    assert ops.opened == 1
+    assert not ops.reads
+
+
+def test_of_a_tensor_without_elements_only_the_digest_is_checked(
+    tmp_path: Path, store: CheckpointStore
+) -> None:
+    ops = Watched(tmp_path)
+    wanted = [item for item in Places(store.manifest(1)).wanted if item.tensor.name == "empty"]
+    stream(CheckpointStore(tmp_path, ops=ops), 1, wanted, verify_headers=False)
+    assert not ops.reads
+
+
+def test_ranges_far_apart_arrive_from_a_tensor_that_is_read_in_parts(
+    store: CheckpointStore,
+) -> None:
+    file = store.manifest(1).file("optimizer.safetensors")
+    place = bytearray(6 * PAGE)
+    target = MemoryTarget.of(memoryview(place))
+    ranges = ((1, 3), (2 * PAGE - 1, 2 * PAGE + 1), (5 * PAGE, 6 * PAGE))
+    stream(store, 1, [Wanted(file, file.tensors[0], target, ranges)], read_bytes=PAGE)
+    expected = bytearray(6 * PAGE)
+    for begin, end in ranges:
+        expected[begin:end] = FILES["optimizer.safetensors"]["state"][begin:end]
+    assert place == expected
+
+
+def test_small_neighbours_are_read_together(tmp_path: Path, store: CheckpointStore) -> None:
+    tensors = {f"t{n}": PATTERN[n : n + 100] for n in range(100)}
+    commit_tensors(store, 2, {"many.safetensors": tensors})
+    ops = Watched(tmp_path)
+    places = Places(store.manifest(2))
+    stream(CheckpointStore(tmp_path, ops=ops), 2, places.wanted, read_bytes=2 * PAGE)
+    assert places.are({"many.safetensors": tensors})
+    assert len(ops.reads) == 2  # a page of header, and 10 000 bytes
+
+
+def test_what_lies_a_page_or_more_between_two_tensors_is_not_read(
+    tmp_path: Path, store: CheckpointStore
+) -> None:
+    ops = Watched(tmp_path)
+    wanted = [item for item in Places(store.manifest(1)).wanted if item.tensor.name != "large"]
+    stream(CheckpointStore(tmp_path, ops=ops), 1, wanted, verify_headers=False, num_threads=1)
+    assert sorted(ops.reads) == [(PAGE, PAGE), (PAGE, 6 * PAGE), (10 * PAGE, 2 * PAGE)]
+
+
+def test_a_tensor_that_is_wanted_twice_is_read_once(tmp_path: Path, store: CheckpointStore) -> None:
+    ops = Watched(tmp_path)
+    one, other = Places(store.manifest(1)), Places(store.manifest(1))
+    stream(CheckpointStore(tmp_path, ops=ops), 1, [*one.wanted, *other.wanted])
+    assert one.are(FILES)
+    assert other.are(FILES)
+    assert len(ops.reads) == 2
+
+
+def test_a_tensor_may_be_wanted_whole_by_one_and_in_part_by_another(store: CheckpointStore) -> None:
+    places = Places(store.manifest(1))
+    part = [Wanted(item.file, item.tensor, None, ranges=((0, 1),)) for item in places.wanted]
+    stream(store, 1, [*part, *places.wanted], read_bytes=PAGE)
+    assert places.are(FILES)
+
+
+# ---- what is wrong
+
+
+@pytest.mark.parametrize(
+    ("at", "what"),
+    [
+        (9, "digest of header"),
+        (PAGE + 6, "digest of tensor small"),
+        (PAGE + 7, "digest of tensor large"),
+        (10 * PAGE + 11, "digest of tensor large"),
+        (-1, "digest of tensor page"),
+    ],
+)
+def test_a_changed_byte_is_corruption_that_names_file_and_tensor(
+    store: CheckpointStore, at: int, what: str
+) -> None:
+    damage(store, 1, "model.safetensors", at)
+    with pytest.raises(CorruptCheckpointError) as caught:
+        verify(store)
+    assert caught.value.path == str(store.path(1) / "model.safetensors")
+    assert caught.value.check == what
+    assert caught.value.expected != caught.value.got
+
+
+def test_headers_need_not_be_verified(store: CheckpointStore) -> None:
+    damage(store, 1, "model.safetensors", 9)
+    verify(store, verify_headers=False)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_file_of_the_wrong_size_is_corruption(store: CheckpointStore, change: int) -> None:
+    path = store.path(1) / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data[:change] if change < 0 else data + b"x")
+    with pytest.raises(CorruptCheckpointError, match="size"):
+        verify(store)
+
+
+def test_a_missing_file_is_corruption(store: CheckpointStore) -> None:
+    (store.path(1) / "optimizer.safetensors").unlink()
+    with pytest.raises(CorruptCheckpointError, match=r"optimizer\.safetensors"):
+        verify(store)
+
+
+def test_a_short_read_is_a_disk_error_not_corruption(
+    tmp_path: Path, store: CheckpointStore
+) -> None:
+    ops = Watched(tmp_path, short=1)
+    with pytest.raises(OSError, match="the file shrank"):
+        verify(CheckpointStore(tmp_path, ops=ops))
+    assert ops.closed == ops.opened == len(FILES)
+
+
+def test_a_read_error_passes_through_and_closes_everything(
+    store: CheckpointStore, tmp_path: Path, fault_script: Callable[[str], None]
+) -> None:
+    fault_script("restore.read:raise-EIO:3")
+    ops = Watched(tmp_path)
+    with pytest.raises(OSError, match="Input/output error"):
+        verify(CheckpointStore(tmp_path, ops=ops))
+    assert ops.closed == ops.opened == len(FILES)
+
+
+@pytest.mark.parametrize(
+    "tensors", [dict.fromkeys("abcdefgh", PATTERN), dict.fromkeys("abcdefgh", PATTERN[:PAGE])]
+)
+def test_after_an_error_the_other_threads_stop_at_once(
+    tmp_path: Path, store: CheckpointStore, tensors: Mapping[str, bytes]
+) -> None:
+    """The first read fails; the second one lasts until the thread of the first has ended."""
+    commit_tensors(store, 2, {"header.safetensors": {}, "large.safetensors": tensors})
+    failed: list[threading.Thread] = []
+    second = threading.Event()
+
+    def disturb(number: int) -> None:
+        if number == 1:
+            failed.append(threading.current_thread())
+            assert second.wait(DEADLINE_S)
+            raise OSError(5, "Input/output error")
+        if number == 2:
+            second.set()
+            failed[0].join(DEADLINE_S)
+            assert not failed[0].is_alive()
+
+    ops = Watched(tmp_path, disturb=disturb)
+    with pytest.raises(OSError, match="Input/output error"):
+        stream(
+            CheckpointStore(tmp_path, ops=ops),
+            2,
+            Places(store.manifest(2)).wanted,
+            num_threads=2,
+            read_bytes=PAGE,
+        )
+    assert len(ops.reads) == 2
+
+
+# ---- targets that copy later
+
+
+class Later:
+    """A target that copies when it is waited for, and may fail then."""
+
+    def __init__(self, num_bytes: int, error: Exception | None = None) -> None:
+        self.found = bytearray(num_bytes)
+        self.under_way = 0
+        self._error = error
+
+    def put(self, start: int, data: memoryview) -> Callable[[], None]:
+        self.under_way += 1
+
+        def wait() -> None:
+            self.under_way -= 1
+            if self._error is not None:
+                raise self._error
+            self.found[start : start + len(data)] = data
+
+        return wait
+
+
+class Ring(HostBuffers):
+    """Two buffers for all threads: waits for the copies from one before it is taken again."""
+
+    def __init__(self, read_bytes: int) -> None:
+        super().__init__(read_bytes)
+        self._left = threading.Semaphore(2)
+        self._given: list[tuple[memoryview, Sequence[Callable[[], None]]]] = []
+
+    def take(self) -> memoryview:
+        if not self._left.acquire(blocking=False):
+            super().give(*self._given.pop(0))
+        return super().take()
+
+    def give(self, buffer: memoryview, waits: Sequence[Callable[[], None]]) -> None:
+        self._given.append((buffer, waits))
+
+    def close(self) -> None:
+        for item in self._given:
+            super().give(*item)
+
+
+def late_targets(manifest: Manifest, error: Exception | None = None) -> dict[str, Later]:
+    return {t.name: Later(t.num_bytes, error) for file in manifest.files for t in file.tensors}
+
+
+def wanted_late(manifest: Manifest, targets: Mapping[str, Later]) -> list[Wanted]:
+    return [Wanted(file, t, targets[t.name]) for file in manifest.files for t in file.tensors]
+
+
+def test_a_buffer_is_not_used_again_before_the_copies_from_it_are_done(
+    store: CheckpointStore,
+) -> None:
+    manifest = store.manifest(1)
+    targets = late_targets(manifest)
+    stream(store, 1, wanted_late(manifest, targets), num_threads=2, read_bytes=PAGE)
+    assert {name: bytes(target.found) for name, target in targets.items()} == {
+        name: data for tensors in FILES.values() for name, data in tensors.items()
+    }
+
+
+def test_copies_may_go_on_while_the_next_piece_is_read(store: CheckpointStore) -> None:
+    manifest = store.manifest(1)
+    targets = late_targets(manifest)
+    ring = Ring(PAGE)
+    wanted = wanted_late(manifest, targets)
+    stream(store, 1, wanted, num_threads=1, read_bytes=PAGE, buffers=ring)
+    assert sum(target.under_way for target in targets.values()) > 0
+    ring.close()
+    assert bytes(targets["large"].found) == FILES["model.safetensors"]["large"]
+
+
+def test_after_an_error_no_copy_is_under_way(store: CheckpointStore) -> None:
+    manifest = store.manifest(1)
+    targets = late_targets(manifest)
+    damage(store, 1, "model.safetensors", PAGE + 8)
+    with pytest.raises(CorruptCheckpointError):
+        stream(store, 1, wanted_late(manifest, targets))
+    assert not any(target.under_way for target in targets.values())
+
+
+def test_a_copy_that_fails_is_raised_after_the_others_were_waited_for(
+    store: CheckpointStore,
+) -> None:
+    manifest = store.manifest(1)
+    targets = late_targets(manifest, RuntimeError("the device is lost"))
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        stream(store, 1, wanted_late(manifest, targets))
+    assert not any(target.under_way for target in targets.values())
+
+
+# ---- sources that are no plain directory
+
+
+class InMemory:
+    """A file whose bytes are in memory."""
+
+    direct = False
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        self.size = len(data)
+
+    def preadinto(self, view: memoryview, offset: int) -> int:
+        raise AssertionError("bytes in memory are not read into a buffer")
+
+    def view(self, start: int, num_bytes: int) -> memoryview:
+        return self._data[start : start + num_bytes]
+
+    def close(self) -> None:
+        self._data = memoryview(b"")
+
+
+class MemoryStore(CheckpointStore):
+    """Files come from memory."""
+
+    def open_payload(self, step: int, entry: FileEntry) -> ReadFile:
+        return InMemory((self.path(step) / entry.name).read_bytes())
+
+
+def test_bytes_that_are_in_memory_are_copied_from_there(store: CheckpointStore) -> None:
+    manifest = store.manifest(1)
+    places, targets = Places(manifest), late_targets(manifest)
+    wanted = [*places.wanted, *wanted_late(manifest, targets)]
+    stream(MemoryStore(store.root), 1, wanted, read_bytes=PAGE)
+    assert places.are(FILES)
+    assert bytes(targets["large"].found) == FILES["model.safetensors"]["large"]
+
+
+def test_bytes_in_memory_are_verified(store: CheckpointStore) -> None:
+    damage(store, 1, "model.safetensors", PAGE + 8)
+    with pytest.raises(CorruptCheckpointError, match="digest of tensor large"):
+        verify(MemoryStore(store.root))
+
+
+#: The tensors with which an object ends.
+ENDS = ("tiny", "page", "state")
+
+
+class InPieces(CheckpointStore):
+    """Files are stored as objects that end after certain tensors, as in a mirror."""
+
+    num_requests = 3
+
+    def pieces(self, step: int, entry: FileEntry) -> Sequence[Piece]:
+        ends = [t.offset + t.num_bytes for t in entry.in_file_order() if t.name in ENDS]
+        starts = [0, *ends[:-1]]
+        return [Piece(start, end - start, "") for start, end in zip(starts, ends, strict=True)]
+
+
+def test_no_read_crosses_the_border_of_two_pieces(tmp_path: Path, store: CheckpointStore) -> None:
+    ops = Watched(tmp_path)
+    places = Places(store.manifest(1))
+    stream(InPieces(tmp_path, ops=ops), 1, places.wanted, read_bytes=64 * PAGE)
+    assert places.are(FILES)
+    assert sorted(ops.reads) == [(0, 7 * PAGE), (0, 11 * PAGE), (10 * PAGE, 2 * PAGE)]
