@@ -71,6 +71,34 @@ def _next_begin(end: int, slot_offset: int) -> int:
     return -(-end // _ALIGNMENT) * _ALIGNMENT + slot_offset % _ALIGNMENT
 
 
+def parts_of_range(tensor: Tensor, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
+    """The elements from ``begin`` to ``end``, counted row by row, as (first element, view) pairs.
+
+    They are consecutive in that order, and at most two for each dimension and one more.
+    """
+    if begin >= end:
+        return
+    if begin == 0 and end == tensor.numel():
+        yield 0, tensor
+        return
+    row = tensor[0].numel()
+    first, last = -(-begin // row), end // row
+    if first > last:  # within one row
+        yield from _parts_of_row(tensor, last, begin, end)
+        return
+    yield from _parts_of_row(tensor, first - 1, begin, first * row)
+    if first < last:
+        yield first * row, tensor[first:last]
+    yield from _parts_of_row(tensor, last, last * row, end)
+
+
+def _parts_of_row(tensor: Tensor, index: int, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
+    if begin < end:
+        start = index * tensor[0].numel()
+        for at, part in parts_of_range(tensor[index], begin - start, end - start):
+            yield start + at, part
+
+
 def target_and_source(copy: Copy, base: Tensor, begin: int) -> tuple[Tensor, Tensor]:
     """The views of one copy into ``base`` (`[N] uint8`) at ``begin``, as (target, source).
 
@@ -79,12 +107,12 @@ def target_and_source(copy: Copy, base: Tensor, begin: int) -> tuple[Tensor, Ten
     """
     source, room = copy.source, base[begin : begin + copy.num_bytes]
     if is_plain(source):
-        bits = _as_bits(source if source.dim() == 1 else source.view(-1))
+        bits = as_bits(source if source.dim() == 1 else source.view(-1))
         return room.view(bits.dtype), bits
     target = room.view(source.dtype).view(source.shape)
     if source.is_conj() or source.is_neg():
         return target, source
-    return _as_bits(target), _as_bits(source)
+    return as_bits(target), as_bits(source)
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -92,7 +120,8 @@ def is_plain(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
-def _as_bits(tensor: Tensor) -> Tensor:
+def as_bits(tensor: Tensor) -> Tensor:
+    """A view of a dtype whose copy kernels move bits; the tensor itself where it is of one."""
     if tensor.dtype in _PLAIN_DTYPES or tensor.element_size() not in _BITS:
         return tensor
     return tensor.view(_BITS[tensor.element_size()])

@@ -155,6 +155,26 @@ class DevicePinner(Pinner):
         )
 
 
+def pin_range(device: Device, address: int, num_bytes: int) -> PinnedPieces:
+    """Pin a range that is small, and not for long, at once: neither in pieces nor in turns.
+
+    Where that fails nothing is pinned, which is only slower: there is no warning.
+    """
+    pieces = PinnedPieces(device)
+
+    def register() -> _Problem | None:
+        device.prepare_thread()
+        problem = device.register_host(address, num_bytes)
+        if problem is None:
+            pieces.add(address, num_bytes, seconds=0.0)
+        return problem
+
+    problem = _in_thread(register, timeout_s=_UNPIN_TIMEOUT_S)
+    if problem is not None:
+        logger.debug("cannot pin %s of host memory: %s", size_text(num_bytes), problem)
+    return pieces
+
+
 def _in_thread(
     call: Callable[[], _Problem | None], *, timeout_s: float | None = None
 ) -> _Problem | None:

@@ -23,7 +23,8 @@ import pytest  # noqa: F401
 import torch  # noqa: F401
 import xxhash  # noqa: F401
 
-from tests.mutations.breaks import BREAKS, GROUPS, ON_CPU, ON_FAKE, ON_PINNED, Break
+from tests.mutations.breaks import BREAKS, GROUPS
+from tests.mutations.edits import Break
 from tests.mutations.trial import Outcome, copy_checkout, run_tests
 
 
@@ -71,7 +72,7 @@ def _tried(one: Break | None, tests: Sequence[str]) -> Outcome:
 
 def _selected(tests: Sequence[str]) -> list[str]:
     """Files as they are; names of tests as an expression over all that need a GPU."""
-    if all(test in (*ON_FAKE, *ON_PINNED, *ON_CPU) for test in tests):
+    if all(test.endswith(".py") for test in tests):
         return list(tests)
     return ["tests/gpu", "-k", " or ".join(tests)]
 

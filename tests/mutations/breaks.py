@@ -6,7 +6,8 @@ device, ``fake`` where to look on the fake one. None: it cannot be seen there, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from tests.mutations.edits import ON_FAKE, Break
+from tests.mutations.restores import RESTORES
 
 COPIER = "checkfreq/snapshot/device_copier.py"
 ENGINE = "checkfreq/snapshot/device_engine.py"
@@ -16,25 +17,8 @@ PACKING = "checkfreq/snapshot/packing.py"
 PINNING = "checkfreq/snapshot/pinning.py"
 SNAPSHOTTER = "checkfreq/snapshot/snapshotter.py"
 
-ON_FAKE = (
-    "tests/snapshot/test_device_engine.py",
-    "tests/snapshot/test_device_order.py",
-    "tests/snapshot/test_device_capture.py",
-)
 ON_PINNED = ("tests/snapshot/test_pinning.py",)
 ON_CPU = ("tests/snapshot/test_engine.py", "tests/snapshot/test_snapshotter.py")
-
-
-@dataclass(frozen=True, slots=True)
-class Break:
-    """``edits`` are (text, its replacement) pairs, all in ``file``."""
-
-    name: str
-    file: str
-    edits: tuple[tuple[str, str], ...]
-    gpu: str | None
-    fake: tuple[str, ...] | None = ON_FAKE
-    why: str = ""
 
 
 def _one(
@@ -416,5 +400,6 @@ GROUPS = {
     "capture": CAPTURE,
     "cuda": ON_CUDA,
     "host-memory": IN_HOST_MEMORY,
+    "restores": RESTORES,
 }
 BREAKS = tuple(one for group in GROUPS.values() for one in group)

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tests.mutations.breaks import BREAKS, GROUPS, Break
+from tests.mutations.breaks import BREAKS, GROUPS
+from tests.mutations.edits import Break
 from tests.mutations.trial import ROOT, broken, in_turns
 
 ALL = pytest.mark.parametrize("one", BREAKS, ids=lambda one: one.name)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutations.breaks import Break
+from tests.mutations.edits import Break
 from tests.patience import slowness
 
 ROOT = Path(__file__).resolve().parents[2]

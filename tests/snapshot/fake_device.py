@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -75,6 +75,9 @@ def _next_script(chooser: Scripted) -> list[int] | None:
         if chooser.taken[index] + 1 < chooser.counts[index]:
             return [*chooser.taken[:index], chooser.taken[index] + 1]
     return None
+
+
+_Find: TypeAlias = Callable[[], Tensor]
 
 
 class _Block(bytearray):
@@ -284,10 +287,11 @@ class FakeDevice:
         for target, source in pairs:
             assert target.shape == source.shape
             assert target.dtype is source.dtype
-            assert self.owner(source) == stream.index, "a copy from another device"
-            assert self.owner(target) in (None, stream.index)
-            if self._allocation(target) is None:
-                self.registrations.check_copy(target)
+            owners = [self.owner(target), self.owner(source)]
+            assert {*owners} - {None} == {stream.index}, "a copy from or to another device"
+            for one, owner in zip((target, source), owners, strict=True):
+                if owner is None and self._allocation(one) is None:
+                    self.registrations.check_copy(one)
             self._queue_copy(target, source, stream)
 
     def pack(self, pairs: Sequence[Pair], *, stream: FakeStream) -> None:
@@ -376,7 +380,13 @@ class FakeDevice:
     def _queue_copy(self, target: Tensor, source: Tensor, stream: FakeStream) -> None:
         for part_of_target, part_of_source in _torn(target, source):
             to, of = self._place(part_of_target), self._place(part_of_source)
-            self._queue(stream, lambda to=to, of=of: to().copy_(of()))
+            held = [self.registrations.holder_of(part) for part in (target, source)]
+
+            def run(to: _Find = to, of: _Find = of, held: list[int | None] = held) -> None:
+                assert all(one in (None, *self.registrations.ranges) for one in held), "unpinned"
+                to().copy_(of())
+
+            self._queue(stream, run)
 
     def _runnable(self) -> list[Callable[[], None]]:
         while self.eager_events and (

@@ -63,13 +63,18 @@ class Registrations:
             return REFUSED
         return None if self.ranges.pop(address, None) else UNKNOWN
 
-    def check_copy(self, target: Tensor) -> None:
-        """Raise as PyTorch does for a copy to host memory that the driver refuses."""
-        assert target.is_contiguous(), "one copy of bytes, or its range is not what was checked"
-        begin, num_bytes = target.data_ptr(), target.numel() * target.element_size()
+    def check_copy(self, host: Tensor) -> None:
+        """Raise as PyTorch does for a copy from or to host memory that the driver refuses."""
+        assert host.is_contiguous(), "one copy of bytes, or its range is not what was checked"
+        begin, num_bytes = host.data_ptr(), host.numel() * host.element_size()
         touched = self._touched(begin, num_bytes)
         if touched and not self._holds(touched[0], begin, num_bytes):
             raise RuntimeError("CUDA error: invalid argument")
+
+    def holder_of(self, tensor: Tensor) -> int | None:
+        """The address of the range that a tensor is in; None if it is in none."""
+        touched = self._touched(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+        return touched[0] if touched else None
 
     def _holds(self, address: int, begin: int, num_bytes: int) -> bool:
         return address <= begin and begin + num_bytes <= address + self.ranges[address]

@@ -1,0 +1,360 @@
+"""Copies into live tensors on a device: their order, their memory, and what is left of failures."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from checkfreq.errors import StateError
+from checkfreq.restore import pinned_ring
+from checkfreq.restore.pinned_ring import BUFFERS_PER_THREAD, MAX_RING_BYTES, PinnedRing
+from checkfreq.types import PAGE_BYTES
+from tests.restore.device_filling import Idle, bytes_of, fill, held, restore, transfers, zeros_on
+from tests.snapshot.fake_device import Chooser, FakeDevice, Scripted, Seeded, every_schedule
+from tests.snapshot.fake_streams import Kind
+
+CUDA = torch.device("cuda", 0)
+SEEDS = range(40)
+#: More pieces than there are buffers, so that each is used again.
+ROUNDS = BUFFERS_PER_THREAD + 2
+
+
+# ---- what the copies come after, and what comes after them
+
+
+def test_every_order_of_streams_gives_the_saved_bytes() -> None:
+    saved = bytes_of(ROUNDS)
+
+    def scenario(chooser: Chooser) -> None:
+        fake = FakeDevice(chooser, eager_events=True)
+        live = zeros_on(fake, ROUNDS)
+        fake.training_writes(live, 5)
+        restore(fake, {"live": live}, {"live": saved})
+        assert held(live) == saved
+        fake.run_all()
+        assert held(live) == saved
+
+    assert every_schedule(scenario) > 10
+
+
+def test_in_every_order_strided_tensors_get_the_saved_bytes() -> None:
+    saved = bytes_of(4)
+
+    def scenario(chooser: Chooser) -> None:
+        fake = FakeDevice(chooser, eager_events=True)
+        live = fake.tensor(torch.zeros(2, 2, dtype=torch.uint8).t())
+        fake.training_writes(live, 5)
+        restore(fake, {"live": live}, {"live": saved})
+        fake.run_all()
+        assert held(live) == saved
+
+    assert every_schedule(scenario) > 10
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("seed", SEEDS)
+def test_copies_come_between_what_was_queued_before_and_what_is_queued_next(
+    kind: Kind, seed: int
+) -> None:
+    fake = FakeDevice(Seeded(seed))
+    if kind is not Kind.DEFAULT:
+        fake.use_new_stream(kind=kind)
+    live, saved = zeros_on(fake, 20), bytes_of(20)
+    fake.training_writes(live, 5)
+    with transfers(fake, [live]) as opened:
+        fill(opened, live, saved[:10], piece_bytes=3)
+    fake.training_writes(live[10:], 7)
+    fake.run_all()
+    assert held(live) == saved[:10] + bytes([7] * 10)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_device_has_its_order(seed: int) -> None:
+    fake = FakeDevice(Seeded(seed))
+    live = {f"on {index}": zeros_on(fake, 30, index) for index in range(2)}
+    saved = {name: bytes_of(30, seed=seed + number) for number, name in enumerate(live)}
+    for tensor in live.values():
+        fake.training_writes(tensor, 5)
+    with transfers(fake, live.values()) as opened:
+        for at in range(0, 30, 6):  # in turn, through the same buffers
+            for name, tensor in live.items():
+                view = opened.ring.take()
+                view[:6] = saved[name][at : at + 6]
+                wait = opened.target(tensor).put(at, view[:6])
+                assert wait is not None
+                opened.ring.give(view, [wait])
+    assert {name: held(tensor) for name, tensor in live.items()} == saved
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_tensors_and_pieces(seed: int) -> None:
+    chosen = random.Random(seed)
+    fake = FakeDevice(Seeded(seed))
+    live = {str(n): fake.tensor(_random_tensor(chosen)) for n in range(4)}
+    wanted = {name: _random_values(tensor, seed) for name, tensor in live.items()}
+    for tensor in live.values():
+        fake.training_writes(tensor, 1)
+    saved = {name: held(values) for name, values in wanted.items()}
+    restore(fake, live, saved, piece_bytes=16 * chosen.randint(1, 40))
+    assert {name: held(tensor) for name, tensor in live.items()} == saved
+
+
+def _random_tensor(chosen: random.Random) -> Tensor:
+    """Of any dtype and order of dimensions; some without elements, or with no dimension."""
+    dtype = chosen.choice(
+        [torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.int64, torch.complex128]
+    )
+    shape = [chosen.choice([0, 1, 2, 3, 5]) for _ in range(chosen.randint(0, 3))]
+    order = chosen.sample(range(len(shape)), len(shape))
+    return torch.zeros(shape, dtype=dtype).permute(order)
+
+
+def _random_values(like: Tensor, seed: int) -> Tensor:
+    bits = bytes_of(like.numel() * like.element_size() + 1, seed=seed)
+    count = like.numel()
+    flat = torch.frombuffer(bytearray(bits), dtype=torch.uint8)[:-1]
+    if like.dtype is torch.bool:
+        return (flat % 2).bool().reshape(like.shape)
+    return flat.view(like.dtype)[:count].reshape(like.shape)
+
+
+def test_odd_bits_arrive_in_strided_tensors_as_they_are() -> None:
+    fake = FakeDevice(Seeded(0))
+    signalling = torch.tensor([0x7F81, 0x7FBF, 0x0001, 0x8000], dtype=torch.uint16)
+    live = fake.tensor(torch.zeros(2, 2, dtype=torch.bfloat16).t())
+    restore(fake, {"": live}, {"": held(signalling)}, piece_bytes=2)
+    assert held(live) == held(signalling)
+
+
+@pytest.mark.parametrize("change", ["conj", "neg", "expand"])
+def test_views_that_are_not_their_memory_get_the_saved_values(change: str) -> None:
+    fake = FakeDevice(Seeded(0))
+    values = torch.tensor([[1 + 2j, 3 - 4j]], dtype=torch.complex64)
+    live = fake.tensor(torch.zeros(1, 2, dtype=torch.complex64))
+    if change == "expand":
+        live, values = live.expand(3, 2), values.expand(3, 2)
+    else:
+        live = live.conj() if change == "conj" else torch._neg_view(live)
+    restore(fake, {"": live}, {"": held(values)}, piece_bytes=8)
+    assert held(live) == held(values)
+
+
+# ---- memory
+
+
+def test_the_ring_is_all_the_host_memory_and_is_unpinned_at_the_end() -> None:
+    fake = FakeDevice(Seeded(0))
+    live, saved = zeros_on(fake, 20 * PAGE_BYTES), bytes_of(20 * PAGE_BYTES)
+    pinned: list[int] = []
+    fake.registrations.before_undo = lambda address: pinned.append(fake.registrations.num_bytes)
+    with transfers(fake, [live], num_threads=2) as opened:
+        views = {id(view.obj): view for view in (opened.ring.take() for _ in range(2))}
+        for view in views.values():
+            opened.ring.give(view)
+        fill(opened, live, saved, piece_bytes=PAGE_BYTES)
+        assert fake.registrations.num_bytes == opened.ring.num_bytes
+    assert held(live) == saved
+    assert pinned == [2 * BUFFERS_PER_THREAD * PAGE_BYTES]
+    assert fake.registrations.num_bytes == 0
+    assert len(fake.returned) == 1
+
+
+def test_all_buffers_together_are_below_64_mib() -> None:
+    assert MAX_RING_BYTES < 64 << 20
+    with pytest.raises(AssertionError, match="too many threads"):
+        PinnedRing(FakeDevice(Seeded(0)), num_threads=21, buffer_bytes=1 << 20)
+
+
+def test_a_thread_reads_into_one_buffer_while_copies_from_others_are_queued() -> None:
+    """This device runs only while the host waits for it."""
+    fake = FakeDevice(Scripted())
+    live, saved = zeros_on(fake, 2), bytes_of(2)
+    with transfers(fake, [live]) as opened:
+        fill(opened, live, saved, piece_bytes=1)
+        opened.ring.give(opened.ring.take())
+        assert held(live) == bytes(2)
+    assert held(live) == saved
+
+
+def test_a_buffer_is_free_again_once_its_copies_are_done() -> None:
+    fake = FakeDevice(Scripted())
+    live = zeros_on(fake, 9)
+    with pytest.raises(StateError), transfers(fake, [live], idle=Idle()) as opened:
+        fill(opened, live, bytes_of(9), piece_bytes=1)  # nothing runs: no buffer becomes free
+
+
+def test_memory_that_cannot_be_pinned_is_copied_from_too() -> None:
+    fake = FakeDevice(Seeded(0))
+    fake.registrations.fail_at = 1
+    live, saved = zeros_on(fake, 30), bytes_of(30)
+    restore(fake, {"": live}, {"": saved}, piece_bytes=4)
+    assert held(live) == saved
+    assert fake.registrations.calls == ["register"]
+
+
+def test_memory_that_cannot_be_unpinned_stays(caplog: pytest.LogCaptureFixture) -> None:
+    fake = FakeDevice(Seeded(0))
+    live, saved = zeros_on(fake, 3), bytes_of(3)
+    before = len(pinned_ring._LOST)
+    with transfers(fake, [live]) as opened:
+        fake.registrations.stuck.update(fake.registrations.ranges)
+        fill(opened, live, saved, piece_bytes=1)
+    assert held(live) == saved
+    assert len(pinned_ring._LOST) == before + 1
+    assert "cannot unpin" in caplog.text
+
+
+@pytest.mark.parametrize("readonly", [True, False])
+@pytest.mark.parametrize("seed", range(10))
+def test_bytes_that_lie_in_other_memory_go_through_the_ring(readonly: bool, seed: int) -> None:
+    fake = FakeDevice(Seeded(seed))
+    count = 5 * PAGE_BYTES + 100
+    live, saved = zeros_on(fake, count), bytes_of(count)
+    data = bytearray(saved)
+    with transfers(fake, [live]) as opened:
+        view = memoryview(data).toreadonly() if readonly else memoryview(data)
+        assert opened.target(live).put(0, view) is None
+        data[:] = bytes(count)  # not needed any more
+    assert held(live) == saved
+
+
+def test_nothing_is_copied_for_no_bytes() -> None:
+    fake = FakeDevice(Seeded(0))
+    with transfers(fake, [live := zeros_on(fake, 0)]) as opened:
+        assert opened.target(live).put(0, opened.ring.take()[:0]) is None
+    assert fake.num_copies == 0
+
+
+# ---- failures
+
+
+class Refusing(FakeDevice):
+    """Refuses every call from one on."""
+
+    refuses_from = 1 << 30
+
+    def _call(self, name: str) -> None:
+        super()._call(name)
+        if self.num_calls >= self.refuses_from:
+            raise RuntimeError("the device refuses")
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_an_error_at_any_call_is_raised_after_all_copies_and_the_ring_is_given_back(
+    strided: bool,
+) -> None:
+    num_failed = 0
+    for fail_at in range(1, 100):
+        fake = FakeDevice(Seeded(fail_at))
+        live = fake.tensor(torch.zeros(4, 2, dtype=torch.uint8).t() if strided else _zeros(8))
+        saved = bytes_of(8)
+        fake.fail_at = fail_at
+        if not _is_refused(fake, live, saved):
+            break
+        num_failed += 1
+        assert fake.registrations.num_bytes == 0
+        held_before = held(live)
+        fake.run_all()
+        assert held(live) == held_before, "a copy that nobody waited for"
+        restore(fake, {"": live}, {"": saved}, piece_bytes=2)  # the next one is whole
+        assert held(live) == saved
+    assert num_failed > 10
+
+
+def _is_refused(fake: FakeDevice, live: Tensor, saved: bytes) -> bool:
+    """Whether the device's own error is raised; no other may be."""
+    try:
+        restore(fake, {"": live}, {"": saved}, piece_bytes=2)
+    except RuntimeError as error:
+        return str(error) == "the device refuses" or pytest.fail(str(error))
+    return False
+
+
+def _zeros(count: int) -> Tensor:
+    return torch.zeros(count, dtype=torch.uint8)
+
+
+def test_a_device_that_refuses_everything_keeps_what_its_copies_may_use(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for refuses_from in range(1, 40):
+        fake = Refusing(Seeded(refuses_from))
+        live, lost = zeros_on(fake, 6), len(pinned_ring._LOST)
+        fake.refuses_from = refuses_from
+        if not _is_refused(fake, live, bytes_of(6)):
+            break
+        is_kept = len(pinned_ring._LOST) > lost
+        assert is_kept == (fake.registrations.num_bytes > 0)
+        assert is_kept or fake.num_copies == 0 or _is_still(fake, live)
+        fake.run_all()  # a copy from memory that was unpinned or freed would fail here
+    assert "the device might still be reading from it" in caplog.text
+
+
+def _is_still(fake: FakeDevice, live: Tensor) -> bool:
+    before = held(live)
+    fake.run_all()
+    return held(live) == before
+
+
+def test_an_error_in_the_block_is_raised_after_all_copies() -> None:
+    fake = FakeDevice(Seeded(0))
+    live = zeros_on(fake, 4)
+    with pytest.raises(ValueError, match="damaged"), transfers(fake, [live]) as opened:
+        fill(opened, live, bytes_of(4), piece_bytes=2)
+        raise ValueError("damaged")
+    assert held(live) == bytes_of(4)
+    assert fake.registrations.num_bytes == 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_after_a_deadline_what_is_queued_next_still_comes_after_the_copies(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeDevice(Scripted())
+    live, older = zeros_on(fake, 4), bytes_of(4, seed=1)
+    with (
+        pytest.raises(StateError, match=r"copying to cuda:0 did not finish within 1 s"),
+        transfers(fake, [live], idle=Idle()) as opened,
+    ):
+        fill(opened, live, bytes_of(4), piece_bytes=2)
+    assert fake.registrations.num_bytes > 0, "the device may still read from it"
+    assert "the device might still be reading from it" in caplog.text
+    fake._chooser = Seeded(seed)
+    if seed % 2:
+        restore(fake, {"": live}, {"": older})
+        fake.run_all()
+        assert held(live) == older
+    else:
+        fake.training_writes(live, 9)
+        fake.run_all()
+        assert held(live) == bytes([9] * 4)
+
+
+def test_after_a_deadline_memory_is_kept_from_new_owners_until_the_copies_are_done() -> None:
+    fake = FakeDevice(Scripted())
+    live = zeros_on(fake, 4)
+    with pytest.raises(StateError), transfers(fake, [live], idle=Idle()) as opened:
+        fill(opened, live, bytes_of(4), piece_bytes=2)
+    allocation = fake._allocation(live)
+    assert allocation is not None
+    assert allocation.kept_by
+
+
+class Interrupted(Idle):
+    """The user interrupts the first wait."""
+
+    def pause(self, seconds: float) -> None:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_leaves_the_ring_to_the_copies() -> None:
+    fake = FakeDevice(Scripted())
+    live, saved = zeros_on(fake, 4), bytes_of(4)
+    with pytest.raises(KeyboardInterrupt), transfers(fake, [live], idle=Interrupted()) as opened:
+        fill(opened, live, saved, piece_bytes=2)
+    assert fake.registrations.num_bytes > 0
+    fake.run_all()
+    assert held(live) == saved
