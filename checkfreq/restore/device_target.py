@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 
 from checkfreq.errors import StateError
-from checkfreq.restore.pinned_ring import PinnedRing, Wait
+from checkfreq.restore.buffers import Wait
+from checkfreq.restore.pinned_ring import PinnedRing
 from checkfreq.snapshot.device import Device, Event, Pair, Stream
 from checkfreq.snapshot.packing import as_bits, is_plain, parts_of_range
 

@@ -13,19 +13,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
-import torch
-
-from checkfreq.restore.file_reader import new_buffer
+from checkfreq.restore.buffers import Wait, address_of, new_buffer
 from checkfreq.snapshot.device import Device
 from checkfreq.snapshot.pinning import pin_range
 from checkfreq.types import PAGE_BYTES, size_text
 
 logger = logging.getLogger(__name__)
-
-Wait: TypeAlias = Callable[[], None]
 
 #: One that is read into, one that is copied from, and one for data that lies elsewhere.
 BUFFERS_PER_THREAD = 3
@@ -47,7 +42,7 @@ class PinnedRing:
         assert self.num_bytes <= MAX_RING_BYTES, "too many threads, or buffers too large"
         self.buffer_bytes = buffer_bytes
         self._memory = new_buffer(self.num_bytes)
-        self._address = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
+        self._address = address_of(self._memory)
         self._lock = threading.Lock()
         self._free = [
             self._memory[at : at + buffer_bytes] for at in range(0, self.num_bytes, buffer_bytes)

@@ -7,7 +7,7 @@ from tests.mutations.edits import Break
 TARGET = "checkfreq/restore/device_target.py"
 RING = "checkfreq/restore/pinned_ring.py"
 
-ON_FAKE = ("tests/restore/test_device_target.py",)
+ON_FAKE = ("tests/restore/test_device_target.py", "tests/restore/test_device_stream.py")
 
 RESTORES = tuple(
     Break(name, file, ((text, replacement),), gpu, fake=ON_FAKE, why=why)

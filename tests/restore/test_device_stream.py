@@ -1,0 +1,144 @@
+"""Threads that stream a checkpoint from disk onto a device, through one ring."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from checkfreq.errors import CorruptCheckpointError
+from checkfreq.restore.buffers import buffer_bytes
+from checkfreq.restore.device_target import DeviceTransfers
+from checkfreq.restore.stream import Wanted, stream
+from checkfreq.snapshot.device import Pair
+from checkfreq.store.store import CheckpointStore
+from tests.restore.device_filling import bytes_of, held
+from tests.restore.written import PAGE, commit_tensors, damage
+from tests.snapshot.fake_device import FakeDevice, Seeded
+from tests.snapshot.fake_streams import FakeEvent, FakeStream
+
+SIZES = {"large": 40 * PAGE + 8, "empty": 0, "small": 12, "turned": 30 * PAGE, "page": PAGE}
+FILE = "model.safetensors"
+
+
+class SharedDevice(FakeDevice):
+    """A fake device that threads use, each of which must have been prepared."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(Seeded(seed))
+        self._guard = threading.RLock()
+        self._threads = {threading.get_ident()}
+
+    def prepare_thread(self) -> None:
+        with self._guard:
+            super().prepare_thread()
+            self._threads.add(threading.get_ident())
+
+    def copy(self, pairs: Sequence[Pair], *, stream: FakeStream) -> None:
+        with self._guard:
+            assert threading.get_ident() in self._threads, "a thread that was not prepared"
+            super().copy(pairs, stream=stream)
+
+    def record(self, stream: FakeStream) -> FakeEvent:
+        with self._guard:
+            return super().record(stream)
+
+    def is_done(self, event: FakeEvent) -> bool:
+        with self._guard:
+            return super().is_done(event)
+
+    def run_one(self) -> None:
+        with self._guard:
+            if not self.is_idle:
+                super().run_one()
+
+
+def live_tensors(fake: FakeDevice) -> dict[str, Tensor]:
+    made = {name: torch.zeros(size, dtype=torch.uint8) for name, size in SIZES.items()}
+    made["turned"] = made["turned"].view(PAGE // 2, 60).t()
+    made["large"] = made["large"].view(torch.float32)
+    return {name: fake.tensor(tensor) for name, tensor in made.items()}
+
+
+def committed(folder: Path, step: int, *, seed: int) -> dict[str, bytes]:
+    """A checkpoint of random bytes; what it holds."""
+    store = CheckpointStore(folder)
+    store.open()
+    saved = {name: bytes_of(size, seed=seed) for name, size in SIZES.items()}
+    commit_tensors(store, step, {FILE: saved})
+    return saved
+
+
+def stream_onto(
+    fake: FakeDevice,
+    folder: Path,
+    step: int,
+    live: dict[str, Tensor],
+    *,
+    num_threads: int = 3,
+    into_the_ring: bool = True,
+) -> None:
+    store = CheckpointStore(folder)
+    file = store.manifest(step).files[0]
+    with DeviceTransfers(
+        fake,
+        live.values(),
+        num_threads=num_threads,
+        buffer_bytes=buffer_bytes(PAGE),
+        pause=lambda seconds: fake.run_one(),
+    ) as opened:
+        wanted = [Wanted(file, one, opened.target(live[one.name])) for one in file.tensors]
+        buffers = opened.ring if into_the_ring else None
+        stream(store, step, wanted, num_threads=num_threads, read_bytes=PAGE, buffers=buffers)
+
+
+@pytest.mark.parametrize("into_the_ring", [True, False])
+@pytest.mark.parametrize("num_threads", [1, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_every_tensor_arrives_on_the_device(
+    tmp_path: Path, seed: int, num_threads: int, into_the_ring: bool
+) -> None:
+    saved = committed(tmp_path, 1, seed=seed)
+    fake = SharedDevice(seed)
+    live = live_tensors(fake)
+    for tensor in live.values():
+        fake.training_writes(tensor, 5)
+    stream_onto(fake, tmp_path, 1, live, num_threads=num_threads, into_the_ring=into_the_ring)
+    assert fake.registrations.num_bytes == 0
+    assert {name: held(tensor) for name, tensor in live.items()} == saved
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_older_checkpoint_overwrites_what_a_damaged_one_has_left(
+    tmp_path: Path, seed: int
+) -> None:
+    saved = committed(tmp_path, 1, seed=seed)
+    committed(tmp_path, 2, seed=seed + 1)
+    damage(CheckpointStore(tmp_path), 2, FILE, PAGE + 45 * PAGE)
+    fake = SharedDevice(seed)
+    live = live_tensors(fake)
+    with pytest.raises(CorruptCheckpointError):
+        stream_onto(fake, tmp_path, 2, live)
+    assert fake.registrations.num_bytes == 0
+    stream_onto(fake, tmp_path, 1, live)
+    fake.run_all()
+    assert {name: held(tensor) for name, tensor in live.items()} == saved
+
+
+@pytest.mark.parametrize("fail_at", range(1, 60, 4))
+def test_a_device_that_refuses_a_call_of_any_thread_ends_the_stream(
+    tmp_path: Path, fail_at: int
+) -> None:
+    saved = committed(tmp_path, 1, seed=1)
+    fake = SharedDevice(fail_at)
+    live = live_tensors(fake)
+    fake.fail_at = fail_at
+    with pytest.raises(RuntimeError, match="the device refuses"):
+        stream_onto(fake, tmp_path, 1, live)
+    assert fake.registrations.num_bytes == 0
+    stream_onto(fake, tmp_path, 1, live)
+    assert {name: held(tensor) for name, tensor in live.items()} == saved
