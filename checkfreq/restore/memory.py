@@ -92,12 +92,11 @@ class MemorySource(CheckpointSource):
 
     def record(self, step: int) -> bytes:
         """See CheckpointSource: the directory's, if it has the step."""
-        if step in self._directory.steps():
-            return self._directory.record(step)
-        for one in self._usable.get(step, ()):
-            if one.is_whole:
-                return one.record
-        raise NoCheckpointError(f"{self.name} has no step {step}")
+        if step not in self._directory.steps():
+            for one in self._usable.get(step, ()):
+                if one.is_whole:
+                    return one.record
+        return self._directory.record(step)
 
     def check_sizes(self, step: int, files: Iterable[FileEntry]) -> None:
         """See CheckpointSource."""

@@ -33,6 +33,7 @@ _MADV_POPULATE_WRITE = 23
 _FAULT_CHUNK_BYTES = 64 << 20
 #: Up to this size slots are faulted in at once: starting a thread would take longer.
 _INLINE_BYTES = 16 << 20
+_BLOCK_BYTES = 512  # of ``st_blocks``
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -208,25 +209,27 @@ class Arena:
         held: Collection[int] = (),
         newest: int | None = None,
     ) -> None:
-        """Take over slots that an earlier process made, and their descriptors.
+        """Take over slots that an earlier process made, with descriptors of its own.
 
-        Those ``held``, by number, are not free; ``newest`` holds the newest complete snapshot.
-        There is nothing to fault in: whoever made them has. Takes over nothing, and closes nothing,
-        if it raises OSError or ValueError (a slot is not as large as it is said to be).
+        Those ``held``, by number, are not free; ``newest`` holds the newest complete snapshot. The
+        pages that they have are mapped in the background, and none is added; `pin` pins them.
+        Raises OSError, and ValueError for a slot that is not as large as it is said to be; nothing
+        is taken over then.
         """
         assert not self._slots
         made: list[Slot] = []
         with contextlib.ExitStack() as on_failure:
             for one in offered:
                 made.append(_adopted_slot(one, self._pinner.piece_bytes))
-                on_failure.callback(made[-1].memory.close)
+                on_failure.callback(_free, made[-1], truncate=False)
             on_failure.pop_all()
         for slot in made:
             slot.is_free = slot.index not in held
             slot.complete_s = time.perf_counter() if slot.index == newest else None
         self._slots = made
         self._is_outgrown = len(made) != self._config.num_slots
-        self._start(_Preparation([], self._pinner, fault_in_bytes=0))
+        self._all_pinned = False
+        self._start(_Preparation(made, Pinner(), fault_in_bytes=None))
 
     def fits(self, state_bytes: int) -> bool:
         """Whether such a state can be copied to the slots there are.
@@ -337,10 +340,11 @@ class Arena:
 class _Preparation:
     """Faults slots in and pins them, in one thread or in the caller's.
 
-    ``hurry``: somebody waits for the slots. ``ended`` is set in any case, after ``error``.
+    ``fault_in_bytes`` of each; None: what they have already, whose content stays. ``hurry``:
+    somebody waits for the slots. ``ended`` is set in any case, after ``error``.
     """
 
-    def __init__(self, slots: Sequence[Slot], pinner: Pinner, fault_in_bytes: int) -> None:
+    def __init__(self, slots: Sequence[Slot], pinner: Pinner, fault_in_bytes: int | None) -> None:
         self.slots = slots
         self.hurry = threading.Event()
         self.ended = threading.Event()
@@ -382,10 +386,13 @@ class _Preparation:
         return not self._thread.is_alive()
 
     def _fault_in(self, slot: Slot) -> None:
-        for start in range(0, self._fault_in_bytes, _FAULT_CHUNK_BYTES):
+        num_bytes = self._fault_in_bytes
+        if num_bytes is None:
+            num_bytes = _resident_bytes(slot) if _CAN_POPULATE else 0
+        for start in range(0, num_bytes, _FAULT_CHUNK_BYTES):
             if self._stop.is_set():
                 return
-            _fault_in(slot, start, min(_FAULT_CHUNK_BYTES, self._fault_in_bytes - start))
+            _fault_in(slot, start, min(_FAULT_CHUNK_BYTES, num_bytes - start))
 
     def _may_pin(self) -> bool:
         """Somebody who waits needs one slot, and copies sooner if that one is pinned."""
@@ -424,7 +431,12 @@ def _adopted_slot(offered: OfferedSlot, piece_bytes: int) -> Slot:
     size = os.fstat(offered.fd).st_size
     if offered.num_bytes > size or offered.num_bytes % PAGE_BYTES:  # reading it would be SIGBUS
         raise ValueError(f"slot {offered.index} has {size} bytes, not {offered.num_bytes}")
-    return _mapped_slot(offered.index, offered.fd, offered.num_bytes, piece_bytes)
+    fd = os.dup(offered.fd)
+    try:
+        return _mapped_slot(offered.index, fd, offered.num_bytes, piece_bytes)
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def _free(slot: Slot, *, truncate: bool) -> None:
@@ -433,6 +445,11 @@ def _free(slot: Slot, *, truncate: bool) -> None:
     with contextlib.suppress(BufferError):  # a view is still in use: unmapped with it
         slot.memory.close()
     os.close(slot.fd)
+
+
+def _resident_bytes(slot: Slot) -> int:
+    """How much of a slot has memory; the rest is slack at its end."""
+    return min(slot.num_bytes, os.fstat(slot.fd).st_blocks * _BLOCK_BYTES)
 
 
 def _fault_in(slot: Slot, start: int, num_bytes: int) -> None:

@@ -94,7 +94,7 @@ def test_a_step_of_a_different_attempt_is_read_from_the_disk(
 ) -> None:
     source = MemorySource(store, [held(store, 2, **changes)])
     assert source.steps() == []
-    with pytest.raises(NoCheckpointError, match="has no step 3"):
+    with pytest.raises(NoCheckpointError):
         source.record(3)
 
 

@@ -6,8 +6,8 @@ import ctypes
 import gc
 import logging
 import os
+import resource
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ import torch
 from checkfreq import CFCheckpoint
 from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError
-from checkfreq.snapshot.arena import Arena, Pinner, Pins, Slot
+from checkfreq.snapshot.arena import Arena, Pinner, Pins
 from checkfreq.snapshot.memory import available_host_bytes
 from tests.contract.runs import config, managed
 
@@ -129,19 +129,14 @@ def test_the_newest_complete_snapshot_is_overwritten_last() -> None:
     arena.close()
 
 
-def offered_by(arena: Arena) -> list[Slot]:
-    """The arena's slots with descriptors of their own, as another process gets them."""
-    return [replace(slot, fd=os.dup(slot.fd)) for slot in arena.slots]
-
-
 def test_slots_of_an_earlier_process_are_taken_over_with_what_they_hold() -> None:
     before = arena_of(10 * MIB, num_slots=3)
     before.slots[1].memory[5:8] = b"abc"
     arena = Arena(config=CFConfig(num_slots=3))
-    arena.adopt(offered_by(before), held={0}, newest=1)
+    arena.adopt(before.slots, held={0}, newest=1)
     before.close()
 
-    assert arena.is_ready()
+    assert arena.wait_ready(timeout_s=DEADLINE_S)
     assert arena.fits(10 * MIB)
     assert not arena.fits(arena.slot_bytes + 1)
     taken = [arena.acquire() for _ in range(3)]
@@ -153,11 +148,30 @@ def test_slots_of_an_earlier_process_are_taken_over_with_what_they_hold() -> Non
     arena.close()
 
 
+def test_slots_taken_over_keep_their_pages_and_get_no_more() -> None:
+    before = arena_of(20 * MIB, num_slots=2, arena_slack=0.5)
+    assert before.wait_ready(timeout_s=DEADLINE_S)
+    before.slots[0].memory[: 20 * MIB : 4096] = b"x" * (20 * MIB // 4096)
+    blocks = [os.fstat(slot.fd).st_blocks for slot in before.slots]
+    arena = Arena(config=CFConfig(num_slots=2))
+    arena.adopt(before.slots)
+    assert arena.wait_ready(timeout_s=DEADLINE_S)
+    assert [os.fstat(slot.fd).st_blocks for slot in arena.slots] == blocks
+    assert arena.slots[0].memory[: 20 * MIB : 4096] == b"x" * (20 * MIB // 4096)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for slot in arena.slots:
+        ctypes.memset(slot.address, 1, 20 * MIB)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults < 100
+    arena.close()
+    before.close()
+
+
 def test_slots_taken_over_are_pinned_in_the_background() -> None:
     before = arena_of(10 * MIB, num_slots=1)
     pinner = RecordingPinner()
     arena = Arena(config=CFConfig(num_slots=1), pinner=pinner)
-    arena.adopt(offered_by(before))
+    arena.adopt(before.slots)
+    assert arena.wait_ready(timeout_s=DEADLINE_S)
     assert not pinner.calls
     arena.pin()
     assert arena.wait_ready(timeout_s=DEADLINE_S)
@@ -169,7 +183,7 @@ def test_slots_taken_over_are_pinned_in_the_background() -> None:
 def test_more_or_fewer_slots_than_are_wanted_now_are_made_anew() -> None:
     before = arena_of(100, num_slots=3)
     arena = Arena(config=CFConfig(num_slots=2))
-    arena.adopt(offered_by(before))
+    arena.adopt(before.slots)
     before.close()
     assert not arena.fits(1)
     arena.allocate(1)
@@ -181,15 +195,12 @@ def test_more_or_fewer_slots_than_are_wanted_now_are_made_anew() -> None:
 def test_a_slot_that_was_truncated_is_not_taken_over() -> None:
     """Its process was killed while it freed its slots: reading one would be a bus error."""
     before = arena_of(10 * MIB, num_slots=2)
-    offered = offered_by(before)
     os.ftruncate(before.slots[1].fd, 4096)
     arena = Arena(config=CFConfig(num_slots=2))
     with pytest.raises(ValueError, match="slot 1 has 4096 bytes, not 11014144"):
-        arena.adopt(offered)
+        arena.adopt(before.slots)
     assert arena.slots == ()
-    assert [os.fstat(slot.fd).st_size for slot in offered] == [before.slot_bytes, 4096]
-    for slot in offered:
-        os.close(slot.fd)
+    assert [os.fstat(slot.fd).st_size for slot in before.slots] == [before.slot_bytes, 4096]
     before.close()
 
 
