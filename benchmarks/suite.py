@@ -60,6 +60,8 @@ LONGER = (
     Call("interruptions", "--images 200 --epochs 2 --every 30", 260),
     Call("interference", "--settle 20 --phase 25", 190),
     Call("scale", "--gib 4 8 --tensors --rounds 2", 200),
+    Call("restore", "--gib 0.5 1 --rounds 5", 500),
+    Call("restore", "--gib 4 --rounds 3", 700),
     Call("restarts", "--mib 85", 240),
     Call("restarts", "--mib 1024", 420),
     Call("overhead", "--model resnet18 --live --max-seconds 300", 420),

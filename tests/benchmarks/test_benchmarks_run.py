@@ -46,6 +46,20 @@ def test_it_prints_a_result_line_per_arm(
     assert all(line["storage"] for line in lines)
 
 
+def test_restores_print_a_line_per_memory_and_arm(tmp_path: Path) -> None:
+    ours = ["checkfreq, restore()", "checkfreq.load(into=)"]
+    small = ("--gib", "0.004", "--tensors", "4", "--rounds", "2", "--spare", "200")
+    lines = lines_of("restore", *small, "--arms", *ours, "torch.load(mmap=True)", folder=tmp_path)
+    memories = {line["memory"] for line in lines}
+    assert "plenty" in memories
+    for memory in memories:  # "short" needs root
+        by_arm = {line["arm"]: line for line in lines if line["memory"] == memory}
+        assert list(by_arm) == ["raw", *ours, "torch.load(mmap=True)"]
+        assert not any("failed" in line for line in by_arm.values())
+        assert by_arm["raw"]["against_raw"] == 1.0
+        assert all("met" in by_arm[arm] and by_arm[arm]["peak_mib"] < 512 for arm in ours)
+
+
 def test_the_limits_have_quartiles_where_there_are_several_rounds(tmp_path: Path) -> None:
     once = lines_of("limits", "--gib", "0.004", "--rounds", "1", folder=tmp_path)
     (tmp_path / "stdout").unlink()
