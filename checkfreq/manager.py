@@ -114,6 +114,7 @@ class CFManager:
         self._coordinator = session.coordinator
         self._gate = session.gate
         self._evidence = session.pipeline.evidence
+        self._reporter = session.reporter
         self._gradients = session.pipeline.gradients
         self._updates = WeightUpdates(session)
         self._restoring = Restoring(session)
@@ -185,6 +186,7 @@ class CFManager:
             self._session.say_news()
             self._gradients.pass_boundary()
             self._progress.global_step += 1
+            self._reporter.pass_boundary(self._progress.global_step)
             if epoch_boundary:
                 self._pipeline.last_epoch_end = self._progress.global_step
             self._profile(is_epoch=epoch_boundary)

@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 BASE = ("types", "errors", "console", "faults", "forks", "events", "config")
 FOLDERS = {
     "checkfreq": (
-        *("store", "policy", "mirror", "notices", "state", "snapshot", "persist", "restore"),
-        *("pacing", "run", "ranks", "session", "manager", "helpers", "simulation", "cli"),
-        *("integrations", "testing"),
+        *("store", "policy", "mirror", "notices", "state", "snapshot", "persist", "supervisor"),
+        *("restore", "pacing", "run", "ranks", "session", "manager", "helpers", "simulation"),
+        *("cli", "integrations", "testing"),
     ),
     "iterators": (
         *("errors", "order", "protocol", "loop", "replay", "torch", "dali"),
@@ -35,16 +35,8 @@ FOLDERS = {
 EDGE = ("cli", "integrations", "testing")
 TORCH_FREE = (
     *BASE,
-    *(
-        "store",
-        "policy",
-        "mirror",
-        "notices",
-        "persist.worker",
-        "restore.file_reader",
-        "restore.stream",
-    ),
-    *("simulation", "cli"),
+    *("store", "policy", "mirror", "notices", "supervisor", "simulation", "cli"),
+    *("persist.worker", "restore.file_reader", "restore.stream"),
 )
 #: What pure decisions may not import: no torch, clock or I/O.
 IMPURE = {"torch", "numpy", "os", "io", "pathlib", "shutil", "socket", "subprocess", "time"}

@@ -186,3 +186,30 @@ class DirectoryLock:
             )
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return "another process"
+
+
+def holder_of(chk_dir: Path, *, name: str = ".lock") -> int | None:
+    """The training process for which a worker holds the lock now; None if nobody does.
+
+    For a reader: the lock is tried, shared, for an instant. None also where it cannot be told.
+    """
+    ops = LocalFileOps(chk_dir)
+    path = chk_dir / name
+    try:
+        if name not in ops.listdir(chk_dir):
+            return None
+        fd = ops.open_to_lock(path)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        return None
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+    try:
+        return int(json.loads(ops.read_bytes(path, max_bytes=_MAX_BYTES))["trainer_pid"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None

@@ -14,6 +14,7 @@ from checkfreq.persist.attempts import Marks
 from checkfreq.run.loader_deaths import is_of_dead_worker
 from checkfreq.run.notices import Stop
 from checkfreq.session.session import Session
+from checkfreq.supervisor.board import State
 
 logger = logging.getLogger("checkfreq.manager")
 
@@ -146,6 +147,7 @@ class Ending:
             raise
         finally:
             progress.is_closed = True
+            session.reporter.end(self._state(clean=clean))
             session.gate.close()
             try:
                 session.profiler.close(clean=clean or progress.has_stopped)
@@ -156,6 +158,14 @@ class Ending:
                 finally:  # last: a signal must not end a process that is about to end well
                     session.notice.uninstall(has_stopped=progress.has_stopped)
         self._requeue()
+
+    def _state(self, *, clean: bool) -> State:
+        """What is told to ``checkfreq run``."""
+        if self._progress.is_finished:
+            return State.FINISHED
+        if self._progress.has_stopped:
+            return State.STOPPED
+        return State.CLOSED if clean else State.FAILED
 
     def _requeue(self) -> None:
         """Put the job back into SLURM's queue: the last act, since SLURM then ends the processes.

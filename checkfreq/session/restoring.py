@@ -150,6 +150,7 @@ class Restoring:
     def _continue_from(self, found: LoadedCheckpoint, *, explicit: bool) -> None:
         self._progress.global_step = found.step
         self._progress.restored_step = found.step
+        self._session.reporter.begin(found.step, restored=True)
         self._pipeline.continue_from(
             found.step, attempt=found.manifest.attempt, was_chosen=explicit
         )

@@ -26,6 +26,7 @@ from checkfreq.session.staging import staged
 from checkfreq.snapshot.gate import UpdateGate
 from checkfreq.state.positions import Positions
 from checkfreq.store.source import CheckpointSource
+from checkfreq.supervisor.reporter import reporter_for
 from checkfreq.types import Role
 
 logger = logging.getLogger("checkfreq.manager")
@@ -70,6 +71,7 @@ class Session:
         if arguments.fresh:
             self.persistence.start_over()
         self.coordinator.each(MAKING, self.persistence.start)
+        self.reporter = reporter_for(checked.chk_dir, rank=role.rank)
         self.gate = UpdateGate(arguments.chk.optimizers, fence=self.pipeline.fence, home=self.home)
 
     def _coordinator(self, meetings: Meetings | None) -> Coordinator:
@@ -100,6 +102,8 @@ class Session:
             self.coordinator.open()
             self.coordinator.each("the first step()", self._refuse_to_start_over)
             progress.is_open = True
+            if progress.restored_step is None:
+                self.reporter.begin(progress.global_step, restored=False)
         if iterating:
             progress.has_iterated, progress.apply_last = True, None
 

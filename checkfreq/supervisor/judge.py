@@ -1,0 +1,58 @@
+"""Whether the script is started again, and when."""
+
+from __future__ import annotations
+
+from checkfreq.policy.backoff import Backoff
+from checkfreq.supervisor.board import State
+from checkfreq.supervisor.processes import signal_name
+from checkfreq.supervisor.progress import Progress
+from checkfreq.supervisor.report import PastRun
+
+#: A run that was told to stop, and whose last checkpoint is durable (docs/stopping.md).
+STOPPED = 75
+
+
+class Judge:
+    """``max_restarts`` of None: as many as make progress."""
+
+    def __init__(self, *, max_restarts: int | None) -> None:
+        self._max_restarts = max_restarts
+        self._progress = Progress()
+        self._backoff = Backoff()
+
+    def why_over(self, past: PastRun, *, told_by: str | None, passed: set[int]) -> str | None:
+        """Why ``past`` was the last run; None if there is to be another."""
+        if told_by is not None:
+            return f"told to stop by {told_by}: {past}"
+        if past.ended.code == 0:
+            return f"finished: {past}"
+        if past.ended.code == STOPPED or _all_stopped(past):
+            return f"stopped: {past}. The same command goes on from there"
+        if (number := past.ended.signal_number) in passed and number is not None:
+            return f"ended by the {signal_name(number)} that was passed on: {past}"
+        return self._why_in_vain(past)
+
+    def _why_in_vain(self, past: PastRun) -> str | None:
+        got_on = self._progress.run_ended(past.records, lived_s=past.lived_s)
+        if self._max_restarts is not None and past.number > self._max_restarts:
+            return f"giving up after {_counted(self._max_restarts, 'restart')}: {past}"
+        if self._progress.is_hopeless:
+            in_vain = _counted(self._progress.num_in_vain, "run")
+            return f"giving up after {in_vain} in a row without progress: {past}"
+        if got_on:
+            self._backoff.succeeded()
+        self._backoff.failed(past.ended_s)
+        return None
+
+    def pause_s(self, now_s: float) -> float:
+        """Seconds until the next start is due."""
+        return self._backoff.left_s(now_s)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _all_stopped(past: PastRun) -> bool:
+    """Whether every manager was told to stop, whatever a launcher made of their exit status."""
+    return bool(past.records) and all(one.state is State.STOPPED for one in past.records)

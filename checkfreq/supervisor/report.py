@@ -1,0 +1,83 @@
+"""What the supervisor says: one line per restart, and a last one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from checkfreq.supervisor.board import Record
+from checkfreq.supervisor.processes import Ended
+from checkfreq.supervisor.progress import by_directory
+
+
+@dataclass(frozen=True, slots=True)
+class PastRun:
+    """A run of the script that ended; times by ``time.monotonic``."""
+
+    number: int
+    ended: Ended
+    began_s: float
+    ended_s: float
+    records: Sequence[Record]
+
+    @property
+    def lived_s(self) -> float:
+        """How long it lived."""
+        return self.ended_s - self.began_s
+
+    @property
+    def step(self) -> int | None:
+        """The latest step that it reached; None if that is not known."""
+        return max((record.step for record in self.records if record.has_begun), default=None)
+
+    def __str__(self) -> str:
+        """``exit by SIGKILL at step 4711``."""
+        return f"{self.ended}" + ("" if self.step is None else f" at step {self.step}")
+
+
+def went_on(records: Sequence[Record]) -> float | None:
+    """When the first step of a run was reached; None if that has not been yet."""
+    firsts = (_first_boundary_s(record) for record in records)
+    return min((first_s for first_s in firsts if first_s is not None), default=None)
+
+
+def _first_boundary_s(record: Record) -> float | None:
+    times = sorted(record.boundaries.values())
+    return times[1] if len(times) > 1 else None
+
+
+def restart_line(before: PastRun, records: Sequence[Record]) -> str:
+    """What the restart after ``before`` cost, by what the run that followed has told."""
+    first_s = went_on(records)
+    down = "" if first_s is None else f", {first_s - before.ended_s:.1f} s down"
+    lost = _all_lost(by_directory(before.records), by_directory(records))
+    colon = ": " if lost or down else ""
+    return f"restart {before.number} after {before}{colon}{(lost + down).removeprefix(', ')}"
+
+
+def _all_lost(before: Mapping[str, Record], now: Mapping[str, Record]) -> str:
+    several = len({*before, *now}) > 1
+    texts = []
+    for chk_dir, record in now.items():
+        if record.has_begun:
+            where = f" in {chk_dir}" if several else ""
+            texts.append(_goes_on_from(record) + where + _lost(before.get(chk_dir), record))
+    return "; ".join(texts)
+
+
+def _goes_on_from(record: Record) -> str:
+    if record.restored_step is None:
+        return "training began anew"
+    return f"restored step {record.restored_step}"
+
+
+def _lost(before: Record | None, now: Record) -> str:
+    if before is None or not before.has_begun:
+        return ""
+    restored = now.restored_step or 0
+    steps = before.step - restored
+    if steps <= 0:
+        return ", nothing lost"
+    seconds = before.seconds_since(restored)
+    lasted = "" if seconds is None else f" ({seconds:.1f} s of training)"
+    return f", {steps} {'step' if steps == 1 else 'steps'} lost{lasted}"

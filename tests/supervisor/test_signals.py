@@ -1,0 +1,155 @@
+"""Signals: what is passed on, and what ends the supervision."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from tests.supervisor.supervised import RUN, Supervised
+
+#: Notes each signal, and goes on waiting until one of them says to end.
+LISTEN = """
+def handle(number, frame):
+    note(signal.Signals(number).name)
+    number == {last} and sys.exit({status})
+
+for number in {numbers}:
+    signal.signal(number, handle)
+note("ready")
+while True:
+    signal.pause()
+"""
+
+
+def listening(*numbers: signal.Signals, status: int = 1) -> str:
+    return LISTEN.format(
+        numbers=[int(number) for number in numbers], last=int(numbers[-1]), status=status
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_to_end_is_passed_on_and_is_the_end(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    run = Supervised(tmp_path, listening(number, status=9))
+    run.wait_for("ready")
+    run.send(number)
+    assert run.end() == (9, [f"told to stop by {number.name}: exit status 9"])
+    assert run.notes() == ["run", "ready", number.name]
+
+
+def test_a_script_that_dies_of_sigterm_ends_with_the_status_of_a_shell(tmp_path: Path) -> None:
+    run = Supervised(tmp_path, "note('ready'); signal.pause()")
+    run.wait_for("ready")
+    run.send(signal.SIGTERM)
+    assert run.end() == (143, ["told to stop by SIGTERM: exit by SIGTERM"])
+
+
+def test_other_signals_are_passed_on_and_end_nothing(tmp_path: Path) -> None:
+    program = listening(signal.SIGUSR1, signal.SIGUSR2)
+    run = Supervised(tmp_path, "count == 2 and sys.exit(0)\n" + program)
+    run.wait_for("ready")
+    run.send(signal.SIGUSR1)
+    run.wait_for("SIGUSR1")
+    run.send(signal.SIGUSR2)
+    assert run.end() == (0, ["restart 1 after exit status 1", "finished: exit status 0"])
+
+
+def test_a_script_that_dies_of_a_signal_that_was_passed_on_is_not_started_again(
+    tmp_path: Path,
+) -> None:
+    run = Supervised(tmp_path, "note('ready'); signal.pause()")
+    run.wait_for("ready")
+    run.send(signal.SIGUSR1)
+    status, said = run.end()
+    assert status == 128 + signal.SIGUSR1
+    assert said == ["ended by the SIGUSR1 that was passed on: exit by SIGUSR1"]
+
+
+def test_a_signal_in_the_pause_ends_it(tmp_path: Path) -> None:
+    run = Supervised(tmp_path, "sys.exit(5)", stdin=subprocess.PIPE)
+    assert run.process.stderr is not None
+    while "starting it again in" not in run.process.stderr.readline():
+        pass
+    run.send(signal.SIGTERM)
+    assert run.end() == (5, ["told to stop by SIGTERM: exit status 5"])
+    assert run.notes() == ["run"] * 2
+
+
+def test_stopped_and_continued_the_script_is_too(tmp_path: Path) -> None:
+    program = listening(signal.SIGCONT, signal.SIGTERM, status=0)
+    run = Supervised(tmp_path, f"note(f'pid {{os.getpid()}}')\n{program}", process_group=0)
+    run.wait_for("ready")
+    script = int(run.notes()[1].split()[1])
+    run.send(signal.SIGTSTP)
+    for pid in (script, run.process.pid):
+        run.wait_until(lambda pid=pid: state_of(pid) == "T", f"{pid} does not stop")
+    run.send(signal.SIGCONT)
+    run.wait_for("SIGCONT")
+    run.send(signal.SIGTERM)
+    assert run.end()[0] == 0
+
+
+def test_what_was_ignored_stays_ignored(tmp_path: Path) -> None:
+    run = Supervised(
+        tmp_path,
+        "note(signal.getsignal(signal.SIGHUP)); note('ready'); signal.pause()",
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    run.wait_for("ready")
+    run.send(signal.SIGHUP)
+    run.send(signal.SIGTERM)
+    assert run.end() == (143, ["told to stop by SIGTERM: exit by SIGTERM"])
+    assert run.notes()[1] == "1"
+
+
+def test_from_the_keyboard_the_script_gets_a_signal_once(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    program = listening(signal.SIGINT, signal.SIGTERM, status=0)
+    run = Supervised(
+        tmp_path,
+        program,
+        stdin=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    run.wait_for("ready")
+    os.write(ours, b"\x03")
+    run.wait_for("SIGINT")
+    run.send(signal.SIGTERM)
+    assert run.end() == (0, ["told to stop by SIGINT: exit status 0"])
+    os.close(ours)
+    assert run.notes().count("SIGINT") == 1
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_the_script_gets_signals_streams_and_descriptors_as_from_a_shell() -> None:
+    program = """
+import os, sys
+for line in open("/proc/self/status"):
+    if line.startswith(("SigBlk", "SigIgn", "SigCgt")):
+        print(line[:7], int(line[7:], 16) & (1 << 31) - 1)  # the next two are the C library's own
+print(sorted(set(os.listdir("/proc/self/fd"))), os.getcwd(), sys.argv, sys.stdin.read())
+print(os.getpgid(0) == int(os.environ["GROUP"]))
+"""
+    command = [sys.executable, "-c", program, "one", "two"]
+    environ = {**os.environ, "GROUP": str(os.getpgid(0))}
+    direct, under = (
+        subprocess.run(
+            whole, capture_output=True, text=True, check=True, input="typed", env=environ
+        ).stdout
+        for whole in (command, [*RUN, "--", *command])
+    )
+    assert under == direct

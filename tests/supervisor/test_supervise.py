@@ -1,0 +1,152 @@
+"""When ``checkfreq run`` starts a script again, when it gives up, and what it says."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.supervisor.supervised import Supervised, ran
+
+
+def test_a_script_that_ends_well_runs_once(tmp_path: Path) -> None:
+    assert ran(tmp_path, "") == (0, ["finished: exit status 0"])
+
+
+def test_a_script_that_crashes_is_started_again(tmp_path: Path) -> None:
+    status, said = ran(tmp_path, "sys.exit(0 if count == 2 else 9)")
+    assert (status, said) == (0, ["restart 1 after exit status 9", "finished: exit status 0"])
+
+
+def test_a_script_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    status, said = ran(tmp_path, "count == 2 or die()")
+    assert (status, said[0]) == (0, "restart 1 after exit by SIGKILL")
+
+
+def test_no_more_restarts_than_are_allowed(tmp_path: Path) -> None:
+    status, said = ran(tmp_path, "die()", "--max-restarts", "1")
+    assert status == 128 + signal.SIGKILL
+    assert said[-1] == "giving up after 1 restart: exit by SIGKILL"
+
+
+def test_without_restarts_it_only_passes_the_status_on(tmp_path: Path) -> None:
+    status, said = ran(tmp_path, "sys.exit(9)", "--max-restarts=0")
+    assert (status, said) == (9, ["giving up after 0 restarts: exit status 9"])
+
+
+def test_a_run_that_stopped_is_not_started_again(tmp_path: Path) -> None:
+    status, said = ran(tmp_path, "sys.exit(75)")
+    assert status == 75
+    assert said == ["stopped: exit status 75. The same command goes on from there"]
+
+
+def test_a_run_that_stopped_under_a_launcher_is_not_started_again(tmp_path: Path) -> None:
+    status, said = ran(tmp_path, "restored()[1].end(State.STOPPED); sys.exit(1)")
+    assert status == 1
+    assert said == ["stopped: exit status 1 at step 0. The same command goes on from there"]
+
+
+def test_runs_that_tell_nothing_and_end_soon_are_given_up(tmp_path: Path) -> None:
+    run = Supervised(tmp_path, "sys.exit(5)")
+    status, said = run.end()
+    assert (status, run.notes()) == (5, ["run"] * 3)
+    assert said[-1] == "giving up after 3 runs in a row without progress: exit status 5"
+
+
+def test_a_pause_is_announced(tmp_path: Path) -> None:
+    _, said = ran(tmp_path, "sys.exit(5)")
+    assert said[1] == "exit status 5; starting it again in 1 s"
+
+
+def test_runs_that_commit_newer_steps_go_on_without_a_pause(tmp_path: Path) -> None:
+    program = "store, told, step = restored(); commit(store, step + 1); count < 6 and die()"
+    status, said = ran(tmp_path, program)
+    assert status == 0
+    assert not any("starting it again" in line for line in said)
+
+
+def test_runs_that_commit_the_same_steps_again_are_given_up(tmp_path: Path) -> None:
+    program = """
+store = CheckpointStore(chk_dir)
+store.open()
+reporter_for(chk_dir, rank=0).begin(0, restored=False)
+7 in store.steps() or commit(store, 7)
+die()
+"""
+    run = Supervised(tmp_path, program)
+    _, said = run.end()
+    assert said[-1].startswith("giving up after 3 runs in a row without progress")
+    assert run.notes() == ["run"] * 4
+
+
+def test_a_finished_mark_is_progress_once(tmp_path: Path) -> None:
+    program = """
+store, told, step = restored()
+step or commit(store, 3)
+count == 2 and store.add_mark(3, finished=True)
+sys.exit(5)
+"""
+    run = Supervised(tmp_path, program)
+    run.end()
+    assert run.notes() == ["run"] * 5
+
+
+def test_a_restart_says_what_was_lost(tmp_path: Path) -> None:
+    program = """
+store, told, step = restored()
+for step in range(step + 1, step + 6):
+    told.pass_boundary(step)
+    count == 1 and step == 2 and commit(store, step)
+count == 1 and die()
+"""
+    status, said = ran(tmp_path, program)
+    assert status == 0
+    found = re.fullmatch(
+        r"restart 1 after exit by SIGKILL at step 5: restored step 2, 3 steps lost "
+        r"\(\d+\.\d s of training\), \d+\.\d s down",
+        said[0],
+    )
+    assert found is not None, said
+    assert said[-1] == "finished: exit status 0 at step 7"
+
+
+def test_a_restart_that_has_no_checkpoint_begins_anew(tmp_path: Path) -> None:
+    program = "told = restored()[1]; told.pass_boundary(1); count == 1 and die()"
+    _, said = ran(tmp_path, program)
+    assert said[0].startswith(
+        "restart 1 after exit by SIGKILL at step 1: training began anew, 1 step lost"
+    )
+
+
+def test_of_several_directories_each_is_named(tmp_path: Path) -> None:
+    program = """
+for name in ("a", "b"):
+    told = reporter_for(here / name, rank=0)
+    told.begin(0, restored=False)
+    told.pass_boundary(1)
+count == 1 and die()
+"""
+    _, said = ran(tmp_path, program)
+    assert said[0].count("training began anew in ") == 2
+
+
+def test_a_command_that_is_not_there_is_an_error_of_a_shell(tmp_path: Path) -> None:
+    import subprocess
+
+    from tests.supervisor.supervised import RUN
+
+    for command, status in (("missing", 127), (str(tmp_path), 126)):
+        found = subprocess.run([*RUN, "--", command], capture_output=True, text=True)
+        assert found.returncode == status
+        assert f"cannot run {command!r}" in found.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--"], ["--max-restarts", "-1", "--", "true"]])
+def test_wrong_usage_is_said(arguments: list[str]) -> None:
+    from checkfreq.cli import main
+
+    with pytest.raises(SystemExit) as raised:
+        main(["run", *arguments])
+    assert raised.value.code == 2

@@ -1,0 +1,87 @@
+"""Real trainings under ``checkfreq run``: the same bits as one that nothing disturbs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.supervisor.supervised import DEADLINE_S, ROOT, RUN
+
+SCRIPT = """
+import json, os, signal, sys
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from checkfreq import CFCheckpoint, CFManager, CFMode
+from iterators import CFIterator
+from iterators.testing import digest
+
+folder, kills = Path(sys.argv[1]), int(sys.argv[2])
+with (folder / "runs").open("a") as runs:
+    print(" ".join(sys.argv[1:]), file=runs)
+num_runs = len((folder / "runs").read_text().splitlines())
+torch.manual_seed(0)
+inputs = torch.randn(400, 8)
+data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
+model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.Linear(32, 2))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+chk = CFCheckpoint(model=model, optimizer=optimizer)
+with CFManager(folder / "chk", chk, mode=CFMode.MANUAL, chk_freq=3) as cf_manager:
+    loader = CFIterator(DataLoader(data, batch_size=8, shuffle=True), cf_manager=cf_manager)
+    cf_manager.restore()
+    start = cf_manager.global_step
+    for epoch in loader.epochs(4):
+        for x, y in loader:
+            nn.functional.cross_entropy(model(x), y).backward()
+            cf_manager.weight_update()
+            optimizer.zero_grad()
+            if num_runs <= kills and cf_manager.global_step == start + 13:
+                cf_manager.wait()  # a checkpoint of this run is durable
+            if num_runs <= kills and cf_manager.global_step == start + 16:
+                os.kill(os.getpid(), signal.SIGKILL)
+bits = digest([model.state_dict(), optimizer.state_dict()])
+(folder / "result").write_text(json.dumps({"bits": bits, "step": cf_manager.global_step}))
+"""
+
+
+def script(folder: Path) -> Path:
+    path = folder / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def train(folder: Path, *, kills: int, prefix: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
+    """The result of a training, and what the supervisor said."""
+    folder.mkdir()
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script(folder)), str(folder), str(kills)]
+    done = subprocess.run(
+        [*prefix, *command], env=environ, capture_output=True, text=True, timeout=5 * DEADLINE_S
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("checkfreq run: ")]
+    return json.loads((folder / "result").read_text()), lines
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.more)])
+def test_killed_over_and_over_it_ends_with_the_same_bits(tmp_path: Path, kills: int) -> None:
+    whole, _ = train(tmp_path / "whole", kills=0, prefix=())
+    found, said = train(tmp_path / "killed", kills=kills, prefix=(*RUN, "--"))
+    assert found == whole
+    restarts = [line for line in said if "restart" in line]
+    assert len(restarts) == kills
+    for number, line in enumerate(restarts, 1):
+        assert re.search(
+            rf"restart {number} after exit by SIGKILL at step \d+: restored step \d+, "
+            r"\d+ steps? lost \(\d+\.\d s of training\), \d+\.\d s down",
+            line,
+        ), line
+    assert said[-1] == "checkfreq run: finished: exit status 0 at step 200"
