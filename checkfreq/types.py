@@ -111,7 +111,8 @@ class TensorSpec:
     """One tensor in a file.
 
     ``name`` is its key in the safetensors header; ``dtype`` torch's name without the
-    ``torch.`` ("bfloat16"); ``offset`` counts bytes from the start of the file.
+    ``torch.`` ("bfloat16"); ``offset`` counts bytes from the start of the file; each
+    ``piece_bytes`` have a digest of their own, or all bytes have one if it is 0.
     """
 
     name: str
@@ -119,6 +120,7 @@ class TensorSpec:
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
+    piece_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

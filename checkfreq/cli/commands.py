@@ -140,7 +140,13 @@ def _file_cells(file: FileEntry) -> list[str]:
 
 def _show_tensors(file: FileEntry) -> None:
     rows = (
-        (tensor.name, tensor.dtype, text.shape(tensor.shape), str(tensor.num_bytes), tensor.digest)
+        (
+            tensor.name,
+            tensor.dtype,
+            text.shape(tensor.shape),
+            str(tensor.num_bytes),
+            text.digest(tensor),
+        )
         for tensor in file.tensors
     )
     print(f"\n{file.name}:")

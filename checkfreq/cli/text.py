@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable, Sequence
 
 from checkfreq.errors import printable
+from checkfreq.store.digests import DIGEST_DIGITS, num_pieces
+from checkfreq.store.manifest import TensorEntry
 from checkfreq.store.marks import StepMark
 from checkfreq.types import Json
 
@@ -31,6 +33,13 @@ def mark(given: StepMark | None) -> str:
 def shape(sizes: Sequence[int]) -> str:
     """``[64, 3, 7, 7]``."""
     return f"[{', '.join(map(str, sizes))}]"
+
+
+def digest(tensor: TensorEntry) -> str:
+    """The digest, or the first one of several: ``0123456789abcdef, first of 16``."""
+    if not tensor.piece_bytes:
+        return tensor.digest
+    return f"{tensor.digest[:DIGEST_DIGITS]}, first of {num_pieces(tensor)}"
 
 
 def names(found: Iterable[str]) -> str:

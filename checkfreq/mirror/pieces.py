@@ -24,11 +24,12 @@ APART_BYTES = 1 << 20
 
 
 class Unit(NamedTuple):
-    """What is never cut: a file's header, or a tensor. ``digest``: xxh3_64 of its bytes."""
+    """What is never cut: a file's header, or a tensor; ``digest`` is as in the manifest."""
 
     offset: int
     num_bytes: int
     digest: str
+    piece_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,11 @@ class Run:
 def units_of(file: FileEntry) -> tuple[Unit, ...]:
     """The header and the tensors of a file, in order, without empty tensors."""
     header = Unit(0, file.header_bytes, file.header_digest)
-    tensors = (Unit(t.offset, t.num_bytes, t.digest) for t in file.in_file_order() if t.num_bytes)
+    tensors = (
+        Unit(t.offset, t.num_bytes, t.digest, t.piece_bytes)
+        for t in file.in_file_order()
+        if t.num_bytes
+    )
     return (header, *tensors)
 
 

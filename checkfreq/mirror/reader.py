@@ -212,10 +212,10 @@ class MirrorReader(CheckpointSource):
             return None
 
     def _most_record_bytes(self, marker: Marker) -> int:
-        """The largest record allowed, by the headers of the payloads beside it."""
+        """The largest record allowed, by the payloads beside it and their headers."""
         fetch = self._fetch_of(marker.step)
-        files = (_RemoteFile(blobs, fetch) for blobs in marker.files.values())
-        return most_bytes(sum(map(header_bytes, files)))
+        files = [_RemoteFile(blobs, fetch) for blobs in marker.files.values()]
+        return most_bytes(sum(map(header_bytes, files)), sum(file.size for file in files))
 
 
 class _RemoteFile:

@@ -38,6 +38,7 @@ from checkfreq.mirror.layout import (
     marker_key,
 )
 from checkfreq.mirror.pieces import Run, Unit, cut, runs_of
+from checkfreq.store.digests import PieceDigests, digest_pieces
 from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.store import CheckpointStore
@@ -208,12 +209,12 @@ class Uploader:
         return blob
 
     def _send_long(self, work: _Work, path: str, file: ReadFile, run: Run) -> Blob:
-        whole, unit = xxhash.xxh3_128(), xxhash.xxh3_64()
+        whole, unit = xxhash.xxh3_128(), PieceDigests(run.units[0])
         for chunk in _chunks(file, run, path, _CHUNK_BYTES):
             whole.update(chunk)
             unit.update(chunk)
             _require_going(work)
-        _require_digest(str(unit.hexdigest()), run.units[0], path)
+        _require_digest(unit.text(), run.units[0], path)
         blob = Blob.piece(str(whole.hexdigest()), run.num_bytes)
         if not work.holds(blob):
             self._may_send(work, 0)
@@ -317,7 +318,7 @@ def _chunks(file: ReadFile, run: Run, path: str, chunk_bytes: int) -> Iterator[m
 def _check_units(data: memoryview, run: Run, path: str) -> None:
     for unit in run.units:
         start = unit.offset - run.offset
-        got = xxhash.xxh3_64_hexdigest(data[start : start + unit.num_bytes])
+        got = digest_pieces(data[start : start + unit.num_bytes], unit)
         _require_digest(got, unit, path)
 
 

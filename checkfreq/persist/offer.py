@@ -98,7 +98,8 @@ class Snapshot:
 
 def _spec_of(file: FileEntry, slot_offset: int) -> FileSpec:
     tensors = tuple(
-        TensorSpec(t.name, t.dtype, t.shape, t.offset, t.num_bytes) for t in file.tensors
+        TensorSpec(t.name, t.dtype, t.shape, t.offset, t.num_bytes, t.piece_bytes)
+        for t in file.tensors
     )
     return FileSpec(file.name, slot_offset, file.num_bytes, file.header_bytes, tensors)
 

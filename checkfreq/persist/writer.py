@@ -12,18 +12,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, zip_longest
 from typing import Protocol
 
 from xxhash import xxh3_64_hexdigest
 
 from checkfreq import faults
+from checkfreq.store.digests import num_pieces, spans
 from checkfreq.store.manifest import FileEntry, TensorEntry
 from checkfreq.types import FileSpec, TensorSpec, round_up_to_page
 
-#: Tensors are hashed in groups of about this size: with ten thousand small tensors, a task for
-#: each would cost more to schedule than to run.
+#: Pieces of tensors are hashed in groups of about this size: with ten thousand small tensors, a
+#: task for each would cost more to schedule than to run.
 _DIGEST_GROUP_BYTES = 32 << 20
+#: The number of a tensor in its file, that of the piece in the tensor, and its bytes in the file.
+_Piece = tuple[int, int, int, int]
 
 
 class Payload(Protocol):
@@ -86,17 +90,17 @@ class SnapshotWriter:
         The last chunk of a file is padded to a page boundary: the caller truncates the file.
         Raises the first OSError of any thread, after all threads have stopped.
         """
-        digests: dict[tuple[str, str], str] = {}
+        digests = {file.name: FileDigests(file, slot) for file in files}
         stop = threading.Event()
         tasks = _interleave(
             chain.from_iterable(
                 self._write_tasks(file, slot, payload, stop)
                 for file, payload in zip(files, payloads, strict=True)
             ),
-            chain.from_iterable(_digest_tasks(file, slot, digests) for file in files),
+            chain.from_iterable(digests[file.name].tasks() for file in files),
         )
         self._run(tasks, stop)
-        entries = tuple(_file_entry(file, digests) for file in files)
+        entries = tuple(found.entry() for found in digests.values())
         return WriteResult(entries, direct=all(payload.direct for payload in payloads))
 
     def _run(self, tasks: Iterator[Callable[[], None]], stop: threading.Event) -> None:
@@ -130,32 +134,59 @@ class SnapshotWriter:
         return task
 
 
-def _digest_tasks(
-    file: FileSpec, slot: memoryview, digests: dict[tuple[str, str], str]
-) -> Iterator[Callable[[], None]]:
-    image = slot[file.slot_offset : file.slot_offset + file.num_bytes]
+class FileDigests:
+    """Computes the digests of one file's image in a slot, in tasks for several threads."""
 
-    def task_for(group: Sequence[TensorSpec]) -> Callable[[], None]:
-        def task() -> None:
-            for tensor in group:
-                view = image[tensor.offset : tensor.offset + tensor.num_bytes]
-                digests[file.name, tensor.name] = xxh3_64_hexdigest(view)
+    def __init__(self, file: FileSpec, slot: memoryview) -> None:
+        self._file = file
+        self._image = slot[file.slot_offset : file.slot_offset + file.num_bytes]
+        self._header = ""
+        self._pieces: list[list[str]] = [[""] * num_pieces(tensor) for tensor in file.tensors]
 
-        return task
+    def tasks(self) -> Iterator[Callable[[], None]]:
+        """What to call, in any order, before `entry`."""
+        yield self._digest_header
+        group: list[_Piece] = []
+        num_bytes = 0
+        for index, tensor in enumerate(self._file.tensors):
+            for number, (begin, end) in enumerate(spans(tensor)):
+                group.append((index, number, tensor.offset + begin, tensor.offset + end))
+                num_bytes += end - begin
+                if num_bytes >= _DIGEST_GROUP_BYTES:
+                    yield partial(self._digest, group)
+                    group, num_bytes = [], 0
+        if group:
+            yield partial(self._digest, group)
 
-    digests[file.name, ""] = xxh3_64_hexdigest(image[: file.header_bytes])
-    group: list[TensorSpec] = []
-    for tensor in file.tensors:
-        group.append(tensor)
-        if _group_bytes(group) >= _DIGEST_GROUP_BYTES:
-            yield task_for(group)
-            group = []
-    if group:
-        yield task_for(group)
+    def _digest_header(self) -> None:
+        self._header = xxh3_64_hexdigest(self._image[: self._file.header_bytes])
+
+    def _digest(self, group: Sequence[_Piece]) -> None:
+        for index, number, begin, end in group:
+            self._pieces[index][number] = xxh3_64_hexdigest(self._image[begin:end])
+
+    def entry(self) -> FileEntry:
+        """The file's entry in the commit record."""
+        file = self._file
+        return FileEntry(
+            name=file.name,
+            num_bytes=file.num_bytes,
+            header_bytes=file.header_bytes,
+            header_digest=self._header,
+            tensors=tuple(map(_tensor_entry, file.tensors, self._pieces)),
+        )
 
 
-def _group_bytes(group: Sequence[TensorSpec]) -> int:
-    return group[-1].offset + group[-1].num_bytes - group[0].offset
+def _tensor_entry(tensor: TensorSpec, digests: Sequence[str]) -> TensorEntry:
+    return TensorEntry(
+        name=tensor.name,
+        dtype=tensor.dtype,
+        shape=tensor.shape,
+        offset=tensor.offset,
+        num_bytes=tensor.num_bytes,
+        digest="".join(digests),
+        piece_bytes=tensor.piece_bytes,
+    )
 
 
 def _interleave(
@@ -164,24 +195,3 @@ def _interleave(
     """Alternate them, so that the disk is not idle while digests are computed."""
     for pair in zip_longest(writes, digests):
         yield from (task for task in pair if task is not None)
-
-
-def _file_entry(file: FileSpec, digests: dict[tuple[str, str], str]) -> FileEntry:
-    tensors = tuple(
-        TensorEntry(
-            name=t.name,
-            dtype=t.dtype,
-            shape=t.shape,
-            offset=t.offset,
-            num_bytes=t.num_bytes,
-            digest=digests[file.name, t.name],
-        )
-        for t in file.tensors
-    )
-    return FileEntry(
-        name=file.name,
-        num_bytes=file.num_bytes,
-        header_bytes=file.header_bytes,
-        header_digest=digests[file.name, ""],
-        tensors=tensors,
-    )

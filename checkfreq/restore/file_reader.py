@@ -17,6 +17,7 @@ from typing import NamedTuple
 from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
 
 from checkfreq.errors import CorruptCheckpointError
+from checkfreq.store.digests import pieces_of
 from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import FileEntry
 from checkfreq.store.source import CheckpointSource, Piece
@@ -139,7 +140,9 @@ def _parts(entry: FileEntry, pieces: Sequence[Piece]) -> list[_Part]:
     parts = [_Part(f"piece {n}", p.start, p.num_bytes, p.digest) for n, p in enumerate(pieces)]
     parts.append(_Part("header", 0, entry.header_bytes, entry.header_digest))
     parts += [
-        _Part(f"tensor {t.name}", t.offset, t.num_bytes, t.digest) for t in entry.in_file_order()
+        _Part(f"tensor {t.name}", t.offset + begin, end - begin, digest)
+        for t in entry.in_file_order()
+        for begin, end, digest in pieces_of(t)
     ]
     return sorted(parts, key=lambda part: part.start) if pieces else parts
 

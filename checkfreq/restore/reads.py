@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from checkfreq.store.digests import pieces_of
 from checkfreq.store.manifest import FileEntry, TensorEntry
 from checkfreq.types import PAGE_BYTES
 
@@ -128,13 +129,9 @@ def _runs(items: Sequence[Wanted]) -> Iterator[Run]:
     """The runs of one tensor that any of ``items`` wants."""
     tensor = items[0].tensor
     sinks = [_sink(item) for item in items if item.target is not None]
-    for begin, end, digest in _pieces(tensor):
+    for begin, end, digest in pieces_of(tensor):
         if any(_meets(item, begin, end) for item in items):
             yield Run(tensor.offset + begin, tensor.offset + end, digest, tensor, sinks)
-
-
-def _pieces(tensor: TensorEntry) -> Iterator[tuple[int, int, str]]:
-    yield 0, tensor.num_bytes, tensor.digest
 
 
 def _meets(item: Wanted, begin: int, end: int) -> bool:

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from checkfreq.state.collector import CapturedState, TensorRef
 from checkfreq.state.tensors import DTYPE_NAMES
-from checkfreq.store.parts import file_name
+from checkfreq.store.digests import piece_bytes_of, piece_bytes_of_shard
+from checkfreq.store.parts import file_name, is_stem_of_a_rank
 from checkfreq.types import FileSpec, Json, TensorSpec, round_up_to_page
 
 #: dtype -> its name in a safetensors header. Other dtypes are stored as U8, with the last dimension
@@ -143,7 +144,13 @@ def _plan_file(
 def _tensor_spec(ref: TensorRef, offset: int) -> TensorSpec:
     tensor = ref.tensor
     num_bytes = tensor.numel() * tensor.element_size()
-    return TensorSpec(ref.key, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), offset, num_bytes)
+    shape = tuple(tensor.shape)
+    pieces = (
+        piece_bytes_of_shard(shape, num_bytes)
+        if is_stem_of_a_rank(ref.stem)
+        else piece_bytes_of(num_bytes)
+    )
+    return TensorSpec(ref.key, DTYPE_NAMES[tensor.dtype], shape, offset, num_bytes, pieces)
 
 
 def _header(refs: list[TensorRef], begins: list[int], aliases: dict[str, str]) -> bytes:

@@ -5,13 +5,16 @@ version, so that a reader can tell a newer manifest from a damaged one::
 
     {"format_version": 1, "digest": "<xxh3_64 of the whole file with this digest as zeros>",
 
-Version 1 is a checkpoint of one rank. Version 2 has ``ranks``, and is written only for many. A
-manifest is validated when it is made and again when it is read, by the same code. The tensors of
-a file follow its header without gaps, so every byte of every file is covered by a digest. Digests
-are xxh3_64, as 16 hexadecimal digits. No torch, no I/O.
+Version 1 is a checkpoint of one rank. Version 2 has ``ranks``, and is written only for many. In
+version 3 a tensor may have ``piece_bytes`` and one digest for each piece of so many bytes, one
+after another (see `digests`); ``ranks`` is there for many ranks only. A manifest is validated when
+it is made and again when it is read, by the same code. The tensors of a file follow its header
+without gaps, so every byte of every file is covered by a digest. Digests are xxh3_64, as 16
+hexadecimal digits. No torch, no I/O.
 
 The size of a manifest is bounded by `most_bytes`: a tensor's entry takes a few times the bytes of
-its entry in the file's header, and all other state has a fixed allowance.
+its entry in the file's header, digests of pieces a small part of the pieces, and all other state
+has a fixed allowance.
 """
 
 from __future__ import annotations
@@ -28,11 +31,12 @@ from typing import Any, TypeVar
 import xxhash
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError
+from checkfreq.store.digests import DIGEST_DIGITS, num_pieces
 from checkfreq.store.gc_pause import gc_paused
 from checkfreq.types import Json
 
 #: The newest version that can be read. Each manifest is written in the oldest that can express it.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST_NAME = "manifest.json"
 
 #: Allowance for everything but tensors. A list of a million numbers takes a third of it.
@@ -40,6 +44,10 @@ STATE_BYTES = 64 << 20
 #: A tensor's entry here, over its entry in the file's header: at most 5 times as long, and 14 if
 #: JSON escapes every character of its name (measured 2026-11).
 _BYTES_PER_HEADER_BYTE = 16
+#: Bytes of a payload for one byte of digests: most pieces have 64 times as many, and the shorter
+#: ones of shards 16 times; and an allowance for all of them, which is enough for 16 TiB.
+_BYTES_PER_DIGEST_BYTE = 1 << 12
+_MOST_DIGEST_BYTES = 256 << 20
 #: Levels of nested containers. ``state.codec`` writes at most 300.
 _MAX_DEPTH = 400
 _MAX_DIMS = 1024
@@ -50,6 +58,7 @@ _LARGEST = 2**63 - 1
 _NO_DIGEST = b"0" * 16
 _FRAME = re.compile(rb'\{"format_version": ([0-9]{1,9}), "digest": "([0-9a-f]{16})",\n')
 _DIGEST = re.compile(r"[0-9a-f]{16}")
+_DIGESTS = re.compile(r"[0-9a-f]+")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DTYPE = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _RANK = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -83,7 +92,10 @@ class ManifestError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor: its key, torch's dtype name, shape, the place and digest of its bytes."""
+    """One tensor: its key, torch's dtype name, shape, the place and digest of its bytes.
+
+    ``piece_bytes``: ``digest`` is that of each piece of so many bytes; 0 if it is of all bytes.
+    """
 
     name: str
     dtype: str
@@ -91,6 +103,7 @@ class TensorEntry:
     offset: int
     num_bytes: int
     digest: str
+    piece_bytes: int = 0
 
     def __post_init__(self) -> None:
         # One expression decides, since there may be a million tensors; the slow, exact checks
@@ -108,7 +121,20 @@ class TensorEntry:
             and all(map(_is_count, numbers))
             and self.num_bytes == item_bytes * math.prod(self.shape)
             and (self.num_bytes > 0 or _can_be(self.shape))
-            and _DIGEST.fullmatch(self.digest) is not None
+            and (
+                _DIGEST.fullmatch(self.digest) is not None
+                if self.piece_bytes == 0 and type(self.piece_bytes) is int
+                else self._is_cut_soundly(item_bytes)
+            )
+        )
+
+    def _is_cut_soundly(self, item_bytes: int) -> bool:
+        return (
+            _is_count(self.piece_bytes)
+            and 0 < self.piece_bytes < self.num_bytes
+            and self.piece_bytes % item_bytes == 0
+            and len(self.digest) == DIGEST_DIGITS * num_pieces(self)
+            and _DIGESTS.fullmatch(self.digest) is not None
         )
 
     def _refuse(self) -> None:
@@ -123,11 +149,26 @@ class TensorEntry:
         _require(_can_be(self.shape), f"{where}: shape", "that of a tensor", self.shape)
         _count(self.offset, f"{where}: offset")
         _count(self.num_bytes, f"{where}: num_bytes")
-        _matches(_DIGEST, self.digest, f"{where}: digest", "16 hexadecimal digits")
         item_bytes = _ITEM_BYTES.get(self.dtype)
         if item_bytes is not None:
             expected = item_bytes * math.prod(self.shape)
             _require(self.num_bytes == expected, f"{where}: num_bytes", expected, self.num_bytes)
+        self._refuse_digests(where, item_bytes or 1)
+
+    def _refuse_digests(self, where: str, item_bytes: int) -> None:
+        _count(self.piece_bytes, f"{where}: piece_bytes")
+        if self.piece_bytes:
+            fits = self.piece_bytes < self.num_bytes and self.piece_bytes % item_bytes == 0
+            expected = f"whole elements of {item_bytes} bytes, less than {self.num_bytes} bytes"
+            _require(fits, f"{where}: piece_bytes", expected, self.piece_bytes)
+        digits = DIGEST_DIGITS * num_pieces(self)
+        _matches(_DIGESTS, self.digest, f"{where}: digest", f"{digits} hexadecimal digits")
+        there = len(self.digest)
+        _require(there == digits, f"{where}: digest", f"{digits} hexadecimal digits", there)
+
+
+#: The fields of a tensor that is one piece, which are all that versions 1 and 2 know.
+_UNCUT = TensorEntry.__slots__[:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +242,8 @@ class Manifest:
     @property
     def format_version(self) -> int:
         """The oldest format version that can express this manifest."""
+        if any(tensor.piece_bytes for file in self.files for tensor in file.tensors):
+            return 3
         return 2 if self.ranks else 1
 
     @property
@@ -249,12 +292,14 @@ class Manifest:
             ) from None
 
 
-def most_bytes(header_bytes: int) -> int:
+def most_bytes(header_bytes: int, payload_bytes: int) -> int:
     """The largest manifest for files whose headers have ``header_bytes`` with content.
 
-    The writer refuses a larger one (`CheckpointStore.commit`), and readers do not open it.
+    ``payload_bytes``: the sizes of the files. The writer refuses a larger manifest
+    (`CheckpointStore.commit`), and readers do not open it.
     """
-    return STATE_BYTES + _BYTES_PER_HEADER_BYTE * header_bytes
+    digests = min(payload_bytes // _BYTES_PER_DIGEST_BYTE, _MOST_DIGEST_BYTES)
+    return STATE_BYTES + _BYTES_PER_HEADER_BYTE * header_bytes + digests
 
 
 def digest_of(*pieces: bytes | bytearray | memoryview) -> str:
@@ -290,7 +335,8 @@ def _file_text(file: FileEntry) -> str:
 
 
 def _tensor_text(tensor: TensorEntry) -> str:
-    return _text({name: getattr(tensor, name) for name in TensorEntry.__slots__})
+    names = TensorEntry.__slots__ if tensor.piece_bytes else _UNCUT
+    return _text({name: getattr(tensor, name) for name in names})
 
 
 def _rank_text(rank: int, own: Json) -> str:
@@ -371,10 +417,12 @@ def _manifest_from(value: Json, version: int) -> Manifest:
     del fields["format_version"], fields["digest"]
     _require_depth({name: inner for name, inner in fields.items() if name != "files"})
     fields["files"] = _each(fields.get("files"), _file_from)
-    if version == 1:
-        return _make(Manifest, Manifest.__slots__[:-1], fields)
-    fields["ranks"] = _ranks_from(fields.get("ranks"))
-    return _make(Manifest, Manifest.__slots__, fields)
+    has_ranks = version == 2 or (version > 2 and "ranks" in fields)
+    if has_ranks:
+        fields["ranks"] = _ranks_from(fields.get("ranks"))
+    made = _make(Manifest, Manifest.__slots__ if has_ranks else Manifest.__slots__[:-1], fields)
+    _require(made.format_version == version, "format_version", made.format_version, version)
+    return made
 
 
 def _ranks_from(value: Json) -> dict[int, Json]:
@@ -396,9 +444,10 @@ def _file_from(value: Json) -> FileEntry:
 
 def _tensor_from(value: Json) -> TensorEntry:
     fields = _as_object(value, "tensor entry")
+    _require(fields.get("piece_bytes", 1) != 0, "piece_bytes", "none, or more than 0", 0)
     return _make(
         TensorEntry,
-        TensorEntry.__slots__,
+        TensorEntry.__slots__ if "piece_bytes" in fields else _UNCUT,
         {**fields, "shape": _each(fields.get("shape"), lambda size: size)},
     )
 

@@ -25,6 +25,7 @@ from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.types import Json
 
 _PART = re.compile(r"part-([0-9]{5,9})\.json")
+_STEM_OF_A_RANK = re.compile(r"\.rank-[0-9]{5,9}\Z")
 
 
 def part_name(rank: int) -> str:
@@ -53,6 +54,11 @@ def file_name(stem: str) -> str:
 def stem_of(name: str, rank: int) -> str:
     """Stem of the file with an object's tensors that are one rank's own, shards included."""
     return f"{name}.rank-{rank:05d}"
+
+
+def is_stem_of_a_rank(stem: str) -> bool:
+    """Whether a file with that stem holds what is one rank's own: shards, most of the time."""
+    return _STEM_OF_A_RANK.search(stem) is not None
 
 
 def file_of(name: str, rank: int) -> str:

@@ -677,16 +677,17 @@ class CheckpointStore(CheckpointSource):
         return self.ops.read_bytes(path, max_bytes=most)
 
     def _most_record_bytes(self, directory: Path) -> int:
-        """The largest record allowed, by the headers of the payloads beside it."""
-        found = 0
+        """The largest record allowed, by the payloads beside it and their headers."""
+        headers = payloads = 0
         for name in self.ops.listdir(directory):
             if name.endswith(_PAYLOAD):
                 file = self.ops.open_for_read(directory / name)
                 try:
-                    found += header_bytes(file)
+                    headers += header_bytes(file)
+                    payloads += file.size
                 finally:
                     file.close()
-        return most_bytes(found)
+        return most_bytes(headers, payloads)
 
     def _newest_intact(self, steps: Iterable[int]) -> int | None:
         for step in sorted(steps, reverse=True):

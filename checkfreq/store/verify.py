@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import xxhash
 
 from checkfreq.errors import CorruptCheckpointError
+from checkfreq.store.digests import pieces_of
 from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import FileEntry
 
@@ -26,8 +27,9 @@ def verify_digests(path: str, entry: FileEntry, file: ReadFile) -> None:
     """Check every digest of a file, in one pass with one buffer."""
     regions = [("header digest", entry.header_bytes, entry.header_digest)]
     for tensor in entry.in_file_order():
-        check = f"digest of tensor {tensor.name!r}"
-        regions.append((check, tensor.num_bytes, tensor.digest))
+        for begin, end, digest in pieces_of(tensor):
+            where = f", bytes {begin} to {end}" if tensor.piece_bytes else ""
+            regions.append((f"digest of tensor {tensor.name!r}{where}", end - begin, digest))
     bytes_left = _ByteStream(_chunks(file))
     for check, num_bytes, expected in regions:
         got = bytes_left.digest_next(num_bytes)

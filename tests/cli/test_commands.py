@@ -16,7 +16,7 @@ from checkfreq.cli import main
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes
-from tests.fixtures import make_format_2
+from tests.fixtures import make_format_2, make_format_3
 from tests.hostile import grammar
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,6 +120,11 @@ def test_show_lists_tensors_and_objects_when_asked(
     assert '"last_epoch": 5' in out
 
 
+def test_of_the_digests_of_pieces_show_prints_the_first(capsys: Capture) -> None:
+    assert main(["show", str(make_format_3.FOLDER), "--tensors"]) == 0
+    assert ", first of 3\n" in capsys.readouterr().out
+
+
 def test_show_json_is_the_manifest(write: Write, store: CheckpointStore, capsys: Capture) -> None:
     path = write(5)
     assert main(["show", "--json", str(store.root)]) == 0
@@ -192,16 +197,16 @@ def test_a_manifest_of_a_newer_format_is_refused_with_a_sentence(
     write: Write, store: CheckpointStore, capsys: Capture
 ) -> None:
     manifest = write(5) / "manifest.json"
-    manifest.write_bytes(_of_version_3(manifest.read_bytes()))
+    manifest.write_bytes(_of_a_later_version(manifest.read_bytes()))
     assert main(["show", str(store.root)]) == 2
     assert "newer checkfreq" in capsys.readouterr().err
 
 
-def _of_version_3(data: bytes) -> bytes:
+def _of_a_later_version(data: bytes) -> bytes:
     from checkfreq.store.manifest import digest_of
 
     old_digest = data.split(b'"digest": "')[1][:16]
-    blank = data.replace(b'"format_version": 1', b'"format_version": 3').replace(
+    blank = data.replace(b'"format_version": 1', b'"format_version": 4').replace(
         old_digest, b"0" * 16, 1
     )
     return blank.replace(b"0" * 16, digest_of(blank).encode(), 1)

@@ -40,7 +40,7 @@ from checkfreq.restore.apply import prepare
 from checkfreq.restore.restorer import Restorer
 from checkfreq.state.positions import Positions, by_name
 from iterators.errors import CorruptPositionError, ResumeMismatchError
-from tests.fixtures import make_format_1, make_format_2
+from tests.fixtures import make_format_1, make_format_2, make_format_3
 from tests.hostile import grammar
 
 #: Long for what takes milliseconds: only a reader that hangs needs it.
@@ -145,16 +145,17 @@ class Base:
 
 
 def bases(folder: Path) -> dict[str, Base]:
-    """Of both formats, of one rank and of two, of a manager and of DCP."""
+    """Of all formats, of one rank and of two, of a manager and of DCP."""
     write_rich(folder / "rich")
     write_dcp(folder / "dcp")
-    for fixture in (make_format_1, make_format_2):
+    for fixture in (make_format_1, make_format_2, make_format_3):
         shutil.copytree(fixture.FOLDER, folder / fixture.FOLDER.name)
     one = make_format_1.objects
     return {
         "rich": Base(folder / "rich", rich_objects),
         "format-1": Base(folder / "format-1", one),
         "format-2": Base(folder / "format-2", one),
+        "format-3": Base(folder / "format-3", one),
         "dcp": Base(folder / "dcp", dcp_state, is_dcp=True),
     }
 

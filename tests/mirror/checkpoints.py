@@ -13,9 +13,10 @@ from obstore.store import LocalStore, MemoryStore
 from checkfreq.mirror.client import RemoteObjects
 from checkfreq.mirror.layout import CHECKPOINTS, Marker, digest_of, step_of_marker
 from checkfreq.mirror.settings import Mirror
+from checkfreq.store.digests import digest_pieces, piece_bytes_of
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry
 from checkfreq.store.store import CheckpointStore
-from checkfreq.types import PAGE_BYTES
+from checkfreq.types import PAGE_BYTES, TensorSpec
 
 MIB = 1 << 20
 Files = Mapping[str, Mapping[str, bytes]]
@@ -51,8 +52,12 @@ def image(name: str, tensors: Mapping[str, bytes]) -> tuple[FileEntry, bytes]:
     """A file's entry and its bytes."""
     at, entries, head = PAGE_BYTES, [], {}
     for tensor, data in tensors.items():
-        digest = xxhash.xxh3_64_hexdigest(data)
-        entries.append(TensorEntry(tensor, "uint8", (len(data),), at, len(data), digest))
+        pieces = piece_bytes_of(len(data))
+        cut = TensorSpec(tensor, "uint8", (len(data),), at, len(data), pieces)
+        digest = digest_pieces(memoryview(data), cut)
+        entries.append(
+            TensorEntry(tensor, "uint8", (len(data),), at, len(data), digest, cut.piece_bytes)
+        )
         start = at - PAGE_BYTES
         head[tensor] = {"dtype": "U8", "shape": [len(data)], "data_offsets": [start, start]}
         at += len(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from xxhash import xxh3_64_hexdigest
@@ -86,6 +87,21 @@ def test_large_tensors_are_digested_in_groups(writer: SnapshotWriter) -> None:
     assert [t.digest for t in entry.tensors] == [
         xxh3_64_hexdigest(image[t.offset : t.offset + t.num_bytes]) for t in file.tensors
     ]
+
+
+def test_each_piece_of_a_tensor_is_digested(writer: SnapshotWriter) -> None:
+    file, image = file_image("cut.safetensors", 0, {"a": 33 << 20, "b": 5, "c": 7001})
+    a, b, c = file.tensors
+    cut = (replace(a, piece_bytes=1 << 20), b, replace(c, piece_bytes=1000))
+    memory = bytearray(round_up(len(image)))
+    memory[: len(image)] = image
+    (entry,) = writer.write([replace(file, tensors=cut)], memoryview(memory), [Payload()]).files
+    for tensor, count in zip(entry.tensors, (33, 1, 8), strict=True):
+        data = image[tensor.offset : tensor.offset + tensor.num_bytes]
+        size = tensor.piece_bytes or len(data)
+        pieces = [data[at : at + size] for at in range(0, len(data), size)]
+        assert tensor.digest == "".join(map(xxh3_64_hexdigest, pieces))
+        assert len(pieces) == count
 
 
 def test_one_buffered_payload_means_not_direct(writer: SnapshotWriter, slot: HandMadeSlot) -> None:

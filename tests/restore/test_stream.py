@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,11 +34,12 @@ FILES = {
 }
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
+@pytest.fixture(params=[0, 100, PAGE + 1], ids="pieces of {}".format)
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> CheckpointStore:
+    """The files with one digest per tensor, as in formats 1 and 2, and with one per piece."""
     made = CheckpointStore(tmp_path)
     made.open()
-    commit_tensors(made, 1, FILES)
+    commit_tensors(made, 1, FILES, piece_bytes=request.param)
     return made
 
 
@@ -99,7 +101,8 @@ def test_any_ranges_of_any_tensors_arrive_and_no_others(
     tensors = {f"t{n}": PATTERN[n : n + size] for n, size in enumerate(sizes)}
     store = CheckpointStore(tmp_path_factory.mktemp("any"))
     store.open()
-    manifest = commit_tensors(store, 1, {"some.safetensors": tensors})
+    piece_bytes = data.draw(st.sampled_from([0, 1000, PAGE, 3 * PAGE]))
+    manifest = commit_tensors(store, 1, {"some.safetensors": tensors}, piece_bytes=piece_bytes)
     wanted, expected, found = [], [], []
     for tensor in manifest.files[0].tensors:
         cuts = sorted(data.draw(st.sets(st.integers(0, tensor.num_bytes), max_size=6)))
@@ -150,6 +153,31 @@ def test_ranges_far_apart_arrive_from_a_tensor_that_is_read_in_parts(
     for begin, end in ranges:
         expected[begin:end] = FILES["optimizer.safetensors"]["state"][begin:end]
     assert place == expected
+
+
+def test_of_a_tensor_in_pieces_only_those_are_read_that_are_wanted(
+    tmp_path: Path, store: CheckpointStore
+) -> None:
+    data = PATTERN[: 16 * PAGE]
+    commit_tensors(store, 2, {"cut.safetensors": {"rows": data}}, piece_bytes=2 * PAGE)
+    (file,) = store.manifest(2).files
+    ops, arrived, place = Watched(tmp_path), [], bytearray(len(data))
+    ranges = ((PAGE, PAGE + 1), (4 * PAGE - 1, 5 * PAGE), (14 * PAGE, 16 * PAGE))
+    target = MemoryTarget.of(memoryview(place))
+    stream(
+        CheckpointStore(tmp_path, ops=ops),
+        2,
+        [Wanted(file, file.tensors[0], target, ranges)],
+        read_bytes=2 * PAGE,
+        on_read=arrived.append,
+        verify_headers=False,
+    )
+    # Behind a header of a page.
+    starts = [PAGE, 3 * PAGE, 5 * PAGE, 15 * PAGE]
+    assert sorted(ops.reads) == [(start, 2 * PAGE) for start in starts]
+    assert sum(arrived) == 8 * PAGE
+    for begin, end in ranges:
+        assert place[begin:end] == data[begin:end]
 
 
 def test_small_neighbours_are_read_together(tmp_path: Path, store: CheckpointStore) -> None:
@@ -207,7 +235,7 @@ def test_a_changed_byte_is_corruption_that_names_file_and_tensor(
     with pytest.raises(CorruptCheckpointError) as caught:
         verify(store)
     assert caught.value.path == str(store.path(1) / "model.safetensors")
-    assert caught.value.check == what
+    assert re.fullmatch(rf"{what}(, bytes \d+ to \d+)?", caught.value.check)
     assert caught.value.expected != caught.value.got
 
 

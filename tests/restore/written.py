@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
+from checkfreq.store.digests import digest_pieces
 from checkfreq.store.fileops import LocalFileOps, ReadFile
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry, digest_of
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import page_aligned
+from checkfreq.types import TensorSpec
 
 PAGE = 4096
 
 
 def commit_tensors(
-    store: CheckpointStore, step: int, files: Mapping[str, Mapping[str, bytes]]
+    store: CheckpointStore,
+    step: int,
+    files: Mapping[str, Mapping[str, bytes]],
+    *,
+    piece_bytes: int = 0,
 ) -> Manifest:
-    """Commit files with one uint8 tensor per name, one after another behind a header of a page."""
+    """Commit files with one uint8 tensor per name, one after another behind a header of a page.
+
+    ``piece_bytes``: of every tensor that has more bytes; 0: no tensor is cut.
+    """
     pending = store.begin(step, attempt=f"a{step}")
     entries = []
     for name, tensors in files.items():
@@ -26,17 +36,20 @@ def commit_tensors(
         payload = pending.create_payload(name, len(image))
         payload.pwrite(memoryview(page_aligned(image)), 0)
         pending.finish_payload(payload, len(image))
-        found = tuple(_entries(tensors))
+        found = tuple(_entries(tensors, piece_bytes))
         entries.append(FileEntry(name, len(image), PAGE, digest_of(header), found))
     store.commit(pending, Manifest(step, f"a{step}", 1, 0.0, {}, tuple(entries), {}))
     return store.manifest(step)
 
 
-def _entries(tensors: Mapping[str, bytes]) -> list[TensorEntry]:
+def _entries(tensors: Mapping[str, bytes], piece_bytes: int) -> list[TensorEntry]:
     entries, offset = [], PAGE
     for name, data in tensors.items():
-        digest = digest_of(data)
-        entries.append(TensorEntry(name, "uint8", (len(data),), offset, len(data), digest))
+        cut = TensorSpec(
+            name, "uint8", (len(data),), offset, len(data), piece_bytes * (len(data) > piece_bytes)
+        )
+        digest = digest_pieces(memoryview(data), cut)
+        entries.append(TensorEntry(**{**asdict(cut), "digest": digest}))
         offset += len(data)
     return entries
 

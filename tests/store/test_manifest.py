@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError
+from checkfreq.store.digests import DIGEST_DIGITS, piece_bytes_of, piece_bytes_of_shard
 from checkfreq.store.manifest import (
     STATE_BYTES,
     FileEntry,
@@ -33,6 +34,9 @@ MODEL = FileEntry("model.safetensors", 4122, 4096, DIGEST, (SCALAR, WEIGHT, EMPT
 MANIFEST = Manifest(
     1200, "a-1", 1, 1700000000.25, {"torch": "2.13"}, (MODEL,), {"optimizer": {"lr": [0.1, None]}}
 )
+#: Two pieces: 16 bytes, and the 8 that are left.
+CUT = TensorEntry("cut", "float32", (2, 3), 4096, 24, DIGEST + DIGEST[::-1], 16)
+IN_PIECES = replace(MANIFEST, files=(FileEntry("cut.safetensors", 4120, 4096, DIGEST, (CUT,)),))
 RANKS = {1: {"rng": {"seed": 1}}, 0: {"rng": {"seed": 0}, "$positions": [3]}}
 OF_RANKS = replace(MANIFEST, world=3, ranks=RANKS)
 
@@ -45,7 +49,7 @@ def framed(body: str, *, version: str = "1") -> bytes:
 
 
 def version_of(manifest: Manifest) -> str:
-    return "2" if manifest.ranks else "1"
+    return str(manifest.format_version)
 
 
 def body_of(manifest: Manifest) -> dict[str, Any]:
@@ -62,6 +66,59 @@ def encoded(fields: dict[str, Any], *, version: str = "1") -> bytes:
 def test_what_was_encoded_is_decoded() -> None:
     assert Manifest.decode(MANIFEST.encode(), path="m") == MANIFEST
     assert Manifest.decode(OF_RANKS.encode(), path="m") == OF_RANKS
+    for manifest in (IN_PIECES, replace(IN_PIECES, world=3, ranks=RANKS)):
+        assert Manifest.decode(manifest.encode(), path="m") == manifest
+
+
+def test_only_a_tensor_in_pieces_needs_format_version_3() -> None:
+    assert b"piece_bytes" not in OF_RANKS.encode()
+    assert IN_PIECES.encode().startswith(b'{"format_version": 3, ')
+    assert b'"piece_bytes": 16}' in IN_PIECES.encode()
+    assert replace(IN_PIECES, world=3, ranks=RANKS).format_version == 3
+
+
+@pytest.mark.parametrize("manifest", [MANIFEST, OF_RANKS])
+def test_a_version_that_is_newer_than_what_it_says_is_corruption(manifest: Manifest) -> None:
+    with pytest.raises(CorruptCheckpointError, match="format_version"):
+        Manifest.decode(encoded(body_of(manifest), version="3"), path="m")
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_older_versions_know_nothing_of_pieces(version: str) -> None:
+    fields = body_of(replace(IN_PIECES, ranks={0: {}}) if version == "2" else IN_PIECES)
+    with pytest.raises(CorruptCheckpointError, match="format_version"):
+        Manifest.decode(encoded(fields, version=version), path="m")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("piece_bytes", 0, "more than 0"),
+        ("piece_bytes", -16, "whole number"),
+        ("piece_bytes", 16.0, "whole number"),
+        ("piece_bytes", True, "whole number"),
+        ("piece_bytes", None, "whole number"),
+        ("piece_bytes", 24, "less than 24 bytes"),
+        ("piece_bytes", 6, "whole elements of 4 bytes"),
+        ("piece_bytes", 8, "48 hexadecimal digits"),
+        ("digest", DIGEST, "32 hexadecimal digits"),
+        ("digest", DIGEST * 3, "32 hexadecimal digits"),
+        ("digest", DIGEST + DIGEST.upper(), "32 hexadecimal digits"),
+        ("digest", None, "32 hexadecimal digits"),
+    ],
+)
+def test_pieces_that_cannot_be_are_corruption(field: str, value: Any, said: str) -> None:
+    fields = body_of(IN_PIECES)
+    fields["files"][0]["tensors"][0][field] = value
+    with pytest.raises(CorruptCheckpointError, match=re.escape(said)):
+        Manifest.decode(encoded(fields, version="3"), path="m")
+
+
+def test_pieces_of_a_dtype_that_is_not_known_here_are_read() -> None:
+    tensor = replace(CUT, dtype="float4", piece_bytes=15)
+    assert tensor.piece_bytes == 15
+    with pytest.raises(ManifestError, match="32 hexadecimal digits"):
+        replace(tensor, digest=DIGEST)
 
 
 def test_only_what_several_ranks_wrote_needs_format_version_2() -> None:
@@ -96,7 +153,10 @@ def manifests(draw: st.DrawFn) -> Manifest:
             num_bytes = 4
             for size in shape:
                 num_bytes *= size
-            tensors.append(TensorEntry(name, "float32", shape, end, num_bytes, DIGEST))
+            # Of fewer elements than there are: one piece at least is cut off.
+            piece = 4 * draw(st.integers(0, max(num_bytes // 4 - 1, 0)))
+            digest = DIGEST * (-(-num_bytes // piece) if piece else 1)
+            tensors.append(TensorEntry(name, "float32", shape, end, num_bytes, digest, piece))
             end += num_bytes
         order = draw(st.permutations(tensors))
         files.append(FileEntry(f"f{number}", end, header_bytes, DIGEST, tuple(order)))
@@ -165,13 +225,13 @@ def test_arbitrary_text_with_a_right_digest_is_corruption(body: str) -> None:
 
 
 def test_a_newer_format_is_refused_with_advice_and_not_called_corrupt() -> None:
-    data = framed('"what": "nobody knows yet"}', version="3")
-    with pytest.raises(ConfigError, match=r"format version 3.*newer checkfreq"):
+    data = framed('"what": "nobody knows yet"}', version="4")
+    with pytest.raises(ConfigError, match=r"format version 4.*newer checkfreq"):
         Manifest.decode(data, path="m")
 
 
 def test_a_damaged_version_number_is_corruption_and_not_a_newer_format() -> None:
-    data = MANIFEST.encode().replace(b'"format_version": 1', b'"format_version": 3', 1)
+    data = MANIFEST.encode().replace(b'"format_version": 1', b'"format_version": 4', 1)
     with pytest.raises(CorruptCheckpointError, match="own digest"):
         Manifest.decode(data, path="m")
 
@@ -402,4 +462,11 @@ def test_the_bound_of_a_record_leaves_room_for_the_worst_names() -> None:
         said |= {"sharded_tensors": {tensor.name: ["float32", [4]] for tensor in tensors}}
         text = json.dumps([*map(asdict, tensors), said])
         header_bytes = len(json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode())
-        assert len(text) < most_bytes(header_bytes) - STATE_BYTES
+        assert len(text) < most_bytes(header_bytes, 9 * 16) - STATE_BYTES
+
+
+@given(st.integers(1, 1 << 20), st.integers(1, 1 << 20))
+def test_the_bound_of_a_record_leaves_room_for_the_digests_of_pieces(rows: int, row: int) -> None:
+    for pieces in (piece_bytes_of(rows * row), piece_bytes_of_shard([rows, row], rows * row)):
+        count = -(-rows * row // pieces) if pieces else 1
+        assert DIGEST_DIGITS * count < most_bytes(60, rows * row) - STATE_BYTES

@@ -10,7 +10,15 @@ import pytest
 
 from checkfreq.errors import PersistError
 from checkfreq.store.manifest import Manifest
-from checkfreq.store.parts import check_sizes, decode_part, merge, part_name, rank_of
+from checkfreq.store.parts import (
+    check_sizes,
+    decode_part,
+    is_stem_of_a_rank,
+    merge,
+    part_name,
+    rank_of,
+    stem_of,
+)
 from tests.store.ranks import Share, image_of, shares
 
 
@@ -23,6 +31,11 @@ def test_a_part_manifest_is_named_after_its_rank() -> None:
     assert [rank_of(part_name(rank)) for rank in (0, 3, 123456)] == [0, 3, 123456]
     for name in ("part-3.json", "part-000003.json", ".part-00003.json.new", "manifest.json"):
         assert rank_of(name) is None
+
+
+def test_the_file_of_what_is_a_ranks_own_is_told_from_that_of_an_object() -> None:
+    assert all(is_stem_of_a_rank(stem_of("model", rank)) for rank in (0, 7, 123456))
+    assert not any(map(is_stem_of_a_rank, ("model", "model.rank-1", "model.rank-00001.x")))
 
 
 def test_merging_puts_all_files_and_ranks_into_one_manifest() -> None:

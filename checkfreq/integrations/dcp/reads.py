@@ -15,8 +15,9 @@ from pathlib import Path
 
 from checkfreq.errors import CorruptCheckpointError
 from checkfreq.restore.buffers import new_buffer
+from checkfreq.store.digests import digest_pieces
 from checkfreq.store.fileops import ReadFile
-from checkfreq.store.manifest import Manifest, TensorEntry, digest_of
+from checkfreq.store.manifest import Manifest, TensorEntry
 from checkfreq.store.store import CheckpointStore
 from checkfreq.types import PAGE_BYTES, round_up_to_page
 
@@ -97,7 +98,7 @@ def _read_run(folder: Path, file: ReadFile, run: list[Place]) -> list[tuple[Plac
 
 
 def _check(path: Path, entry: TensorEntry, view: memoryview) -> None:
-    got = digest_of(view)
+    got = digest_pieces(view, entry)
     if got != entry.digest:
         raise CorruptCheckpointError(
             str(path), check=f"digest of tensor {entry.name}", expected=entry.digest, got=got
