@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from operator import add
 from typing import NamedTuple
+
+from checkfreq.types import PAGE_BYTES
+
+#: Ranges of bytes that a box is at most read in.
+_MOST_RANGES = 4096
 
 
 class Box(NamedTuple):
@@ -51,6 +58,26 @@ class Box(NamedTuple):
         offsets = (mine - its for mine, its in zip(self.offsets, other.offsets, strict=True))
         return Box(tuple(offsets), self.sizes)
 
+    def byte_ranges_in(self, outer: Box, item_bytes: int) -> tuple[tuple[int, int], ...]:
+        """Where the overlap with ``outer`` lies among its bytes, which are row-major.
+
+        Byte ranges (begin, end), ascending and apart, that hold all of the overlap. Gaps below a
+        page are not left out; of a box with very many gaps, only those between larger parts.
+        """
+        common = self.overlap(outer)
+        if common is None:
+            return ()
+        offsets, sizes = common.within(outer)
+        for dim in range(len(sizes), -1, -1):
+            begin, end = _span(offsets[dim:], sizes[dim:], outer.sizes[dim:])
+            length = math.prod(outer.sizes[dim:])
+            is_worth_it = (length - (end - begin)) * item_bytes >= PAGE_BYTES
+            if is_worth_it and math.prod(sizes[:dim]) <= _MOST_RANGES:
+                break
+        places = product(*map(range, offsets[:dim], map(add, offsets, sizes[:dim])))
+        starts = (length * _index(place, outer.sizes[:dim]) for place in places)
+        return tuple(((start + begin) * item_bytes, (start + end) * item_bytes) for start in starts)
+
     def without(self, others: Iterable[Box]) -> list[Box]:
         """The rest of this box without ``others``, as boxes that do not overlap."""
         left = [self] if self.num_elements else []
@@ -61,6 +88,21 @@ class Box(NamedTuple):
     def __str__(self) -> str:
         ranges = zip(self.offsets, self.sizes, strict=True)
         return "[" + ", ".join(f"{begin}:{begin + size}" for begin, size in ranges) + "]"
+
+
+def _index(place: Iterable[int], shape: Iterable[int]) -> int:
+    """The number of an element in row-major order."""
+    found = 0
+    for at, length in zip(place, shape, strict=True):
+        found = found * length + at
+    return found
+
+
+def _span(offsets: Iterable[int], sizes: Iterable[int], shape: Sequence[int]) -> tuple[int, int]:
+    """The first element of a box in row-major order, and the one after its last."""
+    first = tuple(offsets)
+    last = (begin + size - 1 for begin, size in zip(first, sizes, strict=True))
+    return _index(first, shape), _index(last, shape) + 1
 
 
 def _cut_out(box: Box, other: Box) -> Iterator[Box]:

@@ -17,7 +17,7 @@ from checkfreq.types import PAGE_BYTES
 
 #: Hexadecimal digits of one digest.
 DIGEST_DIGITS = 16
-#: Most bytes of a piece, unless a single row has more: what stays in a processor's cache.
+#: Most bytes of a piece: what stays in a processor's cache.
 MOST_BYTES = 1 << 20
 #: A shard has at least so many pieces, unless they would be smaller than a page: its rows may be
 #: divided among twice, four times or eight times as many ranks, none of which reads another's.
@@ -48,10 +48,12 @@ def piece_bytes_of(num_bytes: int) -> int:
 
 
 def piece_bytes_of_shard(shape: Sequence[int], num_bytes: int) -> int:
-    """The same for a shard: pieces are whole rows."""
+    """The same for a shard: pieces are whole rows, or whole rows of what is in a longer row."""
     if not shape or num_bytes <= PAGE_BYTES:
         return 0
     row_bytes = num_bytes // shape[0]
+    if shape[0] == 1 or row_bytes > MOST_BYTES:
+        return piece_bytes_of_shard(shape[1:], row_bytes)
     found = _rows_of_piece(shape[0], row_bytes) * row_bytes
     return found if found < num_bytes else 0
 

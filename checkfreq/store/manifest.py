@@ -44,9 +44,9 @@ STATE_BYTES = 64 << 20
 #: A tensor's entry here, over its entry in the file's header: at most 5 times as long, and 14 if
 #: JSON escapes every character of its name (measured 2026-11).
 _BYTES_PER_HEADER_BYTE = 16
-#: Bytes of a payload for one byte of digests: most pieces have 64 times as many, and the shorter
-#: ones of shards 16 times; and an allowance for all of them, which is enough for 16 TiB.
-_BYTES_PER_DIGEST_BYTE = 1 << 12
+#: Bytes of a payload for one byte of digests: most pieces have 64 times as many, the shortest ones
+#: of long shards twice; and an allowance for all of them, which is enough for 16 TiB.
+_BYTES_PER_DIGEST_BYTE = 1 << 10
 _MOST_DIGEST_BYTES = 256 << 20
 #: Levels of nested containers. ``state.codec`` writes at most 300.
 _MAX_DEPTH = 400
