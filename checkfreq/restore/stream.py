@@ -8,10 +8,11 @@ targets hold parts of a damaged checkpoint until an older one overwrites them. N
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_hexdigest
@@ -29,6 +30,10 @@ __all__ = ["NUM_THREADS", "Buffers", "MemoryTarget", "Target", "Wanted", "stream
 
 #: Threads that read, unless the caller or the source wants more.
 NUM_THREADS = 4
+#: A read that takes so long, in seconds, waits for a server or a slow disk, and one more thread is
+#: started, up to so many: 1 MiB takes 1 to 2 ms from a disk that four threads keep busy.
+_SLOW_READ_S = 0.01
+_MOST_THREADS = 16
 
 
 def stream(
@@ -41,20 +46,23 @@ def stream(
     buffers: Buffers | None = None,
     on_read: Callable[[int], object] = lambda num_bytes: None,
     verify_headers: bool = True,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Read what is wanted of a committed step, check every digest, and fill the targets.
 
-    ``num_threads``: at least; a source may need more. ``read_bytes``: most bytes of a read, a
-    multiple of a page; the source's own by default. ``buffers`` have `buffer_bytes` of that. The
-    reading threads tell ``on_read`` how many bytes with a digest have arrived. Copies that targets
-    are waited for by ``buffers``: with `HostBuffers`, all are done when this returns or raises.
+    ``num_threads``: 1 means the caller's. A source may need more, and where reads are slow more are
+    started, unless ``buffers`` are given, which are made for a number of threads. ``read_bytes``:
+    most bytes of a read, a multiple of a page; the source's own by default. ``buffers`` have
+    `buffer_bytes` of that. The reading threads tell ``on_read`` how many bytes with a digest have
+    arrived. Copies that are under way when a target returns are waited for by ``buffers``: with
+    `HostBuffers`, all are done when this returns or raises.
 
     Raises CorruptCheckpointError at the first wrong size, wrong digest or missing file; other
     OSErrors, and what a target raises, pass through.
     """
     size = read_bytes or source.read_bytes
     assert size % PAGE_BYTES == 0
-    with ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         jobs = []
         for entry, items in _by_file(wanted):
             file = source.open_payload(step, entry)
@@ -68,9 +76,14 @@ def stream(
             jobs += [_Job(place, task) for task in tasks]
         # Long ones first: each is for a single thread.
         jobs.sort(key=lambda job: job.num_bytes > size, reverse=True)
-        _Reading(jobs, buffers or HostBuffers(size), size, on_read).run(
-            max(num_threads, source.num_requests)
-        )
+        _Reading(
+            jobs,
+            buffers or HostBuffers(size),
+            size,
+            on_read,
+            most_threads=0 if buffers else _MOST_THREADS,
+            clock=clock,
+        ).run(max(num_threads, source.num_requests))
 
 
 class _Place(NamedTuple):
@@ -107,18 +120,26 @@ class _Reading:
         buffers: Buffers,
         read_bytes: int,
         on_read: Callable[[int], object],
+        *,
+        most_threads: int,
+        clock: Callable[[], float],
     ) -> None:
         self._jobs = deque(jobs)
         self._buffers = buffers
         self._read_bytes = read_bytes
         self._on_read = on_read
+        self._most_threads = most_threads
+        self._clock = clock
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()  # for a change of the list
         self._errors: list[BaseException] = []
         self._stop = threading.Event()
 
     def run(self, num_threads: int) -> None:
         """Do all jobs; raises the first error, after every thread has ended."""
         count = min(num_threads, len(self._jobs))
-        if count <= 1:
+        if count <= 1:  # in the caller's thread, and in no other
+            self._most_threads = 0
             self._work()
         else:
             self._in_threads(count)
@@ -126,19 +147,29 @@ class _Reading:
             raise self._errors[0]
 
     def _in_threads(self, count: int) -> None:
-        threads: list[threading.Thread] = []
         try:
-            for number in range(count):
-                name = f"checkfreq-read-{number}"
-                thread = threading.Thread(target=self._work, name=name, daemon=True)
-                thread.start()
-                threads.append(thread)
-            for thread in threads:
+            for _ in range(count):
+                self._start_thread(count)
+            for thread in self._threads:  # more may be added meanwhile, by those that still run
                 thread.join()
         finally:  # after an interrupt, for example
             self._stop.set()
-            for thread in threads:
+            for thread in self._threads:
                 thread.join()
+
+    def _start_thread(self, most: int) -> None:
+        with self._lock:
+            number = len(self._threads)
+            if number < most and not self._stop.is_set():
+                name = f"checkfreq-read-{number}"
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+
+    def _note_read(self, seconds: float) -> None:
+        if seconds >= _SLOW_READ_S and self._jobs:
+            with contextlib.suppress(RuntimeError):  # no more threads are allowed
+                self._start_thread(self._most_threads)
 
     def _work(self) -> None:
         try:
@@ -159,7 +190,9 @@ class _Reading:
 
     def _read_short(self, place: _Place, task: Task) -> None:
         num_bytes = 0
+        began_s = self._clock()
         with _Bytes(place, task.start, task.end, self._buffers) as data:
+            self._note_read(self._clock() - began_s)
             for run in task.runs:
                 part = data.view[run.start - task.start : run.end - task.start]
                 _check(place.path, run, xxh3_64_hexdigest(part))
@@ -173,7 +206,9 @@ class _Reading:
             if self._stop.is_set():
                 return
             end = min(at + self._read_bytes, run.end)
+            began_s = self._clock()
             with _Bytes(place, at, end, self._buffers) as data:
+                self._note_read(self._clock() - began_s)
                 digest.update(data.view)
                 _hand(run, at, data.view, data.waits)
             self._on_read(end - at)

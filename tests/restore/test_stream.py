@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -309,6 +310,72 @@ def test_after_an_error_the_other_threads_stop_at_once(
             read_bytes=PAGE,
         )
     assert len(ops.reads) == 2
+
+
+# ---- slow file systems
+
+
+def slow_reads() -> Callable[[], float]:
+    """A clock by which every read takes a second."""
+    return itertools.count().__next__
+
+
+def test_where_reads_are_slow_more_are_in_flight(tmp_path: Path, store: CheckpointStore) -> None:
+    """Reads wait for one another, once more of them are under way than threads were asked for."""
+    tensors = {f"t{n}": PATTERN[n : n + PAGE] for n in range(40)}
+    commit_tensors(store, 2, {"some.safetensors": tensors})
+    together = threading.Barrier(16)
+
+    def disturb(number: int) -> None:
+        if number > 24:
+            together.wait(DEADLINE_S)
+
+    places = Places(store.manifest(2))
+    stream(
+        CheckpointStore(tmp_path, ops=Watched(tmp_path, disturb=disturb)),
+        2,
+        places.wanted,
+        num_threads=2,
+        read_bytes=PAGE,
+        verify_headers=False,
+        clock=slow_reads(),
+    )
+    assert places.are({"some.safetensors": tensors})
+
+
+def test_with_one_thread_all_is_read_in_the_callers(tmp_path: Path, store: CheckpointStore) -> None:
+    seen: set[int] = set()
+    ops = Watched(tmp_path, disturb=lambda number: seen.add(threading.get_ident()))
+    places = Places(store.manifest(1))
+    stream(
+        CheckpointStore(tmp_path, ops=ops),
+        1,
+        places.wanted,
+        num_threads=1,
+        read_bytes=PAGE,
+        clock=slow_reads(),
+    )
+    assert seen == {threading.get_ident()}
+    assert places.are(FILES)
+
+
+def test_buffers_that_are_given_are_for_as_many_threads_as_were_asked_for(
+    tmp_path: Path, store: CheckpointStore
+) -> None:
+    seen: set[int] = set()
+    ops = Watched(tmp_path, disturb=lambda number: seen.add(threading.get_ident()))
+    places = Places(store.manifest(1))
+    stream(
+        CheckpointStore(tmp_path, ops=ops),
+        1,
+        places.wanted,
+        num_threads=2,
+        read_bytes=PAGE,
+        buffers=HostBuffers(PAGE),
+        clock=slow_reads(),
+    )
+    assert len(seen) <= 2
+    assert places.are(FILES)
 
 
 # ---- targets that copy later
