@@ -60,9 +60,6 @@ class CFConfig:
             CFMode.MANUAL).
         barrier_timeout_s: longest time that a weight update waits for a copy, default 600. A copy
             that takes longer is an error: something hangs.
-        verify_before_load: read a checkpoint twice in a restore: once to check every digest before
-            anything live is changed, and once to load it. Default False: damage is found while
-            tensors are read into their places, and an older checkpoint is loaded over them.
         verify_settled: compare settled tensors with what they were at the boundary, in the slot
             once it is complete (the attempt fails if they differ), and before the next weight
             update, snapshot or end, whichever comes first (raises StateError). Default False, since
@@ -89,6 +86,9 @@ class CFConfig:
             when the agent must have a newer one; what comes back in part is removed; and if
             nothing is whole, ``restore()`` returns False with a WARNING. Default None: no agent,
             and a directory where no checkpoint is whole is an error.
+        keep_in_memory_s: how long the worker of a killed run keeps its newest snapshots in memory,
+            for the next run on this machine in this directory to restore from, default 0: not at
+            all.
         nice: niceness of the worker process, 0 to 19, default 10, so that it yields to training
             and data loading. Lower it if checkpoints are late on a busy machine.
         max_events_bytes: length at which ``events.jsonl`` is renamed to ``events.1.jsonl``,
@@ -151,7 +151,6 @@ class CFConfig:
 
     objective: Objective = Objective.BOUND
     summary_writer: ScalarWriter | None = None
-    verify_before_load: bool = False
     verify_settled: bool = False
     num_slots: int = 2
     arena_slack: float = 0.05
@@ -165,6 +164,7 @@ class CFConfig:
     takeover_s: float | None = None
     close_timeout_s: float = 1800.0
     agent_copies_within_s: float | None = None
+    keep_in_memory_s: float = 0.0
     nice: int = 10
     max_events_bytes: int = 1 << 20
     on_failure: Callable[[FailureNotice], object] | None = None
@@ -188,7 +188,13 @@ class CFConfig:
             _require(self, name, getattr(self, name) >= 1, "at least 1")
         may_be_none = ("takeover_s", "agent_copies_within_s")
         given = [name for name in may_be_none if getattr(self, name) is not None]
-        for name in ("barrier_timeout_s", "persist_timeout_s", "close_timeout_s", *given):
+        for name in (
+            "barrier_timeout_s",
+            "persist_timeout_s",
+            "close_timeout_s",
+            "keep_in_memory_s",
+            *given,
+        ):
             value = getattr(self, name)
             _require(self, name, math.isfinite(value) and value >= 0, "a finite number >= 0")
         for name in ("rank_timeout_s", "meet_every_s"):

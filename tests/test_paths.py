@@ -22,6 +22,8 @@ ALLOWED = {
     "checkfreq.snapshot.memory": "/proc and /sys",
     "checkfreq.snapshot.node_turns": "a lock in the user's runtime folder",
     "checkfreq.snapshot.pin_failures": "/proc and /sys",
+    "checkfreq.persist.peers": "/proc",
+    "checkfreq.persist.pressure": "/proc and /sys",
     "checkfreq.faults": "paths that a test gives in the environment",
     "checkfreq.ranks.store_thread": "/proc",
     "checkfreq.cli.parser": "/dev/null",

@@ -317,6 +317,7 @@ class WorkerClient:
                 role=self._role,
                 keep_pending=keep_pending,
                 mirror=None if self.mirror is None else self.mirror.to_json(),
+                keep_in_memory_s=config.keep_in_memory_s,
             )
         )
         if self._watched.names:

@@ -20,7 +20,7 @@ from checkfreq.persist.guard import DirectoryGuard
 from checkfreq.persist.lock import DirectoryLock
 from checkfreq.persist.writer import SnapshotWriter, WriteResult
 from checkfreq.store.joint import JointStore
-from checkfreq.store.manifest import Manifest
+from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.store import Pending
 from checkfreq.types import FileSpec, Role
 
@@ -67,6 +67,10 @@ class OpenDirectory:
         """
         if self.guard is not None:
             self.guard.ensure()
+
+    def is_held(self) -> bool:
+        """Whether this worker may go on here: a member always may."""
+        return self.lock is None or self.lock.is_held()
 
     def note_steps(self) -> None:
         """Record which steps are there after this worker changed the directory."""
@@ -126,6 +130,8 @@ class PersistTask:
         self._is_direct = False
         #: The record of the step once it is committed; None in a member, which commits none.
         self._record: Manifest | None = None
+        #: What this rank wrote, once it is written; with a single rank the same.
+        self.own_record: Manifest | None = None
         self.phase = "prepare"
 
     def run(self) -> p.Committed:
@@ -216,17 +222,8 @@ class PersistTask:
         return written
 
     def _manifest(self, written: WriteResult) -> Manifest:
-        request, role = self._request, self._directory.role
-        return Manifest(
-            step=request.step,
-            attempt=request.attempt,
-            world=request.world,
-            created_unix_s=time.time(),
-            versions=request.versions,
-            files=written.files,
-            objects=request.objects if role.leads else {},
-            ranks={} if role.is_alone else {role.rank: request.own or {}},
-        )
+        self.own_record = own_record(self._request, self._directory.role, written.files)
+        return self.own_record
 
     def _add_marks(self) -> str:
         """Store the marks that came with the request; returns a warning, "" if there is none.
@@ -339,6 +336,20 @@ class MemberTask(PersistTask):
 
     def _add_marks(self) -> str:
         return ""  # the leader stores them, once
+
+
+def own_record(request: p.Persist, role: Role, files: tuple[FileEntry, ...]) -> Manifest:
+    """The record of a rank's own part of a checkpoint: all of it if the rank is alone."""
+    return Manifest(
+        step=request.step,
+        attempt=request.attempt,
+        world=request.world,
+        created_unix_s=time.time(),
+        versions=request.versions,
+        files=files,
+        objects=request.objects if role.leads else {},
+        ranks={} if role.is_alone else {role.rank: request.own or {}},
+    )
 
 
 def task_for(directory: OpenDirectory, request: p.Persist) -> PersistTask:

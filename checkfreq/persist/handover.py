@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,11 +22,11 @@ from checkfreq.persist import frames as f
 from checkfreq.persist import protocol as p
 from checkfreq.persist.frames import HandoverError, Purpose, Why
 from checkfreq.persist.offer import Body, decode_body
+from checkfreq.persist.peers import require_same_user
 from checkfreq.store.fileops import Kind, LocalFileOps
 
 logger = logging.getLogger(__name__)
 
-_CREDENTIALS = struct.Struct("iII")
 _CONNECT_AGAIN_S = 0.01
 
 
@@ -181,20 +180,6 @@ def _connect(sock: socket.socket, path: Path, *, timeout_s: float) -> None:
             time.sleep(_CONNECT_AGAIN_S)
         except OSError as error:  # nobody listens any more, or on another host
             raise HandoverError(str(error)) from None
-
-
-def require_same_user(sock: socket.socket) -> None:
-    """Raise HandoverError unless the process at the other end runs as this user."""
-    _, user, _ = peer_of(sock)
-    if user != os.geteuid():
-        raise HandoverError(f"the other end runs as user {user}, this one as {os.geteuid()}")
-
-
-def peer_of(sock: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group at the other end, as they were when it connected or listened."""
-    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    process, user, group = _CREDENTIALS.unpack(data)
-    return process, user, group
 
 
 # ---- what is asked

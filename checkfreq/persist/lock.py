@@ -140,6 +140,10 @@ class DirectoryLock:
         self._write_holder(owner_pid)
         return True
 
+    def note_owner(self, owner_pid: int) -> None:
+        """The lock is held for another training process from now on."""
+        self._write_holder(owner_pid)
+
     def _try(self) -> bool:
         self.release()
         self._fd = self._ops.open_to_lock(self._path)

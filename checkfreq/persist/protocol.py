@@ -41,6 +41,8 @@ class Open:
     ``role``: a member does not lock it, and changes nothing in it but its own parts.
     ``keep_pending``: keep unfinished checkpoints, because other ranks may be writing parts.
     ``mirror``: where the leader's worker uploads to (``Mirror.to_json``); None: nowhere.
+    ``keep_in_memory_s``: how long to keep the snapshots after the trainer's death. ``nice`` and
+    ``environment``: of a worker that was another trainer's; None: as it was started.
     """
 
     chk_dir: str
@@ -51,6 +53,9 @@ class Open:
     role: Role = Role()
     keep_pending: bool = False
     mirror: Json = None
+    keep_in_memory_s: float = 0.0
+    nice: int | None = None
+    environment: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +330,16 @@ def encode(message: Message) -> bytes:
     """Return the frame of a message: its length, then its JSON."""
     # Not ``dataclasses.asdict``: it would copy the whole tree of ``objects``.
     body = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
-    text = json.dumps([type(message).__name__, body], default=dataclasses.astuple).encode()
+    text = json.dumps([type(message).__name__, body], default=_values_of).encode()
     return _LENGTH.pack(len(text)) + text
+
+
+def _values_of(value: Any) -> list[object]:
+    """What ``dataclasses.astuple`` returns, a level at a time: it would copy every value below.
+
+    A layout is encoded in the training thread, and has a row for each tensor.
+    """
+    return [getattr(value, field.name) for field in dataclasses.fields(value)]
 
 
 def decode(text: bytes) -> Message:

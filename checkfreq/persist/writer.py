@@ -177,6 +177,18 @@ class FileDigests:
         )
 
 
+def digest(
+    files: Sequence[FileSpec], slot: memoryview, *, num_threads: int
+) -> tuple[FileEntry, ...]:
+    """The entries of file images in ``slot``, without writing them."""
+    digests = [FileDigests(file, slot) for file in files]
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="checkfreq-digest") as pool:
+        futures = [pool.submit(task) for one in digests for task in one.tasks()]
+    for future in futures:
+        future.result()
+    return tuple(one.entry() for one in digests)
+
+
 def _tensor_entry(tensor: TensorSpec, digests: Sequence[str]) -> TensorEntry:
     return TensorEntry(
         name=tensor.name,

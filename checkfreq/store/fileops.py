@@ -617,6 +617,11 @@ class _LocalRead(_Descriptor):
             return -1  # nothing was read; the caller retries
 
 
+def read_only(fd: int) -> int:
+    """A descriptor of the same file, or memory, that cannot write; the caller closes it."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
 def _open_folder(path: Path, access: int) -> int:
     with _naming(path):
         return os.open(path, _FOLDER | access)

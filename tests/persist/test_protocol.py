@@ -34,7 +34,20 @@ SECONDS = st.floats(0, 1e9)
 ROLES = st.builds(Role, NUMBER, NUMBER, st.lists(NUMBER, max_size=3).map(tuple), FLAG)
 
 MESSAGES = st.one_of(
-    st.builds(p.Open, TEXT, SECONDS, NUMBER, NUMBER, st.none() | NUMBER, ROLES, FLAG, JSON),
+    st.builds(
+        p.Open,
+        TEXT,
+        SECONDS,
+        NUMBER,
+        NUMBER,
+        st.none() | NUMBER,
+        ROLES,
+        FLAG,
+        JSON,
+        SECONDS,
+        st.none() | NUMBER,
+        st.none() | st.dictionaries(TEXT, TEXT, max_size=2),
+    ),
     st.builds(
         p.Watch, st.lists(TEXT, max_size=3).map(tuple), st.none() | SECONDS, st.none() | TEXT
     ),

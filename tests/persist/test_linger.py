@@ -1,0 +1,633 @@
+"""A real worker that lingers after its trainer's death: what it offers, to whom, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from checkfreq.persist import frames as f
+from checkfreq.persist import protocol as p
+from checkfreq.persist.frames import HandoverError, Purpose, Stage, Why
+from checkfreq.persist.handover import Connection, ask, ranks_in, release, status
+from checkfreq.store.fileops import LocalFileOps
+from checkfreq.store.manifest import digest_of
+from checkfreq.store.store import CheckpointStore
+from checkfreq.types import Role
+from tests.persist.conftest import HandMadeSlot, request
+from tests.persist.lone import (
+    LoneWorker,
+    events,
+    eventually,
+    opening,
+    paused_at,
+    taken,
+    wait_paused,
+)
+
+Start = Callable[..., LoneWorker]
+
+
+@pytest.fixture
+def chk_dir(tmp_path: Path) -> Path:
+    return tmp_path / ("a name that no address of a socket has room for " * 3) / "chk"
+
+
+@pytest.fixture
+def start(chk_dir: Path, slot: HandMadeSlot) -> Iterator[Start]:
+    """Start workers that know the slot as their number 0."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(**options: object) -> LoneWorker:
+            worker = LoneWorker(chk_dir, **options)  # type: ignore[arg-type]
+            stack.callback(worker.close)
+            worker.share(slot)
+            return worker
+
+        yield begin
+
+
+@pytest.fixture
+def lingering(start: Start) -> LoneWorker:
+    """A worker that lingers with step 7, which is durable."""
+    worker = start()
+    worker.commit(7)
+    worker.lose_trainer()
+    worker.offer().close()
+    return worker
+
+
+def step_of(worker: LoneWorker) -> tuple[int, Stage]:
+    """The step that is offered, whose digests are right, and its stage."""
+    with worker.offer() as offer:
+        (snapshot,) = offer.body.snapshots
+        for spec, file in zip(snapshot.layout, snapshot.manifest.files, strict=True):
+            for tensor in file.tensors:
+                at = spec.slot_offset + tensor.offset
+                there = os.pread(offer.slot_fds[0], tensor.num_bytes, at)
+                assert digest_of(there) == tensor.digest
+        return snapshot.step, snapshot.stage
+
+
+# ---- what it offers
+
+
+def test_a_durable_snapshot_is_offered_and_the_directory_is_free(
+    lingering: LoneWorker, chk_dir: Path
+) -> None:
+    assert step_of(lingering) == (7, Stage.DURABLE)
+    with lingering.offer() as offer:
+        assert offer.body.snapshots[0].record == CheckpointStore(chk_dir).manifest(7).encode()
+    eventually(lingering.is_free, "the lock is free")
+    assert events(chk_dir)[-1] == ("memory_kept", 7)
+    assert ranks_in(chk_dir) == [0]
+
+
+def test_a_snapshot_that_is_still_being_written_is_offered(
+    start: Start, chk_dir: Path, tmp_path: Path
+) -> None:
+    worker = start(faults=paused_at("commit.sync_payload", tmp_path / "go"))
+    worker.channel.send(request(8))
+    wait_paused(tmp_path / "go")
+
+    worker.lose_trainer()
+
+    assert step_of(worker) == (8, Stage.IN_FLIGHT)
+    assert not worker.is_free()
+    (tmp_path / "go").touch()
+    eventually(lambda: CheckpointStore(chk_dir).steps() == [8], "the commit")
+    assert eventually(lambda: status(chk_dir, 0), "a status").step == 8
+    eventually(lambda: step_of(worker) == (8, Stage.DURABLE), "it is known to be durable")
+
+
+def test_a_snapshot_that_could_not_be_written_after_the_death_is_offered(
+    start: Start, tmp_path: Path
+) -> None:
+    script = f"{paused_at('commit.sync_payload', tmp_path / 'go')};commit.sync_manifest:raise-EIO"
+    worker = start(faults=script)
+    worker.channel.send(request(8))
+    wait_paused(tmp_path / "go")
+    worker.lose_trainer()
+    worker.offer().close()
+
+    (tmp_path / "go").touch()
+
+    eventually(lambda: step_of(worker) == (8, Stage.LOST), "the failure")
+
+
+def test_a_snapshot_whose_slot_was_given_back_undigested_is_not_offered(
+    start: Start, chk_dir: Path
+) -> None:
+    worker = start(faults="commit.mkdir:raise-EIO")
+    worker.channel.send(request(8))
+    assert isinstance(worker.next_reply(), p.Failed)
+
+    worker.lose_trainer()
+
+    with worker.offer() as offer:
+        assert offer.body.snapshots == ()
+
+
+def test_slots_that_the_trainer_was_freeing_when_it_died_are_not_touched(
+    start: Start, slot: HandMadeSlot, chk_dir: Path
+) -> None:
+    worker = start()
+    worker.commit(7)
+    os.ftruncate(slot.fd, 0)
+
+    worker.lose_trainer()
+
+    assert worker.wait_ended() == 0
+    assert ranks_in(chk_dir) == []
+
+
+# ---- when it does not linger
+
+
+def test_a_clean_close_keeps_nothing(start: Start, chk_dir: Path) -> None:
+    worker = start()
+    worker.commit(7)
+    worker.channel.send(p.Close())
+
+    assert worker.wait_ended() == 0
+
+    assert ranks_in(chk_dir) == []
+
+
+@pytest.mark.parametrize("keep_s", [0.0, 600.0])
+def test_a_worker_that_may_not_or_has_nothing_to_keep_ends(keep_s: float, start: Start) -> None:
+    worker = start(keep_s=keep_s)
+    if not keep_s:
+        worker.commit(7)
+
+    worker.lose_trainer()
+
+    assert worker.wait_ended() == 0
+
+
+# ---- being taken
+
+
+def test_a_successor_goes_on_with_the_slots_as_they_are(
+    lingering: LoneWorker, chk_dir: Path
+) -> None:
+    with taken(lingering) as successor:
+        assert ranks_in(chk_dir) == []
+        successor.channel.send(opening(chk_dir))
+        assert isinstance(successor.next_reply(), p.Opened)
+        assert not lingering.is_free()
+
+        successor.channel.send(request(9))
+        assert isinstance(successor.next_reply(), p.Committed)
+        os.kill(lingering.process.pid, signal.SIGTERM)  # as any worker, it outlives that
+        successor.channel.send(p.Close())
+
+        assert lingering.wait_ended() == 0
+    assert CheckpointStore(chk_dir).verify(9).step == 9
+
+
+def test_a_successor_need_not_wait_for_what_is_in_flight_and_hears_of_its_end(
+    start: Start, chk_dir: Path, tmp_path: Path
+) -> None:
+    worker = start(faults=paused_at("commit.sync_payload", tmp_path / "go"))
+    worker.channel.send(request(8))
+    worker.channel.send(p.AddMark(8, True, {}))  # nobody waits for its answer any more
+    wait_paused(tmp_path / "go")
+    worker.lose_trainer()
+
+    with taken(worker) as successor:
+        successor.channel.send(opening(chk_dir))
+        assert isinstance(successor.next_reply(), p.Opened)
+        (tmp_path / "go").touch()
+        reply = successor.next_reply()
+
+        assert isinstance(reply, p.Committed)
+        assert (reply.attempt, reply.step) == ("attempt8", 8)
+        successor.channel.send(p.Prune((1,)))
+        assert successor.next_reply() == p.Done("Prune", (1,))
+    assert CheckpointStore(chk_dir).marks()[8].keep
+
+
+def test_what_ended_between_offer_and_take_is_told_all_the_same(
+    start: Start, chk_dir: Path, tmp_path: Path
+) -> None:
+    worker = start(faults=paused_at("commit.sync_payload", tmp_path / "go"))
+    worker.channel.send(request(8))
+    wait_paused(tmp_path / "go")
+    worker.lose_trainer()
+    offer = worker.offer()
+    (tmp_path / "go").touch()
+    eventually(worker.is_free, "the lock is free")
+
+    adopted = offer.take(stderr_fd=2)
+
+    reply = adopted.channel.receive(timeout_s=120.0)
+    assert isinstance(reply, p.Committed)
+    assert reply.attempt == "attempt8"
+    adopted.channel.close()
+    os.close(adopted.pidfd)
+
+
+def test_of_two_runs_only_one_takes_it(lingering: LoneWorker) -> None:
+    first, second = lingering.offer(), lingering.offer()
+    adopted = second.take(stderr_fd=2)
+    with pytest.raises(HandoverError):
+        first.take(stderr_fd=2)
+    adopted.channel.close()
+    os.close(adopted.pidfd)
+
+
+def test_a_successor_that_dies_before_it_opens_leaves_it_as_it_was(
+    lingering: LoneWorker,
+) -> None:
+    for _ in range(2):
+        with taken(lingering):
+            pass
+        assert step_of(lingering) == (7, Stage.DURABLE)
+
+
+def test_a_successor_that_dies_later_leaves_what_it_had(
+    lingering: LoneWorker, chk_dir: Path
+) -> None:
+    with taken(lingering) as successor:
+        successor.channel.send(opening(chk_dir))
+        assert isinstance(successor.next_reply(), p.Opened)
+        successor.channel.send(request(12))
+        assert isinstance(successor.next_reply(), p.Committed)
+
+    assert step_of(lingering) == (12, Stage.DURABLE)
+
+
+def test_its_errors_go_to_the_successor(lingering: LoneWorker, chk_dir: Path) -> None:
+    log = os.memfd_create("stderr")
+    adopted = lingering.take(stderr_fd=log)
+    there = Path(f"/proc/{lingering.process.pid}/fd/2")
+    eventually(lambda: there.stat().st_ino == os.fstat(log).st_ino, "its stderr")
+    adopted.channel.close()
+    for fd in (adopted.pidfd, log):
+        os.close(fd)
+
+
+# ---- its end
+
+
+def test_it_ends_when_another_run_says_so(lingering: LoneWorker, chk_dir: Path) -> None:
+    assert release(chk_dir, 0)
+    assert lingering.wait_ended() == 0
+    assert ranks_in(chk_dir) == []
+    assert events(chk_dir)[-1] == ("memory_given_up", 7)
+
+
+def test_what_is_still_being_written_is_written_before_it_ends(
+    start: Start, chk_dir: Path, tmp_path: Path
+) -> None:
+    worker = start(faults=paused_at("commit.sync_payload", tmp_path / "go"))
+    worker.channel.send(request(8))
+    wait_paused(tmp_path / "go")
+    worker.lose_trainer()
+    worker.offer().release()
+    eventually(lambda: ranks_in(chk_dir) == [], "it has let the memory go")
+    (tmp_path / "go").touch()
+
+    assert worker.wait_ended() == 0
+
+    assert CheckpointStore(chk_dir).verify(8).step == 8
+
+
+@pytest.mark.parametrize(("world", "rank"), [(2, 0), (1, 0)])
+def test_a_run_that_cannot_use_it_has_it_end(
+    world: int, rank: int, lingering: LoneWorker, chk_dir: Path
+) -> None:
+    if world == 1:  # the same number of ranks, and yet another division
+        release(chk_dir, rank)
+    else:
+        assert ask(chk_dir, rank, world=world) is None
+    assert lingering.wait_ended() == 0
+
+
+def test_it_ends_when_its_time_is_over(start: Start, chk_dir: Path) -> None:
+    worker = start(keep_s=1.0)
+    worker.commit(7)
+    worker.lose_trainer()
+
+    assert worker.wait_ended() == 0
+
+    assert ranks_in(chk_dir) == []
+
+
+def test_sigterm_ends_it_once_nothing_is_left_to_write(
+    start: Start, chk_dir: Path, tmp_path: Path
+) -> None:
+    worker = start(faults=paused_at("commit.sync_payload", tmp_path / "go"))
+    worker.channel.send(request(8))
+    wait_paused(tmp_path / "go")
+    worker.lose_trainer()
+    worker.offer().close()
+    os.kill(worker.process.pid, signal.SIGTERM)
+    assert step_of(worker) == (8, Stage.IN_FLIGHT)
+    (tmp_path / "go").touch()
+    eventually(worker.is_free, "the lock is free")
+
+    def ended() -> bool:  # it says nowhere when it begins to listen to the signal
+        worker.process.send_signal(signal.SIGTERM)
+        return worker.process.poll() is not None
+
+    eventually(ended, "the end")
+
+    assert worker.process.returncode == 0
+    assert ranks_in(chk_dir) == []
+    assert CheckpointStore(chk_dir).verify(8).step == 8
+
+
+@pytest.mark.parametrize("how", ["remove", "move", "replace", "unlink"])
+def test_it_ends_when_its_directory_or_its_socket_is_gone(
+    how: str, lingering: LoneWorker, chk_dir: Path
+) -> None:
+    if how == "remove":
+        shutil.rmtree(chk_dir)
+    elif how == "unlink":
+        f.socket_path(chk_dir, 0).unlink()
+    else:
+        chk_dir.rename(chk_dir.with_name("moved"))
+    if how == "replace":
+        chk_dir.mkdir()
+
+    assert lingering.wait_ended() == 0
+
+    if how == "replace":
+        assert os.listdir(chk_dir) == []
+
+
+def test_the_socket_of_a_killed_worker_is_replaced_by_the_next(
+    lingering: LoneWorker, start: Start, chk_dir: Path
+) -> None:
+    lingering.process.kill()
+    lingering.process.wait()
+    assert ranks_in(chk_dir) == [0]
+    assert ask(chk_dir, 0, world=1) is None
+
+    worker = start()
+    worker.commit(9)
+    worker.lose_trainer()
+
+    assert step_of(worker) == (9, Stage.DURABLE)
+
+
+# ---- whom it answers
+
+
+def test_other_ranks_can_read_it_and_nothing_else(lingering: LoneWorker, chk_dir: Path) -> None:
+    offer = ask(chk_dir, 0, world=1, purpose=Purpose.FETCH)
+    assert offer is not None
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.ftruncate(offer.slot_fds[0], 0)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.pwrite(offer.slot_fds[0], b"x", 0)
+    with pytest.raises(HandoverError):
+        offer.take(stderr_fd=2)
+    assert step_of(lingering) == (7, Stage.DURABLE)
+
+
+def test_it_says_what_it_holds_and_for_how_long(lingering: LoneWorker, chk_dir: Path) -> None:
+    found = status(chk_dir, 0)
+    assert found is not None
+    assert (found.pid, found.step, found.stage) == (lingering.process.pid, 7, Stage.DURABLE)
+    assert found.num_bytes > 0
+    assert 0 < found.left_s <= 600
+
+
+def test_a_member_of_many_ranks_keeps_its_own_part(
+    slot: HandMadeSlot, chk_dir: Path, start: Start
+) -> None:
+    leader, member = start(role=Role(0, 2, (0, 1))), LoneWorker(chk_dir, role=Role(1, 2, (0, 1)))
+    files = tuple(
+        replace(file, name=file.name.replace(".", ".rank-00001.", 1)) for file in slot.files
+    )
+    try:
+        member.share(HandMadeSlot(slot.fd, slot.memory, files))
+        for worker in (leader, member):
+            own = {"rng": {"of": "this rank"}}
+            worker.channel.send(request(7, world=2, own=own, part_timeout_s=120.0))
+        for worker in (leader, member):
+            assert isinstance(worker.next_reply(), p.Committed)
+            worker.lose_trainer()
+        with eventually(lambda: ask(chk_dir, 1, world=2), "an offer") as offer:
+            (snapshot,) = offer.body.snapshots
+            assert snapshot.manifest.ranks == {1: {"rng": {"of": "this rank"}}}
+            assert snapshot.manifest.objects == {}
+            assert offer.body.role == Role(1, 2, (0, 1))
+        eventually(lambda: ranks_in(chk_dir) == [0, 1], "both sockets")
+    finally:
+        member.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="being another user needs root")
+def test_another_user_gets_nothing(slot: HandMadeSlot) -> None:
+    root = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own folders are closed to other users
+    root.chmod(0o755)
+    worker = LoneWorker(root / "chk")
+    try:
+        worker.share(slot)
+        worker.commit(7)
+        worker.lose_trainer()
+        worker.offer().close()
+        path = f.socket_path(worker.chk_dir, 0)
+        assert _as_another_user(path, hello(worker.chk_dir)) == "PermissionError"
+        path.chmod(0o666)
+        assert _as_another_user(path, hello(worker.chk_dir)) == "dropped"
+        assert step_of(worker) == (7, Stage.DURABLE)
+    finally:
+        worker.close()
+        shutil.rmtree(root)
+
+
+def _as_another_user(path: Path, greeting: f.Hello) -> str:
+    program = (
+        "import os, socket, sys\n"
+        "os.setgid(65534)\n"
+        "os.setuid(65534)\n"
+        "sock = socket.socket(socket.AF_UNIX)\n"
+        "sock.settimeout(60)\n"
+        "try:\n"
+        "    sock.connect(sys.argv[1])\n"
+        "    sock.sendall(bytes.fromhex(sys.argv[2]))\n"
+        "    print('answered' if sock.recv(1) else 'dropped')\n"
+        "except (BrokenPipeError, ConnectionResetError):\n"
+        "    print('dropped')\n"
+        "except OSError as error:\n"
+        "    print(type(error).__name__)\n"
+    )
+    command = [sys.executable, "-I", "-c", program, str(path), f.encode(greeting).hex()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout.strip()
+
+
+def hello(chk_dir: Path, purpose: Purpose = Purpose.TAKE, **changes: object) -> f.Hello:
+    identity = LocalFileOps(chk_dir).identity(chk_dir)
+    fields = {"version": f.own_version(), "rank": 0, "world": 1, "directory": identity, **changes}
+    return f.Hello(purpose, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"version": "0.1"}, Why.VERSION),
+        ({"rank": 1}, Why.RANKS),
+        ({"world": 2}, Why.RANKS),
+        ({"directory": (1, 2)}, Why.DIRECTORY),
+    ],
+)
+def test_a_client_is_told_why_it_gets_nothing(
+    changes: dict[str, object], why: Why, lingering: LoneWorker, chk_dir: Path
+) -> None:
+    connection = Connection(f.socket_path(chk_dir, 0))
+    connection.send(hello(chk_dir, **changes))
+    assert connection.receive(most_fds=0) == f.Refused(why)
+    connection.close()
+
+
+# ---- clients that mean ill
+
+
+def talk(chk_dir: Path, pieces: list[tuple[bytes, int]]) -> None:
+    """Send pieces, each with so many descriptors, and leave."""
+    with socket.socket(socket.AF_UNIX) as sock, open("/dev/null", "rb") as null:
+        LocalFileOps(chk_dir).connect_socket(f.socket_path(chk_dir, 0), sock)
+        sock.settimeout(60.0)
+        with contextlib.suppress(OSError):  # it has left us by then
+            for data, num_fds in pieces:
+                socket.send_fds(sock, [data], [null.fileno()] * num_fds)
+
+
+def test_no_client_harms_it_or_keeps_it_from_others(lingering: LoneWorker, chk_dir: Path) -> None:
+    before = lingering.num_fds()
+    whole = f.encode(hello(chk_dir))
+    sound = [whole, f.encode(f.Take()), f.encode(f.Wait()), f.encode(hello(chk_dir, Purpose.FETCH))]
+    pieces = st.one_of(
+        st.sampled_from(sound),
+        st.binary(min_size=1, max_size=60),
+        st.sampled_from(sound).flatmap(lambda s: st.integers(1, len(s)).map(lambda n: s[:n])),
+        st.integers(0, 2**32 - 1).map(lambda length: struct.pack("!I", length) + b"[" * 50),
+    )
+
+    @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.lists(st.tuples(pieces, st.sampled_from([0, 0, 1, 2, 3, 200])), max_size=5))
+    def disturb(sent: list[tuple[bytes, int]]) -> None:
+        talk(chk_dir, sent)
+
+    disturb()
+
+    assert step_of(lingering) == (7, Stage.DURABLE)
+    eventually(lambda: lingering.num_fds() <= before, "no descriptor stays open")
+    assert lingering.process.poll() is None
+
+
+def test_clients_that_say_nothing_do_not_keep_others_out(
+    lingering: LoneWorker, chk_dir: Path
+) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(130):
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+            LocalFileOps(chk_dir).connect_socket(f.socket_path(chk_dir, 0), sock)
+        assert status(chk_dir, 0) is None  # too many at once: it is left alone
+    eventually(lambda: status(chk_dir, 0), "an answer")
+
+
+def test_take_with_another_process_or_without_an_offer_is_refused(
+    lingering: LoneWorker, chk_dir: Path
+) -> None:
+    other = subprocess.Popen(["sleep", "3600"])
+    pidfd = os.pidfd_open(other.pid)
+    for greets in (True, False):
+        connection = Connection(f.socket_path(chk_dir, 0))
+        if greets:
+            connection.send(hello(chk_dir))
+            assert isinstance(connection.receive(most_fds=99), f.Offered)
+        connection.send(f.Take(), fds=(pidfd, 2))
+        with pytest.raises(HandoverError):
+            connection.receive(most_fds=1)
+        connection.close()
+    other.kill()
+    other.wait()
+    os.close(pidfd)
+    assert step_of(lingering) == (7, Stage.DURABLE)
+
+
+# ---- killed anywhere
+
+
+@pytest.mark.parametrize(
+    "point", ["linger.listen", "linger.offer", "linger.take", "linger.adopted"]
+)
+def test_a_worker_killed_in_a_hand_over_loses_nothing(
+    point: str, start: Start, chk_dir: Path
+) -> None:
+    worker = start(faults=f"{point}:kill-self")
+    worker.commit(7)
+    worker.lose_trainer()
+
+    def tried() -> bool:
+        offer = ask(chk_dir, 0, world=1)
+        if offer is not None:
+            with contextlib.suppress(HandoverError):
+                adopted = offer.take(stderr_fd=2)
+                for fd in (adopted.pidfd, *offer.slot_fds.values()):
+                    os.close(fd)
+                adopted.channel.close()
+        return worker.process.poll() is not None
+
+    eventually(tried, "the kill")
+
+    assert worker.process.returncode == -signal.SIGKILL
+    following = start()
+    following.commit(8)
+    assert CheckpointStore(chk_dir).verify(7).step == 7
+
+
+CLIENT = """
+import os, sys
+from pathlib import Path
+from checkfreq.persist.handover import ask
+offer = ask(Path(sys.argv[1]), 0, world=1)
+offer.take(stderr_fd=2)
+"""
+
+
+@pytest.mark.parametrize("point", ["handover.ask", "handover.take", "handover.taken"])
+def test_a_client_killed_in_a_hand_over_leaves_the_memory_to_the_next(
+    point: str, lingering: LoneWorker, chk_dir: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT, str(chk_dir)],
+        env={**os.environ, "CHECKFREQ_FAULT": f"{point}:kill-self"},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert step_of(lingering) == (7, Stage.DURABLE)
+
+
+def test_a_stopped_worker_does_not_keep_a_run_from_starting(
+    lingering: LoneWorker, chk_dir: Path
+) -> None:
+    os.kill(lingering.process.pid, signal.SIGSTOP)
+    began_s = time.monotonic()
+    with pytest.raises(HandoverError):
+        connection = Connection(f.socket_path(chk_dir, 0), silence_s=0.2)
+        connection.send(hello(chk_dir))
+        connection.receive(most_fds=0)
+    connection.close()
+    assert time.monotonic() - began_s < 60
