@@ -60,6 +60,9 @@ class CFConfig:
             CFMode.MANUAL).
         barrier_timeout_s: longest time that a weight update waits for a copy, default 600. A copy
             that takes longer is an error: something hangs.
+        verify_before_load: read a checkpoint twice in a restore: once to check every digest before
+            anything live is changed, and once to load it. Default False: damage is found while
+            tensors are read into their places, and an older checkpoint is loaded over them.
         verify_settled: compare settled tensors with what they were at the boundary, in the slot
             once it is complete (the attempt fails if they differ), and before the next weight
             update, snapshot or end, whichever comes first (raises StateError). Default False, since
@@ -151,6 +154,7 @@ class CFConfig:
 
     objective: Objective = Objective.BOUND
     summary_writer: ScalarWriter | None = None
+    verify_before_load: bool = False
     verify_settled: bool = False
     num_slots: int = 2
     arena_slack: float = 0.05

@@ -140,6 +140,7 @@ class CFManager:
         Raises ConfigError for an optimizer or scaler that is not tracked, or for a scaler
         with a closure.
         """
+        self._session.require_whole()
         return self._updates.update(optimizer, scaler, closure)
 
     def updating(self) -> AbstractContextManager[None]:
@@ -149,6 +150,7 @@ class CFManager:
         write under the copy of a snapshot fails that snapshot, and others hold training until they
         are complete.
         """
+        self._session.require_whole()
         return self._gate.updating()
 
     @property
@@ -428,8 +430,11 @@ class CFManager:
         finished at the restored step stays finished unless ``reopen`` is set.
 
         Raises StateError once iteration began, NoCheckpointError for a step that does not exist,
-        CorruptCheckpointError if nothing validates, and MismatchError if the structure differs;
-        nothing was changed then.
+        MismatchError if the structure differs (nothing was changed), and CorruptCheckpointError if
+        nothing validates. A tensor's digest is checked as it is read into its place. If no older
+        checkpoint can be loaded over one that turns out damaged, the error says that live objects
+        hold parts of it, and every later call raises StateError; see also
+        ``CFConfig.verify_before_load``.
         """
         if self._home.is_elsewhere():
             raise StateError(
@@ -454,6 +459,7 @@ class CFManager:
 
         Raises ConfigError for a name in use, or a second iterator that marks steps.
         """
+        self._session.require_whole()
         self._session.positions.register(name, source)
 
     def register_pacing(self, *, chk_freq: int | None, dynamic: bool | None) -> None:
@@ -476,6 +482,7 @@ class CFManager:
         boundary starts here: looking at a batch before training must not shift what training
         draws, nor may ``zero_grad()`` discard gradients that were carried over.
         """
+        self._session.require_whole()
         progress = self._progress
         if progress.apply_last is None or progress.has_iterated or self._home.is_elsewhere():
             return

@@ -12,11 +12,11 @@ constructor), ``restore``, ``first batch`` (loader processes included), ``first 
 ``--calls`` it says too how long some functions of ours took in it.
 
 Arms: ``baseline``, the packages of the revision ``--baseline``; ``disk`` restores from the disk;
-``memory`` from the memory of the killed process's worker; ``run`` under ``checkfreq run``, from the
-disk; ``standby`` under ``checkfreq run --standby``, from the disk; ``both``. They take turns in
-random order, ``--kills`` in a row with each; ``against_baseline`` is the median of the ratios to
-the baseline's kill of the same number in the same round. ``first_hold``: how long the first
-checkpoint of the new process held training, divided by the median of its others.
+``memory`` from the memory of the killed process's worker; ``standby`` under ``checkfreq run
+--standby``, from the disk; ``both``. They take turns in random order, ``--kills`` in a row with
+each; ``against_baseline`` is the median of the ratios to the baseline's kill of the same number in
+the same round. ``first_hold``: how long the first checkpoint of the new process held training,
+divided by the median of its others.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ ARMS = {
     BASELINE: Arm(),
     "disk": Arm(),
     "memory": Arm(keeps_memory=True),
-    "run": Arm(under=(*_RUN, "--")),
     "standby": Arm(under=(*_RUN, "--standby", "--")),
     "both": Arm(keeps_memory=True, under=(*_RUN, "--standby", "--")),
 }

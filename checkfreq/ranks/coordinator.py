@@ -9,17 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from checkfreq.errors import CheckFreqError
 from checkfreq.persist.attempts import Attempt, Marks
-from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
+from checkfreq.restore.apply import RestorePlan
+from checkfreq.restore.found import FoundCheckpoint
+from checkfreq.restore.in_place import InPlace
+from checkfreq.restore.restorer import Restorer
 from checkfreq.run.notices import LastMoment, Stop
 from checkfreq.run.pipeline import Pipeline
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import Json, SnapshotPlace
 
 T = TypeVar("T")
+
+#: What was restored, and what was planned for it.
+Restored: TypeAlias = tuple[FoundCheckpoint, RestorePlan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +138,10 @@ class Coordinator(Protocol):
         """Whether every directory of the run marks it as finished at ``step``."""
         ...
 
-    def find(
-        self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint
-    ) -> LoadedCheckpoint | None:
-        """Open the directory; read ``step`` or the newest valid one; None on a first run."""
+    def restore(
+        self, restorer: Restorer, step: int | None, loading: InPlace, *, chk: CFCheckpoint
+    ) -> Restored | None:
+        """Open the directory; load ``step`` or the newest valid one; None on a first run."""
         ...
 
     def restored(self, step: int) -> None:
@@ -221,12 +227,16 @@ class SingleRank:
         """See Coordinator."""
         return self._persistence.is_finished(step)
 
-    def find(
-        self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint
-    ) -> LoadedCheckpoint | None:
+    def restore(
+        self, restorer: Restorer, step: int | None, loading: InPlace, *, chk: CFCheckpoint
+    ) -> Restored | None:
         """See Coordinator."""
-        open_directory = partial(self._persistence.open, check=restorer.summary)
-        return restorer.find_while_opening(step, open_directory=open_directory)
+        return restorer.find_while_opening(
+            step,
+            look=loading.look,
+            change=loading.change,
+            open_directory=partial(self._persistence.open, check=restorer.summary),
+        )
 
     def restored(self, step: int) -> None:
         """See Coordinator."""

@@ -2,9 +2,10 @@
 
 The leaders list the steps in their directories, each with its attempt: two directories may hold the
 same step from different attempts, and these must not be mixed. The same is asked of the mirror, if
-there is one. Then every rank reads and verifies what it needs of the newest step that all
-directories hold, or all mirrors. If it is damaged for one rank, all ranks go on to the next older
-one, or to the mirror's copy of it.
+there is one. Then every rank loads what it needs of the newest step that all directories hold, or
+all mirrors: stage by stage, so that none begins to change what is live before every rank has
+compared, nor overwrites tensors before user code has run on all. If a rank finds damage at any
+stage, all ranks go on to the next older step, or to the mirror's copy.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from typing import TypeVar
 
 from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
 from checkfreq.ranks.meetings import Meetings
+from checkfreq.restore.apply import RestorePlan
+from checkfreq.restore.found import FoundCheckpoint
+from checkfreq.restore.in_place import InPlace
 from checkfreq.restore.needed_files import needed_files
-from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
+from checkfreq.restore.restorer import Restorer
 from checkfreq.state.capture import POSITIONS
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.store.manifest import FileEntry, Manifest
-from checkfreq.store.source import NONE_VALID, Rejected
+from checkfreq.store.source import NONE_VALID, CheckpointSource, Rejected
 from checkfreq.types import Json, Role
 
 logger = logging.getLogger(__name__)
@@ -45,6 +49,9 @@ class _Candidate:
     def step(self) -> int:
         return -self.age
 
+    def __str__(self) -> str:
+        return f"step {self.step}"
+
 
 @dataclass(frozen=True, slots=True)
 class _Common:
@@ -64,16 +71,23 @@ class JointRestorer:
     """One rank's side of a restore. All ranks make the same calls, in the same order."""
 
     def __init__(
-        self, restorer: Restorer, meetings: Meetings, *, chk: CFCheckpoint, role: Role
+        self,
+        restorer: Restorer,
+        meetings: Meetings,
+        loading: InPlace,
+        *,
+        chk: CFCheckpoint,
+        role: Role,
     ) -> None:
         self._restorer = restorer
         self._meetings = meetings
+        self._loading = loading
         self._chk = chk
         self._role = role
         self._name = restorer.name
 
-    def find(self, step: int | None) -> LoadedCheckpoint | None:
-        """Read and verify ``step``, or the newest step that is valid on all ranks.
+    def restore(self, step: int | None) -> tuple[FoundCheckpoint, RestorePlan] | None:
+        """Load ``step``, or the newest step that is valid on all ranks.
 
         None if no directory ever held one. Raises on all ranks NoCheckpointError (some directory
         lacks the step) and CorruptCheckpointError (it, or every step, fails validation). Any other
@@ -98,9 +112,10 @@ class JointRestorer:
             if one in common.damaged:
                 rejected.append(self._damaged(one, common.damaged[one]))
                 continue
-            found = self._read_together(one, rejected)
-            if found is not None:
-                return found
+            done = self._load_together(one, rejected)
+            if done is not None:
+                found, plan = done
+                return replace(found, rejected=tuple(rejected)), plan
         if step is not None and not {*tried}.difference(common.damaged):
             raise rejected[-1].error
         raise self._none_valid(common, rejected)
@@ -122,30 +137,54 @@ class JointRestorer:
             reply["text"],
         )
 
-    def _read_together(self, one: _Candidate, rejected: list[Rejected]) -> LoadedCheckpoint | None:
-        """What this rank needs of a step; if any rank finds damage, None, and it is rejected."""
+    def _load_together(
+        self, one: _Candidate, rejected: list[Rejected]
+    ) -> tuple[FoundCheckpoint, RestorePlan] | None:
+        """Load what this rank needs of a step; None, and it is rejected, if any finds damage."""
         # The manifest first, on all ranks: choosing files asks the users' objects, which may be
         # collective, so that either every rank comes to it or none.
         source = self._restorer.sources[one.source]
         read = partial(self._restorer.manifest, one.step, source)
-        manifest = self._on_all(one, "record", read, rejected)
+        manifest = self._on_all(f"reading the record of {one}", read, one, rejected)
         if manifest is None:
             return None
-        files = self._on_all(one, "files", partial(self._needed, manifest), rejected)
+        choose = partial(self._needed, manifest, source)
+        files = self._on_all(f"choosing files of {one}", choose, one, rejected)
         if files is None:
             return None
-        data = self._read(one, manifest, files, rejected)
-        if data is None:
+        manifest = self._with_positions_elsewhere(manifest)
+        with self._restorer.reading(manifest, files, source) as found:
+            plan = self._load(found, one, rejected)
+        return None if plan is None else (found, plan)
+
+    def _load(
+        self, found: FoundCheckpoint, one: _Candidate, rejected: list[Rejected]
+    ) -> RestorePlan | None:
+        """Every stage of ``InPlace``, each on all ranks before the next one begins."""
+        loading = self._loading
+        compare = partial(loading.compare, found)
+        plan = self._on_all(f"comparing {one}", compare, one, rejected)
+        if plan is None:
             return None
-        return LoadedCheckpoint(
-            self._with_positions_elsewhere(manifest),
-            data,
-            tuple(rejected),
-            remote=None if source.is_local else source,
+        stages: tuple[tuple[str, Callable[[RestorePlan], None], bool], ...] = (
+            ("reading the files of", partial(loading.fetch, found), True),
+            ("loading", loading.load, False),
+            ("reading", loading.stream, True),
         )
+        for what, stage, is_long in stages:
+            phase = f"{what} {one}"
+            try:
+                if not self._has_passed(phase, partial(stage, plan), found, one, rejected, is_long):
+                    loading.take_back()
+                    return None
+            except Exception:
+                loading.take_back()
+                raise
+        self._meetings.act(f"restore(): finishing {one}", partial(loading.finish, plan))
+        return plan
 
     def _on_all(
-        self, one: _Candidate, what: str, read: Callable[[], T], rejected: list[Rejected]
+        self, phase: str, read: Callable[[], T], one: _Candidate, rejected: list[Rejected]
     ) -> T | None:
         """What ``read()`` returns here; None if it finds damage on any rank."""
         found: list[T] = []
@@ -157,7 +196,7 @@ class JointRestorer:
                 return str(error)
             return None
 
-        texts = self._meetings.act(f"restore(): reading the {what} of step {one.step}", look)
+        texts = self._meetings.act(f"restore(): {phase}", look)
         damage = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None]
         if damage:
             is_here = any(texts[rank] is not None for rank in self._role.group)
@@ -165,32 +204,36 @@ class JointRestorer:
             return None
         return found[0]
 
-    def _needed(self, manifest: Manifest) -> list[FileEntry]:
+    def _needed(self, manifest: Manifest, source: CheckpointSource) -> list[FileEntry]:
         wanted = needed_files(self._chk, manifest, self._role)
-        return [file for file in manifest.files if file.name in wanted]
+        files = [file for file in manifest.files if file.name in wanted]
+        source.check_sizes(manifest.step, files)
+        return files
 
-    def _read(
+    def _has_passed(
         self,
+        phase: str,
+        stage: Callable[[], None],
+        found: FoundCheckpoint,
         one: _Candidate,
-        manifest: Manifest,
-        files: Sequence[FileEntry],
         rejected: list[Rejected],
-    ) -> Mapping[str, memoryview] | None:
-        source = self._restorer.sources[one.source]
-        read = partial(self._restorer.read, manifest, files, source)
-        if source.is_local:
-            return self._on_all(one, "files", read, rejected)
+        is_long: bool,
+    ) -> bool:
+        """Do a stage; False if any rank found damage."""
+        done = partial(_done, stage)
+        if found.remote is None or not is_long:
+            return self._on_all(phase, done, one, rejected) is not None
         # Ranks download at different rates, and no rank waits for another for more than
         # ``rank_timeout_s``: they meet while they read.
         with ThreadPoolExecutor(1, thread_name_prefix="checkfreq-download") as pool:
-            reading = pool.submit(read)
+            reading = pool.submit(done)
             self._meetings.until(
-                f"restore(): reading step {one.step} from the mirror",
+                f"restore(): {phase} from the mirror",
                 partial(_has_ended, reading),
-                timeout_s=_LATENCY_S + manifest.num_bytes / _SLOWEST_BYTES_PER_S,
+                timeout_s=_LATENCY_S + found.manifest.num_bytes / _SLOWEST_BYTES_PER_S,
                 what="the mirror's files",
             )
-            return self._on_all(one, "files", reading.result, rejected)
+            return self._on_all(phase, reading.result, one, rejected) is not None
 
     def _with_positions_elsewhere(self, manifest: Manifest) -> Manifest:
         """With a directory per node, the manifest also gets the positions in the others."""
@@ -224,6 +267,11 @@ class JointRestorer:
             expected="at least one step that every rank's directory holds and that validates",
             got=f"{common.text}{'; ' * bool(texts)}{texts}",
         )
+
+
+def _done(stage: Callable[[], None]) -> bool:
+    stage()
+    return True
 
 
 def _has_ended(reading: Future[T], timeout_s: float) -> bool:

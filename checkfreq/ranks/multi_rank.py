@@ -17,11 +17,12 @@ from checkfreq.pacing.profiler import Profiler
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.persist.listing import Record
 from checkfreq.ranks.comparison import compare, doubtful_text, lost_error
-from checkfreq.ranks.coordinator import NO_PROPOSAL, NOTHING, Decision, Proposal
+from checkfreq.ranks.coordinator import NO_PROPOSAL, NOTHING, Decision, Proposal, Restored
 from checkfreq.ranks.joint_restore import JointRestorer
 from checkfreq.ranks.meetings import Meetings
 from checkfreq.ranks.voting import Durable, Vote, Voting
-from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
+from checkfreq.restore.in_place import InPlace
+from checkfreq.restore.restorer import Restorer
 from checkfreq.run.notices import LastMoment
 from checkfreq.run.pipeline import Pipeline
 from checkfreq.state.checkpoint import CFCheckpoint
@@ -296,12 +297,13 @@ class MultiRank:
         is_one = partial(self._persistence.is_finished, step)
         return bool(self._meetings.act(phase, is_one, decide=all))
 
-    def find(
-        self, restorer: Restorer, step: int | None, *, chk: CFCheckpoint
-    ) -> LoadedCheckpoint | None:
+    def restore(
+        self, restorer: Restorer, step: int | None, loading: InPlace, *, chk: CFCheckpoint
+    ) -> Restored | None:
         """See Coordinator."""
         self.open(check=restorer.summary)
-        return JointRestorer(restorer, self._meetings, chk=chk, role=self._role).find(step)
+        joint = JointRestorer(restorer, self._meetings, loading, chk=chk, role=self._role)
+        return joint.restore(step)
 
     def restored(self, step: int) -> None:
         """See Coordinator. Directories of different nodes may hold different weights."""

@@ -1,21 +1,30 @@
-"""Compares a loaded checkpoint with the live objects, and loads it into them in place.
+"""Compares a checkpoint with the live objects, and loads it into them in place.
 
-``prepare`` compares everything before anything changes, and lists every mismatch in one error.
-``RestorePlan.apply`` then runs first what may raise, which is user code, and undoes it in reverse
-order if some of it does; and after that what only copies and cannot fail. Random generators and
-unused gradients are set last, by ``apply_last``, since a script may disturb them until its first
-batch. Afterwards no live object refers to the buffers, and their memory can be reused.
+``prepare`` compares everything before anything changes, and lists every mismatch in one error. A
+``RestorePlan`` then goes through four steps, in this order: ``fetch`` reads what needs memory of
+its own; ``load`` runs what may raise, which is user code, and undoes it in reverse order if some of
+it does; ``stream`` reads all other tensors into their places; ``finish`` sets what is left, and
+cannot fail. Damage may be found until then: the live tensors hold parts of the checkpoint, and an
+older one has to be loaded over them. Random generators and unused gradients are set last, by
+``apply_last``, since a script may disturb them until its first batch.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from checkfreq.errors import ConfigError, MismatchError, StateError, printable
-from checkfreq.restore.restorer import LoadedCheckpoint
+from checkfreq.errors import (
+    ConfigError,
+    CorruptCheckpointError,
+    MismatchError,
+    StateError,
+    StorageError,
+    printable,
+)
+from checkfreq.restore.found import FoundCheckpoint
 from checkfreq.state.adapters.base import Changes, Fallible, Findings
 from checkfreq.state.adapters.generic import tree_value
 from checkfreq.state.adapters.module import module_state_dict
@@ -26,6 +35,7 @@ from checkfreq.state.capture import GRADIENTS, POSITIONS, RNG
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.gradients import prepare_gradients
 from checkfreq.state.saved import SavedObject
+from checkfreq.state.saved_tensor import Placement, Reader
 
 logger = logging.getLogger(__name__)
 
@@ -57,15 +67,35 @@ class RestorePlan:
     #: The positions of every rank that saved; ``positions`` are this rank's, or the first rank's
     #: if this one is new.
     all_positions: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    _reader: Reader | None = None
     _changes: list[Changes] = field(default_factory=list)
     _saved: list[SavedObject] = field(default_factory=list)
     _rng: Callable[[], None] | None = None
     _gradients: Callable[[], None] | None = None
 
     def apply(self) -> None:
-        """``load``, then ``copy``: for a single rank, which need not wait for others in between."""
+        """All four steps; the caller sees to damage that is found on the way."""
+        self.fetch()
         self.load()
-        self.copy()
+        self.stream()
+        self.finish()
+
+    @property
+    def new_bytes(self) -> int:
+        """Memory on the host that is needed besides what the live objects have."""
+        asked = sum(saved.asked_bytes for saved in self._saved)
+        return asked + sum(changes.new_bytes for changes in self._changes)
+
+    @property
+    def filled(self) -> frozenset[str]:
+        """Names of the tensors that ``stream`` writes to."""
+        return frozenset(one.name for changes in self._changes for one in changes.filled)
+
+    def fetch(self) -> None:
+        """Read and verify what needs memory of its own; nothing live is changed."""
+        self._read([one for saved in self._saved for one in saved.placements()])
+        for saved in self._saved:
+            saved.arrived()
 
     def load(self) -> Callable[[], None]:
         """Restore what goes through user code, and return a function that undoes it. Call it once.
@@ -82,15 +112,25 @@ class RestorePlan:
 
         return undo
 
-    def copy(self) -> None:
-        """Restore everything else but generators and gradients. Cannot fail. Call it once."""
+    def stream(self) -> None:
+        """Read and verify all other tensors, each into its place."""
+        filled = [one for changes in self._changes for one in changes.filled]
+        self._read([p for one in filled for p in one.saved.placements(one.tensor)])
+
+    def finish(self) -> None:
+        """Set everything else but generators and gradients. Cannot fail. Call it once."""
         for changes in self._changes:
-            for copy in changes.copies:
-                copy()
+            for set_all in changes.sets:
+                set_all()
         self._changes.clear()
         for saved in self._saved:
             saved.forget()
         self._saved.clear()
+
+    def _read(self, placements: list[Placement]) -> None:
+        if placements:
+            assert self._reader is not None
+            self._reader.read(placements)
 
     def apply_rng(self) -> None:
         """Set the random generators; the last thing before the first batch is fetched."""
@@ -120,6 +160,9 @@ def _load_all(changes: list[tuple[Fallible, Callable[[], None]]]) -> None:
     for done, (change, _) in enumerate(changes, 1):
         try:
             change.load()
+        except (CorruptCheckpointError, StorageError):  # something was read that was not asked for
+            _put_all_back(changes[:done])
+            raise
         except Exception as error:
             stuck = _put_all_back(changes[:done])
             raise StateError(_failure(change, error, stuck)) from error
@@ -150,7 +193,7 @@ def _put_back(name: str, back: Callable[[], None]) -> bool:
 
 def prepare(
     chk: CFCheckpoint,
-    loaded: LoadedCheckpoint,
+    loaded: FoundCheckpoint,
     *,
     only: Iterable[str] | None = None,
     exclude: Iterable[str] = (),
@@ -177,6 +220,7 @@ def prepare(
     plan = RestorePlan(
         all_positions.get(rank, next(iter(all_positions.values()))),  # a new rank: the first one's
         all_positions,
+        loaded.reader,
     )
     findings = Findings()
     for name in _names_to_restore(chk, loaded, rank, chosen, findings):
@@ -186,6 +230,7 @@ def prepare(
     if chk.rng and chosen(RNG):
         _prepare_rng(plan, loaded, findings, path, rank)
     if (unused := loaded.saved_gradients(path=path, rank=rank)) is not None:
+        plan._saved.append(unused)
         optimizers = {name: one for name, one in chk.optimizers.items() if chosen(name)}
         plan._gradients = prepare_gradients(optimizers, unused, findings, world=world)
     _report(findings, strict=strict, path=path)
@@ -194,7 +239,7 @@ def prepare(
 
 def _names_to_restore(
     chk: CFCheckpoint,
-    loaded: LoadedCheckpoint,
+    loaded: FoundCheckpoint,
     rank: int,
     chosen: Callable[[str], bool],
     findings: Findings,
@@ -218,14 +263,14 @@ def _names_to_restore(
     return [name for name in chk.tracked if name in names and chosen(name)]
 
 
-def _decode_positions(loaded: LoadedCheckpoint, rank: int, path: str) -> dict[str, dict[str, Any]]:
+def _decode_positions(loaded: FoundCheckpoint, rank: int, path: str) -> dict[str, dict[str, Any]]:
     saved = SavedObject(POSITIONS, {}, path=path)
     return {name: saved.decode(node) for name, node in loaded.positions(rank).items()}
 
 
 def _chooser(
     chk: CFCheckpoint,
-    loaded: LoadedCheckpoint,
+    loaded: FoundCheckpoint,
     found: Iterable[str],
     only: Iterable[str] | None,
     exclude: Iterable[str],
@@ -258,7 +303,7 @@ def _prepare_object(chk: CFCheckpoint, saved: SavedObject, findings: Findings) -
 
 
 def _prepare_rng(
-    plan: RestorePlan, loaded: LoadedCheckpoint, findings: Findings, path: str, rank: int
+    plan: RestorePlan, loaded: FoundCheckpoint, findings: Findings, path: str, rank: int
 ) -> None:
     if loaded.is_new(rank):
         findings.notes.append(f"rng (each rank had its own, rank {rank} was not there)")
@@ -298,25 +343,44 @@ def _listing(findings: Findings) -> str:
 
 
 def materialise(
-    loaded: LoadedCheckpoint, *, only: Iterable[str] | None = None, path: str, rank: int = 0
+    loaded: FoundCheckpoint,
+    *,
+    only: Iterable[str] | None = None,
+    without: Collection[str] = (),
+    path: str,
+    rank: int = 0,
+    require_memory: Callable[[int], None] = lambda num_bytes: None,
 ) -> dict[str, Any]:
     """State dicts by name, with CPU tensors that own their memory; tied weights share one tensor.
 
     Sharded tensors come back whole, and state that differs between ranks as ``rank`` had it. Needs
-    none of the training code. Raises ConfigError for an unknown name in ``only``, or an unknown
-    rank.
+    none of the training code. Names in ``without`` are left out. ``require_memory`` is told how
+    many bytes are about to be read, and may raise. Raises ConfigError for an unknown name in
+    ``only``, or an unknown rank.
     """
     require_rank(loaded, rank, path=path)
+    chosen = [name for name in _names_to_read(loaded, only, rank) if name not in without]
+    saved = [loaded.saved(name, path=path, rank=rank) for name in chosen]
+    for one in saved:
+        for key in one.records:
+            one.own(key)
+    require_memory(sum(one.asked_bytes for one in saved))
+    if placements := [p for one in saved for p in one.placements()]:
+        loaded.reader.read(placements)
+    for one in saved:
+        one.arrived()
+    return {one.name: _read(one) for one in saved}
+
+
+def _names_to_read(loaded: FoundCheckpoint, only: Iterable[str] | None, rank: int) -> list[str]:
     present = loaded.names(rank) - {POSITIONS, GRADIENTS}
     names = [*(name for name in loaded.manifest.objects if name in present)]
     names += sorted(present.difference(names))
     chosen = {*names} if only is None else _choice("only", only, {*names})
-    return {
-        name: _read(loaded.saved(name, path=path, rank=rank)) for name in names if name in chosen
-    }
+    return [name for name in names if name in chosen]
 
 
-def require_rank(loaded: LoadedCheckpoint, rank: int, *, path: str) -> None:
+def require_rank(loaded: FoundCheckpoint, rank: int, *, path: str) -> None:
     """Raise ConfigError if the checkpoint holds nothing of ``rank``."""
     if loaded.is_new(rank):
         there = ", ".join(map(str, sorted(loaded.manifest.ranks or {0})))

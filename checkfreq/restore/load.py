@@ -9,14 +9,23 @@ import errno
 import logging
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checkfreq.errors import ConfigError, NoCheckpointError, StorageError, storage_errors
+from checkfreq.errors import (
+    CheckFreqError,
+    ConfigError,
+    NoCheckpointError,
+    StorageError,
+    storage_errors,
+)
 from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror, is_url
 from checkfreq.persist.listing import best_in
-from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
+from checkfreq.restore.found import FoundCheckpoint
+from checkfreq.restore.restorer import Restorer
 from checkfreq.snapshot.memory import available_host_bytes
 from checkfreq.store.fileops import Kind
 from checkfreq.store.manifest import MANIFEST_NAME
@@ -46,27 +55,58 @@ def load(
     ``rank`` had it.
 
     ``only`` limits what is returned. ``into`` maps names to live objects, which are loaded in
-    place as ``CFManager.restore`` does; with ``strict=False`` what fits is loaded.
+    place as ``CFManager.restore`` does; with ``strict=False`` what fits is loaded. The result has
+    their own state dicts then, which share their memory.
 
-    Raises NoCheckpointError, CorruptCheckpointError, MismatchError (nothing was changed), and
-    ConfigError for a checkpoint of ``CFStorageWriter``, whose values are pickled.
+    Raises NoCheckpointError, CorruptCheckpointError (it says so if live objects hold parts of a
+    damaged checkpoint), MismatchError (nothing was changed), and ConfigError for a checkpoint of
+    ``CFStorageWriter``, whose values are pickled.
     """
-    from checkfreq.restore.apply import materialise, require_rank
-
     with storage_errors(f"reading {path}"):
         source, step = _source(path, step)
         if isinstance(step, str):
             step = best_in(source, step)
-        found = Restorer(source, before_reading=_require_memory).find(step)
-    if found is None:
+    chosen = _Choice(source.name, only, rank)
+    if into is None:
+        done = Restorer(source).find(step, chosen.read)
+    else:
+        done = _load_into(Restorer(source), step, into, chosen, strict=strict)
+    if done is None:
         raise NoCheckpointError(f"{source.name} holds no checkpoint")
+    found, state = done
     for rejected in found.rejected:
         logger.warning("step %d does not validate, skipped: %s", rejected.step, rejected.error)
-    _refuse_dcp(found, source.name)
-    require_rank(found, rank, path=source.name)
-    if into is not None:
-        _load_into(found, into, source.name, only=only, strict=strict, rank=rank)
-    return materialise(found, only=only, path=source.name, rank=rank)
+    return state
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What is read of a checkpoint in ``name``: state as ``rank`` had it, of names in ``only``."""
+
+    name: str
+    only: Collection[str] | None
+    rank: int
+
+    def read(self, found: FoundCheckpoint, without: Collection[str] = ()) -> dict[str, Any]:
+        """State dicts of all that was chosen, but not of those in ``without``."""
+        from checkfreq.restore.apply import materialise
+
+        self.require(found)
+        return materialise(
+            found,
+            only=self.only,
+            without=without,
+            path=self.name,
+            rank=self.rank,
+            require_memory=require_memory,
+        )
+
+    def require(self, found: FoundCheckpoint) -> None:
+        """Raise ConfigError for what cannot be read without unpickling, or an unknown rank."""
+        from checkfreq.restore.apply import require_rank
+
+        _refuse_dcp(found, self.name)
+        require_rank(found, self.rank, path=self.name)
 
 
 def _source(
@@ -78,7 +118,7 @@ def _source(
     return CheckpointStore(chk_dir), step
 
 
-def _refuse_dcp(found: LoadedCheckpoint, name: str) -> None:
+def _refuse_dcp(found: FoundCheckpoint, name: str) -> None:
     if any(isinstance(o, dict) and o.get("kind") == "dcp" for o in found.manifest.objects.values()):
         raise ConfigError(
             f"step {found.step} in {name} was written by torch.distributed.checkpoint. If "
@@ -87,7 +127,8 @@ def _refuse_dcp(found: LoadedCheckpoint, name: str) -> None:
         )
 
 
-def _require_memory(num_bytes: int) -> None:
+def require_memory(num_bytes: int) -> None:
+    """Raise StorageError (ENOMEM) unless there is so much memory on the host."""
     available = available_host_bytes()
     if available is not None and num_bytes > available:
         text = f"expected memory for {num_bytes} bytes of tensors, found {available} bytes free"
@@ -95,20 +136,37 @@ def _require_memory(num_bytes: int) -> None:
 
 
 def _load_into(
-    found: LoadedCheckpoint,
+    restorer: Restorer,
+    step: int | None,
     into: Mapping[str, Any],
-    name: str,
+    chosen: _Choice,
     *,
-    only: Collection[str] | None,
     strict: bool,
-    rank: int,
-) -> None:
+) -> tuple[FoundCheckpoint, dict[str, Any]] | None:
     from checkfreq.restore.apply import prepare
+    from checkfreq.restore.in_place import InPlace
     from checkfreq.state.checkpoint import CFCheckpoint
 
-    names = set(into) if only is None else set(into) & set(only)
+    names = set(into) if chosen.only is None else set(into) & set(chosen.only)
     chk = CFCheckpoint(rng=False, **{one: into[one] for one in names})
-    prepare(chk, found, only=names, strict=strict, path=name, rank=rank).apply()
+    compare = partial(prepare, chk, only=names, strict=strict, path=chosen.name, rank=chosen.rank)
+    loading = InPlace(compare, require_memory=require_memory)
+
+    def use(found: FoundCheckpoint) -> dict[str, Any]:
+        chosen.require(found)
+        plan = loading.look(found)
+        state = chosen.read(found, without=names)
+        loading.change(plan)
+        return {**state, **{name: _state_of(into[name]) for name in names}}
+
+    try:
+        return restorer.find(step, use)
+    except CheckFreqError as error:
+        raise loading.told(error) from error
+
+
+def _state_of(live: Any) -> Any:
+    return live if isinstance(live, dict) else live.state_dict()
 
 
 def _split(path: Path, step: int | str | None) -> tuple[Path, int | str | None]:

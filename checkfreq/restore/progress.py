@@ -1,4 +1,4 @@
-"""How far a download is: a bar on a terminal, a line every few seconds in a log.
+"""How far a restore is: a bar on a terminal, a line every few seconds in a log.
 
 Bytes are counted by the threads that read them. No torch.
 """
@@ -32,8 +32,10 @@ class Progress:
         total_bytes: int,
         *,
         stream: TextIO | None,
+        after_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``after_s``: nothing is shown of what takes less."""
         self._what = what
         self._total_bytes = total_bytes
         self._stream = stream if stream is not None and _is_terminal(stream) else None
@@ -41,21 +43,25 @@ class Progress:
         self._lock = threading.Lock()
         self._num_bytes = 0
         self._began_s = self._shown_s = clock()
+        self._shows_from_s = self._began_s + after_s
+        self._is_shown = after_s == 0.0
 
     def add(self, num_bytes: int) -> None:
         """So many more bytes have arrived."""
         with self._lock:
             self._num_bytes += num_bytes
             now_s = self._clock()
+            if now_s < self._shows_from_s:
+                return
             if now_s - self._shown_s < (_LOG_EVERY_S if self._stream is None else _REDRAW_S):
                 return
-            self._shown_s = now_s
+            self._shown_s, self._is_shown = now_s, True
             self._show(now_s)
 
     def finish(self) -> None:
         """Draw the bar once more, and end its line."""
         with self._lock:
-            if self._stream is not None:
+            if self._stream is not None and self._is_shown:
                 self._show(self._clock())
                 self._write("\n")
 
@@ -85,13 +91,16 @@ class Progress:
 
 @contextlib.contextmanager
 def progress_of(
-    what: str, total_bytes: int, *, is_shown: bool
+    what: str, total_bytes: int, *, is_shown: bool, after_s: float = 0.0
 ) -> Iterator[Callable[[int], object]]:
-    """Yields what a reader calls with the number of bytes that arrived; shown if ``is_shown``."""
+    """Yields what a reader calls with the number of bytes that arrived; shown if ``is_shown``.
+
+    ``after_s``: nothing is shown of what takes less.
+    """
     if not is_shown:
         yield lambda num_bytes: None
         return
-    progress = Progress(what, total_bytes, stream=sys.stderr)
+    progress = Progress(what, total_bytes, stream=sys.stderr, after_s=after_s)
     try:
         yield progress.add
     finally:

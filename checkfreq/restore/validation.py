@@ -47,7 +47,7 @@ class _Outline(SavedObject):
     is_partial = False
     _stand_ins: ClassVar[dict[str, Tensor]] = {}
 
-    def owned(self, name: str, device: str = "cpu") -> Tensor:
+    def owned(self, name: str, device: str = "cpu", *, live: Tensor | None = None) -> Tensor:
         """A stand-in."""
         if self.is_partial and self.aliases.get(name, name) not in self.records:
             return torch.empty(0, device="cpu")
@@ -122,14 +122,13 @@ def _outlines(manifest: Manifest, path: str) -> Iterator[_Outline]:
 
     def outline(name: str, json: Json, ranks: Iterable[int], own_rank: int | None) -> _Outline:
         shared = files.get(file_name(name))
-        tensors = () if shared is None else shared.tensors
-        saved = _Outline(name, json, path=path, tensors=tensors)
+        saved = _Outline(name, json, path=path, file=shared)
         for rank in ranks:
             file = files.get(file_of(name, rank))
             if file is not None:
                 shards = manifest.ranks[rank].get(name, {}).get("shards", {})
                 counts = every_tensor if rank == own_rank else no_tensor
-                saved.add_file(file.tensors, None, shards=shards, counts=counts)
+                saved.add_file(file, shards=shards, counts=counts)
         return saved
 
     ranks = sorted(manifest.ranks)

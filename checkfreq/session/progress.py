@@ -20,6 +20,8 @@ class Progress:
     requested: Marks | None = None
     #: Puts restored generators and gradients in place once more, until the first boundary.
     apply_last: Callable[[], None] | None = None
+    #: Why the live objects must not be used any more, after a restore that failed; "" if they may.
+    spoiled: str = ""
     is_open: bool = False
     #: Whether training may begin in a directory that holds checkpoints.
     may_start: bool = False

@@ -1,4 +1,4 @@
-"""How a run goes on from a checkpoint: find it, compare it on all ranks, load it, take it up."""
+"""How a run goes on from a checkpoint: find it, load it on all ranks, take it up."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import logging
 from collections.abc import Callable, Collection
 from functools import partial
 
-from checkfreq.errors import CorruptCheckpointError
+from checkfreq.errors import CheckFreqError, CorruptCheckpointError
 from checkfreq.policy.best import BestName
+from checkfreq.ranks.coordinator import Restored
 from checkfreq.restore.apply import RestorePlan, prepare
-from checkfreq.restore.restorer import LoadedCheckpoint, Restorer
+from checkfreq.restore.found import FoundCheckpoint
+from checkfreq.restore.in_place import InPlace
+from checkfreq.restore.load import require_memory
+from checkfreq.restore.restorer import Restorer
 from checkfreq.session.session import Session
 from checkfreq.state.positions import by_name
 from checkfreq.store.marks import StepMark
@@ -19,7 +23,7 @@ logger = logging.getLogger("checkfreq.manager")
 
 
 class Restoring:
-    """The restore of a run. Nothing is changed on any rank until every rank can load."""
+    """The restore of a run. Nothing is changed on any rank until all have compared."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -44,12 +48,22 @@ class Restoring:
         if self._session.arguments.fresh:
             self._coordinator.open()
             return False
-        found = self._find(self._best(BestName.parse(step)) if isinstance(step, str) else step)
-        if found is None:
+        number = self._best(BestName.parse(step)) if isinstance(step, str) else step
+        compare = partial(
+            prepare,
+            self._session.chk,
+            path=str(self._session.chk_dir),
+            rank=self._role.rank,
+            world=self._role.world,
+            only=only,
+            exclude=exclude,
+            strict=strict,
+        )
+        restored = self._load(number, self._loading(compare))
+        if restored is None:
             self._start_anew()
             return False
-        plan = self._plan(found, only=only, exclude=exclude, strict=strict)
-        self._load(plan)
+        found, plan = restored
         if only is None and not exclude:
             self._coordinator.restored(found.step)
         # Not earlier: a run that failed to restore must not start over.
@@ -58,10 +72,8 @@ class Restoring:
         self._take_up(found, reopen=reopen)
         plan.apply_last()
         self._progress.apply_last = plan.apply_last
-        state_bytes = found.state_bytes
-        del found  # its buffer: the slots can have that memory
-        if self._role.is_alone:
-            self._pipeline.allocate(state_bytes)
+        if self._role.is_alone:  # of many, each holds more, or less, than it has read
+            self._pipeline.allocate(found.state_bytes)
         return True
 
     # ---- before anything changes
@@ -75,79 +87,60 @@ class Restoring:
         )
         return best
 
-    def _find(self, step: int | None) -> LoadedCheckpoint | None:
+    def _loading(self, compare: Callable[[FoundCheckpoint], RestorePlan]) -> InPlace:
+        def set_positions(plan: RestorePlan) -> Callable[[], None]:
+            return self._session.positions.restore(by_name(plan.all_positions))
+
+        def compare_if_it_fits(found: FoundCheckpoint) -> RestorePlan:
+            # A limit that the user set is no question of the moment: it ends the run either way.
+            if self._role.is_alone and self._session.config.host_memory_limit is not None:
+                self._pipeline.require_memory(found.state_bytes)
+            return compare(found)
+
+        return InPlace(
+            compare_if_it_fits,
+            set_positions=set_positions,
+            require_memory=self._require_memory,
+            verifies=self._session.config.verify_before_load,
+        )
+
+    def _load(self, step: int | None, loading: InPlace) -> Restored | None:
         restorer = Restorer(
             self._session.chk_dir,
             remote=self._session.remote(),
             num_threads=self._session.config.writer_threads,
-            before_reading=self._require_memory,
             shows_progress=self._role.rank == 0,
             may_arrive_in_part=self._is_copied,
         )
         try:
-            return self._coordinator.find(restorer, step, chk=self._session.chk)
-        except CorruptCheckpointError as error:
-            if not self._is_no_checkpoint(error):
+            return self._coordinator.restore(restorer, step, loading, chk=self._session.chk)
+        except BaseException as error:
+            self._progress.spoiled = loading.spoiled
+            if not isinstance(error, CheckFreqError):
                 raise
+            if self._progress.spoiled or not self._is_no_checkpoint(error):
+                raise loading.told(error) from error
             logger.warning("no checkpoint has arrived whole: training starts anew (%s)", error)
             self._persistence.start_over()
             return None
 
-    def _is_no_checkpoint(self, error: CorruptCheckpointError) -> bool:
+    def _is_no_checkpoint(self, error: CheckFreqError) -> bool:
         """Whether an agent that copies files may have copied no checkpoint whole until now."""
-        return self._is_copied and error.check == NONE_VALID
+        is_of_all = isinstance(error, CorruptCheckpointError) and error.check == NONE_VALID
+        return self._is_copied and is_of_all
 
-    def _require_memory(self, state_bytes: int) -> None:
-        if self._role.is_alone:  # of many, each reads more, or less, than its slots will hold
-            self._pipeline.require_memory(state_bytes)
+    def _require_memory(self, new_bytes: int) -> None:
+        if self._role.is_alone:  # of many, none knows what the others on its node take
+            require_memory(new_bytes)
 
     def _start_anew(self) -> None:
         self._progress.may_start = True
         if not self._role.shares_all:  # some may hold what was never one of all ranks
             self._persistence.start_over()
 
-    def _plan(
-        self,
-        found: LoadedCheckpoint,
-        *,
-        only: Collection[str] | None,
-        exclude: Collection[str],
-        strict: bool,
-    ) -> RestorePlan:
-        compare = partial(
-            prepare,
-            self._session.chk,
-            found,
-            path=str(self._session.chk_dir),
-            rank=self._role.rank,
-            world=self._role.world,
-            only=only,
-            exclude=exclude,
-            strict=strict,
-        )
-        return self._coordinator.each("restore(): comparing", compare)
-
-    # ---- the change
-
-    def _load(self, plan: RestorePlan) -> None:
-        """Restore on all ranks; whatever may fail on one of them before what cannot."""
-        undo: list[Callable[[], None]] = []
-
-        def load() -> None:
-            undo.append(self._session.positions.restore(by_name(plan.all_positions)))
-            undo.append(plan.load())
-
-        try:
-            self._coordinator.each("restore(): loading", load)
-        except Exception:
-            for take_back in reversed(undo):
-                take_back()
-            raise
-        plan.copy()
-
     # ---- afterwards
 
-    def _continue_from(self, found: LoadedCheckpoint, *, explicit: bool) -> None:
+    def _continue_from(self, found: FoundCheckpoint, *, explicit: bool) -> None:
         self._progress.global_step = found.step
         self._progress.restored_step = found.step
         self._session.reporter.begin(found.step, restored=True)
@@ -163,7 +156,7 @@ class Restoring:
         lost = max((r.step for r in found.rejected), default=found.step) - found.step
         self._persistence.record("restored", found.step, steps_lost=lost)
 
-    def _report(self, rejected: Rejected, found: LoadedCheckpoint) -> None:
+    def _report(self, rejected: Rejected, found: FoundCheckpoint) -> None:
         """Say that a step does not validate; what is damaged in the mirror stays where it is."""
         lost = rejected.step - found.step
         if rejected.in_mirror:
@@ -187,7 +180,7 @@ class Restoring:
         if self._role.leads and rejected.is_here:
             self._persistence.quarantine(rejected.step, rejected.error)
 
-    def _discard_partial(self, found: LoadedCheckpoint) -> tuple[int, ...]:
+    def _discard_partial(self, found: FoundCheckpoint) -> tuple[int, ...]:
         """Remove what an agent had copied in part; kept, it would be copied to and fro for good."""
         rejected = {one.step: one.error for one in found.rejected if one.is_here}
         steps = self._persistence.discard_partial(rejected, older_than=found.step)
@@ -195,13 +188,13 @@ class Restoring:
             logger.info("step %d has not arrived whole, and is removed", step)
         return steps
 
-    def _is_finished(self, found: LoadedCheckpoint) -> bool:
+    def _is_finished(self, found: FoundCheckpoint) -> bool:
         if found.remote is None:
             return self._coordinator.is_finished(found.step)
         marks = self._coordinator.each("restore(): reading marks", found.remote.marks)
         return marks.get(found.step, StepMark()).finished
 
-    def _take_up(self, found: LoadedCheckpoint, *, reopen: bool) -> None:
+    def _take_up(self, found: FoundCheckpoint, *, reopen: bool) -> None:
         """Find out whether the run was finished, and say so or have it go on."""
         progress, step = self._progress, self._progress.global_step
         progress.is_finished = self._is_finished(found)

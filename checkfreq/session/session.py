@@ -93,6 +93,15 @@ class Session:
         """StateError once the manager was closed."""
         if self.progress.is_closed:
             raise StateError(f"the manager of {self.chk_dir} is closed")
+        self.require_whole()
+
+    def require_whole(self) -> None:
+        """StateError after a restore that left parts of a checkpoint in live objects."""
+        if self.progress.spoiled:
+            raise StateError(
+                f"restore() failed, and {self.progress.spoiled}: they can be neither trained nor "
+                "checkpointed. Start a new process, and restore there"
+            )
 
     def begin(self, *, iterating: bool = True) -> None:
         """First use: own the directory, and refuse to run over somebody's checkpoints."""

@@ -29,7 +29,8 @@ from checkfreq.state.adapters.base import Findings
 from checkfreq.state.adapters.optimizer_load import parameters_of
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import local_of
-from checkfreq.state.saved import SavedObject, SavedTensor
+from checkfreq.state.saved import SavedObject
+from checkfreq.state.saved_tensor import SavedTensor
 from checkfreq.state.tensors import DTYPES
 from checkfreq.types import Json
 
@@ -182,7 +183,7 @@ def require_gradient_fields(saved: SavedObject) -> None:
 def prepare_gradients(
     optimizers: Mapping[str, Optimizer], saved: SavedObject, findings: Findings, *, world: int
 ) -> Callable[[], None] | None:
-    """A function that sets the gradients of ``optimizers``, from data of its own.
+    """A function that sets the gradients of ``optimizers``, from data that ``saved`` reads first.
 
     It may be called again, to undo what a script cleared or added in between. None if they cannot
     be used in this run, which is noted in ``findings``.
@@ -213,8 +214,7 @@ def _pairs(
             )
             continue
         gradient = torch.empty_like(parameter.detach(), dtype=DTYPES[record.dtype])
-        with torch.no_grad():
-            saved.copy_to(local_of(gradient), record.name)
+        saved.fill(local_of(gradient), record.name)
         yield parameter, gradient
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,15 @@ from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes
 from iterators import CFIterator, ResumeMismatchError
 from tests.contract.conftest import Hold, SetFault
-from tests.contract.runs import Training, generator_bits, loader, managed, train, written
+from tests.contract.runs import (
+    Training,
+    config,
+    generator_bits,
+    loader,
+    managed,
+    train,
+    written,
+)
 from tests.store.parsing import steps_parsed
 
 
@@ -67,23 +76,59 @@ def test_it_restores_in_place(chk_dir: Path) -> None:
     assert weight.data_ptr() == address
 
 
-def test_if_none_validates_it_raises_corrupt_checkpoint_error_and_changes_nothing(
-    chk_dir: Path,
-) -> None:
+def test_if_none_validates_it_raises_and_says_what_live_objects_hold(chk_dir: Path) -> None:
+    written(chk_dir, 2)
+    for step in (1, 2):
+        flip(chk_dir, step)
+    training = Training(seed=1)
+    said = r"at least one that validates.*live objects hold parts of steps 2, 1, .*new process"
+    with (
+        managed(chk_dir, training.chk) as manager,
+        pytest.raises(CorruptCheckpointError, match=said),
+    ):
+        manager.restore()
+
+
+def test_verified_before_it_is_loaded_nothing_is_changed_if_none_validates(chk_dir: Path) -> None:
     written(chk_dir, 2)
     for step in (1, 2):
         flip(chk_dir, step)
     training = Training(seed=1)
     bits = training.bits()
-    with managed(chk_dir, training.chk) as manager:
+    settings = config(verify_before_load=True)
+    with managed(chk_dir, training.chk, config=settings) as manager:
         with pytest.raises(CorruptCheckpointError, match="at least one that validates"):
             manager.restore()
         assert training.bits() == bits
 
 
-def test_training_after_a_failed_restore_is_refused(chk_dir: Path) -> None:
+def test_after_a_restore_that_left_parts_of_a_checkpoint_every_call_raises(chk_dir: Path) -> None:
     written(chk_dir, 1)
     flip(chk_dir, 1)
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        with pytest.raises(CorruptCheckpointError):
+            manager.restore()
+        calls: list[Callable[[], Any]] = [
+            manager.restore,
+            manager.step,
+            manager.save,
+            manager.wait,
+            manager.finish,
+            manager.end_epoch,
+            manager.before_first_batch,
+            lambda: manager.weight_update(training.optimizer.step),
+            lambda: manager.updating().__enter__(),
+            lambda: manager.register_position("late", None),  # type: ignore[arg-type]
+        ]
+        for call in calls:
+            with pytest.raises(StateError, match=r"hold parts of step 1.*Start a new process"):
+                call()
+
+
+def test_training_after_a_failed_restore_is_refused(chk_dir: Path) -> None:
+    written(chk_dir, 1)
+    flip(chk_dir, 1, "manifest.json")
     training = Training(seed=1)
     with managed(chk_dir, training.chk) as manager:
         with pytest.raises(CorruptCheckpointError):
@@ -432,10 +477,16 @@ def test_a_manifest_that_changed_while_the_directory_was_opened_is_read_again(
     def supersede() -> None:
         commit_bytes(store, 1, {"a.safetensors": b"after"}, attempt="after", supersede_after=0)
 
-    found = Restorer(tmp_path).find_while_opening(None, open_directory=supersede)
-    assert found is not None
-    assert found.manifest.attempt == "after"
-    assert found.data["a.safetensors"] == (store.path(1) / "a.safetensors").read_bytes()
+    changed: list[str] = []
+    done = Restorer(tmp_path).find_while_opening(
+        None,
+        look=lambda found: found.manifest.attempt,
+        change=changed.append,
+        open_directory=supersede,
+    )
+    assert done is not None
+    assert done[0].manifest.attempt == "after"
+    assert changed == ["after"]
 
 
 def test_a_manifest_damaged_while_the_directory_was_opened_is_not_trusted(tmp_path: Path) -> None:
@@ -444,7 +495,10 @@ def test_a_manifest_damaged_while_the_directory_was_opened_is_not_trusted(tmp_pa
     commit_bytes(store, 1, {"a.safetensors": b"bytes"})
     with pytest.raises(CorruptCheckpointError, match="own digest"):
         Restorer(tmp_path).find_while_opening(
-            1, open_directory=lambda: flip(tmp_path, 1, "manifest.json", at=-10)
+            1,
+            look=lambda found: found,
+            change=lambda found: pytest.fail("it was loaded"),
+            open_directory=lambda: flip(tmp_path, 1, "manifest.json", at=-10),
         )
 
 
@@ -487,7 +541,8 @@ def test_damage_falls_back_whole_or_not_at_all(chk_dir: Path) -> None:
     for step in (1, 2):
         flip(chk_dir, step, "optimizer.safetensors")
     before = training.bits()
-    with managed(chk_dir, training.chk) as manager:
+    settings = config(verify_before_load=True)
+    with managed(chk_dir, training.chk, config=settings) as manager:
         with pytest.raises(CorruptCheckpointError):
             manager.restore()
         assert training.bits() == before

@@ -19,6 +19,7 @@ from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
 from checkfreq.errors import CheckFreqError, ConfigError, CorruptCheckpointError
 from checkfreq.restore.restorer import Restorer
 from checkfreq.store.manifest import MANIFEST_NAME
+from tests.restore.whole import contents
 
 pytestmark = pytest.mark.crash
 
@@ -53,10 +54,10 @@ class Reader:
 
     def read(self, step: int | None = None) -> tuple[int, list[tuple[str, bytes]], object]:
         """The step found, and everything that a restore would use of it."""
-        found = self._restorer.find(step)
-        assert found is not None
-        images = [(name, bytes(data)) for name, data in sorted(found.data.items())]
-        return found.step, images, found.manifest.objects
+        done = self._restorer.find(step, contents)
+        assert done is not None
+        found, files = done
+        return found.step, sorted(files.items()), found.manifest.objects
 
 
 @dataclass

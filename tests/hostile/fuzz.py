@@ -24,6 +24,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ import checkfreq
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, cli
 from checkfreq.errors import CheckFreqError
 from checkfreq.integrations.dcp import CFStorageReader, CFStorageWriter
-from checkfreq.restore.apply import prepare
+from checkfreq.restore.apply import RestorePlan, prepare
+from checkfreq.restore.found import FoundCheckpoint
+from checkfreq.restore.in_place import InPlace
 from checkfreq.restore.restorer import Restorer
 from checkfreq.state.positions import Positions, by_name
 from iterators.errors import CorruptPositionError, ResumeMismatchError
@@ -216,15 +219,22 @@ def by_load(chk_dir: Path, base: Base, chance: random.Random) -> None:
 
 def into_live(objects: dict[str, Any], chk_dir: Path, *, strict: bool) -> None:
     """What a manager's restore does, without a worker."""
-    found = Restorer(chk_dir, num_threads=1).find(None)
-    if found is None:
-        return
-    plan = prepare(CFCheckpoint(**objects), found, strict=strict, path=str(chk_dir))
     positions = Positions()
     positions.register("train", Place())
-    positions.restore(by_name(plan.all_positions))
-    plan.apply()
-    plan.apply_rng()
+    loading = InPlace(
+        partial(prepare, CFCheckpoint(**objects), strict=strict, path=str(chk_dir)),
+        set_positions=lambda plan: positions.restore(by_name(plan.all_positions)),
+        verifies=True,
+    )
+
+    def use(found: FoundCheckpoint) -> RestorePlan:
+        plan = loading.look(found)
+        loading.change(plan)
+        return plan
+
+    done = Restorer(chk_dir, num_threads=1).find(None, use)
+    if done is not None:
+        done[1].apply_rng()
 
 
 def by_restore(chk_dir: Path, base: Base, chance: random.Random) -> None:

@@ -19,6 +19,7 @@ from checkfreq.errors import CheckFreqError, CorruptCheckpointError, MismatchErr
 from checkfreq.restore.restorer import Restorer
 from checkfreq.store.manifest import digest_of
 from tests.hostile import fuzz, grammar
+from tests.restore.whole import find
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +151,7 @@ def test_a_manager_changes_nothing_either(chk_dir: Path) -> None:
 def test_state_that_makes_no_sense_is_walked_past(rich: Path, tmp_path: Path) -> None:
     shutil.copytree(rich, tmp_path / "chk")
     forge(tmp_path / "chk", "adam", "groups", value=5)
-    found = Restorer(tmp_path / "chk").find(None)
+    found = find(Restorer(tmp_path / "chk"))
     assert found is not None
     assert (found.step, [item.step for item in found.rejected]) == (1, [2])
 

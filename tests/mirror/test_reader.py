@@ -21,13 +21,13 @@ from checkfreq.mirror import layout
 from checkfreq.mirror.layout import Blob, Finish, Marker
 from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror
-from checkfreq.restore.buffers import new_buffer
-from checkfreq.restore.file_reader import buffer_bytes, read_files
+from checkfreq.restore.reading import StreamReader
 from checkfreq.restore.restorer import Restorer
 from checkfreq.store.marks import StepMark
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes
 from tests.mirror.planting import Planted
+from tests.restore.whole import contents, find
 
 FILES = {
     "model.safetensors": bytes(range(256)) * 40,
@@ -57,12 +57,16 @@ def reader(planted: Planted) -> MirrorReader:
     return MirrorReader(planted.mirror, sleep=lambda seconds: None)
 
 
-def read(planted: Planted, step: int, *, chunk_bytes: int = 8 << 20) -> dict[str, bytes]:
-    source = reader(planted)
-    manifest = source.inspect(step)
-    buffer = new_buffer(buffer_bytes(manifest.files))
-    found = read_files(source, step, manifest.files, buffer, chunk_bytes=chunk_bytes)
-    return {name: bytes(data) for name, data in found.items()}
+def read(source: MirrorReader, step: int) -> dict[str, bytes]:
+    """By file, the bytes of its tensors."""
+    done = Restorer(source, shows_progress=False).find(step, contents)
+    assert done is not None
+    return done[1]
+
+
+def tensor_bytes(store: CheckpointStore, step: int, name: str) -> bytes:
+    entry = store.manifest(step).file(name)
+    return (store.path(step) / name).read_bytes()[entry.header_bytes :]
 
 
 def rewrite(planted: Planted, step: int, change: Callable[[dict[str, object]], object]) -> None:
@@ -73,15 +77,17 @@ def rewrite(planted: Planted, step: int, change: Callable[[dict[str, object]], o
     path.write_text(json.dumps(value))
 
 
-@pytest.mark.parametrize("chunk_bytes", [100, 1000, 4096, 8 << 20])
+@pytest.mark.parametrize("read_bytes", [4096, 8 << 20])
 @pytest.mark.parametrize("piece_bytes", [64, 1000, 4096, 1 << 20])
 def test_every_byte_arrives_however_files_are_cut(
-    store: CheckpointStore, tmp_path: Path, piece_bytes: int, chunk_bytes: int
+    store: CheckpointStore, tmp_path: Path, piece_bytes: int, read_bytes: int
 ) -> None:
     planted = Planted(tmp_path / "cut")
     planted.plant(store, 2, piece_bytes=piece_bytes)
-    found = read(planted, 2, chunk_bytes=chunk_bytes)
-    assert found == {name: (store.path(2) / name).read_bytes() for name in found}
+    source = reader(planted)
+    source.read_bytes = read_bytes
+    found = read(source, 2)
+    assert found == {name: tensor_bytes(store, 2, name) for name in found}
     assert {*found} == {*FILES, "own.safetensors"}
 
 
@@ -126,14 +132,14 @@ def test_a_changed_byte_is_corruption(planted: Planted, store: CheckpointStore) 
     data[5] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors.*digest of"):
-        read(planted, 3)
+        read(reader(planted), 3)
 
 
 def test_a_piece_that_is_not_there_is_corruption(planted: Planted, store: CheckpointStore) -> None:
     marker = planted.plant(store, 3)
     planted.path_of(marker.files["model.safetensors"][0].key).unlink()
     with pytest.raises(CorruptCheckpointError, match="no such object"):
-        read(planted, 3)
+        read(reader(planted), 3)
 
 
 def test_a_piece_that_goes_after_it_was_listed_is_corruption(
@@ -143,9 +149,8 @@ def test_a_piece_that_goes_after_it_was_listed_is_corruption(
     manifest = source.inspect(3)
     marker = planted.plant(store, 3)
     planted.path_of(marker.files["model.safetensors"][0].key).unlink()
-    buffer = new_buffer(buffer_bytes(manifest.files))
     with pytest.raises(CorruptCheckpointError, match="expected to be there, got no such object"):
-        read_files(source, 3, manifest.files, buffer)
+        StreamReader(source, 3, num_threads=1).verify(manifest.files)
 
 
 def test_a_step_that_is_pruned_while_it_is_read_is_no_corruption(planted: Planted) -> None:
@@ -322,7 +327,7 @@ class TestWithADirectory:
     def test_an_empty_directory_gets_the_newest_of_the_mirror(
         self, local: CheckpointStore, planted: Planted
     ) -> None:
-        found = self.restorer(local, planted).find(None)
+        found = find(self.restorer(local, planted), None)
         assert found is not None
         assert (found.step, found.manifest.attempt) == (3, "a3")
         assert found.remote is not None
@@ -332,7 +337,7 @@ class TestWithADirectory:
         self, local: CheckpointStore, planted: Planted
     ) -> None:
         commit_bytes(local, 4, FILES, attempt="here")
-        found = self.restorer(local, planted).find(None)
+        found = find(self.restorer(local, planted), None)
         assert found is not None
         assert (found.step, found.remote) == (4, None)
 
@@ -340,7 +345,7 @@ class TestWithADirectory:
         self, local: CheckpointStore, planted: Planted
     ) -> None:
         commit_bytes(local, 3, FILES, attempt="here")
-        found = self.restorer(local, planted).find(None)
+        found = find(self.restorer(local, planted), None)
         assert found is not None
         assert (found.manifest.attempt, found.remote) == ("here", None)
 
@@ -348,7 +353,7 @@ class TestWithADirectory:
         self, local: CheckpointStore, planted: Planted
     ) -> None:
         commit_bytes(local, 1, FILES, attempt="here")
-        found = self.restorer(local, planted).find(None)
+        found = find(self.restorer(local, planted), None)
         assert found is not None
         assert found.step == 3
 
@@ -358,7 +363,7 @@ class TestWithADirectory:
         commit_bytes(local, 3, FILES, attempt="here")
         (local.path(3) / "model.safetensors").write_bytes(b"")
         for step in (None, 3):
-            found = self.restorer(local, planted).find(step)
+            found = find(self.restorer(local, planted), step)
             assert found is not None
             assert found.manifest.attempt == "a3"
             assert [(one.step, one.is_here) for one in found.rejected] == [(3, True)]
@@ -368,7 +373,7 @@ class TestWithADirectory:
     ) -> None:
         rewrite(planted, 3, lambda marker: marker.__setitem__("attempt", "x"))
         commit_bytes(local, 1, FILES, attempt="here")
-        found = self.restorer(local, planted).find(None)
+        found = find(self.restorer(local, planted), None)
         assert found is not None
         assert (found.step, found.remote is not None) == (2, True)
         assert [(one.step, one.is_here) for one in found.rejected] == [(3, False)]
@@ -377,7 +382,7 @@ class TestWithADirectory:
         self, local: CheckpointStore, planted: Planted
     ) -> None:
         commit_bytes(local, 4, FILES, attempt="here")
-        found = self.restorer(local, planted).find(2)
+        found = find(self.restorer(local, planted), 2)
         assert found is not None
         assert (found.step, found.manifest.attempt) == (2, "a2")
 
@@ -386,7 +391,7 @@ class TestWithADirectory:
     ) -> None:
         commit_bytes(local, 4, FILES)
         with pytest.raises(NoCheckpointError, match=r"has: 4; file://.* has: 1, 2, 3"):
-            self.restorer(local, planted).find(9)
+            find(self.restorer(local, planted), 9)
 
     def test_nothing_valid_anywhere_names_everything(
         self, local: CheckpointStore, planted: Planted
@@ -396,11 +401,11 @@ class TestWithADirectory:
         for step in (1, 2, 3):
             rewrite(planted, step, lambda marker: marker.__setitem__("attempt", "x"))
         with pytest.raises(CorruptCheckpointError, match="step 4.*step 3.*step 2.*step 1"):
-            self.restorer(local, planted).find(None)
+            find(self.restorer(local, planted), None)
 
     def test_a_first_run_finds_nothing(self, local: CheckpointStore, tmp_path: Path) -> None:
         planted = Planted(tmp_path / "nothing")
-        assert self.restorer(local, planted).find(None) is None
+        assert find(self.restorer(local, planted), None) is None
 
     def test_a_mirror_of_which_all_was_set_aside_is_no_first_run(
         self, local: CheckpointStore, tmp_path: Path
@@ -408,7 +413,7 @@ class TestWithADirectory:
         planted = Planted(tmp_path / "aside")
         planted.put(layout.superseded_key(3, "a3"), b"{}")
         with pytest.raises(NoCheckpointError, match=r"superseded/ does"):
-            self.restorer(local, planted).find(None)
+            find(self.restorer(local, planted), None)
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -422,12 +427,12 @@ def test_whatever_is_damaged_the_bytes_are_right_or_it_is_corruption(
     for _ in range(data.draw(st.integers(1, 3))):
         damage(data.draw(st.sampled_from(paths)), data)
     try:
-        found = Restorer(reader(planted)).find(3)
+        done = Restorer(reader(planted)).find(3, contents)
     except (CorruptCheckpointError, ConfigError, NoCheckpointError):
         return
-    assert found is not None
-    for name, content in found.data.items():
-        assert content == (store.path(3) / name).read_bytes()
+    assert done is not None
+    for name, content in done[1].items():
+        assert content == tensor_bytes(store, 3, name)
 
 
 def damage(path: Path, data: st.DataObject) -> None:

@@ -13,8 +13,9 @@ from torch import nn
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
 from checkfreq.restore.apply import materialise
-from checkfreq.restore.restorer import LoadedCheckpoint
+from checkfreq.restore.found import FoundCheckpoint
 from checkfreq.state.checkpoint import CFCheckpoint
+from tests.restore.memory import MemoryReader
 from tests.state.support import Record, bits, plan, restore, state_bits, take
 
 
@@ -148,7 +149,7 @@ class TestPartial:
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         shot = take(CFCheckpoint())
-        shot.loaded.manifest.objects["rng"]["state"]["xpu:7"] = {"$tensor": "torch"}
+        shot.found.manifest.objects["rng"]["state"]["xpu:7"] = {"$tensor": "torch"}
         with caplog.at_level(logging.WARNING):
             restore(CFCheckpoint(), shot)
         assert "rng.xpu:7: not restored, this process has" in caplog.text
@@ -264,7 +265,7 @@ class TestInPlace:
         saved, live = (torch.optim.SGD([parameter], lr=1) for _ in range(2))
         saved.state[parameter] = [torch.ones(2), 3]
         shot = take(CFCheckpoint(o=saved))
-        assert bits(materialise(shot.loaded, path="p")["o"]) == bits(saved.state_dict())
+        assert bits(materialise(shot.found, path="p")["o"]) == bits(saved.state_dict())
         restore(CFCheckpoint(o=live), shot)
         assert bits(live.state[parameter]) == bits(saved.state[parameter])
 
@@ -511,7 +512,7 @@ class TestMaterialise:
             model=model, optimizer=optimizer, scaler=scaler, s=scheduler, d={"x": torch.ones(2)}
         )
         shot = take(chk, positions={"train": {"epoch": 1}})
-        found = materialise(shot.loaded, path="p")
+        found = materialise(shot.found, path="p")
         shot.overwrite()
         assert found.keys() == {"model", "optimizer", "scaler", "s", "d", "rng"}
         for name in ("model", "optimizer", "scaler", "s"):
@@ -536,21 +537,21 @@ class TestMaterialise:
         hooked = adamw(model)
         hooked.register_state_dict_post_hook(lambda *args: None)
         chk = CFCheckpoint(lbfgs=lbfgs, hooked=hooked)
-        found = materialise(take(chk).loaded, path="p")
+        found = materialise(take(chk).found, path="p")
         assert bits(found["lbfgs"]) == bits(lbfgs.state_dict())
         assert bits(found["hooked"]) == bits(hooked.state_dict())
 
     def test_only_chooses_and_unknown_names_are_errors(self) -> None:
         shot = take(run())
-        assert materialise(shot.loaded, only=("best",), path="p") == {"best": {"loss": 0.25}}
+        assert materialise(shot.found, only=("best",), path="p") == {"best": {"loss": 0.25}}
         with pytest.raises(ConfigError, match="unknown nothing"):
-            materialise(shot.loaded, only="nothing", path="p")
+            materialise(shot.found, only="nothing", path="p")
 
     def test_read_only_memory_is_enough(self) -> None:
         chk = run()
         shot = take(chk)
-        data = {name: memoryview(bytes(data)) for name, data in shot.loaded.data.items()}
-        found = materialise(replace(shot.loaded, data=data), path="p")
+        data = {name: memoryview(bytes(data)) for name, data in shot.data.items()}
+        found = materialise(replace(shot.found, reader=MemoryReader(data)), path="p")
         assert bits(found["model"]) == bits(dict(chk.tracked["model"].state_dict()))
 
 
@@ -570,7 +571,7 @@ class TestNonsense:
     def test_it_is_reported_as_corrupt_with_path_and_object(self, name: str, change: Any) -> None:
         chk = run()
         shot = take(chk)
-        shot.loaded.manifest.objects[name] = change  # type: ignore[index]
+        shot.found.manifest.objects[name] = change  # type: ignore[index]
         before = state_bits(chk)
         with pytest.raises(CorruptCheckpointError, match=rf"^chk/step-00000003: {name}: "):
             plan(chk, shot)
@@ -592,15 +593,17 @@ class TestNonsense:
     ) -> None:
         chk = CFCheckpoint(rng=False, d={"weight": torch.ones(4)})
         shot = take(chk)
-        (file,) = shot.loaded.manifest.files
+        (file,) = shot.found.manifest.files
         changed = replace(file, tensors=tuple(replace(one, **change) for one in file.tensors))
-        shot.loaded.manifest.files = (changed,)
+        shot.found.manifest.files = (changed,)
         with pytest.raises(CorruptCheckpointError, match=words):
             plan(chk, shot)
 
     def test_an_unknown_kind_is_corrupt_for_a_reader(self) -> None:
         with pytest.raises(CorruptCheckpointError, match="x: kind of object"):
-            materialise(LoadedCheckpoint(Record({"x": {"kind": "novel"}}), {}), path="p")
+            materialise(
+                FoundCheckpoint(Record({"x": {"kind": "novel"}}), (), MemoryReader({})), path="p"
+            )
 
 
 @pytest.mark.parametrize("only", ["model", "optimizer"])

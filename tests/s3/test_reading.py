@@ -15,6 +15,7 @@ from checkfreq.restore.restorer import Restorer
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes
 from tests.mirror.planting import Planted
+from tests.restore.whole import contents
 from tests.s3.proxy import Fault, FaultProxy
 from tests.s3.server import BUCKET, SECRET, S3Server, running
 
@@ -44,11 +45,13 @@ def upload(tmp_path: Path, store: CheckpointStore, mirror: Mirror, step: int) ->
 def expect_all(mirror: Mirror, store: CheckpointStore, step: int) -> None:
     source = MirrorReader(mirror, sleep=lambda seconds: None)
     assert source.verify(step) == store.manifest(step)
-    found = Restorer(source, shows_progress=False).find(None)
-    assert found is not None
+    done = Restorer(source, shows_progress=False).find(None, contents)
+    assert done is not None
+    found, files = done
     assert found.step == step
-    for name, data in found.data.items():
-        assert data == (store.path(step) / name).read_bytes()
+    for name, data in files.items():
+        header_bytes = found.manifest.file(name).header_bytes
+        assert data == (store.path(step) / name).read_bytes()[header_bytes:]
 
 
 def test_every_byte_arrives(

@@ -179,7 +179,7 @@ def test_an_object_without_tensors_has_no_file() -> None:
     shot = take(CFCheckpoint(rng=False, best={"loss": 0.5}))
     assert shot.layout.files == ()
     assert shot.layout.total_bytes == 0
-    assert shot.loaded.manifest.objects["best"]["tree"] == {"loss": 0.5}
+    assert shot.found.manifest.objects["best"]["tree"] == {"loss": 0.5}
 
 
 def test_destinations_follow_the_order_of_the_captured_tensors() -> None:

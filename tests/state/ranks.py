@@ -9,7 +9,7 @@ import pickle
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -19,10 +19,11 @@ import torch
 import torch.distributed as dist
 
 from checkfreq.restore.apply import RestorePlan, prepare
-from checkfreq.restore.restorer import LoadedCheckpoint
+from checkfreq.restore.found import FoundCheckpoint
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import Role, TensorSpec
 from tests.fork_server import FORK_SERVER
+from tests.restore.memory import MemoryReader
 from tests.state.support import take
 
 DEADLINE_S = 240.0
@@ -35,6 +36,11 @@ class Record:
     name: str
     tensors: tuple[TensorSpec, ...]
     image: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the file."""
+        return len(self.image)
 
 
 @dataclass(frozen=True)
@@ -64,25 +70,26 @@ class Manifest:
             tuple(file for part in parts for file in part.files),
         )
 
-    def loaded(self, names: set[str] | None = None) -> LoadedCheckpoint:
-        """As if read from disk: all files, or only ``names``."""
+    def loaded(self, names: set[str] | None = None) -> FoundCheckpoint:
+        """As if on disk: with all files, or only ``names`` in this rank's directory."""
         data = {
             file.name: memoryview(bytearray(file.image))
             for file in self.files
             if names is None or file.name in names
         }
-        return LoadedCheckpoint(self, data)
+        files = tuple(file for file in self.files if file.name in data)
+        return FoundCheckpoint(replace(self, files=files), (), MemoryReader(data))
 
 
 def part(chk: CFCheckpoint, role: Role, **kwargs: Any) -> Part:
     """A rank's part of a checkpoint taken now."""
     shot = take(chk, role=role, **kwargs)
     files = tuple(
-        Record(file.name, tuple(file.tensors), bytes(shot.loaded.data[file.name]))
-        for file in shot.loaded.manifest.files
+        Record(file.name, tuple(file.tensors), bytes(shot.data[file.name]))
+        for file in shot.found.manifest.files
     )
     own = json.loads(json.dumps(shot.captured.rank_objects))
-    return Part(role.rank, dict(shot.loaded.manifest.objects), own, files)
+    return Part(role.rank, dict(shot.found.manifest.objects), own, files)
 
 
 def restored(

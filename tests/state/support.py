@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from checkfreq.restore.apply import RestorePlan, prepare
-from checkfreq.restore.restorer import LoadedCheckpoint
+from checkfreq.restore.found import FoundCheckpoint
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.collector import CapturedState
 from checkfreq.types import FileSpec
+from tests.restore.memory import MemoryReader
 
 
 @dataclass
@@ -30,15 +31,16 @@ class Record:
 
 @dataclass
 class Shot:
-    """A loaded checkpoint and the memory that it lies in."""
+    """A checkpoint and the memory that it lies in."""
 
-    loaded: LoadedCheckpoint
+    found: FoundCheckpoint
+    data: dict[str, memoryview]
     slot: Tensor
     layout: StateLayout
     captured: CapturedState
 
     def image(self, object_name: str) -> bytes:
-        return bytes(self.loaded.data[f"{object_name}.safetensors"])
+        return bytes(self.data[f"{object_name}.safetensors"])
 
     def overwrite(self) -> None:
         """What the next snapshot does to the arena."""
@@ -61,11 +63,12 @@ def take(chk: CFCheckpoint, **kwargs: Any) -> Shot:
         for file in layout.files
     }
     record = Record(json.loads(json.dumps(captured.objects)), layout.files)
-    return Shot(LoadedCheckpoint(record, data), slot, layout, captured)
+    found = FoundCheckpoint(record, (), MemoryReader(data))
+    return Shot(found, data, slot, layout, captured)
 
 
 def plan(chk: CFCheckpoint, shot: Shot, **kwargs: Any) -> RestorePlan:
-    return prepare(chk, shot.loaded, path="chk/step-00000003", **kwargs)
+    return prepare(chk, shot.found, path="chk/step-00000003", **kwargs)
 
 
 def restore(chk: CFCheckpoint, shot: Shot, **kwargs: Any) -> RestorePlan:

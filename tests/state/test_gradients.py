@@ -154,8 +154,8 @@ def test_a_checkpoint_without_pending_gradients_has_no_record_of_them(watched: W
     watched.backward()
     watched.step()
     shot = watched.shot()
-    assert GRADIENTS not in shot.loaded.manifest.objects
-    assert sorted(shot.loaded.data) == ["model.safetensors", "rng.safetensors"]
+    assert GRADIENTS not in shot.found.manifest.objects
+    assert sorted(shot.data) == ["model.safetensors", "rng.safetensors"]
 
 
 def test_pending_gradients_come_back_bit_for_bit_each_time_they_are_applied(
@@ -187,7 +187,7 @@ def test_a_gradient_that_does_not_fit_its_parameter_is_a_mismatch_that_names_it(
 ) -> None:
     watched.backward()
     shot = watched.shot()
-    shot.loaded.manifest.objects["$gradients"]["parameters"]["optimizer"] = [0, 1, 2, 3]
+    shot.found.manifest.objects["$gradients"]["parameters"]["optimizer"] = [0, 1, 2, 3]
     model = nn.Sequential(nn.Linear(5, 2), nn.Linear(2, 1))
     chk = CFCheckpoint(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(MismatchError, match=r"0: checkpoint has a gradient float32\[2, 3"):
@@ -198,7 +198,7 @@ def test_a_gradient_that_does_not_fit_its_parameter_is_a_mismatch_that_names_it(
 def test_a_malformed_record_of_gradients_is_corruption(watched: Watched, numbers: Any) -> None:
     watched.backward()
     shot = watched.shot()
-    shot.loaded.manifest.objects[GRADIENTS]["parameters"] = numbers
+    shot.found.manifest.objects[GRADIENTS]["parameters"] = numbers
     with pytest.raises(CorruptCheckpointError, match="gradients"):
         plan(Watched().chk, shot)
 

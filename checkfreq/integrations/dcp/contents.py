@@ -28,7 +28,8 @@ from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict
 from checkfreq.state.adapters.rng import rng_state
 from checkfreq.state.capture import GRADIENTS, POSITIONS
 from checkfreq.state.codec import decode_tree
-from checkfreq.state.saved import SavedObject, SavedTensor
+from checkfreq.state.saved import SavedObject
+from checkfreq.state.saved_tensor import SavedTensor
 from checkfreq.state.tensors import DTYPE_NAMES, decode_torch
 from checkfreq.store.manifest import Manifest
 from checkfreq.types import Json
@@ -132,7 +133,7 @@ class _State(SavedObject):
         self._stand_ins: dict[str, Tensor] = {}
         self._later: list[_Later] = []
 
-    def owned(self, name: str, device: str = "cpu") -> Tensor:
+    def owned(self, name: str, device: str = "cpu", *, live: Tensor | None = None) -> Tensor:
         """A stand-in; aliases share one."""
         key = self.record(name).name
         if key not in self._stand_ins:

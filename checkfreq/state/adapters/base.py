@@ -1,18 +1,22 @@
 """The interface of an adapter, which knows how to save and restore one kind of object.
 
 ``capture`` reads the object without side effects. ``prepare`` compares it with a saved state and
-returns the changes that would restore it, without making any. Changes that run user code, and may
-raise, are kept apart from those that only copy.
+returns the changes that would restore it, without making any. They come in three parts, in this
+order: user code, which may raise and is undone; live tensors, which are filled from the files; and
+what only sets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
+
+from torch import Tensor
 
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.saved import SavedObject
+from checkfreq.state.saved_tensor import SavedTensor
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
 
@@ -50,12 +54,27 @@ class Fallible:
     load: Callable[[], None]
 
 
+class Filled(NamedTuple):
+    """A tensor that is filled in place, live or about to be; ``name`` is for messages."""
+
+    name: str
+    tensor: Tensor
+    saved: SavedTensor
+
+
 @dataclass(slots=True)
 class Changes:
-    """The changes that would restore one object; ``copies`` only copy and set, and cannot raise."""
+    """The changes that would restore one object.
+
+    ``fallible`` runs user code, after everything that was asked of ``SavedObject.own`` was read.
+    ``filled`` are read into their places after that. ``sets`` come last, and cannot raise.
+    ``new_bytes``: memory that was allocated for ``filled`` and is not live yet.
+    """
 
     fallible: list[Fallible] = field(default_factory=list)
-    copies: list[Callable[[], None]] = field(default_factory=list)
+    filled: list[Filled] = field(default_factory=list)
+    sets: list[Callable[[], None]] = field(default_factory=list)
+    new_bytes: int = 0
 
 
 #: ``holdings(key, shape)``: the boxes of a saved tensor of that shape that the live object holds.

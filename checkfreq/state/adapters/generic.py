@@ -9,7 +9,6 @@ from copy import deepcopy
 from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -17,14 +16,17 @@ from checkfreq.errors import StateError
 from checkfreq.state.adapters.base import (
     Changes,
     Fallible,
+    Filled,
     Findings,
     Holdings,
     type_name,
 )
 from checkfreq.state.adapters.fitting import misfits, only_known
 from checkfreq.state.collector import StateCollector
-from checkfreq.state.dtensors import is_dtensor, local_of, tensor_types
-from checkfreq.state.saved import SavedObject, copy_bits, local_part
+from checkfreq.state.dtensors import is_dtensor, tensor_types
+from checkfreq.state.saved import SavedObject
+from checkfreq.state.saved_tensor import local_part
+from checkfreq.state.tensors import DTYPES
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
 
@@ -61,7 +63,8 @@ class ObjectAdapter:
 
     def prepare(self, saved: SavedObject, findings: Findings) -> Changes:
         """See Adapter."""
-        state = saved.check(saved.json.get("tree"), live=live_dtensors(self._name, self._state))
+        dtensors = live_dtensors(self._name, self._state)
+        state = saved.own_tree(saved.json.get("tree"), live=dtensors)
         live, was = type_name(self._value), saved.field("class")
         # Schedulers load any dict without complaint and misbehave later.
         if isinstance(self._value, LRScheduler) and live != was:
@@ -104,39 +107,82 @@ class DictAdapter:
 
     def prepare(self, saved: SavedObject, findings: Findings) -> Changes:
         """See Adapter."""
-        state = saved.check(saved.field("tree"), live=live_dtensors(self._name, self._state))
-        for key in [key for key in state if callable(self._value.get(key))]:
-            findings.different.append(f"{self._name}[{key!r:.80}]: live is something callable")
-        return Changes(copies=[partial(self._load, saved)])
-
-    def _load(self, saved: SavedObject) -> None:
-        live = live_dtensors(self._name, self._state)
-        new = saved.decode(saved.field("tree"), live=live)
-        written: set[int] = set()
-        for key, value in new.items():
-            old = self._value.get(key)
-            if isinstance(old, Tensor) and _fits(old, value) and id(old) not in written:
-                written.add(id(old))
-                with torch.no_grad():
-                    copy_bits(local_of(old), local_of(value))
-                new[key] = old
-        # Not the methods of a subclass, which may raise. An OrderedDict has its own record of the
-        # order, so dict's methods would corrupt it.
-        plain = OrderedDict if isinstance(self._value, OrderedDict) else dict
-        plain.clear(self._value)
-        plain.update(self._value, new)
+        load = _DictLoad(self._name, self._value, saved)
+        load.compare(findings)
+        return Changes(filled=load.filled, sets=[load.apply])
 
     def _state(self) -> dict[Any, Any]:
         return dict(self._value)
 
 
-def _fits(live: Tensor, value: Any) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and live.shape == value.shape
-        and live.dtype == value.dtype
-        and is_dtensor(live) == is_dtensor(value)
-    )
+class _DictLoad:
+    """One load of a dict: its tensors that fit are filled, and all other values are made anew."""
+
+    def __init__(self, name: str, live: dict[Any, Any], saved: SavedObject) -> None:
+        self._name = name
+        self._live = live
+        self._saved = saved
+        self._dtensors = live_dtensors(name, lambda: dict(live))
+        self._items = _items(saved)
+        self._kept: dict[Any, Filled] = {}
+
+    def compare(self, findings: Findings) -> None:
+        """Find out which tensors stay, and ask for the others."""
+        for key, node in self._items:
+            self._saved.check(node, live=self._dtensors)
+            if callable(self._live.get(key)):
+                text = f"{self._name}[{key!r:.80}]: live is something callable"
+                findings.different.append(text)
+            if (filled := self._fitting(key, node)) is not None:
+                self._kept[key] = filled
+            else:
+                self._saved.own_tree(node, live=self._dtensors)
+
+    @property
+    def filled(self) -> list[Filled]:
+        """The tensors that stay, each once."""
+        return [*{id(one.tensor): one for one in self._kept.values()}.values()]
+
+    def _fitting(self, key: Any, node: Json) -> Filled | None:
+        live = self._live.get(key)
+        if not isinstance(live, Tensor) or not isinstance(node, dict) or "$tensor" not in node:
+            return None
+        record = self._saved.record(node["$tensor"])
+        split_as = self._dtensors.get(node["$tensor"])
+        fits = (
+            tuple(live.shape) == record.shape
+            and live.dtype == DTYPES[record.dtype]
+            and is_dtensor(live) == (split_as is not None)
+        )
+        # One live tensor cannot hold two saved ones.
+        shares = any(o.tensor is live and o.saved is not record for o in self._kept.values())
+        return Filled(f"{self._name}[{key!r:.80}]", live, record) if fits and not shares else None
+
+    def apply(self) -> None:
+        """Set every entry; the tensors that stay have been filled."""
+        new = {
+            key: self._kept[key].tensor if key in self._kept else self._decode(node)
+            for key, node in self._items
+        }
+        # Not the methods of a subclass, which may raise. An OrderedDict has its own record of the
+        # order, so dict's methods would corrupt it.
+        plain = OrderedDict if isinstance(self._live, OrderedDict) else dict
+        plain.clear(self._live)
+        plain.update(self._live, new)
+
+    def _decode(self, node: Json) -> Any:
+        return self._saved.decode(node, live=self._dtensors)
+
+
+def _items(saved: SavedObject) -> list[tuple[Any, Json]]:
+    """The keys of a saved dict, and the nodes of its values."""
+    tree = saved.field("tree")
+    tag = next(iter(tree), "") if isinstance(tree, dict) else "$"
+    if not tag.startswith("$"):
+        return [*tree.items()]
+    if tag not in ("$dict", "$OrderedDict"):
+        raise saved.corrupt("content of a dict", "keys and values", f"{tree!r:.80}")
+    return [(saved.decode(key), node) for key, node in tree[tag]]
 
 
 def live_dtensors(name: str, state: Callable[[], Any]) -> Mapping[str, Tensor]:

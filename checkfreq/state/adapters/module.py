@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from checkfreq.state.adapters.base import (
     Changes,
     Fallible,
+    Filled,
     Findings,
     Holdings,
     type_name,
@@ -20,7 +20,8 @@ from checkfreq.state.adapters.generic import live_dtensors
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, local_of, tensor_types
 from checkfreq.state.names import EXTRA_STATE, ModuleIndex, Node, persistent_tensors
-from checkfreq.state.saved import SavedObject, local_part
+from checkfreq.state.saved import SavedObject
+from checkfreq.state.saved_tensor import local_part
 from checkfreq.state.sharding import require_shards_that_are_known
 from checkfreq.state.tensors import DTYPE_NAMES, LAZY, require_memory
 from checkfreq.store.boxes import Box
@@ -130,7 +131,7 @@ class ModuleAdapter:
         trees: dict[str, Json] = saved.field("extra", {})
         dtensors = self._live_dtensors() if trees else {}
         for tree in trees.values():
-            saved.check(tree, live=dtensors)
+            saved.own_tree(tree, live=dtensors)
         names = module_tensors(saved)
         live, there = self._live_tensors(), {*names}
         extras = self._live_extras()
@@ -148,6 +149,8 @@ class ModuleAdapter:
         common = {name: node for name, node in extras.items() if name in trees}
         if self._index.loads_its_own_way or self._index.saves_its_own_way:
             strict = not findings.mismatches
+            for name, tensor in fitting.items():
+                saved.own(name, live=tensor)
             load = self._by_load_state_dict(saved, fitting, common, strict=strict, kept=kept)
             return Changes(fallible=[load])
         return self._directly(saved, fitting, common)
@@ -229,9 +232,7 @@ class ModuleAdapter:
         """Two saved tensors cannot both go into one live tensor."""
         first: dict[object, str] = {}
         for name, tensor in fitting.items():
-            address = _address(tensor)
-            place = (address, tensor.shape, tensor.stride()) if address else name
-            twin = first.setdefault(place, name)
+            twin = first.setdefault(_place(name, tensor), name)
             if saved.record(twin).name != saved.record(name).name:
                 findings.different.append(
                     f"{self._name}.{name}: live is tied to {twin}, checkpoint has two tensors"
@@ -240,11 +241,6 @@ class ModuleAdapter:
     def _directly(
         self, saved: SavedObject, fitting: Mapping[str, Tensor], extras: Mapping[str, Node | None]
     ) -> Changes:
-        def copy() -> None:
-            with torch.no_grad():
-                for name, tensor in fitting.items():
-                    saved.copy_to(tensor, name)
-
         trees = saved.field("extra", {})
         fallible = [
             Fallible(
@@ -255,7 +251,15 @@ class ModuleAdapter:
             for name, node in extras.items()
             if node is not None
         ]
-        return Changes(fallible=fallible, copies=[copy])
+        return Changes(fallible=fallible, filled=self._filled(saved, fitting))
+
+    def _filled(self, saved: SavedObject, fitting: Mapping[str, Tensor]) -> list[Filled]:
+        found: dict[tuple[object, str], Filled] = {}  # tied names are filled once
+        for name, tensor in fitting.items():
+            record = saved.record(name)
+            filled = Filled(f"{self._name}.{name}", tensor, record)
+            found.setdefault((_place(name, tensor), record.name), filled)
+        return [*found.values()]
 
     def _set_extra_state(self, module: nn.Module, saved: SavedObject, tree: Json) -> None:
         module.set_extra_state(saved.decode(tree, live=self._live_dtensors()))
@@ -276,7 +280,7 @@ class ModuleAdapter:
             now = self._module.state_dict() if kept else {}
             raw = {name: raw for raw, name in self._raw_names().items()}
             there = [raw[name] for name in kept if raw.get(name) in now]
-            state = {raw.get(n, n): saved.owned_like(t, n) for n, t in fitting.items()}
+            state = {raw.get(n, n): saved.owned(n, live=t) for n, t in fitting.items()}
             state.update((name, _kept(now[name])) for name in there)
             dtensors = self._live_dtensors() if extras else {}
             state.update(
@@ -308,6 +312,12 @@ def _is_extra(raw_name: str) -> bool:
 
 def _address(tensor: Tensor) -> int:
     return 0 if isinstance(tensor, LAZY) else local_of(tensor).data_ptr()
+
+
+def _place(name: str, tensor: Tensor) -> object:
+    """Where a live tensor lies; of one without memory, its name."""
+    address = _address(tensor)
+    return (address, tensor.shape, tensor.stride()) if address else name
 
 
 def _kept(value: Tensor) -> Tensor:

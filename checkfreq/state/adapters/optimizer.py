@@ -29,10 +29,15 @@ from checkfreq.state.adapters.base import (
 )
 from checkfreq.state.adapters.fitting import misfits
 from checkfreq.state.adapters.optimizer_load import OptimizerLoad, parameters_of
-from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict, optimizer_tree
+from checkfreq.state.adapters.optimizer_tree import (
+    optimizer_state_dict,
+    optimizer_tree,
+    own_state_dict,
+)
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, split_dims, tensor_types
-from checkfreq.state.saved import SavedObject, local_part
+from checkfreq.state.saved import SavedObject
+from checkfreq.state.saved_tensor import local_part
 from checkfreq.state.sharding import require_optimizer_that_is_known
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
@@ -183,7 +188,7 @@ class OptimizerAdapter:
         require_optimizer_that_is_known(self._name, self._optimizer, parameters)
         tree = optimizer_tree(saved)
         if tree is None:
-            state = saved.check(saved.field("state_dict"))
+            state = saved.own_tree(saved.field("state_dict"), on_cpu=True)
             if unfit := list(misfits(self._name, self._optimizer, state)):
                 findings.different += unfit
                 return Changes()
@@ -192,8 +197,11 @@ class OptimizerAdapter:
         if not load.compare(findings, self._scheduled()):
             return Changes()
         if loads_its_own_way(self._optimizer):
-            return Changes(fallible=[self._by_load_state_dict(saved, load.live_dtensors())])
-        return Changes(copies=[load.apply])
+            live = load.live_dtensors()
+            own_state_dict(saved, live=live)
+            return Changes(fallible=[self._by_load_state_dict(saved, live)])
+        load.place()
+        return Changes(filled=load.filled, sets=[load.apply], new_bytes=load.new_bytes)
 
     def _by_load_state_dict(
         self, saved: SavedObject, live: Mapping[str, Tensor] = MappingProxyType({})

@@ -1,8 +1,9 @@
 """Loads a saved optimizer state into a live optimizer, bit for bit.
 
-A live tensor of the saved shape and dtype is written in place. Otherwise a tensor is created as the
+A live tensor of the saved shape and dtype is filled in place. Otherwise a tensor is created as the
 optimizer would do it: on the parameter's device and with its strides, except for tensors that were
-on the host ("step", unless the optimizer is capturable or fused). Nothing is cast.
+on the host ("step", unless the optimizer is capturable or fused). It is filled too, and becomes the
+optimizer's when all of them are. Nothing is cast.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from checkfreq.state.adapters.base import Findings, type_name
-from checkfreq.state.adapters.fitting import alike
+from checkfreq.state.adapters.base import Filled, Findings, type_name
+from checkfreq.state.adapters.group_values import may_replace, same, show
 from checkfreq.state.adapters.optimizer_tree import OptimizerTree
 from checkfreq.state.codec import decode_tree
 from checkfreq.state.dtensors import empty_split, is_dtensor
-from checkfreq.state.saved import SavedObject, copy_bits
+from checkfreq.state.saved import SavedObject, new_tensor
+from checkfreq.state.saved_tensor import SavedTensor, copy_bits, local_part
 from checkfreq.state.tensors import DTYPES, decode_torch, require_memory
 from checkfreq.types import Json
 
@@ -33,7 +35,7 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 class OptimizerLoad:
-    """One load, compared first and applied once."""
+    """One load: compared, then placed, then filled by the caller, and applied once."""
 
     def __init__(
         self, name: str, optimizer: Optimizer, saved: SavedObject, tree: OptimizerTree
@@ -47,6 +49,9 @@ class OptimizerLoad:
         self._made: dict[str, Tensor] = {}  # DTensors that no live tensor is split like
         self._placed: dict[str, Tensor] = {}
         self._written: set[int] = set()
+        #: What is to be filled before ``apply``, and the memory of that which is not live yet.
+        self.filled: list[Filled] = []
+        self.new_bytes = 0
 
     def compare(self, findings: Findings, scheduled: frozenset[str]) -> bool:
         """Add differences to ``findings``; True if the state can be applied."""
@@ -117,13 +122,26 @@ class OptimizerLoad:
         live = self.live_dtensors()
         for pairs in tree.state.values():
             for name, value in pairs:
-                self._saved.check(name)
-                self._saved.check(value, live=live)
+                self._saved.own_tree(name)
+                self._check_value(value, live)
         for name, value in tree.other:
-            self._saved.check(name)
-            self._saved.check(value)
-        for node in (*tree.whole.values(), *(g.values for g in tree.groups)):
-            self._saved.check(node)
+            self._saved.own_tree(name)
+            self._saved.own_tree(value)
+        for node in tree.whole.values():
+            self._check_value(node, {})
+        for group in tree.groups:
+            for node in group.values.values():
+                self._saved.own_tree(node)
+
+    def _check_value(self, node: Json, live: dict[str, Tensor]) -> None:
+        """Check part of a parameter's state; what is no tensor but is kept as one is owned."""
+        self._saved.check(node, live=live)
+
+        def leaf(tag: str, inner: dict[str, Json]) -> Any:
+            if tag != "$tensor":
+                self._saved.own_tree(inner)
+
+        decode_tree(node, leaf=leaf)
 
     def live_dtensors(self) -> dict[str, Tensor]:
         """By key, DTensors that are split as the restored tensors will be."""
@@ -162,7 +180,8 @@ class OptimizerLoad:
         return self._made[record.name]
 
     def _decode_groups(self, findings: Findings) -> None:
-        """Decode the entries of the groups, before anything live changes: it may fail."""
+        """Read the entries of the groups, before anything live changes."""
+        self._saved.fetch()
         self._values = [
             {key: self._saved.decode(node) for key, node in group.values.items()}
             for group in self._tree.groups
@@ -170,10 +189,10 @@ class OptimizerLoad:
         groups = zip(self._values, self._optimizer.param_groups, strict=True)
         for i, (saved, live) in enumerate(groups):
             for key in saved.keys() & live.keys():
-                if not _may_replace(live[key], saved[key]):
+                if not may_replace(live[key], saved[key]):
                     findings.different.append(
                         f"{self._name}.param_groups[{i}].{key}: checkpoint has "
-                        f"{_show(saved[key])}, live has {_show(live[key])}"
+                        f"{show(saved[key])}, live has {show(live[key])}"
                     )
 
     def _compare_values(self, findings: Findings, scheduled: frozenset[str]) -> None:
@@ -182,14 +201,25 @@ class OptimizerLoad:
             for key, value in saved.items():
                 if key not in live or key in scheduled:
                     continue
-                if not _same(live[key], value):
+                if not same(live[key], value):
                     place = f"{self._name}.param_groups[{i}].{key}"
-                    text = f"{place}: {_show(live[key])} -> {_show(value)}"
+                    text = f"{place}: {show(live[key])} -> {show(value)}"
                     kept = key in _IMPLEMENTATION
                     (findings.notes if kept else findings.overridden).append(text)
 
+    def place(self) -> None:
+        """Choose the memory of every tensor of the state: the live one's, or a new one's."""
+        starts = accumulate((g.num_params for g in self._tree.groups), initial=0)
+        for start, group in zip(starts, self._optimizer.param_groups, strict=False):
+            for i, parameter in enumerate(group["params"], start):
+                live = self._optimizer.state.get(parameter, {})
+                for name, node in self._tree.state.get(i, ()):
+                    self._place_in(node, name, live, parameter, group)
+                if i in self._tree.whole:
+                    self._place_in(self._tree.whole[i], "", {}, parameter, group)
+
     def apply(self) -> None:
-        """Write all of the state; runs no user code."""
+        """Set all of the state, whose tensors have been filled; runs no user code."""
         with torch.no_grad():
             for saved, live in zip(self._values, self._optimizer.param_groups, strict=True):
                 for key, value in saved.items():
@@ -197,7 +227,7 @@ class OptimizerLoad:
             starts = accumulate((g.num_params for g in self._tree.groups), initial=0)
             for start, group in zip(starts, self._optimizer.param_groups, strict=False):
                 for i, parameter in enumerate(group["params"], start):
-                    self._set_state(i, parameter, group)
+                    self._set_state(i, parameter)
             for key, node in self._tree.other:
                 self._optimizer.state[self._saved.decode(key)] = self._saved.decode(node)
 
@@ -215,38 +245,45 @@ class OptimizerLoad:
             return
         live[key] = value
 
-    def _set_state(self, number: int, parameter: Tensor, group: dict[str, Any]) -> None:
+    def _set_state(self, number: int, parameter: Tensor) -> None:
         states = self._optimizer.state
         if number in self._tree.whole:
-            states[parameter] = self._decode(self._tree.whole[number], "", parameter, group)
+            states[parameter] = self._decode(self._tree.whole[number])
             return
         if number not in self._tree.state:
             states.pop(parameter, None)  # it had none; the optimizer creates it when it steps
             return
-        live = states.get(parameter, {})
+        live = states.get(parameter)
+        kept = live if isinstance(live, dict) else {}
         new = {
-            self._saved.decode(name): self._value(name, node, live, parameter, group)
-            for name, node in self._tree.state[number]
+            self._saved.decode(name): self._decode(node) for name, node in self._tree.state[number]
         }
-        live.clear()
-        live.update(new)
-        states[parameter] = live
+        kept.clear()
+        kept.update(new)
+        states[parameter] = kept
 
-    def _value(
-        self, name: Json, node: Json, live: dict[Any, Any], parameter: Tensor, group: dict[str, Any]
-    ) -> Any:
-        key = name if isinstance(name, str) else ""
-        if isinstance(node, dict) and "$tensor" in node:
-            return self._place(node, key, live.get(key), parameter, group)
-        return self._decode(node, key, parameter, group)
-
-    def _decode(self, node: Json, name: str, parameter: Tensor, group: dict[str, Any]) -> Any:
+    def _decode(self, node: Json) -> Any:
         def leaf(tag: str, inner: dict[str, Json]) -> Any:
             if tag == "$tensor":
-                return self._place(inner, name, None, parameter, group)
+                return self._placed[self._saved.record(inner["$tensor"]).name]
             return decode_torch(tag, inner, self._saved.owned)
 
         return decode_tree(node, leaf=leaf)
+
+    def _place_in(
+        self, node: Json, name: Json, live: object, parameter: Tensor, group: dict[str, Any]
+    ) -> None:
+        key = name if isinstance(name, str) else ""
+        if isinstance(node, dict) and "$tensor" in node:
+            there = live.get(key) if isinstance(live, dict) else None
+            self._place(node, key, there, parameter, group)
+            return
+
+        def leaf(tag: str, inner: dict[str, Json]) -> None:
+            if tag == "$tensor":
+                self._place(inner, key, None, parameter, group)
+
+        decode_tree(node, leaf=leaf)
 
     def _place(
         self,
@@ -255,33 +292,39 @@ class OptimizerLoad:
         live: object,
         parameter: Tensor,
         group: dict[str, Any],
-    ) -> Tensor:
-        """The live tensor for a saved one; names that shared a tensor share one again."""
+    ) -> None:
+        """Choose the tensor for a saved one; names that shared a tensor share one again."""
         record = self._saved.record(node["$tensor"])
-        placed = self._placed.get(record.name)
-        if placed is not None:
-            return placed
-        target = live if isinstance(live, Tensor) else None
-        if target is None or not self._is_writable(target, record.shape, DTYPES[record.dtype]):
-            target = self._made.get(record.name)
-        if target is None:
-            on_host = self._on_host(node, name, group)
-            target = _create(
-                tuple(record.shape),
-                DTYPES[record.dtype],
-                parameter,
-                torch.device("cpu") if on_host else parameter.device,
-                is_plain=on_host or name == "step",
-            )
-        self._saved.copy_to(target, record.name)
+        if record.name in self._placed:
+            return
+        if isinstance(live, Tensor) and self._is_writable(live, record):
+            target = live
+        else:
+            target = self._new(node, name, record, parameter, group)
+            self.new_bytes += local_part(target)[0].nbytes
+        self.filled.append(Filled(f"{self._name}.{record.name}", target, record))
         self._written.add(id(target))
         self._placed[record.name] = target
-        return target
 
-    def _is_writable(self, live: Tensor, shape: Any, dtype: torch.dtype) -> bool:
+    def _new(
+        self,
+        node: dict[str, Json],
+        name: str,
+        record: SavedTensor,
+        parameter: Tensor,
+        group: dict[str, Any],
+    ) -> Tensor:
+        if record.name in self._made:
+            return self._made[record.name]
+        on_host = self._on_host(node, name, group)
+        device = torch.device("cpu") if on_host else parameter.device
+        is_plain = on_host or name == "step"
+        return _create(record.shape, DTYPES[record.dtype], parameter, device, is_plain=is_plain)
+
+    def _is_writable(self, live: Tensor, record: SavedTensor) -> bool:
         return (
-            tuple(live.shape) == tuple(shape)
-            and live.dtype == dtype
+            tuple(live.shape) == record.shape
+            and live.dtype == DTYPES[record.dtype]
             and id(live) not in self._written  # one live tensor cannot hold two saved ones
         )
 
@@ -303,37 +346,4 @@ def _create(
 ) -> Tensor:
     if shape == tuple(parameter.shape) and not (is_plain and is_dtensor(parameter)):
         return torch.empty_like(parameter, dtype=dtype, device=device, requires_grad=False)
-    return torch.empty(shape, dtype=dtype, device=device)
-
-
-def _may_replace(live: Any, saved: Any) -> bool:
-    """Whether the saved value may replace a live entry of a group."""
-    if callable(live) or not alike(live, saved):
-        return False
-    if isinstance(live, Tensor):
-        if isinstance(saved, Tensor):
-            return True
-        try:
-            torch.empty(1, dtype=live.dtype, device="cpu").fill_(saved)
-        except (TypeError, RuntimeError, OverflowError):  # no number, or out of the dtype's range
-            return False
-    return True
-
-
-def _same(live: Any, saved: Any) -> bool:
-    if isinstance(live, Tensor) or isinstance(saved, Tensor):
-        try:
-            one, other = torch.as_tensor(live).cpu(), torch.as_tensor(saved).cpu()
-        except (TypeError, ValueError, RuntimeError, OverflowError):  # no number, or too large
-            return False
-        return one.shape == other.shape and bool((one == other).all())
-    if isinstance(live, list | tuple) and isinstance(saved, list | tuple):
-        return len(live) == len(saved) and all(map(_same, live, saved))
-    return bool(live == saved)
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, Tensor):
-        value = value.item() if value.numel() == 1 else f"tensor{list(value.shape)}"
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return new_tensor(shape, dtype, device)

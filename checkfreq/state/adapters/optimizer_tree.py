@@ -143,3 +143,25 @@ def _numbered_groups(saved: SavedObject, groups: list[SavedGroup]) -> list[dict[
         packed.append({**values, "params": list(range(start, start + group.num_params))})
         start += group.num_params
     return packed
+
+
+def own_state_dict(
+    saved: SavedObject, *, live: Mapping[str, Tensor] = MappingProxyType({})
+) -> None:
+    """Say that ``optimizer_state_dict`` will be called with these arguments."""
+    if "state_dict" in saved.json:
+        saved.own_tree(saved.field("state_dict"), on_cpu=True, live=live)
+        return
+    tree = optimizer_tree(saved)
+    assert tree is not None
+    for items in tree.state.values():
+        for name, value in items:
+            saved.own_tree(name)
+            saved.own_tree(value, on_cpu=True, live=live)
+    for node in (*tree.whole.values(), *(value for _, value in tree.other)):
+        saved.own_tree(node, on_cpu=True)
+    for key, _ in tree.other:
+        saved.own_tree(key)
+    for group in tree.groups:
+        for node in group.values.values():
+            saved.own_tree(node, on_cpu=True)

@@ -52,6 +52,7 @@ def prepare_rng(saved: SavedObject, findings: Findings) -> Callable[[], None]:
     Each state is first tried on a new generator. Raises CorruptCheckpointError for one that cannot
     be set; a state of a different kind of generator than the live one is a finding.
     """
+    saved.own_tree(saved.field("state"))
     state = saved.decode(saved.field("state"))
     usable = {}
     for name, value in state.items():

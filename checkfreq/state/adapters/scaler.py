@@ -58,7 +58,7 @@ class ScalerAdapter:
 
     def prepare(self, saved: SavedObject, findings: Findings) -> Changes:
         """See Adapter."""
-        saved.check(saved.field("state"))
+        saved.own_tree(saved.field("state"))
         was, now = bool(saved.field("state")), self._scaler.is_enabled()
         if was != now:
             words = {True: "enabled", False: "disabled"}

@@ -1,0 +1,189 @@
+"""Bytes of a saved chunk arrive in a live tensor as ``copy_`` would have put them there."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from checkfreq.restore.targets import StridedTarget, row_major_boxes, target_of, wanted_of
+from checkfreq.state.saved_tensor import Chunk, Placement, SavedTensor, without_repeats
+from checkfreq.store.boxes import Box
+from checkfreq.store.manifest import FileEntry, TensorEntry
+from tests.state.support import bits
+
+DTYPES = (torch.uint8, torch.bfloat16, torch.float32, torch.complex128)
+
+
+def chunk_of(shape: tuple[int, ...], dtype: torch.dtype) -> Chunk:
+    name = str(dtype).removeprefix("torch.")
+    num_bytes = Box.whole(shape).num_elements * dtype.itemsize
+    entry = TensorEntry("t", name, shape, 4096, num_bytes, "0" * 16)
+    file = FileEntry("f.safetensors", 4096 + num_bytes, 4096, "0" * 16, (entry,))
+    return Chunk(Box.whole(shape), file, entry)
+
+
+def values_of(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    data = torch.arange(Box.whole(shape).num_elements, dtype=torch.float64).reshape(shape)
+    return (data % 251).to(dtype)
+
+
+def data_of(values: Tensor) -> bytearray:
+    return bytearray(values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def deliver(placement: Placement, values: Tensor, cuts: list[int]) -> None:
+    """Hand a chunk's bytes over in pieces, the last first, each in memory that is reused."""
+    wanted, data = wanted_of(placement), data_of(values)
+    assert wanted.target is not None
+    ends = [0, *sorted({cut * values.element_size() for cut in cuts}), len(data)]
+    for begin, end in reversed([*pairwise(ends)]):
+        for first, last in wanted.ranges or ((0, len(data)),):
+            start, stop = max(first, begin), min(last, end)
+            if start < stop:
+                piece = data[start:stop]
+                wait = wanted.target.put(start, memoryview(piece))
+                if wait is not None:
+                    wait()
+                piece[:] = b"\xa5" * len(piece)
+
+
+shapes = st.lists(st.integers(1, 5), min_size=0, max_size=4).map(tuple)
+
+
+@st.composite
+def live_tensors(draw: st.DrawFn, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of that shape with any order of its dimensions, gaps, and repeated dimensions."""
+    order = draw(st.permutations(range(len(shape))))
+    steps = [draw(st.integers(1, 3)) for _ in shape]
+    room = torch.zeros([shape[d] * steps[d] + 1 for d in order], dtype=dtype)
+    tensor = room.permute([order.index(d) for d in range(len(shape))])
+    for dim, step in enumerate(steps):
+        tensor = tensor.narrow(dim, draw(st.integers(0, 1)), shape[dim] * step)
+        tensor = tensor[(*[slice(None)] * dim, slice(None, None, step))]
+    for dim in range(len(shape)):
+        if draw(st.integers(0, 9)) == 0:
+            tensor = tensor.narrow(dim, 0, 1).expand(
+                *tensor.shape[:dim], shape[dim], *tensor.shape[dim + 1 :]
+            )
+    return tensor
+
+
+@given(data=st.data())
+def test_any_part_of_a_chunk_arrives_in_a_tensor_of_any_strides(data: st.DataObject) -> None:
+    shape = data.draw(shapes)
+    dtype = data.draw(st.sampled_from(DTYPES))
+    values, chunk = values_of(shape, dtype), chunk_of(shape, dtype)
+    begins = tuple(data.draw(st.integers(0, size - 1)) for size in shape)
+    sizes = tuple(
+        data.draw(st.integers(1, size - begin)) for begin, size in zip(begins, shape, strict=True)
+    )
+    part = Box(begins, sizes)
+    live = data.draw(live_tensors(sizes, dtype))
+    source = values
+    for dim, (begin, size) in enumerate(zip(begins, sizes, strict=True)):
+        source = source.narrow(dim, begin, size)
+    target, repeated = without_repeats(live)
+    for dim in repeated:
+        source = source.narrow(dim, 0, 1)
+        part = Box(part.offsets, (*part.sizes[:dim], 1, *part.sizes[dim + 1 :]))
+    expected = source.expand(live.shape)
+    cuts = data.draw(st.lists(st.integers(0, values.numel()), max_size=5))
+    deliver(Placement(chunk, part, target), values, cuts)
+    assert bits(torch.empty(sizes, dtype=dtype).copy_(live)) == bits(expected)
+
+
+@given(data=st.data())
+def test_boxes_of_a_run_of_elements_hold_each_of_them_once(data: st.DataObject) -> None:
+    shape = data.draw(shapes)
+    count = Box.whole(shape).num_elements
+    first = data.draw(st.integers(0, count))
+    end = data.draw(st.integers(first, count))
+    numbers = torch.arange(count).reshape(shape)
+    boxes = list(row_major_boxes(shape, first, end))
+    found: list[int] = []
+    for at, box in boxes:
+        piece = numbers
+        for dim, (begin, size) in enumerate(zip(*box, strict=True)):
+            piece = piece.narrow(dim, begin, size)
+        assert at == int(piece.reshape(-1)[0])
+        found += piece.reshape(-1).tolist()
+    assert found == list(range(first, end))
+    assert len(boxes) <= 2 * len(shape) + 1
+
+
+def test_a_row_major_tensor_is_copied_by_address_and_any_other_by_torch() -> None:
+    chunk, whole = chunk_of((6, 4), torch.float32), Box.whole((6, 4))
+    plain = torch.zeros(6, 4)
+    column = Placement(chunk, Box((0, 1), (6, 2)), torch.zeros(6, 2))
+    strided = [plain.t().contiguous().t(), torch.zeros(6, 8)[:, ::2], plain.bfloat16()]
+    by_torch = [column, *(Placement(chunk, whole, target) for target in strided)]
+    assert all(isinstance(target_of(one), StridedTarget) for one in by_torch)
+    rows = Placement(chunk, Box((2, 0), (3, 4)), torch.zeros(3, 4))
+    for one in (Placement(chunk, whole, plain), rows):
+        assert not isinstance(target_of(one), StridedTarget)
+
+
+def test_values_of_another_dtype_are_cast() -> None:
+    values = values_of((5, 3), torch.float32)
+    live = torch.zeros(5, 3, dtype=torch.bfloat16)
+    deliver(Placement(chunk_of((5, 3), torch.float32), Box.whole((5, 3)), live), values, [1, 7, 8])
+    assert bits(live) == bits(values.bfloat16())
+
+
+def test_a_conjugated_view_gets_the_values_and_not_the_bytes() -> None:
+    values = torch.complex(torch.arange(6.0), torch.arange(6.0)).to(torch.complex128).reshape(2, 3)
+    live = torch.zeros(2, 3, dtype=torch.complex128).conj()
+    chunk = chunk_of((2, 3), torch.complex128)
+    deliver(Placement(chunk, Box.whole((2, 3)), live), values, [2])
+    assert bits(live) == bits(values)
+
+
+def test_read_only_bytes_are_enough() -> None:
+    values, live = values_of((4, 3), torch.float32), torch.zeros(3, 4).t()
+    target = target_of(Placement(chunk_of((4, 3), torch.float32), Box.whole((4, 3)), live))
+    target.put(0, memoryview(bytes(data_of(values))))
+    assert bits(live) == bits(values)
+
+
+def test_a_piece_that_splits_an_element_is_our_own_mistake() -> None:
+    live = torch.zeros(3, 4).t()
+    target = target_of(Placement(chunk_of((4, 3), torch.float32), Box.whole((4, 3)), live))
+    for start, size in ((2, 4), (4, 6)):
+        with pytest.raises(AssertionError, match="splits an element"):
+            target.put(start, memoryview(bytearray(size)))
+
+
+def test_threads_may_fill_one_tensor_in_pieces() -> None:
+    values, live = values_of((64, 512), torch.float32), torch.zeros(512, 64).t()
+    target = target_of(Placement(chunk_of((64, 512), torch.float32), Box.whole((64, 512)), live))
+    data, size = data_of(values), 4096
+    with ThreadPoolExecutor(4) as pool:
+        starts = range(0, len(data), size)
+        list(pool.map(lambda at: target.put(at, memoryview(data)[at : at + size]), starts))
+    assert bits(live) == bits(values)
+
+
+def test_only_bytes_between_the_ends_of_a_part_are_asked_for() -> None:
+    chunk = chunk_of((10, 8), torch.float32)
+    rows = wanted_of(Placement(chunk, Box((2, 0), (3, 8)), torch.zeros(3, 8)))
+    assert rows.ranges == ((2 * 32, 5 * 32),)
+    column = wanted_of(Placement(chunk, Box((0, 3), (10, 1)), torch.zeros(10, 1)))
+    assert column.ranges == ((3 * 4, (9 * 8 + 4) * 4),)
+    assert wanted_of(Placement(chunk, Box.whole((10, 8)), torch.zeros(10, 8))).ranges is None
+
+
+def test_a_scalar_and_a_tensor_without_elements_are_tensors_too() -> None:
+    chunk = chunk_of((), torch.float32)
+    live = torch.tensor(0.0)
+    record = SavedTensor("t", "float32", (), [chunk])
+    (placement,) = record.placements(live)
+    deliver(placement, torch.tensor(2.5), [])
+    assert live == 2.5
+    empty = SavedTensor("t", "float32", (0, 3), [chunk_of((0, 3), torch.float32)])
+    assert [*empty.placements(torch.zeros(0, 3))] == []
