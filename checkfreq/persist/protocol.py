@@ -330,8 +330,16 @@ def encode(message: Message) -> bytes:
     """Return the frame of a message: its length, then its JSON."""
     # Not ``dataclasses.asdict``: it would copy the whole tree of ``objects``.
     body = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
-    text = json.dumps([type(message).__name__, body], default=dataclasses.astuple).encode()
+    text = json.dumps([type(message).__name__, body], default=_values_of).encode()
     return _LENGTH.pack(len(text)) + text
+
+
+def _values_of(value: Any) -> list[object]:
+    """What ``dataclasses.astuple`` returns, a level at a time: it would copy every value below.
+
+    A layout is encoded in the training thread, and has a row for each tensor.
+    """
+    return [getattr(value, field.name) for field in dataclasses.fields(value)]
 
 
 def decode(text: bytes) -> Message:
