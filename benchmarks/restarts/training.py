@@ -8,6 +8,7 @@ JSON line at each of its instants (``time.monotonic``, which all processes share
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -21,14 +22,20 @@ _SCRIPT_S = time.monotonic()
 _IDLE_S = 0.05
 _INPUTS = 64
 _LAYERS = 8
-#: What happens inside of a restore, where the revision has it: shown beside the parts.
+#: Functions of ours, by what they do: each revision has some of them.
 _CALLS = {
-    "make the session": "checkfreq.session.session:Session.__init__",
-    "start the worker": "checkfreq.persist.client:WorkerClient.start",
-    "wait for the directory": "checkfreq.persist.client:WorkerClient.wait_opened",
-    "find": "checkfreq.restore.restorer:Restorer.find",
-    "compare": "checkfreq.session.restoring:Restoring._plan",
-    "load": "checkfreq.session.restoring:Restoring._load",
+    "make the session": ("checkfreq.session.session:Session.__init__",),
+    "start the worker": ("checkfreq.persist.client:WorkerClient.start",),
+    "wait for the directory": ("checkfreq.persist.client:WorkerClient.wait_opened",),
+    "find": ("checkfreq.restore.restorer:Restorer.find",),
+    "compare": (
+        "checkfreq.session.restoring:Restoring._plan",
+        "checkfreq.restore.in_place:InPlace.compare",
+    ),
+    "load": (
+        "checkfreq.session.restoring:Restoring._load",
+        "checkfreq.restore.in_place:InPlace.change",
+    ),
 }
 
 
@@ -50,12 +57,15 @@ class Calls:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        for name, where in _CALLS.items():
-            module_name, _, attribute = where.partition(":")
-            owner_name, _, function_name = attribute.partition(".")
-            owner = getattr(importlib.import_module(module_name), owner_name, None)
-            if (function := getattr(owner, function_name, None)) is not None:
-                setattr(owner, function_name, self._timed(name, function))
+        for name, places in _CALLS.items():
+            for place in places:
+                with contextlib.suppress(ImportError, AttributeError):
+                    self._time(name, *place.split(":"))
+
+    def _time(self, name: str, module: str, path: str) -> None:
+        owner_name, function_name = path.split(".")
+        owner = getattr(importlib.import_module(module), owner_name)
+        setattr(owner, function_name, self._timed(name, getattr(owner, function_name)))
 
     def _timed(self, name: str, function: Any) -> Any:
         @functools.wraps(function)
