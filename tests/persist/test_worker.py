@@ -194,8 +194,16 @@ def test_closing_finishes_what_was_asked_before(client: WorkerClient, tmp_path: 
     assert CheckpointStore(tmp_path / "chk").steps() == [8]
 
 
-def test_the_worker_imports_neither_torch_nor_numpy() -> None:
-    code = "import sys, checkfreq.persist.worker; print({'torch', 'numpy'} & set(sys.modules))"
+@pytest.mark.parametrize(
+    "packages",
+    [
+        ("torch", "numpy"),
+        # A third of its start: imported once there is a mirror, or somebody to ask for the end.
+        ("checkfreq.mirror", "checkfreq.notices", "subprocess"),
+    ],
+)
+def test_the_worker_imports_only_what_every_worker_needs(packages: tuple[str, ...]) -> None:
+    code = f"import sys, checkfreq.persist.worker; print({set(packages)} & set(sys.modules))"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
