@@ -12,6 +12,7 @@ import torch
 from hypothesis import settings
 
 from checkfreq import faults
+from tests import leftovers
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -36,6 +37,13 @@ def _signals_are_as_before() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_worker_lingers() -> Iterator[None]:
+    """A killed training process leaves one, with its memory, for minutes."""
+    yield
+    leftovers.end_lingering()
+
+
 @pytest.fixture
 def fault_script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Install a script: at once in this process, and in each worker started from now on."""
@@ -50,7 +58,9 @@ def fault_script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], No
 
 
 def pytest_configure() -> None:
-    """One seed for the hostile directories of tests/hostile, in all processes of a run."""
+    """One seed for the hostile directories of tests/hostile, in all processes of a run; and a mark
+    on the processes that this one starts."""
+    leftovers.mark()
     os.environ.setdefault("CHECKFREQ_FUZZ_SEED", str(random.SystemRandom().getrandbits(32)))
 
 

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from checkfreq.cli import text
 from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError, printable
+from checkfreq.persist.handover import ranks_in, status
 from checkfreq.persist.listing import best_in
 from checkfreq.store.fileops import Kind
 from checkfreq.store.manifest import FileEntry, Manifest
@@ -81,6 +82,18 @@ def _other_content(store: CheckpointSource) -> Iterator[str]:
             yield f"{held} in {folder}/"
     for step in store.links():
         yield f"{store.path(step).name}: {_LINKED}"
+    yield from _in_memory(store)
+
+
+def _in_memory(store: CheckpointStore) -> Iterator[str]:
+    """What workers that lingered after a killed run keep for the next one."""
+    for rank in ranks_in(store.root):
+        held = status(store.root, rank)
+        if held is not None:
+            yield (
+                f"rank {rank} in memory: step {held.step} ({held.stage.value}), "
+                f"{size_text(held.num_bytes)}, for {held.left_s:.0f} s more (process {held.pid})"
+            )
 
 
 def show(store: CheckpointSource, args: argparse.Namespace) -> int:
@@ -102,6 +115,8 @@ def show(store: CheckpointSource, args: argparse.Namespace) -> int:
         print(text.json_of(manifest.objects))
     for rank, own in manifest.ranks.items():
         _show_rank(rank, own, objects=args.objects)
+    for line in _in_memory(store) if isinstance(store, CheckpointStore) else ():
+        print(line)
     return 0
 
 

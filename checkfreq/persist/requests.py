@@ -264,7 +264,7 @@ class RequestHandler:
             writer,
             lock,
             None if lock is None else self._guard(store, lock, request),
-            self._is_orphaned,
+            lambda: self._asker.gone.is_set(),  # a successor changes nothing for what was asked
             self._uploads.held,
             self.slots.memory,
             self.slots.layouts,

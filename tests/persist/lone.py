@@ -44,10 +44,12 @@ class LoneWorker:
         chk_dir: Path,
         *,
         faults: str = "",
+        fault_log: str | None = None,
         keep_s: float = 600.0,
         role: Role = Role(),
     ) -> None:
         self.chk_dir = chk_dir
+        logged = {} if fault_log is None else {"CHECKFREQ_FAULT_LOG": fault_log}
         self.body = subprocess.Popen(["sleep", "3600"])
         ours, theirs = socket.socketpair()
         pidfd = os.pidfd_open(self.body.pid)
@@ -55,7 +57,7 @@ class LoneWorker:
             self.process = subprocess.Popen(
                 worker_command((theirs.fileno(), pidfd, self.body.pid, 0)),
                 pass_fds=(theirs.fileno(), pidfd),
-                env={**worker_environment(), "CHECKFREQ_FAULT": faults},
+                env={**worker_environment(), "CHECKFREQ_FAULT": faults, **logged},
                 start_new_session=True,
             )
         os.close(pidfd)

@@ -20,10 +20,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from checkfreq import faults
+from checkfreq.cli import main
 from checkfreq.persist import frames as f
 from checkfreq.persist import protocol as p
 from checkfreq.persist.frames import HandoverError, Purpose, Stage, Why
 from checkfreq.persist.handover import Connection, ask, ranks_in, release, status
+from checkfreq.persist.linger import Ending, Lingering, Successor
+from checkfreq.persist.pressure import MemoryPressure
+from checkfreq.persist.slots import Slots
 from checkfreq.store.fileops import LocalFileOps
 from checkfreq.store.manifest import digest_of
 from checkfreq.store.store import CheckpointStore
@@ -153,6 +158,18 @@ def test_slots_that_the_trainer_was_freeing_when_it_died_are_not_touched(
 
     assert worker.wait_ended() == 0
     assert ranks_in(chk_dir) == []
+
+
+def test_the_store_sees_no_checkpoint_and_no_rubbish_in_a_socket(
+    lingering: LoneWorker, chk_dir: Path
+) -> None:
+    store = CheckpointStore(chk_dir)
+    store.open()
+    assert store.steps() == [7]
+    assert store.verify(7).step == 7
+    store.prune([7])
+    assert store.steps() == [7]
+    assert step_of(lingering) == (7, Stage.DURABLE)
 
 
 # ---- when it does not linger
@@ -410,6 +427,16 @@ def test_it_says_what_it_holds_and_for_how_long(lingering: LoneWorker, chk_dir: 
     assert 0 < found.left_s <= 600
 
 
+@pytest.mark.parametrize("command", ["ls", "show"])
+def test_the_command_line_shows_what_it_holds(
+    command: str, lingering: LoneWorker, chk_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(chk_dir)]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("rank 0 in memory: step 7 (durable), ")
+    assert line.endswith(f" s more (process {lingering.process.pid})")
+
+
 def test_a_member_of_many_ranks_keeps_its_own_part(
     slot: HandMadeSlot, chk_dir: Path, start: Start
 ) -> None:
@@ -631,3 +658,87 @@ def test_a_stopped_worker_does_not_keep_a_run_from_starting(
         connection.receive(most_fds=0)
     connection.close()
     assert time.monotonic() - began_s < 60
+
+
+# ---- in this process, with made-up circumstances
+
+
+def end_of(lingering_here: Lingering) -> Ending | Successor:
+    """How it ends, by itself."""
+    assert lingering_here.listen()
+    return lingering_here.run()
+
+
+@pytest.fixture
+def here(slot: HandMadeSlot, tmp_path: Path) -> Iterator[Callable[..., Lingering]]:
+    slots = Slots()
+    slots.note(p.SlotMemory(0, len(slot.memory)))
+    slots.note(p.SlotLayout(0, slot.files))
+    slots.note(request(3))
+    fd = os.dup(slot.fd)
+    slots.map(p.SlotMemory(0, len(slot.memory)), fd)
+    with contextlib.ExitStack() as stack:
+        ours, theirs = map(stack.enter_context, socket.socketpair())
+
+        def make(**changes: object) -> Lingering:
+            pressure = MemoryPressure(1, available=lambda: 1 << 40, files=[])
+            fields = {"until_s": time.monotonic() + 600.0, "pressure": pressure, **changes}
+            return Lingering(tmp_path, slots, Role(), wake_fd=ours.fileno(), **fields)  # type: ignore[arg-type]
+
+        stack.callback(theirs.close)
+        yield make
+    os.close(fd)
+
+
+def test_it_ends_when_memory_is_short(here: Callable[..., Lingering], tmp_path: Path) -> None:
+    pressure = MemoryPressure(1, available=lambda: 0, files=[])
+    assert end_of(here(pressure=pressure)) is Ending.PRESSURE
+    assert ranks_in(tmp_path) == []
+
+
+def test_time_is_told_by_the_clock_that_it_was_given(here: Callable[..., Lingering]) -> None:
+    ticks = iter(range(0, 10_000, 100))
+    lingering = here(until_s=500.0, clock=lambda: float(next(ticks)))
+    assert end_of(lingering) is Ending.TIME
+
+
+def test_where_no_socket_can_be_made_it_does_not_linger(
+    here: Callable[..., Lingering], tmp_path: Path
+) -> None:
+    f.socket_path(tmp_path, 0).mkdir()
+    assert not here().listen()
+
+
+def test_a_newer_worker_of_the_same_rank_takes_the_place(
+    here: Callable[..., Lingering], tmp_path: Path
+) -> None:
+    lingering = here()
+    assert lingering.listen()
+    with socket.socket(socket.AF_UNIX) as newer:
+        LocalFileOps(tmp_path).bind_socket(f.socket_path(tmp_path, 0), newer)
+        assert lingering.run() is Ending.SOCKET
+    assert ranks_in(tmp_path) == [0]
+
+
+def test_an_undisturbed_hand_over_passes_every_fault_point_in_order(
+    start: Start, chk_dir: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "points"
+    worker = start(fault_log=str(log))
+    worker.commit(7)
+    worker.lose_trainer()
+    eventually(lambda: status(chk_dir, 0), "it lingers")  # so that the client asks once
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT, str(chk_dir)],
+        env={**os.environ, "CHECKFREQ_FAULT_LOG": str(log)},
+        timeout=120,
+        check=True,
+    )
+    assert done.returncode == 0
+    passed = [point for point in log.read_text().split() if point in faults.POINTS_OF_A_HANDOVER]
+    first = passed[: len(faults.POINTS_OF_A_HANDOVER)]
+    # What the two sides pass at the same time comes in either order.
+    assert sorted(first) == sorted(faults.POINTS_OF_A_HANDOVER)
+    for side in ("linger.", "handover."):
+        expected = [point for point in faults.POINTS_OF_A_HANDOVER if point.startswith(side)]
+        assert [point for point in first if point.startswith(side)] == expected
