@@ -75,7 +75,7 @@ class SavedTensor:
         local, box = local_part(target)
         local = local.detach()
         for part, chunk, source in self._sources(box):
-            yield _placed(chunk, source, _part(local, part))
+            yield placed(chunk, source, _part(local, part))
 
     def _sources(self, box: Box) -> Iterator[tuple[Box, Chunk, Box]]:
         """The parts of ``box`` by their place in it, each with its chunk and its place there."""
@@ -134,7 +134,8 @@ def copy_bits(target: Tensor, source: Tensor) -> None:
     target.copy_(source)
 
 
-def _placed(chunk: Chunk, part: Box, target: Tensor) -> Placement:
+def placed(chunk: Chunk, part: Box, target: Tensor) -> Placement:
+    """The placement that fills ``target``, which may be expanded (stride 0), from ``part``."""
     target, repeated = without_repeats(target)
     if repeated:
         sizes = (1 if dim in repeated else size for dim, size in enumerate(part.sizes))

@@ -14,27 +14,12 @@ import torch
 from torch import Tensor
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError, StateError
-from checkfreq.integrations.dcp.reads import Place
+from checkfreq.state.saved_tensor import Chunk
 from checkfreq.state.tensors import DTYPES
 from checkfreq.store.boxes import Box
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry
 from checkfreq.store.parts import stem_of
 from checkfreq.types import Json
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Part of a tensor, or all of it: its box, and the place of its bytes."""
-
-    box: Box
-    place: Place
-
-    def tensor(self, data: memoryview) -> Tensor:
-        """``data``, its bytes, as a tensor on the same memory."""
-        dtype = DTYPES[self.place.entry.dtype]
-        if not len(data):
-            return torch.empty(self.box.sizes, dtype=dtype, device="cpu")
-        return torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(self.box.sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +60,7 @@ def tensors_of(
     files = {file.name: file for file in manifest.files}
     found: dict[str, StoredTensor] = {}
     for key, shape, chunk in _chunks(manifest, name, files, rank):
-        entry = chunk.place.entry
+        entry = chunk.entry
         if entry.dtype not in DTYPES:
             known = ", ".join(DTYPES)
             raise CorruptCheckpointError(
@@ -103,7 +88,7 @@ def _chunks(
     own: dict[str, _KeyedChunk] = {}
     if shared is not None:
         json = manifest.objects.get(name, {})
-        own.update((e.name, _chunk(shared.name, e, json)) for e in shared.tensors)
+        own.update((e.name, _chunk(shared, e, json)) for e in shared.tensors)
     for number in sorted(manifest.ranks):
         file = files.get(f"{stem_of(name, number)}.safetensors")
         if file is None:
@@ -111,17 +96,17 @@ def _chunks(
         json = own_json(manifest, name, number)
         for entry in file.tensors:
             if entry.name in json.get("shards", {}):
-                yield _chunk(file.name, entry, json)
+                yield _chunk(file, entry, json)
             elif rank is None or number == rank_for(manifest, rank):
-                own[entry.name] = _chunk(file.name, entry, json)
+                own[entry.name] = _chunk(file, entry, json)
     yield from own.values()
 
 
-def _chunk(file: str, entry: TensorEntry, json: Mapping[str, Json]) -> _KeyedChunk:
-    place, size = Place(file, entry), tuple(entry.shape)
+def _chunk(file: FileEntry, entry: TensorEntry, json: Mapping[str, Json]) -> _KeyedChunk:
+    size = tuple(entry.shape)
     key = json.get("pieces", {}).get(entry.name, entry.name)
     shape, offsets = json.get("shards", {}).get(entry.name, (size, (0,) * len(size)))
-    return key, tuple(shape), Chunk(Box(tuple(offsets), size), place)
+    return key, tuple(shape), Chunk(Box(tuple(offsets), size), file, entry)
 
 
 def _require_whole(tensor: StoredTensor, name: str, manifest: Manifest, path: str) -> None:

@@ -1,8 +1,8 @@
 """``CFStorageReader``: torch.distributed.checkpoint loads what checkfreq wrote.
 
-It reads the tensors that the plan needs, each one whole and verified, with direct I/O; the number
-of ranks may differ from that of the save. A step counts as valid here if its manifest and the sizes
-of its files are right. Digests are checked for the tensors that are read, not for the others.
+It reads what the plan needs of each tensor, verified, with direct I/O, and straight into its place.
+The number of ranks may differ from that of the save. A step counts as valid here if its manifest
+and the sizes of its files are right. Digests are checked for what is read, not for the rest.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,11 +31,14 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from checkfreq.errors import ConfigError, MismatchError, storage_errors
-from checkfreq.integrations.dcp.chunks import Chunk, StoredTensor
+from checkfreq.integrations.dcp.chunks import StoredTensor
 from checkfreq.integrations.dcp.contents import Contents, contents_of, is_of_dcp
 from checkfreq.integrations.dcp.paths import split_path
-from checkfreq.integrations.dcp.reads import Place, read_verified
+from checkfreq.restore.reading import StreamReader
 from checkfreq.restore.validation import validate_state
+from checkfreq.state.saved_tensor import Chunk, Placement, placed
+from checkfreq.state.tensors import DTYPES
+from checkfreq.store.boxes import Box
 from checkfreq.store.manifest import MANIFEST_NAME, Manifest
 from checkfreq.store.store import CheckpointStore
 
@@ -176,20 +179,22 @@ class CFStorageReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what the plan asks for into the planner's tensors. The future is done on return."""
-        wanted: dict[Place, list[tuple[ReadItem, Chunk]]] = {}
+        reads: list[tuple[ReadItem, Placement]] = []
         for item in plan.items:
             chunk = self._chunk(item)
-            if chunk is not None:
-                wanted.setdefault(chunk.place, []).append((item, chunk))
-            else:
+            if chunk is None:
                 value = self._contents.pickled(item.storage_index.fqn, self._read_whole)
                 planner.load_bytes(item, value)
-        for place, data in self._read(list(wanted)):
-            for item, chunk in wanted[place]:
-                if item.type is LoadItemType.BYTE_IO:
-                    planner.load_bytes(item, io.BytesIO(data))
-                else:
-                    self._deliver(item, chunk.tensor(data), planner)
+            elif item.type is LoadItemType.BYTE_IO:
+                reads.append((item, _blob(chunk)))
+            else:
+                reads.append((item, self._placement(item, chunk, planner)))
+        self._read([placement for _, placement in reads])
+        for item, placement in reads:
+            if item.type is LoadItemType.BYTE_IO:
+                planner.load_bytes(item, io.BytesIO(bytes(placement.target.numpy())))
+            else:
+                planner.commit_tensor(item, placement.target)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -205,30 +210,37 @@ class CFStorageReader(StorageReader):
         hinted = [] if index.index is None else chunks[index.index : index.index + 1]
         return next(chunk for chunk in [*hinted, *chunks] if chunk.box.offsets == offsets)
 
-    def _deliver(self, item: ReadItem, saved: Tensor, planner: LoadPlanner) -> None:
-        part = saved[_slices(item.storage_offsets, item.lengths)]
+    def _placement(self, item: ReadItem, chunk: Chunk, planner: LoadPlanner) -> Placement:
         target = planner.resolve_tensor(item).detach()
-        if target.size() != part.size():
+        part = Box(tuple(item.storage_offsets), tuple(item.lengths))
+        if tuple(target.size()) != part.sizes:
             name = item.storage_index.fqn
-            text = f"{name}: checkpoint has {list(part.size())}, the plan {list(target.size())}"
+            text = f"{name}: checkpoint has {list(part.sizes)}, the plan {list(target.size())}"
             raise MismatchError(self.checkpoint_id, different=[text])
-        target.copy_(part)
-        planner.commit_tensor(item, target)
+        return Placement(chunk, part, target)
 
     def _read_whole(self, tensor: StoredTensor) -> Tensor:
         whole = tensor.empty()
-        chunks = {chunk.place: chunk for chunk in tensor.chunks}
-        for place, data in self._read(list(chunks)):
-            chunk = chunks[place]
-            whole[_slices(*chunk.box)] = chunk.tensor(data)
+        self._read(
+            [
+                Placement(chunk, Box.whole(chunk.box.sizes), whole[_slices(*chunk.box)])
+                for chunk in tensor.chunks
+            ]
+        )
         return whole
 
-    def _read(self, places: list[Place]) -> Iterator[tuple[Place, memoryview]]:
+    def _read(self, placements: Sequence[Placement]) -> None:
         assert self._manifest is not None, "read_metadata comes first"
-        with storage_errors(f"reading {self._store.path(self._manifest.step)}"):
-            yield from read_verified(
-                self._store, self._manifest, places, num_threads=self._num_threads
-            )
+        step = self._manifest.step
+        with storage_errors(f"reading {self._store.path(step)}"):
+            reader = StreamReader(self._store, step, num_threads=self._num_threads)
+            reader.read([placed(*one) for one in placements if one.part.num_elements])
+
+
+def _blob(chunk: Chunk) -> Placement:
+    """All bytes of a chunk, in memory of its own."""
+    values = torch.empty(chunk.box.sizes, dtype=DTYPES[chunk.entry.dtype], device="cpu")
+    return Placement(chunk, Box.whole(chunk.box.sizes), values)
 
 
 def _rank() -> int:
