@@ -56,7 +56,7 @@ docs: $(VENV)/.docs ## the documentation, into build/docs; a warning is an error
 bench: $(VENV)/.peers ## the suite on the CPU (about 20 minutes); appends to benchmarks/results, rewrites the pages
 	$(PY) -m benchmarks run --minutes 25 $(ONLY)
 
-bench-gpu: ## what a GPU is needed for: PART=1 or 2, in at most MINUTES (9); uses PYTHON as test-gpu does
+bench-gpu: ## what a GPU is needed for: PART=1, 2 or 3, in at most MINUTES (9); uses PYTHON as test-gpu does
 	@py=$(PYTHON); if ! $$py -c 'import $(GPU_NEEDS)' 2>/dev/null; then \
 	  $(MAKE) $(VENV)/.peers; py=$(PY); fi; set -ex; \
 	PYTHONPATH=. $$py -m benchmarks run --gpu $(PART) --minutes $(MINUTES) $(ONLY)

@@ -73,7 +73,7 @@ LONGER = (
     Call("simulate", "", 40),
 )
 
-#: ``make bench-gpu PART=1`` and ``PART=2``: what needs a GPU, each in under 10 minutes.
+#: ``make bench-gpu PART=1``, 2 and 3: what needs a GPU, each in under 10 minutes.
 ON_GPU = (
     (
         Call("compare", "--gib 2 --rounds 2", 120),
@@ -89,6 +89,7 @@ ON_GPU = (
             160,
         ),
     ),
+    (Call("restore", "--gib 1 4 --rounds 3 --memory plenty --device cuda", 500),),
 )
 
 

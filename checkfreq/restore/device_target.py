@@ -13,7 +13,8 @@ the event behind its copies.
 * The host waits for all copies before the ring is unpinned, whatever has failed, with a deadline.
   If that passes, or nobody can tell whether copies still run, their memory is never used again.
 
-Bytes are bytes: a dtype matters only where strides are, and there bits are copied, not numbers.
+Bytes are bytes: a dtype matters only where strides are, and there bits are copied, not numbers,
+unless the live tensor has another dtype.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -30,10 +33,13 @@ import torch
 from torch import Tensor
 
 from checkfreq.errors import StateError
-from checkfreq.restore.buffers import Wait
-from checkfreq.restore.pinned_ring import PinnedRing
+from checkfreq.restore.buffers import Buffers, Wait, buffer_bytes
+from checkfreq.restore.pinned_ring import PinnedRing, largest_buffer_bytes
+from checkfreq.restore.row_major import parts_of, span_of
+from checkfreq.snapshot.backends import owner_of
 from checkfreq.snapshot.device import Device, Event, Pair, Stream
-from checkfreq.snapshot.packing import as_bits, is_plain, parts_of_range
+from checkfreq.snapshot.packing import as_bits, is_plain
+from checkfreq.store.boxes import Box
 
 logger = logging.getLogger(__name__)
 
@@ -58,14 +64,16 @@ class DeviceTransfers:
         tensors: Iterable[Tensor],
         *,
         num_threads: int,
-        buffer_bytes: int,
+        read_bytes: int,
         timeout_s: float = _TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
         self._device = device
         self._num_threads = num_threads
-        self._buffer_bytes = buffer_bytes
+        wanted_bytes, fitting_bytes = buffer_bytes(read_bytes), largest_buffer_bytes(num_threads)
+        self._buffer_bytes = min(wanted_bytes, fitting_bytes)
+        self._reads_fit = wanted_bytes <= fitting_bytes
         self._timeout_s = timeout_s
         self._clock = clock
         self._pause = pause
@@ -86,7 +94,7 @@ class DeviceTransfers:
         )
         try:
             for lane in self._lanes.values():
-                lane.begin(self._buffer_bytes)
+                lane.begin()
         except BaseException:
             self._end()
             raise
@@ -104,11 +112,32 @@ class DeviceTransfers:
         if problem is not None:
             logger.debug("copies to a device failed as well", exc_info=problem)
 
-    def target(self, tensor: Tensor) -> DeviceTarget:
-        """Where the bytes of one of the tensors go. For use within the block."""
+    @property
+    def buffers(self) -> Buffers | None:
+        """What is read into: the ring, or None if reads are too large for it. Pieces of what was
+        read elsewhere go through the ring."""
+        return self.ring if self._reads_fit else None
+
+    def reach(self, tensor: Tensor) -> bool:
+        """Whether a tensor is on one of the devices."""
+        return self._device.owner(tensor) in self._lanes
+
+    def target(
+        self, tensor: Tensor, *, part: Box, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> DeviceTarget:
+        """Where bytes of a saved chunk of ``shape`` and ``dtype`` go, whose ``part`` is ``tensor``.
+
+        Training thread, within the block.
+        """
         index = self._device.owner(tensor)
         assert index is not None
-        return DeviceTarget(self, self._lanes[index], tensor.detach())
+        first, end = span_of(part, shape)
+        is_flat = end - first == part.num_elements and tensor.dtype == dtype and is_plain(tensor)
+        lane, tensor = self._lanes[index], tensor.detach()
+        if is_flat:
+            return FlatTarget(self, lane, tensor, first * tensor.element_size())
+        lane.need_staging(self._buffer_bytes)
+        return StridedTarget(self, lane, tensor, part, shape, dtype)
 
     # ---- any thread
 
@@ -177,12 +206,19 @@ class _Lane:
         self._latest: Event | None = None  # behind all copies but those queued since, if any
         self._has_unmarked = False
 
-    def begin(self, buffer_bytes: int) -> None:
+    def begin(self) -> None:
         """Training thread: what is queued from now on comes after what the script has queued."""
+        self._side = self._device.side_stream(self.index)
+        self._follow()
+
+    def need_staging(self, num_bytes: int) -> None:
+        """Training thread: have device memory for ``through_staging``."""
+        if self._staging is None:  # of the current stream, whose work on it may not be over
+            self._staging = self._device.allocate(num_bytes, self.index)
+            self._follow()
+
+    def _follow(self) -> None:
         device = self._device
-        self._side = device.side_stream(self.index)
-        if not all(is_plain(tensor) for tensor in self.tensors):
-            self._staging = device.allocate(buffer_bytes, self.index)
         device.wait(self._side, device.record(device.current_stream(self.index)))
 
     def copy(self, batches: Sequence[Sequence[Pair]]) -> Event:
@@ -235,14 +271,12 @@ class _Lane:
         self._device.keep(kept, stream=self._side)
 
 
-class DeviceTarget:
-    """See Target: the bytes of one live tensor, row by row, on its device."""
+class DeviceTarget(ABC):
+    """See Target: bytes of one live tensor, or of a part of it, on its device."""
 
-    def __init__(self, transfers: DeviceTransfers, lane: _Lane, tensor: Tensor) -> None:
+    def __init__(self, transfers: DeviceTransfers, lane: _Lane) -> None:
         self._transfers = transfers
         self._lane = lane
-        self._tensor = tensor
-        self._flat = tensor.view(-1).view(torch.uint8) if is_plain(tensor) else None
 
     def put(self, start: int, data: memoryview) -> Wait | None:
         """See Target. ``start`` and the length are multiples of the element's size."""
@@ -269,29 +303,87 @@ class DeviceTarget:
                 ring.give(view, waits)
 
     def _queue(self, start: int, host: Tensor) -> Wait:
-        if self._flat is not None:
-            pairs = [(self._flat[start : start + host.numel()], host)]
-            return self._transfers.queue(self._lane, [pairs])
+        return self._transfers.queue(self._lane, self._batches(start, host))
+
+    @abstractmethod
+    def _batches(self, start: int, host: Tensor) -> list[list[Pair]]:
+        """Copies, in order, of bytes in a buffer."""
+
+
+class FlatTarget(DeviceTarget):
+    """A tensor whose bytes lie as in the file, from byte ``begin`` of the chunk on."""
+
+    def __init__(self, transfers: DeviceTransfers, lane: _Lane, tensor: Tensor, begin: int) -> None:
+        super().__init__(transfers, lane)
+        self._begin = begin
+        self._bytes = tensor.view(-1).view(torch.uint8)
+
+    def _batches(self, start: int, host: Tensor) -> list[list[Pair]]:
+        at = start - self._begin
+        return [[(self._bytes[at : at + host.numel()], host)]]
+
+
+class StridedTarget(DeviceTarget):
+    """Any other: elements are put in place by the device, from a buffer there."""
+
+    def __init__(
+        self,
+        transfers: DeviceTransfers,
+        lane: _Lane,
+        tensor: Tensor,
+        part: Box,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(transfers, lane)
+        self._tensor = tensor
+        self._part = part
+        self._shape = shape
+        self._dtype = dtype
+
+    def _batches(self, start: int, host: Tensor) -> list[list[Pair]]:
+        item_bytes = self._dtype.itemsize
+        assert start % item_bytes == host.numel() % item_bytes == 0, "a piece splits an element"
         staging = self._lane.through_staging(host.numel())
-        return self._transfers.queue(
-            self._lane, [[(staging, host)], self._strided_pairs(start, staging)]
+        pairs = parts_of(
+            staging.view(self._dtype),
+            start // item_bytes,
+            shape=self._shape,
+            part=self._part,
+            target=self._tensor,
         )
-
-    def _strided_pairs(self, start: int, staging: Tensor) -> list[Pair]:
-        tensor, size = self._tensor, self._tensor.element_size()
-        assert start % size == staging.numel() % size == 0
-        begin, values = start // size, staging.view(tensor.dtype)
-        return [
-            _without_repeats(part, values[at - begin : at - begin + part.numel()].view(part.shape))
-            for at, part in parts_of_range(tensor, begin, begin + values.numel())
-        ]
+        return [[(staging, host)], [_by_bits(*pair) for pair in pairs]]
 
 
-def _without_repeats(target: Tensor, source: Tensor) -> Pair:
-    """The views of one copy; expanded dimensions of the target (stride 0) are written once."""
-    for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
-        if stride == 0 and size > 1:
-            target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
-    if target.is_conj() or target.is_neg():
-        return target, source
-    return as_bits(target), as_bits(source)
+def _by_bits(target: Tensor, source: Tensor) -> Pair:
+    """The same copy as one of bits, where it is one."""
+    is_changed = target.is_conj() or target.is_neg() or target.dtype != source.dtype
+    return (target, source) if is_changed else (as_bits(target), as_bits(source))
+
+
+@contextmanager
+def transfers_to(
+    tensors: Sequence[Tensor], *, num_threads: int, read_bytes: int
+) -> Iterator[DeviceTransfers | None]:
+    """Transfers to those of the tensors that are on accelerators; None if none is.
+
+    For ``num_threads`` that read ``read_bytes`` at a time. Raises StateError for accelerators of
+    several kinds, and what DeviceTransfers raises.
+    """
+    found = [(tensor, device) for tensor in tensors if (device := owner_of(tensor)) is not None]
+    devices = {id(device): device for _, device in found}
+    if len(devices) > 1:
+        raise StateError(
+            "live tensors are on accelerators of several kinds; expected one kind beside the CPU. "
+            "Move the tensors to one of them"
+        )
+    if not found:
+        yield None
+        return
+    with DeviceTransfers(
+        found[0][1],
+        [tensor for tensor, _ in found],
+        num_threads=num_threads,
+        read_bytes=read_bytes,
+    ) as transfers:
+        yield transfers

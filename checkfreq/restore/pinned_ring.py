@@ -31,15 +31,20 @@ MAX_RING_BYTES = 60 << 20
 _LOST: list[memoryview] = []
 
 
+def largest_buffer_bytes(num_threads: int) -> int:
+    """The largest buffers that so many threads can have, a multiple of the page."""
+    pages = MAX_RING_BYTES // (num_threads * BUFFERS_PER_THREAD * PAGE_BYTES)
+    return max(pages, 1) * PAGE_BYTES
+
+
 class PinnedRing:
     """Buffers of ``buffer_bytes`` (a multiple of the page) for ``num_threads``; see Buffers."""
 
     def __init__(self, device: Device, *, num_threads: int, buffer_bytes: int) -> None:
         """Allocate and pin. Raises StorageError (ENOMEM) if there is not that much memory."""
         assert buffer_bytes % PAGE_BYTES == 0
-        num_buffers = num_threads * BUFFERS_PER_THREAD
-        self.num_bytes = num_buffers * buffer_bytes
-        assert self.num_bytes <= MAX_RING_BYTES, "too many threads, or buffers too large"
+        assert buffer_bytes <= largest_buffer_bytes(num_threads)
+        self.num_bytes = num_threads * BUFFERS_PER_THREAD * buffer_bytes
         self.buffer_bytes = buffer_bytes
         self._memory = new_buffer(self.num_bytes)
         self._address = address_of(self._memory)

@@ -6,11 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from checkfreq.restore.buffers import Buffers
+from checkfreq.restore.device_target import transfers_to
 from checkfreq.restore.stream import Wanted, stream
 from checkfreq.restore.targets import wanted_of
+from checkfreq.snapshot.backends import owner_of
 from checkfreq.state.saved_tensor import Placement
 from checkfreq.store.manifest import FileEntry
 from checkfreq.store.source import CheckpointSource
+
+_HOST = torch.device("cpu")
 
 
 class StreamReader:
@@ -26,27 +31,32 @@ class StreamReader:
     ) -> None:
         self._source = source
         self._step = step
-        self._num_threads = num_threads
+        self._num_threads = max(num_threads, source.num_requests)
         self._on_read = on_read
 
     def read(self, placements: Sequence[Placement]) -> None:
         """See ``Reader``."""
-        self._stream([wanted_of(placement) for placement in placements])
-        devices = {p.target.device for p in placements if not p.target.is_cpu}
-        for device in devices:
-            torch.accelerator.synchronize(device)
+        targets = [placement.target for placement in placements]
+        with transfers_to(
+            targets, num_threads=self._num_threads, read_bytes=self._source.read_bytes
+        ) as transfers:
+            wanted = [wanted_of(placement, transfers) for placement in placements]
+            self._stream(wanted, buffers=None if transfers is None else transfers.buffers)
+        for device in {target.device for target in targets if owner_of(target) is None} - {_HOST}:
+            torch.accelerator.synchronize(device)  # of a kind that we have no backend for
         # As any write through torch does: autograd notices that saved tensors have changed.
-        torch.autograd.graph.increment_version([p.target for p in placements])
+        torch.autograd.graph.increment_version(targets)
 
     def verify(self, files: Iterable[FileEntry]) -> None:
         """Read all of some files and keep nothing; CorruptCheckpointError for damage."""
         self._stream([Wanted(file, tensor, None) for file in files for tensor in file.tensors])
 
-    def _stream(self, wanted: Sequence[Wanted]) -> None:
+    def _stream(self, wanted: Sequence[Wanted], *, buffers: Buffers | None = None) -> None:
         stream(
             self._source,
             self._step,
             wanted,
             num_threads=self._num_threads,
+            buffers=buffers,
             on_read=self._on_read,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from checkfreq.errors import StateError
 from checkfreq.snapshot.cuda import CudaDevice
@@ -41,6 +42,11 @@ def backend_of(devices: Iterable[torch.device]) -> Device | None:
             "kind beside the CPU. Move the tensors to one of them"
         )
     return BACKENDS[kinds[0]] if kinds else None
+
+
+def owner_of(tensor: Tensor) -> Device | None:
+    """The backend whose memory holds a tensor; None for host memory, or one without a backend."""
+    return next((one for one in BACKENDS.values() if one.owner(tensor) is not None), None)
 
 
 def backend_in_use() -> Device | None:

@@ -71,34 +71,6 @@ def _next_begin(end: int, slot_offset: int) -> int:
     return -(-end // _ALIGNMENT) * _ALIGNMENT + slot_offset % _ALIGNMENT
 
 
-def parts_of_range(tensor: Tensor, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
-    """The elements from ``begin`` to ``end``, counted row by row, as (first element, view) pairs.
-
-    They are consecutive in that order, and at most two for each dimension and one more.
-    """
-    if begin >= end:
-        return
-    if begin == 0 and end == tensor.numel():
-        yield 0, tensor
-        return
-    row = tensor[0].numel()
-    first, last = -(-begin // row), end // row
-    if first > last:  # within one row
-        yield from _parts_of_row(tensor, last, begin, end)
-        return
-    yield from _parts_of_row(tensor, first - 1, begin, first * row)
-    if first < last:
-        yield first * row, tensor[first:last]
-    yield from _parts_of_row(tensor, last, last * row, end)
-
-
-def _parts_of_row(tensor: Tensor, index: int, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
-    if begin < end:
-        start = index * tensor[0].numel()
-        for at, part in parts_of_range(tensor[index], begin - start, end - start):
-            yield start + at, part
-
-
 def target_and_source(copy: Copy, base: Tensor, begin: int) -> tuple[Tensor, Tensor]:
     """The views of one copy into ``base`` (`[N] uint8`) at ``begin``, as (target, source).
 

@@ -51,7 +51,7 @@ def _ready() -> Iterator[None]:
 
 def into(device: CudaDevice, *tensors: Tensor, timeout_s: float = DEADLINE_S) -> DeviceTransfers:
     """Transfers with one reading thread, which the test is."""
-    return DeviceTransfers(device, tensors, num_threads=1, buffer_bytes=PIECE, timeout_s=timeout_s)
+    return DeviceTransfers(device, tensors, num_threads=1, read_bytes=PIECE, timeout_s=timeout_s)
 
 
 def random_bytes(count: int) -> Tensor:
@@ -263,7 +263,7 @@ def test_a_manager_restores_between_what_is_queued_before_and_after(tmp_path: Pa
     torch.cuda._sleep(10 * SHORT)
     for parameter in model.parameters():
         parameter.data.fill_(5)
-    with CFManager(tmp_path, CFCheckpoint(model=model), mode=CFMode.MANUAL) as manager:
+    with CFManager(tmp_path, CFCheckpoint(model=model)) as manager:
         assert manager.restore() is not None
         found = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         for parameter in model.parameters():
@@ -279,6 +279,29 @@ def test_load_into_a_module_on_the_device_fills_it_in_place(tmp_path: Path) -> N
     found = model.state_dict()
     assert {name: tensor.data_ptr() for name, tensor in found.items()} == places
     assert [name for name in saved if not same_bits(found[name], saved[name])] == []
+
+
+def stepped(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+def test_optimizer_state_that_does_not_exist_yet_is_filled_on_the_device(tmp_path: Path) -> None:
+    model = Wide(1, seed=1)
+    optimizer = stepped(model)
+    chk = CFCheckpoint(model=model, optimizer=optimizer)
+    with CFManager(tmp_path, chk, mode=CFMode.MANUAL, chk_freq=1) as manager:
+        manager.restore()
+        manager.step()
+    new = Wide(1, seed=2)
+    fresh = torch.optim.AdamW(new.parameters(), lr=0.1)
+    checkfreq.load(tmp_path, into={"model": new, "optimizer": fresh})
+    (state,), (expected,) = (one.state_dict()["state"].values() for one in (fresh, optimizer))
+    assert state["exp_avg"].is_cuda
+    assert [name for name in expected if not same_bits(state[name], expected[name])] == []
 
 
 class Counting(CudaDevice):

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from checkfreq.restore.device_target import DeviceTransfers
+from checkfreq.restore.device_target import DeviceTarget, DeviceTransfers
+from checkfreq.store.boxes import Box
 from checkfreq.types import PAGE_BYTES
 from tests.snapshot.fake_device import FakeDevice
 from tests.snapshot.recorder import row_major_bytes
@@ -29,24 +30,30 @@ class Idle:
 def transfers(
     fake: FakeDevice, tensors: Iterable[Tensor], *, num_threads: int = 1, idle: Idle | None = None
 ) -> DeviceTransfers:
-    """Buffers of a page. The device runs while the host pauses, unless a clock is ``idle``."""
+    """For reads of a page. The device runs while the host pauses, unless a clock is ``idle``."""
     clock = idle or Idle()
     return DeviceTransfers(
         fake,
         tensors,
         num_threads=num_threads,
-        buffer_bytes=PAGE_BYTES,
+        read_bytes=PAGE_BYTES,
         timeout_s=1e9 if idle is None else 1.0,
         clock=clock,
         pause=clock.pause if idle else lambda seconds: fake.run_one(),
     )
 
 
+def target_of(opened: DeviceTransfers, tensor: Tensor) -> DeviceTarget:
+    """Where the bytes of a whole tensor go, row by row."""
+    shape = tuple(tensor.shape)
+    return opened.target(tensor, part=Box.whole(shape), shape=shape, dtype=tensor.dtype)
+
+
 def fill(
     open_transfers: DeviceTransfers, target: Tensor, saved: bytes, *, piece_bytes: int
 ) -> None:
     """Read the bytes of a tensor piece by piece, and put each."""
-    ring, place = open_transfers.ring, open_transfers.target(target)
+    ring, place = open_transfers.ring, target_of(open_transfers, target)
     for at in range(0, len(saved), piece_bytes):
         piece = saved[at : at + piece_bytes]
         view = ring.take()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,50 +9,16 @@ import torch
 from torch import Tensor
 
 from checkfreq.errors import CorruptCheckpointError
-from checkfreq.restore.buffers import buffer_bytes
 from checkfreq.restore.device_target import DeviceTransfers
 from checkfreq.restore.stream import Wanted, stream
-from checkfreq.snapshot.device import Pair
 from checkfreq.store.store import CheckpointStore
-from tests.restore.device_filling import bytes_of, held
+from tests.restore.device_filling import bytes_of, held, target_of
+from tests.restore.shared_device import SharedDevice
 from tests.restore.written import PAGE, commit_tensors, damage
-from tests.snapshot.fake_device import FakeDevice, Seeded
-from tests.snapshot.fake_streams import FakeEvent, FakeStream
+from tests.snapshot.fake_device import FakeDevice
 
 SIZES = {"large": 40 * PAGE + 8, "empty": 0, "small": 12, "turned": 30 * PAGE, "page": PAGE}
 FILE = "model.safetensors"
-
-
-class SharedDevice(FakeDevice):
-    """A fake device that threads use, each of which must have been prepared."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(Seeded(seed))
-        self._guard = threading.RLock()
-        self._threads = {threading.get_ident()}
-
-    def prepare_thread(self) -> None:
-        with self._guard:
-            super().prepare_thread()
-            self._threads.add(threading.get_ident())
-
-    def copy(self, pairs: Sequence[Pair], *, stream: FakeStream) -> None:
-        with self._guard:
-            assert threading.get_ident() in self._threads, "a thread that was not prepared"
-            super().copy(pairs, stream=stream)
-
-    def record(self, stream: FakeStream) -> FakeEvent:
-        with self._guard:
-            return super().record(stream)
-
-    def is_done(self, event: FakeEvent) -> bool:
-        with self._guard:
-            return super().is_done(event)
-
-    def run_one(self) -> None:
-        with self._guard:
-            if not self.is_idle:
-                super().run_one()
 
 
 def live_tensors(fake: FakeDevice) -> dict[str, Tensor]:
@@ -88,10 +52,10 @@ def stream_onto(
         fake,
         live.values(),
         num_threads=num_threads,
-        buffer_bytes=buffer_bytes(PAGE),
+        read_bytes=PAGE,
         pause=lambda seconds: fake.run_one(),
     ) as opened:
-        wanted = [Wanted(file, one, opened.target(live[one.name])) for one in file.tensors]
+        wanted = [Wanted(file, one, target_of(opened, live[one.name])) for one in file.tensors]
         buffers = opened.ring if into_the_ring else None
         stream(store, step, wanted, num_threads=num_threads, read_bytes=PAGE, buffers=buffers)
 

@@ -10,9 +10,21 @@ from torch import Tensor
 
 from checkfreq.errors import StateError
 from checkfreq.restore import pinned_ring
-from checkfreq.restore.pinned_ring import BUFFERS_PER_THREAD, MAX_RING_BYTES, PinnedRing
+from checkfreq.restore.device_target import DeviceTransfers
+from checkfreq.restore.pinned_ring import BUFFERS_PER_THREAD
+from checkfreq.restore.row_major import span_of
+from checkfreq.store.boxes import Box
 from checkfreq.types import PAGE_BYTES
-from tests.restore.device_filling import Idle, bytes_of, fill, held, restore, transfers, zeros_on
+from tests.restore.device_filling import (
+    Idle,
+    bytes_of,
+    fill,
+    held,
+    restore,
+    target_of,
+    transfers,
+    zeros_on,
+)
 from tests.snapshot.fake_device import Chooser, FakeDevice, Scripted, Seeded, every_schedule
 from tests.snapshot.fake_streams import Kind
 
@@ -83,7 +95,7 @@ def test_each_device_has_its_order(seed: int) -> None:
             for name, tensor in live.items():
                 view = opened.ring.take()
                 view[:6] = saved[name][at : at + 6]
-                wait = opened.target(tensor).put(at, view[:6])
+                wait = target_of(opened, tensor).put(at, view[:6])
                 assert wait is not None
                 opened.ring.give(view, [wait])
     assert {name: held(tensor) for name, tensor in live.items()} == saved
@@ -121,6 +133,54 @@ def _random_values(like: Tensor, seed: int) -> Tensor:
     return flat.view(like.dtype)[:count].reshape(like.shape)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_parts_of_random_chunks(seed: int) -> None:
+    """As a shard is filled from the chunks that other ranks have written."""
+    chosen = random.Random(seed)
+    fake = FakeDevice(Seeded(seed))
+    shape = tuple(chosen.randint(1, 5) for _ in range(chosen.randint(1, 3)))
+    begins = [chosen.randrange(size) for size in shape]
+    sizes = [chosen.randint(1, size - at) for size, at in zip(shape, begins, strict=True)]
+    part = Box(tuple(begins), tuple(sizes))
+    chunk = torch.arange(Box.whole(shape).num_elements, dtype=torch.int16).view(shape)
+    live = fake.tensor(_in_other_order(torch.zeros(sizes, dtype=torch.int16), chosen))
+    fake.training_writes(live, -1)
+    first, end = (2 * number for number in span_of(part, shape))
+    with transfers(fake, [live]) as opened:
+        target = opened.target(live, part=part, shape=shape, dtype=torch.int16)
+        saved, size = held(chunk), 2 * chosen.randint(1, 30)
+        for at in range(first, end, size):
+            view = opened.ring.take()
+            piece = saved[at : min(at + size, end)]
+            view[: len(piece)] = piece
+            wait = target.put(at, view[: len(piece)])
+            assert wait is not None
+            opened.ring.give(view, [wait])
+    wanted = chunk[tuple(slice(at, at + n) for at, n in zip(begins, sizes, strict=True))]
+    assert torch.equal(live, wanted)
+
+
+def _in_other_order(tensor: Tensor, chosen: random.Random) -> Tensor:
+    """The same shape, with dimensions in another order in memory."""
+    order = chosen.sample(range(tensor.dim()), tensor.dim())
+    turned = tensor.permute(order).contiguous()
+    return turned.permute([order.index(dim) for dim in range(tensor.dim())])
+
+
+def test_a_tensor_of_another_dtype_gets_the_saved_numbers() -> None:
+    fake = FakeDevice(Seeded(0))
+    values = torch.tensor([1.5, -2.0, 1e-3])
+    live = fake.tensor(torch.zeros(3, dtype=torch.bfloat16))
+    with transfers(fake, [live]) as opened:
+        target = opened.target(live, part=Box.whole([3]), shape=(3,), dtype=torch.float32)
+        view = opened.ring.take()
+        view[:12] = held(values)
+        wait = target.put(0, view[:12])
+        assert wait is not None
+        opened.ring.give(view, [wait])
+    assert torch.equal(live, values.bfloat16())
+
+
 def test_odd_bits_arrive_in_strided_tensors_as_they_are() -> None:
     fake = FakeDevice(Seeded(0))
     signalling = torch.tensor([0x7F81, 0x7FBF, 0x0001, 0x8000], dtype=torch.uint16)
@@ -151,21 +211,23 @@ def test_the_ring_is_all_the_host_memory_and_is_unpinned_at_the_end() -> None:
     pinned: list[int] = []
     fake.registrations.before_undo = lambda address: pinned.append(fake.registrations.num_bytes)
     with transfers(fake, [live], num_threads=2) as opened:
-        views = {id(view.obj): view for view in (opened.ring.take() for _ in range(2))}
-        for view in views.values():
-            opened.ring.give(view)
         fill(opened, live, saved, piece_bytes=PAGE_BYTES)
         assert fake.registrations.num_bytes == opened.ring.num_bytes
     assert held(live) == saved
-    assert pinned == [2 * BUFFERS_PER_THREAD * PAGE_BYTES]
+    assert pinned == [2 * BUFFERS_PER_THREAD * 2 * PAGE_BYTES]
     assert fake.registrations.num_bytes == 0
     assert len(fake.returned) == 1
 
 
-def test_all_buffers_together_are_below_64_mib() -> None:
-    assert MAX_RING_BYTES < 64 << 20
-    with pytest.raises(AssertionError, match="too many threads"):
-        PinnedRing(FakeDevice(Seeded(0)), num_threads=21, buffer_bytes=1 << 20)
+@pytest.mark.parametrize("num_threads", [1, 4, 16, 64])
+@pytest.mark.parametrize("read_bytes", [1 << 20, 8 << 20, 64 << 20])
+def test_all_buffers_together_are_below_64_mib(num_threads: int, read_bytes: int) -> None:
+    fake = FakeDevice(Seeded(0))
+    with DeviceTransfers(fake, [], num_threads=num_threads, read_bytes=read_bytes) as opened:
+        assert fake.registrations.num_bytes == opened.ring.num_bytes < 64 << 20
+        is_large_enough = opened.ring.buffer_bytes == read_bytes + PAGE_BYTES
+        assert (opened.buffers is not None) == is_large_enough
+    assert is_large_enough == (num_threads * read_bytes <= 16 << 20)
 
 
 def test_a_thread_reads_into_one_buffer_while_copies_from_others_are_queued() -> None:
@@ -216,7 +278,7 @@ def test_bytes_that_lie_in_other_memory_go_through_the_ring(readonly: bool, seed
     data = bytearray(saved)
     with transfers(fake, [live]) as opened:
         view = memoryview(data).toreadonly() if readonly else memoryview(data)
-        assert opened.target(live).put(0, view) is None
+        assert target_of(opened, live).put(0, view) is None
         data[:] = bytes(count)  # not needed any more
     assert held(live) == saved
 
@@ -224,7 +286,7 @@ def test_bytes_that_lie_in_other_memory_go_through_the_ring(readonly: bool, seed
 def test_nothing_is_copied_for_no_bytes() -> None:
     fake = FakeDevice(Seeded(0))
     with transfers(fake, [live := zeros_on(fake, 0)]) as opened:
-        assert opened.target(live).put(0, opened.ring.take()[:0]) is None
+        assert target_of(opened, live).put(0, opened.ring.take()[:0]) is None
     assert fake.num_copies == 0
 
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from checkfreq.restore.targets import StridedTarget, row_major_boxes, target_of, wanted_of
+from checkfreq.restore.row_major import row_major_boxes
+from checkfreq.restore.targets import StridedTarget, target_of, wanted_of
 from checkfreq.state.saved_tensor import Chunk, Placement, SavedTensor, without_repeats
 from checkfreq.store.boxes import Box
 from checkfreq.store.manifest import FileEntry, TensorEntry
