@@ -27,6 +27,7 @@ ALLOWED = {
     "checkfreq.faults": "paths that a test gives in the environment",
     "checkfreq.ranks.store_thread": "/proc",
     "checkfreq.cli.parser": "/dev/null",
+    "checkfreq.supervisor.becoming": "the script, and the folder that it imports from",
     "checkfreq.supervisor.board": "/proc, where the supervisor's own memory is",
     "checkfreq.testing.contract": "links that a test plants",
 }

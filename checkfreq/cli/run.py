@@ -28,12 +28,27 @@ def main(argv: Sequence[str]) -> int:
         metavar="N",
         help="how often to start it again (default: as long as its runs make progress)",
     )
+    parser.add_argument(
+        "--standby",
+        action="store_true",
+        help="keep a process waiting, with torch imported, that becomes the script at the next "
+        "start; the command must be python SCRIPT or python -m MODULE",
+    )
+    parser.add_argument(
+        "--standby-import",
+        action="append",
+        metavar="MODULE",
+        help="have the standby import this too; may be given several times",
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         parser.error("expected a command after --, for instance: checkfreq run -- python train.py")
-    supervisor = Supervisor(command, environ=os.environ, say=_say, max_restarts=args.max_restarts)
+    imports = args.standby_import or ([] if args.standby else None)
+    supervisor = Supervisor(
+        command, environ=os.environ, say=_say, max_restarts=args.max_restarts, standby=imports
+    )
     return supervisor.run()
 
 

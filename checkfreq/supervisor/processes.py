@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 _PR_SET_CHILD_SUBREAPER = 36
 #: What Python ignores for itself, as `subprocess` does.
-_RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
+RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
 #: Of a shell: a command that cannot be run, or was not found.
 NOT_RUN, NOT_FOUND = 126, 127
 
@@ -63,7 +63,7 @@ def start(
         list(command),
         environ,
         setsigmask=mask,
-        setsigdef=_RESTORED,
+        setsigdef=RESTORED,
         file_actions=actions,
     )
 

@@ -10,14 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 from checkfreq.supervisor.processes import Ended, reap, signal_name, start
 from checkfreq.supervisor.signals import FINAL, Signals, reached_the_script, stop_ourselves
+from checkfreq.supervisor.standby import Standby
+
+#: Importing torch may take long on a slow file system; a start from scratch would take longer.
+_HAND_OVER_S = 300.0
+_LOOK_S = 0.01
 
 
 class Script:
     """One process at a time. Everything that the supervisor waits for comes as a signal."""
 
-    def __init__(self, command: Sequence[str], *, signals: Signals) -> None:
+    def __init__(
+        self, command: Sequence[str], *, signals: Signals, standby: Standby | None = None
+    ) -> None:
         self._command = command
         self._signals = signals
+        self._standby = standby
         self._pid: int | None = None
         #: How its latest process ended; None while it runs.
         self.ended: Ended | None = None
@@ -29,7 +37,24 @@ class Script:
     def start(self, environ: Mapping[str, str]) -> None:
         """Start it, and return. Raises OSError if that cannot be done."""
         self.ended, self.passed = None, set()
-        self._pid = start(self._command, environ=environ, mask=self._signals.mask_before)
+        if self._standby is None or not self._hand_over_to(self._standby, environ):
+            self._pid = start(self._command, environ=environ, mask=self._signals.mask_before)
+
+    def _hand_over_to(self, standby: Standby, environ: Mapping[str, str]) -> bool:
+        """Let the standby become the script; False if it cannot, or there is none.
+
+        A signal to end that comes before the standby can take it ends the standby.
+        """
+        end_s = time.monotonic() + _HAND_OVER_S
+        standby.hand_over(environ)
+        while standby.is_getting_ready and self.told_by is None and time.monotonic() < end_s:
+            self.wait(timeout_s=_LOOK_S, until=lambda: not standby.is_getting_ready)
+        if self.told_by is not None and standby.is_getting_ready:
+            standby.kill()
+            self.ended = Ended(-signal.Signals[self.told_by])
+            return True
+        self._pid, self.ended = standby.let_go()
+        return self._pid is not None or self.ended is not None
 
     def wait(self, *, timeout_s: float, until: Callable[[], bool]) -> bool:
         """Take signals until ``until()`` holds, at most for ``timeout_s``; whether it does."""
@@ -57,6 +82,8 @@ class Script:
         ended = reap()  # also of processes that were given to us
         if self._pid in ended:
             self.ended, self._pid = ended[self._pid], None
+        if self._standby is not None:
+            self._standby.take_ended(ended)
 
     def _pass_on(self, info: signal.struct_siginfo) -> None:
         self.passed.add(info.si_signo)

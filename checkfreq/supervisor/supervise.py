@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from checkfreq.supervisor.board import VARIABLE, Board
+from checkfreq.supervisor.command import NotPythonError, python_command
 from checkfreq.supervisor.processes import NOT_FOUND, NOT_RUN, become_subreaper
 from checkfreq.supervisor.script import Script
 from checkfreq.supervisor.signals import Signals
+from checkfreq.supervisor.standby import Standby
 
 if TYPE_CHECKING:
     from checkfreq.supervisor.report import PastRun
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 #: Every wait has an end; what is waited for comes as a signal.
 _LONG_S = 3600.0
 _LOOK_S = 0.1
+#: How long a script may take to pass its first boundary before a standby is started beside it.
+_STARTING_S = 10.0
 #: A worker that writes or uploads for longer than this, after the last run, is not waited for.
 _PERSIST_S = 300.0
 
@@ -29,6 +33,7 @@ class Supervisor:
     """Runs one command until it is done, or not worth another try.
 
     ``say`` is given one line at a time. ``max_restarts`` of None: as many as make progress.
+    ``standby``: the modules that a standby imports besides the usual ones; None for no standby.
     """
 
     def __init__(
@@ -38,11 +43,15 @@ class Supervisor:
         environ: Mapping[str, str],
         say: Callable[[str], None],
         max_restarts: int | None = None,
+        standby: Sequence[str] | None = None,
     ) -> None:
         self._command = command
         self._environ = environ
         self._say = say
         self._max_restarts = max_restarts
+        self._signals = Signals()
+        self._standby = None if standby is None else self._make_standby(standby)
+        self._script = Script(command, signals=self._signals, standby=self._standby)
         self._board = Board()
         #: A run whose restart has not been told of: what was lost is known once training goes on.
         self._untold: PastRun | None = None
@@ -50,8 +59,7 @@ class Supervisor:
     def run(self) -> int:
         """Returns an exit status: that of the script's last run, as a shell would say it."""
         become_subreaper()
-        with Signals() as signals:
-            self._script = Script(self._command, signals=signals)
+        with self._signals:
             try:
                 return self._run()
             except OSError as error:
@@ -78,6 +86,21 @@ class Supervisor:
                 return self._end(past, f"told to stop by {self._script.told_by}: {past}")
             self._start()
 
+    def _make_standby(self, imports: Sequence[str]) -> Standby | None:
+        try:
+            command = python_command(self._command)
+        except NotPythonError as error:
+            self._say(f"no standby: {error}; expected python SCRIPT ... or python -m MODULE ...")
+            return None
+        return Standby(
+            command,
+            self._command,
+            environ=self._environ,
+            mask=lambda: self._signals.mask_before,
+            imports=imports,
+            say=self._say,
+        )
+
     # ---- one run
 
     def _start(self) -> None:
@@ -90,9 +113,11 @@ class Supervisor:
         from checkfreq.supervisor.report import PastRun
 
         while (ended := self._script.ended) is None:
-            timeout_s = _LONG_S if self._untold is None else _LOOK_S
+            waits = self._untold is not None or self._wants_standby()
+            timeout_s = _LOOK_S if waits else _LONG_S
             self._script.wait(timeout_s=timeout_s, until=lambda: self._script.ended is not None)
             self._tell_of_restart(at_once=self._script.ended is not None)
+            self._prepare_standby()
         records = self._board.records()
         return PastRun(number, ended, self._began_s, time.monotonic(), records)
 
@@ -107,6 +132,19 @@ class Supervisor:
             self._say(restart_line(self._untold, records))
             self._untold = None
 
+    def _wants_standby(self) -> bool:
+        return self._standby is not None and self._standby.is_missing
+
+    def _prepare_standby(self) -> None:
+        """Start a standby, where there is none, once the script has the processors no more."""
+        from checkfreq.supervisor.report import went_on
+
+        if self._standby is None or not self._standby.is_missing:
+            return
+        is_late = time.monotonic() >= self._began_s + _STARTING_S
+        if is_late or went_on(self._board.records()) is not None:
+            self._standby.prepare()
+
     def _pause(self, past: PastRun, pause_s: float) -> None:
         if pause_s > 0.0:
             self._say(f"{past}; starting it again in {pause_s:.0f} s")
@@ -119,6 +157,8 @@ class Supervisor:
         from checkfreq.supervisor.progress import persisting_in
 
         script, end_s = self._script, time.monotonic() + _PERSIST_S
+        if self._standby is not None:
+            self._standby.kill()
         if written := persisting_in(past.records):
             self._say(f"waiting for what is still being written to {', '.join(written)}")
             script.passed.clear()

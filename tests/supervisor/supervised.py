@@ -48,13 +48,17 @@ def restored():
     told.begin(max(steps, default=0), restored=bool(steps))
     return store, told, max(steps, default=0)
 
-note("run")
+if __name__ == "__main__":
+    note("run")
 count = notes().count("run")
 """
 
 
 class Supervised:
-    """One supervisor; ``options`` are its own, ``program`` is the script's text."""
+    """One supervisor; ``options`` are its own, ``program`` is the script's text.
+
+    ``named``: how the command names the script, in place of its path.
+    """
 
     def __init__(
         self,
@@ -62,13 +66,17 @@ class Supervised:
         program: str,
         *options: str,
         wrapper: Sequence[str] = (),
+        python: Sequence[str] = (),
+        named: str | None = None,
+        arguments: Sequence[str] = (),
         **settings: Any,
     ) -> None:
         self.folder = folder
         script = folder / "script.py"
         script.write_text(PRELUDE.format(folder=str(folder)) + program)
+        command = [sys.executable, *python, named or str(script), *arguments]
         self.process = subprocess.Popen(
-            [*wrapper, *RUN, *options, "--", sys.executable, str(script)],
+            [*wrapper, *RUN, *options, "--", *command],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

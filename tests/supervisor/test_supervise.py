@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.supervisor.supervised import Supervised, ran
+from checkfreq.cli import main
+from tests.supervisor.supervised import RUN, Supervised, ran
 
 
 def test_a_script_that_ends_well_runs_once(tmp_path: Path) -> None:
@@ -133,10 +135,6 @@ count == 1 and die()
 
 
 def test_a_command_that_is_not_there_is_an_error_of_a_shell(tmp_path: Path) -> None:
-    import subprocess
-
-    from tests.supervisor.supervised import RUN
-
     for command, status in (("missing", 127), (str(tmp_path), 126)):
         found = subprocess.run([*RUN, "--", command], capture_output=True, text=True)
         assert found.returncode == status
@@ -145,8 +143,6 @@ def test_a_command_that_is_not_there_is_an_error_of_a_shell(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("arguments", [[], ["--"], ["--max-restarts", "-1", "--", "true"]])
 def test_wrong_usage_is_said(arguments: list[str]) -> None:
-    from checkfreq.cli import main
-
     with pytest.raises(SystemExit) as raised:
         main(["run", *arguments])
     assert raised.value.code == 2

@@ -71,12 +71,17 @@ def train(folder: Path, *, kills: int, prefix: tuple[str, ...]) -> tuple[dict[st
     return json.loads((folder / "result").read_text()), lines
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.more)])
-def test_killed_over_and_over_it_ends_with_the_same_bits(tmp_path: Path, kills: int) -> None:
+@pytest.mark.parametrize(
+    ("kills", "options"),
+    [(1, ()), *(pytest.param(10, given, marks=pytest.mark.more) for given in ((), ("--standby",)))],
+)
+def test_killed_over_and_over_it_ends_with_the_same_bits(
+    tmp_path: Path, kills: int, options: tuple[str, ...]
+) -> None:
     whole, _ = train(tmp_path / "whole", kills=0, prefix=())
-    found, said = train(tmp_path / "killed", kills=kills, prefix=(*RUN, "--"))
+    found, said = train(tmp_path / "killed", kills=kills, prefix=(*RUN, *options, "--"))
     assert found == whole
-    restarts = [line for line in said if "restart" in line]
+    restarts = [line for line in said if "restart " in line]
     assert len(restarts) == kills
     for number, line in enumerate(restarts, 1):
         assert re.search(
@@ -85,3 +90,53 @@ def test_killed_over_and_over_it_ends_with_the_same_bits(tmp_path: Path, kills: 
             line,
         ), line
     assert said[-1] == "checkfreq run: finished: exit status 0 at step 200"
+
+
+RANK = """
+import os, sys
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+from checkfreq import CFCheckpoint, CFManager, CFMode
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+chk = CFCheckpoint(model=model, optimizer=optimizer)
+with CFManager(sys.argv[1], chk, mode=CFMode.MANUAL, chk_freq=2) as cf_manager:
+    cf_manager.restore()
+    start = cf_manager.global_step
+    while cf_manager.global_step < 12 and not cf_manager.should_stop:
+        model(torch.ones(2, 4)).sum().backward()
+        cf_manager.weight_update()
+        cf_manager.step()
+        if cf_manager.global_step == 4 and start == 0:
+            cf_manager.wait()
+            dist.barrier()
+            os._exit(9)
+        if cf_manager.global_step == 8:
+            os.kill(os.getpid(), 15)  # told to stop, as by a scheduler
+    stopped = cf_manager.stopped
+dist.destroy_process_group()
+sys.exit(75 if stopped else 0)
+"""
+
+
+@pytest.mark.more
+def test_torchrun_is_started_again_until_its_ranks_are_told_to_stop(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*RUN, "--", *torchrun, str(tmp_path / "rank.py"), str(tmp_path / "chk")],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=5 * DEADLINE_S,
+    )
+    said = [line for line in done.stderr.splitlines() if line.startswith("checkfreq run: ")]
+    assert done.returncode == 1, done.stderr
+    assert "restart 1 after exit status 1 at step 4: restored step " in said[0]
+    assert said[-1] == (
+        "checkfreq run: stopped: exit status 1 at step 8. The same command goes on from there"
+    )

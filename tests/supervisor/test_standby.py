@@ -1,0 +1,413 @@
+"""A start from a standby is a start like any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.supervisor.supervised import DEADLINE_S, ROOT, RUN, Supervised
+
+#: Lets the supervisor start a standby in the first run, and returns once there is one.
+AWAIT = """
+MARK = b"# checkfreq run: standby"
+
+def standbys(parent):
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [pid for pid in children if MARK in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+def await_standby():
+    told = reporter_for(chk_dir, rank=0)
+    told.begin(0, restored=False)
+    told.pass_boundary(1)
+    while not standbys(os.getppid()):
+        time.sleep(0.01)
+
+is_from_standby = MARK in Path("/proc/self/cmdline").read_bytes()
+"""
+
+FACTS = (
+    AWAIT
+    + """
+import json, multiprocessing, pickle, threading
+
+class Thing:
+    pass
+
+def in_a_child(thing):
+    return [type(thing).__module__, type(thing).__name__, sys.argv]
+
+def facts():
+    lines = [line for line in open("/proc/self/status") if line[:3] == "Sig"]
+    given = {key: value for key, value in os.environ.items() if key != "CHECKFREQ_RUN"}
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        child = pool.apply(in_a_child, (pickle.loads(pickle.dumps(Thing())),))
+    main = sys.modules["__main__"]
+    return {
+        "argv": sys.argv,
+        "orig_argv": sys.orig_argv,
+        "path": sys.path,
+        "main": [__name__, __file__, __package__, __doc__, type(__loader__).__name__],
+        "spec": None if __spec__ is None else [__spec__.name, __spec__.origin],
+        "names": sorted(globals()),
+        "is main": main.__dict__ is globals(),
+        "directory": os.getcwd(),
+        "environment": given,
+        "flags": str(sys.flags),
+        "options": [sys.warnoptions, sys._xoptions],
+        "signals": lines[-3:],
+        "sigint": str(signal.getsignal(signal.SIGINT)).split(" at ")[0],
+        "descriptors": sorted(os.listdir("/proc/self/fd")),
+        "group": os.getpgid(0) == os.getpgid(os.getppid()),
+        "session": os.getsid(0) == os.getsid(os.getppid()),
+        "child": child,
+        "threads": threading.active_count(),
+        "asserts": __debug__,
+        "buffering": [sys.stdout.line_buffering, sys.stdout.write_through],
+    }
+
+if __name__ == "__main__":
+    (here / f"facts-{count}").write_text(json.dumps([is_from_standby, facts()]))
+    if count == 1:
+        await_standby()
+        sys.exit(7)
+"""
+)
+
+
+def two_starts(run: Supervised) -> list[Any]:
+    """What two runs wrote down, the second of which was the standby's."""
+    status, said = run.end()
+    assert status == 0, (said, run.errors)
+    first, second = (json.loads((run.folder / f"facts-{n}").read_text()) for n in (1, 2))
+    assert [first[0], second[0]] == [False, True]
+    return [first[1], second[1]]
+
+
+@pytest.mark.parametrize(
+    "python",
+    [
+        ("-u", "-O"),
+        *(pytest.param(options, marks=pytest.mark.more) for options in ((), ("-P",), ("-sB",))),
+        pytest.param(("-Xdev", "-W", "ignore"), marks=pytest.mark.more),
+    ],
+)
+def test_a_script_finds_everything_as_after_a_new_start(
+    tmp_path: Path, python: tuple[str, ...]
+) -> None:
+    run = Supervised(tmp_path, FACTS, "--standby", python=python, arguments=["--lr", "0.1"])
+    first, second = two_starts(run)
+    assert second == first
+
+
+def test_so_does_a_module(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "train.py").symlink_to(tmp_path / "script.py")
+    run = Supervised(
+        tmp_path,
+        FACTS,
+        "--standby",
+        python=("-m",),
+        named="package.train",
+        arguments=["one"],
+        cwd=tmp_path,
+    )
+    first, second = two_starts(run)
+    assert second == first
+
+
+def test_so_does_a_script_behind_a_link_in_another_directory(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "linked.py").symlink_to(tmp_path / "script.py")
+    run = Supervised(tmp_path, FACTS, "--standby", named="linked.py", cwd=tmp_path / "elsewhere")
+    first, second = two_starts(run)
+    assert second == first
+
+
+def test_an_exception_is_shown_as_after_a_new_start(tmp_path: Path) -> None:
+    program = AWAIT + "count == 1 and await_standby()\ndef fail():\n    raise ValueError(7)\nfail()"
+    run = Supervised(tmp_path, program, "--standby", "--max-restarts=1")
+    status, _ = run.end()
+    traces = run.errors.split("Traceback")[1:]
+    ours = [trace.partition("checkfreq run")[0] for trace in traces]
+    assert status == 1
+    assert len(ours) == 2
+    assert ours[0] == ours[1]
+
+
+def test_exit_statuses_and_signals_are_the_scripts(tmp_path: Path) -> None:
+    program = (
+        AWAIT
+        + """
+count == 1 and await_standby()
+note(f"standby {is_from_standby}")
+sys.exit(75) if count == 2 else die(signal.SIGSEGV)
+"""
+    )
+    run = Supervised(tmp_path, program, "--standby")
+    status, said = run.end()
+    assert status == 75
+    assert run.notes()[-1] == "standby True"
+    assert said[0].startswith("restart 1 after exit by SIGSEGV")
+
+
+def test_the_text_that_runs_is_that_of_the_start(tmp_path: Path) -> None:
+    program = (
+        AWAIT
+        + """
+if count == 1:
+    await_standby()
+    text = Path(__file__).read_text()
+    Path(__file__).write_text(text.replace("first text", "second text"))
+note("first text")
+sys.exit(count == 1)
+"""
+    )
+    run = Supervised(tmp_path, program, "--standby")
+    run.end()
+    assert run.notes() == ["run", "first text", "run", "second text"]
+
+
+@pytest.mark.parametrize("name", ["pkgutil.py", "pkgutil/__init__.py"])
+def test_a_module_beside_the_script_hides_others_as_after_a_new_start(
+    tmp_path: Path, name: str
+) -> None:
+    program = (
+        AWAIT
+        + f"""
+import pkgutil
+if count == 1:
+    await_standby()
+    (here / {name!r}).parent.mkdir(exist_ok=True)
+    text = Path(sys.modules["pkgutil"].__file__).read_text()
+    (here / {name!r}).write_text(text + "\\nis_ours = True")
+    sys.exit(7)
+note(f"standby {{is_from_standby}} {{pkgutil.is_ours}}")
+"""
+    )
+    run = Supervised(tmp_path, program, "--standby")
+    status, _ = run.end()
+    assert status == 0, run.errors
+    assert run.notes()[-1] == "standby False True"
+
+
+def test_a_script_that_cannot_be_read_fails_as_after_a_new_start(tmp_path: Path) -> None:
+    program = AWAIT + "await_standby(); os.unlink(__file__); sys.exit(7)"
+    run = Supervised(tmp_path, program, "--standby", "--max-restarts=1")
+    status, _ = run.end()
+    assert status == 2
+    assert "can't open file" in run.errors
+
+
+def test_a_syntax_error_is_shown_as_after_a_new_start(tmp_path: Path) -> None:
+    program = AWAIT + "await_standby(); Path(__file__).write_text('x = ='); sys.exit(7)"
+    run = Supervised(tmp_path, program, "--standby", "--max-restarts=1")
+    status, _ = run.end()
+    assert status == 1
+    assert "becoming" not in run.errors
+    assert "SyntaxError: invalid syntax" in run.errors
+
+
+def test_a_standby_runs_nothing_of_the_script_before_its_turn(tmp_path: Path) -> None:
+    run = Supervised(
+        tmp_path, AWAIT + "await_standby(); note('ready'); signal.pause()", "--standby"
+    )
+    run.wait_for("ready")
+    run.send(signal.SIGTERM)
+    assert run.end() == (143, ["told to stop by SIGTERM: exit by SIGTERM at step 1"])
+    assert run.notes() == ["run", "ready"]
+
+
+def children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def waiting(run: Supervised) -> int:
+    """The process id of the standby."""
+    run.wait_for("ready")
+    (standby,) = (
+        pid
+        for pid in children(run.process.pid)
+        if b"run: standby" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    return standby
+
+
+def test_a_standby_ends_with_the_supervisor(tmp_path: Path) -> None:
+    program = AWAIT + "await_standby(); note('ready'); note(f'pid {os.getpid()}'); signal.pause()"
+    run = Supervised(tmp_path, program, "--standby")
+    standby = waiting(run)
+    run.wait_until(lambda: len(run.notes()) == 3, "no process id")
+    watched = os.pidfd_open(standby)
+    run.process.kill()
+    run.process.wait()
+    assert select.select([watched], [], [], DEADLINE_S)[0]
+    os.close(watched)
+    os.kill(int(run.notes()[2].split()[1]), signal.SIGKILL)  # the script goes on
+    run.end()
+
+
+def test_signals_to_the_whole_group_leave_a_standby_alone(tmp_path: Path) -> None:
+    program = (
+        AWAIT
+        + """
+signal.signal(signal.SIGUSR1, lambda *_: note("SIGUSR1"))
+if count == 1:
+    await_standby()
+    note("ready")
+    while "SIGUSR1" not in notes():
+        time.sleep(0.01)
+note(f"standby {is_from_standby}")
+sys.exit(count == 1)
+"""
+    )
+    run = Supervised(tmp_path, program, "--standby", process_group=0)
+    waiting(run)
+    os.killpg(run.process.pid, signal.SIGUSR1)
+    assert run.end()[0] == 0
+    assert run.notes()[-1] == "standby True"
+
+
+def test_a_standby_that_is_killed_is_said_once_and_not_missed(tmp_path: Path) -> None:
+    program = (
+        AWAIT
+        + """
+if count == 1:
+    await_standby()
+    note("ready")
+    while standbys(os.getppid()):
+        time.sleep(0.01)
+sys.exit(count < 3)
+"""
+    )
+    run = Supervised(tmp_path, program, "--standby")
+    os.kill(waiting(run), signal.SIGKILL)
+    status, said = run.end()
+    assert status == 0
+    assert said[0] == "no standby from now on: it ended while it waited (exit by SIGKILL)"
+    assert len([line for line in said if "standby" in line]) == 1
+
+
+@pytest.mark.more
+def test_what_cannot_be_imported_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
+    program = (
+        AWAIT
+        + """
+if count == 1:
+    await_standby()
+    note("ready")
+    signal.pause()
+"""
+    )
+    run = Supervised(tmp_path, program, "--standby", "--standby-import", "no_such_module")
+    waiting(run)
+    assert run.process.stderr is not None
+    assert "the standby cannot import no_such_module" in run.process.stderr.readline()
+    run.send(signal.SIGTERM)
+    assert run.end()[0] == 143
+
+
+#: A module for ``--standby-import``: says that it is there, and may be made to take long.
+LAST = """
+import os, time
+from pathlib import Path
+here = Path(__file__).parent
+(here / "importing").touch()
+while (here / "hold").exists():
+    time.sleep(0.01)
+"""
+
+
+def with_last_import(folder: Path, program: str) -> Supervised:
+    """Runs a program with a standby that imports `LAST` after all else."""
+    (folder / "last_import.py").write_text(LAST)
+    options = ("--standby", "--standby-import", "last_import")
+    return Supervised(folder, program, *options, wrapper=("env", f"PYTHONPATH={ROOT}:{folder}"))
+
+
+@pytest.mark.more
+def test_a_signal_while_a_standby_imports_ends_both(tmp_path: Path) -> None:
+    program = (
+        AWAIT
+        + """
+await_standby()
+while not (here / "importing").exists():
+    time.sleep(0.01)
+sys.exit(7)
+"""
+    )
+    (tmp_path / "hold").touch()
+    run = with_last_import(tmp_path, program)
+    run.wait_until(lambda: (tmp_path / "importing").exists(), "no import")
+    standby = children(run.process.pid)[-1]
+    watched = os.pidfd_open(standby)
+    run.wait_until(lambda: children(run.process.pid) == [standby], "no hand-over")
+    run.send(signal.SIGTERM)
+    assert run.end() == (143, ["told to stop by SIGTERM: exit by SIGTERM"])
+    assert select.select([watched], [], [], DEADLINE_S)[0]
+    os.close(watched)
+
+
+TORCH = (
+    AWAIT
+    + """
+import json
+if count == 1 and __name__ == "__main__":
+    await_standby()
+    while not (here / "importing").exists():
+        time.sleep(0.01)
+was_there = "torch" in sys.modules
+import torch, torch._dynamo, checkfreq.manager, iterators.torch.loader
+from torch.utils.data import DataLoader, Dataset
+
+class Squares(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.tensor([index * index, os.getpid()])
+
+if __name__ == "__main__":
+    found = {
+        "random": torch.rand(3, generator=torch.manual_seed(0)).tolist(),
+        "device": torch.cuda.is_initialized(),
+        "threads": torch.get_num_threads(),
+        "tasks": len(os.listdir("/proc/self/task")),
+    }
+    loader = DataLoader(Squares(), num_workers=2, multiprocessing_context="spawn")
+    rows = torch.cat(list(loader))
+    found["squares"], found["workers"] = rows[:, 0].tolist(), len(set(rows[:, 1].tolist()))
+    (here / f"facts-{count}").write_text(json.dumps([was_there, found]))
+    sys.exit(count == 1)
+"""
+)
+
+
+@pytest.mark.more
+def test_torch_is_imported_and_nothing_of_it_initialised(tmp_path: Path) -> None:
+    first, second = two_starts(with_last_import(tmp_path, TORCH))
+    assert second == first
+    assert first["device"] is False
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["true"], [sys.executable, "-c", "pass"], [sys.executable, "-ic", ""], [sys.executable]],
+)
+def test_a_command_that_no_standby_can_become_runs_without(
+    tmp_path: Path, command: list[str]
+) -> None:
+    done = subprocess.run(
+        [*RUN, "--standby", "--", *command], capture_output=True, text=True, input=""
+    )
+    assert done.returncode == 0
+    assert done.stderr.count("no standby: ") == 1
