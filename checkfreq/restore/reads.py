@@ -46,14 +46,20 @@ class Wanted:
 
 
 class Sink(NamedTuple):
-    """A target, where its tensor begins in the file, and the ranges of the file that it takes."""
+    """A target, where its tensor begins in the file, and the ranges of the file that it takes.
+
+    ``ranges``: None for all of the tensor.
+    """
 
     target: Target
     origin: int
-    ranges: tuple[Range, ...]
+    ranges: tuple[Range, ...] | None
 
     def overlaps(self, start: int, end: int) -> Iterator[Range]:
         """What the target takes of the bytes from ``start`` to ``end`` of the file."""
+        if self.ranges is None:
+            yield start, end
+            return
         for index in range(first_ending_after(self.ranges, start), len(self.ranges)):
             begin, stop = self.ranges[index]
             if begin >= end:
@@ -129,23 +135,24 @@ def _runs(items: Sequence[Wanted]) -> Iterator[Run]:
     """The runs of one tensor that any of ``items`` wants."""
     tensor = items[0].tensor
     sinks = [_sink(item) for item in items if item.target is not None]
+    is_whole = any(item.ranges is None for item in items)
     for begin, end, digest in pieces_of(tensor):
-        if any(_meets(item, begin, end) for item in items):
+        if is_whole or any(_meets(item.ranges or (), begin, end) for item in items):
             yield Run(tensor.offset + begin, tensor.offset + end, digest, tensor, sinks)
 
 
-def _meets(item: Wanted, begin: int, end: int) -> bool:
-    """Whether a piece of a tensor is wanted; all are, the empty one too, unless ranges are."""
-    if item.ranges is None:
-        return True
-    index = first_ending_after(item.ranges, begin)
-    return index < len(item.ranges) and item.ranges[index][0] < end
+def _meets(ranges: Sequence[Range], begin: int, end: int) -> bool:
+    """Whether any of the ranges has a byte from ``begin`` to ``end``."""
+    index = first_ending_after(ranges, begin)
+    return index < len(ranges) and ranges[index][0] < end
 
 
 def _sink(item: Wanted) -> Sink:
     assert item.target is not None
     origin = item.tensor.offset
-    ranges = ((0, item.tensor.num_bytes),) if item.ranges is None else item.ranges
+    ranges = item.ranges
+    if ranges is None:
+        return Sink(item.target, origin, None)
     return Sink(item.target, origin, tuple((origin + begin, origin + end) for begin, end in ranges))
 
 

@@ -22,6 +22,7 @@ from checkfreq.errors import CorruptCheckpointError
 from checkfreq.restore.buffers import Buffers, HostBuffers, MemoryTarget, Wait, finish
 from checkfreq.restore.reads import Run, Target, Task, Wanted, tasks_of
 from checkfreq.store.fileops import FileInMemory, ReadFile
+from checkfreq.store.gc_pause import gc_paused
 from checkfreq.store.manifest import FileEntry
 from checkfreq.store.source import CheckpointSource
 from checkfreq.types import PAGE_BYTES, round_up_to_page
@@ -70,9 +71,10 @@ def stream(
             view = file.view if isinstance(file, FileInMemory) else None
             place = _Place(file, source.where(step, entry.name), view)
             borders = [piece.start for piece in source.pieces(step, entry)]
-            tasks = tasks_of(
-                entry, items, read_bytes=size, borders=borders, with_header=verify_headers
-            )
+            with gc_paused():  # there may be a million tensors
+                tasks = tasks_of(
+                    entry, items, read_bytes=size, borders=borders, with_header=verify_headers
+                )
             jobs += [_Job(place, task) for task in tasks]
         # Long ones first: each is for a single thread.
         jobs.sort(key=lambda job: job.num_bytes > size, reverse=True)
