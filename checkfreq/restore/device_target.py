@@ -34,7 +34,7 @@ from torch import Tensor
 
 from checkfreq.errors import StateError
 from checkfreq.restore.buffers import Buffers, Wait, buffer_bytes
-from checkfreq.restore.pinned_ring import PinnedRing, largest_buffer_bytes
+from checkfreq.restore.pinned_ring import LARGEST_BUFFER_BYTES, PinnedRing
 from checkfreq.restore.row_major import parts_of, span_of
 from checkfreq.snapshot.backends import owner_of
 from checkfreq.snapshot.device import Device, Event, Pair, Stream
@@ -63,17 +63,14 @@ class DeviceTransfers:
         device: Device,
         tensors: Iterable[Tensor],
         *,
-        num_threads: int,
         read_bytes: int,
         timeout_s: float = _TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
         self._device = device
-        self._num_threads = num_threads
-        wanted_bytes, fitting_bytes = buffer_bytes(read_bytes), largest_buffer_bytes(num_threads)
-        self._buffer_bytes = min(wanted_bytes, fitting_bytes)
-        self._reads_fit = wanted_bytes <= fitting_bytes
+        self._reads_fit = buffer_bytes(read_bytes) <= LARGEST_BUFFER_BYTES
+        self._buffer_bytes = min(buffer_bytes(read_bytes), LARGEST_BUFFER_BYTES)
         self._timeout_s = timeout_s
         self._clock = clock
         self._pause = pause
@@ -89,9 +86,7 @@ class DeviceTransfers:
 
     def __enter__(self) -> Self:
         self._prepared.yes = True  # the training thread
-        self.ring = PinnedRing(
-            self._device, num_threads=self._num_threads, buffer_bytes=self._buffer_bytes
-        )
+        self.ring = PinnedRing(self._device, buffer_bytes=self._buffer_bytes)
         try:
             for lane in self._lanes.values():
                 lane.begin()
@@ -362,13 +357,11 @@ def _by_bits(target: Tensor, source: Tensor) -> Pair:
 
 
 @contextmanager
-def transfers_to(
-    tensors: Sequence[Tensor], *, num_threads: int, read_bytes: int
-) -> Iterator[DeviceTransfers | None]:
+def transfers_to(tensors: Sequence[Tensor], *, read_bytes: int) -> Iterator[DeviceTransfers | None]:
     """Transfers to those of the tensors that are on accelerators; None if none is.
 
-    For ``num_threads`` that read ``read_bytes`` at a time. Raises StateError for accelerators of
-    several kinds, and what DeviceTransfers raises.
+    For reads of ``read_bytes``. Raises StateError for accelerators of several kinds, and what
+    DeviceTransfers raises.
     """
     found = [(tensor, device) for tensor in tensors if (device := owner_of(tensor)) is not None]
     devices = {id(device): device for _, device in found}
@@ -383,7 +376,6 @@ def transfers_to(
     with DeviceTransfers(
         found[0][1],
         [tensor for tensor, _ in found],
-        num_threads=num_threads,
         read_bytes=read_bytes,
     ) as transfers:
         yield transfers

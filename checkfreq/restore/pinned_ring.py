@@ -2,10 +2,10 @@
 
 A thread takes a buffer, reads into it, has copies queued from it and gives it back with functions
 that wait for them. They are called before the buffer is taken again, so a thread reads the next
-piece while the device copies the last one. All buffers together are all the host memory that a
-restore onto devices needs: ``num_threads`` x ``BUFFERS_PER_THREAD`` x ``buffer_bytes``, 12 MiB for
-4 threads and 1 MiB. They are one range, pinned in one call; where it cannot be pinned, copies from
-it are slower and the host waits for them, but for each only when it is queued.
+piece while the device copies the last one. Each thread adds ``BUFFERS_PER_THREAD`` buffers, pinned
+in one call, when it takes its first: 12 MiB for 4 threads and 1 MiB. There is no other host memory
+in a restore onto devices. What cannot be pinned is copied from too: the driver then copies before
+a call returns, which is slower.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from checkfreq.restore.buffers import Wait, address_of, new_buffer
+from checkfreq.restore.stream import MOST_THREADS
 from checkfreq.snapshot.device import Device
 from checkfreq.snapshot.pinning import pin_range
 from checkfreq.types import PAGE_BYTES, size_text
@@ -31,37 +32,40 @@ MAX_RING_BYTES = 60 << 20
 _LOST: list[memoryview] = []
 
 
-def largest_buffer_bytes(num_threads: int) -> int:
-    """The largest buffers that so many threads can have, a multiple of the page."""
-    pages = MAX_RING_BYTES // (num_threads * BUFFERS_PER_THREAD * PAGE_BYTES)
-    return max(pages, 1) * PAGE_BYTES
+#: The largest buffers that ``MOST_THREADS`` can have, a multiple of the page.
+LARGEST_BUFFER_BYTES = (
+    MAX_RING_BYTES // (MOST_THREADS * BUFFERS_PER_THREAD * PAGE_BYTES) * PAGE_BYTES
+)
 
 
 class PinnedRing:
-    """Buffers of ``buffer_bytes`` (a multiple of the page) for ``num_threads``; see Buffers."""
+    """Buffers of ``buffer_bytes``, a multiple of the page; see Buffers."""
 
-    def __init__(self, device: Device, *, num_threads: int, buffer_bytes: int) -> None:
-        """Allocate and pin. Raises StorageError (ENOMEM) if there is not that much memory."""
+    def __init__(self, device: Device, *, buffer_bytes: int) -> None:
         assert buffer_bytes % PAGE_BYTES == 0
-        assert buffer_bytes <= largest_buffer_bytes(num_threads)
-        self.num_bytes = num_threads * BUFFERS_PER_THREAD * buffer_bytes
+        assert buffer_bytes <= LARGEST_BUFFER_BYTES
         self.buffer_bytes = buffer_bytes
-        self._memory = new_buffer(self.num_bytes)
-        self._address = address_of(self._memory)
+        self._device = device
         self._lock = threading.Lock()
-        self._free = [
-            self._memory[at : at + buffer_bytes] for at in range(0, self.num_bytes, buffer_bytes)
-        ]
+        self._threads: set[int] = set()
+        self._blocks: list[_Block] = []
+        self._free: list[memoryview] = []
         self._busy: deque[tuple[memoryview, Sequence[Wait]]] = deque()
-        self._pins = pin_range(device, self._address, self.num_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all buffers, now."""
+        return sum(block.num_bytes for block in self._blocks)
 
     # ---- any thread
 
     def take(self) -> memoryview:
-        """A buffer that no copy reads any more; raises what kept the copies from being done.
+        """A buffer that no copy reads any more; raises what kept the copies from being done, and
+        StorageError (ENOMEM) if there is no memory.
 
         No thread may hold more than ``BUFFERS_PER_THREAD`` less one, so there always is one.
         """
+        self._add_own()
         with self._lock:
             if self._free:
                 return self._free.pop()
@@ -69,6 +73,21 @@ class PinnedRing:
         for wait in waits:
             wait()
         return view
+
+    def _add_own(self) -> None:
+        """Add the calling thread's buffers, if it has none and they are within the bound."""
+        thread = threading.get_ident()
+        with self._lock:
+            if thread in self._threads:
+                return
+            self._threads.add(thread)
+            num_bytes = self.buffer_bytes * BUFFERS_PER_THREAD
+            if len(self._threads) * num_bytes > MAX_RING_BYTES:  # shares those of the others
+                return
+        block = _Block(self._device, num_bytes)  # may take milliseconds
+        with self._lock:
+            self._blocks.append(block)
+            self._free += block.cut(self.buffer_bytes)
 
     def give(self, view: memoryview, waits: Sequence[Wait] = ()) -> None:
         """Take a buffer back, from which the copies that ``waits`` wait for are still reading."""
@@ -80,23 +99,46 @@ class PinnedRing:
 
     def holds(self, address: int) -> bool:
         """Whether an address lies in one of the buffers."""
-        return self._address <= address < self._address + self.num_bytes
+        return any(block.holds(address) for block in self._blocks)
 
     # ---- the end, once; no thread uses it any more
 
     def close(self) -> None:
         """Unpin and free the memory, from which no copy reads any more."""
-        if not self._pins.release():
-            _LOST.append(self._memory)
-        self._memory = memoryview(b"")
         self._free.clear()
         self._busy.clear()
+        while self._blocks:
+            self._blocks.pop().release()
 
     def abandon(self) -> None:
         """Keep the memory as it is until the process ends: a device may still be reading it."""
-        _LOST.append(self._memory)
+        _LOST.extend(block.memory for block in self._blocks)
         logger.error(
             "%s of host memory stay allocated until the process ends: the device might still be "
             "reading from it",
             size_text(self.num_bytes),
         )
+
+
+class _Block:
+    """The buffers that one thread has added: one range, pinned if that is possible."""
+
+    def __init__(self, device: Device, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.memory = new_buffer(num_bytes)
+        self._address = address_of(self.memory)
+        self._pins = pin_range(device, self._address, num_bytes)
+
+    def cut(self, buffer_bytes: int) -> list[memoryview]:
+        """The buffers."""
+        starts = range(0, self.num_bytes, buffer_bytes)
+        return [self.memory[at : at + buffer_bytes] for at in starts]
+
+    def holds(self, address: int) -> bool:
+        """Whether an address lies in it."""
+        return self._address <= address < self._address + self.num_bytes
+
+    def release(self) -> None:
+        """Unpin it; memory that cannot be unpinned stays."""
+        if not self._pins.release():
+            _LOST.append(self.memory)

@@ -31,15 +31,13 @@ class StreamReader:
     ) -> None:
         self._source = source
         self._step = step
-        self._num_threads = max(num_threads, source.num_requests)
+        self._num_threads = num_threads
         self._on_read = on_read
 
     def read(self, placements: Sequence[Placement]) -> None:
         """See ``Reader``."""
         targets = [placement.target for placement in placements]
-        with transfers_to(
-            targets, num_threads=self._num_threads, read_bytes=self._source.read_bytes
-        ) as transfers:
+        with transfers_to(targets, read_bytes=self._source.read_bytes) as transfers:
             wanted = [wanted_of(placement, transfers) for placement in placements]
             self._stream(wanted, buffers=None if transfers is None else transfers.buffers)
         for device in {target.device for target in targets if owner_of(target) is None} - {_HOST}:

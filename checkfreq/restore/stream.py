@@ -27,14 +27,14 @@ from checkfreq.store.manifest import FileEntry
 from checkfreq.store.source import CheckpointSource
 from checkfreq.types import PAGE_BYTES, round_up_to_page
 
-__all__ = ["NUM_THREADS", "Buffers", "MemoryTarget", "Target", "Wanted", "stream"]
+__all__ = ["MOST_THREADS", "NUM_THREADS", "Buffers", "MemoryTarget", "Target", "Wanted", "stream"]
 
 #: Threads that read, unless the caller or the source wants more.
 NUM_THREADS = 4
 #: A read that takes so long, in seconds, waits for a server or a slow disk, and one more thread is
-#: started, up to so many: 1 MiB takes 1 to 2 ms from a disk that four threads keep busy.
+#: started, up to MOST_THREADS: 1 MiB takes 1 to 2 ms from a disk that four threads keep busy.
 _SLOW_READ_S = 0.01
-_MOST_THREADS = 16
+MOST_THREADS = 16
 
 
 def stream(
@@ -52,11 +52,11 @@ def stream(
     """Read what is wanted of a committed step, check every digest, and fill the targets.
 
     ``num_threads``: 1 means the caller's. A source may need more, and where reads are slow more are
-    started, unless ``buffers`` are given, which are made for a number of threads. ``read_bytes``:
-    most bytes of a read, a multiple of a page; the source's own by default. ``buffers`` have
-    `buffer_bytes` of that. The reading threads tell ``on_read`` how many bytes with a digest have
-    arrived. Copies that are under way when a target returns are waited for by ``buffers``: with
-    `HostBuffers`, all are done when this returns or raises.
+    started. ``read_bytes``: most bytes of a read, a multiple of a page; the source's own by
+    default. ``buffers`` have `buffer_bytes` of that, for any number of threads. The reading threads
+    tell ``on_read`` how many bytes with a digest have arrived. Copies that are under way when a
+    target returns are waited for by ``buffers``: with `HostBuffers`, all are done when this returns
+    or raises.
 
     Raises CorruptCheckpointError at the first wrong size, wrong digest or missing file; other
     OSErrors, and what a target raises, pass through.
@@ -83,7 +83,6 @@ def stream(
             buffers or HostBuffers(size),
             size,
             on_read,
-            most_threads=0 if buffers else _MOST_THREADS,
             clock=clock,
         ).run(max(num_threads, source.num_requests))
 
@@ -123,14 +122,13 @@ class _Reading:
         read_bytes: int,
         on_read: Callable[[int], object],
         *,
-        most_threads: int,
         clock: Callable[[], float],
     ) -> None:
         self._jobs = deque(jobs)
         self._buffers = buffers
         self._read_bytes = read_bytes
         self._on_read = on_read
-        self._most_threads = most_threads
+        self._most_threads = MOST_THREADS
         self._clock = clock
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()  # for a change of the list

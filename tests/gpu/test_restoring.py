@@ -51,7 +51,7 @@ def _ready() -> Iterator[None]:
 
 def into(device: CudaDevice, *tensors: Tensor, timeout_s: float = DEADLINE_S) -> DeviceTransfers:
     """Transfers with one reading thread, which the test is."""
-    return DeviceTransfers(device, tensors, num_threads=1, read_bytes=PIECE, timeout_s=timeout_s)
+    return DeviceTransfers(device, tensors, read_bytes=PIECE, timeout_s=timeout_s)
 
 
 def random_bytes(count: int) -> Tensor:

@@ -28,14 +28,13 @@ class Idle:
 
 
 def transfers(
-    fake: FakeDevice, tensors: Iterable[Tensor], *, num_threads: int = 1, idle: Idle | None = None
+    fake: FakeDevice, tensors: Iterable[Tensor], *, idle: Idle | None = None
 ) -> DeviceTransfers:
     """For reads of a page. The device runs while the host pauses, unless a clock is ``idle``."""
     clock = idle or Idle()
     return DeviceTransfers(
         fake,
         tensors,
-        num_threads=num_threads,
         read_bytes=PAGE_BYTES,
         timeout_s=1e9 if idle is None else 1.0,
         clock=clock,
@@ -68,10 +67,9 @@ def restore(
     saved: Mapping[str, bytes],
     *,
     piece_bytes: int = 1,
-    num_threads: int = 1,
 ) -> None:
     """Fill all tensors."""
-    with transfers(fake, tensors.values(), num_threads=num_threads) as opened:
+    with transfers(fake, tensors.values()) as opened:
         for name, tensor in tensors.items():
             fill(opened, tensor, saved[name], piece_bytes=piece_bytes)
 

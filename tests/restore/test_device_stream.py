@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,16 +13,19 @@ import torch
 from torch import Tensor
 
 from checkfreq.errors import CorruptCheckpointError
+from checkfreq.restore.buffers import buffer_bytes
 from checkfreq.restore.device_target import DeviceTransfers
-from checkfreq.restore.stream import Wanted, stream
+from checkfreq.restore.pinned_ring import BUFFERS_PER_THREAD
+from checkfreq.restore.stream import MOST_THREADS, Wanted, stream
 from checkfreq.store.store import CheckpointStore
 from tests.restore.device_filling import bytes_of, held, target_of
 from tests.restore.shared_device import SharedDevice
-from tests.restore.written import PAGE, commit_tensors, damage
+from tests.restore.written import PAGE, Watched, commit_tensors, damage
 from tests.snapshot.fake_device import FakeDevice
 
 SIZES = {"large": 40 * PAGE + 8, "empty": 0, "small": 12, "turned": 30 * PAGE, "page": PAGE}
 FILE = "model.safetensors"
+DEADLINE_S = 120.0
 
 
 def live_tensors(fake: FakeDevice) -> dict[str, Tensor]:
@@ -45,19 +52,30 @@ def stream_onto(
     *,
     num_threads: int = 3,
     into_the_ring: bool = True,
-) -> None:
-    store = CheckpointStore(folder)
+    clock: Callable[[], float] = time.monotonic,
+    disturb: Callable[[int], object] = lambda number: None,
+) -> int:
+    """Returns the bytes of the ring in the end. ``disturb`` is called before each read."""
+    store = CheckpointStore(folder, ops=Watched(folder, disturb=disturb))
     file = store.manifest(step).files[0]
     with DeviceTransfers(
         fake,
         live.values(),
-        num_threads=num_threads,
         read_bytes=PAGE,
         pause=lambda seconds: fake.run_one(),
     ) as opened:
         wanted = [Wanted(file, one, target_of(opened, live[one.name])) for one in file.tensors]
         buffers = opened.ring if into_the_ring else None
-        stream(store, step, wanted, num_threads=num_threads, read_bytes=PAGE, buffers=buffers)
+        stream(
+            store,
+            step,
+            wanted,
+            num_threads=num_threads,
+            read_bytes=PAGE,
+            buffers=buffers,
+            clock=clock,
+        )
+        return opened.ring.num_bytes
 
 
 @pytest.mark.parametrize("into_the_ring", [True, False])
@@ -105,4 +123,36 @@ def test_a_device_that_refuses_a_call_of_any_thread_ends_the_stream(
         stream_onto(fake, tmp_path, 1, live)
     assert fake.registrations.num_bytes == 0
     stream_onto(fake, tmp_path, 1, live)
+    assert {name: held(tensor) for name, tensor in live.items()} == saved
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_threads_that_are_added_where_reads_are_slow_bring_their_buffers(
+    tmp_path: Path, seed: int
+) -> None:
+    saved = committed(tmp_path, 1, seed=seed)
+    fake = SharedDevice(seed)
+    live = live_tensors(fake)
+    slow = itertools.count(0.0, 1.0)
+    seen: set[int] = set()
+    third = threading.Event()
+
+    def wait_for_a_third(number: int) -> None:
+        seen.add(threading.get_ident())
+        if len(seen) > 2:
+            third.set()
+        assert number <= 2 or third.wait(DEADLINE_S)
+
+    num_bytes = stream_onto(
+        fake,
+        tmp_path,
+        1,
+        live,
+        num_threads=2,
+        clock=lambda: next(slow),
+        disturb=wait_for_a_third,
+    )
+    own_bytes = BUFFERS_PER_THREAD * buffer_bytes(PAGE)
+    assert 2 * own_bytes < num_bytes <= MOST_THREADS * own_bytes
+    assert fake.registrations.num_bytes == 0
     assert {name: held(tensor) for name, tensor in live.items()} == saved

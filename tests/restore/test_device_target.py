@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 from checkfreq.errors import StateError
 from checkfreq.restore import pinned_ring
 from checkfreq.restore.device_target import DeviceTransfers
-from checkfreq.restore.pinned_ring import BUFFERS_PER_THREAD
+from checkfreq.restore.pinned_ring import BUFFERS_PER_THREAD, MAX_RING_BYTES
 from checkfreq.restore.row_major import span_of
 from checkfreq.store.boxes import Box
 from checkfreq.types import PAGE_BYTES
@@ -25,11 +27,13 @@ from tests.restore.device_filling import (
     transfers,
     zeros_on,
 )
+from tests.restore.shared_device import SharedDevice
 from tests.snapshot.fake_device import Chooser, FakeDevice, Scripted, Seeded, every_schedule
 from tests.snapshot.fake_streams import Kind
 
 CUDA = torch.device("cuda", 0)
 SEEDS = range(40)
+DEADLINE_S = 120.0
 #: More pieces than there are buffers, so that each is used again.
 ROUNDS = BUFFERS_PER_THREAD + 2
 
@@ -210,24 +214,54 @@ def test_the_ring_is_all_the_host_memory_and_is_unpinned_at_the_end() -> None:
     live, saved = zeros_on(fake, 20 * PAGE_BYTES), bytes_of(20 * PAGE_BYTES)
     pinned: list[int] = []
     fake.registrations.before_undo = lambda address: pinned.append(fake.registrations.num_bytes)
-    with transfers(fake, [live], num_threads=2) as opened:
+    with transfers(fake, [live]) as opened:
         fill(opened, live, saved, piece_bytes=PAGE_BYTES)
         assert fake.registrations.num_bytes == opened.ring.num_bytes
     assert held(live) == saved
-    assert pinned == [2 * BUFFERS_PER_THREAD * 2 * PAGE_BYTES]
+    assert pinned == [BUFFERS_PER_THREAD * 2 * PAGE_BYTES]
     assert fake.registrations.num_bytes == 0
     assert len(fake.returned) == 1
 
 
-@pytest.mark.parametrize("num_threads", [1, 4, 16, 64])
-@pytest.mark.parametrize("read_bytes", [1 << 20, 8 << 20, 64 << 20])
-def test_all_buffers_together_are_below_64_mib(num_threads: int, read_bytes: int) -> None:
-    fake = FakeDevice(Seeded(0))
-    with DeviceTransfers(fake, [], num_threads=num_threads, read_bytes=read_bytes) as opened:
-        assert fake.registrations.num_bytes == opened.ring.num_bytes < 64 << 20
-        is_large_enough = opened.ring.buffer_bytes == read_bytes + PAGE_BYTES
-        assert (opened.buffers is not None) == is_large_enough
-    assert is_large_enough == (num_threads * read_bytes <= 16 << 20)
+@pytest.mark.parametrize("read_bytes", [4 << 10, 1 << 20, 8 << 20])
+@pytest.mark.parametrize("num_threads", [1, 4, 16, 40])
+def test_buffers_of_any_number_of_threads_are_below_64_mib(
+    num_threads: int, read_bytes: int
+) -> None:
+    fake = SharedDevice(0)
+    everybody = threading.Barrier(num_threads)
+    with DeviceTransfers(fake, [], read_bytes=read_bytes) as opened:
+        ring = opened.ring
+
+        def hold_some() -> None:
+            mine = [ring.take()]
+            everybody.wait(DEADLINE_S)
+            ring.give(mine.pop())
+
+        run_in_threads(hold_some, num_threads)
+        assert fake.registrations.num_bytes == ring.num_bytes < 64 << 20
+        share = BUFFERS_PER_THREAD * ring.buffer_bytes
+        assert ring.num_bytes == min(num_threads, MAX_RING_BYTES // share) * share
+        assert (opened.buffers is ring) == (read_bytes <= 1 << 20)
+    assert fake.registrations.num_bytes == 0
+
+
+def run_in_threads(work: Callable[[], None], count: int) -> None:
+    problems: list[BaseException] = []
+
+    def one() -> None:
+        try:
+            work()
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=one) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert not problems
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_a_thread_reads_into_one_buffer_while_copies_from_others_are_queued() -> None:
@@ -262,8 +296,8 @@ def test_memory_that_cannot_be_unpinned_stays(caplog: pytest.LogCaptureFixture) 
     live, saved = zeros_on(fake, 3), bytes_of(3)
     before = len(pinned_ring._LOST)
     with transfers(fake, [live]) as opened:
-        fake.registrations.stuck.update(fake.registrations.ranges)
         fill(opened, live, saved, piece_bytes=1)
+        fake.registrations.stuck.update(fake.registrations.ranges)
     assert held(live) == saved
     assert len(pinned_ring._LOST) == before + 1
     assert "cannot unpin" in caplog.text

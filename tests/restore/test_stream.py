@@ -359,25 +359,6 @@ def test_with_one_thread_all_is_read_in_the_callers(tmp_path: Path, store: Check
     assert places.are(FILES)
 
 
-def test_buffers_that_are_given_are_for_as_many_threads_as_were_asked_for(
-    tmp_path: Path, store: CheckpointStore
-) -> None:
-    seen: set[int] = set()
-    ops = Watched(tmp_path, disturb=lambda number: seen.add(threading.get_ident()))
-    places = Places(store.manifest(1))
-    stream(
-        CheckpointStore(tmp_path, ops=ops),
-        1,
-        places.wanted,
-        num_threads=2,
-        read_bytes=PAGE,
-        buffers=HostBuffers(PAGE),
-        clock=slow_reads(),
-    )
-    assert len(seen) <= 2
-    assert places.are(FILES)
-
-
 # ---- targets that copy later
 
 
