@@ -538,6 +538,7 @@ class CFManager:
             "place": self._pipeline.place.value if self._progress.is_open else None,
             "global_step": self._progress.global_step,
             "restored_step": self._progress.restored_step,
+            "restored_from": self._progress.restored_from,
             **self._persistence.stats(),
             "num_deferred": self._pipeline.num_deferred,
             "state_bytes": self._pipeline.state_bytes,

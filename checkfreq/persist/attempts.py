@@ -21,6 +21,7 @@ from checkfreq.policy.lifecycle import AttemptState, moved
 from checkfreq.snapshot.arena import Slot
 
 _NUM_REMEMBERED = 16
+_INHERITED = "of the run before"
 
 
 @dataclass(slots=True)
@@ -70,6 +71,28 @@ class Attempt:
     late_marks: Marks | None = None
     error: CheckFreqError | None = None
     missing_bytes: int = 0
+
+    @classmethod
+    def inherited(cls, request: p.Persist, slot: Slot) -> Attempt:
+        """One of a killed run, whose worker still has it in its hands."""
+        now_s = time.perf_counter()
+        return cls(
+            request.step,
+            slot,
+            _INHERITED,
+            Marks(request.keep, dict(request.metrics)),
+            now_s,
+            at_epoch_end=request.at_epoch_end,
+            id=request.attempt,
+            state=AttemptState.PERSISTING,
+            copied_s=now_s,
+            handed_s=now_s,
+        )
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether a killed run took the snapshot: nothing that it cost was measured here."""
+        return self.reason == _INHERITED
 
     def spoil(self, error: BaseException) -> None:
         """The snapshot cannot become a checkpoint (any thread); ``take_void`` ends the attempt."""
@@ -149,6 +172,10 @@ class AttemptBook:
         """``step`` was restored, as ``attempt`` wrote it: it is durable."""
         self.last_durable_step = step
         self.durable.append((step, attempt))
+
+    def continue_above(self, step: int | None) -> None:
+        """A step was restored that is not durable yet: ``step`` is the newest that is."""
+        self.last_durable_step = step
 
     def confirm(self, step: int) -> bool:
         """All ranks know that ``step`` is durable; True if that is news."""
@@ -230,5 +257,7 @@ class AttemptBook:
 
     def _count_failure(self, attempt: Attempt) -> None:
         self.num_failed += 1
+        if attempt.is_inherited:  # nothing of this run has failed
+            return
         self._failures_in_row += 1
         self._last_error = attempt.error

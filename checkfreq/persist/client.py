@@ -1,10 +1,10 @@
 """The trainer's client of the persist worker.
 
-Starts the worker, tells it about slots and layouts, hands over snapshots, collects replies,
-notices its death and replaces it. Everything that the worker was told is kept here as long as it
-matters, and a replacement is told all of it again. That includes the snapshots in flight, since
-they are still in the trainer's arena. ``submit`` may be called from any thread; everything else
-from the training thread.
+Starts the worker, or takes over one that outlived its trainer, tells it about slots and layouts,
+hands over snapshots, collects replies, notices its death and replaces it. Everything that the
+worker was told is kept here as long as it matters, and a replacement is told all of it again. That
+includes the snapshots in flight, since they are still in the trainer's arena. ``submit`` may be
+called from any thread; everything else from the training thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +27,11 @@ from checkfreq.errors import ConfigError, WorkerDiedError
 from checkfreq.mirror.settings import Mirror
 from checkfreq.notices.choice import watched
 from checkfreq.persist import protocol as p
-from checkfreq.persist.process import ChildWorker, WorkerProcess, how_it_ended
+from checkfreq.persist.handover import Offer
+from checkfreq.persist.launch import worker_environment
+from checkfreq.persist.offer import Snapshot
+from checkfreq.persist.process import AdoptedWorker, ChildWorker, WorkerProcess, how_it_ended
+from checkfreq.snapshot.arena import OfferedSlot
 from checkfreq.types import FileSpec, Role
 
 logger = logging.getLogger(__name__)
@@ -71,6 +75,8 @@ class WorkerClient:
         self._in_flight: dict[str, p.Persist] = {}
         self._asked: deque[p.Maintenance] = deque()
         self._opened = False
+        #: Replies that came before ``Opened``.
+        self._early: deque[p.Message] = deque()
         #: Where this directory is uploaded to; None on ranks that do not lead.
         self.mirror = _mirror_of(config, role)
         self._process: WorkerProcess | None = None
@@ -90,22 +96,47 @@ class WorkerClient:
         with contextlib.ExitStack() as on_failure:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             on_failure.callback(ours.close)
-            # Memory, not a pipe: the trainer reads it only after a death, and a full pipe blocks.
-            stderr_fd = os.memfd_create("checkfreq-worker-stderr", os.MFD_CLOEXEC)
+            stderr_fd = _memory_for_stderr()
             on_failure.callback(os.close, stderr_fd)
-            os.fchmod(stderr_fd, 0o600)
             with theirs:
-                self._process = ChildWorker.start(
+                process = ChildWorker.start(
                     theirs.fileno(), stderr_fd=stderr_fd, nice=self._config.nice
                 )
             on_failure.pop_all()
+        self._begin(process, p.Channel(ours), stderr_fd)
+        self._tell_to_open(keep_pending=keep_pending)
+        self._tell_everything()
+
+    def adopt(
+        self, offer: Offer, slots: Iterable[OfferedSlot], in_flight: Iterable[Snapshot]
+    ) -> None:
+        """In place of ``start``: make the worker of a killed run this client's own.
+
+        It has the ``slots``, whose descriptors must stay open as those of ``share_slot``, and the
+        snapshots ``in_flight`` in its hands. Raises HandoverError if it is gone, and
+        CorruptCheckpointError if it says of them what cannot be.
+        """
+        taken = list(in_flight)
+        layouts = {one.slot: one.layout for one in taken}
+        requests = {one.attempt: one.request(rank=self._role.rank) for one in taken}
+        with self._lock, contextlib.ExitStack() as on_failure:
+            stderr_fd = _memory_for_stderr()
+            on_failure.callback(os.close, stderr_fd)
+            adopted = offer.take(stderr_fd=stderr_fd)
+            on_failure.pop_all()
+            self._begin(AdoptedWorker(adopted.pid, adopted.pidfd), adopted.channel, stderr_fd)
+            self._slots = {one.index: _SlotRecord(one.fd, one.num_bytes) for one in slots}
+            self._layouts, self._in_flight = layouts, requests
+            self._tell_to_open(keep_pending=len(self._role.group) > 1, is_adopted=True)
+
+    def _begin(self, process: WorkerProcess, channel: p.Channel, stderr_fd: int) -> None:
+        if self._process is not None:
+            self._process.close()
         if self._stderr_fd >= 0:
             os.close(self._stderr_fd)
-        self._stderr_fd = stderr_fd
-        faults.set_peer(self._process.pid)
-        self._channel = p.Channel(ours)
+        self._process, self._channel, self._stderr_fd = process, channel, stderr_fd
         self._opened = False
-        self._tell_everything(keep_pending=keep_pending)
+        faults.set_peer(process.pid)
 
     @property
     def open_timeout_s(self) -> float:
@@ -140,8 +171,9 @@ class WorkerClient:
                     return False
                 case None:
                     raise self._death("open")
-                case _:
-                    raise AssertionError(f"unexpected reply before Opened: {reply}")
+                case _:  # of an adopted worker, about what it had in its hands
+                    self._answered(reply)
+                    self._early.append(reply)
         return True
 
     def is_alive(self) -> bool:
@@ -207,7 +239,7 @@ class WorkerClient:
 
     def _take_final_replies(self) -> None:
         """Read the replies sent before the worker ended, and log what failed."""
-        while (reply := self._receive(0.0)) is not None:
+        while (reply := self._early.popleft() if self._early else self._receive(0.0)) is not None:
             self._answered(reply)
             if isinstance(reply, p.Trouble | p.Failed):
                 logger.error("while closing: %s\n%s", reply.message, reply.child_traceback)
@@ -262,6 +294,8 @@ class WorkerClient:
 
         Raises WorkerDiedError once the worker is gone and its last reply was returned.
         """
+        if self._early:
+            return self._early.popleft()
         reply = self._receive(timeout_s)
         if reply is None and not self.is_alive():
             reply = self._receive(0.0)  # it may have replied between ``_receive`` and its end
@@ -305,7 +339,7 @@ class WorkerClient:
         waits_s = config.num_slots * config.rank_timeout_s
         return _TAKEOVER_S + (waits_s if len(self._role.group) > 1 else 0.0)
 
-    def _tell_everything(self, *, keep_pending: bool) -> None:
+    def _tell_to_open(self, *, keep_pending: bool, is_adopted: bool = False) -> None:
         config = self._config
         self._tell(
             p.Open(
@@ -318,10 +352,14 @@ class WorkerClient:
                 keep_pending=keep_pending,
                 mirror=None if self.mirror is None else self.mirror.to_json(),
                 keep_in_memory_s=config.keep_in_memory_s,
+                nice=config.nice if is_adopted else None,
+                environment=worker_environment() if is_adopted else None,
             )
         )
         if self._watched.names:
             self._tell(p.Watch(*dataclasses.astuple(self._watched)))
+
+    def _tell_everything(self) -> None:
         for slot, record in self._slots.items():
             self._tell(p.SlotMemory(slot, record.num_bytes), fd=record.fd)
         for slot, files in self._layouts.items():
@@ -372,6 +410,13 @@ class WorkerClient:
             "Give each run its own directory, writable by it; if the previous run is "
             "still saving, wait for it or raise CFConfig.takeover_s."
         )
+
+
+def _memory_for_stderr() -> int:
+    # Memory, not a pipe: the trainer reads it only after a death, and a full pipe blocks.
+    fd = os.memfd_create("checkfreq-worker-stderr", os.MFD_CLOEXEC)
+    os.fchmod(fd, 0o600)
+    return fd
 
 
 def _mirror_of(config: CFConfig, role: Role) -> Mirror | None:

@@ -112,6 +112,18 @@ class Body:
     slots: tuple[tuple[int, int], ...]
     snapshots: tuple[Snapshot, ...]
 
+    @property
+    def in_flight(self) -> list[Snapshot]:
+        """The snapshots that are being written, in the order in which they were handed over."""
+        found = (one for one in self.snapshots if one.stage is Stage.IN_FLIGHT)
+        return sorted(found, key=lambda one: one.step)
+
+    @property
+    def newest_slot(self) -> int | None:
+        """The slot with the newest snapshot."""
+        newest = max(self.snapshots, key=lambda one: one.step, default=None)
+        return None if newest is None else newest.slot
+
 
 _EXTRAS: dict[str, Callable[[object], bool]] = {
     "supersede_after": lambda value: value is None or (type(value) is int and value >= -1),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from checkfreq.persist.alarm import Alarm
 from checkfreq.persist.attempts import Attempt, AttemptBook, Marks
 from checkfreq.persist.catalog import BEFORE_EVERY_STEP, Catalog
 from checkfreq.persist.client import WorkerClient
+from checkfreq.persist.handover import Offer
 from checkfreq.persist.listing import Record, marked
 from checkfreq.persist.mirrored import MirrorView, OnUpload
 from checkfreq.persist.run_log import RunLog
@@ -113,6 +114,22 @@ class Persistence:
         """Start the worker, without waiting for it."""
         self._client.start()
 
+    def adopt(self, offer: Offer, slots: Sequence[Slot]) -> None:
+        """In place of ``start``: take over a killed run's worker and what it has in its hands.
+
+        ``slots`` are those of the offer. Raises HandoverError if the worker is gone, and
+        CorruptCheckpointError if it says of a snapshot in flight what cannot be.
+        """
+        in_flight = offer.body.in_flight
+        by_index = {slot.index: slot for slot in slots}
+        attempts = [
+            Attempt.inherited(one.request(rank=self._role.rank), by_index[one.slot])
+            for one in in_flight
+        ]
+        self._client.adopt(offer, slots, in_flight)
+        for attempt in attempts:
+            self._book.add(attempt)
+
     @property
     def open_timeout_s(self) -> float:
         """How long opening may take."""
@@ -146,16 +163,28 @@ class Persistence:
         """The run begins without a checkpoint: the first commit sets aside all that are there."""
         self._supersede_after = BEFORE_EVERY_STEP
 
-    def continue_from(self, step: int, *, attempt: str, was_chosen: bool) -> None:
-        """``step``, as ``attempt`` wrote it, was restored: it is durable, and the run's newest.
+    def continue_from(
+        self, step: int, *, attempt: str, was_chosen: bool, is_durable: bool = True
+    ) -> None:
+        """``step``, as ``attempt`` wrote it, was restored: it is the run's newest.
 
         ``was_chosen``: the user named the step. Later ones are set aside by the first commit.
+        ``is_durable``: False for a snapshot of which there was no checkpoint yet.
         """
-        self._book.continue_from(step, attempt)
-        self._alarm.durable(step)
+        if is_durable:
+            self._book.continue_from(step, attempt)
+            self._alarm.durable(step)
+        else:
+            self._continue_above(step)
         # With a directory per node, some may hold later steps that not all of them have.
         sets_aside = was_chosen or not self._role.shares_all
         self._supersede_after = step if sets_aside else None
+
+    def _continue_above(self, step: int) -> None:
+        older = max((there for there in self._store.steps() if there < step), default=None)
+        self._book.continue_above(older)
+        if older is not None:
+            self._alarm.durable(older)
 
     # ---- slots
 
@@ -317,6 +346,10 @@ class Persistence:
         """Attempts that have not ended."""
         return self._book.num_active
 
+    def has_inherited(self, *, newer_than: int) -> bool:
+        """Whether a snapshot of the run before is in flight, of a later step."""
+        return any(a.is_inherited and a.step > newer_than for a in self._book.active)
+
     def started_s(self) -> tuple[float, ...]:
         """When the attempts in flight were begun, oldest first, by ``time.perf_counter``."""
         return tuple(attempt.started_s for attempt in self._book.active)
@@ -442,7 +475,9 @@ class Persistence:
 
     def _committed(self, attempt: Attempt, reply: p.Committed) -> None:
         self._handed_twice.discard(attempt.id)
-        if self._supersede_after is not None:
+        if attempt.is_inherited:
+            self._catalog.remove_missing(self._store.steps())  # it may have set some aside
+        elif self._supersede_after is not None:
             self._catalog.remove_later_than(self._supersede_after)
             self._supersede_after = None
         self._catalog.add(attempt, reply)
@@ -453,7 +488,8 @@ class Persistence:
             self._alarm.durable(attempt.step)
         if attempt.late_marks is not None:
             self._send_marks(attempt.step, attempt.late_marks)
-        self._prune()
+        if self._supersede_after is None:  # else the step that was restored may be an older one
+            self._prune()
 
     def _failed(self, attempt: Attempt) -> None:
         assert attempt.error is not None

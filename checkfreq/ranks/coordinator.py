@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol, TypeAlias, TypeVar
 
 from checkfreq.errors import CheckFreqError
@@ -231,11 +230,17 @@ class SingleRank:
         self, restorer: Restorer, step: int | None, loading: InPlace, *, chk: CFCheckpoint
     ) -> Restored | None:
         """See Coordinator."""
+
+        def open_directory(found: int) -> None:
+            self._persistence.open(check=restorer.summary)
+            if step is None or found < 0:
+                self._pipeline.wait_inherited(newer_than=found)
+
         return restorer.find_while_opening(
             step,
             look=loading.look,
             change=loading.change,
-            open_directory=partial(self._persistence.open, check=restorer.summary),
+            open_directory=open_directory,
         )
 
     def restored(self, step: int) -> None:

@@ -2,10 +2,12 @@
 
 The leaders list the steps in their directories, each with its attempt: two directories may hold the
 same step from different attempts, and these must not be mixed. The same is asked of the mirror, if
-there is one. Then every rank loads what it needs of the newest step that all directories hold, or
-all mirrors: stage by stage, so that none begins to change what is live before every rank has
-compared, nor overwrites tensors before user code has run on all. If a rank finds damage at any
-stage, all ranks go on to the next older step, or to the mirror's copy.
+there is one. A step of the directories that workers on some machine still hold in memory is read
+from there first, and from the directory what they do not hold. Then every rank loads what it needs
+of the newest step that all directories hold, or all mirrors: stage by stage, so that none begins to
+change what is live before every rank has compared, nor overwrites tensors before user code has run
+on all. If a rank finds damage at any stage, all ranks go on to the next older step, or to the
+mirror's copy.
 """
 
 from __future__ import annotations
@@ -123,7 +125,7 @@ class JointRestorer:
     def _common(self) -> _Common:
         reply = self._meetings.act(
             "restore(): looking for checkpoints",
-            lambda: self._restorer.inventory() if self._role.leads else None,
+            self._inventory,
             decide=_common,
         )
         damaged: dict[_Candidate, dict[int, str]] = {}
@@ -136,6 +138,10 @@ class JointRestorer:
             reply["is_common"],
             reply["text"],
         )
+
+    def _inventory(self) -> Json:
+        held = {"memory": self._restorer.in_memory()}
+        return {**self._restorer.inventory(), **held} if self._role.leads else held
 
     def _load_together(
         self, one: _Candidate, rejected: list[Rejected]
@@ -256,7 +262,11 @@ class JointRestorer:
             source.name, check=f"step {one.step}", expected="to be valid on all ranks", got=text
         )
         return Rejected(
-            one.step, error, is_here=here and source.is_local, in_mirror=not source.is_local
+            one.step,
+            error,
+            is_here=here and source.is_local and not source.is_memory,
+            in_mirror=not source.is_local,
+            in_memory=source.is_memory,
         )
 
     def _none_valid(self, common: _Common, rejected: Sequence[Rejected]) -> CorruptCheckpointError:
@@ -279,17 +289,21 @@ def _has_ended(reading: Future[T], timeout_s: float) -> bool:
 
 
 def _common(said: Sequence[Json]) -> Json:
-    held = {rank: words for rank, words in enumerate(said) if words is not None}
+    held = {rank: words for rank, words in enumerate(said) if "sources" in words}
     by_source = list(zip(*(words["sources"] for words in held.values()), strict=True))
     steps: list[tuple[int, int]] = []
-    for number, found in enumerate(by_source):
+    found_in = {number: found for number, found in enumerate(by_source) if found[0] is not None}
+    for number, found in found_in.items():
         attempts = [one["attempts"] for one in found]
         steps += [(int(step), number) for step in attempts[0] if _is_in_all(step, attempts)]
+    # In memory, which comes before the directory: what is committed, and some rank holds parts of.
+    in_memory = {step for words in said for step in words["memory"]}
+    steps += [(step, 0) for step, number in steps if number == 1 and step in in_memory]
     return {
         "steps": steps,
         "damaged": [
             (int(step), number, rank, text)
-            for number, found in enumerate(by_source)
+            for number, found in found_in.items()
             for rank, one in zip(held, found, strict=True)
             for step, text in one["damaged"].items()
         ],
@@ -308,7 +322,7 @@ def _united(said: Sequence[Json]) -> Json:
 
 
 def _steps(words: Json) -> str:
-    here, *mirrors = (_listed(one) for one in words["sources"])
+    here, *mirrors = (_listed(one) for one in words["sources"] if one is not None)
     return "; ".join([here, *(f"in the mirror {steps}" for steps in mirrors)])
 
 

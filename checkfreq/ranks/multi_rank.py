@@ -302,6 +302,8 @@ class MultiRank:
     ) -> Restored | None:
         """See Coordinator."""
         self.open(check=restorer.summary)
+        # What workers that were taken over still write becomes a checkpoint, or does not.
+        self._wait_until("restore(): writing", self._pipeline.is_idle, "checkpoints in flight")
         joint = JointRestorer(restorer, self._meetings, loading, chk=chk, role=self._role)
         return joint.restore(step)
 

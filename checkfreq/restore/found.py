@@ -29,6 +29,7 @@ class FoundCheckpoint:
     ``files``: those that this rank may need. Tensors are verified when they are read, by
     ``reader``. ``rejected``: the newer steps that
     do not validate. ``remote``: where it is read from, if not from the directory.
+    ``is_from_memory``: a killed run had left it in memory.
     """
 
     manifest: Manifest
@@ -36,11 +37,19 @@ class FoundCheckpoint:
     reader: VerifyingReader
     rejected: tuple[Rejected, ...] = ()
     remote: CheckpointSource | None = None
+    is_from_memory: bool = False
 
     @property
     def step(self) -> int:
         """The step it was taken at."""
         return self.manifest.step
+
+    @property
+    def source(self) -> str:
+        """What it is read from: "memory", "directory" or "mirror"."""
+        if self.is_from_memory:
+            return "memory"
+        return "directory" if self.remote is None else "mirror"
 
     @property
     def state_bytes(self) -> int:

@@ -17,10 +17,12 @@ from typing import TypeVar
 from checkfreq.errors import (
     CheckFreqError,
     CorruptCheckpointError,
+    MismatchError,
     NoCheckpointError,
     storage_errors,
 )
 from checkfreq.restore.found import FoundCheckpoint
+from checkfreq.restore.memory import HeldSnapshot, MemorySource
 from checkfreq.restore.progress import progress_of
 from checkfreq.restore.reading import StreamReader
 from checkfreq.restore.validation import validate_state
@@ -48,7 +50,8 @@ class Restorer:
     """Reads the checkpoints of one directory and its mirror, for one restore; never writes.
 
     ``remote``: the mirror, None without one. Where both hold a step, the directory's is read.
-    ``chk_dir`` may itself be a mirror, of which there is no directory here.
+    ``chk_dir`` may itself be a mirror, of which there is no directory here. ``held``: what a killed
+    run left in memory of the directory's checkpoints; None: nothing is known of that.
     ``may_arrive_in_part``: steps that were set aside are no sign that others are missing.
     """
 
@@ -60,10 +63,12 @@ class Restorer:
         num_threads: int = 4,
         shows_progress: bool = True,
         may_arrive_in_part: bool = False,
+        held: Sequence[HeldSnapshot] | None = None,
     ) -> None:
         store = CheckpointStore(chk_dir) if isinstance(chk_dir, Path) else chk_dir
         self._store: CheckpointSource = store
-        self.sources = (store,) if remote is None else (store, remote)
+        memory = None if held is None else MemorySource(store, held)
+        self.sources = tuple(one for one in (memory, store, remote) if one is not None)
         self._records = {source: Records(source) for source in self.sources}
         self._may_arrive_in_part = may_arrive_in_part
         self._num_threads = num_threads
@@ -73,7 +78,7 @@ class Restorer:
     @property
     def name(self) -> str:
         """The checkpoint directory, and the mirror's URL if there is one."""
-        return " and ".join(source.name for source in self.sources)
+        return " and ".join(source.name for source in self.sources if not source.is_memory)
 
     def manifest(self, step: int, source: CheckpointSource | None = None) -> Manifest:
         """The step's manifest; CorruptCheckpointError if it is damaged or makes no sense."""
@@ -102,7 +107,12 @@ class Restorer:
         def check(source: CheckpointSource, step: int) -> tuple[FoundCheckpoint, T]:
             manifest = self.manifest(step, source)
             with self.reading(manifest, manifest.files, source) as found:
-                return found, use(found)
+                try:
+                    return found, use(found)
+                except MismatchError as error:
+                    if not source.is_memory:
+                        raise
+                    raise _does_not_fit(source.where(step), error) from error
 
         if step is not None:
             return self._find_step(step, check)
@@ -135,7 +145,8 @@ class Restorer:
         try:
             self._store.require(step)
         except NoCheckpointError as error:
-            there = (f"{s.name} has: {_listed(s.steps())}" for s in self.sources[1:])
+            others = (s for s in self.sources if s is not self._store and not s.is_memory)
+            there = (f"{s.name} has: {_listed(s.steps())}" for s in others)
             return NoCheckpointError("; ".join([str(error), *there]))
         return NoCheckpointError(f"{self.name}: step {step} came only just now: try again")
 
@@ -145,13 +156,14 @@ class Restorer:
         *,
         look: Use[T],
         change: Callable[[T], None],
-        open_directory: Callable[[], None],
+        open_directory: Callable[[int], None],
     ) -> tuple[FoundCheckpoint, T] | None:
         """``find`` while the worker process starts and takes the lock: looking needs no lock.
 
         ``change`` gets what ``look`` returned, once the directory is open. Until then the worker of
         the run before may commit or remove steps. If the directory has changed, what was found may
-        not be the newest, and is looked for again before anything is changed.
+        not be the newest, and is looked for again before anything is changed. ``open_directory`` is
+        told which step was found, -1 if none was: what is newer may have yet to be written.
         """
         before = self._store.steps()
         is_open = False
@@ -161,8 +173,8 @@ class Restorer:
             looked = look(found)
             if not is_open:
                 is_open = True
-                open_directory()
-                if self._store.steps() != before or not self._is_still_there(found):
+                open_directory(found.step)
+                if not self._is_still_newest(found, before, is_chosen=step is not None):
                     raise _Changed
             change(looked)
             return looked
@@ -178,8 +190,18 @@ class Restorer:
                 raise
         if not is_open:
             is_open = True
-            open_directory()
+            open_directory(-1)
         return self.find(step, use)
+
+    def _is_still_newest(
+        self, found: FoundCheckpoint, before: Sequence[int], *, is_chosen: bool
+    ) -> bool:
+        """Whether looking again would find the same."""
+        if not found.is_from_memory:
+            return self._store.steps() == before and self._is_still_there(found)
+        # It may have been committed meanwhile, and is the same as before.
+        is_newest = is_chosen or all(step <= found.step for step in self._store.steps())
+        return is_newest and any(s.is_memory and s.holds(found.step) for s in self.sources)
 
     def _is_still_there(self, found: FoundCheckpoint) -> bool:
         """False if a different attempt has taken the step's place since it was read."""
@@ -221,17 +243,24 @@ class Restorer:
                 source, manifest.step, num_threads=self._num_threads, on_read=note
             )
             remote = None if source.is_local else source
-            yield FoundCheckpoint(manifest, tuple(files), reader, remote=remote)
+            yield FoundCheckpoint(
+                manifest,
+                tuple(files),
+                reader,
+                remote=remote,
+                is_from_memory=source.is_memory,
+            )
 
     # ---- many ranks
 
     def inventory(self) -> Json:
         """For the other ranks, by source: what each step is, or what is wrong with its manifest.
 
-        ``is_common``: whether there was ever a step that every directory of the run held.
+        ``is_common``: whether there was ever a step that every directory of the run held. Memory
+        is not among the sources (None): see `in_memory`.
         """
-        found = [self._inventory(source) for source in self.sources]
-        if not any(said["attempts"] or said["damaged"] for said in found):
+        found = [None if s.is_memory else self._inventory(s) for s in self.sources]
+        if not any(said["attempts"] or said["damaged"] for said in found if said is not None):
             self._require_none_set_aside()
         return {
             "sources": found,
@@ -240,6 +269,10 @@ class Restorer:
                 isinstance(s, CheckpointStore) and s.ever_held_common() for s in self.sources
             ),
         }
+
+    def in_memory(self) -> list[int]:
+        """The steps of which a worker on this machine holds something."""
+        return [step for source in self.sources if source.is_memory for step in source.steps()]
 
     def _inventory(self, source: CheckpointSource) -> Json:
         attempts, damaged = {}, {}
@@ -250,6 +283,13 @@ class Restorer:
             except CorruptCheckpointError as error:
                 damaged[step] = str(error)
         return {"attempts": attempts, "damaged": damaged}
+
+
+def _does_not_fit(where: str, error: MismatchError) -> CorruptCheckpointError:
+    """Another structure in memory: the disk, which raises if it does not fit either."""
+    return CorruptCheckpointError(
+        where, check="structure", expected="that of the live objects", got=str(error)
+    )
 
 
 def _listed(steps: Sequence[int]) -> str:

@@ -27,6 +27,7 @@ from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.persist.persistence import Persistence
 from checkfreq.policy.ending import Needs
 from checkfreq.policy.retention import RetentionPolicy
+from checkfreq.run.inheritance import Inheritance
 from checkfreq.run.notices import LastMoment
 from checkfreq.run.replicas import Replicas
 from checkfreq.snapshot.arena import Arena, Slot
@@ -106,6 +107,8 @@ class Pipeline:
         )
         #: What is known about updates; to be told of every boundary.
         self.evidence = self._snapshotter.evidence
+        #: What a killed run left in memory, to be read from until this one has restored.
+        self.inheritance = Inheritance(chk_dir, role=role)
         self._is_deferred = False
         self._close_by_s: float | None = None
         self.last_started_step = 0
@@ -119,6 +122,18 @@ class Pipeline:
         self.replicas = Replicas(
             chk, capture=self._capture, num_layouts=lambda: self._snapshotter.num_layouts
         )
+
+    def start(self, *, inherits: bool) -> None:
+        """Take over the worker of a killed run, if there is one, or start one; waits for neither.
+
+        Every rank has asked what there is (``Inheritance.ask``). Without ``inherits`` the memory of
+        earlier runs is given up.
+        """
+        if not inherits:
+            self.inheritance.decline()
+        elif self.inheritance.take(self._arena, self.persistence):
+            return
+        self.persistence.start()
 
     @property
     def state_bytes(self) -> int:
@@ -224,6 +239,8 @@ class Pipeline:
         return max(0, self.state_bytes + min(rooms)) if rooms else None
 
     def _ended(self, attempt: Attempt) -> dict[str, object]:
+        if attempt.is_inherited:  # nothing that it cost was measured in this process
+            return {}
         self._last_moment.ended(attempt)
         try:
             self._profiler.ended(attempt, free_device_bytes=self._device_room())
@@ -261,17 +278,30 @@ class Pipeline:
 
     def require_memory(self, state_bytes: int) -> None:
         """Raise ConfigError if not even one slot for such a state fits the memory limit."""
-        self._arena.num_affordable(state_bytes)
+        if not self._arena.fits(state_bytes):
+            self._arena.num_affordable(state_bytes)
 
     def allocate(self, state_bytes: int) -> None:
-        """Prepare slots for a restored state, of which only the size is known yet."""
-        self._snapshotter.allocate(state_bytes)
+        """Prepare slots for a restored state, of which only the size is known yet.
 
-    def continue_from(self, step: int, *, attempt: str, was_chosen: bool) -> None:
+        Nothing to do if slots that were taken over fit it. Where they do not, and some are in use,
+        the first boundary makes others.
+        """
+        is_free = all(slot.is_free for slot in self._arena.slots)
+        if self._arena.fits(state_bytes):
+            self._arena.pin()
+        elif is_free:
+            self._snapshotter.allocate(state_bytes)
+
+    def continue_from(
+        self, step: int, *, attempt: str, was_chosen: bool, is_durable: bool = True
+    ) -> None:
         """``step`` was restored: intervals count from it; see also ``Persistence``."""
         self._snapshotter.forget()
         self.last_started_step = step
-        self.persistence.continue_from(step, attempt=attempt, was_chosen=was_chosen)
+        self.persistence.continue_from(
+            step, attempt=attempt, was_chosen=was_chosen, is_durable=is_durable
+        )
 
     # ---- the fence
 
@@ -416,6 +446,13 @@ class Pipeline:
         """Wait at most ``timeout_s`` for an attempt; returns whether it has ended."""
         return attempt is None or self.persistence.wait_until(
             lambda: attempt.state.ended, timeout_s=timeout_s
+        )
+
+    def wait_inherited(self, *, newer_than: int) -> None:
+        """Wait until no later snapshot of the run before is in flight."""
+        self._wait_until(
+            lambda: not self.persistence.has_inherited(newer_than=newer_than),
+            "checkpoints of the run before",
         )
 
     def wait_for_all(self) -> None:

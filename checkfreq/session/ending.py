@@ -190,6 +190,8 @@ class Ending:
         if self._progress.is_open:
             self._session.begin(iterating=False)
             self._coordinator.wait()
+        elif self._progress.restored_step is not None and self._session.role.is_alone:
+            self._coordinator.wait()  # the run before may have left some in flight
         if self._session.arguments.tolerate_failures is None:
             self._session.persistence.raise_if_last_failed()
 

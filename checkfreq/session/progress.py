@@ -16,6 +16,8 @@ class Progress:
     global_step: int = 0
     #: The step that ``restore`` brought back; None on a first run.
     restored_step: int | None = None
+    #: Where it was: "memory", "directory" or "mirror".
+    restored_from: str | None = None
     #: Marks of the checkpoint that ``save`` asked for between boundaries.
     requested: Marks | None = None
     #: Puts restored generators and gradients in place once more, until the first boundary.

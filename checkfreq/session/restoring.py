@@ -64,6 +64,7 @@ class Restoring:
             self._start_anew()
             return False
         found, plan = restored
+        self._pipeline.inheritance.let_go()
         if only is None and not exclude:
             self._coordinator.restored(found.step)
         # Not earlier: a run that failed to restore must not start over.
@@ -111,6 +112,7 @@ class Restoring:
             num_threads=self._session.config.writer_threads,
             shows_progress=self._role.rank == 0,
             may_arrive_in_part=self._is_copied,
+            held=self._pipeline.inheritance.held,
         )
         try:
             return self._coordinator.restore(restorer, step, loading, chk=self._session.chk)
@@ -144,21 +146,45 @@ class Restoring:
         self._progress.global_step = found.step
         self._progress.restored_step = found.step
         self._session.reporter.begin(found.step, restored=True)
+        self._progress.restored_from = found.source
         self._pipeline.continue_from(
-            found.step, attempt=found.manifest.attempt, was_chosen=explicit
+            found.step,
+            attempt=found.manifest.attempt,
+            was_chosen=explicit,
+            is_durable=self._is_durable(found),
         )
         removed = self._discard_partial(found) if self._is_copied else ()
         for rejected in found.rejected:
             if rejected.step not in removed:
                 self._report(rejected, found)
-        place = self._session.chk_dir if found.remote is None else found.remote.name
-        self._session.say("restored step %d from %s", found.step, place)
+        self._session.say("restored step %d from %s", found.step, self._place_of(found))
         lost = max((r.step for r in found.rejected), default=found.step) - found.step
-        self._persistence.record("restored", found.step, steps_lost=lost)
+        self._persistence.record("restored", found.step, steps_lost=lost, source=found.source)
+
+    def _place_of(self, found: FoundCheckpoint) -> object:
+        if found.is_from_memory:
+            return f"memory, where the run before had left it ({self._session.chk_dir})"
+        return self._session.chk_dir if found.remote is None else found.remote.name
+
+    def _is_durable(self, found: FoundCheckpoint) -> bool:
+        """Whether there is a checkpoint of it already; a worker may still be writing it."""
+        if self._persistence.in_flight(found.step) is not None:
+            return False
+        return not found.is_from_memory or found.step in self._persistence.steps()
 
     def _report(self, rejected: Rejected, found: FoundCheckpoint) -> None:
         """Say that a step does not validate; what is damaged in the mirror stays where it is."""
         lost = rejected.step - found.step
+        if rejected.in_memory:
+            logger.warning(
+                "what the run before left of step %d in memory is not used: %s; restored is step "
+                "%d from the %s",
+                rejected.step,
+                rejected.error,
+                found.step,
+                found.source,
+            )
+            return
         if rejected.in_mirror:
             logger.warning(
                 "step %d of the mirror does not validate and is not used: %s; going back to step "

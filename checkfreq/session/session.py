@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from checkfreq.console import say
 from checkfreq.errors import CheckFreqError, ConfigError, StateError
@@ -70,9 +71,16 @@ class Session:
         self.coordinator = self._coordinator(meetings)
         if arguments.fresh:
             self.persistence.start_over()
-        self.coordinator.each(MAKING, self.persistence.start)
+        self._start()
         self.reporter = reporter_for(checked.chk_dir, rank=role.rank)
         self.gate = UpdateGate(arguments.chk.optimizers, fence=self.pipeline.fence, home=self.home)
+
+    def _start(self) -> None:
+        """Take over what a killed run left in memory, or start a worker."""
+        inherits = not self.arguments.fresh and self.config.keep_in_memory_s > 0
+        if inherits:
+            self.coordinator.each(MAKING, self.pipeline.inheritance.ask)
+        self.coordinator.each(MAKING, partial(self.pipeline.start, inherits=inherits))
 
     def _coordinator(self, meetings: Meetings | None) -> Coordinator:
         if meetings is None:

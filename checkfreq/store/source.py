@@ -234,7 +234,7 @@ def _none_valid(
     sources: Sequence[CheckpointSource], rejected: Sequence[Rejected]
 ) -> CheckFreqError:
     links = [f"{s.where(step)} is a symbolic link" for s in sources for step in s.links()]
-    names = " and ".join(source.name for source in sources)
+    names = " and ".join(source.name for source in sources if not source.is_memory)
     if not rejected and not links and not any(source.ever_held() for source in sources):
         return NoCheckpointError(f"{names} holds no checkpoint")
     found = "; ".join([*(f"step {item.step}: {item.error}" for item in rejected), *links])

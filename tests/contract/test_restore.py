@@ -474,7 +474,8 @@ def test_a_manifest_that_changed_while_the_directory_was_opened_is_read_again(
     store.open()
     commit_bytes(store, 1, {"a.safetensors": b"before"}, attempt="before")
 
-    def supersede() -> None:
+    def supersede(found: int) -> None:
+        assert found == 1
         commit_bytes(store, 1, {"a.safetensors": b"after"}, attempt="after", supersede_after=0)
 
     changed: list[str] = []
@@ -498,7 +499,7 @@ def test_a_manifest_damaged_while_the_directory_was_opened_is_not_trusted(tmp_pa
             1,
             look=lambda found: found,
             change=lambda found: pytest.fail("it was loaded"),
-            open_directory=lambda: flip(tmp_path, 1, "manifest.json", at=-10),
+            open_directory=lambda found: flip(tmp_path, 1, "manifest.json", at=-10),
         )
 
 

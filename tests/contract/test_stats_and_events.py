@@ -33,6 +33,7 @@ def test_stats_says_what_happened_as_data(chk_dir: Path) -> None:
         "global_step": 4,
         "interval_steps": 2,
         "restored_step": 1,
+        "restored_from": "directory",
         "last_durable_step": 4,
         "num_committed": 2,
         "num_failed": 0,

@@ -29,6 +29,7 @@ class Log:
     """What a run logged before its end."""
 
     restored: tuple[int, str] | None = None
+    source: str | None = None
     boundaries: dict[int, str] = field(default_factory=dict)
     durable: list[int] = field(default_factory=list)
     stats: dict[str, Any] | None = None
@@ -38,6 +39,8 @@ class Log:
         kind, *values = message
         if kind == "restored":
             self.restored = (values[0], values[1])
+        elif kind == "source":
+            self.source = values[0]
         elif kind == "boundary":
             self.boundaries[values[0]] = values[1]
         elif kind == "durable":
@@ -70,6 +73,12 @@ class Trainer:
             if not self._read_one():
                 return False
         return True
+
+    def read_restored(self) -> tuple[int, str]:
+        """Read until the run has restored; the step and its digest."""
+        while self.log.restored is None:
+            assert self._read_one(), "the run ended before it had restored"
+        return self.log.restored
 
     def finish(self) -> int:
         """Read the rest of the log and return the exit code (-9 when killed)."""
@@ -118,6 +127,11 @@ def _holder(chk_dir: Path) -> dict[str, int]:
     except (OSError, ValueError):
         return {}
     return found
+
+
+def worker_pid(chk_dir: Path) -> int:
+    """The worker that holds the directory, or held it last."""
+    return _holder(chk_dir)["worker_pid"]
 
 
 def wait_unlocked(chk_dir: Path) -> None:

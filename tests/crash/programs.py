@@ -35,6 +35,9 @@ class Run:
     timeline: int | None = None
     checkpoints: bool = True
     agent_copies_within_s: float | None = None
+    #: 0: a killed run is restored from the disk, as after the end of a machine.
+    keep_in_memory_s: float = 0.0
+    takeover_s: float = 30.0
     trainer_faults: str = ""
     worker_faults: str = ""
     fault_log: str = ""
@@ -117,7 +120,8 @@ def _manager(run: Run, training: Training) -> Iterator[CFManager]:
         tolerate_failures=1000,
         config=CFConfig(
             verify_settled=True,
-            takeover_s=30.0,
+            takeover_s=run.takeover_s,
+            keep_in_memory_s=run.keep_in_memory_s,
             nice=0,
             agent_copies_within_s=run.agent_copies_within_s,
         ),
@@ -136,14 +140,16 @@ def _install(script: str, log: str) -> None:
 def train(log: Connection, run: Run) -> None:
     """Restore and train up to ``num_steps``.
 
-    Sends ("restored", step, digest), for each boundary ("boundary", step, digest) before it is
-    passed, ("durable", step) for what the manager knows to be committed, ("done", stats).
+    Sends ("source", where from) and ("restored", step, digest), for each boundary ("boundary",
+    step, digest) before it is passed, ("durable", step) for what the manager knows to be committed,
+    ("done", stats).
     """
     torch.set_num_threads(1)
     training = Training()
     durable = None
     with _manager(run, training) as manager:
         if manager.restore(run.restore_step):
+            log.send(("source", manager.stats()["restored_from"]))
             log.send(("restored", manager.global_step, training.digest()))
         if run.timeline is not None:
             training.extra["timeline"] = run.timeline

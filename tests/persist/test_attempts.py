@@ -40,6 +40,36 @@ def test_a_commit_tells_when_it_was_durable_and_what_it_took() -> None:
     assert released == [SLOT]
 
 
+def test_an_attempt_of_the_run_before_ends_as_ones_own_and_costs_nothing() -> None:
+    released: list[Any] = []
+    book = AttemptBook(tolerate_failures=0, release=released.append)
+    request = p.Persist("a7", 7, 0, {}, 1, {}, keep=True, metrics={"loss": 0.5}, at_epoch_end=True)
+    book.add(inherited := Attempt.inherited(request, SLOT))
+    assert inherited.is_inherited
+    assert inherited.marks == Marks(True, {"loss": 0.5})
+    assert inherited.at_epoch_end
+    assert book.is_written(7)
+    assert not released
+
+    book.commit(committed(inherited))
+
+    assert released == [SLOT]
+    assert book.last_durable_step == 7
+    assert not persisting(book).is_inherited
+
+
+def test_a_step_that_is_not_durable_yet_continues_above_the_newest_that_is() -> None:
+    book = AttemptBook(tolerate_failures=0, release=lambda slot: None)
+    request = p.Persist("a7", 7, 0, {}, 1, {})
+    book.add(Attempt.inherited(request, SLOT))
+    book.continue_above(5)
+    assert book.last_durable_step == 5
+    assert book.is_written(7)
+    book.fail(p.Failed("a7", 7, "write", "no space", "traceback"))
+    assert book.last_durable_step == 5
+    assert not book.is_written(7)
+
+
 def test_a_failed_attempt_was_never_durable() -> None:
     book = AttemptBook(tolerate_failures=1, release=lambda slot: None)
     attempt = persisting(book)

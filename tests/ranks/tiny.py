@@ -122,12 +122,13 @@ def managed(rank: Rank, **changes: Any) -> Iterator[tuple[CFManager, Tiny]]:
 def train(rank: Rank) -> None:
     """Restore, and train to step ``steps``, saying all that happens.
 
-    Reports ("restored", step, bits), before each boundary ("boundary", step, bits), after it
-    ("durable", step) when that is news, at the end ("done", stats).
+    Reports ("source", where from) and ("restored", step, bits), before each boundary ("boundary",
+    step, bits), after it ("durable", step) when that is news, at the end ("done", stats).
     """
     durable = None
     with managed(rank) as (manager, tiny):
         if manager.restore(rank.settings.get("restore")):
+            rank.send("source", manager.stats()["restored_from"])
             rank.send("restored", manager.global_step, tiny.bits())
         while manager.global_step < rank.settings["steps"]:
             tiny.update(manager)

@@ -1,0 +1,410 @@
+"""A killed run starts again from the memory that its worker keeps, never from worse than the disk.
+
+The scenario is that of the kill matrix, with one timeline: each boundary has a checkpoint, and a
+run that was interrupted any number of times logs the bits of one that was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from checkfreq import CFCheckpoint, CFManager, CFMode, faults
+from checkfreq.errors import MismatchError
+from checkfreq.persist import handover
+from checkfreq.persist.handover import Offer
+from checkfreq.persist.process import AdoptedWorker
+from checkfreq.store.store import CheckpointStore
+from tests.contract.runs import config
+from tests.crash.processes import (
+    DEADLINE_S,
+    Log,
+    Trainer,
+    run_to_end,
+    verify_all,
+    worker_pid,
+)
+from tests.crash.programs import Run, Training
+
+pytestmark = pytest.mark.crash
+
+NUM_STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    """The digest at each boundary of a run that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    return run_to_end(Run(str(folder / "chk"), NUM_STEPS, checkpoints=False)).boundaries
+
+
+@pytest.fixture
+def chk_dir(tmp_path: Path) -> Iterator[Path]:
+    """A checkpoint directory; nothing that lingers there outlives the test."""
+    yield tmp_path / "chk"
+    handover.release_all(tmp_path / "chk")
+
+
+def run_in(chk_dir: Path, **changes: object) -> Run:
+    settings: dict[str, object] = {"keep_in_memory_s": 300.0, "takeover_s": 120.0}
+    return Run(str(chk_dir), NUM_STEPS, **{**settings, **changes})  # type: ignore[arg-type]
+
+
+def killed(run: Run, *, after: int = 3) -> Log:
+    """Train, and SIGKILL the trainer ``after`` some boundaries."""
+    trainer = Trainer(run)
+    assert trainer.read_boundaries(after)
+    trainer.kill()
+    assert trainer.finish() == -9
+    return trainer.log
+
+
+def wait_for(path: Path) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not path.exists():
+        assert time.monotonic() < deadline_s, f"{path} did not come"
+        time.sleep(0.005)
+
+
+def offered(chk_dir: Path) -> Offer:
+    """What the worker of a killed run offers, once it listens and has written all it had."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while True:
+        offer = handover.ask(chk_dir, 0, world=1)
+        if offer is not None and not offer.body.in_flight:
+            return offer
+        if offer is not None:
+            offer.close()
+        assert time.monotonic() < deadline_s, "no worker offers what it holds"
+        time.sleep(0.01)
+
+
+def expect_end(chk_dir: Path, log: Log, whole: dict[int, str]) -> None:
+    """A run that was restored trained on to the end of the whole run, bit for bit."""
+    assert log.restored is not None
+    step, digest = log.restored
+    assert whole[step] == digest
+    assert log.boundaries == {n: bits for n, bits in whole.items() if n > step}
+    assert verify_all(chk_dir)[-1] == NUM_STEPS
+
+
+def test_a_killed_run_is_restored_from_memory_with_its_worker_and_ends_with_the_same_bits(
+    chk_dir: Path, whole: dict[int, str]
+) -> None:
+    killed(run_in(chk_dir))
+    with offered(chk_dir) as offer:
+        newest = max(one.step for one in offer.body.snapshots)
+    before = worker_pid(chk_dir)
+
+    log = run_to_end(run_in(chk_dir))
+
+    assert log.source == "memory"
+    assert log.restored == (newest, whole[newest])
+    assert worker_pid(chk_dir) == before
+    assert log.stats is not None
+    assert log.stats["num_workers_replaced"] == 0
+    expect_end(chk_dir, log, whole)
+
+
+def test_a_snapshot_that_was_not_durable_yet_is_restored_while_it_is_written(
+    chk_dir: Path, tmp_path: Path, whole: dict[int, str]
+) -> None:
+    gate = tmp_path / "gate"
+    trainer = Trainer(run_in(chk_dir, worker_faults=f"commit.rename:pause-{gate}:3"))
+    wait_for(Path(f"{gate}.reached"))
+    trainer.kill()
+    assert trainer.finish() == -9
+    durable = CheckpointStore(chk_dir).steps()
+    assert len(durable) == 2
+
+    again = Trainer(run_in(chk_dir))
+    step, digest = again.read_restored()
+    assert step > durable[-1]
+    assert digest == whole[step]
+    assert again.log.source == "memory"
+    assert CheckpointStore(chk_dir).steps() == durable
+    gate.touch()
+
+    assert again.finish() == 0
+    expect_end(chk_dir, again.log, whole)
+    assert again.log.stats is not None
+    assert again.log.stats["num_failed"] == 0
+    assert again.log.stats["last_durable_step"] == NUM_STEPS
+
+
+def test_a_run_that_is_killed_five_times_ends_with_the_same_bits(
+    chk_dir: Path, whole: dict[int, str]
+) -> None:
+    sources = []
+    for after in (3, 1, 1, 1, 1):
+        sources.append(killed(run_in(chk_dir), after=after).source)
+        offered(chk_dir).close()
+    log = run_to_end(run_in(chk_dir))
+    assert sources == [None, *["memory"] * 4]
+    assert log.source == "memory"
+    assert log.restored is not None
+    expect_end(chk_dir, log, whole)
+
+
+# ---- never trusted more than the disk
+
+
+def restored_from_disk(chk_dir: Path, whole: dict[int, str]) -> Log:
+    log = run_to_end(run_in(chk_dir))
+    assert log.source == "directory"
+    expect_end(chk_dir, log, whole)
+    return log
+
+
+@pytest.mark.parametrize("where", ["header", "tensor"])
+def test_a_slot_with_a_flipped_byte_is_not_used(
+    where: str, chk_dir: Path, whole: dict[int, str]
+) -> None:
+    killed(run_in(chk_dir))
+    with offered(chk_dir) as offer:
+        newest = max(offer.body.snapshots, key=lambda one: one.step)
+        for spec in newest.layout:
+            at = spec.slot_offset + (20 if where == "header" else spec.header_bytes)
+            if spec.num_bytes > spec.header_bytes:
+                (byte,) = os.pread(offer.slot_fds[newest.slot], 1, at)
+                os.pwrite(offer.slot_fds[newest.slot], bytes([byte ^ 1]), at)
+    log = restored_from_disk(chk_dir, whole)
+    assert log.restored == (newest.step, whole[newest.step])
+    assert not list(chk_dir.glob("quarantine*"))
+
+
+def test_a_newer_step_on_disk_is_restored(
+    chk_dir: Path, tmp_path: Path, whole: dict[int, str]
+) -> None:
+    other = tmp_path / "other"
+    run_to_end(Run(str(other), NUM_STEPS - 1))
+    killed(run_in(chk_dir))
+    offered(chk_dir).close()
+    name = f"step-{NUM_STEPS - 1:08d}"
+    shutil.copytree(other / name, chk_dir / name, dirs_exist_ok=True)
+    assert restored_from_disk(chk_dir, whole).restored == (NUM_STEPS - 1, whole[NUM_STEPS - 1])
+
+
+def test_the_same_step_of_a_different_attempt_is_read_from_disk(
+    chk_dir: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    line = run_to_end(Run(str(other), NUM_STEPS, timeline=2)).boundaries
+    killed(run_in(chk_dir))
+    with offered(chk_dir) as offer:
+        newest = max(one.step for one in offer.body.snapshots)
+    for step in CheckpointStore(chk_dir).steps():
+        shutil.rmtree(chk_dir / f"step-{step:08d}")
+    run_to_end(Run(str(tmp_path / "third"), newest, timeline=2))
+    name = f"step-{newest:08d}"
+    shutil.copytree(tmp_path / "third" / name, chk_dir / name)
+    log = run_to_end(run_in(chk_dir))
+    assert log.source == "directory"
+    assert log.restored == (newest, line[newest])
+
+
+def test_a_step_that_was_removed_from_the_disk_is_not_restored(
+    chk_dir: Path, whole: dict[int, str]
+) -> None:
+    killed(run_in(chk_dir))
+    with offered(chk_dir) as offer:
+        newest = max(one.step for one in offer.body.snapshots)
+    shutil.rmtree(chk_dir / f"step-{newest:08d}")
+    log = run_to_end(run_in(chk_dir))
+    assert log.restored == (newest - 1, whole[newest - 1])
+    expect_end(chk_dir, log, whole)
+
+
+def test_an_older_step_that_is_asked_for_comes_from_where_it_is(
+    chk_dir: Path, whole: dict[int, str]
+) -> None:
+    killed(run_in(chk_dir, keep_last=NUM_STEPS), after=5)
+    offered(chk_dir).close()
+    log = run_to_end(run_in(chk_dir, restore_step=1, keep_last=NUM_STEPS))
+    assert log.restored == (1, whole[1])
+    expect_end(chk_dir, log, whole)
+
+
+# ---- in this process
+
+
+@contextlib.contextmanager
+def manager_of(chk_dir: Path, training: Training, **changes: object) -> Iterator[CFManager]:
+    settings: dict[str, object] = {
+        "mode": CFMode.MANUAL,
+        "chk_freq": 1,
+        "config": config(keep_in_memory_s=300.0),
+    }
+    chk = CFCheckpoint(**training.tracked())
+    with CFManager(chk_dir, chk, **{**settings, **changes}) as manager:  # type: ignore[arg-type]
+        yield manager
+
+
+def test_the_first_checkpoint_after_a_restore_needs_no_new_memory_and_no_new_worker(
+    chk_dir: Path, whole: dict[int, str]
+) -> None:
+    killed(run_in(chk_dir))
+    with offered(chk_dir) as offer:
+        memory = {os.fstat(fd).st_ino for fd in offer.slot_fds.values()}
+        newest = max(offer.body.snapshots, key=lambda one: one.step)
+    training = Training()
+    with manager_of(chk_dir, training) as manager:
+        arena, client = manager._pipeline._arena, manager._persistence._client
+        worker = client._process
+        assert manager.restore()
+        assert manager.stats()["restored_from"] == "memory"
+        assert training.digest() == whole[newest.step]
+        assert isinstance(worker, AdoptedWorker)
+        slots = arena.slots
+        assert {os.fstat(slot.fd).st_ino for slot in slots} == memory
+        assert arena.wait_ready(timeout_s=DEADLINE_S)
+        used = [os.fstat(slot.fd).st_blocks for slot in slots]
+
+        training.update(manager)
+        manager.step()
+        (attempt,) = manager._persistence._book.active
+        assert attempt.slot.index != newest.slot, "it would be lost before the next is complete"
+        manager.wait()
+
+        assert training.digest() == whole[newest.step + 1]
+        assert arena.slots == slots
+        assert [os.fstat(slot.fd).st_blocks for slot in slots] == used
+        assert client._process is worker
+        assert manager.stats()["num_deferred"] == 0
+    assert verify_all(chk_dir)[-1] == newest.step + 1
+
+
+def test_a_fresh_run_has_the_memory_given_up(chk_dir: Path) -> None:
+    killed(run_in(chk_dir))
+    offered(chk_dir).close()
+    before = worker_pid(chk_dir)
+    training = Training()
+    with manager_of(chk_dir, training, fresh=True) as manager:
+        training.update(manager)
+        manager.step()
+        assert worker_pid(chk_dir) != before
+    assert handover.status(chk_dir, 0) is None
+    assert verify_all(chk_dir) == [1]
+
+
+def test_a_run_that_keeps_nothing_in_memory_takes_nothing_from_it(
+    chk_dir: Path, whole: dict[int, str]
+) -> None:
+    killed(run_in(chk_dir))
+    offered(chk_dir).close()
+    log = run_to_end(run_in(chk_dir, keep_in_memory_s=0.0))
+    assert log.source == "directory"
+    expect_end(chk_dir, log, whole)
+
+
+def test_memory_of_a_different_structure_changes_nothing(chk_dir: Path) -> None:
+    killed(run_in(chk_dir))
+    offered(chk_dir).close()
+    training = Training()
+    training.extra["another"] = 1
+    del training.extra["timeline"]
+    training.model.add_module("more", training.model[0])
+    before = training.digest()
+    with manager_of(chk_dir, training) as manager, pytest.raises(MismatchError):
+        manager.restore()
+    assert training.digest() == before
+
+
+def test_larger_state_gets_larger_slots(chk_dir: Path, whole: dict[int, str]) -> None:
+    """The slots that were taken over are freed once nothing in them is needed."""
+    killed(run_in(chk_dir))
+    offered(chk_dir).close()
+    training = Training()
+    with manager_of(chk_dir, training) as manager:
+        assert manager.restore()
+        assert manager.stats()["restored_from"] == "memory"
+        training.extra["large"] = [1.0] * 3
+        training.model.register_buffer("large", training.model[0].weight.new_zeros(1 << 20))
+        training.update(manager)
+        manager.step()
+        manager.wait()
+        assert manager._pipeline._arena.slot_bytes > 4 << 20
+        step = manager.global_step
+    assert verify_all(chk_dir)[-1] == step
+
+
+def test_the_newest_process_takes_over_and_a_second_one_waits_for_the_lock(
+    chk_dir: Path, whole: dict[int, str]
+) -> None:
+    killed(run_in(chk_dir))
+    offered(chk_dir).close()
+    racing = [Trainer(run_in(chk_dir, takeover_s=1.0)) for _ in range(2)]
+    codes = [trainer.finish() for trainer in racing]
+    won = [one.log for one, code in zip(racing, codes, strict=True) if code == 0]
+    assert won, "at least one of them runs to the end"
+    assert [log.source for log in won].count("memory") <= 1
+    for log in won:
+        if log.restored != (NUM_STEPS, whole[NUM_STEPS]):
+            expect_end(chk_dir, log, whole)
+    assert verify_all(chk_dir)[-1] == NUM_STEPS
+
+
+# ---- killed during the hand-over
+
+
+HANDED = faults.POINTS_OF_A_HANDOVER
+
+
+@pytest.mark.parametrize("victim", ["self", "both"])
+@pytest.mark.parametrize("point", HANDED)
+def test_a_kill_during_the_hand_over_loses_nothing(
+    point: str, victim: str, chk_dir: Path, whole: dict[int, str]
+) -> None:
+    """The first run's worker has the faults of the worker, the second trainer its own."""
+    by_worker = point.startswith("linger.")
+    script = f"{point}:kill-{victim}"
+    log = killed(run_in(chk_dir, worker_faults=script if by_worker else ""))
+    if not by_worker:
+        offered(chk_dir).close()
+    second = Trainer(run_in(chk_dir, trainer_faults="" if by_worker else script))
+    code = second.finish()
+    assert code == -9 if not by_worker else code in (0, -9)
+
+    after = run_to_end(run_in(chk_dir))
+
+    assert after.restored is not None
+    step, digest = after.restored
+    assert whole[step] == digest
+    assert step >= max(log.durable, default=0)
+    assert verify_all(chk_dir)[-1] == NUM_STEPS
+    if step < NUM_STEPS:
+        assert after.boundaries[NUM_STEPS] == whole[NUM_STEPS]
+
+
+@pytest.mark.more
+def test_runs_killed_at_random_instants_end_with_the_same_bits(
+    chk_dir: Path, whole: dict[int, str]
+) -> None:
+    dice = random.Random(16)
+    durable = 0
+    for _ in range(15):
+        trainer = Trainer(run_in(chk_dir))
+        if dice.random() < 0.7:
+            trainer.read_boundaries(dice.randrange(0, 2))
+        for _ in range(int(10 ** dice.uniform(1.0, 6.0))):
+            pass
+        if dice.random() < 0.2:
+            trainer.kill_worker()
+        trainer.kill()
+        trainer.finish()
+        if trainer.log.restored is not None:
+            step, digest = trainer.log.restored
+            assert whole[step] == digest
+            assert step >= durable
+        durable = max([durable, *trainer.log.durable])
+    log = run_to_end(run_in(chk_dir))
+    if log.restored is not None and log.restored[0] < NUM_STEPS:
+        assert log.boundaries[NUM_STEPS] == whole[NUM_STEPS]
+    assert verify_all(chk_dir)[-1] == NUM_STEPS

@@ -1,0 +1,160 @@
+"""Killed ranks start again from what their workers keep in memory, all from the same step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkfreq import KeepLast
+from checkfreq.persist import handover
+from checkfreq.persist.handover import Offer
+from tests.crash.processes import verify_all
+from tests.ranks import tiny
+from tests.ranks.ranks import Heard, Life, Ranks, run_well
+
+pytestmark = [pytest.mark.crash, pytest.mark.dist]
+
+WORLD = 2
+STEPS = 6
+DEADLINE_S = 200.0
+
+
+@pytest.fixture(params=["shared", "node_local"])
+def local(request: pytest.FixtureRequest) -> bool:
+    """Whether each rank has a directory of its own."""
+    return bool(request.param == "node_local")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where the directories are; nothing that lingers there outlives the test."""
+    yield tmp_path
+    for chk_dir in tmp_path.glob("chk*"):
+        handover.release_all(chk_dir)
+
+
+def life_in(folder: Path, local: bool, number: int = 0, world: int = WORLD, **changes: Any) -> Life:
+    config = {"keep_in_memory_s": 300.0, "rank_timeout_s": 60.0}
+    settings = {"config": config, "local": local, "manager": {"retention": KeepLast(3)}}
+    return Life(tiny.train, folder, world, number, number, {**settings, "steps": STEPS, **changes})
+
+
+def directory_of(folder: Path, local: bool, rank: int) -> Path:
+    return folder / (f"chk-{rank}" if local else "chk")
+
+
+def offered(folder: Path, local: bool, rank: int) -> Offer:
+    """What a killed rank's worker offers, once it has written all it had."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while True:
+        offer = handover.ask(directory_of(folder, local, rank), rank, world=WORLD)
+        if offer is not None and not offer.body.in_flight:
+            return offer
+        if offer is not None:
+            offer.close()
+        assert time.monotonic() < deadline_s, f"the worker of rank {rank} offers nothing"
+        time.sleep(0.01)
+
+
+def killed(life: Life) -> list[Heard]:
+    """A life in which all trainers are killed once all know of a durable step."""
+    with Ranks(life) as ranks:
+        ranks.read_until(lambda: all(len(one.all("boundary")) > 3 for one in ranks.heard))
+        ranks.kill()
+        return ranks.finish()
+
+
+def bits_of(heard: list[Heard]) -> list[dict[int, str]]:
+    return [dict(one.all("boundary")) for one in heard]
+
+
+def expect_same_bits(before: list[dict[int, str]], heard: list[Heard]) -> int:
+    """Every rank restored the same step with its own bits; returns the step."""
+    (step,) = {one.last("restored")[0] for one in heard}
+    for known, one in zip(before, heard, strict=True):
+        assert one.last("restored")[1] == known[step]
+        for number, bits in one.all("boundary"):
+            assert known.get(number, bits) == bits
+        assert one.last("done")["num_failed"] == 0
+    return int(step)
+
+
+def test_every_rank_goes_on_with_its_own_worker_and_memory(folder: Path, local: bool) -> None:
+    before = killed(life_in(folder, local))
+    for rank in range(WORLD):
+        offered(folder, local, rank).close()
+
+    after = run_well(life_in(folder, local, 1))
+
+    expect_same_bits(bits_of(before), after)
+    assert [one.last("source") for one in after] == ["memory"] * WORLD
+    workers = [[one.last("worker") for one in heard] for heard in (before, after)]
+    assert workers[0] == workers[1]
+    for rank in range(WORLD):
+        assert verify_all(directory_of(folder, local, rank))[-1] == STEPS
+
+
+def test_a_step_that_was_complete_but_not_committed_is_waited_for(folder: Path) -> None:
+    gate = folder / "gate"
+    first = Life(
+        **{**vars(life_in(folder, False)), "worker_faults": {0: f"commit.rename:pause-{gate}:2"}}
+    )
+    with Ranks(first) as ranks:
+        ranks.read_until(Path(f"{gate}.reached").exists)
+        ranks.kill()
+        before = ranks.finish()
+    durable = verify_all(folder / "chk")
+    assert len(durable) == 1
+    with Ranks(life_in(folder, False, 1)) as ranks:
+        ranks.read_until(lambda: all(one.all("worker") for one in ranks.heard))
+        gate.touch()
+        after = ranks.finish()
+    assert expect_same_bits(bits_of(before), after) > durable[0]
+    assert verify_all(folder / "chk")[-1] == STEPS
+
+
+def test_the_files_of_a_rank_without_memory_are_read_from_the_disk(
+    folder: Path, local: bool
+) -> None:
+    before = killed(life_in(folder, local))
+    for rank in range(WORLD):
+        offered(folder, local, rank).close()
+    lost = before[1].last("worker")
+    os.kill(lost, signal.SIGKILL)
+    after = run_well(life_in(folder, local, 1))
+    expect_same_bits(bits_of(before), after)
+    assert after[0].last("worker") == before[0].last("worker")
+    assert after[1].last("worker") != lost
+
+
+def test_damage_in_the_memory_of_one_rank_sends_all_to_the_disk(folder: Path, local: bool) -> None:
+    before = killed(life_in(folder, local))
+    offered(folder, local, 0).close()
+    with offered(folder, local, 1) as offer:
+        for snapshot in offer.body.snapshots:
+            for spec in snapshot.layout:
+                if spec.num_bytes > spec.header_bytes:
+                    at = spec.slot_offset + spec.header_bytes
+                    (byte,) = os.pread(offer.slot_fds[snapshot.slot], 1, at)
+                    os.pwrite(offer.slot_fds[snapshot.slot], bytes([byte ^ 1]), at)
+        newest = max(one.step for one in offer.body.snapshots)
+    after = run_well(life_in(folder, local, 1))
+    assert expect_same_bits(bits_of(before), after) == newest
+    assert [one.last("source") for one in after] == ["directory"] * WORLD
+
+
+def test_another_number_of_ranks_reads_from_the_disk_and_has_all_memory_given_up(
+    folder: Path,
+) -> None:
+    killed(life_in(folder, False))
+    for rank in range(WORLD):
+        offered(folder, False, rank).close()
+    (alone,) = run_well(life_in(folder, False, 1, world=1))
+    assert alone.last("source") == "directory"
+    assert handover.ranks_in(folder / "chk") == []
