@@ -35,7 +35,7 @@ from torch import Tensor
 from checkfreq.errors import StateError
 from checkfreq.restore.buffers import Buffers, Wait, buffer_bytes
 from checkfreq.restore.pinned_ring import LARGEST_BUFFER_BYTES, PinnedRing
-from checkfreq.restore.row_major import parts_of, span_of
+from checkfreq.restore.row_major import parts_of
 from checkfreq.snapshot.backends import owner_of
 from checkfreq.snapshot.device import Device, Event, Pair, Stream
 from checkfreq.snapshot.packing import as_bits, is_plain
@@ -126,7 +126,7 @@ class DeviceTransfers:
         """
         index = self._device.owner(tensor)
         assert index is not None
-        first, end = span_of(part, shape)
+        first, end = part.span_in(shape)
         is_flat = end - first == part.num_elements and tensor.dtype == dtype and is_plain(tensor)
         lane, tensor = self._lanes[index], tensor.detach()
         if is_flat:

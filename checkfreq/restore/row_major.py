@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from torch import Tensor
 
 from checkfreq.store.boxes import Box
-
-
-def span_of(part: Box, shape: Sequence[int]) -> tuple[int, int]:
-    """The first element of a box in row-major order, and the one after its last."""
-    first = last = 0
-    for begin, size, length in zip(*part, shape, strict=True):
-        first = first * length + begin
-        last = last * length + begin + size - 1
-    return first, last + 1
 
 
 def parts_of(

@@ -16,7 +16,7 @@ from torch import Tensor
 from checkfreq.restore.buffers import MemoryTarget
 from checkfreq.restore.device_target import DeviceTransfers
 from checkfreq.restore.reads import Target, Wanted
-from checkfreq.restore.row_major import parts_of, span_of
+from checkfreq.restore.row_major import parts_of
 from checkfreq.state.saved_tensor import Placement
 from checkfreq.state.tensors import DTYPES
 from checkfreq.store.boxes import Box
@@ -25,11 +25,10 @@ from checkfreq.store.boxes import Box
 def wanted_of(placement: Placement, transfers: DeviceTransfers | None = None) -> Wanted:
     """What the engine must read to fill a placement. ``transfers``: to targets on devices."""
     chunk = placement.chunk
-    first, end = span_of(placement.part, chunk.box.sizes)
-    item_bytes = DTYPES[chunk.entry.dtype].itemsize
+    whole = Box.whole(chunk.box.sizes)
     ranges = None
-    if (first, end) != (0, chunk.box.num_elements):
-        ranges = ((first * item_bytes, end * item_bytes),)
+    if placement.part != whole:
+        ranges = placement.part.byte_ranges_in(whole, DTYPES[chunk.entry.dtype].itemsize)
     return Wanted(chunk.file, chunk.entry, target_of(placement, transfers), ranges)
 
 
@@ -39,7 +38,7 @@ def target_of(placement: Placement, transfers: DeviceTransfers | None = None) ->
     shape, dtype = chunk.box.sizes, DTYPES[chunk.entry.dtype]
     if transfers is not None and transfers.reach(target):
         return transfers.target(target, part=part, shape=shape, dtype=dtype)
-    first, end = span_of(part, shape)
+    first, end = part.span_in(shape)
     if end - first != part.num_elements or target.dtype != dtype or not _is_row_major(target):
         return StridedTarget(target, part, shape, dtype)
     flat: Target = MemoryTarget(target.data_ptr(), target.nbytes, keep=target)

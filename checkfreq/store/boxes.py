@@ -58,6 +58,11 @@ class Box(NamedTuple):
         offsets = (mine - its for mine, its in zip(self.offsets, other.offsets, strict=True))
         return Box(tuple(offsets), self.sizes)
 
+    def span_in(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Its first element in row-major order, and the one after its last."""
+        last = map(add, self.offsets, (size - 1 for size in self.sizes))
+        return _index(self.offsets, shape), _index(last, shape) + 1
+
     def byte_ranges_in(self, outer: Box, item_bytes: int) -> tuple[tuple[int, int], ...]:
         """Where the overlap with ``outer`` lies among its bytes, which are row-major.
 
@@ -69,7 +74,7 @@ class Box(NamedTuple):
             return ()
         offsets, sizes = common.within(outer)
         for dim in range(len(sizes), -1, -1):
-            begin, end = _span(offsets[dim:], sizes[dim:], outer.sizes[dim:])
+            begin, end = Box(offsets[dim:], sizes[dim:]).span_in(outer.sizes[dim:])
             length = math.prod(outer.sizes[dim:])
             is_worth_it = (length - (end - begin)) * item_bytes >= PAGE_BYTES
             if is_worth_it and math.prod(sizes[:dim]) <= _MOST_RANGES:
@@ -96,13 +101,6 @@ def _index(place: Iterable[int], shape: Iterable[int]) -> int:
     for at, length in zip(place, shape, strict=True):
         found = found * length + at
     return found
-
-
-def _span(offsets: Iterable[int], sizes: Iterable[int], shape: Sequence[int]) -> tuple[int, int]:
-    """The first element of a box in row-major order, and the one after its last."""
-    first = tuple(offsets)
-    last = (begin + size - 1 for begin, size in zip(first, sizes, strict=True))
-    return _index(first, shape), _index(last, shape) + 1
 
 
 def _cut_out(box: Box, other: Box) -> Iterator[Box]:

@@ -14,7 +14,6 @@ from checkfreq.errors import StateError
 from checkfreq.restore import pinned_ring
 from checkfreq.restore.device_target import DeviceTransfers
 from checkfreq.restore.pinned_ring import BUFFERS_PER_THREAD, MAX_RING_BYTES
-from checkfreq.restore.row_major import span_of
 from checkfreq.store.boxes import Box
 from checkfreq.types import PAGE_BYTES
 from tests.restore.device_filling import (
@@ -149,7 +148,7 @@ def test_random_parts_of_random_chunks(seed: int) -> None:
     chunk = torch.arange(Box.whole(shape).num_elements, dtype=torch.int16).view(shape)
     live = fake.tensor(_in_other_order(torch.zeros(sizes, dtype=torch.int16), chosen))
     fake.training_writes(live, -1)
-    first, end = (2 * number for number in span_of(part, shape))
+    first, end = (2 * number for number in part.span_in(shape))
     with transfers(fake, [live]) as opened:
         target = opened.target(live, part=part, shape=shape, dtype=torch.int16)
         saved, size = held(chunk), 2 * chosen.randint(1, 30)

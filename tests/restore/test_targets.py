@@ -99,6 +99,17 @@ def test_any_part_of_a_chunk_arrives_in_a_tensor_of_any_strides(data: st.DataObj
     assert bits(torch.empty(sizes, dtype=dtype).copy_(live)) == bits(expected)
 
 
+def test_a_share_of_each_of_some_large_matrices_is_read_without_the_rest_of_them() -> None:
+    shape, item_bytes = (3, 8, 512), 4
+    values, chunk = values_of(shape, torch.float32), chunk_of(shape, torch.float32)
+    live = torch.zeros(3, 4, 512)
+    placement = Placement(chunk, Box((0, 4, 0), (3, 4, 512)), live)
+    half = 4 * 512 * item_bytes
+    assert wanted_of(placement).ranges == tuple((n * half, (n + 1) * half) for n in (1, 3, 5))
+    deliver(placement, values, [1000, 5000])
+    assert bits(live) == bits(values[:, 4:].contiguous())
+
+
 @given(data=st.data())
 def test_boxes_of_a_run_of_elements_hold_each_of_them_once(data: st.DataObject) -> None:
     shape = data.draw(shapes)
