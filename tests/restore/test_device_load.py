@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import checkfreq
 from checkfreq import CFCheckpoint, CFManager, CFMode
+from checkfreq.errors import StateError
 from checkfreq.integrations.dcp import CFStorageReader
 from tests.restore.device_filling import held
 from tests.restore.shared_device import SharedDevice, registered
@@ -145,3 +146,19 @@ def test_torch_distributed_checkpoint_loads_onto_the_device(
     fake.run_all()
     assert same(dict(live), {name: expected[name] for name in live})
     assert fake.copied_to == sum(tensor.nbytes for tensor in live.values())
+
+
+def test_a_device_that_fails_during_a_restore_is_reported_and_the_manager_refuses_to_go_on(
+    tmp_path: Path, fake: SharedDevice
+) -> None:
+    saved(tmp_path)
+    model = on_device(fake, network(2))
+    chk = CFCheckpoint(model=model, optimizer=stepped(model))
+    manager = CFManager(tmp_path, chk)
+    fake.fail_at = fake.num_calls + 12
+    with pytest.raises(RuntimeError, match="the device refuses"):
+        manager.restore()
+    assert fake.registrations.num_bytes == 0
+    with pytest.raises(StateError, match="live objects hold parts of step 1"):
+        manager.step()
+    manager.close()
