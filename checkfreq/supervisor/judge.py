@@ -20,10 +20,10 @@ class Judge:
         self._progress = Progress()
         self._backoff = Backoff()
 
-    def why_over(self, past: PastRun, *, told_by: str | None, passed: set[int]) -> str | None:
+    def why_over(self, past: PastRun, *, told_by: int | None, passed: set[int]) -> str | None:
         """Why ``past`` was the last run; None if there is to be another."""
         if told_by is not None:
-            return f"told to stop by {told_by}: {past}"
+            return f"told to stop by {signal_name(told_by)}: {past}"
         if past.ended.code == 0:
             return f"finished: {past}"
         if past.ended.code == STOPPED or _all_stopped(past):

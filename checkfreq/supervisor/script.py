@@ -8,8 +8,14 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from checkfreq.supervisor.processes import Ended, reap, signal_name, start
-from checkfreq.supervisor.signals import FINAL, Signals, reached_the_script, stop_ourselves
+from checkfreq.supervisor.processes import Ended, reap, start
+from checkfreq.supervisor.signals import (
+    FATAL,
+    FINAL,
+    Signals,
+    reached_the_script,
+    stop_ourselves,
+)
 from checkfreq.supervisor.standby import Standby
 
 #: Importing torch may take long on a slow file system; a start from scratch would take longer.
@@ -30,7 +36,7 @@ class Script:
         #: How its latest process ended; None while it runs.
         self.ended: Ended | None = None
         #: The first signal that means that it is not to be started again.
-        self.told_by: str | None = None
+        self.told_by: int | None = None
         #: The signals that its latest process was passed.
         self.passed: set[int] = set()
 
@@ -51,7 +57,7 @@ class Script:
             self.wait(timeout_s=_LOOK_S, until=lambda: not standby.is_getting_ready)
         if self.told_by is not None and standby.is_getting_ready:
             standby.kill()
-            self.ended = Ended(-signal.Signals[self.told_by])
+            self.ended = Ended(-self.told_by)
             return True
         self._pid, self.ended = standby.let_go()
         return self._pid is not None or self.ended is not None
@@ -72,11 +78,15 @@ class Script:
         if info.si_signo == signal.SIGCHLD:
             self._reap()
             return
-        if info.si_signo in FINAL and self.told_by is None:
-            self.told_by = signal_name(info.si_signo)
+        if self.told_by is None and self._means_the_end(info.si_signo):
+            self.told_by = info.si_signo
         self._pass_on(info)
         if info.si_signo == signal.SIGTSTP:
             stop_ourselves()
+
+    def _means_the_end(self, number: int) -> bool:
+        """Between two runs nobody else acts on a signal: those end it that would end a script."""
+        return number in FINAL or (self._pid is None and number in FATAL)
 
     def _reap(self) -> None:
         ended = reap()  # also of processes that were given to us

@@ -13,8 +13,9 @@ from typing import Self
 
 #: They end the supervision, whatever the script makes of them.
 FINAL = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-#: They are passed on, and end the supervision only if the script dies of them.
-PASSED = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGTSTP})
+#: They are passed on, and end the supervision only if the script dies of them, or there is none.
+FATAL = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+PASSED = FATAL | {signal.SIGCONT, signal.SIGTSTP}
 #: The kernel's own: from the keyboard, for instance.
 _SI_KERNEL = 0x80
 #: The kernel sends these to the terminal's whole foreground group, so to the script as well.

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 from checkfreq.supervisor.board import VARIABLE, Board
 from checkfreq.supervisor.command import NotPythonError, python_command
-from checkfreq.supervisor.processes import NOT_FOUND, NOT_RUN, become_subreaper
+from checkfreq.supervisor.processes import (
+    NOT_FOUND,
+    NOT_RUN,
+    Ended,
+    become_subreaper,
+    signal_name,
+)
 from checkfreq.supervisor.script import Script
 from checkfreq.supervisor.signals import Signals
 from checkfreq.supervisor.standby import Standby
@@ -82,8 +88,10 @@ class Supervisor:
                 return self._end(past, why)
             self._untold = past
             self._pause(past, judge.pause_s(time.monotonic()))
-            if self._script.told_by is not None:
-                return self._end(past, f"told to stop by {self._script.told_by}: {past}")
+            if (told_by := self._script.told_by) is not None:
+                name = signal_name(told_by)
+                self._end(past, f"told to stop by {name} before the next start: {past}")
+                return Ended(-told_by).status
             self._start()
 
     def _make_standby(self, imports: Sequence[str]) -> Standby | None:

@@ -14,6 +14,8 @@ from typing import Any
 RUN = (sys.executable, "-m", "checkfreq.cli", "run")
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120.0
+#: A namespace of processes of its own, where the supervisor is PID 1.
+AS_PID_1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 _LOOK_S = 0.01
 
 #: What the scripts of the tests begin with. ``told`` is a manager's side of the board, without
@@ -52,6 +54,11 @@ if __name__ == "__main__":
     note("run")
 count = notes().count("run")
 """
+
+
+def can_be_pid_1() -> bool:
+    """Whether `AS_PID_1` works here."""
+    return subprocess.run([*AS_PID_1, "true"], capture_output=True, check=False).returncode == 0
 
 
 class Supervised:

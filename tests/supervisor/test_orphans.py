@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.supervisor.supervised import Supervised
-
-#: A namespace of processes of its own, where the supervisor is PID 1.
-AS_PID_1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+from tests.supervisor.supervised import AS_PID_1, Supervised, can_be_pid_1
 
 #: Leaves behind a process that ends as soon as there is a file ``go``.
 ORPHAN = """
@@ -42,10 +38,6 @@ while "locked" not in notes():
     time.sleep(0.01)
 die()
 """
-
-
-def can_be_pid_1() -> bool:
-    return subprocess.run([*AS_PID_1, "true"], capture_output=True).returncode == 0
 
 
 @pytest.fixture(params=["child", "PID 1"])

@@ -74,13 +74,18 @@ def test_a_script_that_dies_of_a_signal_that_was_passed_on_is_not_started_again(
     assert said == ["ended by the SIGUSR1 that was passed on: exit by SIGUSR1"]
 
 
-def test_a_signal_in_the_pause_ends_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_in_the_pause_ends_it_as_one_before_the_first_boundary_does(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     run = Supervised(tmp_path, "sys.exit(5)", stdin=subprocess.PIPE)
     assert run.process.stderr is not None
     while "starting it again in" not in run.process.stderr.readline():
         pass
-    run.send(signal.SIGTERM)
-    assert run.end() == (5, ["told to stop by SIGTERM: exit status 5"])
+    run.send(number)
+    status, said = run.end()
+    assert status == 128 + number
+    assert said == [f"told to stop by {number.name} before the next start: exit status 5"]
     assert run.notes() == ["run"] * 2
 
 

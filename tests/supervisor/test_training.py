@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.supervisor.supervised import DEADLINE_S, ROOT, RUN
+from checkfreq.store.store import CheckpointStore
+from tests.supervisor.supervised import AS_PID_1, DEADLINE_S, ROOT, RUN, can_be_pid_1
 
 SCRIPT = """
 import json, os, signal, sys
@@ -140,3 +141,52 @@ def test_torchrun_is_started_again_until_its_ranks_are_told_to_stop(tmp_path: Pa
     assert said[-1] == (
         "checkfreq run: stopped: exit status 1 at step 8. The same command goes on from there"
     )
+
+
+KILLED_WHILE_IT_SAVES = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+from checkfreq import CFCheckpoint, CFManager, CFMode
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+chk = CFCheckpoint(model=model, optimizer=optimizer)
+cf_manager = CFManager(sys.argv[1], chk, mode=CFMode.MANUAL, chk_freq=1)
+model(torch.ones(2, 4)).sum().backward()
+cf_manager.weight_update()
+cf_manager.step()
+while not Path(sys.argv[2]).exists():
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("as_pid_1", [False, True])
+def test_the_worker_of_a_killed_training_finishes_before_the_supervisor_ends(
+    tmp_path: Path, as_pid_1: bool
+) -> None:
+    if as_pid_1 and not can_be_pid_1():
+        pytest.skip("namespaces of processes cannot be made here")
+    (tmp_path / "train.py").write_text(KILLED_WHILE_IT_SAVES)
+    gate = tmp_path / "gate"
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "CHECKFREQ_FAULT": f"commit.rename:pause-{gate}",
+    }
+    train = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "chk"), f"{gate}.reached"]
+    with subprocess.Popen(
+        [*(AS_PID_1 if as_pid_1 else ()), *RUN, "--max-restarts=0", "--", *train],
+        env=environ,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if line.startswith("checkfreq run: "))
+        assert "waiting for what is still being written" in said
+        assert CheckpointStore(tmp_path / "chk").steps() == []
+        gate.touch()
+        assert process.wait(DEADLINE_S) == 137
+    assert CheckpointStore(tmp_path / "chk").steps() == [1]
