@@ -165,6 +165,11 @@ class PruneMirror:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepNothing:
+    """The trainer ends by itself, without `Close`: nobody will want what is in memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Finish all earlier requests, release the lock, exit.
 
@@ -306,6 +311,7 @@ Message = (
     | Confirm
     | TellFailure
     | PruneMirror
+    | KeepNothing
     | Close
     | Waiting
     | Opened

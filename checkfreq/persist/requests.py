@@ -36,6 +36,7 @@ class Trainer:
     """A training process that this worker works, or worked, for.
 
     ``opening``: its ``Open``, as it came. ``is_opened``: it was answered before its turn.
+    ``keeps``: False once it has said that its end is no accident.
     """
 
     channel: p.Channel
@@ -43,6 +44,7 @@ class Trainer:
     gone: threading.Event = field(default_factory=threading.Event)
     opening: p.Open | None = None
     is_opened: bool = False
+    keeps: bool = True
 
 
 class RequestHandler:

@@ -113,6 +113,9 @@ class Worker:
         if isinstance(message, p.Watch):
             self._handler.watch(message)
             return
+        if isinstance(message, p.KeepNothing):
+            self._trainer.keeps = False
+            return
         if isinstance(message, p.Persist):
             faults.reach("worker.receive")
         if isinstance(message, p.Open):
@@ -129,7 +132,9 @@ class Worker:
         self._handler.trainer_died()
         set_io_priority(level=0)
         _set_niceness(0)
-        if self._trainer.opening is not None:  # else the time of the one before goes on
+        if not self._trainer.keeps:
+            self._keep_until_s = 0.0
+        elif self._trainer.opening is not None:  # else the time of the one before goes on
             self._keep_until_s = time.monotonic() + self._trainer.opening.keep_in_memory_s
 
     def _linger(self) -> Successor | None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,6 +48,7 @@ class LoneWorker:
         fault_log: str | None = None,
         keep_s: float = 600.0,
         role: Role = Role(),
+        mirror: object = None,
     ) -> None:
         self.chk_dir = chk_dir
         logged = {} if fault_log is None else {"CHECKFREQ_FAULT_LOG": fault_log}
@@ -62,7 +64,7 @@ class LoneWorker:
             )
         os.close(pidfd)
         self.channel = p.Channel(ours)
-        self.channel.send(opening(chk_dir, keep_s=keep_s, role=role))
+        self.channel.send(replace(opening(chk_dir, keep_s=keep_s, role=role), mirror=mirror))
         assert isinstance(self.next_reply(), p.Opened)
 
     def share(self, slot: HandMadeSlot, index: int = 0) -> None:

@@ -185,6 +185,18 @@ def test_a_clean_close_keeps_nothing(start: Start, chk_dir: Path) -> None:
     assert ranks_in(chk_dir) == []
 
 
+def test_a_trainer_that_ends_by_itself_leaves_nothing(start: Start, chk_dir: Path) -> None:
+    worker = start()
+    worker.channel.send(request(7))
+    worker.channel.send(p.KeepNothing())
+    worker.lose_trainer()
+
+    assert worker.wait_ended() == 0
+
+    assert CheckpointStore(chk_dir).verify(7).step == 7
+    assert ranks_in(chk_dir) == []
+
+
 @pytest.mark.parametrize("keep_s", [0.0, 600.0])
 def test_a_worker_that_may_not_or_has_nothing_to_keep_ends(keep_s: float, start: Start) -> None:
     worker = start(keep_s=keep_s)

@@ -73,6 +73,7 @@ MESSAGES = st.one_of(
     st.builds(p.Confirm, NUMBER),
     st.builds(p.TellFailure, NUMBER, TEXT, TEXT),
     st.builds(p.PruneMirror, STEPS),
+    st.builds(p.KeepNothing),
     st.builds(p.Close, st.none() | SECONDS),
     st.builds(p.Waiting, TEXT),
     st.builds(p.Opened, NUMBER),
