@@ -27,6 +27,7 @@ from checkfreq.errors import ConfigError, WorkerDiedError
 from checkfreq.mirror.settings import Mirror
 from checkfreq.notices.choice import watched
 from checkfreq.persist import protocol as p
+from checkfreq.persist.exits import LastWord
 from checkfreq.persist.handover import Offer
 from checkfreq.persist.launch import worker_environment
 from checkfreq.persist.offer import Snapshot
@@ -82,6 +83,7 @@ class WorkerClient:
         self._process: WorkerProcess | None = None
         self._channel: p.Channel | None = None
         self._stderr_fd = -1
+        self._last_word = LastWord(self)
         #: What the worker said of its mirror while it was closing.
         self.final_reports: list[p.Mirrored] = []
 
@@ -135,6 +137,7 @@ class WorkerClient:
         if self._stderr_fd >= 0:
             os.close(self._stderr_fd)
         self._process, self._channel, self._stderr_fd = process, channel, stderr_fd
+        self._last_word.through(channel)
         self._opened = False
         faults.set_peer(process.pid)
 
@@ -221,6 +224,7 @@ class WorkerClient:
             return True
         with contextlib.suppress(p.ChannelClosedError):
             self._channel.send(p.Close(upload_for_s))
+        self._last_word.cancel()
         clean = self._process.wait(timeout_s)
         self._take_final_replies()
         self.kill()
