@@ -26,8 +26,11 @@ from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 #: The reader that is no restore: the files of our checkpoint, read into a small buffer.
 RAW = "raw"
 OURS, LOAD = "checkfreq, restore()", "checkfreq.load(into=)"
-#: Slots of a manager whose memory is short.
-_ONE = 1
+#: From the memory of the worker of a process that was killed before.
+MEMORY = "checkfreq, from memory"
+_KEPT_S = 300.0
+#: Slots of a manager: as usual, or where memory is short.
+_DEFAULT, _ONE = CFConfig().num_slots, 1
 
 
 class Reader(Protocol):
@@ -45,19 +48,19 @@ class Reader(Protocol):
 class Managed:
     """A manager, whose worker process starts when it is made, and its ``restore()``."""
 
-    def __init__(self, training: Training, folder: Path, *, is_short: bool) -> None:
-        self._manager = CFManager(
-            folder,
-            _tracked(training),
-            mode=CFMode.MANUAL,
-            chk_freq=0,
-            retention=KeepLast(1),
-            config=CFConfig(num_slots=_ONE) if is_short else CFConfig(),
+    def __init__(
+        self, training: Training, folder: Path, *, is_short: bool, kept_s: float = 0.0
+    ) -> None:
+        self._manager = _manager(
+            training, folder, num_slots=_ONE if is_short else _DEFAULT, kept_s=kept_s
         )
+        self._source = "memory" if kept_s else "directory"
 
     def load(self, folder: Path) -> None:
-        """The manager knows its folder."""
+        """The manager knows its folder. Raises ValueError if it restored from elsewhere."""
         assert self._manager.restore()
+        if (found := self._manager.stats()["restored_from"]) != self._source:
+            raise ValueError(f"expected a restore from the {self._source}, not from the {found}")
 
     def close(self) -> None:
         """Leave as a failing loop does: nothing is saved."""
@@ -154,6 +157,18 @@ def copy_into(live: dict[str, Any], found: dict[str, Any]) -> None:
             live[name].copy_(tensor)
 
 
+def _manager(training: Training, folder: Path, *, num_slots: int, kept_s: float) -> CFManager:
+    """One that saves on request."""
+    return CFManager(
+        folder,
+        _tracked(training),
+        mode=CFMode.MANUAL,
+        chk_freq=0,
+        retention=KeepLast(1),
+        config=CFConfig(num_slots=num_slots, keep_in_memory_s=kept_s),
+    )
+
+
 def _tracked(training: Training) -> CFCheckpoint:
     return CFCheckpoint(model=training.model, optimizer=training.optimizer)
 
@@ -162,16 +177,16 @@ def _tracked(training: Training) -> CFCheckpoint:
 
 
 def _write_ours(training: Training, folder: Path) -> None:
-    with CFManager(
-        folder,
-        _tracked(training),
-        mode=CFMode.MANUAL,
-        chk_freq=0,
-        retention=KeepLast(1),
-        config=CFConfig(num_slots=_ONE),
-    ) as manager:
+    with _manager(training, folder, num_slots=_ONE, kept_s=0.0) as manager:
         manager.step()
         manager.save(wait=True)
+
+
+def leave_in_memory(training: Training, folder: Path) -> None:
+    """Save, so that a worker keeps the snapshot once this process is killed."""
+    manager = _manager(training, folder, num_slots=_ONE, kept_s=_KEPT_S)
+    manager.step()
+    manager.save(wait=True)
 
 
 def _write(training: Training, folder: Path, *, library: Callable[[Training], Library]) -> None:
@@ -199,17 +214,20 @@ class Arm:
     """A way to restore: what it reads, and the distributions that it needs.
 
     ``with_slot``: in short memory it has room for a snapshot beside: a manager without refuses.
+    ``from_memory``: what it restores was left by a process that was killed just before.
     """
 
     format: str
     make: Callable[..., Reader]
     packages: tuple[str, ...] = ()
     with_slot: bool = False
+    from_memory: bool = False
 
 
 ARMS: dict[str, Arm] = {
     OURS: Arm("ours", Managed, with_slot=True),
     LOAD: Arm("ours", Load),
+    MEMORY: Arm("ours", partial(Managed, kept_s=_KEPT_S), from_memory=True),
     "safetensors, load_file": Arm("safetensors", LoadFile, ("safetensors",)),
     "torch.load(mmap=True)": Arm("torch", TorchMapped),
     "dcp.load": Arm("dcp", partial(OfLibrary, library=partial(Dcp, name="dcp.save"))),
@@ -220,4 +238,4 @@ ARMS: dict[str, Arm] = {
         "accelerate", partial(OfLibrary, library=Accelerate), ("accelerate", "safetensors")
     ),
 }
-OUR_ARMS = (OURS, LOAD)
+OUR_ARMS = (OURS, LOAD, MEMORY)

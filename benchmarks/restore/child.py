@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +17,8 @@ import torch
 from benchmarks.lab.rawio import PAGE, drop_from_cache, incompressible, read_once
 from benchmarks.lab.saver import Training
 from benchmarks.lab.states import Block, adamw_training, fingerprint
-from benchmarks.restore.arms import ARMS, WRITERS
-from benchmarks.restore.memory import Group, Resident, forget_peak
+from benchmarks.restore.arms import ARMS, WRITERS, leave_in_memory
+from benchmarks.restore.memory import Group, PrivatePeak, Resident, forget_peak
 
 #: How the disk is read at its full speed: by so many threads, each into its own piece of a buffer.
 _THREADS, _READ_BYTES = 4, 1 << 20
@@ -54,13 +56,25 @@ Fingerprint = tuple[int, ...]
 
 def write(state: State, format_name: str, folder: Path, answer: Connection) -> None:
     """Save a random state in a format; sends what `restore` must find."""
-    torch.manual_seed(0)
-    training = adamw_training(
-        state.num_bytes, num_tensors=state.num_tensors, device=torch.device(state.device)
-    )
+    training = _random_training(state)
     WRITERS[format_name](training, folder)
     drop_from_cache(path for path in folder.rglob("*") if path.is_file())
     answer.send(fingerprint(training))
+
+
+def leave(state: State, folder: Path, answer: Connection) -> None:
+    """Save the same random state, and die as a training that is killed: its worker stays."""
+    training = _random_training(state)
+    leave_in_memory(training, folder)
+    answer.send(fingerprint(training))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _random_training(state: State) -> Training:
+    torch.manual_seed(0)
+    return adamw_training(
+        state.num_bytes, num_tensors=state.num_tensors, device=torch.device(state.device)
+    )
 
 
 def read_raw(folder: Path, answer: Connection) -> None:
@@ -116,7 +130,7 @@ def restore(
         group.leave_only(int(state.num_bytes * (spare + _SLOT * arm.with_slot)))
     drop_from_cache(path for path in folder.rglob("*") if path.is_file())
     try:
-        restored = _timed(lambda: reader.load(folder), state)
+        restored = _timed(lambda: reader.load(folder), state, maps_shared=arm.from_memory)
         if fingerprint(training) != expected:
             raise ValueError("the restored state differs from the saved one")
     except Exception as error:
@@ -142,15 +156,19 @@ def live_training(state: State) -> Training:
     return Training(block, optimizer)
 
 
-def _timed(load: Callable[[], None], state: State) -> Restored:
+def _timed(load: Callable[[], None], state: State, *, maps_shared: bool) -> Restored:
     _synchronize(state)
     before = Resident.read()
     forget_peak()
-    began_s = time.perf_counter()
-    load()
-    _synchronize(state)
-    seconds = time.perf_counter() - began_s
+    with PrivatePeak() if maps_shared else contextlib.nullcontext() as private:
+        before_bytes = 0 if private is None else private.num_bytes
+        began_s = time.perf_counter()
+        load()
+        _synchronize(state)
+        seconds = time.perf_counter() - began_s
     after = Resident.read()
+    if private is not None:
+        return Restored(seconds, private.num_bytes - before_bytes)
     shared = max(0, after.shared - before.shared)
     return Restored(seconds, max(0, after.peak - before.now - shared))
 

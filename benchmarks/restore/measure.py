@@ -18,9 +18,11 @@ four threads into the same few MiB again and again, which stay in the processor'
 speed of the disk. ``against_raw`` is the median over rounds of the ratio to it. ``peak_mib``, of
 the worst round: the kernel's high-water mark of resident memory during the restore, minus what was
 resident before; mapped files count while they are resident, shared memory does not (snapshot slots
-that a manager begins to fill when it is done). ``failed``: why there are no figures; a process that
-was killed has run out of memory. ``met``, of ours: within 1.3 of raw, faster than every other arm
-in the same memory (medians), and below 64 MiB.
+that a manager begins to fill when it is done). ``checkfreq, from memory`` restores what a process
+that was killed just before left to its worker; its peak is of private memory, looked at every 2 ms.
+``failed``: why there are no figures; a process that was killed has run out of memory. ``met``, of
+ours: within 1.3 of raw (from memory: 0.3), faster than every other library in the same memory
+(medians), and below 64 MiB.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import argparse
 import multiprocessing
 import os
 import random
+import shutil
 import statistics
 import sys
 import tempfile
@@ -47,7 +50,8 @@ from benchmarks.restore.child import Fingerprint, Restored, Shortage, State
 from benchmarks.restore.memory import Group
 
 PLENTY, SHORT = "plenty", "short"
-MOST_OF_RAW, MOST_BYTES = 1.3, 64 << 20
+#: What ours may take at most: of the time of the raw read, from the disk and from memory.
+MOST_OF_RAW, MOST_FROM_MEMORY, MOST_BYTES = 1.3, 0.3, 64 << 20
 _LIMIT_S = 300.0
 #: Imported once, in the process from which all others are forked.
 _IMPORTED = ("benchmarks.restore.child", "torch._dynamo", "torch.distributed.checkpoint")
@@ -57,6 +61,7 @@ _LARGE = ("transformers.trainer", "accelerate")
 def main() -> None:
     """Print a line per state, memory and arm."""
     args = _arguments()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a worker would compile every source
     arms = _installed(args.arms)
     memories = _memories(args)
     for gib in args.gib:
@@ -174,11 +179,17 @@ class Bench:
         name = ARMS[arm].format
         short = Shortage(_group_name(), self._args.spare) if memory == SHORT else None
         folder, expected = self._scratch / name, self._saved[name]
+        if ARMS[arm].from_memory:
+            folder = self._scratch / "left"
+            if isinstance(said := self._run(child.leave, self._state, folder), str):
+                return said
         try:
             return self._run(child.restore, self._state, arm, folder, short, expected)
         finally:
             if short is not None:
                 Group.make(short.group).remove()
+            if ARMS[arm].from_memory:
+                shutil.rmtree(folder)
 
     def _run(self, work: Callable[..., None], *arguments: object) -> Any:
         """What a process of its own sends, or a text that says why it sent nothing."""
@@ -250,14 +261,15 @@ def _figures(figures: Figures, raw: Figures) -> dict[str, Any]:
 
 
 def is_met(arm: str, found: Mapping[str, Figures]) -> bool:
-    """Whether an arm of ours is within 1.3 of raw, the fastest, and below 64 MiB."""
+    """Whether an arm of ours is fast enough beside raw, faster than others, and small enough."""
     ours = found[arm]
     if ours.failed:
         return False
     others = [x for name, x in found.items() if name not in (RAW, *OUR_ARMS) and not x.failed]
     ours_s = statistics.median(ours.seconds)
+    most = MOST_FROM_MEMORY if ARMS[arm].from_memory else MOST_OF_RAW
     return (
-        median_ratio(ours.seconds, found[RAW].seconds) <= MOST_OF_RAW
+        median_ratio(ours.seconds, found[RAW].seconds) <= most
         and all(ours_s < statistics.median(other.seconds) for other in others)
         and max(ours.peaks) < MOST_BYTES
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from benchmarks.restore.arms import LOAD, OURS, RAW
 from benchmarks.restore.measure import Figures, is_met
-from benchmarks.restore.memory import Group, Resident, forget_peak
+from benchmarks.restore.memory import Group, PrivatePeak, Resident, forget_peak
 from benchmarks.restore.table import restore
 from tests.fork_server import FORK_SERVER
 
@@ -34,6 +36,18 @@ def test_the_peak_is_of_what_came_after_it_was_forgotten() -> None:
     after = Resident.read()
     assert before.peak < before.now + 8 * MIB
     assert 24 * MIB < after.peak - before.now < 56 * MIB
+
+
+def test_the_private_peak_is_without_memory_that_is_shared() -> None:
+    with mmap.mmap(-1, 64 * MIB) as shared, PrivatePeak() as peak:
+        before = peak.num_bytes
+        for start in range(0, len(shared), mmap.PAGESIZE):
+            shared[start] = 1
+        private = bytearray(32 * MIB)
+        deadline_s = time.monotonic() + 60.0
+        while peak.num_bytes < before + len(private) and time.monotonic() < deadline_s:
+            threading.Event().wait(0.002)
+    assert 31 * MIB < peak.num_bytes - before < 48 * MIB
 
 
 def test_a_process_that_needs_more_than_its_group_leaves_is_killed() -> None:
@@ -66,7 +80,7 @@ def in_group(name: str, num_bytes: int) -> None:
 
 def touch(num_bytes: int) -> None:
     """Use that much memory, and give it back."""
-    with mmap.mmap(-1, num_bytes) as memory:
+    with mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         for start in range(0, num_bytes, mmap.PAGESIZE):
             memory[start] = 1
 
