@@ -19,6 +19,8 @@ from benchmarks.restarts import training
 from benchmarks.restarts.parts import Restart, restart_of
 
 _POLL_S = 0.01
+#: A standby that used no processor for so long has imported everything.
+_IDLE_S = 0.5
 _TAIL = 30
 
 
@@ -46,6 +48,8 @@ class Lives:
         paths = ["--marks", str(self._file), "--chk-dir", str(self._chk_dir)]
         self._command = [*under, *script, *paths, *options]
         self._environment = {**os.environ, "PYTHONPATH": str(tree)}
+        # Users have it; without, every process compiles every source.
+        self._environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self._process: subprocess.Popen[bytes] | None = None
 
     @contextlib.contextmanager
@@ -62,6 +66,8 @@ class Lives:
         """SIGKILL, and the restart that follows, until the new process waits too."""
         marks = read_lines(self._file)
         self._num_seen, trainer = len(marks), marks[-1]["pid"]
+        if "--standby" in self._command:
+            self._wait_for_standby(trainer)
         loaders = _loader_workers(trainer)
         killed_s = time.monotonic()
         os.kill(trainer, signal.SIGKILL)
@@ -86,6 +92,19 @@ class Lives:
             self._process = subprocess.Popen(
                 self._command, stdout=log, stderr=log, env=self._environment, process_group=0
             )
+
+    def _wait_for_standby(self, trainer: int) -> None:
+        """Until the process that was started beside the trainer is there, and waits."""
+        assert self._process is not None
+        deadline_s, before = time.monotonic() + self._limit_s, -1.0
+        while time.monotonic() < deadline_s:
+            others = [pid for pid in _children(self._process.pid) if pid != trainer]
+            used_s = sum(map(_cpu_s, others))
+            if others and used_s == before:
+                return
+            before = used_s
+            time.sleep(_IDLE_S)
+        self._fail(f"no standby waits within {self._limit_s:.0f} s")
 
     def _new_marks(self) -> list[dict[str, Any]]:
         """Those since the last kill."""
@@ -122,12 +141,26 @@ class Lives:
 
 def _loader_workers(trainer: int) -> list[int]:
     """Children in the trainer's session: a loader worker that is being forked survives it."""
-    children: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{trainer}/task").iterdir():
-            children += map(int, (task / "children").read_text().split())
     session = os.getsid(trainer)
-    return [pid for pid in children if _session(pid) == session]
+    return [pid for pid in _children(trainer) if _session(pid) == session]
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time of a process so far; 0.0 once it is gone."""
+    try:
+        _, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    except OSError:
+        return 0.0
+    user, system = rest.split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _session(pid: int) -> int | None:

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("decision", ["--iterations", "300", "--repeats", "1", "--long", "300"], {"auto"}),
         ("first", ["--mib", "1", "--batch", "1"], {"auto"}),
         ("mirror", ["--mib", "1", "--rounds", "2"], {"upload", "training"}),
-        ("restarts", [*TINY_RESTART, "--arms", "disk"], {"disk"}),
+        ("restarts", [*TINY_RESTART, "--arms", "memory", "both"], {"memory", "both"}),
     ],
 )
 def test_it_prints_a_result_line_per_arm(
@@ -47,7 +47,7 @@ def test_it_prints_a_result_line_per_arm(
 
 
 def test_restores_print_a_line_per_memory_and_arm(tmp_path: Path) -> None:
-    ours = ["checkfreq, restore()", "checkfreq.load(into=)"]
+    ours = ["checkfreq, restore()", "checkfreq.load(into=)", "checkfreq, from memory"]
     small = ("--gib", "0.004", "--tensors", "4", "--rounds", "2", "--spare", "200")
     lines = lines_of("restore", *small, "--arms", *ours, "torch.load(mmap=True)", folder=tmp_path)
     memories = {line["memory"] for line in lines}
