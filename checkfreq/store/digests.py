@@ -22,8 +22,8 @@ MOST_BYTES = 1 << 20
 #: A shard has at least so many pieces, unless they would be smaller than a page: its rows may be
 #: divided among twice, four times or eight times as many ranks, none of which reads another's.
 _SHARD_PIECES = 8
-#: Pieces are not made shorter than this part of what is allowed only to divide rows evenly.
-_LEAST_SHARE = 4
+#: To divide a shard evenly, pieces may be so short, in bytes, or so many times a page.
+_LEAST_EVEN_BYTES, _MOST_EVEN_PAGES = 32 << 10, 4
 
 
 class Cut(Protocol):
@@ -60,9 +60,12 @@ def piece_bytes_of_shard(shape: Sequence[int], num_bytes: int) -> int:
 
 def _rows_of_piece(rows: int, row_bytes: int) -> int:
     least = min(-(-PAGE_BYTES // row_bytes), rows)
-    most = max(min(rows // _SHARD_PIECES, MOST_BYTES // row_bytes), least)
-    even = [n for n in _divisors(rows) if max(least, most // _LEAST_SHARE) <= n <= most]
-    return max(even, key=lambda n: (gcd(rows // n, _SHARD_PIECES), n), default=most)
+    usual = max(min(rows // _SHARD_PIECES, MOST_BYTES // row_bytes), least)
+    fewest = max(least, min(usual, -(-_LEAST_EVEN_BYTES // row_bytes)))
+    # Of short rows, a page may be no share of the shard: then some pages.
+    most = usual if usual > least or least == 1 else min(_MOST_EVEN_PAGES * least, rows)
+    shares = [(gcd(rows // n, _SHARD_PIECES), n) for n in _divisors(rows) if fewest <= n <= most]
+    return max((found for found in shares if found[0] > 1), default=(1, usual))[1]
 
 
 def _divisors(number: int) -> Iterator[int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_hexdigest
 
@@ -82,6 +82,8 @@ def test_a_tensor_up_to_a_mebibyte_is_one_piece_and_a_larger_one_is_cut_every_me
         ([8, 1024], 4, 1),
         ([16, 512], 4, 2),
         ([64, 64], 4, 16),  # pages
+        ([64, 96], 4, 16),  # more than a page: eleven rows divide nothing
+        ([61, 96], 4, 11),
         ([1024, 1024], 4, 128),  # 4 MiB in eight pieces
         ([4096, 4096], 4, 64),  # 64 MiB in pieces of one
         ([24, 1 << 18], 4, 1),  # rows of a mebibyte
@@ -99,6 +101,8 @@ def test_a_shard_is_cut_at_whole_rows(shape: list[int], item: int, rows: float |
     assert piece_bytes_of_shard(shape, num_bytes) == (rows or 0) * row_bytes
 
 
+@example([3, 4, 4], 8, 2)
+@example([1024, 16], 4, 8)
 @given(
     st.lists(st.sampled_from([1, 2, 3, 4, 8, 32, 768, 1024]), max_size=3),
     st.sampled_from([1, 2, 4, 8]),
@@ -107,7 +111,7 @@ def test_a_shard_is_cut_at_whole_rows(shape: list[int], item: int, rows: float |
 def test_ranks_that_divide_a_shard_evenly_share_no_piece_if_theirs_have_pages(
     inner: list[int], item: int, ranks: int
 ) -> None:
-    for share in (1, 3, 32, 50, 96):  # rows of each new rank
+    for share in (1, 3, 17, 32, 50, 96):  # rows of each new rank
         rows = ranks * share
         row_bytes = prod(inner) * item
         pieces = piece_bytes_of_shard([rows, *inner], rows * row_bytes)
