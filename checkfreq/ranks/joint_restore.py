@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from checkfreq.errors import CorruptCheckpointError, NoCheckpointError
+from checkfreq.errors import CorruptCheckpointError, NoCheckpointError, storage_errors
 from checkfreq.ranks.meetings import Meetings
 from checkfreq.restore.apply import RestorePlan
 from checkfreq.restore.found import FoundCheckpoint
@@ -95,6 +95,10 @@ class JointRestorer:
         lacks the step) and CorruptCheckpointError (it, or every step, fails validation). Any other
         error on one rank is a RankError on the others.
         """
+        with storage_errors(f"reading {self._name}"):
+            return self._restore(step)
+
+    def _restore(self, step: int | None) -> tuple[FoundCheckpoint, RestorePlan] | None:
         common = self._common()
         tried = sorted({*common.candidates, *common.damaged})
         if step is not None:

@@ -1,0 +1,122 @@
+"""Two ranks restore together: what stops one of them in the middle of its reads stops both."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkfreq.errors import CheckFreqError, StateError
+from checkfreq.store.store import CheckpointStore
+from tests.crash.processes import verify_all
+from tests.ranks import tiny
+from tests.ranks.ranks import Heard, Life, Rank, Ranks, run, run_well
+
+pytestmark = pytest.mark.dist
+
+WORLD, STEPS = 2, 2
+
+
+def restore_and_ask(rank: Rank) -> None:
+    """Report how a restore ends, and whether the manager goes on after a failure."""
+    with tiny.managed(rank) as (manager, objects):
+        try:
+            manager.restore()
+        except CheckFreqError as error:
+            rank.send("error", type(error).__name__, str(error))
+            try:
+                manager.step()
+            except CheckFreqError as refusal:
+                rank.send("refused", isinstance(refusal, StateError), str(refusal))
+            raise
+        rank.send("restored", manager.global_step, objects.bits())
+
+
+def life(folder: Path, number: int, program: Any = restore_and_ask, **settings: Any) -> Life:
+    given = {"steps": STEPS, **settings}
+    return Life(program, folder, WORLD, number, number, given)
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> list[Heard]:
+    """What two ranks said that committed steps 1 and 2 in ``tmp_path / "chk"``."""
+    heard = run_well(life(tmp_path, 0, tiny.train))
+    assert verify_all(tmp_path / "chk") == [1, 2]
+    return heard
+
+
+def bits_of(heard: list[Heard], step: int) -> list[str]:
+    return [dict(one.all("boundary"))[step] for one in heard]
+
+
+def flip(chk_dir: Path, step: int, name: str) -> None:
+    """Damage the last byte of a file: of its last tensor."""
+    path = CheckpointStore(chk_dir).path(step) / name
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "table.rank-00001.safetensors", "rng.rank-00001.safetensors"],
+)
+def test_damage_that_one_rank_finds_has_both_load_all_of_the_older_step(
+    tmp_path: Path, trained: list[Heard], name: str
+) -> None:
+    flip(tmp_path / "chk", 2, name)
+    heard = run_well(life(tmp_path, 1))
+    assert [one.last("restored")[0] for one in heard] == [1, 1]
+    assert [one.last("restored")[1] for one in heard] == bits_of(trained, 1)
+
+
+def test_if_no_step_is_whole_every_rank_says_what_it_holds_and_goes_no_further(
+    tmp_path: Path, trained: list[Heard]
+) -> None:
+    for step in (1, 2):
+        flip(tmp_path / "chk", step, "table.rank-00001.safetensors")
+    for one in run(life(tmp_path, 1)):
+        assert one.last("error")[0] == "CorruptCheckpointError"
+        assert "live objects hold parts of steps 2, 1" in one.last("error")[1]
+        assert one.last("refused")[0]
+
+
+def test_verified_first_no_rank_holds_anything_of_a_damaged_step(
+    tmp_path: Path, trained: list[Heard]
+) -> None:
+    for step in (1, 2):
+        flip(tmp_path / "chk", step, "table.rank-00001.safetensors")
+    for one in run(life(tmp_path, 1, config={"verify_before_load": True})):
+        assert one.last("error")[0] == "CorruptCheckpointError"
+        assert "live objects" not in one.last("error")[1]
+
+
+@pytest.mark.parametrize("hit", [1, 4])
+def test_a_disk_that_fails_under_one_rank_ends_the_restore_of_both_and_loses_nothing(
+    tmp_path: Path, trained: list[Heard], hit: int
+) -> None:
+    failing = life(tmp_path, 1)
+    failing.trainer_faults[1] = f"restore.read:raise-EIO:{hit}"
+    heard = run(failing)
+    assert heard[1].last("error")[0] == "StorageError"
+    assert "rank 1" in heard[0].last("error")[1]
+    assert all("restored" not in [report[0] for report in one.reports] for one in heard)
+    again = run_well(life(tmp_path, 2))
+    assert [one.last("restored")[1] for one in again] == bits_of(trained, 2)
+
+
+@pytest.mark.parametrize("hit", [1, 3])
+def test_a_rank_killed_in_a_restore_is_named_on_the_other_and_loses_nothing(
+    tmp_path: Path, trained: list[Heard], hit: int
+) -> None:
+    killed = life(tmp_path, 1, config={"rank_timeout_s": 5.0})
+    killed.trainer_faults[1] = f"restore.read:kill-self:{hit}"
+    with Ranks(killed) as ranks:
+        heard = ranks.finish()
+    assert heard[1].exit_code == -signal.SIGKILL
+    assert heard[0].last("error")[0] in ("RankError", "StateError")
+    assert "rank 1" in heard[0].last("error")[1]
+    again = run_well(life(tmp_path, 2))
+    assert [one.last("restored")[1] for one in again] == bits_of(trained, 2)
