@@ -10,10 +10,10 @@ JOBS ?= 3
 ONLY ?=
 MINUTES ?= 9
 PART ?= 1
-FULLY_COVERED := checkfreq/store/*,checkfreq/policy/*,checkfreq/restore/file_reader.py,checkfreq/restore/stream.py,checkfreq/restore/reads.py,checkfreq/restore/buffers.py,checkfreq/testing/crashing.py,iterators/order/epoch.py
+FULLY_COVERED := checkfreq/store/*,checkfreq/policy/*,checkfreq/restore/stream.py,checkfreq/restore/reads.py,checkfreq/restore/buffers.py,checkfreq/testing/crashing.py,iterators/order/epoch.py
 # What covers that alone. Tracing makes tests in Python take twice as long: the others run without.
 COVERING := $(filter-out %/test_trace_simulation.py,$(wildcard tests/policy/test_*.py)) tests/store \
-  tests/testing tests/restore/test_file_reader.py tests/restore/test_stream.py \
+  tests/testing tests/restore/test_stream.py \
   tests/restore/test_buffers.py tests/iterators/order
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 

@@ -36,7 +36,7 @@ EDGE = ("cli", "integrations", "testing")
 TORCH_FREE = (
     *BASE,
     *("store", "policy", "mirror", "notices", "supervisor", "simulation", "cli"),
-    *("persist.worker", "restore.file_reader", "restore.stream"),
+    *("persist.worker", "restore.stream"),
 )
 #: What pure decisions may not import: no torch, clock or I/O.
 IMPURE = {"torch", "numpy", "os", "io", "pathlib", "shutil", "socket", "subprocess", "time"}
