@@ -71,12 +71,21 @@ def reached_in(chk_dir: str) -> Reached:
     return Reached()
 
 
-def persisting_in(records: Iterable[Record]) -> list[str]:
-    """The directories to which workers of these runs are still writing, or uploading from."""
-    trainers: dict[str, set[int]] = {}
-    for record in records:
-        trainers.setdefault(record.chk_dir, set()).add(record.pid)
-    return [chk_dir for chk_dir, pids in trainers.items() if _is_held_for(chk_dir, pids)]
+@dataclass(slots=True)
+class Workers:
+    """Where the workers of all runs so far may still write; one may outlive several trainers."""
+
+    _trainers: dict[str, set[int]] = field(default_factory=dict)
+
+    def add(self, records: Iterable[Record]) -> None:
+        """These trainers had workers."""
+        for record in records:
+            self._trainers.setdefault(record.chk_dir, set()).add(record.pid)
+
+    def busy_in(self) -> list[str]:
+        """The directories to which one of them is writing, or from which it uploads."""
+        found = self._trainers.items()
+        return [chk_dir for chk_dir, trainers in found if _is_held_for(chk_dir, trainers)]
 
 
 def _is_held_for(chk_dir: str, trainers: set[int]) -> bool:

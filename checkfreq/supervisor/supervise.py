@@ -77,12 +77,15 @@ class Supervisor:
     def _run(self) -> int:
         self._start()
         from checkfreq.supervisor.judge import Judge
+        from checkfreq.supervisor.progress import Workers
 
+        self._workers = Workers()
         judge = Judge(max_restarts=self._max_restarts)
         number = 0
         while True:
             number += 1
             past = self._wait_for_end(number)
+            self._workers.add(past.records)
             why = judge.why_over(past, told_by=self._script.told_by, passed=self._script.passed)
             if why is not None:
                 return self._end(past, why)
@@ -162,17 +165,15 @@ class Supervisor:
 
     def _end(self, past: PastRun, why: str) -> int:
         """Wait for workers that outlived the script: PID 1's end, or a job's, would end them."""
-        from checkfreq.supervisor.progress import persisting_in
-
         script, end_s = self._script, time.monotonic() + _PERSIST_S
         if self._standby is not None:
             self._standby.kill()
-        if written := persisting_in(past.records):
+        if written := self._workers.busy_in():
             self._say(f"waiting for what is still being written to {', '.join(written)}")
             script.passed.clear()
         while written and not script.passed and time.monotonic() < end_s:
             script.wait(timeout_s=_LOOK_S, until=lambda: bool(script.passed))
-            written = persisting_in(past.records)
+            written = self._workers.busy_in()
         if written:
             self._say(f"not waiting any longer for what is written to {', '.join(written)}")
         self._say(why)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from checkfreq.persist.handover import release_all
 from checkfreq.store.store import CheckpointStore
 from tests.supervisor.supervised import AS_PID_1, DEADLINE_S, ROOT, RUN, can_be_pid_1
 
@@ -147,12 +148,13 @@ KILLED_WHILE_IT_SAVES = """
 import os, signal, sys, time
 from pathlib import Path
 import torch
-from checkfreq import CFCheckpoint, CFManager, CFMode
+from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
 
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 chk = CFCheckpoint(model=model, optimizer=optimizer)
-cf_manager = CFManager(sys.argv[1], chk, mode=CFMode.MANUAL, chk_freq=1)
+config = CFConfig(keep_in_memory_s=3600.0)
+cf_manager = CFManager(sys.argv[1], chk, mode=CFMode.MANUAL, chk_freq=1, config=config)
 model(torch.ones(2, 4)).sum().backward()
 cf_manager.weight_update()
 cf_manager.step()
@@ -190,3 +192,4 @@ def test_the_worker_of_a_killed_training_finishes_before_the_supervisor_ends(
         gate.touch()
         assert process.wait(DEADLINE_S) == 137
     assert CheckpointStore(tmp_path / "chk").steps() == [1]
+    release_all(tmp_path / "chk")  # a worker that is not in the namespace keeps its memory
