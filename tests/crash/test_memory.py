@@ -139,6 +139,26 @@ def test_a_snapshot_that_was_not_durable_yet_is_restored_while_it_is_written(
     assert again.log.stats["last_durable_step"] == NUM_STEPS
 
 
+def test_an_older_step_that_is_asked_for_sets_aside_what_is_still_being_written(
+    chk_dir: Path, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    run = run_in(chk_dir, keep_last=NUM_STEPS, worker_faults=f"commit.rename:pause-{gate}:3")
+    trainer = Trainer(run)
+    wait_for(Path(f"{gate}.reached"))
+    trainer.kill()
+    assert trainer.finish() == -9
+
+    again = Trainer(run_in(chk_dir, keep_last=NUM_STEPS, restore_step=1, timeline=2))
+    assert again.read_restored()[0] == 1
+    gate.touch()
+    assert again.finish() == 0
+
+    last = run_to_end(run_in(chk_dir))
+    assert last.restored == (NUM_STEPS, again.log.boundaries[NUM_STEPS])
+    verify_all(chk_dir)
+
+
 def test_a_run_that_is_killed_five_times_ends_with_the_same_bits(
     chk_dir: Path, whole: dict[int, str]
 ) -> None:

@@ -86,6 +86,7 @@ def config(rank: Rank) -> CFConfig:
     settings: dict[str, Any] = {
         "verify_settled": True,
         "nice": 0,
+        "keep_in_memory_s": 0.0,  # killed ranks are restored from the disk; test_memory says more
         "takeover_s": 120.0,
         "close_timeout_s": 120.0,
         "persist_timeout_s": 120.0,
