@@ -25,6 +25,8 @@ from benchmarks.memory import table as memory
 from benchmarks.mirror import table as mirror
 from benchmarks.overhead import table as overhead
 from benchmarks.paper import table as paper
+from benchmarks.restarts import table as restarts
+from benchmarks.restore import table as restore
 from benchmarks.scale import table as scale
 from benchmarks.sharded import table as sharded
 from benchmarks.simulate import table as simulate
@@ -47,6 +49,8 @@ TABLES: dict[str, Table] = {
     **mirror.TABLES,
     **overhead.TABLES,
     **paper.TABLES,
+    **restarts.TABLES,
+    **restore.TABLES,
     **scale.TABLES,
     **sharded.TABLES,
     **simulate.TABLES,

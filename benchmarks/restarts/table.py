@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from benchmarks.lab.tables import Line, Table, newest_of_each_place, place_label, row, table
+from benchmarks.lab.tables import (
+    Line,
+    Table,
+    introduced,
+    newest_of_each_place,
+    place_label,
+    row,
+    table,
+)
 from benchmarks.restarts.parts import PARTS
+
+_TEXT = """
+`baseline` is checkfreq before restores were streamed; `disk` restores from there, `memory` from the
+worker of the killed process; `standby` runs under `checkfreq run --standby`, which keeps a process
+with PyTorch imported, and `both` does both. At the end, how long the first checkpoint of the new
+process holds training, and the later ones:
+"""
 
 #: What a row shows of the parts: those with one name are added up.
 _COLUMNS = {
@@ -26,7 +41,7 @@ def restarts(lines: list[Line]) -> str:
         f"| {' | '.join(_COLUMNS)} | first checkpoint holds | later ones"
     )
     rows = [_row(line, place(line)) for line in sorted(lines, key=lambda x: x["mib"])]
-    return table(columns, rows, lines)
+    return introduced(_TEXT, table(columns, rows, lines))
 
 
 def _row(line: Line, place: str) -> str:

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
-from benchmarks.lab.tables import Line, Table, newest_of_each_place, place_label, row, table
+from benchmarks.lab.tables import (
+    Line,
+    Table,
+    introduced,
+    newest_of_each_place,
+    place_label,
+    row,
+    table,
+)
 from benchmarks.restore.arms import RAW
+
+_TEXT = """
+Every restore has a process of its own whose live state is there already. With memory `short`, a
+cgroup leaves 0.3 of the state beyond what the process holds. `raw` reads the same files directly
+into a few MiB that stay in the processor's cache. Ours verifies every digest, the others nothing.
+`from memory`: what the worker of a process that was killed just before still held. `memory beside
+the state` is the most that was resident in addition, mapped files included; "killed": it was more
+than there is:
+"""
 
 _SETTING = ("gib", "tensors", "device", "memory", "arm")
 
@@ -14,7 +31,7 @@ def restore(lines: list[Line]) -> str:
     place = place_label(lines)
     columns = "state | memory | way | restored in | of the raw read | memory beside the state"
     rows = [_row(line, place(line)) for line in sorted(lines, key=_order)]
-    return table(columns, rows, lines)
+    return introduced(_TEXT, table(columns, rows, lines))
 
 
 def _order(line: Line) -> tuple[object, ...]:

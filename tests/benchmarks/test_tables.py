@@ -28,12 +28,13 @@ def test_every_table_of_a_page_is_what_the_result_lines_say(page: Path) -> None:
     assert with_tables(page.read_text()) == page.read_text()
 
 
-def test_every_table_has_rows_and_a_place() -> None:
+def test_every_table_has_a_place_and_rows_once_its_benchmark_was_measured() -> None:
     text = "".join(page.read_text() for page in PAGES)
-    for name in TABLES:
+    for name, table in TABLES.items():
         start = text.index(f"<!-- table {name} -->")
         rows = text[start : text.index("<!-- end -->", start)].count("\n| ")
-        assert rows > 1, f"the table {name} is empty"
+        is_measured = (RESULTS / f"{table.benchmark}.jsonl").exists()
+        assert rows > 1 or not is_measured, f"the table {name} is empty"
 
 
 def test_every_plot_is_what_the_result_lines_say(tmp_path: Path) -> None:
