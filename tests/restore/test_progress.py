@@ -1,4 +1,4 @@
-"""A download is shown as a bar on a terminal, and as lines in a log."""
+"""A restore is shown as a bar on a terminal, and as lines in a log."""
 
 from __future__ import annotations
 
@@ -90,3 +90,14 @@ def test_a_terminal_that_goes_away_does_not_fail() -> None:
     clock.now_s += 1.0
     progress.add(10)
     progress.finish()
+
+
+def test_what_ends_before_its_time_is_not_shown_and_what_takes_longer_is() -> None:
+    for seconds, is_shown in ((4.9, False), (5.1, True)):
+        terminal, clock = Terminal(), Clock()
+        progress = Progress("restoring", 1000, stream=terminal, after_s=5.0, clock=clock)
+        clock.now_s += seconds
+        progress.add(500)
+        progress.finish()
+        assert ("restoring" in terminal.getvalue()) == is_shown
+        assert terminal.getvalue().endswith("\n") == is_shown
