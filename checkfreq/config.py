@@ -90,8 +90,8 @@ class CFConfig:
             nothing is whole, ``restore()`` returns False with a WARNING. Default None: no agent,
             and a directory where no checkpoint is whole is an error.
         keep_in_memory_s: how long the worker of a killed run keeps its newest snapshots in memory,
-            for the next run on this machine in this directory to restore from, default 0: not at
-            all.
+            for the next run on this machine in this directory to restore from, default 300. They
+            are given back sooner if memory is short. 0: not at all.
         nice: niceness of the worker process, 0 to 19, default 10, so that it yields to training
             and data loading. Lower it if checkpoints are late on a busy machine.
         max_events_bytes: length at which ``events.jsonl`` is renamed to ``events.1.jsonl``,
@@ -168,7 +168,7 @@ class CFConfig:
     takeover_s: float | None = None
     close_timeout_s: float = 1800.0
     agent_copies_within_s: float | None = None
-    keep_in_memory_s: float = 0.0
+    keep_in_memory_s: float = 300.0
     nice: int = 10
     max_events_bytes: int = 1 << 20
     on_failure: Callable[[FailureNotice], object] | None = None

@@ -7,7 +7,6 @@ import logging
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -37,8 +36,8 @@ def one(training: Training, manager: checkfreq.CFManager) -> None:
 def kill_worker(manager: checkfreq.CFManager) -> None:
     process = manager._persistence._client._process
     assert process is not None
-    process.send_signal(signal.SIGKILL)
-    process.wait(30.0)
+    process.kill()
+    assert process.wait(60.0)
 
 
 def test_a_relative_directory_stays_where_it_was_when_the_process_goes_elsewhere(

@@ -138,7 +138,7 @@ def test_workers_that_cannot_use_the_directory_are_not_started_at_every_boundary
     process = manager._persistence._client._process
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    assert process.wait(60.0)
     while manager._persistence._restarts.num_in_row < 2:
         training.steps(manager, 1)
     before = manager.stats()["num_workers_replaced"]
@@ -249,7 +249,7 @@ def test_a_worker_killed_while_idle_is_noticed_at_the_next_boundary(chk_dir: Pat
         process = manager._persistence._client._process
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        assert process.wait(60.0)
         training.steps(manager, 1)
         assert manager.stats()["num_workers_replaced"] == 1
         manager.wait()

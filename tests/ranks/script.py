@@ -44,7 +44,7 @@ def main() -> None:
         chk,
         mode=CFMode.MANUAL,
         chk_freq=1,
-        config=CFConfig(rank_timeout_s=30.0 * slowness(), nice=0),
+        config=CFConfig(rank_timeout_s=30.0 * slowness(), nice=0, keep_in_memory_s=0.0),
     ) as cf_manager:
         train_loader = CFIterator(
             ResumableDataLoader(dataset, 4, shuffle=True, seed=5), cf_manager=cf_manager

@@ -47,7 +47,7 @@ def train(log: Connection, job: Job) -> None:
         mode=CFMode.MANUAL,
         chk_freq=1,
         retention=KeepLast(job.keep_last),
-        config=CFConfig(mirror=job.mirror, nice=0, takeover_s=DEADLINE_S),
+        config=CFConfig(mirror=job.mirror, nice=0, takeover_s=DEADLINE_S, keep_in_memory_s=0.0),
     ) as manager:
         os.environ["CHECKFREQ_FAULT"] = ""
         if manager.restore():

@@ -221,7 +221,9 @@ def managed(life: Life, training: Training) -> CFManager:
         mode=CFMode.AUTO if life.chk_freq is None else CFMode.MANUAL,
         chk_freq=life.chk_freq,
         retention=KeepLast(2),
-        config=CFConfig(**{"nice": 0, "meet_every_s": 0.05, **life.config}),
+        config=CFConfig(
+            **{"nice": 0, "meet_every_s": 0.05, "keep_in_memory_s": 0.0, **life.config}
+        ),
     )
 
 
