@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.dist]
 WORLD = 2
 STEPS = 5  # of each life, from where it begins
 VICTIMS = ("trainer of rank 0", "trainer of rank 1", "worker of rank 0", "worker of rank 1", "all")
-TRAINERS = ("snapshot.", "socket.", "slot.", "meeting.")
+TRAINERS = ("snapshot.", "socket.", "slot.", "meeting.", "restore.")
 
 
 @dataclass
@@ -116,8 +116,9 @@ def kills_of(victim: str, reached: dict[tuple[str, int], int]) -> list[Kill]:
     for (point, rank), count in sorted(reached.items(), key=lambda item: _place(*item[0])):
         if victim != "all" and not victim.endswith(str(rank)):
             continue
-        # The second prune may come when the life is closing and looks no more.
-        hits = {1 if point.startswith("prune.") else min(2, count)}
+        # The second prune may come when the life is closing and looks no more. How often a restore
+        # reads depends on what it finds.
+        hits = {1 if point.startswith(("prune.", "restore.")) else min(2, count)}
         if point.startswith("meeting."):
             hits = set() if victim.startswith("worker") else {1, count // 2}
         kills += [Kill(victim, point, rank, hit) for hit in sorted(hits) if hit <= count]
