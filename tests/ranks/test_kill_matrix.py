@@ -234,7 +234,7 @@ def test_a_kill_at_any_point_leaves_the_old_set_or_one_more_and_the_run_continue
 
 
 def test_every_point_is_passed_by_some_rank(reached: Any) -> None:
-    expected = {*faults.POINTS} - {*faults.POINTS_OF_A_MIRROR, *faults.POINTS_OF_A_RESTORE}
+    expected = {*faults.POINTS} - {*faults.POINTS_OF_A_MIRROR}
     assert {point for point, _ in reached(False)} == expected
 
 
