@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from checkfreq.errors import ForeignEntryError, StorageError
-from checkfreq.store.fileops import UNKNOWN_BYTES, FileOps, Kind, LocalFileOps, SystemCalls
+from checkfreq.store.fileops import (
+    UNKNOWN_BYTES,
+    FileOps,
+    Kind,
+    LocalFileOps,
+    SystemCalls,
+    read_only,
+)
 from checkfreq.testing import CrashingFileOps, FileOpsContract, page_aligned
 from checkfreq.types import PAGE_BYTES
 
@@ -470,3 +477,16 @@ def test_no_link_is_followed_to_a_socket(tmp_path: Path) -> None:
         (tmp_path / "link").symlink_to("real")
         with pytest.raises(OSError, match="link"):
             ops.connect_socket(tmp_path / "link", client)
+
+
+def test_a_read_only_descriptor_reads_the_same_memory_and_cannot_write_to_it() -> None:
+    memory = os.memfd_create("checkfreq-test", os.MFD_CLOEXEC)
+    os.write(memory, b"state")
+    reader = read_only(memory)
+    try:
+        assert os.pread(reader, 5, 0) == b"state"
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.write(reader, b"x")
+    finally:
+        os.close(reader)
+        os.close(memory)
