@@ -32,6 +32,13 @@ def test_a_new_buffer_is_page_aligned_writable_and_large_enough() -> None:
         assert address_of(buffer) % PAGE_BYTES == 0
 
 
+def test_a_buffer_of_a_mib_begins_where_a_huge_page_can() -> None:
+    for num_bytes in (buffer_bytes(1 << 20), 5 << 20):
+        buffer = new_buffer(num_bytes)
+        assert len(buffer) == num_bytes
+        assert address_of(buffer) % (2 << 20) == 0
+
+
 def test_the_buffer_that_was_given_back_is_taken_again_after_its_copies() -> None:
     buffers = HostBuffers(2 * PAGE_BYTES)
     one, other = buffers.take(), buffers.take()
