@@ -343,6 +343,30 @@ def test_where_reads_are_slow_more_are_in_flight(tmp_path: Path, store: Checkpoi
     assert places.are({"some.safetensors": tensors})
 
 
+def test_a_slow_read_now_and_then_starts_no_thread(tmp_path: Path, store: CheckpointStore) -> None:
+    tensors = {f"t{n}": PATTERN[n : n + PAGE] for n in range(200)}
+    commit_tensors(store, 2, {"some.safetensors": tensors})
+    seen: set[int] = set()
+    ops = Watched(tmp_path, disturb=lambda number: seen.add(threading.get_ident()))
+    numbers, own = itertools.count(1), threading.local()
+
+    def every_eighth_read_is_slow() -> float:
+        own.is_reading = not getattr(own, "is_reading", False)
+        return float(not own.is_reading and next(numbers) % 8 == 0)
+
+    places = Places(store.manifest(2))
+    stream(
+        CheckpointStore(tmp_path, ops=ops),
+        2,
+        places.wanted,
+        num_threads=4,
+        read_bytes=PAGE,
+        clock=every_eighth_read_is_slow,
+    )
+    assert len(seen) <= 4
+    assert places.are({"some.safetensors": tensors})
+
+
 def test_with_one_thread_all_is_read_in_the_callers(tmp_path: Path, store: CheckpointStore) -> None:
     seen: set[int] = set()
     ops = Watched(tmp_path, disturb=lambda number: seen.add(threading.get_ident()))
