@@ -45,7 +45,10 @@ def in_a_child(thing):
     return [type(thing).__module__, type(thing).__name__, sys.argv]
 
 def facts():
-    lines = [line for line in open("/proc/self/status") if line[:3] == "Sig"]
+    wanted = "SigBlk", "SigIgn", "SigCgt"
+    masks = [line.split(":") for line in open("/proc/self/status") if line[:6] in wanted]
+    libc = 3 << 31  # signals 32 and 33, of the C library's threads
+    lines = [(name, int(mask, 16) & ~libc) for name, mask in masks]
     given = {key: value for key, value in os.environ.items() if key != "CHECKFREQ_RUN"}
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         child = pool.apply(in_a_child, (pickle.loads(pickle.dumps(Thing())),))
@@ -62,7 +65,7 @@ def facts():
         "environment": given,
         "flags": str(sys.flags),
         "options": [sys.warnoptions, sys._xoptions],
-        "signals": lines[-3:],
+        "signals": lines,
         "sigint": str(signal.getsignal(signal.SIGINT)).split(" at ")[0],
         "descriptors": sorted(os.listdir("/proc/self/fd")),
         "group": os.getpgid(0) == os.getpgid(os.getppid()),

@@ -139,9 +139,13 @@ def test_torchrun_is_started_again_until_its_ranks_are_told_to_stop(tmp_path: Pa
     said = [line for line in done.stderr.splitlines() if line.startswith("checkfreq run: ")]
     assert done.returncode == 1, done.stderr
     assert "restart 1 after exit status 1 at step 4: restored step " in said[0]
-    assert said[-1] == (
-        "checkfreq run: stopped: exit status 1 at step 8. The same command goes on from there"
+    last = re.fullmatch(
+        r"checkfreq run: stopped: exit status 1 at step (\d+)\. The same command goes on .*",
+        said[-1],
     )
+    # Signalled at step 8; the ranks agree on the boundary at which both stop.
+    assert last is not None, said
+    assert 8 <= int(last[1]) <= 12
 
 
 KILLED_WHILE_IT_SAVES = """
