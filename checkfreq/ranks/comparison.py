@@ -8,13 +8,16 @@ rounding errors, and state that a forward pass or a rank's own code may change, 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from checkfreq.errors import StateError
 from checkfreq.ranks.meetings import Meetings
+from checkfreq.ranks.merging import Merge, by_name, first_of, first_says
 from checkfreq.types import Json
+
+T = TypeVar("T")
 
 _PHASE = "comparing the values of the state"
 _SHOWN = 5
@@ -60,39 +63,82 @@ def compare(meetings: Meetings, state: Compared) -> Differing | None:
 
     One meeting of all ranks, and further ones only if something differs.
     """
-    verdict = meetings.act(_PHASE, state.values_digest, decide=_verdict)
+    verdict = meetings.act(_PHASE, state.values_digest, merge=_DIGESTS)
     if verdict is None:
         return None
     if verdict:
         return Differing({}, {})
-    listings = meetings.act(_PHASE, state.values_listing, decide=_listed)
-    ranks = {name: tuple(found) for name, found in listings.items()}
+    differ, lack = _against_first(meetings, state.values_listing, _differing)
+    ranks = {name: found for name, found in differ.items() if name not in lack}
     weights = [name for name in ranks if name in {*state.weights()}][:_LOOKED_AT]
-    lost = meetings.act(_PHASE, lambda: state.samples(weights), decide=_of_other_content)
+    lost, _ = _against_first(meetings, lambda: state.samples(weights), _of_other_content)
     return Differing(
         {name: ranks[name] for name in ranks if name in lost},
         {name: ranks[name] for name in ranks if name not in lost},
     )
 
 
-def _verdict(digests: Sequence[Json]) -> Json:
-    return None if None in digests else len(set(digests)) == 1
+def _joined_digests(words: Sequence[Json]) -> Json:
+    pairs = first_of([word["digests"] for word in words], 2)
+    return {"is_known": all(word["is_known"] for word in words), "digests": pairs}
 
 
-def _listed(listings: Sequence[Mapping[str, str]]) -> Json:
-    """By name, the ranks whose digest differs from rank 0's; a name that one lacks is skipped."""
-    names = [n for n in listings[0] if all(n in listing for listing in listings)]
-    found = {
-        name: [rank for rank, listing in enumerate(listings) if listing[name] != listings[0][name]]
-        for name in names
-    }
-    return {name: ranks for name, ranks in found.items() if ranks}
+#: Whether all say the same; None if some say None.
+_DIGESTS = Merge(
+    lambda rank, digest: {"is_known": digest is not None, "digests": [(rank, digest)]},
+    _joined_digests,
+    lambda word: len(word["digests"]) == 1 if word["is_known"] else None,
+)
 
 
-def _of_other_content(samples: Sequence[Mapping[str, Sequence[float]]]) -> Json:
+def _against_first(
+    meetings: Meetings,
+    look: Callable[[], Mapping[str, T]],
+    differing: Callable[[Mapping[str, T], Mapping[str, T]], Sequence[str]],
+) -> tuple[dict[str, Sequence[int]], Collection[str]]:
+    """By name, in the order of rank 0's, the ranks that differ from it; and names that some lack.
+
+    ``differing(rank 0's, own)`` says in which names. Rank 0's listing goes to all, and each
+    compares its own, so that what is said does not grow with the number of ranks.
+    """
+    own: dict[str, T] = {}
+
+    def listing() -> Mapping[str, T]:
+        own.update(look())
+        return own
+
+    first = meetings.act(_PHASE, listing, merge=first_says)
+
+    def said() -> list[Sequence[str]]:
+        there = {name: value for name, value in first.items() if name in own}
+        return [differing(there, own), [name for name in first if name not in own]]
+
+    differ, lack = meetings.act(_PHASE, said, merge=_NAMES)
+    return {name: tuple(differ[name]) for name in first if name in differ}, lack
+
+
+def _joined_names(words: Sequence[Json]) -> Json:
+    return [_BY_NAME.join([word[0] for word in words]), _BY_NAME.join([word[1] for word in words])]
+
+
+_BY_NAME = by_name()
+#: Names that differ, names that are not there: by name, the ranks that say so.
+_NAMES = Merge(
+    lambda rank, said: [_BY_NAME.of_one(rank, names) for names in said],
+    _joined_names,
+    lambda word: [_BY_NAME.decide(names) for names in word],
+)
+
+
+def _differing(first: Mapping[str, str], own: Mapping[str, str]) -> list[str]:
+    return [name for name in first if own[name] != first[name]]
+
+
+def _of_other_content(
+    first: Mapping[str, Sequence[float]], own: Mapping[str, Sequence[float]]
+) -> list[str]:
     """Names of the tensors whose numbers differ by more than rounding explains."""
-    first, others = samples[0], samples[1:]
-    return [n for n in first if not all(is_rounding(first[n], o.get(n, first[n])) for o in others)]
+    return [name for name in first if not is_rounding(first[name], own[name])]
 
 
 def is_rounding(one: Sequence[float], other: Sequence[float]) -> bool:

@@ -53,7 +53,8 @@ class Decision:
     ``next_step``, the boundary of the next meeting; ``compares``, whether the structure of the
     state changed on some rank; ``is_held_back``, whether storage fails on some rank, which pauses
     periodic checkpoints. ``keep`` and ``metrics`` are rank 0's marks for the checkpoint;
-    ``unequal`` holds the metrics on which ranks disagree, with the values of all ranks.
+    ``unequal`` holds the metrics on which ranks disagree: their values, each with the first rank
+    that gave it, rank 0 in front.
     """
 
     reason: str = ""
@@ -71,7 +72,7 @@ class Decision:
     is_held_back: bool = False
     keep: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
-    unequal: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    unequal: Mapping[str, Sequence[tuple[int, float | None]]] = field(default_factory=dict)
 
 
 #: Most boundaries propose and decide nothing: shared, so that they allocate nothing.
@@ -241,6 +242,7 @@ class SingleRank:
             look=loading.look,
             change=loading.change,
             open_directory=open_directory,
+            opens_first=self._persistence.follows_another,
         )
 
     def restored(self, step: int) -> None:

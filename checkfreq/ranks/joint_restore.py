@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from checkfreq.errors import CorruptCheckpointError, NoCheckpointError, storage_errors
 from checkfreq.ranks.meetings import Meetings
+from checkfreq.ranks.merging import Merge, agreeing, some_say
 from checkfreq.restore.apply import RestorePlan
 from checkfreq.restore.found import FoundCheckpoint
 from checkfreq.restore.in_place import InPlace
@@ -130,7 +131,7 @@ class JointRestorer:
         reply = self._meetings.act(
             "restore(): looking for checkpoints",
             self._inventory,
-            decide=_common,
+            merge=_INVENTORIES,
         )
         damaged: dict[_Candidate, dict[int, str]] = {}
         for step, source, rank, text in reply["damaged"]:
@@ -190,7 +191,8 @@ class JointRestorer:
             except Exception:
                 loading.take_back()
                 raise
-        self._meetings.act(f"restore(): finishing {one}", partial(loading.finish, plan))
+        finish = partial(loading.finish, plan)
+        self._meetings.act(f"restore(): finishing {one}", finish, merge=agreeing())
         return plan
 
     def _on_all(
@@ -206,11 +208,11 @@ class JointRestorer:
                 return str(error)
             return None
 
-        texts = self._meetings.act(f"restore(): {phase}", look)
-        damage = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None]
-        if damage:
-            is_here = any(texts[rank] is not None for rank in self._role.group)
-            rejected.append(self._rejected(one, "; ".join(damage), here=is_here))
+        texts = self._meetings.act(f"restore(): {phase}", look, merge=some_say)
+        if texts:
+            damage = "; ".join(f"rank {rank}: {text}" for rank, text in texts)
+            is_here = any(rank in self._role.group for rank, _ in texts)
+            rejected.append(self._rejected(one, damage, here=is_here))
             return None
         return found[0]
 
@@ -251,7 +253,7 @@ class JointRestorer:
             return manifest
         held = {rank: own.get(POSITIONS, {}) for rank, own in manifest.ranks.items()}
         everywhere = self._meetings.act(
-            "restore(): positions", lambda: held if self._role.leads else {}, decide=_united
+            "restore(): positions", lambda: held if self._role.leads else {}, merge=_UNITED
         )
         others = {int(rank): {POSITIONS: nodes} for rank, nodes in everywhere.items()}
         return replace(manifest, ranks={**others, **manifest.ranks})
@@ -292,8 +294,21 @@ def _has_ended(reading: Future[T], timeout_s: float) -> bool:
     return bool(wait([reading], timeout=timeout_s).done)
 
 
-def _common(said: Sequence[Json]) -> Json:
-    held = {rank: words for rank, words in enumerate(said) if "sources" in words}
+def _inventory(rank: int, said: Json) -> Json:
+    held = [[rank, said]] if "sources" in said else []
+    return {"held": held, "memory": said["memory"]}
+
+
+def _joined(words: Sequence[Json]) -> Json:
+    """What the leaders hold, each by itself, and what any rank has in memory."""
+    return {
+        "held": [pair for word in words for pair in word["held"]],
+        "memory": sorted({step for word in words for step in word["memory"]}),
+    }
+
+
+def _common(word: Json) -> Json:
+    held = dict(word["held"])
     by_source = list(zip(*(words["sources"] for words in held.values()), strict=True))
     steps: list[tuple[int, int]] = []
     found_in = {number: found for number, found in enumerate(by_source) if found[0] is not None}
@@ -301,8 +316,7 @@ def _common(said: Sequence[Json]) -> Json:
         attempts = [one["attempts"] for one in found]
         steps += [(int(step), number) for step in attempts[0] if _is_in_all(step, attempts)]
     # In memory, which comes before the directory: what is committed, and some rank holds parts of.
-    in_memory = {step for words in said for step in words["memory"]}
-    steps += [(step, 0) for step, number in steps if number == 1 and step in in_memory]
+    steps += [(step, 0) for step, number in steps if number == 1 and step in word["memory"]]
     return {
         "steps": steps,
         "damaged": [
@@ -317,12 +331,18 @@ def _common(said: Sequence[Json]) -> Json:
     }
 
 
+_INVENTORIES = Merge(_inventory, _joined, _common)
+
+
 def _is_in_all(step: str, attempts: Sequence[Mapping[str, str]]) -> bool:
     return len({held.get(step) for held in attempts}) == 1
 
 
-def _united(said: Sequence[Json]) -> Json:
-    return {rank: nodes for held in said for rank, nodes in held.items()}
+def _united(words: Sequence[Json]) -> Json:
+    return {rank: nodes for held in words for rank, nodes in held.items()}
+
+
+_UNITED = Merge(lambda rank, held: held, _united, lambda held: held)
 
 
 def _steps(words: Json) -> str:

@@ -1,19 +1,20 @@
 """How ranks communicate: short meetings over the key-value store of torch.distributed.
 
-Every rank says something, rank 0 decides, and all ranks receive the decision. A rank that does not
-arrive in time is named on every rank; so is rank 0 if the store itself does not answer. Meetings
-use no process group, so they cannot interleave with the collectives of the training. They are held
-in the training thread, which has a ``StoreThread`` call the store. ``python -m benchmarks.sharded
---only meeting`` measures what one costs.
+Every rank says something, rank 0 decides, and all ranks receive the decision. Words go up a tree:
+a rank joins those of its children with its own, so that no rank reads more than ``FAN_IN`` of them.
+The decision is one message, for which every rank looks. A rank that does not arrive in
+time is named on every rank; so is one that stops half way, and rank 0 if the store itself does not
+answer. Meetings use no process group, so they cannot interleave with the collectives of the
+training. They are held in the training thread, which has a ``StoreThread`` call the store.
+``python -m benchmarks.ranks`` measures what one costs.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, TypeVar
@@ -21,16 +22,21 @@ from typing import Any, TypeVar
 import torch
 
 from checkfreq import faults
-from checkfreq.errors import CheckFreqError, ConfigError, RankError, StateError
-from checkfreq.ranks.rendezvous import MAKING, agree_on_token, names_of
+from checkfreq.errors import ConfigError, RankError
+from checkfreq.ranks import words
+from checkfreq.ranks.line import Line, Pace
+from checkfreq.ranks.merging import Join, Merge, if_none_failed, said_by_each, who
+from checkfreq.ranks.rank_sets import names_of
+from checkfreq.ranks.rendezvous import MAKING, agree_on_token
 from checkfreq.ranks.store_thread import SilentStore, StoreThread
+from checkfreq.ranks.tree import FAN_IN, Tree
 from checkfreq.types import Json
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-__all__ = ["Meetings", "ranks_of_process", "ranks_together", "said_by_each"]
+__all__ = ["Meetings", "ranks_of_process", "ranks_together"]
 
 #: Numbers the managers of this process: every rank makes them in the same order.
 _managers = count(1)
@@ -40,12 +46,6 @@ _managers = count(1)
 _FAREWELL_S = 5.0
 #: How long to wait for the store when there is only something to write.
 _NOTING_S = 1.0
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 5e-5, 0.05
-
-#: Errors that a decision raises on every rank, by their names in a reply.
-_AGREED: Mapping[str, type[CheckFreqError]] = {"ConfigError": ConfigError, "StateError": StateError}
-
-Decide = Callable[[Sequence[Json]], Json]
 
 
 def ranks_of_process() -> tuple[int, int]:
@@ -66,11 +66,6 @@ def ranks_of_process() -> tuple[int, int]:
     return 0, 1
 
 
-def said_by_each(said: Sequence[Json]) -> Json:
-    """Decides nothing: every rank receives what each rank said."""
-    return list(said)
-
-
 def ranks_together(*, timeout_s: float) -> Meetings | None:
     """The meetings of this process's run; None for a run of one rank."""
     _, world = ranks_of_process()
@@ -80,9 +75,9 @@ def ranks_together(*, timeout_s: float) -> Meetings | None:
 class Meetings:
     """The meetings of one manager's ranks, which hold them in the same order.
 
-    ``store`` holds the messages; only ``thread`` uses it. No rank waits longer than ``timeout_s``
-    for the others to arrive, nor longer than ``hurried_timeout_s`` once it was told to stop:
-    launchers kill 30 s after the signal.
+    ``store`` holds the messages, below ``prefix``; only ``thread`` uses it. No rank waits longer
+    than ``timeout_s`` for the others to arrive, nor longer than ``hurried_timeout_s`` once it was
+    told to stop: launchers kill 30 s after the signal. ``fan_in``: the most children of a rank.
     """
 
     def __init__(
@@ -94,6 +89,8 @@ class Meetings:
         timeout_s: float,
         hurried_timeout_s: float = 15.0,
         thread: StoreThread | None = None,
+        prefix: str = "",
+        fan_in: int = FAN_IN,
     ) -> None:
         self.rank = rank
         self.world = world
@@ -101,10 +98,14 @@ class Meetings:
         self._hurried_s = min(timeout_s, hurried_timeout_s)
         #: Whether a stop signal was received: then waits are shorter.
         self.is_hurried: Callable[[], bool] = lambda: False
-        self._store = store
         self._thread = StoreThread() if thread is None else thread
+        self._line = Line(store, prefix=prefix)
+        self._words_come, self._decision_comes = Pace(world), Pace(world)
+        self._tree = Tree(world, fan_in=fan_in)
+        self._node = self._tree.node(rank)
         self._number = 0
-        self._owes_reply = False
+        #: Whether somebody waits for this rank's word, or for its decision.
+        self._owes = False
         self._broken = False
         self._over = False
 
@@ -113,12 +114,20 @@ class Meetings:
         """Meetings of all ranks of the default process group, over a connection of their own."""
         distributed: Any = torch.distributed
         rank, world = distributed.get_rank(), distributed.get_world_size()
-        prefix, thread = f"checkfreq/{next(_managers)}", StoreThread()
         default = distributed.distributed_c10d._get_default_store()
+        return cls.over(default, rank=rank, world=world, timeout_s=timeout_s)
+
+    @classmethod
+    def over(
+        cls, store: Any, *, rank: int, world: int, timeout_s: float, fan_in: int = FAN_IN
+    ) -> Meetings:
+        """Meetings over a connection of their own to the same store, once all ranks are there."""
+        prefix, thread = f"checkfreq/{next(_managers)}", StoreThread()
         try:
-            store = thread.clone(default, timeout_s=timeout_s)
-            store = distributed.PrefixStore(prefix, store)
-            agree = partial(agree_on_token, store, rank=rank, world=world, timeout_s=timeout_s)
+            own = thread.clone(store, timeout_s=timeout_s)
+            distributed: Any = torch.distributed
+            below = distributed.PrefixStore(prefix, own)
+            agree = partial(agree_on_token, below, rank=rank, world=world, timeout_s=timeout_s)
             token = thread.call(lambda is_wanted: agree(), patience_s=lambda: timeout_s)
         except (SilentStore, RuntimeError) as error:
             thread.stop()
@@ -126,24 +135,31 @@ class Meetings:
         except BaseException:
             thread.stop()
             raise
-        store = distributed.PrefixStore(token, store)
-        return cls(store, rank=rank, world=world, timeout_s=timeout_s, thread=thread)
+        return cls(
+            own,
+            rank=rank,
+            world=world,
+            timeout_s=timeout_s,
+            thread=thread,
+            prefix=f"{prefix}/{token}",
+            fan_in=fan_in,
+        )
 
     # ---- meeting
 
-    def meet(self, phase: str, said: Json, *, decide: Decide) -> Json:
-        """Say something, and receive what rank 0 decides from what all ranks said, in rank order.
+    def meet(self, phase: str, said: Json, *, merge: Merge) -> Json:
+        """Say something, and receive what rank 0 decides from what all ranks said.
 
-        ``decide`` runs on rank 0; a ConfigError, StateError or RankError that it raises is raised
-        on every rank. Raises RankError, naming the ranks, if some do not arrive, have left the run,
-        or are in a different meeting.
+        ``merge`` says how; a ConfigError, StateError or RankError that its decision raises is
+        raised on every rank. Raises RankError, naming the ranks, if some do not arrive, have left
+        the run, or are in a different meeting.
         """
         self._number += 1
         faults.reach("meeting.say")
+        self._owes = True
         try:
-            words = {"phase": phase, "said": said}
-            take_part = partial(self._preside, decide) if self.rank == 0 else self._attend
-            reply = self._have_done(partial(take_part, self._number, words))
+            own = {"phase": phase, "said": merge.of_one(self.rank, said)}
+            reply = self._have_done(partial(self._take_part, self._number, own, merge))
         except RankError:
             self._broken = True
             raise
@@ -152,12 +168,12 @@ class Meetings:
             raise _without_store(error, rank=self.rank, phase=phase) from error
         faults.reach("meeting.hear")
         if "error" in reply:
-            agreed = _raised(reply)
+            agreed = words.raised(reply)
             self._broken = isinstance(agreed, RankError)
             raise agreed
         return reply["reply"]
 
-    def act(self, phase: str, action: Callable[[], Json], *, decide: Decide = said_by_each) -> Json:
+    def act(self, phase: str, action: Callable[[], Json], *, merge: Merge = said_by_each) -> Json:
         """Do something on every rank, then meet; a failure on one rank is an error on all.
 
         The rank on which ``action`` raised raises the same error; the others raise a RankError
@@ -169,7 +185,7 @@ class Meetings:
         except Exception as error:
             said, failure = {"failed": f"{type(error).__name__}: {error}"}, error
         try:
-            reply = self.meet(phase, said, decide=lambda words: _if_none_failed(words, decide))
+            reply = self.meet(phase, said, merge=if_none_failed(merge))
         except RankError as error:
             if failure is not None:
                 raise failure from error
@@ -177,9 +193,9 @@ class Meetings:
         if failure is not None:
             raise failure
         if "failed" in reply:
-            failed = {int(rank): text for rank, text in reply["failed"].items()}
-            texts = "; ".join(f"rank {rank}: {text}" for rank, text in failed.items())
-            raise RankError(f"{phase} failed on {texts}", ranks=list(failed), phase=phase)
+            texts = "; ".join(f"rank {rank}: {text}" for rank, text in reply["failed"])
+            ranks = [rank for rank, _ in reply["failed"]]
+            raise RankError(f"{phase} failed on {texts}", ranks=ranks, phase=phase)
         return reply["done"]
 
     def until(
@@ -193,8 +209,7 @@ class Meetings:
         end_s = time.monotonic() + timeout_s
         wait_s = min(1.0, self.timeout_s / 4)
 
-        def decide(done: Sequence[Json]) -> Json:
-            waiting = [rank for rank, is_one_done in enumerate(done) if not is_one_done]
+        def decide(waiting: Sequence[int]) -> Json:
             if waiting and time.monotonic() >= end_s:
                 raise RankError(
                     f"{phase}: {names_of(waiting)} waited {timeout_s:.0f} s for {what} in vain",
@@ -203,7 +218,7 @@ class Meetings:
                 )
             return not waiting
 
-        while not self.act(phase, lambda: is_done(wait_s), decide=decide):
+        while not self.act(phase, lambda: not is_done(wait_s), merge=who(decide)):
             pass
 
     def _have_done(
@@ -219,108 +234,98 @@ class Meetings:
 
     # ---- in the store's thread
 
-    def _preside(
-        self, decide: Decide, number: int, words: Json, is_wanted: Callable[[], bool]
+    def _take_part(
+        self, number: int, own: Json, merge: Merge, is_wanted: Callable[[], bool]
     ) -> Json:
-        """Rank 0's part: collect what all ranks say, decide, reply."""
-        phase = words["phase"]
-        self._owes_reply = True
-        self._say(number, self.rank, words)
-        missing = self._wait_for(number, range(self.world), is_wanted)
-        if not is_wanted():  # interrupted: the caller tells the others why this rank leaves
-            return None
-        if missing:
-            error = self._missing(missing, phase)
-            self._answer(number, _of_error(error))
-            raise error
-        reply = self._decided(phase, self._hear_each(number), decide)
-        self._answer(number, reply)
+        """Say something, join what the ranks below say, hand that up, and receive the decision."""
+        phase, since_s = own["phase"], time.monotonic()
+        wait = partial(
+            self._line.wait, since_s=since_s, patience_s=self._patience_s, is_wanted=is_wanted
+        )
+        self._line.say(_own(number, self.rank), own)
+        word = own
+        if self._node.children:
+            below = [_handed_up(number, block) for block in self._node.children]
+            if not wait(below, self._words_come):
+                if not is_wanted():  # interrupted: the caller tells the others why this rank leaves
+                    return None
+                if missing := self._absent(number) - {self.rank}:
+                    error = self._missing(missing, phase)
+                    self._hand_on(number, words.lost(error), phase, merge)
+                    raise error
+            word = self._joined(number, merge.join)
+        reply = self._hand_on(number, word, phase, merge)
+        if reply is None:
+            decision = _decision(number)
+            if not wait([decision], self._decision_comes) and not self._line.are_there([decision]):
+                raise self._missing(self._absent(number) or {0}, phase)
+            (reply,) = self._line.hear([decision])
         self._forget(number - 2)
         return reply
 
-    def _attend(self, number: int, words: Json, is_wanted: Callable[[], bool]) -> Json:
-        """Any other rank's part: say something, and receive the decision."""
-        self._say(number, self.rank, words)
-        if self._wait_for(number, ["all"], is_wanted):
-            missing = [rank for rank in range(self.world) if not self._is_there(number, rank)]
-            raise self._missing(missing or [0], words["phase"])
-        reply = self._hear(number, "all")
-        self._forget(number - 2)
-        return reply
+    def _joined(self, number: int, join: Join) -> Json:
+        """The word of this rank and all below it."""
+        blocks = (range(self.rank, self.rank + 1), *self._node.children)
+        below = [_handed_up(number, block) for block in self._node.children]
+        heard = self._line.hear([_own(number, self.rank), *below])
+        return words.joined(list(zip(blocks, heard, strict=True)), join)
 
-    def _answer(self, number: int, reply: Json) -> None:
-        self._say(number, "all", reply)
-        self._owes_reply = False
+    def _hand_on(self, number: int, word: Json, phase: str, merge: Merge) -> Json:
+        """Hand the word up; on rank 0, decide and reply. Returns the reply, None elsewhere."""
+        reply = None
+        if self.rank == 0:
+            reply = words.reply(word, phase, merge.decide)
+            self._line.say(_decision(number), reply)
+        elif self._node.children:
+            self._line.say(_handed_up(number, self._node.block), word)
+        self._owes = False
+        return reply
 
     def _forget(self, old: int) -> None:
         """Delete own messages of an old meeting: a rank that came to a later one has read them."""
         if old >= 1:
-            self._store.delete_key(f"{old}/{self.rank}")
-            if self.rank == 0:
-                self._store.delete_key(f"{old}/all")
+            for key in self._keys(old):
+                self._line.forget(key)
 
-    def _say(self, number: int, key: object, words: Json) -> None:
-        self._store.set(f"{number}/{key}", json.dumps(words))
+    def _keys(self, number: int) -> list[str]:
+        """Where this rank's messages of a meeting are."""
+        keys = [_own(number, self.rank)]
+        if self.rank == 0:
+            keys.append(_decision(number))
+        elif self._node.children:
+            keys.append(_handed_up(number, self._node.block))
+        return keys
 
-    def _hear(self, number: int, key: object) -> Json:
-        return json.loads(self._store.get(f"{number}/{key}"))
+    # ---- who is missing
 
-    def _hear_each(self, number: int) -> list[Json]:
-        if not self._store.has_extended_api():
-            return [self._hear(number, rank) for rank in range(self.world)]
-        names = [f"{number}/{rank}" for rank in range(self.world)]
-        return [json.loads(words) for words in self._store.multi_get(names)]
+    def _absent(self, number: int, rank: int = 0) -> set[int]:
+        """The ranks because of which the word of one, or rank 0's decision, is not there.
 
-    def _wait_for(
-        self,
-        number: int,
-        keys: Sequence[object],
-        is_wanted: Callable[[], bool],
-        timeout_s: float | None = None,
-    ) -> list[Any]:
-        """Wait until all keys are there; returns the keys that are missing at the deadline.
-
-        Polls at growing pauses, a quarter of the time waited so far, so that it never waits much
-        longer than necessary. The store's own wait could not be cut short by a stop signal.
+        Those that did not come. A rank that came but hands nothing up, although it has all that
+        it waits for, has stopped in the meeting. Empty if the word has come after all.
         """
-        names = [f"{number}/{key}" for key in keys]
-        start_s = time.monotonic()
-        while not self._store.check(names):
-            waited_s = time.monotonic() - start_s
-            patience_s = self._patience_s() if timeout_s is None else timeout_s
-            if waited_s >= patience_s or not is_wanted():
-                return [key for key in keys if not self._is_there(number, key)]
-            time.sleep(min(max(waited_s / 4, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S))
-        return []
+        node = self._tree.node(rank)
+        heads = {_handed_up(number, block): block.start for block in node.children}
+        lacking = self._line.absent([*heads])
+        found = set[int]().union(*(self._absent(number, heads[key]) for key in lacking))
+        for word in self._line.hear([key for key in heads if key not in lacking]):
+            if "lost" in word:  # whose own wait for those below is over
+                found.update(word["lost"]["ranks"])
+        if not self._line.are_there([_own(number, rank)]):
+            return {rank, *found}
+        handed = _decision(number) if rank == 0 else _handed_up(number, node.block)
+        return found if found or self._line.are_there([handed]) else {rank}
 
-    def _is_there(self, number: int, key: object) -> bool:
-        return bool(self._store.check([f"{number}/{key}"]))
-
-    # ---- replies and errors
-
-    def _decided(self, phase: str, words: Sequence[Json], decide: Decide) -> Json:
-        try:
-            if gone := {rank: word["left"] for rank, word in enumerate(words) if "left" in word}:
-                texts = "; ".join(f"rank {rank} left the run: {why}" for rank, why in gone.items())
-                raise RankError(f"{phase}: {texts}", ranks=list(gone), phase=phase)
-            if len({word["phase"] for word in words}) > 1:
-                raise _apart(phase, [word["phase"] for word in words])
-            return {"reply": decide([word["said"] for word in words])}
-        except (ConfigError, StateError, RankError) as error:
-            return _of_error(error)
-
-    def _missing(self, ranks: Sequence[int], phase: str) -> RankError:
-        return self._lost(
-            ranks,
-            phase,
-            f"did not come within {self._patience_s():g} s (CFConfig.rank_timeout_s): lost, or "
+    def _missing(self, absent: Iterable[int], phase: str) -> RankError:
+        ranks = sorted(absent)
+        return RankError(
+            f"rank {self.rank} waited in {phase}: {names_of(ranks)} did not come within "
+            f"{self._patience_s():g} s (CFConfig.rank_timeout_s): lost, or "
             "doing something else. Making the CFManager, step(), save(), restore(), wait(), "
             "finish() and close() are for all ranks together",
+            ranks=ranks,
+            phase=phase,
         )
-
-    def _lost(self, ranks: Sequence[int], phase: str, why: str) -> RankError:
-        where = f"rank {self.rank} waited in {phase}"
-        return RankError(f"{where}: {names_of(ranks)} {why}", ranks=ranks, phase=phase)
 
     # ---- leaving
 
@@ -331,12 +336,7 @@ class Meetings:
         self._over = True
 
         def part(is_wanted: Callable[[], bool]) -> None:
-            number = self._number + (not self._owes_reply)
-            if self.rank == 0:
-                error = RankError(f"rank 0 left the run: {why}", ranks=[0], phase="any")
-                self._say(number, "all", _of_error(error))
-            else:
-                self._say(number, self.rank, {"left": why})
+            self._say_left(self._number + (not self._owes), why)
 
         self._part(part, timeout_s=_NOTING_S)
 
@@ -351,11 +351,26 @@ class Meetings:
 
         def part(is_wanted: Callable[[], bool]) -> None:
             if self.rank != 0:
-                self._say(self._number, self.rank, {"left": "it closed its manager"})
-            else:
-                self._wait_for(self._number, range(1, self.world), is_wanted, timeout_s)
+                self._say_left(self._number, "it closed its manager")
+                return
+            self._line.wait(
+                [_own(self._number, rank) for rank in range(1, self.world)],
+                Pace(self.world),
+                since_s=time.monotonic(),
+                patience_s=lambda: timeout_s,
+                is_wanted=is_wanted,
+            )
 
         self._part(part, timeout_s=timeout_s)
+
+    def _say_left(self, number: int, why: str) -> None:
+        """To whoever waits for this rank in a meeting: it has left."""
+        if self.rank == 0:
+            error = RankError(f"rank 0 left the run: {why}", ranks=[0], phase="any")
+            self._line.say(_decision(number), words.of_error(error))
+            return
+        for key in self._keys(number):
+            self._line.say(key, words.left(self.rank, why))
 
     def _part(self, action: Callable[[Callable[[], bool]], None], *, timeout_s: float) -> None:
         """Make the last call to the store, and end its thread."""
@@ -365,6 +380,20 @@ class Meetings:
             logger.debug("some ranks may not have read the last message", exc_info=True)
         finally:
             self._thread.stop()
+
+
+def _own(number: int, rank: int) -> str:
+    """Where a rank's own words are: the sign that it came."""
+    return f"{number}/{rank}"
+
+
+def _handed_up(number: int, block: range) -> str:
+    """Where the word of a block of ranks is: of one that heads no others, what it said itself."""
+    return _own(number, block.start) + "+" * (len(block) > 1)
+
+
+def _decision(number: int) -> str:
+    return f"{number}/all"
 
 
 def _without_store(error: Exception, *, rank: int, phase: str) -> RankError:
@@ -378,32 +407,3 @@ def _without_store(error: Exception, *, rank: int, phase: str) -> RankError:
     return RankError(
         f"rank {rank} waited in {phase}: {who}, without {keeper}", ranks=ranks, phase=phase
     )
-
-
-def _if_none_failed(said: Sequence[Json], decide: Decide) -> Json:
-    failed = {rank: words["failed"] for rank, words in enumerate(said) if "failed" in words}
-    return {"failed": failed} if failed else {"done": decide([words["done"] for words in said])}
-
-
-def _apart(phase: str, phases: Sequence[str]) -> RankError:
-    others = [rank for rank, other in enumerate(phases) if other != phase]
-    where = "; ".join(f"rank {rank} is in {phases[rank]}" for rank in others)
-    return RankError(
-        f"the ranks do different things: rank 0 is in {phase}, {where}. step(), save(), restore(), "
-        "wait(), finish() and close() are for all ranks together, in the same order",
-        ranks=others,
-        phase=phase,
-    )
-
-
-def _of_error(error: CheckFreqError) -> Json:
-    ranks = list(error.ranks) if isinstance(error, RankError) else []
-    phase = error.phase if isinstance(error, RankError) else ""
-    return {"error": type(error).__name__, "text": str(error), "ranks": ranks, "phase": phase}
-
-
-def _raised(reply: Json) -> CheckFreqError:
-    kind = _AGREED.get(reply["error"])
-    if kind is not None:
-        return kind(reply["text"])
-    return RankError(reply["text"], ranks=reply["ranks"], phase=reply["phase"])

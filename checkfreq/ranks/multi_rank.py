@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -20,7 +20,9 @@ from checkfreq.ranks.comparison import compare, doubtful_text, lost_error
 from checkfreq.ranks.coordinator import NO_PROPOSAL, NOTHING, Decision, Proposal, Restored
 from checkfreq.ranks.joint_restore import JointRestorer
 from checkfreq.ranks.meetings import Meetings
-from checkfreq.ranks.voting import Durable, Vote, Voting
+from checkfreq.ranks.merging import agreeing, all_say, first_says
+from checkfreq.ranks.tally import Durable, Values, Vote
+from checkfreq.ranks.voting import Voting
 from checkfreq.restore.in_place import InPlace
 from checkfreq.restore.restorer import Restorer
 from checkfreq.run.notices import LastMoment
@@ -68,15 +70,13 @@ class MultiRank:
     def each(self, phase: str, action: Callable[[], T]) -> T:
         """See Coordinator."""
         results: list[T] = []
-        self._meetings.act(phase, lambda: results.append(action()))
+        self._meetings.act(phase, lambda: results.append(action()), merge=agreeing())
         return results[0]
 
     def ask_first(self, phase: str, question: Callable[[], Json]) -> Json:
         """See Coordinator."""
         is_asked = self._role.rank == 0
-        return self._meetings.act(
-            phase, lambda: question() if is_asked else None, decide=lambda said: said[0]
-        )
+        return self._meetings.act(phase, lambda: question() if is_asked else None, merge=first_says)
 
     def open(self, *, check: Callable[[int], Record] | None = None) -> None:
         """See Coordinator and Persistence."""
@@ -128,10 +128,10 @@ class MultiRank:
         self._compare_values()
         return decision
 
-    def _warn_of_metrics(self, unequal: Mapping[str, Sequence[float | None]]) -> None:
+    def _warn_of_metrics(self, unequal: Mapping[str, Values]) -> None:
         """Warn once about each metric on which ranks disagree: rank 0's value is stored."""
         texts = [
-            f"{name} is {', '.join(map(_shown, values))} on ranks 0, 1, ..."
+            f"{name} is {', '.join(_shown(rank, value) for rank, value in values)}"
             for name, values in unequal.items()
             if name not in self._unequal_metrics
         ]
@@ -295,7 +295,7 @@ class MultiRank:
         """See Coordinator."""
         phase = f"whether the run is finished at step {step}"
         is_one = partial(self._persistence.is_finished, step)
-        return bool(self._meetings.act(phase, is_one, decide=all))
+        return bool(self._meetings.act(phase, is_one, merge=all_say))
 
     def restore(
         self, restorer: Restorer, step: int | None, loading: InPlace, *, chk: CFCheckpoint
@@ -321,7 +321,7 @@ class MultiRank:
                 return False
             return True
 
-        if self._meetings.act("restore(): reading what was loaded", note, decide=all):
+        if self._meetings.act("restore(): reading what was loaded", note, merge=all_say):
             self._noted_step = step
             self._compare_values()
 
@@ -334,5 +334,5 @@ class MultiRank:
         self._meetings.close()
 
 
-def _shown(value: float | None) -> str:
-    return "nothing" if value is None else repr(value)
+def _shown(rank: int, value: float | None) -> str:
+    return f"{'nothing' if value is None else repr(value)} on rank {rank}"

@@ -14,10 +14,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from checkfreq.errors import RankError
+from checkfreq.ranks.line import absent
+from checkfreq.ranks.rank_sets import names_of
 
 #: The phase in which managers are made.
 MAKING = "making the CFManager"
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.001, 0.05
+#: While ranks wait for one another, all of them together look at the store no more often.
+_MOST_LOOKS_PER_S = 2000.0
 
 
 def agree_on_token(store: Any, *, rank: int, world: int, timeout_s: float) -> str:
@@ -27,32 +31,39 @@ def agree_on_token(store: Any, *, rank: int, world: int, timeout_s: float) -> st
     """
     host = _Rank0(store, world) if rank == 0 else _Member(store, rank, world)
     end_s, wait_s = time.monotonic() + timeout_s, _FIRST_WAIT_S
+    longest_s = max(_LONGEST_WAIT_S, world / _MOST_LOOKS_PER_S)
     while (token := host.token()) is None:
         if time.monotonic() >= end_s:
             raise _missing(host.missing(), rank, timeout_s)
         time.sleep(wait_s)
-        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        wait_s = min(2 * wait_s, longest_s)
     return token
 
 
 class _Rank0:
     def __init__(self, store: Any, world: int) -> None:
         self._store = store
-        self._world = world
         self._token = uuid.uuid4().hex
+        self._others = range(1, world)
+        self._num_seen = 0
         store.set("round", self._token)
 
     def token(self) -> str | None:
         """The token, once all have answered it."""
-        numbers = _answers(self._store, self._token, self._world)
-        if len(numbers) < self._world - 1:
+        for rank in self._others[self._num_seen :]:  # in turn: one question while one is late
+            if not _answers(self._store, self._token, [rank]):
+                return None
+            self._num_seen += 1
+        numbers = _answers(self._store, self._token, self._others)  # the newest of each
+        if len(numbers) < len(self._others):
+            self._num_seen = 0
             return None
         self._store.set(f"go/{self._token}", json.dumps(numbers))
         return self._token
 
     def missing(self) -> list[int]:
-        there = _answers(self._store, self._token, self._world)
-        return [rank for rank in range(1, self._world) if str(rank) not in there]
+        there = _answers(self._store, self._token, self._others)
+        return [rank for rank in self._others if str(rank) not in there]
 
 
 class _Member:
@@ -77,25 +88,22 @@ class _Member:
         return token if numbers.get(str(self._rank)) == self._number else None
 
     def missing(self) -> list[int]:
-        there = _answers(self._store, self._answered, self._world)
         others = range(1, self._world)
+        there = _answers(self._store, self._answered, others)
         return [rank for rank in others if str(rank) not in there] if there else [0]
 
 
-def _answers(store: Any, token: str, world: int) -> dict[str, str]:
-    """The numbers of the ranks that answered the token, by rank."""
-    found = {}
-    for rank in range(1, world):
-        if store.check([f"answer/{rank}"]):
-            answered, number = json.loads(store.get(f"answer/{rank}"))
-            if answered == token:
-                found[str(rank)] = number
-    return found
-
-
-def names_of(ranks: Sequence[int]) -> str:
-    """Ranks as words of a sentence: "rank 3", "ranks 1, 2"."""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+def _answers(store: Any, token: str, ranks: Sequence[int]) -> dict[str, str]:
+    """The numbers of those of the ranks that answered the token, by rank."""
+    keys = {f"answer/{rank}": str(rank) for rank in ranks}
+    lacking = {*absent(store.check, [*keys])}
+    there = [key for key in keys if key not in lacking]
+    if len(there) > 1 and store.has_extended_api():
+        values = store.multi_get(there)
+    else:
+        values = [store.get(key) for key in there]
+    answers = {keys[key]: json.loads(value) for key, value in zip(there, values, strict=True)}
+    return {rank: number for rank, (answered, number) in answers.items() if answered == token}
 
 
 def _missing(ranks: Sequence[int], rank: int, timeout_s: float) -> RankError:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.errors import StateError
-from checkfreq.ranks.comparison import _listed, _of_other_content, is_rounding, listed
+from checkfreq.ranks.comparison import Differing, compare, is_rounding, listed
 from checkfreq.snapshot.cuda import CudaDevice
 from checkfreq.snapshot.device import Device
 from checkfreq.snapshot.digests import ValueDigests, digest_values, samples
@@ -23,6 +25,7 @@ from checkfreq.state.capture import capture
 from checkfreq.state.collector import LocalState
 from checkfreq.types import Role
 from tests.ranks.ranks import Life, Rank, run, run_well
+from tests.ranks.test_meetings import on_ranks
 from tests.ranks.tiny import config
 
 NAN, INF = float("nan"), float("inf")
@@ -151,9 +154,52 @@ def test_samples_are_spread_over_the_tensor_and_few() -> None:
 # ---- what follows
 
 
+@dataclass
+class Held:
+    """What a rank holds: digests by name, and the numbers behind them."""
+
+    values: Mapping[str, str | None]
+    numbers: Mapping[str, list[float]] = field(default_factory=dict)
+
+    def values_digest(self) -> str | None:
+        return None if None in self.values.values() else repr(self.values)
+
+    def values_listing(self) -> dict[str, str]:
+        return {name: digest for name, digest in self.values.items() if digest is not None}
+
+    def weights(self) -> Collection[str]:
+        return self.numbers.keys()
+
+    def samples(self, names: Collection[str]) -> dict[str, list[float]]:
+        return {name: self.numbers[name] for name in names}
+
+
+def compared(*ranks: Held) -> list[Differing | None]:
+    """What each rank is told, where words are joined in threes."""
+    found = on_ranks(*[partial(compare, state=held) for held in ranks], fan_in=2)
+    for one in found:
+        assert one is None or isinstance(one, Differing), one
+    return found
+
+
 def test_ranks_are_named_by_what_is_not_as_on_rank_0() -> None:
-    said = [{"a": "1", "b": "1", "c": "1"}, {"a": "1", "b": "2", "c": "2"}, {"a": "1", "b": "2"}]
-    assert _listed(said) == {"b": [1, 2]}  # c is broadcast on rank 2, which says so
+    first, other = {"a": "1", "b": "1", "c": "1"}, {"a": "1", "b": "2", "c": "2"}
+    lacking = {"a": "1", "b": "2"}  # c is broadcast there, and the rank says so
+    found = compared(*map(Held, [first, other, lacking, first, first, other]))
+    assert found == [Differing({}, {"b": (1, 2, 5)})] * 6
+
+
+def test_weights_of_other_content_are_told_from_those_that_differ_by_rounding() -> None:
+    ranks = [Held({"v": "0", "w": str(r)}, {"v": [1.0], "w": [1.0 + r / 1000]}) for r in range(6)]
+    assert compared(*ranks) == [Differing({}, {"w": (1, 2, 3, 4, 5)})] * 6
+    ranks[4] = Held({"v": "x", "w": "0"}, {"v": [2.0], "w": [1.0]})
+    assert compared(*ranks) == [Differing({"v": (4,)}, {"w": (1, 2, 3, 5)})] * 6
+
+
+def test_nothing_is_compared_while_a_device_is_busy_anywhere() -> None:
+    same = Held({"a": "1"})
+    assert compared(same, same, same, Held({"a": None}), same) == [None] * 5
+    assert compared(same, same, same, same, same) == [Differing({}, {})] * 5
 
 
 def test_a_long_list_is_cut_off() -> None:
@@ -179,7 +225,6 @@ def test_rounding_is_told_from_other_content(
     one: list[float], other: list[float], same: bool
 ) -> None:
     assert is_rounding(one, other) is same
-    assert _of_other_content([{"w": one}, {"w": other}]) == ([] if same else ["w"])
 
 
 # ---- for real

@@ -13,18 +13,22 @@ import pytest
 import torch.distributed as dist
 
 from checkfreq.errors import CheckFreqError, ConfigError, PersistError, RankError, StateError
-from checkfreq.ranks.meetings import Meetings, ranks_of_process, said_by_each
+from checkfreq.ranks.meetings import Meetings, ranks_of_process
+from checkfreq.ranks.merging import Merge, each, said_by_each
 from checkfreq.ranks.rendezvous import agree_on_token
+from checkfreq.ranks.tree import FAN_IN, Tree
 
 Act = Callable[[Meetings], Any]
 
 
-def on_ranks(*acts: Act, timeout_s: float = 10.0, store: Any = None) -> list[Any]:
+def on_ranks(
+    *acts: Act, timeout_s: float = 10.0, store: Any = None, fan_in: int = FAN_IN
+) -> list[Any]:
     """What each rank's function returned or raised."""
     store = dist.HashStore() if store is None else store
 
     def run(rank: int) -> Any:
-        meetings = Meetings(store, rank=rank, world=len(acts), timeout_s=timeout_s)
+        meetings = Meetings(store, rank=rank, world=len(acts), timeout_s=timeout_s, fan_in=fan_in)
         try:
             return acts[rank](meetings)
         except CheckFreqError as error:
@@ -34,25 +38,50 @@ def on_ranks(*acts: Act, timeout_s: float = 10.0, store: Any = None) -> list[Any
         return list(pool.map(run, range(len(acts))))
 
 
-def say(words: Any, phase: str = "step", decide: Any = said_by_each) -> Act:
-    return lambda meetings: meetings.meet(phase, words, decide=decide)
+def say(words: Any, phase: str = "step", merge: Merge = said_by_each) -> Act:
+    return lambda meetings: meetings.meet(phase, words, merge=merge)
 
 
 def test_everybody_hears_what_rank_0_decides_from_what_all_said() -> None:
-    assert on_ranks(*[say(n, decide=sum) for n in (1, 20, 300)]) == [321] * 3
+    assert on_ranks(*[say(n, merge=each(sum)) for n in (1, 20, 300)]) == [321] * 3
 
 
 def test_words_come_in_the_order_of_the_ranks_meeting_after_meeting() -> None:
     def act(meetings: Meetings) -> Any:
-        return [meetings.meet("m", [meetings.rank, n], decide=said_by_each) for n in range(20)]
+        return [meetings.meet("m", [meetings.rank, n], merge=said_by_each) for n in range(20)]
 
     heard = on_ranks(*[act] * 4)
     assert heard == [[[[rank, n] for rank in range(4)] for n in range(20)]] * 4
 
 
+@pytest.mark.parametrize("world", [*range(2, 9), 15, 16, 24])
+def test_words_that_are_joined_on_the_way_arrive_as_if_rank_0_heard_each(world: int) -> None:
+    def act(meetings: Meetings) -> Any:
+        return [meetings.meet("m", [meetings.rank, n], merge=said_by_each) for n in range(3)]
+
+    heard = on_ranks(*[act] * world, fan_in=2)
+    assert heard == [[[[rank, n] for rank in range(world)] for n in range(3)]] * world
+
+
+def test_no_rank_reads_more_words_than_the_fan_in_and_its_own() -> None:
+    joined: dict[int, int] = {}
+
+    def act(meetings: Meetings) -> Any:
+        def join(words: Any) -> Any:
+            joined[meetings.rank] = len(words)
+            return sum(words)
+
+        return meetings.meet("m", 1, merge=Merge(lambda rank, said: said, join, lambda n: n))
+
+    assert on_ranks(*[act] * 40, fan_in=3) == [40] * 40
+    assert max(joined.values()) == 1 + 3
+    tree = Tree(40, fan_in=3)
+    assert joined.keys() == {rank for rank in range(40) if tree.node(rank).children}
+
+
 def test_a_store_without_extended_calls_does_as_well(tmp_path: Path) -> None:
     store = dist.FileStore(str(tmp_path / "store"), 3)
-    assert on_ranks(*[say(n, decide=sum) for n in (1, 2, 3)], store=store) == [6] * 3
+    assert on_ranks(*[say(n, merge=each(sum)) for n in (1, 2, 3)], store=store) == [6] * 3
 
 
 def test_old_words_are_removed_from_the_store() -> None:
@@ -60,10 +89,13 @@ def test_old_words_are_removed_from_the_store() -> None:
 
     def act(meetings: Meetings) -> None:
         for n in range(10):
-            meetings.meet("m", n, decide=said_by_each)
+            meetings.meet("m", n, merge=said_by_each)
 
     on_ranks(act, act, store=store)
     assert store.num_keys() <= 2 * 3
+    store = dist.HashStore()
+    on_ranks(*[act] * 7, store=store, fan_in=2)
+    assert store.num_keys() <= 2 * (7 + 3)
 
 
 def test_a_rank_that_does_not_come_is_named_on_all_others() -> None:
@@ -77,11 +109,25 @@ def test_a_rank_that_does_not_come_is_named_on_all_others() -> None:
     assert "rank 1 did not come within 0.2 s" in str(first)
 
 
+@pytest.mark.parametrize("gone", [{0}, {1}, {2}, {6}, {2, 8}, {1, 2, 3}, {0, 1, 7, 8}])
+def test_whoever_does_not_come_is_named_on_all_others_wherever_it_is_in_the_tree(
+    gone: set[int],
+) -> None:
+    def act(meetings: Meetings) -> None:
+        if meetings.rank not in gone:
+            meetings.meet("step", None, merge=said_by_each)
+
+    for rank, error in enumerate(on_ranks(*[act] * 9, timeout_s=1.0, fan_in=2)):
+        if rank not in gone:
+            assert isinstance(error, RankError)
+            assert (set(error.ranks), error.phase) == (gone, "step")
+
+
 def test_a_rank_that_was_told_to_stop_waits_for_no_lost_one_for_long() -> None:
     meetings = Meetings(dist.HashStore(), rank=0, world=2, timeout_s=3600.0, hurried_timeout_s=0.2)
     meetings.is_hurried = lambda: True
     with pytest.raises(RankError, match="rank 1 did not come within 0.2 s"):
-        meetings.meet("step", None, decide=said_by_each)
+        meetings.meet("step", None, merge=said_by_each)
 
 
 def test_a_missing_rank_0_is_named() -> None:
@@ -103,18 +149,27 @@ def test_ranks_in_different_calls_are_told_so() -> None:
         assert "rank 0 is in step 4, rank 1 is in save at step 3" in str(error)
 
 
+def test_a_rank_far_down_in_a_different_call_is_told_so() -> None:
+    acts = [say(1, "save at step 3" if rank in (5, 6, 8) else "step 4") for rank in range(9)]
+    for error in on_ranks(*acts, fan_in=2):
+        assert isinstance(error, RankError)
+        assert error.ranks == (5, 6, 8)
+        assert "rank 0 is in step 4, ranks 5, 6, 8 are in save at step 3" in str(error)
+
+
 def test_a_rank_that_leaves_ends_the_next_meeting_at_once_with_its_reason() -> None:
     def leaves(meetings: Meetings) -> None:
-        meetings.meet("step", None, decide=said_by_each)
+        meetings.meet("step", None, merge=said_by_each)
         meetings.leave("ValueError: nan loss")
 
     def stays(meetings: Meetings) -> None:
         for _ in range(2):
-            meetings.meet("step", None, decide=said_by_each)
+            meetings.meet("step", None, merge=said_by_each)
 
-    for leaver in (0, 1, 2):
-        heard = on_ranks(*[leaves if rank == leaver else stays for rank in range(3)])
-        for rank, error in enumerate(heard):
+    tried = [(3, 16, leaver) for leaver in range(3)] + [(7, 2, leaver) for leaver in range(7)]
+    for world, fan_in, leaver in tried:
+        acts = [leaves if rank == leaver else stays for rank in range(world)]
+        for rank, error in enumerate(on_ranks(*acts, fan_in=fan_in)):
             if rank != leaver:
                 assert isinstance(error, RankError)
                 assert error.ranks == (leaver,)
@@ -127,7 +182,7 @@ def test_rank_0_that_is_interrupted_in_a_meeting_leaves_no_one_waiting() -> None
 
     def first(meetings: Meetings) -> None:
         try:
-            meetings.meet("step", None, decide=interrupted)
+            meetings.meet("step", None, merge=each(interrupted))
         except KeyboardInterrupt:
             meetings.leave("KeyboardInterrupt")
 
@@ -150,14 +205,34 @@ def test_a_rank_that_is_interrupted_while_it_waits_says_so_at_once_to_the_others
         with ThreadPoolExecutor(1) as pool:
             pool.submit(interrupt)
             with pytest.raises(KeyboardInterrupt):
-                first.meet("step", None, decide=said_by_each)
+                first.meet("step", None, merge=said_by_each)
     finally:
         signal.signal(signal.SIGINT, previous)
     first.leave("KeyboardInterrupt")
     with pytest.raises(RankError, match="left the run: KeyboardInterrupt"):
-        second.meet("step", None, decide=said_by_each)
+        second.meet("step", None, merge=said_by_each)
     first.close()
     second.close()
+
+
+def test_a_rank_half_way_up_that_is_interrupted_leaves_no_one_waiting() -> None:
+    def join(words: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def half_way(meetings: Meetings) -> None:
+        try:
+            meetings.meet("step", 1, merge=Merge(lambda r, said: said, join, sum))
+        except KeyboardInterrupt:
+            meetings.leave("KeyboardInterrupt")
+
+    def act(meetings: Meetings) -> Any:
+        return half_way(meetings) if meetings.rank == 4 else say(1)(meetings)
+
+    assert Tree(7, fan_in=2).node(4).heads == [5, 6]
+    for rank, error in enumerate(on_ranks(*[act] * 7, timeout_s=3600.0, fan_in=2)):
+        if rank != 4:
+            assert isinstance(error, RankError)
+            assert "rank 4 left the run: KeyboardInterrupt" in str(error)
 
 
 @pytest.mark.parametrize("kind", [ConfigError, StateError])
@@ -165,7 +240,7 @@ def test_an_error_that_rank_0_decides_is_raised_on_all(kind: type[CheckFreqError
     def refuse(said: Any) -> Any:
         raise kind("different chk_dir")
 
-    for error in on_ranks(*[say(n, decide=refuse) for n in range(3)]):
+    for error in on_ranks(*[say(n, merge=each(refuse)) for n in range(3)]):
         assert type(error) is kind
         assert str(error) == "different chk_dir"
 
@@ -217,12 +292,12 @@ def test_closing_waits_for_the_others_to_hear_the_last_decision() -> None:
     heard = []
 
     def first(meetings: Meetings) -> None:
-        meetings.meet("close()", None, decide=said_by_each)
+        meetings.meet("close()", None, merge=said_by_each)
         meetings.close()
         heard.append(0)
 
     def second(meetings: Meetings) -> None:
-        meetings.meet("close()", None, decide=said_by_each)
+        meetings.meet("close()", None, merge=said_by_each)
         heard.append(1)
         meetings.close()
 

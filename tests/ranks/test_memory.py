@@ -106,7 +106,7 @@ def test_a_step_that_was_complete_but_not_committed_is_waited_for(folder: Path) 
         **{**vars(life_in(folder, False)), "worker_faults": {0: f"commit.rename:pause-{gate}:2"}}
     )
     with Ranks(first) as ranks:
-        ranks.read_until(Path(f"{gate}.reached").exists)
+        ranks.watch(Path(f"{gate}.reached"))
         ranks.kill()
         before = ranks.finish()
     durable = verify_all(folder / "chk")

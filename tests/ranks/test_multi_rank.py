@@ -74,7 +74,7 @@ def test_rank_0s_metrics_are_stored_in_every_directory_and_a_difference_is_said_
 ) -> None:
     heard = run_well(life(rate, tmp_path, local=True))
     (warning,) = heard[0].last("warned")
-    assert "loss is 0.5, 1.5 on ranks 0, 1" in warning
+    assert "loss is 0.5 on rank 0, 1.5 on rank 1" in warning
     assert "diverged" not in warning
     assert heard[1].last("warned") == []
     marks = [CheckpointStore(tmp_path / f"chk-{rank}").marks() for rank in (0, 1)]

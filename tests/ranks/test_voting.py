@@ -11,7 +11,9 @@ import pytest
 
 from checkfreq.policy.ending import Needs
 from checkfreq.ranks.coordinator import Decision, Proposal
-from checkfreq.ranks.voting import Vote, Voting, decide, difference
+from checkfreq.ranks.merging import Merge
+from checkfreq.ranks.tally import Tally, Vote, decide, joined
+from checkfreq.ranks.voting import Voting, difference, differences
 from checkfreq.run.notices import Stop
 from checkfreq.types import SnapshotPlace
 
@@ -20,7 +22,7 @@ PERIODIC = replace(NOTHING, proposal=Proposal("periodic", place=SnapshotPlace.HO
 
 
 def decided(*words: Vote) -> Decision:
-    return decide(words, attempt="a1")
+    return decide(joined([Tally.of(*each) for each in enumerate(words)]), attempt="a1")
 
 
 def test_rank_0_decides_whether_a_checkpoint_is_due() -> None:
@@ -129,10 +131,14 @@ def test_structures_are_compared_when_one_has_changed() -> None:
 def test_a_difference_is_told_by_rank_and_name_and_not_without_end() -> None:
     first = {f"model.{n}": "float32[2]" for n in range(20)}
     second: dict[str, Any] = {**first, "model.3": "float32[4]"}
-    assert "rank 1: model.3 is float32[4], on rank 0 float32[2]." in difference([first, second])
-    text = difference([first, first, {}])
-    assert "rank 2: model.0 is not there" in text
-    assert "and 15 more" in text
+    text = difference(second, first)
+    assert text == "model.3 is float32[4], on rank 0 float32[2]"
+    assert differences([("", [[0, 0]]), (text, [[1, 1]])]).count(f"rank 1: {text}. ") == 1
+    assert f"ranks 1, 3: {text} | rank 2: b" in differences(
+        [(text, [[1, 1], [3, 3]]), ("b", [[2, 2]])]
+    )
+    assert "model.0 is not there" in difference({}, first)
+    assert "and 15 more" in difference({}, first)
 
 
 def test_rank_0s_marks_count_and_metrics_that_differ_are_told() -> None:
@@ -143,7 +149,10 @@ def test_rank_0s_marks_count_and_metrics_that_differ_are_told() -> None:
     decision = decided(one, other, silent)
     assert decision.keep
     assert decision.metrics == one.metrics
-    assert decision.unequal == {"alone": [None, 3.0, None], "loss": [0.5, 0.7, None]}
+    assert decision.unequal == {
+        "alone": [(0, None), (1, 3.0)],
+        "loss": [(0, 0.5), (1, 0.7)],
+    }
 
 
 def test_metrics_that_only_rank_0_knows_are_no_difference() -> None:
@@ -153,15 +162,14 @@ def test_metrics_that_only_rank_0_knows_are_no_difference() -> None:
 class OneRank:
     """Meetings of a single rank, whose words go through JSON as they do between ranks."""
 
-    def act(
-        self, phase: str, action: Callable[[], Any], *, decide: Callable[[list[Any]], Any]
-    ) -> Any:
-        return json.loads(json.dumps(decide([json.loads(json.dumps(action()))])))
+    def act(self, phase: str, action: Callable[[], Any], *, merge: Merge) -> Any:
+        word = json.loads(json.dumps(merge.of_one(0, action())))
+        return json.loads(json.dumps(merge.decide(merge.join([word]))))
 
 
 @pytest.mark.parametrize("place", [None, *SnapshotPlace])
 def test_a_decision_arrives_as_it_was_made(place: SnapshotPlace | None) -> None:
     vote = replace(PERIODIC, proposal=replace(PERIODIC.proposal, place=place))
     decision = Voting(OneRank()).agree("step()", lambda: vote, state=None)  # type: ignore[arg-type]
-    assert decision == decide([vote], attempt=decision.attempt)
+    assert decision == decide(Tally.of(0, vote), attempt=decision.attempt)
     assert decision.place is place
