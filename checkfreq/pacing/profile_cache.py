@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from checkfreq.errors import ConfigError
+from checkfreq.policy.failure_rate import LEAST_RUN_S, FailureRate
 from checkfreq.policy.profile import Profile, is_amount
 from checkfreq.store.fileops import LocalFileOps
 from checkfreq.types import Json
@@ -29,10 +29,6 @@ _FORMAT_VERSION = 1
 _MAX_DEPTH = 20
 #: Far above the few kilobytes that we write: a larger file is not read into memory.
 _MAX_BYTES = 1 << 20
-#: The mean time between fewer failures is known too poorly to plan with.
-_MIN_FAILURES = 3
-#: A shorter run is not counted, neither its failure nor its time: it failed in its script.
-_LEAST_RUN_S = 60.0
 
 
 class _UnusableError(Exception):
@@ -46,6 +42,38 @@ class _History:
     open: bool = False
     lasted: bool = False
 
+    def rate(self, *, is_over: bool, run_s: float = 0.0) -> FailureRate:
+        """Of all runs. ``is_over``: no run is open, so that one which did not end has failed."""
+        pending = is_over and self.open and self.lasted
+        return FailureRate(self.failures + pending, self.running_s + run_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCosts:
+    """What a file has, whatever it was measured under. ``key``: that, as JSON-able values.
+
+    failures: of the runs that have ended.
+    """
+
+    profile: Profile | None
+    key: Json
+    failures: FailureRate
+
+
+def stored_costs(path: Path) -> StoredCosts:
+    """Read a file for somebody who only looks. Raises FileNotFoundError, OSError, and ValueError
+    with a reason."""
+    ops = LocalFileOps(path.parent)
+    data = ops.read_bytes(path, max_bytes=_MAX_BYTES)
+    try:
+        document = _parsed(data)
+        past, stored = _history_in(document), _stored_in(document) or {}
+        key = stored.get("key")
+        profile = _profile_under(key, stored) if stored else None
+    except _UnusableError as why:
+        raise ValueError(str(why)) from None
+    return StoredCosts(profile, key, past.rate(is_over=False))  # the latest may go on
+
 
 class ProfileCache:
     """The file at ``path``; its directory must exist once something is written."""
@@ -57,6 +85,7 @@ class ProfileCache:
         self._stored: Json | None = None  # {"key": ..., "profile": ...} as read
         self._past = _History()
         self._run_s = 0.0
+        self._is_open = False
         self._has_warned = False
 
     # ---- the profile
@@ -91,9 +120,8 @@ class ProfileCache:
     def opened(self) -> None:
         """A run starts. If the previous one did not end cleanly, that counts as a failure."""
         self._read()
-        if self._past.open and self._past.lasted:
-            self._past.failures += 1
-        self._past.open, self._past.lasted = True, False
+        self._past.failures = self.failures().failures
+        self._past.open, self._past.lasted, self._is_open = True, False, True
         self._write()
 
     def note_running(self, seconds: float) -> None:
@@ -102,24 +130,21 @@ class ProfileCache:
         Runs of less than a minute are ignored.
         """
         self._read()
-        if is_amount(seconds) and seconds >= _LEAST_RUN_S:
+        if is_amount(seconds) and seconds >= LEAST_RUN_S:
             self._past.lasted = True
             self._run_s = max(self._run_s, seconds)
         self._write()
 
     def closed(self) -> None:
-        """This run ends cleanly."""
+        """This run ends cleanly, or somebody asked for its end."""
         self._read()
         self._past.open = False
         self._write()
 
-    def estimated_mtbf_s(self) -> float | None:
-        """Running time per failure of all runs so far; None before the third failure."""
+    def failures(self) -> FailureRate:
+        """How often runs in this directory have failed so far, this one's time included."""
         self._read()
-        running_s = self._past.running_s + self._run_s
-        if self._past.failures < _MIN_FAILURES or not 0 < running_s < math.inf:
-            return None
-        return running_s / self._past.failures
+        return self._past.rate(is_over=not self._is_open, run_s=self._run_s)
 
     # ---- the file
 

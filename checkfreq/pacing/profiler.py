@@ -6,6 +6,7 @@ follows from the costs; otherwise they are only shown. Belongs to the training t
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections import deque
@@ -18,10 +19,15 @@ from checkfreq.pacing.held_time import Held
 from checkfreq.pacing.profile_cache import ProfileCache
 from checkfreq.pacing.reporting import CostReport, Recorder
 from checkfreq.pacing.timing import IterationTimer, Span
+from checkfreq.pacing.trace import TraceLog
 from checkfreq.persist.attempts import Attempt
+from checkfreq.policy.failure_rate import LEAST_FAILURES, FailureRate
 from checkfreq.policy.frequency import FrequencyPolicy
+from checkfreq.policy.profile import Profile
 from checkfreq.policy.tuner import Iteration, Measured, RateTuner, Verdict
 from checkfreq.types import Objective, SnapshotPlace
+
+logger = logging.getLogger(__name__)
 
 #: How often the measured costs are saved, for a run that is killed.
 _SAVE_EVERY_S = 60.0
@@ -41,6 +47,7 @@ class Profiler:
 
     ``cache`` is given in CFMode.AUTO, on the rank that decides: plans are logged and kept there
     alone. ``interval_steps`` is the user's own interval in CFMode.MANUAL; 0: epochs only.
+    ``trace`` records what the tuner is told, to be replayed.
     """
 
     def __init__(
@@ -51,9 +58,13 @@ class Profiler:
         interval_steps: int | None = None,
         summary_writer: ScalarWriter | None = None,
         cache: ProfileCache | None = None,
+        trace: TraceLog | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.tuner = RateTuner(policy, dynamic=dynamic)
+        self._dynamic = dynamic
+        self._seen = FailureRate().facts()
+        self._trace = trace
         self._interval_steps = interval_steps
         self._report = CostReport(
             self.tuner, interval_steps=interval_steps, summary_writer=summary_writer
@@ -96,12 +107,51 @@ class Profiler:
             self._cache.opened()
             cached = self._cache.load(key)
         policy = replace(self.tuner.policy, num_slots=max(1, num_slots))
-        if policy.objective is Objective.GOODPUT and policy.mtbf_s is None and self._cache:
-            policy = replace(policy, mtbf_s=self._cache.estimated_mtbf_s())
+        if policy.objective is Objective.GOODPUT and policy.mtbf_s is None:
+            policy = replace(policy, mtbf_s=self.failures.mtbf_s)
+        self._seen = self.failures.facts()
+        self._say_failures(policy)
         self.tuner.begin(policy, cached=cached)
         self.tuner.continue_from(step)
+        self._begin_trace(policy, from_step=step, cached=cached)
         self._timer = timer
         timer.mark_boundary()
+
+    @property
+    def failures(self) -> FailureRate:
+        """How often runs in this directory have failed; known in CFMode.AUTO, on rank 0."""
+        return FailureRate() if self._cache is None else self._cache.failures()
+
+    def asked_to_end(self) -> None:
+        """Somebody asked for the end of this run: it is no failure, however it ends."""
+        if self._cache is not None and self._timer is not None:
+            self._cache.closed()
+
+    def _say_failures(self, policy: FrequencyPolicy) -> None:
+        failures = self.failures
+        if not failures.failures:
+            return
+        use = ""
+        if self.tuner.policy.mtbf_s is None and policy.objective is Objective.GOODPUT:
+            use = f"; not planned with before {LEAST_FAILURES} failures"
+            use = use if policy.mtbf_s is None else "; planned with, since no mtbf_s was given"
+        logger.info("runs in this directory have failed %s%s", failures.explain(), use)
+
+    def _begin_trace(
+        self, policy: FrequencyPolicy, *, from_step: int, cached: Profile | None
+    ) -> None:
+        if self._trace is None:
+            return
+        self._trace.begin(
+            from_step=from_step,
+            max_overhead=policy.max_overhead,
+            mtbf_s=policy.mtbf_s,
+            objective=policy.objective.value,
+            num_slots=policy.num_slots,
+            dynamic=self._dynamic,
+            interval_steps=self._interval_steps,
+            cached=None if cached is None else cached.to_dict(),
+        )
 
     def boundary(
         self,
@@ -138,6 +188,15 @@ class Profiler:
 
     def started(self, attempt: Attempt) -> None:
         """A snapshot was begun."""
+        if self._trace is not None:
+            plan = self.tuner.plan
+            self._trace.started(
+                attempt.id,
+                step=attempt.step,
+                start_s=attempt.started_s,
+                reason=attempt.reason,
+                planned=plan.interval_steps if plan is not None else None,
+            )
         self.tuner.started(
             attempt.id,
             step=attempt.step,
@@ -153,8 +212,10 @@ class Profiler:
         self.tuner.free_device_bytes = free_device_bytes
         measured = _measured(attempt)
         # The worker's instant if there is one: this process learns of the end at a later boundary.
-        end_s = attempt.durable_s if measured is not None else attempt.ended_s
-        self.tuner.ended(attempt.id, end_s=end_s or self._clock(), measured=measured)
+        end_s = (attempt.durable_s if measured is not None else attempt.ended_s) or self._clock()
+        self.tuner.ended(attempt.id, end_s=end_s, measured=measured)
+        if self._trace is not None:
+            self._trace.ended(attempt.id, end_s=end_s, stall_s=attempt.stall_s, measured=measured)
         if measured is not None:
             self._report.write_scalars(attempt)
         if self._clock() - self._saved_s > _SAVE_EVERY_S:
@@ -163,11 +224,15 @@ class Profiler:
     def uploading(self, began_s: float, ended_s: float | None) -> None:
         """An upload to the mirror began, or has ended: what it adds to iterations is charged."""
         self.tuner.uploading(began_s, ended_s)
+        if self._trace is not None:
+            self._trace.uploading(began_s, ended_s)
 
     def close(self, *, clean: bool) -> None:
         """Save the measured costs for the next run."""
         if self._timer is not None:
             self._save()
+            if self._trace is not None:
+                self._trace.write()
             if self._cache is not None and clean:  # otherwise the next run counts a failure
                 self._cache.closed()
             self._timer = None
@@ -182,21 +247,23 @@ class Profiler:
             self._cache.store(self._key, profile)
 
     def _observe(self, span: Span, ended: _Ended) -> None:
-        if not ended.counts:
+        if not ended.counts and self._trace is None:
             return
         overlap_s = None if span.update_s is None else span.update_s - span.start_s
-        self.tuner.iteration(
-            Iteration(
-                span.start_s,
-                span.end_s,
-                ended.held.stall_s,
-                overlap_s,
-                ended.is_regular,
-                ended.is_quiet,
-                ended.held.waited_s,
-                ended.held.met_s,
-            )
+        iteration = Iteration(
+            span.start_s,
+            span.end_s,
+            ended.held.stall_s,
+            overlap_s,
+            ended.is_regular,
+            ended.is_quiet,
+            ended.held.waited_s,
+            ended.held.met_s,
         )
+        if self._trace is not None:
+            self._trace.add(iteration, counts=ended.counts)
+        if ended.counts:
+            self.tuner.iteration(iteration)
 
     # ---- decisions
 
@@ -215,6 +282,8 @@ class Profiler:
     def met(self, seconds: float) -> None:
         """The ranks met at a boundary, for so long."""
         self.tuner.met(seconds)
+        if self._trace is not None:
+            self._trace.paid(seconds)
 
     def next_meeting(
         self,
@@ -275,6 +344,10 @@ class Profiler:
         self._report.plan(recorder, step=step)
 
     def stats(self) -> dict[str, Any]:
+        """Costs as `measured`, and how often earlier runs failed (None: never, as far as known)."""
+        return {**self.measured(), **self._seen}
+
+    def measured(self) -> dict[str, Any]:
         """Costs in seconds as known now (None: not yet), and the plan they lead to."""
         return self._report.stats()
 

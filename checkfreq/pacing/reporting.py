@@ -10,6 +10,7 @@ from checkfreq.console import say
 from checkfreq.persist.attempts import Attempt
 from checkfreq.policy.frequency import Plan, Reason
 from checkfreq.policy.profile import Profile
+from checkfreq.policy.situation import Situation
 from checkfreq.policy.tuner import RateTuner
 from checkfreq.types import SnapshotPlace
 
@@ -63,6 +64,7 @@ class CostReport:
             "bytes_per_day": None if plan is None else plan.bytes_per_day,
             "mtbf_s": tuner.policy.mtbf_s,
             "measured_overhead": tuner.measured_overhead,
+            "situation": tuner.situation.value,
             "num_withheld": tuner.num_withheld,
             "num_bad_samples": tuner.num_bad_samples,
         }
@@ -82,6 +84,8 @@ class CostReport:
             return
         self._reported = (plan.interval_steps, plan.place)
         explanation = plan.explain(self._tuner.policy.max_overhead)
+        if self._tuner.situation is not Situation.USUAL:
+            explanation += f"; {self._tuner.situation.value}"
         say(logger, "checkpoints %s", explanation)
         recorder.record("plan", step, explanation=explanation, **self.stats())
 

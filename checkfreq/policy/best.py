@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from checkfreq.errors import ConfigError, NoCheckpointError
 from checkfreq.policy.retention_info import CheckpointInfo
@@ -29,7 +28,7 @@ class BestName:
     highest: bool | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Self:
+    def parse(cls, text: str) -> BestName:
         """Read such a name; ConfigError for any other text."""
         rest = text.removeprefix(_PREFIX)
         metric, _, direction = rest.rpartition(":")

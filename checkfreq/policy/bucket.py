@@ -3,9 +3,10 @@
 Productive time earns ``rate`` seconds of overhead per second. A periodic checkpoint may start
 only if the balance covers what it will probably cost. Its actual cost is then deducted, and the
 balance may fall below zero. The total overhead therefore exceeds ``rate`` times the productive
-time by at most the highest cost of one checkpoint, or of several that overlap. Two things come on
-top: checkpoints that had to be taken (the first, the last, requested ones), and costs that are
-not known yet (charges.py counts an extreme slowdown in full only when it is seen a third time).
+time by at most the highest cost of one checkpoint, or of several that overlap. Three things come
+on top: checkpoints that had to be taken (the first, the last, requested ones), costs that are not
+known yet (charges.py counts an extreme slowdown in full only when it is seen a third time), and
+what noise explains of costs, which is deducted later (instalments.py).
 """
 
 from __future__ import annotations

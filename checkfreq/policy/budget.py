@@ -10,7 +10,7 @@ from __future__ import annotations
 from checkfreq.policy.bucket import TokenBucket
 from checkfreq.policy.frequency import boundary_share_s, steps_for
 
-#: The cap on the balance, in upper limits of one checkpoint's cost: enough to make up for a late
+#: The cap on the balance, in expected costs of one checkpoint: enough to make up for a late
 #: checkpoint, too little for a burst after an hour without any.
 _DEPTH = 4
 
@@ -22,7 +22,7 @@ class OverheadBudget:
         self.overhead_s = 0.0
         self.productive_s = 0.0
         self._bucket = TokenBucket(rate)
-        self._upper_s = 0.0  # upper limit of what the next checkpoint costs
+        self._planned_s = 0.0  # what the next checkpoint is expected to cost
         self._num_uncredited = 0
 
     @property
@@ -35,11 +35,11 @@ class OverheadBudget:
         """What may still be spent; less than 0 where more was."""
         return self._bucket.balance_s
 
-    def plan_for(self, upper_s: float, *, rate: float) -> None:
-        """From now on checkpoints cost at most ``upper_s``, and time earns ``rate``."""
-        self._upper_s = upper_s
+    def plan_for(self, planned_s: float, *, rate: float) -> None:
+        """From now on checkpoints are expected to cost ``planned_s``, and time earns ``rate``."""
+        self._planned_s = planned_s
         self._bucket.rate = rate
-        self._bucket.limit(_DEPTH * upper_s)
+        self._bucket.limit(_DEPTH * planned_s)
 
     # ---- earning
 
@@ -65,9 +65,9 @@ class OverheadBudget:
         self._bucket.spend(cost_s)
 
     def reserve(self) -> float:
-        """A checkpoint begins: set its upper limit aside, and return that."""
-        self._bucket.spend(self._upper_s)
-        return self._upper_s
+        """A checkpoint begins: set its expected cost aside, and return that."""
+        self._bucket.spend(self._planned_s)
+        return self._planned_s
 
     def settle(self, cost_s: float, *, reserved_s: float, owed_s: float | None = None) -> None:
         """A checkpoint cost ``cost_s``, of which ``owed_s`` is deducted (None: all of it)."""
@@ -81,13 +81,13 @@ class OverheadBudget:
 
         ``unreserved_s``: by how much those in flight already exceed what was set aside for them.
         """
-        return self.balance_s >= self._upper_s + unreserved_s
+        return self.balance_s >= self._planned_s + unreserved_s
 
     def steps_to_checkpoint(
         self, unreserved_s: float, *, iteration_s: float | None, boundary_s: float
     ) -> int:
         """After how many more iterations it does, if nothing else happens; 0: it does now."""
-        lacking_s = self._upper_s + unreserved_s - self.balance_s
+        lacking_s = self._planned_s + unreserved_s - self.balance_s
         if lacking_s <= 0.0:
             return 0
         earned_s = self.rate * (iteration_s or 0.0)

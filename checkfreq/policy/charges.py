@@ -3,7 +3,8 @@
 The time by which an iteration exceeds T, whether training was held or slowed down, is charged to
 the checkpoints that *touched* it: those begun before its end and not ended before its start. The
 first iterations after a checkpoint are its aftermath and are charged to it too, unless the next
-one has begun: old files are being removed and caches are cold.
+one has begun: old files are being removed and caches are cold. Then it is over. It is settled a
+few clean iterations later, when it can be compared with those around it instead of with T.
 
 Iterations and checkpoints may be reported in any order; on a device, whose events are read late,
 an iteration is often reported long after the checkpoints that touched it have ended.
@@ -51,17 +52,28 @@ class Charge:
     capped_s: float = 0.0  # by how much they exceed T, outliers capped, stalls in full
     stall_s: float = 0.0
     touched_s: float = 0.0  # its share of the time of iterations compared with T
+    compared_s: float = 0.0  # and of the T that they were compared with
     num_touched: float = 0.0  # its share of their number
     is_partial: bool = False  # it touched iterations that could not be compared
     has_waited: bool = False  # the user waited for it: its cost is not a periodic one's
     num_after: int = 0  # iterations of its aftermath so far
     is_over: bool = False  # it slows nothing down any more
+    num_clean: int = 0  # clean iterations since
+    noise_s: float = 0.0  # standard deviation of its cost due to noise, as far as it is known
+    weight: float = 1.0  # how much it tells about the cost of others, beside one among equals
     cost_s: float = 0.0  # once settled: the cost that it is charged with
     uncharged_s: float = 0.0  # and the rest, which looks like outliers
 
     def overlap_s(self, iteration: Iteration) -> float:
         """How long it was in flight during ``iteration``; 0 or less if it was not."""
         return min(self.end_s, iteration.end_s) - max(self.start_s, iteration.start_s)
+
+    def compare_with(self, iteration_s: float) -> None:
+        """Compare its iterations with ``iteration_s`` instead of with T."""
+        more_s = self.compared_s - self.num_touched * iteration_s
+        self.cost_s += more_s
+        self.capped_s += more_s
+        self.compared_s -= more_s
 
     def is_faster_than(self, iteration_s: float) -> bool:
         """Whether its iterations were shorter than ``iteration_s``, on average."""
@@ -107,14 +119,14 @@ class Outliers:
 
 
 class Charges:
-    """Checkpoints that are in flight or whose aftermath is not over, by name."""
+    """Checkpoints that are not settled, by name; its length is that of those not over."""
 
     def __init__(self) -> None:
         self._open: dict[str, Charge] = {}
         self._costs: deque[tuple[float, float]] = deque(maxlen=8)  # (excess, capped) each
 
     def __len__(self) -> int:
-        return len(self._open)
+        return sum(not charge.is_over for charge in self._open.values())
 
     def begin(self, name: str, *, start_s: float, reserved_s: float) -> None:
         """A snapshot was begun, for which ``reserved_s`` of the budget are set aside."""
@@ -148,16 +160,31 @@ class Charges:
         return True
 
     def _add_aftermath(self, iteration: Iteration, baseline: Baseline | None) -> bool:
-        ended = [charge for charge in self._open.values() if charge.end_s <= iteration.start_s]
+        ended = [
+            charge
+            for charge in self._open.values()
+            if charge.end_s <= iteration.start_s and not charge.is_over
+        ]
         for charge in ended:
             _charge(charge, iteration, 1 / len(ended), baseline)
             charge.num_after += 1
             charge.is_over |= iteration.is_quiet and charge.num_after >= AFTERMATH_ITERATIONS
         return bool(ended)
 
-    def settle(self) -> list[Charge]:
-        """Remove the checkpoints that are over and return them with their costs."""
-        names = [name for name, charge in self._open.items() if charge.is_over]
+    def add_clean(self) -> None:
+        """A clean iteration has ended."""
+        for charge in self._open.values():
+            charge.num_clean += charge.is_over
+
+    def settle(self, *, after: int = 0) -> list[Charge]:
+        """Remove the checkpoints that are over and return them with their costs.
+
+        Those wait for ``after`` clean iterations, unless the next checkpoint has begun.
+        """
+        if not self._open:
+            return []
+        wanted = 0 if len(self) else after
+        names = [n for n, c in self._open.items() if c.is_over and c.num_clean >= wanted]
         settled = [self._open.pop(name) for name in names]
         for charge in settled:
             failed = charge.measured is None  # says nothing about those that succeed
@@ -201,8 +228,9 @@ def _charge(charge: Charge, iteration: Iteration, share: float, baseline: Baseli
         charge.capped_s += stall_s
         charge.is_partial = True
         return
-    moved_s = iteration.duration_s - iteration.stall_s
+    moved_s = iteration.moved_s
     charge.excess_s += stall_s + share * (moved_s - baseline.raw_s)
     charge.capped_s += stall_s + share * (min(moved_s, baseline.limit_s) - baseline.iteration_s)
     charge.touched_s += share * iteration.duration_s
     charge.num_touched += share
+    charge.compared_s += share * baseline.iteration_s

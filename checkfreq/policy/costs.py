@@ -8,23 +8,20 @@ costs, few at first, come in.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from checkfreq.policy.charges import Baseline
-from checkfreq.policy.estimates import (
-    OUTLIER,
-    CheckpointCost,
-    Estimate,
-    IterationTime,
-    RecentMedian,
-)
+from checkfreq.policy.checkpoint_cost import WINDOW, CheckpointCost
+from checkfreq.policy.estimates import OUTLIER, Estimate, IterationTime, RecentMedian
 from checkfreq.policy.observations import Iteration, Measured
 from checkfreq.policy.profile import SHORTEST_S, Profile
 from checkfreq.types import SnapshotPlace
 
-#: Clean iterations before the first checkpoint. A run is unprotected until then, and with noise of
-#: 10 % ten of them tell T to 3 %; the first checkpoint itself measures the rest.
+#: Clean iterations before T counts as measured: with noise of 10 % ten of them tell it to 3 %.
 PROFILE_ITERATIONS = 10
+#: Before the first plan fewer will do: the budget holds checkpoints back that it cannot pay.
+FIRST_ITERATIONS = 2
 #: A cached profile is discarded if it is wrong by more than this factor. T is known better than the
 #: costs of two checkpoints are, so less is tolerated of it.
 _CACHE_TOLERANCE = {"iteration_s": 1.25, "cost_s": 2.0, "persist_s": 2.0}
@@ -35,12 +32,27 @@ _PRIOR_CHECKPOINTS = 8
 _STALLS = 8
 #: Standard errors by which T may be wrong: 95 % of the time it is not.
 _DOUBTS = 2.0
+#: What is believed of the slowdown of an iteration beside a checkpoint before it is measured: this
+#: part of T, give or take as much again. On the machines measured so far it was 0 to 6 %. Where
+#: noise is so large that a few costs say less than that, it keeps plans from following them.
+_SLOWDOWN = 0.02
+#: Of costs that are not paired with their neighbours, which all share the error of T, more than so
+#: many reduce no error.
+_UNPAIRED_WINDOW = 20
+#: Costs before their spread tells how far off one of them may be.
+_FEW = 4
+#: Clean iterations on both sides of the first checkpoint that counts.
+_LEAST_COMPARED = 8
 
 
 class RunCosts:
-    """Estimates of T, W, D, G, P, L and o (policy/profile.py) of this run."""
+    """Estimates of T, W, D, G, P, L and o (policy/profile.py) of this run.
 
-    def __init__(self, cached: Profile | None = None) -> None:
+    ``paired``: costs are differences to neighbouring iterations, with independent errors.
+    """
+
+    def __init__(self, cached: Profile | None = None, *, paired: bool = True) -> None:
+        self._is_paired = paired
         self._cached: Profile | None = None
         self._unchecked = set(_CACHE_TOLERANCE)
         self._time = IterationTime()
@@ -49,7 +61,7 @@ class RunCosts:
         self._copy, self._device_copy = RecentMedian(), RecentMedian()
         self._persist, self._durable = RecentMedian(), RecentMedian()
         self._boundary = RecentMedian(window=16)
-        self._cost = CheckpointCost()
+        self._cost = CheckpointCost(WINDOW if paired else _UNPAIRED_WINDOW)
         self._last_cost: Estimate | None = None
         self._num_costs = 0
         self._stalls = RecentMedian(window=_STALLS)
@@ -67,7 +79,7 @@ class RunCosts:
 
     def add_clean(self, iteration: Iteration) -> None:
         """An iteration that no checkpoint touched."""
-        self._time.add(iteration.duration_s - iteration.stall_s)
+        self._time.add(iteration.moved_s)
         self._boundary.add(iteration.stall_s)
         self._num_clean += 1
         if iteration.overlap_s is not None:
@@ -90,12 +102,14 @@ class RunCosts:
             self._device_copy.add(measured.device_copy_s)
         self._state_bytes = measured.state_bytes
 
-    def add_cost(self, cost_s: float, *, stall_s: float, num_touched: float = 0.0) -> None:
+    def add_cost(
+        self, cost_s: float, *, stall_s: float, num_touched: float = 0.0, weight: float = 1.0
+    ) -> None:
         """What a checkpoint added to the training time; ``stall_s`` is the part that held training.
 
-        ``num_touched`` iterations were compared with T, so its error is that of T as many times.
+        ``num_touched`` iterations were compared with clean ones. ``weight``: how much it tells.
         """
-        self._cost.add(cost_s)
+        self._cost.add(cost_s, weight=weight, num_clean=self._num_clean)
         self._num_costs += 1
         self._stalls.add(stall_s)
         self._touched.add(num_touched)
@@ -118,7 +132,7 @@ class RunCosts:
     @property
     def is_measured(self) -> bool:
         """Whether this run has measured its own T and o, the latter at least once."""
-        return self._num_clean >= PROFILE_ITERATIONS and self._last_cost is not None
+        return self._num_clean >= FIRST_ITERATIONS and self._last_cost is not None
 
     @property
     def iteration_s(self) -> float | None:
@@ -137,7 +151,15 @@ class RunCosts:
 
     def over_s(self, iteration: Iteration) -> float:
         """By how much a clean iteration exceeds the limit of an outlier; 0 if it is none."""
-        return max(0.0, iteration.duration_s - iteration.stall_s - self._time.limit())
+        return max(0.0, iteration.moved_s - self._time.limit())
+
+    def limited_s(self, iteration: Iteration) -> float:
+        """The time of a clean iteration, an outlier counted as the limit."""
+        return min(iteration.moved_s, self._time.limit())
+
+    def spread_s(self, num: float = 1.0) -> float:
+        """Standard deviation of the sum of ``num`` clean iterations in a row."""
+        return self._time.spread(num)
 
     @property
     def short_iteration_s(self) -> float | None:
@@ -166,7 +188,7 @@ class RunCosts:
 
     def profile(self, place: SnapshotPlace) -> Profile | None:
         """All costs, for snapshots taken at ``place``; None while T or o is unknown."""
-        own_time_s = self._time.value() if self._num_clean >= PROFILE_ITERATIONS else None
+        own_time_s = self._time.value() if self._num_clean >= FIRST_ITERATIONS else None
         iteration_s = self._or_cached("iteration_s", own_time_s)
         cost = self._known_cost(place)
         if iteration_s is None or cost is None:
@@ -201,10 +223,30 @@ class RunCosts:
         return prior.blended(own, part=part)
 
     def _own_cost(self) -> Estimate | None:
-        """With the error of T, which all costs share: more checkpoints do not reduce it."""
+        """With the error that costs share, and what is believed where noise hides the answer."""
         if self._last_cost is None:
             return None
-        return self._last_cost.plus_error((self._touched.value() or 0.0) * self._time.error())
+        touched = self._touched.value() or 0.0
+        if not self._is_paired:
+            # All were compared with the same T: more checkpoints do not reduce its error.
+            return self._last_cost.plus_error(touched * self._time.error())
+        # Where checkpoints follow one another closely, many are compared with the same few.
+        compared = self._cost.num_compared(self._num_clean) + _LEAST_COMPARED
+        shared_s = touched * self._time.spread() / math.sqrt(compared)
+        own_s = self._time.spread(touched) / math.sqrt(len(self._cost) or 1)
+        found = self._last_cost.plus_error(shared_s)
+        if len(self._cost) < _FEW:
+            found = found.plus_error(own_s)
+        return self._believed(found, touched, chance_s=math.hypot(shared_s, own_s))
+
+    def _believed(self, found: Estimate, touched: float, *, chance_s: float) -> Estimate:
+        """``found`` blended with the prior slowdown by inverse variances, ``chance_s`` for its."""
+        prior_s = _SLOWDOWN * touched * (self.iteration_s or 0.0)
+        if not prior_s or not chance_s:
+            return found
+        part = prior_s**2 / (prior_s**2 + chance_s**2)
+        stall_s = self._stalls.value() or 0.0
+        return Estimate(stall_s + prior_s, prior_s).blended(found, part=part)
 
     def doubt_s(self, num_touched: float) -> float:
         """What an error of T may add up to in the iterations beyond the usual number touched."""

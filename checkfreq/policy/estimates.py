@@ -12,6 +12,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
+from typing import TypeVar
+
+T = TypeVar("T")
 
 #: Medians beyond which an iteration is an outlier (a validation, a stall of the loader), and so is
 #: one checkpoint's cost among few. Well above noise, so that a slow batch is not one.
@@ -29,7 +32,7 @@ class IterationTime:
     do.
     """
 
-    _WINDOW = 64
+    _WINDOW = 256
     #: A change of level: medians of the newest eight and of the others differ by a tenth or more.
     _RECENT = 8
     _CHANGE = 0.1
@@ -42,6 +45,7 @@ class IterationTime:
         self._mean: float | None = None
         self._raw_mean: float | None = None
         self._error = 0.0
+        self._spread, self._inflation = 0.0, 1.0
         self._low: float | None = None
         self._limit = math.inf
         self._num_new = 0
@@ -74,6 +78,10 @@ class IterationTime:
         """Seconds above which an iteration is an outlier; as of the last ``value``."""
         return self._limit
 
+    def spread(self, num: float = 1.0) -> float:
+        """Standard deviation of the sum of ``num`` iterations in a row, as of ``value``."""
+        return self._spread * math.sqrt(num * self._inflation)
+
     def low(self) -> float | None:
         """Seconds that nine in ten iterations take at least; as of the last ``value``."""
         return self._low
@@ -86,7 +94,9 @@ class IterationTime:
         self._limit = OUTLIER * ascending[len(ascending) // 2]
         capped = [min(t, self._limit) for t in self._times]
         self._mean = fmean(capped)
-        self._error = _standard_error(capped)
+        self._spread = _deviation(capped)
+        self._inflation = inflation(capped)
+        self._error = self._spread * math.sqrt(self._inflation / len(capped))
         self._raw_mean = fmean(ascending)
         self._low = ascending[len(ascending) // 10]
 
@@ -161,54 +171,6 @@ class Estimate:
         return low + self.error <= self.mean <= high - self.error
 
 
-class CheckpointCost:
-    """o, what a checkpoint adds to the training time: a trimmed mean of the last ``_WINDOW``.
-
-    Among few values an extreme one counts as ``OUTLIER`` medians. This is what plans use; the
-    budget is charged with the full cost.
-    """
-
-    _WINDOW = 20
-    #: A change of level: the newest four are all above, or all below, everything before.
-    _RECENT = 4
-    _TRIM = 0.1
-
-    def __init__(self) -> None:
-        self._costs: deque[float] = deque(maxlen=self._WINDOW)
-
-    def __len__(self) -> int:
-        return len(self._costs)
-
-    def add(self, seconds: float) -> None:
-        """Take in one checkpoint's cost, which noise may make negative."""
-        self._costs.append(seconds)
-        self._follow_change()
-
-    def clear(self) -> None:
-        """Forget everything: snapshots will be taken in a different place."""
-        self._costs.clear()
-
-    def value(self) -> Estimate | None:
-        """None before the first."""
-        if not self._costs:
-            return None
-        limit = OUTLIER * max(0.0, median(self._costs))
-        capped = (min(cost, limit) for cost in self._costs) if limit else self._costs
-        kept = _trimmed(sorted(capped), self._TRIM)
-        mean = max(0.0, fmean(kept))
-        spread = _deviation(kept)
-        # The doubt: the spread of a few values says little, and a single one has none.
-        return Estimate(mean, spread / math.sqrt(len(kept)), 0.5 * mean / len(kept))
-
-    def _follow_change(self) -> None:
-        costs = list(self._costs)
-        recent, older = costs[-self._RECENT :], costs[: -self._RECENT]
-        if len(older) < self._RECENT:
-            return
-        if min(recent) > max(older) or max(recent) < min(older):
-            self._costs = deque(recent, maxlen=self._WINDOW)
-
-
 class RecentMedian:
     """Median of the last few values of a quantity that varies little."""
 
@@ -224,15 +186,16 @@ class RecentMedian:
         return median(self._values) if self._values else None
 
 
-def _trimmed(ascending: Sequence[float], part: float) -> Sequence[float]:
+def trimmed(ascending: Sequence[T], part: float) -> Sequence[T]:
+    """All but the lowest and the highest ``part`` of them."""
     cut = int(len(ascending) * part)
     return ascending[cut : len(ascending) - cut]
 
 
-def _standard_error(values: Sequence[float]) -> float:
-    """Standard error of the mean of consecutive values, modelled as an AR(1) process."""
+def inflation(values: Sequence[float]) -> float:
+    """By how much correlation makes the variance of a sum larger, as in an AR(1) process."""
     kept = min(max(0.0, _autocorrelation(values)), _MOST_CORRELATED)
-    return _deviation(values) * math.sqrt((1 + kept) / (1 - kept) / len(values))
+    return (1 + kept) / (1 - kept)
 
 
 def _autocorrelation(values: Sequence[float]) -> float:

@@ -3,7 +3,7 @@
 The largest of four terms decides (T, D, P, o: policy/profile.py)::
 
     budget     ceil(o / (p T - b))     keeps the overhead bound p; b is the cost of each boundary,
-                                       o the upper quartile of its estimate
+                                       o a careful estimate (Profile.planned_cost_s)
     storage    ceil(max(P, D) / T)     no snapshot waits for the one before; ceil((D + P) / T) with
                                        one slot
     failures   round(tau / T)          Daly's optimum, if a mean time between failures is given

@@ -40,6 +40,11 @@ class Iteration(NamedTuple):  # made at every iteration, at a third of a frozen 
         """Its length, without waits of the user and meetings of the ranks."""
         return self.end_s - self.start_s - self.waited_s - self.met_s
 
+    @property
+    def moved_s(self) -> float:
+        """The part of ``duration_s`` during which training was not held."""
+        return self.duration_s - self.stall_s
+
     def is_sane(self) -> bool:
         """False for NaN, and for a clock that went backwards or jumped."""
         return (  # only comparisons, which are False for NaN: this runs at every iteration

@@ -3,11 +3,12 @@
 The tuner is told of iterations and checkpoints as they end, in seconds of one clock:
 
 - An iteration that no checkpoint touched is *clean* and measures T (costs.py). The others are
-  charged to the checkpoints that touched them (charges.py). A slowdown with another cause shows in
-  clean iterations too: it moves T and is not charged.
+  charged to the checkpoints that touched them (charges.py), as far as they took longer than the
+  clean ones around them (neighbours.py): a slowdown with another cause shows in those too.
 - After every checkpoint the interval is planned anew (frequency.py), longer or shorter, and small
   changes are damped (damping.py).
-- A budget enforces the overhead bound whatever the plan says (budget.py).
+- A budget enforces the overhead bound whatever the plan says (budget.py). What noise explains of
+  a cost does not hold checkpoints back at once (instalments.py).
 - When iterations are no longer clean, T is measured again (baseline.py).
 """
 
@@ -20,12 +21,15 @@ from enum import Enum
 from checkfreq.policy.baseline import BaselineRefresh
 from checkfreq.policy.budget import OverheadBudget
 from checkfreq.policy.charges import Charge, Charges, Outliers
-from checkfreq.policy.costs import PROFILE_ITERATIONS, RunCosts
+from checkfreq.policy.costs import FIRST_ITERATIONS, PROFILE_ITERATIONS, RunCosts
 from checkfreq.policy.damping import HYSTERESIS, IntervalDamper
 from checkfreq.policy.frequency import FrequencyPolicy, Plan, Reason
+from checkfreq.policy.instalments import Instalments
 from checkfreq.policy.meeting_schedule import MeetingSchedule
+from checkfreq.policy.neighbours import AFTER, Neighbours
 from checkfreq.policy.observations import Iteration, Measured
 from checkfreq.policy.profile import Profile
+from checkfreq.policy.situation import Situation, Situations
 from checkfreq.policy.uploads import Uploads
 from checkfreq.types import SnapshotPlace
 
@@ -39,8 +43,18 @@ _WARM_UP_ITERATIONS = 2
 _IRREGULAR_IN_ROW = 8
 #: After so many partial measurements in a row, the next one counts: there are no complete ones.
 _PARTIAL_IN_ROW = 5
+#: The first checkpoint of a run whose costs are cached: there is none to fall back on.
+_FIRST_STEPS = _WARM_UP_ITERATIONS + 1
 #: One in so many intervals is a step longer; see _interval_steps.
 _DITHER = 4
+#: Longer intervals vary around their length by so large a part, through so many of it in turn:
+#: neighbours are far from each other, the mean is the length, and their number is prime, so that
+#: their sum is in step with few rhythms.
+_SPREAD = 8
+_PARTS = (3, 0, 5, 2, 6, 1, 4)
+_LEAST_SPREAD_STEPS = 4
+#: Of a cost whose neighbours tell next to nothing.
+_LEAST_WEIGHT = 0.01
 
 
 class Verdict(Enum):
@@ -59,7 +73,8 @@ class RateTuner:
     ``dynamic=False`` keeps the first plan and enforces nothing. ``cached`` is the profile of an
     earlier run: it gives a plan at once and is checked against the first measurements.
     ``free_device_bytes`` is the memory that a snapshot on the device may use, including what the
-    last one used; None: snapshots cannot be taken there.
+    last one used; None: snapshots cannot be taken there. ``paired=False`` compares checkpoints with
+    the mean of all clean iterations instead of their neighbours, for benchmarks.interval.
     """
 
     def __init__(
@@ -68,6 +83,7 @@ class RateTuner:
         *,
         dynamic: bool = True,
         cached: Profile | None = None,
+        paired: bool = True,
     ) -> None:
         self.policy = policy
         self.plan: Plan | None = None
@@ -76,10 +92,13 @@ class RateTuner:
         self.num_bad_samples = 0
         self.num_withheld = 0
         self._dynamic = dynamic
-        self._costs = RunCosts()
+        self._costs = RunCosts(paired=paired)
         self._charges = Charges()
+        self._neighbours = Neighbours() if paired else None
+        self._instalments = Instalments()
         self._outliers = Outliers()
         self._uploads = Uploads()
+        self._situations = Situations()
         self._budget = OverheadBudget(policy.max_overhead)
         self._refresh = BaselineRefresh(self._costs)
         self._damper = IntervalDamper()
@@ -93,6 +112,7 @@ class RateTuner:
         self._num_irregular = 0
         self._num_partial = 0
         self._is_withheld = False
+        self._noise_s = 0.0  # of the newest cost
         self.begin(policy, cached=cached)
 
     def begin(self, policy: FrequencyPolicy, *, cached: Profile | None) -> None:
@@ -123,8 +143,13 @@ class RateTuner:
         return self._within_budget()
 
     def _due_without_plan(self, step: int) -> Verdict:
-        """One checkpoint as soon as T is known; if it measured nothing, more within the bound."""
-        is_ready = self._costs.num_clean >= PROFILE_ITERATIONS and not self._refresh.is_pausing
+        """One as soon as there is a clean iteration; if it measured nothing, more within the bound.
+
+        A run is unprotected until then, and the first checkpoint is paid for once.
+        """
+        # Another one must not begin before T is known well enough to compare the first with it.
+        least = FIRST_ITERATIONS if self._num_settled else 1
+        is_ready = self._costs.num_clean >= least and not self._refresh.is_pausing
         if len(self._charges) and step - self._last_step > PROFILE_ITERATIONS:
             return Verdict.LATE
         if not is_ready or len(self._charges):
@@ -138,11 +163,16 @@ class RateTuner:
         """The interval of ``plan``, shortened at the start of a run and dithered later."""
         steps = plan.interval_steps
         if not self._last_step:  # a new run with a cached profile has no checkpoint to fall back on
-            return min(steps, PROFILE_ITERATIONS)
+            return min(steps, _FIRST_STEPS)
         # Iterations may alternate (two networks in turn, batches of two sizes). If the interval
         # were always the same, checkpoints could meet only the slow ones and be charged for it.
-        is_dithered = self._dynamic and steps > 1 and plan.reason is Reason.BUDGET
-        return steps + (is_dithered and self._num_settled % _DITHER == 0)
+        if not self._dynamic or steps == 1 or plan.reason is not Reason.BUDGET:
+            return steps
+        if steps < _LEAST_SPREAD_STEPS:
+            return steps + (self._num_settled % _DITHER == 0)
+        most = max(1, steps // _SPREAD)
+        part = _PARTS[self._num_settled % len(_PARTS)]
+        return steps - most + int((part + 0.5) / len(_PARTS) * (2 * most + 1))
 
     def _is_late(self, now_s: float) -> bool:
         """Whether a snapshot taken now would have to wait for the previous one."""
@@ -186,9 +216,10 @@ class RateTuner:
             if is_regular and not self._is_slowed_by_upload(iteration):
                 self._note_clean(iteration)
         self._budget.earn(self._costs.iteration_s)
-        if is_touched:  # after earning: a checkpoint is judged by all the work since the last one
-            for charge in self._charges.settle():
-                self._account(charge)
+        # After earning: a checkpoint is judged by all the work since the last one. The first plan
+        # does not wait for what comes after.
+        for charge in self._charges.settle(after=AFTER if self.plan and self._neighbours else 0):
+            self._account(charge)
 
     def _is_slowed_by_upload(self, iteration: Iteration) -> bool:
         """Whether an upload was in progress, so that the iteration says nothing about T.
@@ -214,12 +245,17 @@ class RateTuner:
 
     def _note_clean(self, iteration: Iteration) -> None:
         self._costs.add_clean(iteration)
+        self._charges.add_clean()
+        limited_s = self._costs.limited_s(iteration)
+        self._situations.add_clean(limited_s)
+        if self._neighbours:
+            self._neighbours.add(iteration.start_s, limited_s)
         self._outliers.add_clean(self._costs.over_s(iteration))
         self._refresh.add_clean()  # last: it may bring T and the outliers' limit up to date
-        if self._costs.num_clean == PROFILE_ITERATIONS:
+        if self._costs.num_clean in (FIRST_ITERATIONS, PROFILE_ITERATIONS):
             self._check_cached()
             if self.plan is None:
-                self._replan()  # a requested checkpoint may have measured its cost already
+                self._replan()  # a checkpoint may have measured its cost already
 
     # ---- checkpoints
 
@@ -249,6 +285,7 @@ class RateTuner:
     def _account(self, charge: Charge) -> None:
         """Deduct the cost of a checkpoint from the budget and learn from it."""
         self._num_settled += 1
+        self._compare(charge)
         if charge.measured is None:
             self._account_failed(charge)
             return
@@ -259,10 +296,26 @@ class RateTuner:
             estimate = self._costs.cost
             cost_s = max(charge.stall_s, cost_s, estimate.mean if estimate else 0.0)
         cost_s += self._outliers.add(charge)
+        usual = self._costs.cost
+        if usual and charge.noise_s:
+            cost_s = self._instalments.due_s(cost_s, usual_s=usual.mean, noise_s=charge.noise_s)
         self._budget.settle(cost_s, reserved_s=charge.reserved_s)
         self._damper.add_checkpoint(cost_s, productive_s=self.productive_s)
         if not is_wrong and not self._skips(charge, is_partial=is_partial):
             self._learn(charge)
+
+    def _compare(self, charge: Charge) -> None:
+        """Compare it with its neighbours instead of with T, and tell how far chance may move it."""
+        level = self._neighbours.around(charge.start_s) if self._neighbours else None
+        if level is None or not charge.num_touched:
+            return
+        charge.compare_with(level.mean_s)
+        sum_s = self._costs.spread_s(charge.num_touched)
+        charge.noise_s = level.noise_s(
+            charge.num_touched, one_s=self._costs.spread_s(), sum_s=sum_s
+        )
+        if charge.noise_s:
+            charge.weight = max(_LEAST_WEIGHT, (sum_s / charge.noise_s) ** 2)
 
     def _account_failed(self, charge: Charge) -> None:
         """Deduct the cost of a failed checkpoint, from which nothing is learned.
@@ -290,7 +343,14 @@ class RateTuner:
         return False
 
     def _learn(self, charge: Charge) -> None:
-        self._costs.add_cost(charge.cost_s, stall_s=charge.stall_s, num_touched=charge.num_touched)
+        self._situations.add_cost(charge.cost_s)
+        self._noise_s = charge.noise_s
+        self._costs.add_cost(
+            charge.cost_s,
+            stall_s=charge.stall_s,
+            num_touched=charge.num_touched,
+            weight=charge.weight,
+        )
         self._check_cached()
         self._replan()
 
@@ -333,7 +393,7 @@ class RateTuner:
             self._charges.forget_costs()
         self.plan = plan
         self._place = plan.place
-        self._budget.plan_for(profile.cost_upper_s, rate=self.policy.allowed_overhead(plan))
+        self._budget.plan_for(profile.planned_cost_s, rate=self.policy.allowed_overhead(plan))
 
     # ---- many ranks
 
@@ -402,6 +462,11 @@ class RateTuner:
     def is_measured(self) -> bool:
         """Whether this run has measured its own costs; otherwise they are cached or unknown."""
         return self._costs.is_measured
+
+    @property
+    def situation(self) -> Situation:
+        """Whether iterations are slower, or checkpoints costlier, than they were before."""
+        return self._situations.now(cost_error_s=self._noise_s)
 
     @property
     def iteration_s(self) -> float | None:

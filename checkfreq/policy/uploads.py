@@ -36,8 +36,8 @@ class Uploads:
         """Take in an iteration; False if no upload was in progress during it."""
         if not (iteration.start_s < self._ended_s and iteration.end_s > self._began_s):
             return False
-        moved_s = iteration.duration_s - iteration.stall_s  # stalls are paid for anyway
-        self._excess_s += min(moved_s, baseline.limit_s) - baseline.iteration_s
+        # Not stalls, which are paid for anyway.
+        self._excess_s += min(iteration.moved_s, baseline.limit_s) - baseline.iteration_s
         return True
 
     def settle(self) -> float:

@@ -1,9 +1,9 @@
-"""What decides in a simulated run: a ``RateTuner``, or an interval that never changes."""
+"""What decides in a simulated run: a ``RateTuner``, an interval that never changes, given steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -34,6 +34,10 @@ class Decider(Protocol):
     def ended(self, attempt: str, *, end_s: float, measured: Measured | None) -> None: ...
 
     def continue_from(self, step: int) -> None: ...
+
+    def met(self, seconds: float) -> None: ...
+
+    def uploading(self, began_s: float, ended_s: float | None) -> None: ...
 
     def due(self, *, step: int, now_s: float) -> Verdict: ...
 
@@ -84,6 +88,12 @@ class FixedInterval:
         """See RateTuner."""
         self._last_step = step
 
+    def met(self, seconds: float) -> None:
+        """Ignored: the interval is fixed."""
+
+    def uploading(self, began_s: float, ended_s: float | None) -> None:
+        """Ignored: the interval is fixed."""
+
     def due(self, *, step: int, now_s: float) -> Verdict:
         """See RateTuner."""
         if step - self._last_step < self.plan.interval_steps:
@@ -94,3 +104,38 @@ class FixedInterval:
         return len(self._active) > 1 or any(
             now_s < start_s + self._copy_s for start_s in self._active.values()
         )
+
+
+class GivenSteps:
+    """A checkpoint after each of the given steps, whatever it has to wait for."""
+
+    plan = None
+
+    def __init__(self, steps: Collection[int]) -> None:
+        self._steps = frozenset(steps)
+
+    def profile(self) -> Profile | None:
+        """None: nothing is measured."""
+        return None
+
+    def iteration(self, iteration: Iteration) -> None:
+        """Ignored."""
+
+    def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
+        """Ignored."""
+
+    def ended(self, attempt: str, *, end_s: float, measured: Measured | None) -> None:
+        """Ignored."""
+
+    def continue_from(self, step: int) -> None:
+        """Ignored."""
+
+    def met(self, seconds: float) -> None:
+        """Ignored."""
+
+    def uploading(self, began_s: float, ended_s: float | None) -> None:
+        """Ignored."""
+
+    def due(self, *, step: int, now_s: float) -> Verdict:
+        """See RateTuner."""
+        return Verdict.TAKE if step in self._steps else Verdict.NOT_YET

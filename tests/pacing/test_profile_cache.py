@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkfreq.pacing.profile_cache import ProfileCache
+from checkfreq.pacing.profile_cache import ProfileCache, stored_costs
+from checkfreq.policy.failure_rate import FailureRate
 from checkfreq.policy.profile import Profile
 from checkfreq.types import SnapshotPlace
 
@@ -263,22 +264,38 @@ def test_time_between_failures_is_running_time_over_failures(path: Path) -> None
     run(path, 400.0, clean=False)
     now = ProfileCache(path)
     now.opened()  # the third failure is known only now
-    assert now.estimated_mtbf_s() == 1000.0 / 3
+    assert now.failures() == FailureRate(3, 1000.0)
     now.note_running(500.0)
-    assert now.estimated_mtbf_s() == 1500.0 / 3
+    assert now.failures() == FailureRate(3, 1500.0)  # this run has not failed
 
 
-def test_fewer_than_three_failures_estimate_nothing(path: Path) -> None:
+def test_what_failed_is_known_before_the_next_run_opens(path: Path) -> None:
+    run(path, 100.0, clean=False)
+    assert ProfileCache(path).failures() == FailureRate(1, 100.0)
+    assert stored_costs(path).failures == FailureRate(0, 100.0)  # it may go on: who looks waits
+
+
+def test_fewer_than_three_failures_are_nothing_to_plan_with(path: Path) -> None:
     run(path, 100.0, clean=False)
     run(path, 100.0, clean=False)
     run(path, 100.0, clean=True)
-    assert ProfileCache(path).estimated_mtbf_s() is None
+    rate = ProfileCache(path).failures()
+    assert (rate, rate.mtbf_s) == (FailureRate(2, 300.0), None)
+
+
+def test_a_run_that_goes_on_after_its_end_was_asked_for_has_not_failed(path: Path) -> None:
+    cache = ProfileCache(path)
+    cache.opened()
+    cache.note_running(100.0)
+    cache.closed()  # a stop signal; then it is killed before its last checkpoint is durable
+    cache.note_running(130.0)
+    assert ProfileCache(path).failures() == FailureRate(0, 130.0)
 
 
 def test_runs_that_never_ran_estimate_nothing(path: Path) -> None:
     for _ in range(5):
         run(path, 0.0, clean=False)
-    assert ProfileCache(path).estimated_mtbf_s() is None
+    assert ProfileCache(path).failures() == FailureRate()
 
 
 @pytest.mark.parametrize("seconds", [-5.0, float("nan"), float("inf"), 30.0])
@@ -304,7 +321,7 @@ def test_the_history_survives_another_key_and_a_discarded_profile(path: Path) ->
     cache.store({**KEY, "batch": 64}, PROFILE)
     cache.discard("off")
 
-    assert ProfileCache(path).estimated_mtbf_s() == 100.0
+    assert ProfileCache(path).failures().mtbf_s == 100.0
 
 
 def test_the_profile_survives_the_history(path: Path) -> None:
@@ -342,8 +359,10 @@ def check_everything(path: Path, key: dict[str, Any]) -> Profile | None:
     found = cache.load(key)
     cache.opened()
     cache.note_running(1.0)
-    mtbf_s = cache.estimated_mtbf_s()
-    assert mtbf_s is None or mtbf_s > 0
+    rate = cache.failures()
+    assert rate.mtbf_s is None or rate.mtbf_s > 0
+    rate.facts()
+    assert rate.explain()
     assert ProfileCache(path).load(key) == found
     cache.discard("tried")
     cache.store(KEY, PROFILE)

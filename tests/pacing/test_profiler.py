@@ -14,7 +14,9 @@ from checkfreq.pacing.profiler import Profiler
 from checkfreq.pacing.timing import HostTimer
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.policy.charges import AFTERMATH_ITERATIONS
+from checkfreq.policy.failure_rate import FailureRate
 from checkfreq.policy.frequency import FrequencyPolicy
+from checkfreq.policy.neighbours import AFTER
 from checkfreq.policy.tuner import PROFILE_ITERATIONS, Verdict
 from checkfreq.types import Objective, SnapshotPlace
 
@@ -246,7 +248,7 @@ def test_a_device_that_refuses_gets_no_more_snapshots(tmp_path: Path) -> None:
         attempt.copied_s, attempt.copy_s = run.now_s, 0.9
         attempt.persist_s, attempt.durable_s, attempt.num_bytes = 0.5, run.now_s + 0.1, 4096
         run.profiler.ended(attempt, free_device_bytes=free)
-        run.iterate(1 + AFTERMATH_ITERATIONS)
+        run.iterate(1 + AFTERMATH_ITERATIONS + AFTER)
         assert run.profiler.place is place
 
 
@@ -319,15 +321,15 @@ def test_runs_that_fail_tell_the_time_between_failures(tmp_path: Path) -> None:
         run.iterate(100)
         seconds = run.now_s - 1000.0
         run.profiler.close(clean=False)
-    assert ProfileCache(tmp_path / "profile.json").estimated_mtbf_s() == pytest.approx(
-        4 * seconds / 3
-    )
+    rate = ProfileCache(tmp_path / "profile.json").failures()
+    assert rate.mtbf_s == pytest.approx(seconds)
+    assert rate.failures == 4
 
 
 def test_runs_that_fail_within_a_minute_say_nothing_about_failures(tmp_path: Path) -> None:
     for _ in range(9):
         Run(tmp_path).profiled().profiler.close(clean=False)
-    assert ProfileCache(tmp_path / "profile.json").estimated_mtbf_s() is None
+    assert ProfileCache(tmp_path / "profile.json").failures() == FailureRate()
 
 
 def test_goodput_keeps_the_bound_until_failures_are_known_then_weighs_them(tmp_path: Path) -> None:
@@ -342,6 +344,35 @@ def test_goodput_keeps_the_bound_until_failures_are_known_then_weighs_them(tmp_p
     assert run.profiler.stats()["mtbf_s"] == pytest.approx(seconds)
     assert run.profiler.stats()["reason"] == "failures"
     assert Run(tmp_path).profiled().profiler.stats()["mtbf_s"] is None  # the bound is the bound
+
+
+def test_failures_are_shown_with_their_limits_and_how_they_are_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="checkfreq")
+    for number in range(4):
+        run = Run(tmp_path, objective=Objective.GOODPUT).profiled()
+        assert run.profiler.stats()["failures_seen"] == (number or None)
+        run.iterate(100)
+        run.profiler.close(clean=False)
+    stats = run.profiler.stats()
+    assert stats["mtbf_seen_low_s"] < stats["mtbf_seen_s"] < stats["mtbf_seen_high_s"]
+    assert stats["mtbf_s"] == stats["mtbf_seen_s"]
+    once, twice, thrice = [line for line in caplog.messages if line.startswith("runs in this dir")]
+    assert once.startswith("runs in this directory have failed once in 1.9 min of training: every")
+    assert twice.endswith("; not planned with before 3 failures")
+    assert thrice.endswith("; planned with, since no mtbf_s was given")
+    caplog.clear()
+    assert Run(tmp_path, mtbf_s=50.0).profiled().profiler.stats()["mtbf_s"] == 50.0
+    (line,) = [line for line in caplog.messages if line.startswith("runs in this directory")]
+    assert line.endswith(")")  # the confidence: nothing else is said
+
+
+def test_a_run_whose_end_was_asked_for_has_not_failed(tmp_path: Path) -> None:
+    run = Run(tmp_path).profiled()
+    run.iterate(100)
+    run.profiler.asked_to_end()  # and killed before anything else
+    assert Run(tmp_path).profiler.failures == FailureRate(0, 0.0)
 
 
 def test_scalars_are_written_at_each_checkpoint(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_without_outliers_a_checkpoint_is_never_compared_with_a_mean_that_has_th
 def test_an_outlier_that_comes_anyway_costs_nothing_on_average() -> None:
     # Nine in ten take 1 s, one takes 6 s: limit 4 s, T = 1.3 s, plain mean 1.5 s.
     baseline = Baseline(iteration_s=1.3, raw_s=1.5, limit_s=4.0)
-    charges = begun((0.0, 10.0))
+    charges = begun((0.0, 13.0))
     charges.add(Iteration(0, 6), baseline=baseline)
     for i in range(6, 15):
         charges.add(Iteration(i, i + 1), baseline=baseline)

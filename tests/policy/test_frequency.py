@@ -55,9 +55,9 @@ def test_the_budget_term_is_that_of_the_paper(bound: float, cost_s: float, steps
 
 
 def test_the_budget_term_allows_for_noise_but_the_prediction_is_the_mean() -> None:
-    plan = policy(0.05).plan(profile(cost_s=1.0, cost_error_s=0.5, cost_upper_s=2.0, persist_s=0.1))
-    assert plan.interval_steps == 27  # (1 + 0.674 / 2) / 0.05
-    assert plan.predicted_overhead == pytest.approx(1 / 27)
+    plan = policy(0.05).plan(profile(cost_s=1.0, cost_error_s=0.3, cost_upper_s=2.0, persist_s=0.1))
+    assert plan.interval_steps == 29  # (1 + 1.96 * 0.3) / 1.1 / 0.05
+    assert plan.predicted_overhead == pytest.approx(1 / 29)
 
 
 @pytest.mark.parametrize(

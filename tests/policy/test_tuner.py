@@ -42,17 +42,28 @@ def gaps(steps: list[int]) -> list[int]:
 
 
 class TestTheFirstPlan:
-    def test_the_first_checkpoint_comes_after_warm_up_and_ten_clean_iterations(self) -> None:
+    def test_the_first_checkpoint_comes_after_warm_up_and_one_clean_iteration(self) -> None:
         played = run()
-        assert played.play(30)[0] == 2 + PROFILE_ITERATIONS
+        assert played.play(30)[0] == 3
+
+    @pytest.mark.parametrize("stall_s", [0.02, 0.5, 5.0])
+    def test_it_and_the_one_after_it_keep_the_bound_but_for_its_own_cost(
+        self, stall_s: float
+    ) -> None:
+        played = run(Costs(stall_s=stall_s))
+        for _ in range(300):
+            played.play(1)
+            assert played.true_s <= 0.05 * played.clean_s + 2 * stall_s
+        assert interval(played) == max(1, round(stall_s / 0.05))
 
     def test_the_plan_comes_when_the_aftermath_of_the_first_one_is_over(self) -> None:
-        played = run(Costs(durable_s=2.75))
-        played.play(12)
-        played.play(3 + 2 - 1)  # it touches three
+        played = run(Costs(durable_s=1.75))
+        played.play(3)
+        played.play(2 + 2)  # it touches two
         assert played.tuner.plan is None
         assert played.tuner.profile() is None
-        played.play(1)
+        played.play(1)  # the second clean one
+        assert played.step == 8
         assert played.tuner.plan is not None
         assert (interval(played), played.tuner.plan.reason) == (10, Reason.BUDGET)
 
@@ -66,12 +77,12 @@ class TestTheFirstPlan:
     def test_a_first_checkpoint_that_failed_is_charged_and_taken_again(self) -> None:
         played = run()
         played.fails = True
-        assert played.play(15) == [12]
+        assert played.play(8) == [3]
         assert played.tuner.plan is None
         assert played.tuner.overhead_s == pytest.approx(0.5)
         played.fails = False
         again = played.play(40)[0]
-        assert again >= 12 + PROFILE_ITERATIONS
+        assert again >= 3 + PROFILE_ITERATIONS
         assert played.tuner.plan is not None
 
     def test_first_checkpoints_that_keep_failing_are_retried_only_within_the_bound(self) -> None:
@@ -83,11 +94,12 @@ class TestTheFirstPlan:
 
     def test_a_requested_checkpoint_can_be_the_first_measurement(self) -> None:
         played = run()
-        played.play(5)
+        played.play(2)
+        played.iterate()  # the first clean one
         played.take(is_periodic=False)
-        played.play(9)
+        played.play(3)  # it touches one, and two are its aftermath
         assert played.tuner.plan is None
-        played.play(1)  # clean: 3 before it, 7 after it and the two of its aftermath
+        played.play(1)
         assert interval(played) == 10
         assert not played.taken
 
@@ -100,11 +112,12 @@ class TestTheFirstPlan:
 
     def test_a_first_checkpoint_that_touched_only_irregular_iterations_is_repeated(self) -> None:
         played = run(Costs(stall_s=0.1))
-        played.play(12)
-        played.iterate(is_regular=False)
-        played.decide()
+        played.play(3)
+        for _ in range(3):
+            played.iterate(is_regular=False)
+            played.decide()
         assert played.tuner.plan is None
-        assert played.play(30)[0] == 22
+        assert played.play(30)[0] == 3 + PROFILE_ITERATIONS
         assert played.tuner.plan is not None
 
     def test_partial_measurements_count_where_there_are_no_others(self) -> None:
@@ -118,14 +131,14 @@ class TestTheFirstPlan:
         self,
     ) -> None:
         played = run(Costs(stall_s=0.0, durable_s=12.5))
-        played.play(12)
+        played.play(3)
         played.iteration_s = 0.5  # and no clean iteration shows it
-        played.play(40)
-        assert played.taken[1] > 12 + 25 + 7
-        played.play(60)
+        played.play(26)
+        assert played.taken == [3]
+        played.play(100)
         profile = played.tuner.profile()
         assert profile is not None
-        assert profile.iteration_s == pytest.approx(0.5)
+        assert profile.iteration_s == pytest.approx(0.5, rel=0.15)
 
 
 class TestBothWays:
@@ -204,21 +217,21 @@ class TestBothWays:
         fresh = run(FREE, cached=replace(CACHED, cost_s=2.0, cost_upper_s=2.0))
         fresh.step = 1000
         fresh.tuner.continue_from(1000)
-        assert fresh.play(60)[0] == 1041  # the longer one of four comes first
+        assert fresh.play(60)[0] == 1040
 
 
 class TestTheBound:
-    def test_no_checkpoint_starts_while_the_balance_does_not_cover_its_upper_cost(self) -> None:
+    def test_no_checkpoint_starts_while_the_balance_does_not_cover_its_planned_cost(self) -> None:
         played = run(Costs(stall_s=2.0))
         for _ in range(3000):
             played.iterate()
             balance_s, profile = played.tuner.balance_s, played.tuner.profile()
             due = played.tuner.due(step=played.step, now_s=played.now_s)
             if due is Verdict.TAKE and profile is not None:
-                assert balance_s >= profile.cost_upper_s
+                assert balance_s >= profile.planned_cost_s
             if due is Verdict.NO_BUDGET:
                 assert profile is not None
-                assert balance_s < profile.cost_upper_s
+                assert balance_s < profile.planned_cost_s
             assert played.decide() is due
         assert played.told[Verdict.NO_BUDGET] > 0
         assert len(played.taken) > 50
@@ -236,7 +249,7 @@ class TestTheBound:
             played.iterate()
         profile = played.tuner.profile()
         assert profile is not None
-        assert played.tuner.balance_s == pytest.approx(4 * profile.cost_upper_s)
+        assert played.tuner.balance_s == pytest.approx(4 * profile.planned_cost_s)
 
     def test_an_excess_cost_of_a_checkpoint_in_flight_is_not_spent_twice(self) -> None:
         played = run(Costs(stall_s=0.02, copy_s=1.5, durable_s=1.9))
@@ -272,7 +285,7 @@ class TestTheBound:
         played.take(is_periodic=True)
         while played.in_flight:
             played.iterate(extra_s=chance.gauss(0.0, 0.02))
-        for _ in range(5):
+        for _ in range(8):
             played.iterate()
         if slower:  # held training back by 100 s
             assert -100 < played.tuner.balance_s < -50
@@ -425,7 +438,7 @@ class TestDeferral:
     def test_a_slow_first_checkpoint_is_late_after_ten_iterations(self) -> None:
         played = run()
         played.never_ends = True
-        assert played.play(12 + PROFILE_ITERATIONS) == [12]
+        assert played.play(3 + PROFILE_ITERATIONS) == [3]
         assert played.told[Verdict.LATE] == 0
         played.told.clear()
         assert not played.play(50)
@@ -454,7 +467,9 @@ class TestTheBoundary:
         assert profile.iteration_s == pytest.approx(1.0)
         assert profile.cost_s == pytest.approx(0.5 + 3 * boundary_s)
         assert interval(played) == steps
-        assert {*gaps(played.taken[-5:])} == {steps, steps + 1}
+        found = gaps(played.taken[-9:])
+        assert sum(found) / len(found) == pytest.approx(steps, abs=1)
+        assert max(abs(gap - steps) for gap in found) <= steps // 8 + 1
 
     @pytest.mark.parametrize(
         ("boundary_s", "left_s"), [(0.0, 0.05), (0.01, 0.04), (0.04, 0.025), (0.2, 0.025)]
@@ -465,7 +480,7 @@ class TestTheBoundary:
         played = run(Costs(stall_s=0.5))
         played.boundary_s = boundary_s
         played.play(300)
-        while len(played.tuner._charges):
+        while played.tuner._charges._open:
             played.iterate()
         balance_s = played.tuner.balance_s
         for _ in range(5):
@@ -477,7 +492,7 @@ class TestTheBoundary:
         played = run(Costs(stall_s=0.5))
         played.boundary_s = boundary_s
         played.play(1000)
-        while len(played.tuner._charges):
+        while played.tuner._charges._open:
             played.iterate()
         assert played.tuner.overhead_s == pytest.approx(played.true_s)
         assert played.true_overhead <= max(0.05, boundary_s + 0.025)
@@ -499,12 +514,25 @@ class TestTheBoundary:
 
 
 class TestRhythms:
-    def test_one_interval_in_four_is_a_step_longer(self) -> None:
-        played = run(Costs(stall_s=0.48))  # 9.6
+    def test_of_short_intervals_one_in_four_is_a_step_longer(self) -> None:
+        played = run(Costs(stall_s=0.14))  # 2.8
         played.play(200)
         steps = gaps(played.play(400))
-        assert {*steps} == {10, 11}
-        assert all(sum(steps[i : i + 4]) == 41 for i in range(len(steps) - 3))
+        assert {*steps} == {3, 4}
+        assert all(sum(steps[i : i + 4]) == 13 for i in range(len(steps) - 3))
+
+    @pytest.mark.parametrize(("stall_s", "spread"), [(0.48, 1), (0.98, 2)])  # 9.6; 19.6
+    def test_longer_intervals_are_spread_evenly_around_theirs(
+        self, stall_s: float, spread: int
+    ) -> None:
+        played = run(Costs(stall_s=stall_s))
+        played.play(300)
+        planned = interval(played)
+        steps = gaps(played.play(100 * planned))
+        assert {*steps} == {*range(planned - spread, planned + spread + 1)}
+        assert statistics.fmean(steps) == pytest.approx(planned, abs=0.25)
+        counts = [steps.count(each) for each in {*steps}]
+        assert max(counts) <= 2.2 * min(counts)  # of 7, three values have 2, 3 and 2
 
     def test_intervals_are_not_dithered_where_the_budget_does_not_decide(self) -> None:
         played = run(Costs(stall_s=0.0, durable_s=2.7))
@@ -566,7 +594,7 @@ class TestOutliers:
         assert played.true_overhead <= 0.06  # what three outliers hide
         claimed = played.tuner.measured_overhead
         assert claimed is not None
-        assert 0.025 <= claimed <= 0.05
+        assert 0.015 <= claimed <= 0.05
 
     def test_an_extreme_cost_among_the_first_is_forgotten_once_it_is_paid_for(self) -> None:
         played = run(Costs(stall_s=0.1))
@@ -576,7 +604,7 @@ class TestOutliers:
         while len(played.taken) < 3:
             played.play(1)
         played.costs = Costs(stall_s=0.1)
-        played.play(3)
+        played.play(8)
         assert -4 < played.tuner.balance_s < -2  # as if it were an outlier that comes anyway
         paid = played.step
         while played.tuner.balance_s < 0:
@@ -586,6 +614,40 @@ class TestOutliers:
         played.play(100)
         assert interval(played) == 2
         assert len(played.play(100)) >= 100 / 2.5
+
+
+class TestComparisons:
+    def test_a_change_of_the_machine_under_a_checkpoint_is_not_its_cost(self) -> None:
+        """Iterations become half as long again just when it begins, and stay so."""
+        paired, unpaired = run(), Run(RateTuner(FrequencyPolicy(max_overhead=0.05), paired=False))
+        added_s = []
+        for played in (paired, unpaired):
+            played.play(300)
+            while played.tuner._charges._open or played.tuner.balance_s < 0.5:
+                played.iterate()
+            spent_s = played.tuner.overhead_s
+            played.take(is_periodic=True)
+            played.iteration_s = 1.5
+            for _ in range(12):
+                played.iterate()
+            added_s.append(played.tuner.overhead_s - spent_s)
+        assert 0.5 <= added_s[0] <= 0.5 + 3 * 0.25  # half way between before and after, or less
+        assert added_s[1] >= 0.5 + 3 * 0.5
+
+    def test_a_checkpoint_that_the_user_waited_for_teaches_nothing_where_others_do(self) -> None:
+        played = run()
+        played.play(100)
+        before = played.tuner.profile()
+        played.take(is_periodic=False)
+        start_s = played.now_s
+        played.now_s += 31.5
+        played.tuner.ended(str(played.name), end_s=start_s + 0.5, measured=Costs().measured)
+        played.in_flight.clear()
+        played.tuner.iteration(Iteration(start_s, played.now_s, stall_s=0.5, waited_s=30.0))
+        played.stall_s = 0.0
+        for _ in range(8):
+            played.iterate()
+        assert played.tuner.profile() == before
 
 
 class TestTheIterationTime:
@@ -656,6 +718,8 @@ class TestTheIterationTime:
         played.take(is_periodic=False)
         for _ in range(3):
             played.iterate(is_regular=False, extra_s=60.0)
+        for _ in range(4):  # clean ones to compare it with
+            played.iterate()
         assert played.tuner.overhead_s == pytest.approx(spent_s + 0.5)
         played.iterate(is_regular=False, extra_s=60.0)
         assert played.tuner.profile() == before
@@ -666,14 +730,14 @@ class TestTheIterationTime:
         spent_s = played.tuner.overhead_s
         played.take(is_periodic=False)
         played.iterate(extra_s=60.0)
-        played.iterate()
-        played.iterate()
+        for _ in range(2 + 4):
+            played.iterate()
         assert played.tuner.overhead_s == pytest.approx(spent_s + 0.5 + 3.0)
 
     def test_a_systematic_slowdown_however_large_is_charged(self) -> None:
         played = run(Costs(stall_s=0.0, durable_s=0.5, slowdown=9.0))
         played.play(3000)
-        assert interval(played) == pytest.approx(180, rel=0.1)
+        assert 162 <= interval(played) <= 230  # two of the first are not charged in full
         profile = played.tuner.profile()
         assert profile is not None
         assert profile.cost_s == pytest.approx(9.0, rel=0.1)
@@ -712,7 +776,7 @@ class TestBadSamples:
         played.tuner.started("bad", step=300, start_s=played.now_s, is_periodic=False)
         played.tuner.ended("bad", end_s=played.now_s + 0.5, measured=measured)
         played.stall_s = 0.5
-        for _ in range(3):
+        for _ in range(3 + 4):
             played.iterate()
         assert played.tuner.num_bad_samples == 1
         assert played.tuner.overhead_s == pytest.approx(spent_s + 0.5)
@@ -756,14 +820,15 @@ class TestTimeliness:
 
     def test_a_checkpoint_whose_end_is_reported_late_does_not_stay_open(self) -> None:
         played = run()
-        played.play(12)
+        played.play(3)
         ((name, _),) = played.in_flight.items()
         played.in_flight.clear()
         played.iterate()
         played.iterate()
-        played.tuner.ended(name, end_s=12.75, measured=Costs().measured)
-        played.iterate()
-        assert played.tuner.plan is None
+        played.tuner.ended(name, end_s=3.75, measured=Costs().measured)
+        for _ in range(2):
+            played.iterate()
+            assert played.tuner.plan is None
         played.iterate()
         assert interval(played) == 10
 
@@ -838,7 +903,7 @@ class TestTheCachedProfile:
         played = run(Costs(stall_s=5.0), cached=replace(CACHED, cost_s=5.0, cost_upper_s=6.0))
         played.tuner.continue_from(0)
         assert interval(played) == 100
-        assert played.play(40) == [PROFILE_ITERATIONS]
+        assert played.play(40) == [3]
 
     def test_a_cached_profile_that_fits_stays(self) -> None:
         played = run(cached=CACHED)
