@@ -49,6 +49,7 @@ class Attempt:
     ``device_copy_s``: how long the copies to the host and within the device took, on the device's
     clock. ``stall_s``: how long training waited for this snapshot. ``at_epoch_end``: an epoch
     ended with the step. ``missing_bytes``: the room that the disk lacked, if that is why it failed.
+    ``is_disowned``: a killed run took it after the step at which this run goes on.
     """
 
     step: int
@@ -71,6 +72,7 @@ class Attempt:
     late_marks: Marks | None = None
     error: CheckFreqError | None = None
     missing_bytes: int = 0
+    is_disowned: bool = False
 
     @classmethod
     def inherited(cls, request: p.Persist, slot: Slot) -> Attempt:
@@ -157,8 +159,9 @@ class AttemptBook:
         return len(self._active)
 
     def find(self, step: int) -> Attempt | None:
-        """The attempt in flight for ``step``, the newest if there are two; None without one."""
-        return next((a for a in reversed(self._active.values()) if a.step == step), None)
+        """The run's attempt in flight for ``step``, the newer of two; None without one."""
+        own = (a for a in reversed(self._active.values()) if not a.is_disowned)
+        return next((a for a in own if a.step == step), None)
 
     def add(self, attempt: Attempt) -> None:
         """A snapshot was begun; the attempt is in flight from now on."""
@@ -167,6 +170,15 @@ class AttemptBook:
             # Until it is replaced the step does not count as durable: retention would remove
             # older ones that the run may have to go back to.
             self.last_durable_step, self.last_written_step = self._durable_before, None
+
+    def disown_later_than(self, step: int) -> None:
+        """The run goes on at ``step``: what a killed run took later is none of its checkpoints."""
+        for attempt in self._active.values():
+            attempt.is_disowned = attempt.is_inherited and attempt.step > step
+        if self.last_written_step is not None and self.last_written_step > step:
+            self.last_written_step = None
+        own = [durable for durable in self.durable if durable[0] <= step]
+        self.durable = deque(own, maxlen=_NUM_REMEMBERED)
 
     def continue_from(self, step: int, attempt: str) -> None:
         """``step`` was restored, as ``attempt`` wrote it: it is durable."""
@@ -205,6 +217,8 @@ class AttemptBook:
         attempt.durable_s = reply.ended_s
         self._end(attempt, AttemptState.COMMITTED)
         self.num_committed += 1
+        if attempt.is_disowned:
+            return attempt
         self._failures_in_row = 0
         self.last_written_step = attempt.step
         if not reply.is_part:

@@ -332,7 +332,7 @@ class WorkerClient:
     def _supersede_no_more(self) -> None:
         """The later steps are set aside: a replacement must not set aside this run's own."""
         for attempt, request in self._in_flight.items():
-            self._in_flight[attempt] = dataclasses.replace(request, supersede_after=None)
+            self._in_flight[attempt] = request._replace(supersede_after=None)
 
     @property
     def _takeover_s(self) -> float:
@@ -356,6 +356,7 @@ class WorkerClient:
                 keep_pending=keep_pending,
                 mirror=None if self.mirror is None else self.mirror.to_json(),
                 keep_in_memory_s=config.keep_in_memory_s,
+                full_copy_every=config.full_copy_every,
                 nice=config.nice if is_adopted else None,
                 environment=worker_environment() if is_adopted else None,
             )

@@ -18,6 +18,7 @@ from checkfreq.errors import PersistError
 from checkfreq.persist import protocol as p
 from checkfreq.persist.guard import DirectoryGuard
 from checkfreq.persist.lock import DirectoryLock
+from checkfreq.persist.sharing import Sharing
 from checkfreq.persist.writer import SnapshotWriter, WriteResult
 from checkfreq.store.joint import JointStore
 from checkfreq.store.manifest import FileEntry, Manifest
@@ -52,12 +53,17 @@ class OpenDirectory:
     held: Callable[[], frozenset[int]] = frozenset
     slots: dict[int, mmap.mmap] = field(default_factory=dict)
     layouts: dict[int, tuple[FileSpec, ...]] = field(default_factory=dict)
+    full_copy_every: int = 1
+    sharing: Sharing = field(init=False)
     #: A commit of this worker has set the later steps aside. Snapshots that were handed over
     #: before the trainer heard of that commit still carry the same request, and would now set
     #: aside this run's own steps.
     has_superseded: bool = False
     #: After the trainer died, a commit waited for a part that never came.
     has_waited_in_vain: bool = False
+
+    def __post_init__(self) -> None:
+        self.sharing = Sharing(self.store, full_copy_every=self.full_copy_every)
 
     def ensure_held(self) -> None:
         """Lock the directory again if someone removed, replaced or unlocked it.
@@ -92,7 +98,7 @@ class OpenDirectory:
         self.require_lock()
         match request:
             case p.Prune():
-                held = self.held()
+                held = self.held() | self.sharing.reserve()
                 self.store.prune(step for step in request.steps if step not in held)
                 self.note_steps()
                 there = self.store.steps()
@@ -106,6 +112,7 @@ class OpenDirectory:
                     at_epoch_end=request.at_epoch_end,
                 )
             case p.Quarantine():
+                self.sharing.forget()
                 self.store.quarantine(request.step, request.reason)
                 self.note_steps()
             case p.Confirm():
@@ -130,30 +137,35 @@ class PersistTask:
         self._is_direct = False
         #: The record of the step once it is committed; None in a member, which commits none.
         self._record: Manifest | None = None
+        #: The files that the checkpoint may share with the one before, and those that it does.
+        self._unchanged: dict[str, FileEntry] = {}
+        self._linked: dict[str, FileEntry] = {}
         #: What this rank wrote, once it is written; with a single rank the same.
         self.own_record: Manifest | None = None
         self.phase = "prepare"
 
     def run(self) -> p.Committed:
         """Write and commit the checkpoint; if this raises, call `clean_up` with the error."""
-        request, num_bytes = self._request, self._num_bytes()
-        kept_existing = self._carry_out(num_bytes + SPARE_BYTES)
+        request = self._request
+        self._find_unchanged()
+        kept_existing = self._carry_out(self._new_bytes() + SPARE_BYTES)
         ended_s = time.perf_counter()
         record = self._record
         return p.Committed(
             attempt=request.attempt,
             step=request.step,
-            num_bytes=num_bytes,
+            num_bytes=self._num_bytes(),
             write_s=self._written_s - self._start_s,
             persist_s=ended_s - self._start_s,
             ended_s=ended_s,
             direct=self._is_direct,
             kept_existing=kept_existing,
-            warning=self._add_marks(),
+            warning="; ".join(filter(None, (self._add_marks(), self._directory.sharing.warning()))),
             is_part=not self._directory.role.leads,
             created_unix_s=0.0 if record is None else record.created_unix_s,
             total_bytes=0 if record is None else record.num_bytes,
             free_bytes=self._free_bytes(),
+            linked_bytes=sum(entry.num_bytes for entry in self._linked.values()),
         )
 
     def clean_up(self, error: Exception) -> None:
@@ -166,12 +178,26 @@ class PersistTask:
         """After `clean_up`: the room that was missing if ``error`` says that the disk is full."""
         if not isinstance(error, OSError) or error.errno not in _FULL:
             return 0
-        needed = self._num_bytes() + SPARE_BYTES
+        needed = self._new_bytes() + SPARE_BYTES
         missing = needed - (self._free_bytes() or 0)
         return missing if missing > 0 else needed  # a quota: what is free says nothing
 
     def _num_bytes(self) -> int:
-        return sum(file.num_bytes for file in self._directory.layouts[self._request.slot])
+        return sum(file.num_bytes for file in self._files())
+
+    def _new_bytes(self) -> int:
+        """Bytes to be written: all but those of files that are linked."""
+        return self._num_bytes() - sum(entry.num_bytes for entry in self._unchanged.values())
+
+    def _files(self) -> tuple[FileSpec, ...]:
+        return self._directory.layouts[self._request.slot]
+
+    def _find_unchanged(self) -> None:
+        directory, request = self._directory, self._request
+        if not request.contents:
+            return
+        with memoryview(directory.slots[request.slot]) as slot:
+            self._unchanged = directory.sharing.unchanged(request.contents, self._files(), slot)
 
     def _free_bytes(self) -> int | None:
         store = self._directory.store
@@ -201,13 +227,19 @@ class PersistTask:
             pending, manifest, supersede_after=after, keep_existing=directory.role.shares_all
         )
         directory.has_superseded = directory.has_superseded or after is not None
+        if result.kept_existing:
+            directory.sharing.forget()
+        else:
+            directory.sharing.committed(manifest, self._request.contents or {}, self._linked)
         directory.note_steps()
         self._record = manifest
         return result.kept_existing
 
     def _write(self, pending: Pending) -> WriteResult:
         self.phase = "write"
-        files = self._directory.layouts[self._request.slot]
+        self._linked = self._directory.sharing.link(pending, self._unchanged)
+        self._unchanged = self._linked
+        files = [file for file in self._files() if file.name not in self._linked]
         payloads = [pending.create_payload(file.name, file.num_bytes) for file in files]
         try:
             with memoryview(self._directory.slots[self._request.slot]) as slot:
@@ -219,7 +251,8 @@ class PersistTask:
             pending.close()
         self._is_direct = written.direct
         self._written_s = time.perf_counter()
-        return written
+        entries = {**self._linked, **{entry.name: entry for entry in written.files}}
+        return WriteResult(tuple(entries[file.name] for file in self._files()), written.direct)
 
     def _manifest(self, written: WriteResult) -> Manifest:
         self.own_record = own_record(self._request, self._directory.role, written.files)

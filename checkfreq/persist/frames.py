@@ -14,16 +14,14 @@ connect, so everything is validated and bounded.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import json
 import math
 import re
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from checkfreq import __version__
 from checkfreq.persist import protocol as p
@@ -78,8 +76,7 @@ class Stage(enum.Enum):
 # ---- frames
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(NamedTuple):
     """The first frame. ``directory``: device and inode of the checkpoint directory."""
 
     purpose: Purpose
@@ -89,37 +86,31 @@ class Hello:
     directory: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
+class Take(NamedTuple):
     """Be this client's worker. With it: a pidfd of the client, and a descriptor for stderr."""
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """Give the memory up and end, once nothing is left to write."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """The answer takes longer: digests are being computed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
+class Offered(NamedTuple):
     """With it: the body (`encode_body`), and the ``num_slots`` slots in its order."""
 
     num_slots: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """There is nothing here for this client."""
 
     why: Why
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(NamedTuple):
     """``step``: the newest snapshot held. ``num_bytes`` of memory in all; kept ``left_s`` more."""
 
     pid: int
@@ -129,8 +120,7 @@ class Status:
     left_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """With it: a pidfd of the worker. A ``protocol.Channel`` begins."""
 
     pid: int
@@ -171,7 +161,7 @@ _FIELDS: dict[str, tuple[Callable[[object], bool], Callable[[Any], object]]] = {
 
 def encode(frame: Frame) -> bytes:
     """The bytes of a frame."""
-    fields = {f.name: getattr(frame, f.name) for f in dataclasses.fields(frame)}
+    fields = frame._asdict()
     text = json.dumps([type(frame).__name__, fields], default=lambda one: one.value).encode()
     assert len(text) <= MOST_FRAME_BYTES
     return _LENGTH.pack(len(text)) + text
@@ -182,7 +172,7 @@ def decode(text: bytes) -> Frame:
     try:
         name, fields = json.loads(text)
         kind = _KINDS[name]
-        if fields.keys() != {f.name for f in dataclasses.fields(kind)}:
+        if fields.keys() != {*kind._fields}:
             raise HandoverError(f"{name} with fields {sorted(fields)!r:.200}")
         frame: Frame = kind(**{field: _field(field, value) for field, value in fields.items()})
     except HandoverError:

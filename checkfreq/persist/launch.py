@@ -23,7 +23,9 @@ import checkfreq
 #: since trainer and worker must be of one version; any installed copy of the others will do.
 _PROGRAM = """\
 # checkfreq.persist.worker
-import json, sys
+import sys
+sys.path[:] = filter(None, sys.path)  # the current directory: Python 3.10 has no -P
+import json
 from importlib.machinery import PathFinder
 
 class Places:
@@ -60,7 +62,7 @@ _IMPORTING = ("PYTHONPATH", "PYTHONSTARTUP", "PYTHONINSPECT")
 
 def _isolation() -> Sequence[str]:
     if "PYTHONHOME" in os.environ:  # -I ignores it, and would not find the standard library
-        return ("-P", "-s")
+        return ("-P", "-s") if sys.version_info >= (3, 11) else ("-s",)
     return ("-I",)
 
 

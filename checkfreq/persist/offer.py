@@ -19,6 +19,7 @@ from functools import cached_property
 from checkfreq.errors import ConfigError, CorruptCheckpointError
 from checkfreq.persist import protocol as p
 from checkfreq.persist.frames import MOST_SLOTS, HandoverError, Stage, is_count, is_time
+from checkfreq.store.fileops import write_all
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.types import PAGE_BYTES, FileSpec, Json, Role, TensorSpec
 
@@ -154,7 +155,7 @@ def encode_body(body: Body) -> int:
     fd = os.memfd_create("checkfreq-offer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         for piece in (_TEXT_LENGTH.pack(len(text)), text, *(one.record for one in body.snapshots)):
-            _write_all(fd, piece)
+            write_all(fd, piece)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(fd)
@@ -235,12 +236,6 @@ def _snapshot_of(fields: Json, sizes: Mapping[int, int], record: bytes) -> Snaps
 def _require(holds: bool, what: str, got: object) -> None:
     if not holds:
         raise HandoverError(f"{what}: {got!r:.200}")
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while len(view):
-        view = view[os.write(fd, view) :]
 
 
 def _read_all(fd: int, size: int) -> bytes:

@@ -26,6 +26,7 @@ from checkfreq.persist.catalog import BEFORE_EVERY_STEP, Catalog
 from checkfreq.persist.client import WorkerClient
 from checkfreq.persist.handover import Offer
 from checkfreq.persist.listing import Record, marked
+from checkfreq.persist.lock import holder_of
 from checkfreq.persist.mirrored import MirrorView, OnUpload
 from checkfreq.persist.run_log import RunLog
 from checkfreq.policy.backoff import Backoff
@@ -72,6 +73,7 @@ class Persistence:
         role: Role = Role(),
         on_notice: Callable[[p.Notice], object] = lambda notice: None,
     ) -> None:
+        self._chk_dir = chk_dir
         self._store = CheckpointStore(chk_dir)
         self._client = WorkerClient(chk_dir, config=config, role=role, on_notice=on_notice)
         self._book = AttemptBook(
@@ -93,6 +95,7 @@ class Persistence:
         self._config = config
         self._role = role
         self._on_ended = on_ended
+        self._current_step = current_step
         events = EventLog(
             chk_dir / "events.jsonl",
             self._store.ops if role.leads else None,
@@ -107,11 +110,14 @@ class Persistence:
         self._num_replaced = 0
         self._handed_twice: set[str] = set()
         self._restarts = Backoff(longest_s=_LONGEST_REST_S)
+        #: Whether another run may still have the directory, and commit to it before it is open.
+        self.follows_another = True
 
     # ---- opening
 
     def start(self) -> None:
         """Start the worker, without waiting for it."""
+        self.follows_another = holder_of(self._chk_dir) is not None
         self._client.start()
 
     def adopt(self, offer: Offer, slots: Sequence[Slot]) -> None:
@@ -171,6 +177,7 @@ class Persistence:
         ``was_chosen``: the user named the step. Later ones are set aside by the first commit.
         ``is_durable``: False for a snapshot of which there was no checkpoint yet.
         """
+        self._book.disown_later_than(step)
         if is_durable:
             self._book.continue_from(step, attempt)
             self._alarm.durable(step)
@@ -227,6 +234,7 @@ class Persistence:
                 own=own,
                 part_timeout_s=self._config.rank_timeout_s,
                 at_epoch_end=attempt.at_epoch_end,
+                contents=attempt.slot.contents,
             )
         )
 
@@ -481,10 +489,15 @@ class Persistence:
             self._catalog.remove_later_than(self._supersede_after)
             self._supersede_after = None
         self._catalog.add(attempt, reply)
-        self._log.committed(attempt, reply, costs=partial(self._on_ended, attempt))
+        self._log.committed(
+            attempt,
+            reply,
+            at_step=self._current_step(),
+            costs=partial(self._on_ended, attempt),
+        )
         self._tell_cost(reply)
         self._alarm.succeeded(attempt.step)  # before ``durable``: it reports since when none was
-        if not reply.is_part:
+        if not reply.is_part and not attempt.is_disowned:
             self._alarm.durable(attempt.step)
         if attempt.late_marks is not None:
             self._send_marks(attempt.step, attempt.late_marks)

@@ -1,6 +1,7 @@
 """The messages between trainer and persist worker.
 
-A message is a frozen dataclass, sent as a 4-byte length and JSON over a stream socket pair. Slot
+A message is a named tuple (a class that takes a sixth of a dataclass's time to make: every start of
+a worker makes them all), sent as a 4-byte length and JSON over a stream socket pair. Slot
 memory is passed as a file descriptor with its message. Order is kept in both directions, and the
 worker carries requests out in the order in which they arrive. Any thread may send (a lock keeps
 the bytes of a message together); one thread receives.
@@ -17,10 +18,9 @@ import select
 import socket
 import struct
 import threading
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from checkfreq.types import FileSpec, Json, Role, TensorSpec
+from checkfreq.types import ContentId, FileSpec, Json, Role, TensorSpec
 
 _LENGTH = struct.Struct("!I")
 _RECEIVE_BYTES = 1 << 16
@@ -34,14 +34,14 @@ class ChannelClosedError(ConnectionError):
 # ---- trainer to worker
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(NamedTuple):
     """Lock ``chk_dir`` (waiting at most ``takeover_s``) and make it ready.
 
     ``role``: a member does not lock it, and changes nothing in it but its own parts.
     ``keep_pending``: keep unfinished checkpoints, because other ranks may be writing parts.
     ``mirror``: where the leader's worker uploads to (``Mirror.to_json``); None: nowhere.
-    ``keep_in_memory_s``: how long to keep the snapshots after the trainer's death. ``nice`` and
+    ``keep_in_memory_s``: how long to keep the snapshots after the trainer's death.
+    ``full_copy_every``: how many checkpoints may share a file. ``nice`` and
     ``environment``: of a worker that was another trainer's; None: as it was started.
     """
 
@@ -54,12 +54,12 @@ class Open:
     keep_pending: bool = False
     mirror: Json = None
     keep_in_memory_s: float = 0.0
+    full_copy_every: int = 1
     nice: int | None = None
     environment: dict[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(NamedTuple):
     """Ask these sources when the run ends, from now on; see ``notices.choice.Watched``.
 
     The only request that does not wait for those before it.
@@ -70,30 +70,27 @@ class Watch:
     metadata_url: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class SlotMemory:
+class SlotMemory(NamedTuple):
     """Arena slot ``slot`` is ``num_bytes`` of memory: the descriptor sent with this message."""
 
     slot: int
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlotLayout:
+class SlotLayout(NamedTuple):
     """The layout of a slot from now on. Sent once, so that ``Persist`` stays a small message."""
 
     slot: int
     files: tuple[FileSpec, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Persist:
+class Persist(NamedTuple):
     """Slot ``slot`` holds a complete snapshot of ``step``: make it a checkpoint.
 
     ``supersede_after``: with the commit, set aside existing checkpoints of later steps.
     ``own``: with many ranks, the JSON of this rank's own state. ``part_timeout_s``: how long the
     leader waits for the others' parts once its own is durable. ``at_epoch_end``: an epoch ended
-    with the step.
+    with the step. ``contents``: by name, the files that are not expected to change.
     """
 
     attempt: str
@@ -102,16 +99,16 @@ class Persist:
     objects: Json
     world: int
     versions: dict[str, str]
+    metrics: dict[str, float]
     supersede_after: int | None = None
     keep: bool = False
-    metrics: dict[str, float] = field(default_factory=dict)
     own: Json = None
     part_timeout_s: float = 60.0
     at_epoch_end: bool = False
+    contents: dict[str, ContentId] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AddMark:
+class AddMark(NamedTuple):
     """Pin a committed step, add metrics to it, or record whether the run, or an epoch, ended with
     it."""
 
@@ -122,30 +119,26 @@ class AddMark:
     at_epoch_end: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Prune:
+class Prune(NamedTuple):
     """Remove these steps; the store refuses to remove the last valid one."""
 
     steps: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Quarantine:
+class Quarantine(NamedTuple):
     """Set a damaged step aside."""
 
     step: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Confirm:
+class Confirm(NamedTuple):
     """``step`` is committed in every directory of the run: record that there was such a step."""
 
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class TellFailure:
+class TellFailure(NamedTuple):
     """From a member: there will be no part of ``step``, for the reason ``why``.
 
     Its snapshot failed before a worker had it, or two workers died with it. The leader's worker,
@@ -157,20 +150,17 @@ class TellFailure:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class PruneMirror:
+class PruneMirror(NamedTuple):
     """Remove these steps from the mirror; its newest always stays. Not answered."""
 
     steps: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class KeepNothing:
+class KeepNothing(NamedTuple):
     """The trainer ends by itself, without `Close`: nobody will want what is in memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(NamedTuple):
     """Finish all earlier requests, release the lock, exit.
 
     ``upload_for_s``: how long to go on uploading the newest checkpoint; None: as the mirror says.
@@ -182,30 +172,26 @@ class Close:
 # ---- worker to trainer
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """``holder`` has the lock; the worker keeps trying until ``takeover_s`` is over."""
 
     holder: str
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """The lock is held and the directory is ready."""
 
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class OpenFailed:
+class OpenFailed(NamedTuple):
     """The directory could not be locked or made ready."""
 
     message: str
     child_traceback: str
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     """The checkpoint is durable. ``direct``: written with direct I/O.
 
     ``persist_s``: seconds from the request to the commit. ``ended_s``: the worker's
@@ -213,7 +199,8 @@ class Committed:
     of a machine share. ``warning``: what went wrong after the commit, "" for nothing.
     ``is_part``: only this member's part is durable; the leader commits the checkpoint. Of a
     checkpoint: ``created_unix_s`` and ``total_bytes`` as its record has them, of all ranks, and
-    ``free_bytes``, what the disk has left (None if it did not say).
+    ``free_bytes``, what the disk has left (None if it did not say). ``linked_bytes``: of
+    ``num_bytes``, those in files that the checkpoint before has as well; they were not written.
     """
 
     attempt: str
@@ -229,10 +216,10 @@ class Committed:
     created_unix_s: float = 0.0
     total_bytes: int = 0
     free_bytes: int | None = None
+    linked_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(NamedTuple):
     """The attempt did not become a checkpoint; its slot is free again.
 
     ``missing_bytes``: room that the disk lacked for it, 0 if that was not the reason.
@@ -246,24 +233,21 @@ class Failed:
     missing_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """Maintenance was carried out (``steps`` concerned)."""
 
     request: str
     steps: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Retaken:
+class Retaken(NamedTuple):
     """The directory was removed, replaced or unlocked, and is locked again; it has ``steps``."""
 
     message: str
     steps: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(NamedTuple):
     """Maintenance failed; no checkpoint is lost by that."""
 
     request: str
@@ -271,8 +255,7 @@ class Trouble:
     child_traceback: str
 
 
-@dataclass(frozen=True, slots=True)
-class NoticeSeen:
+class NoticeSeen(NamedTuple):
     """``source`` says that the run ends, and ``why``. May come at any time, even before ``Opened``.
 
     ``at_unix_s`` is the time of the world; ``at_s`` the same on ``time.perf_counter``, as of the
@@ -285,15 +268,13 @@ class NoticeSeen:
     at_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class NoticeGone:
+class NoticeGone(NamedTuple):
     """``source`` has no notice, or has taken it back."""
 
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Mirrored:
+class Mirrored(NamedTuple):
     """The mirror's state has changed: a ``MirrorReport`` as JSON."""
 
     report: Json
@@ -334,9 +315,7 @@ _TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in Message.__args__}
 
 def encode(message: Message) -> bytes:
     """Return the frame of a message: its length, then its JSON."""
-    # Not ``dataclasses.asdict``: it would copy the whole tree of ``objects``.
-    body = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
-    text = json.dumps([type(message).__name__, body], default=_values_of).encode()
+    text = json.dumps([type(message).__name__, message._asdict()], default=_values_of).encode()
     return _LENGTH.pack(len(text)) + text
 
 
@@ -356,6 +335,8 @@ def decode(text: bytes) -> Message:
     if name == "Open":
         rank, world, group, split = body["role"]
         body.update(role=Role(rank, world, tuple(group), split))
+    if name == "Persist" and (contents := body["contents"]):
+        body["contents"] = {file: tuple(content) for file, content in contents.items()}
     if name == "Watch":
         body["names"] = tuple(body["names"])
     if "steps" in body:

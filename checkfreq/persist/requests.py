@@ -270,6 +270,7 @@ class RequestHandler:
             self._uploads.held,
             self.slots.memory,
             self.slots.layouts,
+            request.full_copy_every,
         )
 
     def _guard(self, store: JointStore, lock: DirectoryLock, request: p.Open) -> DirectoryGuard:

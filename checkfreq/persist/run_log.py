@@ -36,11 +36,20 @@ class RunLog:
         self._events.append(self._last_event)
 
     def committed(
-        self, attempt: Attempt, reply: p.Committed, *, costs: Callable[[], Mapping[str, object]]
+        self,
+        attempt: Attempt,
+        reply: p.Committed,
+        *,
+        at_step: int,
+        costs: Callable[[], Mapping[str, object]],
     ) -> None:
-        """An attempt is durable; ``costs()``, called after the log line, is recorded with it."""
+        """An attempt is durable; ``costs()``, called after the log line, is recorded with it.
+
+        ``at_step``: how far training is by now.
+        """
         copy_s = (attempt.copied_s or attempt.started_s) - attempt.started_s
-        rate = reply.num_bytes / max(reply.persist_s, 1e-9)
+        written_bytes = reply.num_bytes - reply.linked_bytes
+        rate = written_bytes / max(reply.persist_s, 1e-9)
         if reply.warning:
             logger.warning("step %d is committed, but %s", attempt.step, reply.warning)
         if reply.kept_existing:
@@ -51,7 +60,7 @@ class RunLog:
             "persisted in %.3f s (%.2f GB/s)",
             attempt.step,
             attempt.reason,
-            reply.num_bytes / 2**20,
+            written_bytes / 2**20,
             attempt.stall_s * 1e3,
             copy_s,
             reply.persist_s,
@@ -63,11 +72,14 @@ class RunLog:
             "committed",
             attempt.step,
             reason=attempt.reason,
+            at_step=at_step,
             num_bytes=reply.num_bytes,
+            linked_bytes=reply.linked_bytes,
             stall_s=attempt.stall_s,
             copy_s=copy_s,
             write_s=reply.write_s,
             persist_s=reply.persist_s,
+            started_monotonic_s=None if attempt.is_inherited else attempt.started_s,
             durable_monotonic_s=attempt.durable_s,
             bytes_per_s=rate,
             direct=reply.direct,

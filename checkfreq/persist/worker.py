@@ -172,7 +172,7 @@ class Worker:
         """The request thread, once nothing is left to write."""
         self._handler.let_go(trainer)
         with contextlib.suppress(OSError):  # the main thread does not wait for it any more
-            wake.send(b"\\0")
+            wake.send(b"\0")
 
     def _adopt(self, successor: Successor) -> None:
         """Be an ordinary worker again, of another trainer."""

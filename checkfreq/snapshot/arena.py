@@ -24,7 +24,7 @@ from typing import Protocol
 from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError
 from checkfreq.snapshot.memory import available_host_bytes
-from checkfreq.types import PAGE_BYTES, round_up_to_page, size_text
+from checkfreq.types import PAGE_BYTES, ContentId, round_up_to_page, size_text
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +104,10 @@ class Slot:
     address: int
     piece_bytes: int
     layout: object = None  # the StateLayout whose headers the slot holds now
+    #: By name, what the files hold that are not expected to change.
+    contents: dict[str, ContentId] = field(default_factory=dict)
+    #: Which copy of the frozen tensors the slot holds now, in this layout; None: none.
+    frozen: ContentId | None = None
     is_free: bool = True
     #: When the complete snapshot in it was taken (``time.perf_counter``); None if it holds none.
     complete_s: float | None = None
@@ -211,10 +215,9 @@ class Arena:
     ) -> None:
         """Take over slots that an earlier process made, with descriptors of its own.
 
-        Those ``held``, by number, are not free; ``newest`` holds the newest complete snapshot. The
-        pages that they have are mapped in the background, and none is added; `pin` pins them.
-        Raises OSError, and ValueError for a slot that is not as large as it is said to be; nothing
-        is taken over then.
+        Those ``held``, by number, are not free; ``newest`` holds the newest complete snapshot.
+        ``fault_in`` makes them ready. Raises OSError, and ValueError for a slot that is not as
+        large as it is said to be; nothing is taken over then.
         """
         assert not self._slots
         made: list[Slot] = []
@@ -229,7 +232,15 @@ class Arena:
         self._slots = made
         self._is_outgrown = len(made) != self._config.num_slots
         self._all_pinned = False
-        self._start(_Preparation(made, Pinner(), fault_in_bytes=None))
+
+    def fault_in(self) -> None:
+        """Map the pages that slots which were taken over have, in the background; none is added.
+
+        Call it when nobody reads the snapshots in them any more: both take the same time of the
+        processor. Nothing to do for other slots.
+        """
+        if self._slots and self._preparation is None:
+            self._start(_Preparation(self._slots, Pinner(), fault_in_bytes=None))
 
     def fits(self, state_bytes: int) -> bool:
         """Whether such a state can be copied to the slots there are.

@@ -5,6 +5,10 @@ and counts it as an attempt; ``updating()`` does the same for writes that no hoo
 the training thread. In a fork of the process updates are counted but do not wait, since the copy is
 the parent's.
 
+A closure that is given to ``step`` runs forward and backward. torch's own optimizers call it before
+they write anything, so their update waits once it has returned, and the copy goes on beside it.
+Other optimizers wait before it: some (SAM) write before they call it.
+
 torch.compile must not look into any of this. It would take what an event says while it compiles,
 or the number of attempts, for a constant, and compile a wait away. So a compiled function stops
 here, calls what is written, and goes on compiled.
@@ -14,9 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import torch
+from torch.optim import Optimizer
 
 from checkfreq.errors import StateError
 from checkfreq.forks import Home
@@ -24,6 +29,10 @@ from checkfreq.snapshot.backends import is_capturing
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = dict[str, Any]
+_Call: TypeAlias = tuple[Args, Kwargs]
 
 
 def opaque(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -62,7 +71,7 @@ class UpdateGate:
 
     def __init__(
         self,
-        optimizers: Mapping[str, torch.optim.Optimizer],
+        optimizers: Mapping[str, Optimizer],
         *,
         fence: Callable[[], None],
         home: Home | None = None,
@@ -120,13 +129,33 @@ class UpdateGate:
             hook.remove()
         self._hooks = []
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Args, kwargs: Kwargs) -> _Call | None:
+        """What ``step`` is called with instead, if that is where the update waits."""
         if is_capturing():
             self._captured = True  # waiting is not allowed during capture
-            return
+            return None
+        call = None
         if not self._home.is_elsewhere():
-            self._fence()
+            call = self._fenced(optimizer, args, kwargs)
+            if call is None:
+                self._fence()
         self._attempts += 1
+        return call
+
+    def _fenced(self, optimizer: Optimizer, args: Args, kwargs: Kwargs) -> _Call | None:
+        """The call with a closure that has the update wait when it returns; None without one."""
+        if type(optimizer).__module__.split(".")[:2] != ["torch", "optim"]:
+            return None
+        given = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0]: the optimizer
+        if not callable(given):
+            return None
+
+        def closure() -> Any:
+            result = given()
+            self._fence()
+            return result
+
+        return args[:1], {**kwargs, "closure": closure}
 
     def _before_write(self) -> None:
         if not self._home.is_elsewhere():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -20,12 +21,13 @@ from torch import Tensor
 from checkfreq.state.collector import CapturedState, TensorRef
 from checkfreq.state.tensors import DTYPE_NAMES
 from checkfreq.store.digests import piece_bytes_of, piece_bytes_of_shard
-from checkfreq.store.parts import file_name, is_stem_of_a_rank
+from checkfreq.store.manifest import FROZEN_ENDING
+from checkfreq.store.parts import file_name, is_frozen_stem, is_stem_of_a_rank, object_of
 from checkfreq.types import FileSpec, Json, TensorSpec, round_up_to_page
 
 #: dtype -> its name in a safetensors header. Other dtypes are stored as U8, with the last dimension
 #: multiplied by the element size; the manifest has their dtype and shape.
-_SAFETENSORS = {
+SAFETENSORS_NAMES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16",
     "uint32": "U32", "int32": "I32", "uint64": "U64", "int64": "I64", "float16": "F16",
     "bfloat16": "BF16", "float32": "F32", "float64": "F64", "complex64": "C64",
@@ -58,13 +60,16 @@ class StateLayout:
     """The images of all files in a slot of ``total_bytes`` (a multiple of the page).
 
     For every capture that fits, ``destinations[i]`` is (slot offset, bytes) of
-    ``captured.tensors[i]``, and ``names[i]`` its name in messages.
+    ``captured.tensors[i]``, and ``names[i]`` its name in messages. ``frozen`` are the indices of
+    the tensors in ``frozen_files``, which are not expected to change.
     """
 
     files: tuple[FileSpec, ...]
     total_bytes: int
     destinations: tuple[tuple[int, int], ...]
     names: tuple[str, ...]
+    frozen: tuple[int, ...]
+    frozen_files: tuple[str, ...]
     _shapes: tuple[_Shape, ...]
     _aliases: dict[str, dict[str, str]]
     _headers: tuple[bytes, ...]
@@ -96,7 +101,9 @@ class StateLayout:
             tuple(files),
             end,
             tuple(destinations),
-            tuple(f"{ref.stem}.{ref.key}" for ref in captured.tensors),
+            tuple(f"{object_of(ref.stem)}.{ref.key}" for ref in captured.tensors),
+            tuple(i for i, ref in enumerate(captured.tensors) if is_frozen_stem(ref.stem)),
+            tuple(file.name for file in files if file.name.endswith(FROZEN_ENDING)),
             shapes,
             aliases_then,
             tuple(headers),
@@ -157,7 +164,7 @@ def _header(refs: list[TensorRef], begins: list[int], aliases: dict[str, str]) -
     entries: dict[str, Json] = {"__metadata__": {"format": "pt", **_alias_metadata(aliases)}}
     for ref, begin in zip(refs, begins, strict=True):
         num_bytes = ref.tensor.numel() * ref.tensor.element_size()
-        dtype, shape = _safetensors_form(ref.tensor)
+        dtype, shape = safetensors_form(ref.tensor.dtype, ref.tensor.shape)
         entries[ref.key] = {
             "dtype": dtype,
             "shape": shape,
@@ -172,8 +179,9 @@ def _alias_metadata(aliases: dict[str, str]) -> dict[str, str]:
     return {"aliases": json.dumps(aliases, ensure_ascii=False)} if aliases else {}
 
 
-def _safetensors_form(tensor: Tensor) -> tuple[str, list[int]]:
-    name, shape = DTYPE_NAMES[tensor.dtype], list(tensor.shape)
-    if name in _SAFETENSORS:
-        return _SAFETENSORS[name], shape
-    return "U8", [*shape[:-1], math.prod(shape[-1:]) * tensor.element_size()]
+def safetensors_form(dtype: torch.dtype, shape: Sequence[int]) -> tuple[str, list[int]]:
+    """Name of the dtype, and the shape, that a safetensors header has for a tensor."""
+    name = DTYPE_NAMES[dtype]
+    if name in SAFETENSORS_NAMES:
+        return SAFETENSORS_NAMES[name], list(shape)
+    return "U8", [*shape[:-1], math.prod(shape[-1:]) * dtype.itemsize]

@@ -70,10 +70,39 @@ def _reclaimable(stat: Path) -> int:
 
 
 def _machine_available(meminfo: Path) -> int | None:
+    return _in_meminfo(meminfo, "MemAvailable:")
+
+
+def _in_meminfo(meminfo: Path, name: str) -> int | None:
     try:
         for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
+            if line.startswith(name):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
         return None
     return None
+
+
+def cgroup_limit_bytes(
+    *,
+    v2: Path = _V2,
+    v1: Path = _V1,
+    own: Path = Path("/proc/self/cgroup"),
+    meminfo: Path = _MEMINFO,
+) -> int | None:
+    """The smallest limit on memory of the enclosing cgroups, below what the machine has, if any."""
+    groups = _own_groups(own)
+    files = [*(v2 / g / "memory.max" for g in groups)]
+    files += [v1 / g / "memory.limit_in_bytes" for g in groups]
+    limits = [limit for file in files if (limit := _limit(file)) is not None]
+    total = _in_meminfo(meminfo, "MemTotal:")
+    least = min(limits, default=None)
+    return None if least is None or (total is not None and least >= total) else least
+
+
+def _limit(file: Path) -> int | None:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -8,7 +8,7 @@ thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +31,7 @@ from checkfreq.snapshot.engine import (
     slot_fingerprint,
 )
 from checkfreq.snapshot.evidence import Evidence, Sample
+from checkfreq.snapshot.frozen import FrozenState
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.snapshot.watch import UnannouncedWrite, chosen, require_unchanged, sampled
 from checkfreq.state.capture import read_local_state
@@ -90,6 +91,7 @@ class Snapshotter:
         self._layout: StateLayout | None = None
         self._watched: frozenset[int] = frozenset()
         self._unverified: _Expected | None = None
+        self._frozen = FrozenState(full_copy_every=config.full_copy_every)
         #: Whether settled tensors may be copied later; to be told of every boundary.
         self.evidence = Evidence()
         #: Bytes of state on each accelerator, as of the last ``make_room``.
@@ -138,6 +140,7 @@ class Snapshotter:
             if not all(slot.is_free for slot in self._arena.slots):
                 return False
             self.allocate(layout.total_bytes)
+        self._arena.fault_in()
         if layout is not self._layout or has_moved:
             self.device_bytes = _bytes_by_device(captured, layout)
             self._engine().look_at(self.device_bytes)
@@ -166,14 +169,25 @@ class Snapshotter:
         self._prepare(slot, layout)
         with gc_paused():
             copies = _copies(captured, layout, self._watched, may_settle=self.evidence.holds)
-        snapshot = Snapshot(slot, copies, layout.total_bytes)
+            held = self._held_in(slot, copies, layout)
         # Digested before the copy begins: this is what the tensors were at the boundary. Without
         # the option nothing may keep the source tensors alive after the copy.
         expected = _Expected.of(copies, captured) if self._config.verify_settled else None
         self._unverified = expected
         report = self._reporting(slot, expected, on_copied)
+        if held:
+            copies = tuple(copy for index, copy in enumerate(copies) if index not in held)
         self._engine().start(copies, slot, on_copied=report)
-        return snapshot
+        return Snapshot(slot, copies, layout.total_bytes)
+
+    def _held_in(self, slot: Slot, copies: Sequence[Copy], layout: StateLayout) -> frozenset[int]:
+        """Indices of the frozen tensors that the slot has, as they are now."""
+        can_tell = (
+            self.evidence.holds
+            and not self._config.verify_settled
+            and not self._engine().fence_on_device
+        )
+        return self._frozen.begin(copies, layout, slot, can_tell=can_tell)
 
     def _reporting(self, slot: Slot, expected: _Expected | None, on_copied: OnCopied) -> OnCopied:
         """``on_copied``, after what the complete slot tells; any thread."""
@@ -188,6 +202,7 @@ class Snapshotter:
                 self.evidence.compare(Sample(attempts, contents))
             elif isinstance(error, UnannouncedWrite):
                 self.evidence.refute()
+            self._frozen.ended(slot, complete=error is None)
             on_copied(error)
 
         return report
@@ -217,6 +232,7 @@ class Snapshotter:
     def forget(self) -> None:
         """State was restored: the snapshot before says nothing about it."""
         self._unverified = None
+        self._frozen.forget()
         self.evidence.forget()
 
     def close(self) -> None:
@@ -246,6 +262,7 @@ class Snapshotter:
             slot.memory[file.slot_offset : file.slot_offset + len(header)] = header
         self._listener.lay_out_slot(slot.index, layout.files)
         slot.layout = layout
+        slot.frozen = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +318,12 @@ def _bytes_by_device(captured: CapturedState, layout: StateLayout) -> dict[torch
 
 def _watched(captured: CapturedState, layout: StateLayout) -> frozenset[int]:
     """Indices of the settled tensors in which writes are looked for."""
-    settled = [index for index, ref in enumerate(captured.tensors) if ref.settled]
+    frozen = frozenset(layout.frozen)
+    settled = [
+        index
+        for index, ref in enumerate(captured.tensors)
+        if ref.settled and index not in frozen  # no missed update would show in those
+    ]
     return frozenset(settled[i] for i in chosen([layout.destinations[s][1] for s in settled]))
 
 

@@ -44,12 +44,12 @@ def require_unchanged(names: Sequence[str]) -> None:
         )
 
 
-def chosen(sizes: Sequence[int]) -> frozenset[int]:
+def chosen(sizes: Sequence[int], *, most: int = MAX_TENSORS) -> frozenset[int]:
     """Indices of the tensors to watch: half of them the largest, the others evenly spread."""
     by_size = sorted(range(len(sizes)), key=lambda index: -sizes[index])
-    largest = by_size[: MAX_TENSORS // 2]
-    others = sorted(by_size[MAX_TENSORS // 2 :])
-    return frozenset((*largest, *_spread(others, MAX_TENSORS - len(largest))))
+    largest = by_size[: most // 2]
+    others = sorted(by_size[most // 2 :])
+    return frozenset((*largest, *_spread(others, most - len(largest))))
 
 
 def sampled(num_bytes: int) -> list[tuple[int, int]]:

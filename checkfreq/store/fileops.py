@@ -166,6 +166,12 @@ class FileOps(Protocol):
         The permissions of a file that is replaced stay, and its owner where that is allowed.
         """
 
+    def link(self, src: Path, dst: Path) -> None:
+        """Give a regular file a second name; FileExistsError if ``dst`` exists.
+
+        OSError (EMLINK, EPERM, EXDEV, ...) where the file system gives none.
+        """
+
     def point_link(self, path: Path, target: str) -> None:
         """Make a symbolic link, or replace a link or file by it; readers see either."""
 
@@ -216,6 +222,7 @@ class SystemCalls:
     fsync: Callable[[int], None] = os.fsync
     statvfs: Callable[[int], os.statvfs_result] = os.fstatvfs
     unlink: Callable[..., None] = os.unlink
+    link: Callable[..., None] = os.link
 
 
 class LocalFileOps:
@@ -244,8 +251,12 @@ class LocalFileOps:
             return
         if parents and not self.is_dir(path.parent):
             self.mkdir(path.parent, parents=True)
-        with self._entry(path) as (folder, name):
-            os.mkdir(name, dir_fd=folder)
+        try:
+            with self._entry(path) as (folder, name):
+                os.mkdir(name, dir_fd=folder)
+        except FileExistsError:
+            if not (parents and self.is_dir(path)):  # otherwise another process was faster
+                raise
 
     def listdir(self, path: Path) -> list[str]:
         with self._folder(path, os.O_RDONLY) as folder, _naming(path):
@@ -294,7 +305,7 @@ class LocalFileOps:
     def write_file(self, path: Path, data: bytes) -> None:
         with self._file(path, os.O_WRONLY | os.O_CREAT) as fd:
             os.ftruncate(fd, 0)
-            _write_all(fd, data)
+            write_all(fd, data)
 
     def sync_file(self, path: Path) -> None:
         with self._file(path, os.O_RDONLY) as fd:
@@ -322,6 +333,17 @@ class LocalFileOps:
             self._adopt(src, self._status(dst))
         with self._entry(src) as (from_folder, name), self._entry(dst) as (to_folder, new_name):
             os.replace(name, new_name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
+
+    def link(self, src: Path, dst: Path) -> None:
+        _require_regular(self._status(src), src)
+        with self._entry(src) as (from_folder, name), self._entry(dst) as (to_folder, new_name):
+            self._calls.link(
+                name,
+                new_name,
+                src_dir_fd=from_folder,
+                dst_dir_fd=to_folder,
+                follow_symlinks=False,
+            )
 
     def _adopt(self, path: Path, status: os.stat_result) -> None:
         """Give a file the owner and the permissions of another, durably."""
@@ -376,7 +398,7 @@ class LocalFileOps:
         with self._file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as fd:
             size = os.fstat(fd).st_size
             torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-            _write_all(fd, f"{chr(10) if torn else ''}{line}\n".encode())
+            write_all(fd, f"{chr(10) if torn else ''}{line}\n".encode())
 
     def free_bytes(self, path: Path) -> int:
         with self._folder(path, os.O_RDONLY) as folder, _naming(path):
@@ -699,7 +721,8 @@ def _read_all(fd: int, size: int, most: int) -> bytes:
     return b"".join(pieces)
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of it, in as many calls as it takes."""
     view = memoryview(data)
     while len(view):
         view = view[os.write(fd, view) :]

@@ -7,7 +7,8 @@ version, so that a reader can tell a newer manifest from a damaged one::
 
 Version 1 is a checkpoint of one rank. Version 2 has ``ranks``, and is written only for many. In
 version 3 a tensor may have ``piece_bytes`` and one digest for each piece of so many bytes, one
-after another (see `digests`); ``ranks`` is there for many ranks only. A manifest is validated when
+after another (see `digests`), and frozen parameters may have a file of their own
+(`FROZEN_ENDING`); ``ranks`` is there for many ranks only. A manifest is validated when
 it is made and again when it is read, by the same code. The tensors of a file follow its header
 without gaps, so every byte of every file is covered by a digest. Digests are xxh3_64, as 16
 hexadecimal digits. No torch, no I/O.
@@ -38,6 +39,8 @@ from checkfreq.types import Json
 #: The newest version that can be read. Each manifest is written in the oldest that can express it.
 FORMAT_VERSION = 3
 MANIFEST_NAME = "manifest.json"
+#: Ends the name of a file with those tensors of an object that are not expected to change.
+FROZEN_ENDING = ".frozen.safetensors"
 
 #: Allowance for everything but tensors. A list of a million numbers takes a third of it.
 STATE_BYTES = 64 << 20
@@ -242,7 +245,11 @@ class Manifest:
     @property
     def format_version(self) -> int:
         """The oldest format version that can express this manifest."""
-        if any(tensor.piece_bytes for file in self.files for tensor in file.tensors):
+        if any(_is_of_version_3(t) for file in self.files for t in file.tensors):
+            return 3
+        if any(_has_odd_state(own) for own in (self.objects, *self.ranks.values())):
+            return 3
+        if any(file.name.endswith(FROZEN_ENDING) for file in self.files):
             return 3
         return 2 if self.ranks else 1
 
@@ -290,6 +297,19 @@ class Manifest:
             raise CorruptCheckpointError(
                 str(path), check=error.check, expected=error.expected, got=error.got
             ) from None
+
+
+def _is_of_version_3(tensor: TensorEntry) -> bool:
+    return bool(tensor.piece_bytes or tensor.dtype.startswith("float4"))
+
+
+def _has_odd_state(objects: Json) -> bool:
+    """Whether an object holds what older versions would take for damage."""
+    return any(
+        isinstance(json, dict) and ("composed" in json or json.get("kind") == "list")
+        for name, json in objects.items()
+        if name != "$positions"
+    )
 
 
 def most_bytes(header_bytes: int, payload_bytes: int) -> int:

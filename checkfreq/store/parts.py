@@ -21,10 +21,11 @@ from typing import NoReturn
 from checkfreq.errors import CheckFreqError, PersistError
 from checkfreq.store.boxes import Box
 from checkfreq.store.cover import Placed, Shape, fault_of
-from checkfreq.store.manifest import FileEntry, Manifest
+from checkfreq.store.manifest import FROZEN_ENDING, FileEntry, Manifest
 from checkfreq.types import Json
 
 _PART = re.compile(r"part-([0-9]{5,9})\.json")
+_FROZEN = FROZEN_ENDING.removesuffix(".safetensors")
 _STEM_OF_A_RANK = re.compile(r"\.rank-[0-9]{5,9}\Z")
 
 
@@ -49,6 +50,26 @@ def failure_name(rank: int) -> str:
 def file_name(stem: str) -> str:
     """Name of a file of tensors; the stem is an object's name, or from ``stem_of``."""
     return f"{stem}.safetensors"
+
+
+def frozen_stem_of(name: str) -> str:
+    """Stem of the file with those tensors of an object that are not expected to change."""
+    return f"{name}{_FROZEN}"
+
+
+def is_frozen_stem(stem: str) -> bool:
+    """Whether a file with that stem holds such tensors. No object has a name that ends so."""
+    return stem.endswith(_FROZEN)
+
+
+def object_of(stem: str) -> str:
+    """The object's name, of such a stem or of that of any other file."""
+    return stem.removesuffix(_FROZEN)
+
+
+def shared_files_of(name: str) -> tuple[str, str]:
+    """Names of the files that may hold an object's tensors, those of single ranks aside."""
+    return file_name(name), file_name(frozen_stem_of(name))
 
 
 def stem_of(name: str, rank: int) -> str:

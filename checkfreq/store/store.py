@@ -98,6 +98,27 @@ class Pending:
         self._created.append(path)
         return file
 
+    def link_payload(self, source: Path, entry: FileEntry) -> bool:
+        """Have ``source``, a payload of a committed step, under the name in ``entry`` as well.
+
+        Its contents are durable; its name here is so once this directory is synced, as is that of
+        any payload. False where it is not to be had so: it is gone, or not as large as its entry
+        says, or the file system refuses (EMLINK, EPERM, EXDEV): then it has to be written.
+        """
+        path = self.path / entry.name
+        try:
+            faults.reach("commit.link")
+            self._ops.link(source, path)
+        except OSError as error:
+            logger.info("%s is not linked to %s: %s", path, source, error)
+            return False
+        self._created.append(path)
+        if self._ops.file_size(path) == entry.num_bytes:
+            return True
+        self._ops.unlink(path)
+        self._created.remove(path)
+        return False
+
     def finish_payload(self, file: PayloadFile, num_bytes: int) -> None:
         """Cut off the padding of the last page, make the file durable and close it."""
         faults.reach("commit.truncate")

@@ -131,7 +131,7 @@ def _wait(supervisor: socket.socket) -> dict[str, str]:
 def _run_of(turn: Turn) -> Callable[[], object] | None:
     """What runs the script; None if only a new interpreter does it right."""
     first = os.getcwd() if turn.is_module else os.path.dirname(os.path.realpath(turn.name))
-    if not sys.flags.safe_path:
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated):  # Python 3.10 has no -P
         if _hides_a_module(first):
             return None
         sys.path.insert(0, first)

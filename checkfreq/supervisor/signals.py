@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 from types import TracebackType
-from typing import Self
 
 #: They end the supervision, whatever the script makes of them.
 FINAL = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
@@ -31,7 +30,7 @@ class Signals:
         }
         self.mask_before: set[int] = set()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Signals:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, children would not be waited for
         self.mask_before = set(
             signal.pthread_sigmask(signal.SIG_BLOCK, {*self.taken, signal.SIGCHLD})

@@ -27,7 +27,7 @@ _NO_CHECKFREQ = 3
 _PROGRAM = """\
 # checkfreq run: standby
 import sys
-if not sys.flags.safe_path:
+if not getattr(sys.flags, 'safe_path', sys.flags.isolated):
     del sys.path[0]
 try:
     from checkfreq.supervisor.becoming import main

@@ -86,6 +86,7 @@ def request(step: int, **changes: object) -> p.Persist:
         "objects": {"scheduler": {"last_epoch": step}},
         "world": 1,
         "versions": {"torch": "none"},
+        "metrics": {},
     }
     return p.Persist(**{**fields, **changes})  # type: ignore[arg-type]
 

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -64,7 +63,8 @@ class LoneWorker:
             )
         os.close(pidfd)
         self.channel = p.Channel(ours)
-        self.channel.send(replace(opening(chk_dir, keep_s=keep_s, role=role), mirror=mirror))
+        opens = opening(chk_dir, keep_s=keep_s, role=role)
+        self.channel.send(opens._replace(mirror=mirror))
         assert isinstance(self.next_reply(), p.Opened)
 
     def share(self, slot: HandMadeSlot, index: int = 0) -> None:

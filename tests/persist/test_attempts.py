@@ -43,7 +43,7 @@ def test_a_commit_tells_when_it_was_durable_and_what_it_took() -> None:
 def test_an_attempt_of_the_run_before_ends_as_ones_own_and_costs_nothing() -> None:
     released: list[Any] = []
     book = AttemptBook(tolerate_failures=0, release=released.append)
-    request = p.Persist("a7", 7, 0, {}, 1, {}, keep=True, metrics={"loss": 0.5}, at_epoch_end=True)
+    request = p.Persist("a7", 7, 0, {}, 1, {}, {"loss": 0.5}, keep=True, at_epoch_end=True)
     book.add(inherited := Attempt.inherited(request, SLOT))
     assert inherited.is_inherited
     assert inherited.marks == Marks(True, {"loss": 0.5})
@@ -60,7 +60,7 @@ def test_an_attempt_of_the_run_before_ends_as_ones_own_and_costs_nothing() -> No
 
 def test_a_step_that_is_not_durable_yet_continues_above_the_newest_that_is() -> None:
     book = AttemptBook(tolerate_failures=0, release=lambda slot: None)
-    request = p.Persist("a7", 7, 0, {}, 1, {})
+    request = p.Persist("a7", 7, 0, {}, 1, {}, {})
     book.add(Attempt.inherited(request, SLOT))
     book.continue_above(5)
     assert book.last_durable_step == 5
@@ -68,6 +68,25 @@ def test_a_step_that_is_not_durable_yet_continues_above_the_newest_that_is() -> 
     book.fail(p.Failed("a7", 7, "write", "no space", "traceback"))
     assert book.last_durable_step == 5
     assert not book.is_written(7)
+
+
+def test_later_ones_of_the_run_before_are_not_written_for_a_run_that_goes_on_before_them() -> None:
+    book = AttemptBook(tolerate_failures=0, release=lambda slot: None)
+    for step in (5, 6, 7, 8):
+        request = p.Persist(f"a{step}", step, 0, {}, 1, {}, {})
+        book.add(inherited := Attempt.inherited(request, SLOT))
+        if step < 7:  # before the run was told where it goes on
+            book.commit(committed(inherited))
+    book.disown_later_than(5)
+    book.continue_from(5, "a5")
+    assert not any(map(book.is_written, (6, 7, 8)))
+
+    for attempt in book.active:
+        book.commit(committed(attempt))
+
+    assert not any(map(book.is_written, (6, 7, 8)))
+    assert book.last_durable_step == 5
+    assert {step for step, _ in book.durable} == {5}
 
 
 def test_a_failed_attempt_was_never_durable() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,7 +73,7 @@ def test_it_uploads_after_the_death_and_the_successor_goes_on_uploading(
     eventually(lambda: markers(tmp_path) == ["step-00000007.json"], "the upload")
 
     with taken(worker) as successor:
-        successor.channel.send(replace(opening(worker.chk_dir), mirror=settings))
+        successor.channel.send(opening(worker.chk_dir)._replace(mirror=settings))
         assert isinstance(successor.next_reply(), p.Opened)
         commit(successor, 9)
         wait_uploaded(successor, 9)
@@ -90,7 +89,7 @@ def test_a_successor_cuts_an_upload_which_its_own_resumes(
         wait_paused(go)
         worker.lose_trainer()
         with taken(worker) as successor:
-            successor.channel.send(replace(opening(worker.chk_dir), mirror=settings))
+            successor.channel.send(opening(worker.chk_dir)._replace(mirror=settings))
             go.touch()
             while not isinstance(reply := successor.next_reply(), p.Opened):
                 assert isinstance(reply, p.Mirrored), reply

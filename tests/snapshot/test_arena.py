@@ -17,7 +17,7 @@ from checkfreq import CFCheckpoint
 from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError
 from checkfreq.snapshot.arena import Arena, Pinner, Pins
-from checkfreq.snapshot.memory import available_host_bytes
+from checkfreq.snapshot.memory import available_host_bytes, cgroup_limit_bytes
 from tests.contract.runs import config, managed
 
 MIB = 1 << 20
@@ -136,6 +136,8 @@ def test_slots_of_an_earlier_process_are_taken_over_with_what_they_hold() -> Non
     arena.adopt(before.slots, held={0}, newest=1)
     before.close()
 
+    assert not arena.is_ready()
+    arena.fault_in()
     assert arena.wait_ready(timeout_s=DEADLINE_S)
     assert arena.fits(10 * MIB)
     assert not arena.fits(arena.slot_bytes + 1)
@@ -155,6 +157,7 @@ def test_slots_taken_over_keep_their_pages_and_get_no_more() -> None:
     blocks = [os.fstat(slot.fd).st_blocks for slot in before.slots]
     arena = Arena(config=CFConfig(num_slots=2))
     arena.adopt(before.slots)
+    arena.fault_in()
     assert arena.wait_ready(timeout_s=DEADLINE_S)
     assert [os.fstat(slot.fd).st_blocks for slot in arena.slots] == blocks
     assert arena.slots[0].memory[: 20 * MIB : 4096] == b"x" * (20 * MIB // 4096)
@@ -171,6 +174,7 @@ def test_slots_taken_over_are_pinned_in_the_background() -> None:
     pinner = RecordingPinner()
     arena = Arena(config=CFConfig(num_slots=1), pinner=pinner)
     arena.adopt(before.slots)
+    arena.fault_in()
     assert arena.wait_ready(timeout_s=DEADLINE_S)
     assert not pinner.calls
     arena.pin()
@@ -528,3 +532,18 @@ def test_unreadable_files_set_no_limit(machine: Machine) -> None:
         machine.v2, memory__max="1000", memory__current="1", memory__stat="not a pair of words"
     )
     assert machine.available() == 999
+
+
+def test_the_smallest_limit_is_that_of_the_container(machine: Machine) -> None:
+    def limit() -> int | None:
+        return cgroup_limit_bytes(
+            v2=machine.v2, v1=machine.v1, meminfo=machine.meminfo, own=machine.own
+        )
+
+    assert limit() is None
+    machine.group(machine.v2 / "job", memory__max="90000\n")
+    machine.group(machine.v2 / "job" / "task", memory__max="max\n")
+    machine.group(machine.v1 / "job", memory__limit_in_bytes="9223372036854771712\n")
+    assert limit() == 90_000
+    machine.group(machine.v2 / "job", memory__max="99999999\n")  # more than there is
+    assert limit() is None

@@ -400,6 +400,28 @@ def test_a_replacement_that_fails_leaves_nothing_beside_the_old_file(tmp_path: P
     assert (tmp_path / "file").read_bytes() == b"old"
 
 
+def test_a_folder_that_another_process_makes_meanwhile_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops, made = LocalFileOps(tmp_path), tmp_path / "made"
+    seen = LocalFileOps.is_dir
+
+    def is_dir(self: LocalFileOps, path: Path) -> bool:
+        found = seen(self, path)
+        if path == made and not found:
+            made.mkdir()
+        return found
+
+    monkeypatch.setattr(LocalFileOps, "is_dir", is_dir)
+    ops.mkdir(made, parents=True)
+    assert made.is_dir()
+    with pytest.raises(FileExistsError):
+        ops.mkdir(made)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(FileExistsError):
+        ops.mkdir(tmp_path / "file", parents=True)
+
+
 def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
     ops = LocalFileOps(tmp_path)
     os.mkfifo(tmp_path / "fifo")

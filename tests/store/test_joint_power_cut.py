@@ -16,7 +16,8 @@ import pytest
 from checkfreq.errors import CorruptCheckpointError
 from checkfreq.store.fileops import PayloadFile
 from checkfreq.store.joint import JointStore
-from checkfreq.testing import CrashingFileOps, PowerCut
+from checkfreq.testing import CrashingFileOps
+from tests.store import power
 from tests.store.ranks import Share, commit_jointly, image_of, shares
 from tests.store.test_state_machine import BROKEN, NoPayloadSync
 
@@ -55,19 +56,8 @@ def cuts(
     ops: CrashingFileOps, act: Turn, *, limit: int = 48
 ) -> Iterator[tuple[bool, CrashingFileOps]]:
     """Every disk that a cut at any operation of ``act`` can leave, and whether ``act`` returned."""
-    for num_calls in itertools.count():
-        twin = ops.fork()
-        twin.cut_power_after(num_calls)
-        finished = False
-        try:
-            act(JointStore(ROOT, ops=twin))
-            finished = True
-        except PowerCut:
-            pass
-        for disk in twin.survivors(limit=limit, seed=num_calls):
-            yield finished, disk
-        if finished:
-            return
+    for left in power.cuts(ops, lambda twin: act(JointStore(ROOT, ops=twin)), limit=limit):
+        yield left.finished, left.disk
 
 
 def turns_of_leader(share: Share) -> list[Turn]:

@@ -77,6 +77,16 @@ def test_only_a_tensor_in_pieces_needs_format_version_3() -> None:
     assert replace(IN_PIECES, world=3, ranks=RANKS).format_version == 3
 
 
+@pytest.mark.parametrize("odd", [{"kind": "list"}, {"composed": {}}])
+def test_state_that_older_readers_would_take_for_damage_needs_format_version_3(odd: Any) -> None:
+    for manifest in (
+        replace(MANIFEST, objects={"history": odd}),
+        replace(OF_RANKS, ranks={0: {"history": odd}, 1: {}}),
+    ):
+        assert manifest.encode().startswith(b'{"format_version": 3, ')
+        assert Manifest.decode(manifest.encode(), path="m") == manifest
+
+
 @pytest.mark.parametrize("manifest", [MANIFEST, OF_RANKS])
 def test_a_version_that_is_newer_than_what_it_says_is_corruption(manifest: Manifest) -> None:
     with pytest.raises(CorruptCheckpointError, match="format_version"):

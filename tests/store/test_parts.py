@@ -13,10 +13,15 @@ from checkfreq.store.manifest import Manifest
 from checkfreq.store.parts import (
     check_sizes,
     decode_part,
+    file_name,
+    frozen_stem_of,
+    is_frozen_stem,
     is_stem_of_a_rank,
     merge,
+    object_of,
     part_name,
     rank_of,
+    shared_files_of,
     stem_of,
 )
 from tests.store.ranks import Share, image_of, shares
@@ -24,6 +29,15 @@ from tests.store.ranks import Share, image_of, shares
 
 def manifests(world: int = 3, step: int = 5) -> list[Manifest]:
     return [share.manifest() for share in shares(step, world=world)]
+
+
+def test_what_is_frozen_of_an_object_has_a_file_of_its_own() -> None:
+    frozen = frozen_stem_of("model")
+    assert file_name(frozen) == "model.frozen.safetensors"
+    assert is_frozen_stem(frozen)
+    assert not is_frozen_stem("model")
+    assert object_of(frozen) == object_of("model") == "model"
+    assert shared_files_of("model") == (file_name("model"), file_name(frozen))
 
 
 def test_a_part_manifest_is_named_after_its_rank() -> None:

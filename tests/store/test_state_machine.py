@@ -28,6 +28,7 @@ from checkfreq.errors import CorruptCheckpointError
 from checkfreq.store.fileops import PayloadFile
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import CrashingFileOps, PowerCut, commit_bytes
+from tests.store import power
 
 ROOT = Path("/chk")
 
@@ -63,18 +64,8 @@ def cuts(
     ops: CrashingFileOps, act: Callable[[CheckpointStore], object], *, limit: int = 256
 ) -> Iterator[tuple[int, CrashingFileOps]]:
     """Every disk that a power cut at any operation of ``act``, or after it, can leave."""
-    for num_calls in itertools.count():
-        twin = ops.fork()
-        twin.cut_power_after(num_calls)
-        finished = False
-        try:
-            act(CheckpointStore(ROOT, ops=twin))
-            finished = True
-        except PowerCut:
-            pass
-        yield from ((num_calls, disk) for disk in twin.survivors(limit=limit, seed=num_calls))
-        if finished:
-            return
+    for left in power.cuts(ops, lambda twin: act(CheckpointStore(ROOT, ops=twin)), limit=limit):
+        yield left.num_calls, left.disk
 
 
 def check_disk(disk: CrashingFileOps, *allowed: Checkpoints) -> None:

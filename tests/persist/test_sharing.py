@@ -1,0 +1,235 @@
+"""What a worker links instead of writing, against a plain copy of everything it was given."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from checkfreq.errors import CorruptCheckpointError
+from checkfreq.persist import protocol as p
+from checkfreq.persist.commit import OpenDirectory, task_for
+from checkfreq.persist.writer import RateLimiter, SnapshotWriter
+from checkfreq.store.joint import JointStore
+from checkfreq.types import FileSpec, Role
+from tests.persist.conftest import file_image, request, round_up
+
+FROZEN, TRAINED = "model.frozen.safetensors", "model.safetensors"
+_FULL = 4
+
+
+class AlwaysHeld:
+    """A lock that nobody takes away."""
+
+    def is_held(self) -> bool:
+        return True
+
+
+class Site:
+    """A worker's directory and one slot, whose frozen file can be filled with a letter."""
+
+    def __init__(self, root: Path, *, full_copy_every: int = _FULL) -> None:
+        self.store = JointStore(root)
+        self.store.open()
+        self.frozen, image = file_image(FROZEN, 0, {"base": 20_000})
+        at = round_up(self.frozen.num_bytes)
+        self.trained, other = file_image(TRAINED, at, {"adapter": 3_000})
+        self.memory = mmap.mmap(-1, at + round_up(self.trained.num_bytes))
+        self.memory[: len(image)] = image
+        self.memory[at : at + len(other)] = other
+        self.full_copy_every = full_copy_every
+        self.restart()
+
+    def restart(self) -> None:
+        """Another worker takes its place."""
+        self.site = OpenDirectory(
+            Role(),
+            self.store,
+            SnapshotWriter(num_threads=1, chunk_bytes=1 << 20, limiter=RateLimiter(None)),
+            AlwaysHeld(),  # type: ignore[arg-type]
+            slots={0: self.memory},
+            layouts={0: (self.frozen, self.trained)},
+            full_copy_every=self.full_copy_every,
+        )
+
+    def fill(self, file: FileSpec, letter: int) -> None:
+        begin, end = file.slot_offset + file.header_bytes, file.slot_offset + file.num_bytes
+        self.memory[begin:end] = bytes([letter]) * (end - begin)
+
+    def persist(self, step: int, content: tuple[str, int]) -> p.Committed:
+        self.fill(self.trained, step % 256)
+        task = task_for(self.site, request(step, contents={FROZEN: content}))
+        try:
+            return task.run()
+        except Exception as error:
+            task.clean_up(error)
+            raise
+
+    def image(self, file: FileSpec) -> bytes:
+        return self.memory[file.slot_offset : file.slot_offset + file.num_bytes]
+
+    def path(self, step: int, name: str = FROZEN) -> Path:
+        return self.store.path(step) / name
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path / "chk")
+
+
+def linked(reply: p.Committed) -> bool:
+    return reply.linked_bytes > 0
+
+
+def test_the_same_contents_are_written_once_and_again_after_so_many_checkpoints(
+    site: Site,
+) -> None:
+    replies = [site.persist(step, ("a", 0)) for step in range(1, 10)]
+    assert [linked(one) for one in replies] == 2 * [False, True, True, True] + [False]
+    assert [os.stat(site.path(step)).st_nlink for step in (1, 5, 9)] == [4, 4, 1]
+    for step in range(1, 10):
+        site.store.verify(step)
+
+
+def test_a_full_copy_each_time_links_nothing(tmp_path: Path) -> None:
+    site = Site(tmp_path / "chk", full_copy_every=1)
+    assert not any(linked(site.persist(step, ("a", 0))) for step in (1, 2, 3))
+
+
+def test_another_id_of_the_same_bytes_is_digested_and_linked(site: Site) -> None:
+    site.persist(1, ("a", 0))
+    for content in (("a", 1), ("b", 0)):
+        reply = site.persist(site.store.steps()[-1] + 1, content)
+        assert linked(reply)
+        assert reply.warning == ""
+
+
+def test_a_change_that_the_trainer_saw_is_written_and_not_warned_of(site: Site) -> None:
+    site.persist(1, ("a", 0))
+    site.fill(site.frozen, 7)
+    reply = site.persist(2, ("b", 0))
+    assert not linked(reply)
+    assert reply.warning == ""
+    assert site.path(2).read_bytes() == site.image(site.frozen)
+
+
+def test_a_change_that_nobody_saw_is_written_and_warned_of(site: Site) -> None:
+    for step in (1, 2):
+        site.persist(step, ("a", 0))
+    site.fill(site.frozen, 7)
+    reply = site.persist(3, ("a", 1))
+    assert not linked(reply)
+    assert "changed although no write to it was seen" in reply.warning
+    assert "from step 1 on" in reply.warning
+    assert site.path(3).read_bytes() == site.image(site.frozen)
+
+
+def test_another_worker_writes_everything_first(site: Site) -> None:
+    site.persist(1, ("a", 0))
+    site.restart()
+    assert [linked(site.persist(step, ("a", 0))) for step in (2, 3)] == [False, True]
+
+
+def test_after_a_quarantine_everything_is_written(site: Site) -> None:
+    for step in (1, 2):
+        site.persist(step, ("a", 0))
+    site.site.maintain(p.Quarantine(2, "for a test"))
+    assert [linked(site.persist(step, ("a", 0))) for step in (3, 4)] == [False, True]
+
+
+def test_room_is_needed_only_for_what_is_written(site: Site) -> None:
+    site.persist(1, ("a", 0))
+    wanted: list[int] = []
+    begin = site.store.begin
+
+    class Asking(JointStore):
+        def begin(self, step: int, *, attempt: str, num_bytes: int = 0):  # type: ignore[no-untyped-def]
+            wanted.append(num_bytes)
+            return begin(step, attempt=attempt, num_bytes=num_bytes)
+
+    site.site.store = Asking(site.store.root)
+    reply = site.persist(2, ("a", 0))
+    assert linked(reply)
+    assert wanted[0] - (4 << 20) == site.trained.num_bytes
+
+
+def test_the_newest_step_with_another_copy_is_not_pruned(site: Site) -> None:
+    for step in range(1, 8):
+        site.persist(step, ("a", 0))
+    assert site.site.maintain(p.Prune((1, 2, 3, 4, 5))) == (1, 2, 3, 5)
+    assert site.store.steps() == [4, 6, 7]
+    site.persist(8, ("a", 0))
+    site.persist(9, ("a", 0))  # a full copy: 8 has the one before
+    site.persist(10, ("a", 0))
+    assert site.site.maintain(p.Prune((4, 6, 7, 8))) == (4, 6, 7)
+
+
+def test_a_damaged_copy_is_found_in_every_step_that_shares_it_and_in_no_other(
+    site: Site,
+) -> None:
+    for step in range(1, 7):
+        site.persist(step, ("a", 0))
+    with site.path(6).open("r+b") as file:
+        file.seek(site.frozen.header_bytes + 10_000)
+        file.write(b"!")
+    for step in (5, 6):
+        with pytest.raises(CorruptCheckpointError):
+            site.store.verify(step)
+    for step in (1, 2, 3, 4):
+        site.store.verify(step)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_history_leaves_what_a_plain_copy_would(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    site = Site(tmp_path / "chk", full_copy_every=chance.choice([2, 3, 5]))
+    plain: dict[int, tuple[bytes, bytes]] = {}
+    series, number = 0, 0
+
+    def change() -> None:
+        nonlocal series
+        site.fill(site.frozen, chance.randrange(256))
+        series += 1
+
+    def renew() -> None:
+        nonlocal number
+        number += 1
+
+    def prune() -> None:
+        doomed = tuple(step for step in plain if chance.random() < 0.5)
+        for step in site.site.maintain(p.Prune(doomed)):
+            del plain[step]
+
+    def set_aside() -> None:
+        if len(plain) > 1:
+            step = chance.choice([*plain])
+            site.site.maintain(p.Quarantine(step, "for a test"))
+            del plain[step]
+
+    def lose() -> None:
+        if plain:
+            (site.path(max(plain))).unlink()
+            del plain[max(plain)]
+
+    def fail() -> None:
+        broken = site.site.layouts
+        site.site.layouts = {0: (*broken[0], FileSpec("x.safetensors", 1 << 40, 9000, 4096, ()))}
+        with pytest.raises(Exception):  # noqa: B017, PT011
+            site.persist(1000, (f"{series}", number))
+        site.site.layouts = broken
+
+    events: list[Callable[[], None]] = [change, renew, prune, set_aside, site.restart, lose, fail]
+    for step in range(1, 40):
+        if chance.random() < 0.4:
+            chance.choice(events)()
+        site.persist(step, (f"{series}", number))
+        plain[step] = site.image(site.frozen), site.image(site.trained)
+        for there, images in plain.items():
+            found = tuple(site.path(there, name).read_bytes() for name in (FROZEN, TRAINED))
+            assert found == images, there
+        inodes = [os.stat(site.path(there)).st_ino for there in plain]
+        assert max(map(inodes.count, inodes)) <= site.full_copy_every

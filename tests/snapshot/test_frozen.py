@@ -1,0 +1,226 @@
+"""A slot that holds the frozen tensors keeps them; any sign of a write has them copied again."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from checkfreq.config import CFConfig
+from checkfreq.snapshot.arena import Arena
+from checkfreq.snapshot.engine import HostEngine
+from checkfreq.snapshot.snapshotter import Snapshotter
+from checkfreq.state.capture import capture
+from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.types import ContentId
+from tests.snapshot.test_snapshotter import NoListener
+from tests.state.test_frozen import Adapted
+
+_WITHIN_S = 120.0
+_FULL = 4
+FILE = "model.frozen.safetensors"
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Which tensors a snapshot copied, and what its frozen file holds."""
+
+    copies: set[str]
+    content: ContentId
+
+
+class Shots:
+    """Snapshots of a model with a frozen base; each is compared with it, byte for byte."""
+
+    def __init__(self, *, full_copy_every: int = _FULL, verify_settled: bool = False) -> None:
+        self.model = Adapted()
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.chk = CFCheckpoint(
+            model=self.model, optimizer=torch.optim.SGD(trained, lr=0.1), rng=False
+        )
+        config = CFConfig(
+            host_memory_limit=1 << 30,
+            full_copy_every=full_copy_every,
+            verify_settled=verify_settled,
+        )
+        self.arena = Arena(config=config)
+        self.snapshotter = Snapshotter(
+            choose_engine=HostEngine, arena=self.arena, listener=NoListener(), config=config
+        )
+        self.attempts = 0
+
+    def take(self, *, after_update: bool = True) -> Taken:
+        """One snapshot, complete and right; its slot is free again."""
+        if after_update:
+            self.update()
+        self.snapshotter.evidence.pass_boundary(self.attempts)
+        captured = capture(self.chk, fence_on_device=False)
+        assert self.snapshotter.make_room(captured)
+        assert self.arena.wait_ready(timeout_s=_WITHIN_S)
+        slot = self.arena.acquire()
+        assert slot is not None
+        snapshot = self.snapshotter.take(captured, slot, on_copied=_raise)
+        assert self.snapshotter.engine.wait_copied(timeout_s=_WITHIN_S)
+        layout = self.snapshotter._layout
+        assert layout is not None
+        for ref, (offset, num_bytes) in zip(captured.tensors, layout.destinations, strict=True):
+            live = bytes(ref.tensor.contiguous().view(-1).view(torch.uint8).numpy())
+            assert slot.memory[offset : offset + num_bytes] == live, ref.key
+        slot.complete_s = time.perf_counter()
+        self.arena.release(slot)
+        return Taken({copy.name for copy in snapshot.copies}, slot.contents.get(FILE, ("", 0)))
+
+    def update(self) -> None:
+        with torch.no_grad():
+            for parameter in (self.model.down.weight, self.model.up.weight):
+                parameter += 1.0
+        self.attempts += 1
+
+    def close(self) -> None:
+        self.snapshotter.close()
+        self.arena.close()
+
+
+def _raise(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
+
+
+def copied(taken: Taken) -> bool:
+    """Whether the frozen tensors were copied."""
+    return "model.base.weight" in taken.copies
+
+
+def content(taken: Taken) -> ContentId:
+    return taken.content
+
+
+@pytest.fixture
+def shots() -> Iterator[Shots]:
+    made = Shots()
+    yield made
+    made.close()
+
+
+def test_each_slot_gets_the_frozen_tensors_once(shots: Shots) -> None:
+    taken = [shots.take() for _ in range(_FULL)]
+    assert [copied(one) for one in taken] == [True, True, False, False]
+    assert len({content(one) for one in taken}) == 1
+
+
+def test_after_so_many_snapshots_they_are_copied_again_in_the_same_series(shots: Shots) -> None:
+    taken = [shots.take() for _ in range(2 * _FULL + 1)]
+    numbers = [content(one)[1] for one in taken]
+    assert numbers == [*[0] * _FULL, *[1] * _FULL, 2]
+    assert len({content(one)[0] for one in taken}) == 1
+    assert [copied(one) for one in taken[_FULL : _FULL + 3]] == [True, True, False]
+
+
+def _add(model: Adapted) -> None:
+    with torch.no_grad():
+        model.base.bias.add_(1.0)
+
+
+def _replace(model: Adapted) -> None:
+    model.base.weight = nn.Parameter(model.base.weight.detach() + 1.0, requires_grad=False)
+
+
+def _point_elsewhere(model: Adapted) -> None:
+    model.base.weight.data = model.base.weight.detach() * 2.0
+
+
+def _write_through_numpy(model: Adapted) -> None:
+    model.base.weight.detach().numpy()[...] += 1.0
+
+
+def _write_through_data(model: Adapted) -> None:
+    model.base.weight.data.mul_(3.0)
+
+
+@pytest.mark.parametrize(
+    "write", [_add, _replace, _point_elsewhere, _write_through_numpy, _write_through_data]
+)
+def test_a_write_begins_a_series(shots: Shots, write: object) -> None:
+    before = [shots.take() for _ in range(3)][-1]
+    series = content(before)[0]
+    assert callable(write)
+    write(shots.model)
+    after = shots.take()
+    assert copied(after)
+    assert content(after)[0] != series
+    assert copied(shots.take())  # the other slot has what was before
+    assert not copied(shots.take())
+
+
+def test_nothing_is_believed_where_no_update_was_seen(shots: Shots) -> None:
+    series = [content(shots.take())[0] for _ in range(2)][-1]
+    silent = shots.take(after_update=False)
+    assert copied(silent)
+    assert content(silent)[0] != series
+    assert copied(shots.take())
+
+
+def test_nothing_is_believed_after_a_restore(shots: Shots) -> None:
+    series = [content(shots.take())[0] for _ in range(3)][-1]
+    shots.snapshotter.forget()
+    after = shots.take()
+    assert copied(after)
+    assert content(after)[0] != series
+
+
+def test_nothing_is_believed_with_verify_settled() -> None:
+    shots = Shots(verify_settled=True)
+    taken = [shots.take() for _ in range(3)]
+    assert all(map(copied, taken))
+    assert len({content(one) for one in taken}) == 3
+    shots.close()
+
+
+def test_a_slot_whose_snapshot_failed_holds_nothing(shots: Shots) -> None:
+    for _ in range(2):
+        shots.take()
+    for slot in shots.arena.slots:
+        shots.snapshotter._frozen.ended(slot, complete=False)
+    assert copied(shots.take())
+
+
+def test_other_sizes_have_everything_copied(shots: Shots) -> None:
+    for _ in range(3):
+        shots.take()
+    shots.model.more = nn.Linear(600, 600).requires_grad_(False)
+    after = shots.take()
+    assert copied(after)
+    assert "model.more.weight" in after.copies
+
+
+def test_a_tensor_at_the_address_of_one_that_is_gone_is_another(shots: Shots) -> None:
+    for _ in range(3):
+        shots.take()
+    for _ in range(8):  # the allocator gives the memory out again
+        shape = shots.model.base.weight.shape
+        del shots.model.base.weight
+        shots.model.base.weight = nn.Parameter(torch.empty(shape), requires_grad=False)
+        with torch.no_grad():
+            shots.model.base.weight.fill_(0.25)
+        assert copied(shots.take())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_every_slot_holds_the_state_of_its_boundary(seed: int) -> None:
+    chance = random.Random(seed)
+    shots = Shots(full_copy_every=chance.choice([1, 2, 5]))
+    events = [
+        *(lambda write=write: write(shots.model) for write in (_add, _replace, _point_elsewhere)),
+        shots.snapshotter.forget,
+        lambda: shots.model.base.requires_grad_(not shots.model.base.weight.requires_grad),
+    ]
+    for _ in range(25):
+        if chance.random() < 0.3:
+            chance.choice(events)()
+        shots.take(after_update=chance.random() < 0.9)
+    shots.close()

@@ -1,0 +1,203 @@
+"""A checkpoint that shares a file with the one before is as complete as any other."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from checkfreq import faults
+from checkfreq.store.fileops import LocalFileOps, SystemCalls
+from checkfreq.store.manifest import FileEntry, Manifest
+from checkfreq.store.store import CheckpointStore, Pending
+from checkfreq.testing import CrashingFileOps, commit_bytes
+from checkfreq.testing.contract import _safetensors_image, page_aligned
+from tests.store import power
+
+ROOT = Path("/chk")
+FROZEN, TRAINED = "model.frozen.safetensors", "model.safetensors"
+BASE = b"what does not change" * 300
+
+
+def commit_linked(store: CheckpointStore, step: int, *, frm: int, data: bytes) -> bool:
+    """Commit a step that shares the frozen file of an earlier one; returns whether it does."""
+    pending = store.begin(step, attempt="test")
+    try:
+        _, base = _safetensors_image(FROZEN, BASE)
+        is_linked = pending.link_payload(store.path(frm) / FROZEN, base)
+        entries = [base] if is_linked else [_written(pending, FROZEN, BASE)]
+        entries.append(_written(pending, TRAINED, data))
+        store.commit(pending, Manifest(step, "test", 1, 0.0, {}, tuple(entries), {}))
+    except Exception:
+        store.abort(pending)
+        raise
+    return is_linked
+
+
+def _written(pending: Pending, name: str, data: bytes) -> FileEntry:
+    image, entry = _safetensors_image(name, data)
+    payload = pending.create_payload(name, len(image))
+    payload.pwrite(memoryview(page_aligned(image)), 0)
+    pending.finish_payload(payload, len(image))
+    return entry
+
+
+def with_one_step(store: CheckpointStore) -> CheckpointStore:
+    store.open()
+    commit_bytes(store, 1, {FROZEN: BASE, TRAINED: b"one"})
+    return store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    """A directory with step 1."""
+    return with_one_step(CheckpointStore(tmp_path / "chk"))
+
+
+def test_a_linked_file_takes_no_room_and_makes_a_whole_checkpoint(store: CheckpointStore) -> None:
+    assert commit_linked(store, 2, frm=1, data=b"two")
+    assert os.path.samefile(store.path(1) / FROZEN, store.path(2) / FROZEN)
+    assert not os.path.samefile(store.path(1) / TRAINED, store.path(2) / TRAINED)
+    assert [store.verify(step).step for step in (1, 2)] == [1, 2]
+
+
+@pytest.mark.parametrize("doomed", [1, 2, 3])
+def test_removing_any_step_leaves_the_others_whole(store: CheckpointStore, doomed: int) -> None:
+    for step in (2, 3):
+        assert commit_linked(store, step, frm=step - 1, data=b"%d" % step)
+    store.prune([doomed])
+    left = store.steps()
+    assert left == [step for step in (1, 2, 3) if step != doomed]
+    assert [store.verify(step).step for step in left] == left
+
+
+def test_a_step_that_is_copied_alone_verifies_alone(store: CheckpointStore, tmp_path: Path) -> None:
+    commit_linked(store, 2, frm=1, data=b"two")
+    shutil.copytree(store.path(2), tmp_path / "alone" / store.path(2).name)
+    assert CheckpointStore(tmp_path / "alone").verify(2).step == 2
+
+
+@pytest.mark.parametrize("code", [errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP])
+def test_where_links_are_refused_the_file_is_written(tmp_path: Path, code: int) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    root = tmp_path / "chk"
+    ops = LocalFileOps(root, calls=SystemCalls(link=refuse))
+    store = with_one_step(CheckpointStore(root, ops=ops))
+    assert not commit_linked(store, 2, frm=1, data=b"two")
+    assert not os.path.samefile(store.path(1) / FROZEN, store.path(2) / FROZEN)
+    assert store.verify(2).step == 2
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def _replace_by_a_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("spoil", [_remove, _cut, _replace_by_a_link])
+def test_a_file_that_is_not_what_it_was_is_written_again(
+    store: CheckpointStore, spoil: Callable[[Path], None]
+) -> None:
+    spoil(store.path(1) / FROZEN)
+    assert not commit_linked(store, 2, frm=1, data=b"two")
+    assert store.verify(2).step == 2
+    assert (store.path(2) / FROZEN).stat().st_nlink == 1
+
+
+# Power cuts and kills.
+
+
+def _histories() -> Iterator[tuple[str, Callable[[CheckpointStore], None], list[set[int]]]]:
+    """What is done after step 1, and the sets of steps that it may leave on its way."""
+
+    def link(store: CheckpointStore) -> None:
+        assert commit_linked(store, 2, frm=1, data=b"two")
+
+    def link_and_prune(store: CheckpointStore) -> None:
+        link(store)
+        store.prune([1])
+
+    def link_twice_and_quarantine(store: CheckpointStore) -> None:
+        link(store)
+        assert commit_linked(store, 3, frm=2, data=b"three")
+        store.quarantine(2, "for a test")
+
+    yield "link", link, [{1}, {1, 2}]
+    yield "link and prune", link_and_prune, [{1}, {1, 2}, {2}]
+    allowed = [{1}, {1, 2}, {1, 2, 3}, {1, 3}]
+    yield "link twice and quarantine", link_twice_and_quarantine, allowed
+
+
+@pytest.mark.parametrize(("name", "act", "allowed"), list(_histories()))
+def test_a_power_cut_anywhere_leaves_whole_checkpoints_and_all_that_were_acknowledged(
+    name: str, act: Callable[[CheckpointStore], None], allowed: list[set[int]]
+) -> None:
+    disk = CrashingFileOps()
+    with_one_step(CheckpointStore(ROOT, ops=disk))
+    for _, finished, left in power.cuts(
+        disk, lambda twin: act(CheckpointStore(ROOT, ops=twin)), limit=64
+    ):
+        store = CheckpointStore(ROOT, ops=left)
+        steps = set(store.steps())
+        assert steps in ([allowed[-1]] if finished else allowed)
+        for step in steps:
+            assert store.verify(step).step == step
+        store.open()
+        assert set(store.steps()) == steps
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from checkfreq.store.store import CheckpointStore
+from tests.store.test_links import commit_linked
+
+store = CheckpointStore(Path(sys.argv[1]))
+store.open()
+print(commit_linked(store, 2, frm=1, data=b"two"))
+store.prune([1])
+"""
+
+
+def run(root: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", CHILD, str(root)],
+        env={**os.environ, **environment},
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_kill_at_the_link_leaves_the_step_before(store: CheckpointStore) -> None:
+    (point,) = faults.POINTS_OF_A_LINK
+    assert run(store.root, CHECKFREQ_FAULT=f"{point}:kill-self").returncode == -9
+    assert store.steps() == [1]
+    store.verify(1)
+    store.open()
+    assert not [name for name in os.listdir(store.root) if name.startswith(".")]
+
+
+def test_a_failing_link_only_costs_the_write(store: CheckpointStore) -> None:
+    (point,) = faults.POINTS_OF_A_LINK
+    child = run(store.root, CHECKFREQ_FAULT=f"{point}:raise-EMLINK")
+    assert (child.returncode, child.stdout) == (0, "False\n"), child.stderr
+    assert store.steps() == [2]
+    assert store.verify(2).step == 2
