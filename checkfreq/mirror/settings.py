@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 #: Schemes that obstore knows, and that hold objects. HTTPStore (WebDAV) cannot list or create.
 SCHEMES = frozenset({"s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "file", "memory"})
+#: How the names of a service's environment variables begin.
+_PREFIXES = {
+    **dict.fromkeys(("s3", "s3a"), "AWS"),
+    "gs": "GOOGLE",
+    **dict.fromkeys(("az", "adl", "azure", "abfs", "abfss"), "AZURE"),
+}
 _HAVE_NO_BUCKET = ("file", "memory")
 #: S3 refuses smaller parts of a multipart upload, except the last.
 LEAST_PART_BYTES = 5 << 20
@@ -204,12 +210,21 @@ def _options(mirror: Mirror, scheme: str) -> tuple[Any, Any]:
     timeout_s = max(_LEAST_TIMEOUT_S, mirror.part_bytes // _SLOWEST_BYTES_PER_S)
     client: dict[str, Any] = {"connect_timeout": timedelta(seconds=10)}
     client["timeout"] = timedelta(seconds=timeout_s)
+    client |= _client_environment(scheme)
     client |= {name: value for name, value in given.items() if name in _CLIENT_OPTIONS}
     config = {name: value for name, value in given.items() if name not in _CLIENT_OPTIONS}
     if scheme.startswith("s3") and not any("checksum" in name for name in config):
         # The service compares what arrived, and stores the checksum with the object.
         config["checksum_algorithm"] = "SHA256"
     return config, client
+
+
+def _client_environment(scheme: str) -> dict[str, str]:
+    """What the environment says of the HTTP client (``AWS_ALLOW_HTTP``): the client itself reads no
+    such variable once it is given any of these settings."""
+    prefix = _PREFIXES[scheme]
+    named = ((name, f"{prefix}_{name.upper()}") for name in _CLIENT_OPTIONS - {"default_headers"})
+    return {name: os.environ[variable] for name, variable in named if variable in os.environ}
 
 
 def scrub(text: str, options: Mapping[str, Any] | None = None) -> str:

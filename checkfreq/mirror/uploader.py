@@ -29,7 +29,6 @@ from checkfreq.errors import CorruptCheckpointError, StorageError
 from checkfreq.mirror.bandwidth import Bandwidth
 from checkfreq.mirror.client import RemoteObjects, Seen
 from checkfreq.mirror.layout import (
-    CHECKPOINTS,
     OBJECTS,
     Blob,
     Marker,
@@ -255,11 +254,6 @@ class Uploader:
                 "or different ones: the service does not store what it is sent",
                 f"{self._remote.url}/{key}",
             )
-
-
-def markers_at(remote: RemoteObjects) -> dict[str, Seen]:
-    """The keys of all markers."""
-    return remote.list(CHECKPOINTS)
 
 
 def _checked(run: Run, work: _Work) -> Run:

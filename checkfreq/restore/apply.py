@@ -55,6 +55,7 @@ _READERS: dict[str, Callable[[SavedObject], Any]] = {
     "scaler": scaler_state_dict,
     "object": tree_value,
     "dict": tree_value,
+    "list": tree_value,
     "rng": rng_state,
 }
 
@@ -362,6 +363,7 @@ def materialise(
     chosen = [name for name in _names_to_read(loaded, only, rank) if name not in without]
     saved = [loaded.saved(name, path=path, rank=rank) for name in chosen]
     for one in saved:
+        one.gives_parts = True
         for key in one.records:
             one.own(key)
     require_memory(sum(one.asked_bytes for one in saved))

@@ -70,13 +70,17 @@ def finish(waits: Sequence[Wait]) -> None:
 class MemoryTarget:
     """A tensor's place in host memory: ``num_bytes`` from an address on.
 
-    ``keep``: whatever owns the memory, kept alive as long as this.
+    It takes the saved tensor's bytes from ``begin`` on. ``keep``: whatever owns the memory, kept
+    alive as long as this.
     """
 
-    __slots__ = ("_address", "_keep", "_view")
+    __slots__ = ("_address", "_begin", "_keep", "_view")
 
-    def __init__(self, address: int, num_bytes: int, *, keep: object = None) -> None:
+    def __init__(
+        self, address: int, num_bytes: int, *, begin: int = 0, keep: object = None
+    ) -> None:
         self._address = address
+        self._begin = begin
         self._keep = keep
         self._view = memoryview((ctypes.c_char * num_bytes).from_address(address)).cast("B")
 
@@ -87,7 +91,7 @@ class MemoryTarget:
 
     def put(self, start: int, data: memoryview) -> None:
         """See `stream.Target`; the copy is done on return."""
-        num_bytes = len(data)
+        start, num_bytes = start - self._begin, len(data)
         if num_bytes < _SMALL_BYTES or start + num_bytes > len(self._view):
             self._view[start : start + num_bytes] = data  # ValueError beyond the end
         else:  # without the interpreter lock: other threads go on

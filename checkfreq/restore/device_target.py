@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -84,7 +83,7 @@ class DeviceTransfers:
             lane = self._lanes.setdefault(index, _Lane(self, device, index))
             lane.tensors.append(tensor.detach())
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> DeviceTransfers:
         self._prepared.yes = True  # the training thread
         self.ring = PinnedRing(self._device, buffer_bytes=self._buffer_bytes)
         try:

@@ -10,7 +10,7 @@ from checkfreq.state.capture import GRADIENTS, POSITIONS, covers
 from checkfreq.state.saved import SavedObject, every_tensor, no_tensor
 from checkfreq.state.saved_tensor import Reader
 from checkfreq.store.manifest import FileEntry, Manifest
-from checkfreq.store.parts import file_name, file_of
+from checkfreq.store.parts import file_of, shared_files_of
 from checkfreq.store.source import CheckpointSource, Rejected
 from checkfreq.types import Json, round_up_to_page
 
@@ -73,12 +73,11 @@ class FoundCheckpoint:
 
         files = {file.name: file for file in self.manifest.files}
         is_new = self.is_new(rank)
-        shared = files.get(file_name(name))
         saved = SavedObject(
             name,
             json,
             path=path,
-            file=shared,
+            files=[files[one] for one in shared_files_of(name) if one in files],
             reader=self.reader,
             counts=is_not_declared if is_new else every_tensor,
         )

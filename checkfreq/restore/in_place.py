@@ -94,7 +94,8 @@ class InPlace:
         """Read the tensors into their places."""
         if plan.filled:
             self._parts |= plan.filled
-            self._steps.append(self._step)
+            if self._step not in self._steps:  # it is read twice if it failed before the opening
+                self._steps.append(self._step)
         plan.stream()
 
     def finish(self, plan: RestorePlan) -> None:

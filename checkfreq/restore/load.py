@@ -63,20 +63,23 @@ def load(
     ``CFStorageWriter``, whose values are pickled.
     """
     with storage_errors(f"reading {path}"):
-        source, step = _source(path, step)
-        if isinstance(step, str):
-            step = best_in(source, step)
+        source, number = source_of(path, step)
     chosen = _Choice(source.name, only, rank)
     if into is None:
-        done = Restorer(source).find(step, chosen.read)
+        done = Restorer(source).find(number, chosen.read)
     else:
-        done = _load_into(Restorer(source), step, into, chosen, strict=strict)
+        done = _load_into(Restorer(source), number, into, chosen, strict=strict)
     if done is None:
         raise NoCheckpointError(f"{source.name} holds no checkpoint")
     found, state = done
+    log_rejected(found)
+    return state
+
+
+def log_rejected(found: FoundCheckpoint) -> None:
+    """Say which newer steps do not validate."""
     for rejected in found.rejected:
         logger.warning("step %d does not validate, skipped: %s", rejected.step, rejected.error)
-    return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +108,19 @@ class _Choice:
         """Raise ConfigError for what cannot be read without unpickling, or an unknown rank."""
         from checkfreq.restore.apply import require_rank
 
-        _refuse_dcp(found, self.name)
+        refuse_dcp(found, self.name)
         require_rank(found, self.rank, path=self.name)
 
 
-def _source(
+def source_of(
+    path: str | os.PathLike[str] | Mirror, step: int | str | None
+) -> tuple[CheckpointSource, int | None]:
+    """Where to read, and the step if one is named; see `load`."""
+    source, step = _named_source(path, step)
+    return source, best_in(source, step) if isinstance(step, str) else step
+
+
+def _named_source(
     path: str | os.PathLike[str] | Mirror, step: int | str | None
 ) -> tuple[CheckpointSource, int | str | None]:
     if isinstance(path, Mirror) or is_url(os.fspath(path)):
@@ -118,7 +129,8 @@ def _source(
     return CheckpointStore(chk_dir), step
 
 
-def _refuse_dcp(found: FoundCheckpoint, name: str) -> None:
+def refuse_dcp(found: FoundCheckpoint, name: str) -> None:
+    """Raise ConfigError for what cannot be read without unpickling."""
     if any(isinstance(o, dict) and o.get("kind") == "dcp" for o in found.manifest.objects.values()):
         raise ConfigError(
             f"step {found.step} in {name} was written by torch.distributed.checkpoint. If "
@@ -166,7 +178,7 @@ def _load_into(
 
 
 def _state_of(live: Any) -> Any:
-    return live if isinstance(live, dict) else live.state_dict()
+    return live if isinstance(live, dict | list) else live.state_dict()
 
 
 def _split(path: Path, step: int | str | None) -> tuple[Path, int | str | None]:

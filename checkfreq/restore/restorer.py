@@ -157,26 +157,34 @@ class Restorer:
         look: Use[T],
         change: Callable[[T], None],
         open_directory: Callable[[int], None],
+        opens_first: bool,
     ) -> tuple[FoundCheckpoint, T] | None:
-        """``find`` while the worker process starts and takes the lock: looking needs no lock.
+        """``find`` while the worker process starts and takes the lock: reading needs no lock.
 
-        ``change`` gets what ``look`` returned, once the directory is open. Until then the worker of
-        the run before may commit or remove steps. If the directory has changed, what was found may
-        not be the newest, and is looked for again before anything is changed. ``open_directory`` is
-        told which step was found, -1 if none was: what is newer may have yet to be written.
+        ``change`` gets what ``look`` returned: with ``opens_first`` once the directory is open,
+        else before. Until it is open the worker of the run before may commit or remove steps. If
+        the directory has changed, what was found may not be the newest: it is looked for again, and
+        loaded over what was loaded already. ``open_directory`` is told which step was found, -1 if
+        none was: what is newer may have yet to be written.
         """
         before = self._store.steps()
         is_open = False
 
-        def use(found: FoundCheckpoint) -> T:
+        def open_if_unchanged(found: FoundCheckpoint) -> None:
             nonlocal is_open
+            if is_open:
+                return
+            is_open = True
+            open_directory(found.step)
+            if not self._is_still_newest(found, before, is_chosen=step is not None):
+                raise _Changed
+
+        def use(found: FoundCheckpoint) -> T:
             looked = look(found)
-            if not is_open:
-                is_open = True
-                open_directory(found.step)
-                if not self._is_still_newest(found, before, is_chosen=step is not None):
-                    raise _Changed
+            if opens_first:
+                open_if_unchanged(found)
             change(looked)
+            open_if_unchanged(found)
             return looked
 
         try:

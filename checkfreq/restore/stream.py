@@ -89,6 +89,21 @@ def stream(
         ).run(max(num_threads, source.num_requests))
 
 
+class SlowReads:
+    """Whether reads are so slow that more of them should be under way; one thread at a time."""
+
+    def __init__(self) -> None:
+        self._in_row = 0
+
+    def note(self, seconds: float, num_threads: int) -> bool:
+        """A read took so long: True once as many in a row as there are threads were slow."""
+        self._in_row = self._in_row + 1 if seconds >= _SLOW_READ_S else 0
+        if self._in_row < num_threads:
+            return False
+        self._in_row = 0
+        return True
+
+
 class _Place(NamedTuple):
     """An open file, where it is, and how to see its bytes if they are in memory."""
 
@@ -133,8 +148,8 @@ class _Reading:
         self._most_threads = MOST_THREADS
         self._clock = clock
         self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()  # for a change of the list
-        self._slow_in_row = 0
+        self._lock = threading.Lock()  # for the list, and how many reads were slow
+        self._slow_reads = SlowReads()
         self._errors: list[BaseException] = []
         self._stop = threading.Event()
 
@@ -162,23 +177,23 @@ class _Reading:
 
     def _start_thread(self, most: int) -> None:
         with self._lock:
-            number = len(self._threads)
-            if number < most and not self._stop.is_set():
-                name = f"checkfreq-read-{number}"
-                thread = threading.Thread(target=self._work, name=name, daemon=True)
-                thread.start()
-                self._threads.append(thread)
+            self._start_one(most)
+
+    def _start_one(self, most: int) -> None:
+        number = len(self._threads)
+        if number < most and not self._stop.is_set():
+            name = f"checkfreq-read-{number}"
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def _note_read(self, seconds: float) -> None:
-        if seconds < _SLOW_READ_S:
-            self._slow_in_row = 0
-            return
-        self._slow_in_row += 1
-        if self._slow_in_row >= len(self._threads) and self._jobs:
-            self._slow_in_row = 0
-            with contextlib.suppress(RuntimeError):  # no more threads are allowed
-                for _ in range(len(self._threads)):
-                    self._start_thread(self._most_threads)
+        with self._lock:
+            num_threads = len(self._threads)
+            if self._slow_reads.note(seconds, num_threads) and self._jobs:
+                with contextlib.suppress(RuntimeError):  # no more threads are allowed
+                    for _ in range(num_threads):
+                        self._start_one(self._most_threads)
 
     def _work(self) -> None:
         try:

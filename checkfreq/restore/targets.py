@@ -41,29 +41,13 @@ def target_of(placement: Placement, transfers: DeviceTransfers | None = None) ->
     first, end = part.span_in(shape)
     if end - first != part.num_elements or target.dtype != dtype or not _is_row_major(target):
         return StridedTarget(target, part, shape, dtype)
-    flat: Target = MemoryTarget(target.data_ptr(), target.nbytes, keep=target)
-    return flat if first == 0 else _Shifted(flat, first * target.element_size())
+    begin = first * target.element_size()
+    return MemoryTarget(target.data_ptr(), target.nbytes, begin=begin, keep=target)
 
 
 def _is_row_major(target: Tensor) -> bool:
     plain = not target.is_conj() and not target.is_neg()
     return target.is_cpu and plain and target.is_contiguous()
-
-
-class _Shifted:
-    """A target that begins at byte ``by`` of the chunk."""
-
-    __slots__ = ("_by", "_target")
-
-    def __init__(self, target: Target, by: int) -> None:
-        self._target = target
-        self._by = by
-
-    def put(self, start: int, data: memoryview) -> None:
-        """See Target; the copy is done on return."""
-        wait = self._target.put(start - self._by, data)
-        if wait is not None:
-            wait()
 
 
 class StridedTarget:

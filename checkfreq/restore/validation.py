@@ -29,7 +29,7 @@ from checkfreq.state.saved import SavedObject, every_tensor, no_tensor
 from checkfreq.state.tensors import DTYPES, decode_torch, sizes_of
 from checkfreq.store.gc_pause import gc_paused
 from checkfreq.store.manifest import Manifest
-from checkfreq.store.parts import file_name, file_of
+from checkfreq.store.parts import file_of, shared_files_of
 from checkfreq.types import Json
 
 #: The kind of what torch.distributed.checkpoint wrote; only its own reader decodes that.
@@ -49,6 +49,8 @@ class _Outline(SavedObject):
 
     def owned(self, name: str, device: str = "cpu", *, live: Tensor | None = None) -> Tensor:
         """A stand-in."""
+        if name in self.composed:
+            return torch.empty(0, device="cpu")
         if self.is_partial and self.aliases.get(name, name) not in self.records:
             return torch.empty(0, device="cpu")
         dtype = self.record(name).dtype
@@ -89,6 +91,9 @@ def _validate_state(manifest: Manifest, path: str) -> None:
     _require_objects(manifest)
     for saved in _outlines(manifest, path):
         saved.is_partial = 0 < len(manifest.ranks) < manifest.world
+        if not saved.is_partial:
+            for key in saved.composed:
+                saved.check_composed(key)
         _CHECKS[saved.field("kind")](saved)
     for own in (manifest.objects, *manifest.ranks.values()):
         for node in own.get(POSITIONS, {}).values():
@@ -102,6 +107,8 @@ def _require_objects(manifest: Manifest) -> None:
             if name == POSITIONS:
                 continue
             _require_texts(json.get("aliases", {}), "aliases")
+            composed = json.get("composed", {})
+            _require(isinstance(composed, dict), "composed", composed)
             shards = json.get("shards", {})
             is_placed = rank is not None or not shards or json.get("kind") == _DCP
             _require(isinstance(shards, dict) and is_placed, "shards", shards)
@@ -121,8 +128,8 @@ def _outlines(manifest: Manifest, path: str) -> Iterator[_Outline]:
     files = {file.name: file for file in manifest.files}
 
     def outline(name: str, json: Json, ranks: Iterable[int], own_rank: int | None) -> _Outline:
-        shared = files.get(file_name(name))
-        saved = _Outline(name, json, path=path, file=shared)
+        shared = [files[one] for one in shared_files_of(name) if one in files]
+        saved = _Outline(name, json, path=path, files=shared)
         for rank in ranks:
             file = files.get(file_of(name, rank))
             if file is not None:
@@ -178,6 +185,11 @@ def _require_dict(saved: SavedObject) -> None:
     _require(isinstance(value, dict), "content of a dict", value)
 
 
+def _require_list(saved: SavedObject) -> None:
+    value = tree_value(saved)
+    _require(isinstance(value, list), "content of a list", value)
+
+
 def _require_position(position: Any) -> None:
     _require(isinstance(position, dict), "position", position)
     carried = position.get(_CARRIED, [])
@@ -205,6 +217,7 @@ _CHECKS: dict[str, Callable[[SavedObject], None]] = {
     "scaler": require_scaler_fields,
     "object": _require_tree,
     "dict": _require_dict,
+    "list": _require_list,
     "rng": require_rng_fields,
     "gradients": require_gradient_fields,
 }

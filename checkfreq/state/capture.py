@@ -16,6 +16,7 @@ from checkfreq.errors import StateError
 from checkfreq.state.adapters.rng import capture_rng
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.collector import CapturedState, LocalState, StateCollector, sole_part
+from checkfreq.state.composed import part_name
 from checkfreq.state.gradients import Gradients, capture_gradients
 from checkfreq.state.parts import part_of
 from checkfreq.store.gc_pause import gc_paused
@@ -90,6 +91,8 @@ def read_local_state(
         add(GRADIENTS, partial(capture_gradients, gradients=gradients, world=world))
     for name, aliases in collector.aliases.items():
         objects[name]["aliases"] = aliases
+    for name, composed in collector.composed.items():
+        objects[name]["composed"] = composed
     if positions:
         collector.start(POSITIONS)
         objects[POSITIONS] = {
@@ -105,6 +108,7 @@ def read_local_state(
         collector.shards,
         per_rank_objects,
         per_rank_tensors,
+        frozenset(collector.frozen),
     )
 
 
@@ -136,6 +140,15 @@ def _declare(chk: CFCheckpoint, collector: StateCollector, *, fence_on_device: b
 def _per_rank_tensors(chk: CFCheckpoint, collector: StateCollector) -> frozenset[tuple[str, str]]:
     """(object, key) of tensors that differ from rank to rank, by their kind or as declared."""
     declared = [name for name in chk.per_rank if name not in chk.per_rank_objects]
+    for owner, key in [*collector.per_rank]:
+        if key in collector.composed.get(owner, {}):
+            begin = part_name(key, "")
+            collector.per_rank.update(
+                (owner, ref.key)
+                for ref in collector.refs
+                if ref.stem == owner and ref.key.startswith(begin)
+            )
+            collector.per_rank.discard((owner, key))
     if not declared:
         return frozenset(collector.per_rank)
     unmatched, found = set(declared), set(collector.per_rank)
@@ -172,7 +185,8 @@ def _other_names(collector: StateCollector) -> dict[tuple[str, str], list[str]]:
 
 def covers(declared: str, object_name: str, key: str) -> bool:
     """Whether a declared name is the tensor's name or a prefix of it."""
-    return f"{object_name}.{key}.".startswith(f"{declared}.")
+    name = f"{object_name}.{key}."
+    return name.startswith((f"{declared}.", part_name(declared, "")))
 
 
 def _require_matches(chk: CFCheckpoint, unmatched: set[str], argument: str) -> None:

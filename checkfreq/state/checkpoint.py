@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from checkfreq.errors import ConfigError, StateError
 from checkfreq.state.adapters.base import Adapter
-from checkfreq.state.adapters.generic import DictAdapter, ObjectAdapter
+from checkfreq.state.adapters.generic import DictAdapter, ListAdapter, ObjectAdapter
 from checkfreq.state.adapters.module import ModuleAdapter
 from checkfreq.state.adapters.optimizer import OptimizerAdapter
 from checkfreq.state.adapters.scaler import ScalerAdapter
@@ -25,8 +25,8 @@ class CFCheckpoint:
     """What a checkpoint holds: ``CFCheckpoint(model=model, optimizer=optimizer)``.
 
     Each keyword is a name and an object with ``state_dict``/``load_state_dict``, or a plain
-    dict, which is restored in place. ``rng`` adds the random generators of Python, NumPy, torch
-    and of the devices that hold tracked tensors.
+    dict or list, which is restored in place, with the dicts, lists and tensors in it. ``rng`` adds
+    the random generators of Python, NumPy, torch and of the devices that hold tracked tensors.
 
     ``settled`` and ``volatile`` name objects, tensors or prefixes ("ema", "model.head.weight")
     that are not what they would be by default. A settled tensor is changed by weight updates only,
@@ -122,6 +122,8 @@ class CFCheckpoint:
             return ScalerAdapter(name, value)
         if isinstance(value, dict) and not hasattr(value, "state_dict"):
             return DictAdapter(name, value)
+        if isinstance(value, list) and not hasattr(value, "state_dict"):
+            return ListAdapter(name, value)
         return ObjectAdapter(name, value)
 
     def _require_own_modules(self) -> None:
@@ -175,8 +177,9 @@ def _tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, Optimizer):
         for group in value.param_groups:
             yield from ((f"parameter {number}", p) for number, p in enumerate(group["params"]))
-    elif isinstance(value, dict):
-        yield from ((str(key), one) for key, one in value.items() if isinstance(one, Tensor))
+    elif isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        yield from ((str(key), one) for key, one in items if isinstance(one, Tensor))
 
 
 def _require_stateful(name: str, value: Any) -> None:
@@ -184,14 +187,27 @@ def _require_stateful(name: str, value: Any) -> None:
         raise StateError(f"CFCheckpoint: {name!r} cannot name a file; use a Python identifier")
     if isinstance(value, dict):
         return
+    if isinstance(value, list) and not hasattr(value, "state_dict"):
+        _require_plain_items(name, value)
+        return
     methods = (getattr(value, method, None) for method in ("state_dict", "load_state_dict"))
     if isinstance(value, type) or not all(callable(method) for method in methods):
         what = f"the class {value.__qualname__}" if isinstance(value, type) else _describe(value)
         raise StateError(
             f"CFCheckpoint({name}=...): {what} has no state that can be kept; expected an object "
-            "with state_dict() and load_state_dict(), or a plain dict. Leave it out, or give it "
-            "those methods"
+            "with state_dict() and load_state_dict(), or a plain dict or list, which are filled in "
+            "place. Leave it out, or give it those methods"
         )
+
+
+def _require_plain_items(name: str, values: list[Any]) -> None:
+    for number, value in enumerate(values):
+        if hasattr(value, "load_state_dict"):
+            raise StateError(
+                f"CFCheckpoint({name}=...): item {number} of the list is {_describe(value)}, an "
+                "object with a state of its own; expected plain values in a list. Give each such "
+                f"object a name: CFCheckpoint({name}_{number}=...)"
+            )
 
 
 def _describe(value: object) -> str:

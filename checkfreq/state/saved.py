@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from checkfreq.errors import CorruptCheckpointError, StateError, StorageError
+from checkfreq.state import composed as compositions
 from checkfreq.state.codec import decode_tree
+from checkfreq.state.composed import Record, part_name
 from checkfreq.state.dtensors import empty_like, is_dtensor
 from checkfreq.state.saved_tensor import Chunk, Placement, Reader, SavedTensor, local_part
 from checkfreq.state.tensors import DTYPES, decode_torch, sizes_of, usable_device
@@ -55,24 +57,29 @@ class SavedObject:
         json: Mapping[str, Json],
         *,
         path: str,
-        file: FileEntry | None = None,
+        files: Sequence[FileEntry] = (),
         reader: Reader | None = None,
         counts: Callable[[str], bool] = every_tensor,
     ) -> None:
-        """``file`` is the object's own. ``counts(key)``: whether a tensor of it is this rank's to
+        """``files`` are the object's own. ``counts(key)``: whether a tensor of it is this rank's to
         use. Without a ``reader`` no tensor can be read."""
         self.name = name
         self.json = json
         self.path = path
         self.records: dict[str, SavedTensor] = {}
         self.aliases: dict[str, str] = self.field("aliases", {})
+        #: What puts composed tensors together, by name.
+        self.composed: dict[str, Record] = self.field("composed", {})
+        self._parts = {part_name(n, part) for n, r in self.composed.items() for part in r["parts"]}
+        #: Whether a composed tensor that only a live one can make is given as a dict of its parts.
+        self.gives_parts = False
         self._reader = reader
         self._owned: dict[Hashable, Tensor] = {}
         self._coming: dict[Hashable, tuple[SavedTensor, Tensor]] = {}
         self._asked: dict[Hashable, tuple[SavedTensor, Callable[[], Tensor]]] = {}
         self._not_for_all: set[str] = set()
-        if file is not None:
-            self._not_for_all = {e.name for e in file.tensors if not counts(e.name)}
+        for file in files:
+            self._not_for_all |= {e.name for e in file.tensors if not counts(e.name)}
             self.add_file(file, counts=counts)
         for key, described in self.field("sharded_tensors", {}).items():
             self._describe(key, described)
@@ -139,10 +146,13 @@ class SavedObject:
     def names(self) -> list[str]:
         """Names of the tensors, tied ones included, without those that other ranks have alone."""
         tied = [name for name in self.aliases if not self.is_of_other_ranks(name)]
-        return [*self.records, *tied]
+        found = [*self.records, *tied, *self.composed]
+        return [name for name in found if name not in self._parts] if self._parts else found
 
     def is_of_other_ranks(self, name: str) -> bool:
         """True for a tensor that each rank had for itself, and this one had not."""
+        if name in self.composed:
+            return any(map(self.is_of_other_ranks, self._parts_of(name).values()))
         key = self.aliases.get(name, name)
         if key in self.records:
             return False
@@ -154,6 +164,72 @@ class SavedObject:
         if key not in self.records:
             raise self.corrupt("tensors of the file", f"a tensor {key!r}", "none")
         return self.records[key]
+
+    # ---- tensors that consist of others
+
+    def _parts_of(self, name: str) -> dict[str, str]:
+        """The names of the parts of a composed tensor, by what they are to it."""
+        return {part: part_name(name, part) for part in self.composed[name]["parts"]}
+
+    def _outline(self, name: str) -> tuple[torch.dtype, tuple[int, ...]] | None:
+        if name in self.composed:
+            return None
+        record = self.record(name)
+        return DTYPES[record.dtype], record.shape
+
+    def misfit(self, name: str, live: Tensor) -> str:
+        """Why ``live`` cannot become the composed tensor ``name`` in place; "" if it can."""
+        parts = self._parts_of(name)
+        outlines = {part: self._outline(key) for part, key in parts.items()}
+        why = compositions.misfit(self.composed[name], outlines, live)
+        if why:
+            return why
+        inner = {part: key for part, key in parts.items() if key in self.composed}
+        _, theirs = compositions.take_apart(live, name) if inner else ({}, {})
+        found = (self.misfit(key, theirs[part]) for part, key in inner.items())
+        return next((f"part {why}" for why in found if why), "")
+
+    def check_composed(self, name: str) -> None:
+        """Raise CorruptCheckpointError unless a composed tensor makes sense, as far as can be known
+        before it is read."""
+        try:
+            compositions.check(
+                self.composed[name], lambda part: self._outline(part_name(name, part))
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise self.corrupt(f"parts of {name}", "a tensor", error) from error
+
+    def _own_parts(self, name: str, device: str, live: Tensor | None) -> Hashable:
+        self.check_composed(name)
+        record = self.composed[name]
+        is_known = live is not None or self.gives_parts or compositions.can_build(record)
+        if not is_known:
+            raise StateError(
+                f"{self.path}: {self.name}.{name} is {compositions.described(record)}, which can "
+                "only be restored into a live tensor of its class: make the object as it was when "
+                "the checkpoint was taken (quantise it again, take one step), then restore"
+            )
+        inner = {} if live is None else compositions.take_apart(live, name)[1]
+        for part, key in self._parts_of(name).items():
+            self.own(key, device, live=inner.get(part) if key in self.composed else None)
+        return name, usable_device(device)
+
+    def _put_together(self, name: str, device: str, live: Tensor | None) -> Any:
+        key = self._own_parts(name, device, live)
+        if key not in self._owned:
+            inner = {} if live is None else compositions.take_apart(live, name)[1]
+            parts = {
+                part: self.owned(n, device, live=inner.get(part) if n in self.composed else None)
+                for part, n in self._parts_of(name).items()
+            }
+            record = self.composed[name]
+            if live is None and not compositions.can_build(record):
+                return parts
+            try:
+                self._owned[key] = compositions.build(record, parts, live=live)
+            except ValueError as error:
+                raise self.corrupt(f"parts of {name}", "a tensor", error) from error
+        return self._owned[key]
 
     def _check_entry(self, entry: TensorEntry, file: FileEntry) -> None:
         # The manifest may be made up: what is read must not reach beyond the file.
@@ -170,6 +246,11 @@ class SavedObject:
 
     def require(self, name: str, live: Tensor | None = None) -> None:
         """Raise StateError unless all that ``live`` needs is here; None needs the whole tensor."""
+        if name in self.composed:
+            self.check_composed(name)
+            for part in self._parts_of(name).values():
+                self.require(part)
+            return
         record = self.record(name)
         box = Box.whole(record.shape) if live is None else local_part(live)[1]
         if missing := record.missing(box):
@@ -188,6 +269,8 @@ class SavedObject:
 
         Raises StateError if parts of it are not here.
         """
+        if name in self.composed:
+            return self._own_parts(name, device, live)
         record = self.record(name)
         if live is not None and is_dtensor(live) and tuple(live.shape) == record.shape:
             key: Hashable = record.name, live.device_mesh, live.placements  # type: ignore[attr-defined]
@@ -207,6 +290,9 @@ class SavedObject:
 
         Aliases share one. It is read now if ``own`` and ``fetch`` did not see to it before.
         """
+        if name in self.composed:
+            found: Tensor = self._put_together(name, device, live)
+            return found
         key = self.own(name, device, live=live)
         if key not in self._owned:
             self.fetch()
@@ -280,6 +366,9 @@ class SavedObject:
 
     def stand_in(self, key: str) -> Tensor:
         """An empty tensor of the dtype of ``key``; a new one each time."""
+        if key in self.composed:
+            self.check_composed(key)
+            return torch.empty(0, device="cpu")
         return torch.empty(0, dtype=DTYPES[self.record(key).dtype], device="cpu")
 
     def _decode(self, node: Json, tensor: Callable[[str, str], Tensor]) -> Any:

@@ -24,6 +24,7 @@ _DTYPE_NAMES = (
     *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
     *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
     *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    "float4_e2m1fn_x2",
 )
 
 #: dtype -> torch's name without "torch.", for every dtype whose bytes can be kept.
@@ -104,6 +105,7 @@ def is_ordinary(tensor: Tensor) -> bool:
         type(tensor) in _PLAIN
         and tensor.dtype in DTYPE_NAMES
         and tensor.layout is torch.strided
+        and not tensor.is_nested
         and (tensor.is_cpu or is_kept_on(tensor.device))
     )
 
@@ -136,12 +138,8 @@ def _problem(tensor: Tensor) -> str | None:
         return "a lazy parameter without a shape yet; run one forward pass before checkpointing"
     if tensor.is_meta:
         return "a tensor on the meta device has no data; materialise it (to_empty) first"
-    if tensor.is_quantized:
-        return f"a quantized tensor ({tensor.dtype}) cannot be kept; keep int_repr() and its scale"
-    if tensor.is_nested:
-        return "a nested tensor cannot be kept; keep its values and offsets"
-    if tensor.layout is not torch.strided:
-        return f"a tensor of layout {tensor.layout} cannot be kept; keep its indices and values"
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        return "a tensor that consists of others cannot be kept here; keep its parts"
     if tensor.dtype not in DTYPE_NAMES:
         return f"a tensor of dtype {tensor.dtype} cannot be kept; expected one of {_DTYPE_NAMES}"
     if torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 import pytest
 
@@ -95,3 +96,23 @@ def test_a_server_that_cannot_be_reached_is_an_error_with_the_place_and_no_secre
     assert error.value.errno == errno.EIO
     assert SECRET not in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def client_options(mirror: Mirror) -> dict[str, Any]:
+    store: Any = open_store(mirror)
+    return dict(store.client_options)
+
+
+def test_settings_of_the_connection_come_from_the_environment_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_TIMEOUT", "7s")
+    monkeypatch.setenv("GOOGLE_USER_AGENT", "another")
+    client = client_options(Mirror("s3://bucket/run"))
+    assert (client["allow_http"], client["timeout"]) == ("true", "7s")
+    client = client_options(Mirror("s3://bucket/run", options={"allow_http": False}))
+    assert client["allow_http"] == "false"
+    client = client_options(Mirror("gs://bucket/run"))
+    assert "allow_http" not in client
+    assert client["user_agent"] == "another"

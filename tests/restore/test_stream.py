@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from checkfreq.errors import CorruptCheckpointError
 from checkfreq.restore.buffers import HostBuffers, MemoryTarget
-from checkfreq.restore.stream import Wanted, stream
+from checkfreq.restore.stream import SlowReads, Wanted, stream
 from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.source import Piece
@@ -343,28 +343,10 @@ def test_where_reads_are_slow_more_are_in_flight(tmp_path: Path, store: Checkpoi
     assert places.are({"some.safetensors": tensors})
 
 
-def test_a_slow_read_now_and_then_starts_no_thread(tmp_path: Path, store: CheckpointStore) -> None:
-    tensors = {f"t{n}": PATTERN[n : n + PAGE] for n in range(200)}
-    commit_tensors(store, 2, {"some.safetensors": tensors})
-    seen: set[int] = set()
-    ops = Watched(tmp_path, disturb=lambda number: seen.add(threading.get_ident()))
-    numbers, own = itertools.count(1), threading.local()
-
-    def every_eighth_read_is_slow() -> float:
-        own.is_reading = not getattr(own, "is_reading", False)
-        return float(not own.is_reading and next(numbers) % 8 == 0)
-
-    places = Places(store.manifest(2))
-    stream(
-        CheckpointStore(tmp_path, ops=ops),
-        2,
-        places.wanted,
-        num_threads=4,
-        read_bytes=PAGE,
-        clock=every_eighth_read_is_slow,
-    )
-    assert len(seen) <= 4
-    assert places.are({"some.safetensors": tensors})
+def test_only_as_many_slow_reads_in_a_row_as_there_are_threads_ask_for_more() -> None:
+    reads = SlowReads()
+    assert not any(reads.note(float(number % 8 == 0), 4) for number in range(100))
+    assert [reads.note(1.0, 4) for _ in range(8)] == [False, False, False, True] * 2
 
 
 def test_with_one_thread_all_is_read_in_the_callers(tmp_path: Path, store: CheckpointStore) -> None:

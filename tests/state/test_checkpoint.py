@@ -17,11 +17,11 @@ from checkfreq.state.checkpoint import CFCheckpoint
     [
         (object(), "a builtins.object"),
         (None, "None"),
-        ([1], "a builtins.list"),
+        ((1,), "a builtins.tuple"),
         (nn.Linear, "the class Linear"),
         (torch.ones(1), "a torch.Tensor"),
     ],
-    ids=["object", "None", "list", "class", "tensor"],
+    ids=["object", "None", "tuple", "class", "tensor"],
 )
 def test_an_object_without_state_is_refused_by_name(value: Any, words: str) -> None:
     with pytest.raises(StateError, match=rf"CFCheckpoint\(thing=\.\.\.\): {words} has no state"):

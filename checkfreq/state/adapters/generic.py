@@ -1,9 +1,8 @@
-"""Objects with ``state_dict()`` and ``load_state_dict()``, and plain dicts restored in place."""
+"""Objects with ``state_dict()`` and ``load_state_dict()``; dicts and lists restored in place."""
 
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
@@ -21,8 +20,12 @@ from checkfreq.state.adapters.base import (
     Holdings,
     type_name,
 )
+from checkfreq.state.adapters.composed_load import ComposedLoad
 from checkfreq.state.adapters.fitting import misfits, only_known
+from checkfreq.state.adapters.trees import Refill, tensors_in
+from checkfreq.state.codec import decode_tree
 from checkfreq.state.collector import StateCollector
+from checkfreq.state.composed import is_composed
 from checkfreq.state.dtensors import is_dtensor, tensor_types
 from checkfreq.state.saved import SavedObject
 from checkfreq.state.saved_tensor import local_part
@@ -87,90 +90,124 @@ class ObjectAdapter:
         return self._value.state_dict()
 
 
-class DictAdapter:
-    """A plain dict, which stays the same object; tensors in it that fit are written in place."""
+class _ContainerAdapter:
+    """A container that stays the same object; tensors in it that fit are written in place."""
 
-    kind = "dict"
+    kind: str
 
-    def __init__(self, name: str, value: dict[Any, Any]) -> None:
+    def __init__(self, name: str, value: Any) -> None:
         self._name = name
         self._value = value
 
     def capture(self, collector: StateCollector) -> dict[str, Json]:
         """See Adapter."""
-        tree = collector.encode(dict(self._value), self._name)
+        tree = collector.encode(self._plain(), self._name)
         return {"kind": self.kind, "class": type_name(self._value), "tree": tree}
 
     def holdings(self) -> Holdings:
         """See Adapter."""
-        return _holdings(live_dtensors(self._name, self._state))
+        return _holdings(live_dtensors(self._name, self._plain))
+
+    def _plain(self) -> Any:
+        """The value without its subclass."""
+        raise NotImplementedError
+
+
+class DictAdapter(_ContainerAdapter):
+    """A plain dict."""
+
+    kind = "dict"
 
     def prepare(self, saved: SavedObject, findings: Findings) -> Changes:
         """See Adapter."""
-        load = _DictLoad(self._name, self._value, saved)
-        load.compare(findings)
-        return Changes(filled=load.filled, sets=[load.apply])
+        load = _TreeLoad(self._name, self._plain(), saved)
+        for key, _ in _items(saved):
+            if callable(self._value.get(key)):
+                text = f"{self._name}[{key!r:.80}]: live is something callable"
+                findings.different.append(text)
+        return load.changes(lambda refill, new: refill.fill_dict(self._value, dict(new)))
 
-    def _state(self) -> dict[Any, Any]:
+    def _plain(self) -> dict[Any, Any]:
         return dict(self._value)
 
 
-class _DictLoad:
-    """One load of a dict: its tensors that fit are filled, and all other values are made anew."""
+class ListAdapter(_ContainerAdapter):
+    """A plain list, such as a history."""
 
-    def __init__(self, name: str, live: dict[Any, Any], saved: SavedObject) -> None:
+    kind = "list"
+
+    def prepare(self, saved: SavedObject, findings: Findings) -> Changes:
+        """See Adapter."""
+        load = _TreeLoad(self._name, self._plain(), saved)
+        return load.changes(lambda refill, new: refill.fill_list(self._value, new))
+
+    def _plain(self) -> list[Any]:
+        return list(self._value)
+
+
+class _TreeLoad:
+    """One load of a container: its tensors that fit are filled, and all other values made anew."""
+
+    def __init__(self, name: str, live: Any, saved: SavedObject) -> None:
         self._name = name
-        self._live = live
         self._saved = saved
-        self._dtensors = live_dtensors(name, lambda: dict(live))
-        self._items = _items(saved)
-        self._kept: dict[Any, Filled] = {}
+        self._tree = saved.field("tree")
+        self._dtensors = live_dtensors(name, lambda: live)
+        self._composed = ComposedLoad(saved)
+        #: By id of its node in the tree, each live tensor that stays; by its own id, what fills it.
+        self._kept: dict[int, Tensor] = {}
+        self._filled: dict[int, Filled] = {}
+        self._placed: dict[int, str] = {}
+        saved.check(self._tree, live=self._dtensors)
+        for node, value in tensors_in(self._tree, live, saved.check):
+            if isinstance(value, Tensor) and self._place(node["$tensor"], value):
+                self._kept[id(node)] = value
+        decode_tree(self._tree, leaf=self._ask)
 
-    def compare(self, findings: Findings) -> None:
-        """Find out which tensors stay, and ask for the others."""
-        for key, node in self._items:
-            self._saved.check(node, live=self._dtensors)
-            if callable(self._live.get(key)):
-                text = f"{self._name}[{key!r:.80}]: live is something callable"
-                findings.different.append(text)
-            if (filled := self._fitting(key, node)) is not None:
-                self._kept[key] = filled
-            else:
-                self._saved.own_tree(node, live=self._dtensors)
+    def changes(self, fill: Callable[[Refill, Any], None]) -> Changes:
+        """The changes; ``fill`` gives the live container its new content."""
 
-    @property
-    def filled(self) -> list[Filled]:
-        """The tensors that stay, each once."""
-        return [*{id(one.tensor): one for one in self._kept.values()}.values()]
+        def apply() -> None:
+            fill(Refill(), decode_tree(self._tree, leaf=self._leaf))
 
-    def _fitting(self, key: Any, node: Json) -> Filled | None:
-        live = self._live.get(key)
-        if not isinstance(live, Tensor) or not isinstance(node, dict) or "$tensor" not in node:
-            return None
-        record = self._saved.record(node["$tensor"])
-        split_as = self._dtensors.get(node["$tensor"])
+        filled = [*self._filled.values(), *self._composed.filled]
+        sets = [*self._composed.sets, apply]
+        return Changes(fallible=self._composed.fallible, filled=filled, sets=sets)
+
+    def _place(self, key: str, live: Tensor) -> bool:
+        """Arrange for a live tensor to be filled; False if it cannot hold the saved one."""
+        path = f"{self._name}.{key}"
+        if key in self._saved.composed:
+            other = self._placed.get(id(live), key)
+            if other != key or self._saved.misfit(key, live):  # it cannot hold two saved ones
+                return False
+            if id(live) not in self._placed:
+                self._composed.place(key, live)
+            self._placed[id(live)] = key
+            return True
+        record = self._saved.record(key)
         fits = (
             tuple(live.shape) == record.shape
             and live.dtype == DTYPES[record.dtype]
-            and is_dtensor(live) == (split_as is not None)
+            and not is_composed(live)
+            and is_dtensor(live) == (self._dtensors.get(key) is not None)
         )
-        # One live tensor cannot hold two saved ones.
-        shares = any(o.tensor is live and o.saved is not record for o in self._kept.values())
-        return Filled(f"{self._name}[{key!r:.80}]", live, record) if fits and not shares else None
+        if not fits:
+            return False
+        filled = self._filled.setdefault(id(live), Filled(path, live, record))
+        return filled.saved is record
 
-    def apply(self) -> None:
-        """Set every entry; the tensors that stay have been filled."""
-        new = {
-            key: self._kept[key].tensor if key in self._kept else self._decode(node)
-            for key, node in self._items
-        }
-        # Not the methods of a subclass, which may raise. An OrderedDict has its own record of the
-        # order, so dict's methods would corrupt it.
-        plain = OrderedDict if isinstance(self._live, OrderedDict) else dict
-        plain.clear(self._live)
-        plain.update(self._live, new)
+    def _ask(self, tag: str, node: dict[str, Json]) -> Any:
+        """Have everything read that is not at its place."""
+        if id(node) in self._kept:
+            return None
+        if tag == "$tensor" and node[tag] in self._saved.composed:
+            return self._composed.ask(node[tag], node.get("device", "cpu"))
+        return self._saved.own_tree(node, live=self._dtensors)
 
-    def _decode(self, node: Json) -> Any:
+    def _leaf(self, tag: str, node: dict[str, Json]) -> Any:
+        if id(node) in self._kept:
+            return self._kept[id(node)]
         return self._saved.decode(node, live=self._dtensors)
 
 

@@ -16,8 +16,10 @@ from checkfreq.state.adapters.base import (
     Holdings,
     type_name,
 )
+from checkfreq.state.adapters.composed_load import ComposedLoad
 from checkfreq.state.adapters.generic import live_dtensors
 from checkfreq.state.collector import StateCollector
+from checkfreq.state.composed import described, is_composed, take_apart
 from checkfreq.state.dtensors import is_dtensor, local_of, tensor_types
 from checkfreq.state.names import EXTRA_STATE, ModuleIndex, Node, persistent_tensors
 from checkfreq.state.saved import SavedObject
@@ -68,9 +70,9 @@ class ModuleAdapter:
             module, steady = node.module, trained and node.weights_settled
             for attribute, parameter in module._parameters.items():
                 if parameter is not None:
-                    add(
-                        node.name(attribute), parameter, steady and _settled(parameter, trained_ids)
-                    )
+                    settled = steady and _settled(parameter, trained_ids)
+                    frozen = settled and id(parameter) not in trained_ids
+                    add(node.name(attribute), parameter, settled, frozen)
             for attribute, buffer in module._buffers.items():
                 if buffer is not None and attribute not in module._non_persistent_buffers_set:
                     key = add(node.name(attribute), buffer, False)
@@ -92,14 +94,15 @@ class ModuleAdapter:
     def _capture_state_dict(self, collector: StateCollector) -> dict[str, Any]:
         state = self._module.state_dict()
         names = self._index.canonical_names(state)
-        settled, volatile = self._addresses(collector.trained_ids)
+        settled, frozen, volatile = self._addresses(collector.trained_ids)
         names_per_rank, addresses = self._per_rank_buffers()
         extra = {}
         for raw, value in state.items():
             name = names[raw]
             if isinstance(value, Tensor) and not _is_extra(raw):
                 address = _address(value)
-                key = collector.add(name, value, address in settled and address not in volatile)
+                is_settled = address in settled and address not in volatile
+                key = collector.add(name, value, is_settled, is_settled and address in frozen)
                 if address in addresses or name in names_per_rank:
                     collector.per_rank.add((self._name, key))
             else:
@@ -114,16 +117,19 @@ class ModuleAdapter:
         found = self._index.per_rank_buffers()
         return {*found}, {*map(_address, found.values())} - {0}
 
-    def _addresses(self, trained_ids: frozenset[int]) -> tuple[set[int], set[int]]:
-        """Addresses of settled parameters, and of everything else the module owns."""
+    def _addresses(self, trained_ids: frozenset[int]) -> tuple[set[int], set[int], set[int]]:
+        """Addresses of settled parameters, of the frozen ones of them, and of everything else."""
         settled, volatile = {0}, {0}  # 0: no elements, or no memory yet
+        trained_here: set[int] = set()
         trained = self._is_trained(trained_ids)
         for node in self._index.nodes:
             steady = trained and node.weights_settled
             for _, tensor, is_parameter in persistent_tensors(node):
                 fixed = steady and is_parameter and _settled(tensor, trained_ids)
                 (settled if fixed else volatile).add(_address(tensor))
-        return settled, volatile
+                if id(tensor) in trained_ids:
+                    trained_here.add(_address(tensor))
+        return settled, settled - trained_here, volatile
 
     def prepare(self, saved: SavedObject, findings: Findings) -> Changes:
         """See Adapter."""
@@ -163,7 +169,7 @@ class ModuleAdapter:
         def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
             if key in live and not isinstance(live[key], LAZY):
                 yield local_part(live[key])[1]
-            elif EXTRA_STATE in key:
+            elif EXTRA_STATE in key or key.partition(":")[0] in live:
                 yield Box.whole(shape)
 
         return of
@@ -211,10 +217,21 @@ class ModuleAdapter:
         return state[raws[name]]
 
     def _fits(self, name: str, live: Tensor, saved: SavedObject, findings: Findings) -> bool:
-        record = saved.record(name)
-        if isinstance(live, LAZY):
+        if isinstance(live, LAZY) and name not in saved.composed:
             return True  # its own hook materialises it with the saved shape
         require_memory(f"{self._name}.{name}", live)
+        if name in saved.composed:
+            saved.require(name)
+            if why := saved.misfit(name, live):
+                findings.different.append(f"{self._name}.{name}: {why}")
+            return not why
+        record = saved.record(name)
+        if is_composed(live):
+            kind = described(take_apart(live, name)[0])
+            findings.different.append(
+                f"{self._name}.{name}: checkpoint has a {record.dtype} tensor, live is {kind}"
+            )
+            return False
         shape, dtype = tuple(live.shape), DTYPE_NAMES.get(live.dtype, str(live.dtype))
         if shape == tuple(record.shape):
             saved.require(name, live)
@@ -232,6 +249,8 @@ class ModuleAdapter:
         """Two saved tensors cannot both go into one live tensor."""
         first: dict[object, str] = {}
         for name, tensor in fitting.items():
+            if name in saved.composed:
+                continue  # parts of two may lie in one memory, which gets the same bytes twice
             twin = first.setdefault(_place(name, tensor), name)
             if saved.record(twin).name != saved.record(name).name:
                 findings.different.append(
@@ -251,7 +270,18 @@ class ModuleAdapter:
             for name, node in extras.items()
             if node is not None
         ]
-        return Changes(fallible=fallible, filled=self._filled(saved, fitting))
+        composed = ComposedLoad(saved)
+        plain = {}
+        for name, tensor in fitting.items():
+            if name in saved.composed:
+                composed.place(name, tensor)
+            else:
+                plain[name] = tensor
+        return Changes(
+            fallible=[*composed.fallible, *fallible],
+            filled=[*self._filled(saved, plain), *composed.filled],
+            sets=composed.sets,
+        )
 
     def _filled(self, saved: SavedObject, fitting: Mapping[str, Tensor]) -> list[Filled]:
         found: dict[tuple[object, str], Filled] = {}  # tied names are filled once
@@ -311,7 +341,8 @@ def _is_extra(raw_name: str) -> bool:
 
 
 def _address(tensor: Tensor) -> int:
-    return 0 if isinstance(tensor, LAZY) else local_of(tensor).data_ptr()
+    is_plain = not isinstance(tensor, LAZY) and not is_composed(tensor)
+    return local_of(tensor).data_ptr() if is_plain else 0
 
 
 def _place(name: str, tensor: Tensor) -> object:

@@ -201,7 +201,9 @@ class OptimizerAdapter:
             own_state_dict(saved, live=live)
             return Changes(fallible=[self._by_load_state_dict(saved, live)])
         load.place()
-        return Changes(filled=load.filled, sets=[load.apply], new_bytes=load.new_bytes)
+        return Changes(
+            fallible=load.fallible, filled=load.filled, sets=[load.apply], new_bytes=load.new_bytes
+        )
 
     def _by_load_state_dict(
         self, saved: SavedObject, live: Mapping[str, Tensor] = MappingProxyType({})

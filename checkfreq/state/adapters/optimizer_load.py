@@ -15,10 +15,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from checkfreq.state.adapters.base import Filled, Findings, type_name
+from checkfreq.state.adapters.base import Fallible, Filled, Findings, type_name
+from checkfreq.state.adapters.composed_load import ComposedLoad
 from checkfreq.state.adapters.group_values import may_replace, same, show
 from checkfreq.state.adapters.optimizer_tree import OptimizerTree
+from checkfreq.state.adapters.trees import Refill, tensors_in
 from checkfreq.state.codec import decode_tree
+from checkfreq.state.composed import is_composed
 from checkfreq.state.dtensors import empty_split, is_dtensor
 from checkfreq.state.saved import SavedObject, new_tensor
 from checkfreq.state.saved_tensor import SavedTensor, copy_bits, local_part
@@ -49,6 +52,10 @@ class OptimizerLoad:
         self._made: dict[str, Tensor] = {}  # DTensors that no live tensor is split like
         self._placed: dict[str, Tensor] = {}
         self._written: set[int] = set()
+        #: Composed tensors: the live one that is filled, or where a new one goes, by key.
+        self._composed = ComposedLoad(saved)
+        self._composed_at: dict[str, Tensor | str] = {}
+        self._refill = Refill()
         #: What is to be filled before ``apply``, and the memory of that which is not live yet.
         self.filled: list[Filled] = []
         self.new_bytes = 0
@@ -157,6 +164,8 @@ class OptimizerLoad:
         for name, node in pairs:
             if isinstance(node, dict) and isinstance(name, str) and "$tensor" in node:
                 key = node["$tensor"]
+                if key in self._saved.composed:
+                    continue
                 shape = self._saved.record(key).shape
                 live = states.get(name) if isinstance(states, dict) else None
                 for tensor in (live, None if name == "step" else parameter):
@@ -214,13 +223,22 @@ class OptimizerLoad:
             for i, parameter in enumerate(group["params"], start):
                 live = self._optimizer.state.get(parameter, {})
                 for name, node in self._tree.state.get(i, ()):
-                    self._place_in(node, name, live, parameter, group)
+                    there = live.get(name) if isinstance(live, dict) and _is_key(name) else None
+                    self._place_in(node, name, there, parameter, group)
                 if i in self._tree.whole:
-                    self._place_in(self._tree.whole[i], "", {}, parameter, group)
+                    self._place_in(self._tree.whole[i], "", live, parameter, group)
+        self.filled += self._composed.filled
+
+    @property
+    def fallible(self) -> list[Fallible]:
+        """Builds what is not filled; changes nothing."""
+        return self._composed.fallible
 
     def apply(self) -> None:
         """Set all of the state, whose tensors have been filled; runs no user code."""
         with torch.no_grad():
+            for put in self._composed.sets:
+                put()
             for saved, live in zip(self._values, self._optimizer.param_groups, strict=True):
                 for key, value in saved.items():
                     self._set_group_value(live, key, value)
@@ -248,7 +266,8 @@ class OptimizerLoad:
     def _set_state(self, number: int, parameter: Tensor) -> None:
         states = self._optimizer.state
         if number in self._tree.whole:
-            states[parameter] = self._decode(self._tree.whole[number])
+            whole = self._decode(self._tree.whole[number])
+            states[parameter] = self._refill.value(states.get(parameter), whole)
             return
         if number not in self._tree.state:
             states.pop(parameter, None)  # it had none; the optimizer creates it when it steps
@@ -258,12 +277,14 @@ class OptimizerLoad:
         new = {
             self._saved.decode(name): self._decode(node) for name, node in self._tree.state[number]
         }
-        kept.clear()
-        kept.update(new)
+        self._refill.fill_dict(kept, new)
         states[parameter] = kept
 
     def _decode(self, node: Json) -> Any:
         def leaf(tag: str, inner: dict[str, Json]) -> Any:
+            if tag == "$tensor" and inner["$tensor"] in self._composed_at:
+                at = self._composed_at[inner["$tensor"]]
+                return self._saved.owned(inner["$tensor"], at) if isinstance(at, str) else at
             if tag == "$tensor":
                 return self._placed[self._saved.record(inner["$tensor"]).name]
             return decode_torch(tag, inner, self._saved.owned)
@@ -274,16 +295,8 @@ class OptimizerLoad:
         self, node: Json, name: Json, live: object, parameter: Tensor, group: dict[str, Any]
     ) -> None:
         key = name if isinstance(name, str) else ""
-        if isinstance(node, dict) and "$tensor" in node:
-            there = live.get(key) if isinstance(live, dict) else None
-            self._place(node, key, there, parameter, group)
-            return
-
-        def leaf(tag: str, inner: dict[str, Json]) -> None:
-            if tag == "$tensor":
-                self._place(inner, key, None, parameter, group)
-
-        decode_tree(node, leaf=leaf)
+        for inner, there in tensors_in(node, live, self._saved.decode):
+            self._place(inner, key, there, parameter, group)
 
     def _place(
         self,
@@ -294,6 +307,9 @@ class OptimizerLoad:
         group: dict[str, Any],
     ) -> None:
         """Choose the tensor for a saved one; names that shared a tensor share one again."""
+        if node["$tensor"] in self._saved.composed:
+            self._place_composed(node, name, live, parameter, group)
+            return
         record = self._saved.record(node["$tensor"])
         if record.name in self._placed:
             return
@@ -305,6 +321,25 @@ class OptimizerLoad:
         self.filled.append(Filled(f"{self._name}.{record.name}", target, record))
         self._written.add(id(target))
         self._placed[record.name] = target
+
+    def _place_composed(
+        self,
+        node: dict[str, Json],
+        name: str,
+        live: object,
+        parameter: Tensor,
+        group: dict[str, Any],
+    ) -> None:
+        key = node["$tensor"]
+        is_free = isinstance(live, Tensor) and id(live) not in self._written
+        if isinstance(live, Tensor) and is_free and not self._saved.misfit(key, live):
+            self._composed.place(key, live)
+            self._composed_at[key] = live
+            self._written.add(id(live))
+            return
+        device = "cpu" if self._on_host(node, name, group) else str(parameter.device)
+        self._composed.ask(key, device)
+        self._composed_at[key] = device
 
     def _new(
         self,
@@ -323,7 +358,8 @@ class OptimizerLoad:
 
     def _is_writable(self, live: Tensor, record: SavedTensor) -> bool:
         return (
-            tuple(live.shape) == record.shape
+            not is_composed(live)
+            and tuple(live.shape) == record.shape
             and live.dtype == DTYPES[record.dtype]
             and id(live) not in self._written  # one live tensor cannot hold two saved ones
         )
@@ -334,6 +370,10 @@ class OptimizerLoad:
         if self._tree.device_type != "cpu":
             return "device" not in node
         return name == "step"
+
+
+def _is_key(name: Json) -> bool:
+    return isinstance(name, str | int)
 
 
 def _create(

@@ -67,10 +67,25 @@ def prepare_rng(saved: SavedObject, findings: Findings) -> Callable[[], None]:
 def require_rng_fields(saved: SavedObject) -> None:
     """Raise ValueError unless the fields are those of generators."""
     state = saved.decode(saved.field("state"))
+    _require_generators(state)
+
+
+def is_rng_state(state: object) -> bool:
+    """Whether it has the form of what ``rng_state`` returns."""
+    try:
+        _require_generators(state)
+    except ValueError:
+        return False
+    return True
+
+
+def _require_generators(state: Any) -> None:
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise ValueError("expected the states of random generators by name")
     for name, value in state.items():
         if name == "python":
+            if not isinstance(value, dict):
+                raise ValueError("expected the state of Python's generator")
             if value.keys() != {"version", "words", "gauss"}:
                 raise ValueError(f"expected version, words and gauss, got {list(value)!r:.80}")
         elif name == "numpy":

@@ -1,0 +1,197 @@
+"""Folders of torch.distributed.checkpoint, from and to its own writer and reader."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
+
+import checkfreq
+from checkfreq import CFCheckpoint, CFManager, CFMode
+from checkfreq.errors import ConfigError, CorruptCheckpointError
+from checkfreq.formats import from_dcp, to_dcp
+from iterators import CFIterator
+from tests.formats.support import parts, restored, same, states_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
+
+
+def test_a_checkpoint_goes_to_dcp_and_back_bit_for_bit(
+    tmp_path: Path, live: dict[str, Any]
+) -> None:
+    assert to_dcp(tmp_path / "chk", tmp_path / "dcp") == 3
+    assert from_dcp(tmp_path / "dcp", tmp_path / "again") == 3
+    assert same(checkfreq.load(tmp_path / "again"), checkfreq.load(tmp_path / "chk"))
+    assert same(restored(tmp_path / "again"), live)
+
+
+def test_the_manifest_says_the_same_after_the_way_through_dcp(
+    tmp_path: Path, live: dict[str, Any]
+) -> None:
+    to_dcp(tmp_path / "chk", tmp_path / "dcp")
+    from_dcp(tmp_path / "dcp", tmp_path / "again")
+    before, after = (record(tmp_path / name) for name in ("chk", "again"))
+    assert after.objects == before.objects
+    digests = [[(t.name, t.digest) for f in m.files for t in f.tensors] for m in (before, after)]
+    assert sorted(digests[0]) == sorted(digests[1])
+
+
+def record(chk_dir: Path) -> Any:
+    from checkfreq.store.store import CheckpointStore
+
+    return CheckpointStore(chk_dir).verify(3)
+
+
+def test_dcp_loads_the_folder_into_live_objects(tmp_path: Path, live: dict[str, Any]) -> None:
+    to_dcp(tmp_path / "chk", tmp_path / "dcp")
+    other = parts(seed=1)
+    state = {"model": other["model"].state_dict()}
+    dcp.load(state, checkpoint_id=tmp_path / "dcp")
+    other["model"].load_state_dict(state["model"])
+    assert same(other["model"].state_dict(), live["model"])
+
+
+def test_dcps_own_conversion_reads_the_folder(tmp_path: Path, live: dict[str, Any]) -> None:
+    to_dcp(tmp_path / "chk", tmp_path / "dcp")
+    dcp_to_torch_save(tmp_path / "dcp", tmp_path / "all.pt")
+    assert same(torch.load(tmp_path / "all.pt")["model"], live["model"])
+
+
+def test_a_folder_of_dcps_own_writer_is_restored(tmp_path: Path) -> None:
+    live = {name: one for name, one in parts().items() if name in ("model", "optimizer")}
+    dcp.save(states_of(live), checkpoint_id=tmp_path / "dcp")
+    other = {name: one for name, one in parts(seed=1).items() if name in live}
+    chk = CFCheckpoint(**other)
+    from_dcp(tmp_path / "dcp", tmp_path / "chk", like=chk)
+    with CFManager(tmp_path / "chk", chk, mode=CFMode.MANUAL, chk_freq=0) as cf_manager:
+        assert cf_manager.restore()
+    assert same(states_of(other), states_of(live))
+
+
+def test_a_state_dict_by_names_of_parameters_is_restored_by_number(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model, optimizer = small(0)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=tmp_path / "dcp")
+    other, other_optimizer = small(1)
+    chk = CFCheckpoint(model=other, optimizer=other_optimizer)
+    from_dcp(tmp_path / "dcp", tmp_path / "chk", like=chk)
+    with CFManager(tmp_path / "chk", chk, mode=CFMode.MANUAL, chk_freq=0) as cf_manager:
+        assert cf_manager.restore()
+    assert same(other_optimizer.state_dict()["state"], optimizer.state_dict()["state"])
+
+
+def small(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Linear(2, 3)
+    return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+
+def test_what_torch_made_of_a_file_is_read_too(tmp_path: Path) -> None:
+    content = {"model": {"w": torch.ones(2)}, "steps": [torch.zeros(1), 5], "text": "é"}
+    torch.save(content, tmp_path / "theirs.pt")
+    torch_save_to_dcp(tmp_path / "theirs.pt", tmp_path / "dcp")
+    from_dcp(tmp_path / "dcp", tmp_path / "chk")
+    assert same({**checkfreq.load(tmp_path / "chk"), "rng": None}, {**content, "rng": None})
+
+
+def test_the_place_in_the_data_and_pending_gradients_go_along(tmp_path: Path) -> None:
+    def run(chk_dir: Path, *, stop_after: int) -> list[int]:
+        model, optimizer = small(0)
+        seen: list[int] = []
+        chk = CFCheckpoint(model=model, optimizer=optimizer)
+        with CFManager(chk_dir, chk, mode=CFMode.MANUAL, chk_freq=0) as cf_manager:
+            loader = torch.utils.data.DataLoader(torch.arange(8), batch_size=1, shuffle=True)  # type: ignore[arg-type]
+            batches = CFIterator(loader, cf_manager=cf_manager, seed=3)
+            cf_manager.restore()
+            for _ in batches.epochs(1):
+                for ids in batches:
+                    seen += ids.tolist()
+                    model(torch.ones(1, 2)).sum().backward()
+                    cf_manager.weight_update()
+                    if len(seen) == stop_after:
+                        return seen
+        return seen
+
+    first = run(tmp_path / "chk", stop_after=3)
+    to_dcp(tmp_path / "chk", tmp_path / "dcp")
+    from_dcp(tmp_path / "dcp", tmp_path / "again")
+    rest = run(tmp_path / "again", stop_after=9)
+    assert sorted(first + rest) == list(range(8))
+
+
+class Trap:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("sprung",)
+
+
+def test_a_strangers_pickle_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    dcp.save({"a": torch.ones(2), "b": Trap()}, checkpoint_id="values")
+    dcp.save({"a": torch.ones(2)}, checkpoint_id="metadata")
+    Path("metadata", ".metadata").write_bytes(pickle.dumps(Trap()))
+    for folder in ("values", "metadata"):
+        with pytest.raises(ConfigError, match="Unpickling can run any code"):
+            from_dcp(folder, "chk")
+    assert not Path("sprung").exists()
+    assert not Path("chk").exists()
+
+
+def test_files_outside_of_the_folder_are_not_read(tmp_path: Path) -> None:
+    dcp.save({"a": torch.ones(2)}, checkpoint_id=tmp_path / "dcp")
+    path = tmp_path / "dcp" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    for info in metadata.storage_data.values():
+        info.relative_path = "../elsewhere.distcp"
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CorruptCheckpointError, match="names of files in the folder"):
+        from_dcp(tmp_path / "dcp", tmp_path / "chk")
+
+
+@pytest.mark.parametrize("damage", ["metadata", "cut", "gone", "forged"])
+def test_a_damaged_folder_is_refused(damage: str, tmp_path: Path, live: dict[str, Any]) -> None:
+    to_dcp(tmp_path / "chk", tmp_path / "dcp")
+    metadata, data = tmp_path / "dcp" / ".metadata", next((tmp_path / "dcp").glob("*.distcp"))
+    if damage == "metadata":
+        metadata.write_bytes(metadata.read_bytes()[:-30])
+    elif damage == "cut":
+        data.write_bytes(data.read_bytes()[:-3000])
+    elif damage == "gone":
+        data.unlink()
+    else:
+        data.write_bytes(data.read_bytes().replace(b'"kind": "dict"', b'"kind": "tcid"'))
+    with pytest.raises((CorruptCheckpointError, ConfigError, OSError)):
+        from_dcp(tmp_path / "dcp", tmp_path / "again")
+    assert not list((tmp_path / "again").glob("step-*"))
+
+
+def test_nothing_is_overwritten_without_being_asked(tmp_path: Path, live: dict[str, Any]) -> None:
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp" / "precious").touch()
+    with pytest.raises(ConfigError, match="is there already"):
+        to_dcp(tmp_path / "chk", tmp_path / "dcp")
+    assert (tmp_path / "dcp" / "precious").exists()
+    to_dcp(tmp_path / "chk", tmp_path / "dcp", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chk", "dcp"]
+    with pytest.raises(ConfigError, match="is there already"):
+        from_dcp(tmp_path / "dcp", tmp_path / "chk")
+
+
+def test_an_object_of_the_name_of_our_entry_is_refused(tmp_path: Path) -> None:
+    chk = CFCheckpoint(checkfreq={"a": 1})
+    with CFManager(tmp_path / "chk", chk, mode=CFMode.MANUAL, chk_freq=1) as cf_manager:
+        cf_manager.step()
+    with pytest.raises(ConfigError, match="expected another name"):
+        to_dcp(tmp_path / "chk", tmp_path / "dcp")

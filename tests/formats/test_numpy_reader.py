@@ -1,0 +1,105 @@
+"""The reader that needs Python and NumPy alone."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import checkfreq
+import tests.fixtures
+from checkfreq.formats import numpy_reader
+from checkfreq.formats.numpy_reader import open_checkpoint, steps
+
+FIXTURES = Path(tests.fixtures.__file__).parent
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_every_tensor_is_read_bit_for_bit(tmp_path: Path, live: dict[str, Any]) -> None:
+    checkpoint = open_checkpoint(tmp_path / "chk")
+    arrays = checkpoint.tensors("model")
+    tensors = {k: v for k, v in live["model"].items() if isinstance(v, torch.Tensor)}
+    assert arrays.keys() - tensors.keys() == {"_extra_state.mean"}
+    for key, tensor in tensors.items():
+        assert arrays[key].shape == tuple(tensor.shape)
+        assert arrays[key].tobytes() == bits(tensor), key
+        assert checkpoint.dtype_of("model", key) == str(tensor.dtype).removeprefix("torch.")
+    assert checkpoint.step == 3
+    checkpoint.verify()
+
+
+def test_the_state_of_an_object_is_decoded(tmp_path: Path, live: dict[str, Any]) -> None:
+    checkpoint = open_checkpoint(tmp_path / "chk", 3)
+    tree = checkpoint.value("history")["tree"]
+    assert tree["losses"] == [1.5, float("inf"), 2]
+    assert tree["by epoch"][1] == 0.25
+    assert tree["pair"][0].tolist() == [0, 1, 2]
+    assert tree["complex"] == 1 + 2j
+    assert tree["raw"] == b"\x00\xff"
+    numpy.testing.assert_array_equal(tree["array"], live["history"]["array"])
+    assert {"model", "optimizer", "history", "rng"} <= {*checkpoint.names}
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_every_format_and_the_shards_of_several_ranks_are_read(version: int) -> None:
+    folder = FIXTURES / f"format-{version}"
+    step = steps(folder)[-1]
+    checkpoint = open_checkpoint(folder, step)
+    checkpoint.verify()
+    for rank in range(checkpoint.manifest["world"]):
+        state = checkfreq.load(folder, step=step, rank=rank)["model"]
+        arrays = checkpoint.tensors("model", rank)
+        for key, tensor in state.items():
+            if isinstance(tensor, torch.Tensor):
+                assert arrays[key].tobytes() == bits(tensor), key
+
+
+def test_it_runs_outside_of_the_package_without_torch(tmp_path: Path, live: dict[str, Any]) -> None:
+    shutil.copy(numpy_reader.__file__, tmp_path / "reader.py")
+    program = (
+        "import sys\n"
+        "class No:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('torch', 'xxhash', 'checkfreq'):\n"
+        "            raise ImportError(name)\n"
+        "sys.meta_path.insert(0, No())\n"
+        "import reader\n"
+        "assert not reader.verifies\n"
+        "print(len(reader.open_checkpoint('chk').tensors('model')))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert ran.stderr == ""
+    assert int(ran.stdout) > 10
+
+
+@pytest.mark.parametrize("what", ["manifest.json", "model.safetensors", "header", "cut", "link"])
+def test_damage_is_found(what: str, tmp_path: Path, live: dict[str, Any]) -> None:
+    folder = tmp_path / "chk" / "step-00000003"
+    path = folder / ("manifest.json" if what == "manifest.json" else "model.safetensors")
+    data = bytearray(path.read_bytes())
+    data[9 if what == "header" else -9] ^= 1
+    path.unlink()
+    path.write_bytes(data[:-1] if what == "cut" else data)
+    if what == "link":
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="expected"):
+        open_checkpoint(tmp_path / "chk").tensors("model")
+
+
+def test_a_step_that_is_not_there_is_named(tmp_path: Path, live: dict[str, Any]) -> None:
+    with pytest.raises(FileNotFoundError, match="expected step 9, found"):
+        open_checkpoint(tmp_path / "chk", 9)
+    with pytest.raises(KeyError, match="has no tensor"):
+        open_checkpoint(tmp_path / "chk" / "step-00000003").dtype_of("model", "none such")

@@ -1,0 +1,171 @@
+"""Folders of save_pretrained, without and with the real library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import checkfreq
+from benchmarks.imagenet.models import import_torchvision
+from checkfreq import CFCheckpoint, CFManager, CFMode
+from checkfreq.errors import ConfigError, CorruptCheckpointError
+from checkfreq.formats import from_pretrained, to_pretrained, to_torch_save
+from tests.formats.support import same
+
+
+def weights() -> dict[str, torch.Tensor]:
+    return {f"layer.{n}": torch.randn(16, 4).to(torch.bfloat16) for n in range(5)}
+
+
+def a_folder(folder: Path) -> dict[str, torch.Tensor]:
+    """Two shards, an index, and files that are not ours."""
+    state = weights()
+    folder.mkdir()
+    names = sorted(state)
+    parts = {"model-00001-of-00002.safetensors": names[:3]}
+    parts["model-00002-of-00002.safetensors"] = names[3:]
+    for file, keys in parts.items():
+        save_file({key: state[key] for key in keys}, folder / file, metadata={"format": "pt"})
+    weight_map = {key: file for file, keys in parts.items() for key in keys}
+    index = {"metadata": {"total_size": 640}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text('{"model_type": "made up"}')
+    (folder / "tokenizer.json").write_text("{}")
+    return state
+
+
+def read(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights as others read them: through the index."""
+    path = folder / "model.safetensors.index.json"
+    if not path.exists():
+        return load_file(folder / "model.safetensors")
+    files = set(json.loads(path.read_text())["weight_map"].values())
+    found: dict[str, torch.Tensor] = {}
+    for file in files:
+        found |= load_file(folder / file)
+    assert {*found} == {*json.loads(path.read_text())["weight_map"]}
+    return found
+
+
+def test_a_folder_goes_to_a_checkpoint_and_back_bit_for_bit(tmp_path: Path) -> None:
+    state = a_folder(tmp_path / "theirs")
+    assert from_pretrained(tmp_path / "theirs", tmp_path / "chk") == 0
+    assert same(checkfreq.load(tmp_path / "chk")["model"], state)
+    back = tmp_path / "back"
+    to_pretrained(tmp_path / "chk", back, beside=tmp_path / "theirs", max_shard_bytes=300)
+    assert same(read(back), state)
+    index = json.loads((back / "model.safetensors.index.json").read_text())
+    assert index["metadata"] == {"total_parameters": 320, "total_size": 640}
+    assert (back / "config.json").read_text() == '{"model_type": "made up"}'
+    shards = [f"model-{n:05d}-of-00003.safetensors" for n in (1, 2, 3)]
+    others = ["config.json", "model.safetensors.index.json", "tokenizer.json"]
+    assert sorted(path.name for path in back.iterdir()) == sorted([*shards, *others])
+
+
+def test_weights_are_not_replaced_without_being_asked_and_others_stay(tmp_path: Path) -> None:
+    state = a_folder(tmp_path / "theirs")
+    from_pretrained(tmp_path / "theirs", tmp_path / "chk")
+    with pytest.raises(ConfigError, match="holds weights already"):
+        to_pretrained(tmp_path / "chk", tmp_path / "theirs")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "config.json").write_text("{}")
+    to_pretrained(tmp_path / "chk", tmp_path / "new")
+    to_pretrained(tmp_path / "chk", tmp_path / "theirs", overwrite=True)
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+    assert same(read(tmp_path / "theirs"), state)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chk", "new", "theirs"]
+
+
+def test_state_that_is_more_than_tensors_is_refused_by_name(
+    tmp_path: Path, live: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="holds _extra_state, odd10: expected tensors"):
+        to_pretrained(tmp_path / "chk", tmp_path / "hub", name="model")
+    with pytest.raises(ConfigError, match="is of kind optimizer: expected a module"):
+        to_pretrained(tmp_path / "chk", tmp_path / "hub", name="optimizer")
+    assert not (tmp_path / "hub").exists()
+
+
+@pytest.mark.parametrize("damage", ["index", "gone", "outside", "other keys", "pickled", "nothing"])
+def test_a_folder_that_makes_no_sense_is_refused(damage: str, tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    a_folder(folder)
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    if damage == "index":
+        path.write_text("[]")
+    elif damage == "gone":
+        (folder / "model-00002-of-00002.safetensors").unlink()
+    elif damage == "outside":
+        index["weight_map"]["layer.0"] = "../outside.safetensors"
+        path.write_text(json.dumps(index))
+    elif damage == "other keys":
+        index["weight_map"]["more"] = "model-00001-of-00002.safetensors"
+        path.write_text(json.dumps(index))
+    else:
+        path.unlink()
+        if damage == "pickled":
+            (folder / "pytorch_model.bin").touch()
+    expected = ConfigError if damage in ("pickled", "nothing") else CorruptCheckpointError
+    with pytest.raises(expected):
+        from_pretrained(folder, tmp_path / "chk")
+    assert not (tmp_path / "chk").exists()
+
+
+@pytest.mark.more
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_loads_what_was_trained_and_we_what_it_saved(tmp_path: Path) -> None:
+    import_torchvision()  # transformers imports it, and its operators may be missing
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=32, n_positions=16)
+    theirs = GPT2LMHeadModel(config)
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="3KB")
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
+    model = GPT2LMHeadModel(config)
+    chk = CFCheckpoint(model=model)
+    from_pretrained(tmp_path / "theirs", tmp_path / "chk", like=chk)
+    with CFManager(tmp_path / "chk", chk, mode=CFMode.MANUAL, chk_freq=0) as cf_manager:
+        assert cf_manager.restore()
+        with cf_manager.updating(), torch.no_grad():
+            model.transformer.wte.weight += 1
+        cf_manager.step()
+        cf_manager.save(wait=True)
+    to_pretrained(tmp_path / "chk", tmp_path / "back", beside=tmp_path / "theirs")
+    again = GPT2LMHeadModel.from_pretrained(tmp_path / "back")
+    assert same(again.state_dict(), model.state_dict())
+    assert again.lm_head.weight is again.transformer.wte.weight
+    to_pretrained(tmp_path / "chk", tmp_path / "first", step=0, max_shard_bytes=6000)
+    assert same(read(tmp_path / "first"), read(tmp_path / "theirs"))
+
+
+def test_a_damaged_checkpoint_leaves_nothing(tmp_path: Path) -> None:
+    a_folder(tmp_path / "theirs")
+    from_pretrained(tmp_path / "theirs", tmp_path / "chk")
+    payload = tmp_path / "chk" / "step-00000000" / "model.safetensors"
+    data = bytearray(payload.read_bytes())
+    data[-1] ^= 1
+    payload.write_bytes(data)
+    for convert, target in ((to_pretrained, "hub"), (to_torch_save, "all.pt")):
+        with pytest.raises(CorruptCheckpointError, match="digest"):
+            convert(tmp_path / "chk", tmp_path / target)  # type: ignore[operator]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chk", "theirs"]
+
+
+def test_a_module_with_tied_weights_is_written_once(tmp_path: Path) -> None:
+    embed, head = nn.Embedding(4, 2), nn.Linear(2, 4, bias=False)
+    head.weight = embed.weight
+    chk = CFCheckpoint(model=nn.ModuleDict({"embed": embed, "head": head}))
+    with CFManager(tmp_path / "chk", chk, mode=CFMode.MANUAL, chk_freq=1) as cf_manager:
+        cf_manager.step()
+    to_pretrained(tmp_path / "chk", tmp_path / "hub")
+    assert same(read(tmp_path / "hub"), {"embed.weight": embed.weight.detach()})

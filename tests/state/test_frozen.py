@@ -1,0 +1,121 @@
+"""Frozen parameters get a file of their own, and nothing that an update or a forward changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from checkfreq.state.capture import capture
+from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.collector import CapturedState
+
+#: A square layer of so many features has more than the least size that is worth a file.
+WIDE = 600
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank adapter, as LoRA has it."""
+
+    def __init__(self, width: int = WIDE) -> None:
+        super().__init__()
+        self.base = nn.Linear(width, width).requires_grad_(False)
+        self.down = nn.Linear(width, 2, bias=False)
+        self.up = nn.Linear(2, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of both."""
+        return self.base(x) + self.up(self.down(x))  # type: ignore[no-any-return]
+
+
+def captured(model: nn.Module, **options: Any) -> CapturedState:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    on_device = options.pop("fence_on_device", False)
+    others = options.pop("others", {})
+    optimizer = torch.optim.SGD(trained, lr=0.1)
+    chk = CFCheckpoint(rng=False, model=model, optimizer=optimizer, **others, **options)
+    return capture(chk, fence_on_device=on_device)
+
+
+def files(state: CapturedState) -> dict[str, list[str]]:
+    """Keys by file."""
+    found: dict[str, list[str]] = {}
+    for ref in state.tensors:
+        found.setdefault(ref.stem, []).append(ref.key)
+    return found
+
+
+def test_what_is_frozen_beside_trained_parameters_has_a_file_of_its_own() -> None:
+    assert files(captured(Adapted())) == {
+        "model": ["down.weight", "up.weight"],
+        "model.frozen": ["base.weight", "base.bias"],
+    }
+
+
+def test_a_little_that_is_frozen_stays_where_it_was() -> None:
+    assert list(files(captured(Adapted(width=8)))) == ["model"]
+
+
+def test_what_is_declared_volatile_is_not_frozen() -> None:
+    found = files(captured(Adapted(), volatile=("model.base.bias",)))
+    assert found["model.frozen"] == ["base.weight"]
+    assert "base.bias" in found["model"]
+
+
+def test_buffers_are_not_frozen() -> None:
+    model = Adapted()
+    model.register_buffer("statistics", torch.zeros(1 << 20))
+    assert "statistics" in files(captured(model))["model"]
+
+
+def test_a_teacher_that_no_optimizer_has_is_not_frozen() -> None:
+    teacher = nn.Linear(WIDE, WIDE).requires_grad_(False)
+    found = files(captured(Adapted(), others={"teacher": teacher}))
+    assert found["teacher"] == ["weight", "bias"]
+
+
+def test_parameters_on_the_host_are_not_frozen_while_updates_wait_on_a_device() -> None:
+    assert list(files(captured(Adapted(), fence_on_device=True))) == ["model"]
+
+
+def test_a_weight_that_its_layer_rewrites_is_not_frozen() -> None:
+    model = Adapted()
+    model.words = nn.Embedding(WIDE, WIDE, max_norm=1.0).requires_grad_(False)
+    assert "words.weight" in files(captured(model))["model"]
+
+
+def test_tied_frozen_weights_are_kept_once_and_named_in_their_file() -> None:
+    model = Adapted()
+    model.head = nn.Linear(WIDE, WIDE, bias=False)
+    model.head.weight = model.base.weight
+    state = captured(model)
+    assert state.aliases == {"model.frozen": {"head.weight": "base.weight"}}
+    assert state.objects["model"]["aliases"] == {"head.weight": "base.weight"}
+
+
+def test_a_frozen_weight_that_shares_its_memory_with_a_trained_one_is_not_frozen() -> None:
+    for first in ("base", "head"):
+        model = Adapted()
+        head = nn.Parameter(model.base.weight.detach())
+        if first == "base":
+            model.head = head
+        else:
+            base = model.base
+            del model.base
+            model.head, model.base = head, base
+        found = files(captured(model))
+        assert not any("weight" in key for key in found.get("model.frozen", [])), first
+
+
+def test_a_module_with_its_own_state_dict_is_split_alike() -> None:
+    model = Adapted()
+    model.register_state_dict_post_hook(lambda *args: None)
+    assert files(captured(model)) == files(captured(Adapted()))
+
+
+def test_a_layer_that_is_thawed_moves_back() -> None:
+    model = Adapted()
+    assert "model.frozen" in files(captured(model))
+    model.base.requires_grad_(True)
+    assert list(files(captured(model))) == ["model"]
