@@ -2,7 +2,8 @@
 
 ``CFIterator`` wraps a loader and keeps track of the position of training in it.
 ``ResumableDataLoader`` is torch's ``DataLoader`` with an order that can be entered at any sample,
-``ResumableIterableLoader`` the one for iterable datasets. The resumable samplers are drop-in
+``ResumableIterableLoader`` the one for iterable datasets, ``ResumableNodeLoader`` for nodes of
+torchdata. ``ShuffledStream`` shuffles a stream. The resumable samplers are drop-in
 replacements for torch's. ``ShardedDataset`` reads shards sequentially, ``ResidentDataset`` holds a
 rank's share of the data in memory. ``isolated_rng`` keeps validation from changing the random
 numbers of training. Names are loaded on first use, so importing the package does not import torch.
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
     from iterators.torch.grouped import ResumableGroupedBatchSampler
     from iterators.torch.iterable import ResumableIterableLoader
     from iterators.torch.loader import ResumableDataLoader
+    from iterators.torch.nodes import ResumableNodeLoader
     from iterators.torch.resident import ResidentDataset
     from iterators.torch.samplers import ResumableDistributedSampler, ResumableSampler
     from iterators.torch.shards import ShardedDataset
+    from iterators.torch.shuffled import ShuffledStream
 
 __all__ = [
     "CFIterator",
@@ -46,9 +49,11 @@ __all__ = [
     "ResumableDistributedSampler",
     "ResumableGroupedBatchSampler",
     "ResumableIterableLoader",
+    "ResumableNodeLoader",
     "ResumableSampler",
     "ResumeMismatchError",
     "ShardedDataset",
+    "ShuffledStream",
     "TrainingStopped",
     "isolated_rng",
 ]
@@ -64,7 +69,9 @@ _HOME = {
     "ResumableGroupedBatchSampler": "torch.grouped",
     "ResumableSampler": "torch.samplers",
     "ResumableIterableLoader": "torch.iterable",
+    "ResumableNodeLoader": "torch.nodes",
     "ShardedDataset": "torch.shards",
+    "ShuffledStream": "torch.shuffled",
     "isolated_rng": "loop.isolation",
 }
 

@@ -31,6 +31,17 @@ def _torch_adapter(loader: Any, seed: int | None) -> Adapter | None:
     return ResumableDataLoader.like(loader, seed=seed)
 
 
+def _node_adapter(loader: Any, seed: int | None) -> Adapter | None:
+    """An adapter for a node of torchdata, or for a loader of one. Does not import torchdata."""
+    if "torchdata.nodes" not in sys.modules:
+        return None
+    from torchdata.nodes import BaseNode, Loader
+
+    from iterators.torch.nodes import ResumableNodeLoader
+
+    return ResumableNodeLoader(loader, seed=seed) if isinstance(loader, BaseNode | Loader) else None
+
+
 def _dali_adapter(loader: Any, seed: int | None) -> Adapter | None:
     """An adapter for an iterator of DALI's torch plugin. Does not import DALI either."""
     if "nvidia.dali.plugin.pytorch" not in sys.modules:
@@ -44,7 +55,11 @@ def _dali_adapter(loader: Any, seed: int | None) -> Adapter | None:
 
 #: Each function knows one kind of loader. It returns an adapter for it, returns None for any other
 #: kind, and raises ``NotResumableError`` for a loader of its kind that it cannot resume.
-ADAPTERS: tuple[Callable[[Any, int | None], Adapter | None], ...] = (_torch_adapter, _dali_adapter)
+ADAPTERS: tuple[Callable[[Any, int | None], Adapter | None], ...] = (
+    _torch_adapter,
+    _node_adapter,
+    _dali_adapter,
+)
 
 
 def adapted(loader: Iterable[Any] | Adapter, *, seed: int | None, exact: bool) -> Adapter:

@@ -115,6 +115,7 @@ class CFIterator:
             self._cursor,
             rule=BoundaryRule(cf_manager if marks_steps else None, accumulate=accumulate),
             boundaries=self._boundaries,
+            on_delivery=getattr(cf_manager, "on_delivery", None),
         )
         # Last: a manager that has already restored applies the position while it registers.
         self._register(cf_manager, chk_freq=chk_freq, dynamic=dynamic)
@@ -179,6 +180,14 @@ class CFIterator:
     def last_report(self) -> EpochReport | None:
         """What the last epoch that ended in this process served; None before the first end."""
         return self._runner.last_report
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the batch handed out last is the last of its epoch.
+
+        A loader without a length fetches the next batch to find out, and keeps it.
+        """
+        return self._adapter.is_over(self._cursor.live.place)
 
     @property
     def is_using_batch(self) -> bool:

@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+import sys
+
 
 class NotResumableError(TypeError):
     """The loader cannot be resumed exactly. The message says why, and what to write instead."""
@@ -53,3 +55,11 @@ class TrainingStopped(SystemExit):
 
     def __str__(self) -> str:
         return self.reason
+
+
+def add_note(error: RuntimeError, note: str) -> None:
+    """Have ``note`` shown below an error. Python 3.10 has no notes: there it ends its text."""
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        error.args = (f"{error}\n{note}",)

@@ -24,7 +24,7 @@ from iterators.dali import graph
 from iterators.dali.imports import __version__
 from iterators.dali.operators import sole_pipeline
 from iterators.dali.source import BatchStart, Record
-from iterators.errors import IterationStateError
+from iterators.errors import IterationStateError, add_note
 from iterators.order.epoch import Order
 from iterators.order.position import Identity, Layout
 from iterators.protocol import Adapter, Delivery
@@ -210,9 +210,10 @@ class DALILoader(Adapter):
         except RuntimeError as error:
             self._has_stopped = not self._pipeline.exec_dynamic
             if self._has_stopped:
-                error.add_note(
+                add_note(
+                    error,
                     "in a batch that was prefetched and is not needed; but with "
-                    "exec_dynamic=False the pipeline cannot continue: build it again"
+                    "exec_dynamic=False the pipeline cannot continue: build it again",
                 )
                 raise
             logger.info("a prefetched batch that is not needed could not be made: %s", error)
@@ -235,7 +236,7 @@ class DALILoader(Adapter):
             rebuild = " (with exec_dynamic=False, build the pipeline again)"
             advice = rebuild if self._has_stopped else ""
             names = ", ".join(map(self.name_of, suspects))
-            error.add_note(f"DALI was reading one of: {names}{advice}")
+            add_note(error, f"DALI was reading one of: {names}{advice}")
             raise
 
 

@@ -32,6 +32,7 @@ from iterators.errors import (
     IterationStateError,
     NotResumableError,
     ResumeMismatchError,
+    add_note,
 )
 from iterators.order.environment import rank_and_world
 from iterators.order.position import Identity, Layout, Position
@@ -205,7 +206,7 @@ class NativeDALILoader(Adapter):
         try:
             iterator = self._make(checkpoint)
         except RuntimeError as error:
-            error.add_note("while building the pipeline from a DALI checkpoint")
+            add_note(error, "while building the pipeline from a DALI checkpoint")
             raise
         self._require_same(iterator)
         return _Live(iterator, self._facts, state)

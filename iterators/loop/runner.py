@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import Any
 
@@ -34,7 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 class PassRunner:
-    """The passes of one iterator. ``name`` is the iterator's, for the log."""
+    """The passes of one iterator. ``name`` is the iterator's, for the log.
+
+    ``on_delivery`` is told of each batch before it is handed out.
+    """
 
     def __init__(
         self,
@@ -44,7 +47,9 @@ class PassRunner:
         *,
         rule: BoundaryRule,
         boundaries: Boundaries,
+        on_delivery: Callable[[str, Delivery], None] | None = None,
     ) -> None:
+        self._on_delivery = on_delivery
         self._name, self._adapter, self._cursor = name, adapter, cursor
         self._rule, self._boundaries = rule, boundaries
         self._running: weakref.ref[Generator[Any, None, None]] | None = None
@@ -181,6 +186,8 @@ class PassRunner:
         self.last_num_samples = None if delivery.weights is None else covered
         self._cursor.deliver(delivery)
         self.last = delivery
+        if self._on_delivery is not None:
+            self._on_delivery(self._name, delivery)
 
     def _tell_of_count(self, epoch: int) -> None:
         running = self._running() if self._running else None

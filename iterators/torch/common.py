@@ -132,7 +132,7 @@ def warn_of_forks(python: tuple[int, int, int]) -> None:
     If a thread of the process group frees a tensor while another thread forks, a lock of the
     interpreter can stay locked in the child for ever (python/cpython#112275).
     """
-    if python < (3, 11, 10):
+    if python < (3, 11, 10) and not (3, 10, 15) <= python < (3, 11):
         logger.warning(
             "loader workers are forked while a process group is alive. This is Python %d.%d.%d: "
             "before 3.11.10 such a worker can hang when it starts, and training hangs with it "

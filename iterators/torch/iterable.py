@@ -17,10 +17,11 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Collection, Iterator
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
+from typing_extensions import Unpack
 
 from iterators.errors import CorruptPositionError, NotResumableError, ResumeMismatchError
 from iterators.order.batch_requests import Seeding
@@ -43,6 +44,7 @@ from iterators.torch.common import (
     share_of,
     workers_started,
 )
+from iterators.torch.known_streams import require_exact, seeds_of
 from iterators.torch.sampling import (
     LoaderSettings,
     Tail,
@@ -128,8 +130,9 @@ class ResumableIterableLoader(SeededAdapter):
         engine: ``DataLoader``, or torchdata's ``StatefulDataLoader``.
         settings: any other setting of ``DataLoader``.
 
-    Raises ``NotResumableError`` for a DataPipe, and with ``num_workers=0`` for a dataset that
-    cannot be deep-copied.
+    Raises ``NotResumableError`` for a DataPipe, for a stream of another library whose state does
+    not cover it (a shuffle buffer, a shuffle by the clock), and with ``num_workers=0`` for a
+    dataset that cannot be deep-copied.
     """
 
     def __init__(
@@ -159,7 +162,7 @@ class ResumableIterableLoader(SeededAdapter):
         self._identity = Identity(
             f"iterable-{'state' if self._stateful else 'opaque'}-1",
             0,  # a dataset's length is an estimate, and may be exceeded
-            dataset_fingerprint(dataset, fingerprint),
+            dataset_fingerprint(dataset, fingerprint) + seeds_of(dataset),
             self._seed,
             tail,
         )
@@ -182,6 +185,7 @@ class ResumableIterableLoader(SeededAdapter):
 
         ``seed`` defaults to the initial seed of the loader's generator, else of torch.
         """
+        require_exact(loader.dataset)  # first: it says more about loaders of known libraries
         require_plain(loader)
         return cls(
             loader.dataset,  # type: ignore[arg-type]
@@ -387,6 +391,7 @@ def _require_plain_dataset(dataset: IterableDataset[Any], *, in_process: bool) -
             f"{name} is a DataPipe, which DataLoader itself shuffles and splits among workers. Use "
             "an IterableDataset"
         )
+    require_exact(dataset)
     try:
         copy.deepcopy(dataset) if in_process else None
     except Exception as error:

@@ -9,11 +9,12 @@ only; one open epoch at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, TypeAlias, Unpack
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
+from typing_extensions import Unpack
 
 from iterators.order.batch_requests import (
     BatchRequestCollate,

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate
+from typing_extensions import Unpack
 
 from iterators.order.environment import length_of, rank_and_world
 from iterators.order.epoch import EpochOrder, Int64

@@ -25,6 +25,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from iterators.errors import CorruptPositionError, NotResumableError
 from iterators.order.batch_requests import Seeding, Wrapped
 from iterators.torch.encoding import dumps, loads
+from iterators.torch.known_streams import set_epoch
 
 #: A worker that makes batches again reports progress this many times at most.
 _ROUNDS = 50
@@ -229,8 +230,7 @@ class _WorkerEpoch:
         an iterator after it.
         """
         self._settings.seeding.seed_for(*self._place, 0)
-        if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
-            set_epoch(self._place[0])
+        set_epoch(self._dataset, self._place[0])
         if state and self._settings.stateful:
             self._dataset.load_state_dict(loads(state))
         samples: Iterator[Any] = iter(self._dataset)

@@ -18,7 +18,7 @@ from checkfreq.state.saved_tensor import Chunk
 from checkfreq.state.tensors import DTYPES
 from checkfreq.store.boxes import Box
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry
-from checkfreq.store.parts import stem_of
+from checkfreq.store.parts import shared_files_of, stem_of
 from checkfreq.types import Json
 
 
@@ -84,10 +84,9 @@ def _chunks(
     manifest: Manifest, name: str, files: Mapping[str, FileEntry], rank: int | None
 ) -> Iterator[_KeyedChunk]:
     """Tuples of key, whole shape and chunk. Tensors that differ between ranks come last."""
-    shared = files.get(f"{name}.safetensors")
     own: dict[str, _KeyedChunk] = {}
-    if shared is not None:
-        json = manifest.objects.get(name, {})
+    json = manifest.objects.get(name, {})
+    for shared in (files[one] for one in shared_files_of(name) if one in files):
         own.update((e.name, _chunk(shared, e, json)) for e in shared.tensors)
     for number in sorted(manifest.ranks):
         file = files.get(f"{stem_of(name, number)}.safetensors")

@@ -25,9 +25,10 @@ ATTEMPT = "dcp"
 class Commit:
     """The coordinator's side of one save."""
 
-    def __init__(self, root: Path, step: int, *, overwrite: bool) -> None:
+    def __init__(self, root: Path, step: int, *, overwrite: bool, attempt: str = ATTEMPT) -> None:
         self._root = root
         self._step = step
+        self._attempt = attempt
         self._overwrite = overwrite
         self._store = CheckpointStore(root)
         self._lock = DirectoryLock(root)
@@ -50,7 +51,9 @@ class Commit:
         try:
             self._require_free_step()
             self._store.open()
-            self._pending = self._store.begin(self._step, attempt=ATTEMPT, num_bytes=num_bytes)
+            self._pending = self._store.begin(
+                self._step, attempt=self._attempt, num_bytes=num_bytes
+            )
         except BaseException:
             self.give_up()
             raise

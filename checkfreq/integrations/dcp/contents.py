@@ -28,6 +28,7 @@ from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict
 from checkfreq.state.adapters.rng import rng_state
 from checkfreq.state.capture import GRADIENTS, POSITIONS
 from checkfreq.state.codec import decode_tree
+from checkfreq.state.composed import build, can_build
 from checkfreq.state.saved import SavedObject
 from checkfreq.state.saved_tensor import SavedTensor
 from checkfreq.state.tensors import DTYPE_NAMES, decode_torch
@@ -72,9 +73,13 @@ class Contents:
     def pickled(self, name: str, read: Read) -> io.BytesIO:
         """A value, pickled as DCP's planner would have done it."""
         data = io.BytesIO()
-        torch.save(copy.deepcopy(self._values[name], _Memo(self._makers, read)), data)
+        torch.save(self.value(name, read), data)
         data.seek(0)
         return data
+
+    def value(self, name: str, read: Read) -> Any:
+        """A value, with what it has from tensors."""
+        return copy.deepcopy(self._values[name], _Memo(self._makers, read))
 
     def add_state(self, state: _State, tree: Any) -> None:
         """Add one object's state dict, which has stand-ins of ``state`` in place of tensors."""
@@ -135,6 +140,9 @@ class _State(SavedObject):
 
     def owned(self, name: str, device: str = "cpu", *, live: Tensor | None = None) -> Tensor:
         """A stand-in; aliases share one."""
+        if name in self.composed:
+            stand_in: Any = self.later(lambda read: self._made(name, read))
+            return stand_in  # type: ignore[no-any-return]
         key = self.record(name).name
         if key not in self._stand_ins:
             stored = self._stored[key]
@@ -143,6 +151,18 @@ class _State(SavedObject):
             self.tensors[id(stand_in)] = stored
             self.makers[id(stand_in)] = lambda read: read(stored)
         return self._stand_ins[key]
+
+    def _made(self, name: str, read: Read) -> Any:
+        """A tensor that consists of others, read and put together; DCP knows it as a value."""
+        parts = {
+            part: self._made(key, read) if key in self.composed else read(self._stored_as(key))
+            for part, key in self._parts_of(name).items()
+        }
+        record = self.composed[name]
+        return build(record, parts) if can_build(record) else parts
+
+    def _stored_as(self, key: str) -> StoredTensor:
+        return self._stored[self.record(key).name]
 
     def decode(
         self, node: Json, *, on_cpu: bool = False, live: Mapping[str, Tensor] = MappingProxyType({})
@@ -233,6 +253,7 @@ _TREES: dict[str, Callable[[_State], Any]] = {
     "optimizer": optimizer_state_dict,
     "object": tree_value,
     "dict": tree_value,
+    "list": tree_value,
     "rng": rng_state,
     "scaler": lambda state: _numbers(state),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -71,3 +72,8 @@ def served(loader: DALILoader, *, epoch: int, start: int = 0, at_most: int = 100
     opened = loader.open(epoch=epoch, start=start)
     taken: Iterable[Any] = (next(opened) for _ in range(min(at_most, loader.batches_left(start))))
     return [one for delivery in taken for one in samples(delivery.data)]
+
+
+def last_line_of(error: BaseException) -> str:
+    """What a traceback ends with: the note, if the error has one."""
+    return "".join(traceback.format_exception_only(error)).splitlines()[-1]

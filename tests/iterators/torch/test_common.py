@@ -63,6 +63,7 @@ def said(
     [
         (HANGS, {"num_workers": 1, "multiprocessing_context": "fork"}, 1),
         (MENDED, {"num_workers": 1, "multiprocessing_context": "fork"}, 0),
+        ((3, 10, 15, "final", 0), {"num_workers": 1, "multiprocessing_context": "fork"}, 0),
         (HANGS, {"num_workers": 0}, 0),
     ],
 )

@@ -1,0 +1,5 @@
+"""Importing Lightning imports torchvision, whose wheel needs help under a CPU-only torch."""
+
+from benchmarks.imagenet.models import import_torchvision
+
+import_torchvision()

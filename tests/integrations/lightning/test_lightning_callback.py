@@ -1,0 +1,229 @@
+"""What the callback refuses, what it leaves alone, and how runs begin and end with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.more,
+    pytest.mark.filterwarnings("ignore"),  # Lightning's, about tiny runs
+]
+
+lightning = pytest.importorskip("lightning")
+
+import torch  # noqa: E402
+from lightning.pytorch.callbacks import (  # noqa: E402
+    BackboneFinetuning,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.strategies import FSDPStrategy  # noqa: E402
+from torch.utils.data import DataLoader, Sampler  # noqa: E402
+
+import checkfreq  # noqa: E402
+from checkfreq.errors import ConfigError  # noqa: E402
+from checkfreq.integrations.lightning import CheckFreqCallback  # noqa: E402
+from checkfreq.store.store import CheckpointStore  # noqa: E402
+from iterators import NotResumableError  # noqa: E402
+from tests.integrations.lightning.program import Event, Net, Samples, train  # noqa: E402
+
+
+def trainer_of(*callbacks: Any, folder: Path, **settings: Any) -> Any:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        callbacks=[*callbacks],
+        default_root_dir=folder,
+        enable_checkpointing=False,
+        **{"max_epochs": 1, **quiet, **settings},
+    )
+
+
+def loader(**settings: Any) -> DataLoader[Any]:
+    return DataLoader(Samples(), 4, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "callback", "reason"),
+    [
+        ({"reload_dataloaders_every_n_epochs": 1}, None, "a loader that is thrown away"),
+        ({"overfit_batches": 2}, None, "replaces the sampler"),
+        ({}, lambda folder: StochasticWeightAveraging(0.1), "replaces the schedulers"),
+        ({}, lambda folder: BackboneFinetuning(), "adds parameter groups"),
+        ({}, lambda folder: CheckFreqCallback(folder / "b"), "is there twice"),
+    ],
+)
+def test_what_cannot_be_exact_is_refused_with_the_reason(
+    settings: dict[str, Any],
+    callback: Callable[[Path], Any] | None,
+    reason: str,
+    tmp_path: Path,
+) -> None:
+    others = [] if callback is None else [callback(tmp_path)]
+    trainer = trainer_of(CheckFreqCallback(tmp_path / "a"), *others, folder=tmp_path, **settings)
+    with pytest.raises(ConfigError, match=f"the same bits: .*{reason}"):
+        trainer.fit(Net(), loader())
+    assert not (tmp_path / "a").exists()
+
+
+def test_fsdp1_is_refused_by_name(tmp_path: Path) -> None:
+    from checkfreq.integrations.lightning.refusals import require_exact
+
+    trainer = trainer_of(folder=tmp_path)
+    trainer._accelerator_connector.strategy = FSDPStrategy()
+    with pytest.raises(
+        ConfigError, match="under FSDPStrategy, FSDP1 keeps .*ModelParallelStrategy"
+    ):
+        require_exact(trainer, Net(), None)
+
+
+def test_a_strategy_nobody_knows_is_refused(tmp_path: Path) -> None:
+    from checkfreq.integrations.lightning.refusals import require_exact
+
+    trainer = trainer_of(folder=tmp_path)
+    trainer._accelerator_connector.strategy = type("Mystery", (), {})()
+    with pytest.raises(ConfigError, match="the strategy Mystery is not known to be exact"):
+        require_exact(trainer, Net(), None)
+
+
+def test_several_training_loaders_are_refused(tmp_path: Path) -> None:
+    trainer = trainer_of(CheckFreqCallback(tmp_path / "chk"), folder=tmp_path)
+    with pytest.raises(ConfigError, match="training reads 2 loaders"):
+        trainer.fit(Net(), {"one": loader(), "two": loader()})
+
+
+def test_a_loader_whose_order_is_unknown_is_refused(tmp_path: Path) -> None:
+    class Mine(Sampler[int]):
+        def __iter__(self) -> Any:
+            return iter([3, 1, 2, 0])
+
+        def __len__(self) -> int:
+            return 4
+
+    trainer = trainer_of(CheckFreqCallback(tmp_path / "chk"), folder=tmp_path)
+    with pytest.raises(NotResumableError, match="custom sampler Mine"):
+        trainer.fit(Net(), loader(sampler=Mine()))
+
+
+def test_an_argument_that_the_manager_does_not_know_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="how_often"):
+        CheckFreqCallback(tmp_path, how_often=3)
+
+
+def test_there_is_no_manager_outside_of_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="found no training"):
+        CheckFreqCallback(tmp_path).manager  # noqa: B018
+
+
+def test_fast_dev_run_checkpoints_nothing(tmp_path: Path) -> None:
+    trainer = trainer_of(CheckFreqCallback(tmp_path / "chk"), folder=tmp_path, fast_dev_run=True)
+    trainer.fit(Net(), loader(), loader())
+    assert not (tmp_path / "chk").exists()
+
+
+def test_a_run_that_is_over_trains_no_further_and_a_longer_one_goes_on(tmp_path: Path) -> None:
+    def told(folder: Path, **settings: Any) -> list[Any]:
+        events: list[Event] = []
+        train("manual", folder, events.append, seed=len(events), **settings)
+        return [event.history for event in events]
+
+    whole = told(tmp_path / "whole")
+    first = told(tmp_path / "twice", max_epochs=1)
+    assert told(tmp_path / "twice", max_epochs=1) == first[-1:]
+    assert first[:-1] + told(tmp_path / "twice") == whole
+
+
+def test_the_trainer_gets_its_loader_back(tmp_path: Path) -> None:
+    trainer = trainer_of(CheckFreqCallback(tmp_path / "chk"), folder=tmp_path)
+    train_loader = loader()
+    trainer.fit(Net(), train_loader)
+    assert trainer.fit_loop._data_source.instance is train_loader
+    assert "run" not in vars(trainer.fit_loop.epoch_loop.val_loop)
+    assert checkfreq.load(tmp_path / "chk")["model"].keys() == Net().state_dict().keys()
+
+
+def test_an_error_in_training_is_raised_as_it_is_and_the_run_resumes(tmp_path: Path) -> None:
+    class Fails(Net):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 5:
+                raise ValueError("bad sample")
+
+    with pytest.raises(ValueError, match="bad sample"):
+        trainer_of(CheckFreqCallback(tmp_path / "chk"), folder=tmp_path).fit(Fails(), loader())
+    ours = CheckFreqCallback(tmp_path / "chk")
+    trainer = trainer_of(ours, folder=tmp_path)
+    trainer.fit(Net(), loader())
+    assert trainer.global_step == 7
+
+
+def test_a_search_for_a_learning_rate_comes_before_the_run(tmp_path: Path) -> None:
+    class Rated(Net):
+        lr = 0.01
+
+    finder = LearningRateFinder(num_training_steps=5)
+    trainer = trainer_of(CheckFreqCallback(tmp_path / "chk"), finder, folder=tmp_path)
+    trainer.fit(Rated(), loader())
+    assert trainer.global_step == 7
+    assert CheckpointStore(tmp_path / "chk").steps()[-1] == 7
+
+
+def test_a_checkpoint_of_lightning_s_counts_until_there_is_one_of_ours(tmp_path: Path) -> None:
+    first = trainer_of(folder=tmp_path)
+    first.fit(Net(), loader())
+    first.save_checkpoint(tmp_path / "theirs.ckpt")
+    model = Net()
+    trainer = trainer_of(CheckFreqCallback(tmp_path / "chk"), folder=tmp_path, max_epochs=2)
+    trainer.fit(model, loader(), ckpt_path=tmp_path / "theirs.ckpt")
+    assert trainer.global_step == 14
+    again = trainer_of(CheckFreqCallback(tmp_path / "chk"), folder=tmp_path, max_epochs=2)
+    other = Net()
+    again.fit(other, loader(), ckpt_path=tmp_path / "theirs.ckpt")
+    assert again.global_step == 14
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name])
+
+
+def test_the_older_name_of_the_library_works_too(tmp_path: Path) -> None:
+    import pytorch_lightning
+
+    if pytorch_lightning.__version__.startswith("2.5."):
+        pytest.skip("before 2.6 it takes callbacks of its own base class alone")
+
+    class Older(pytorch_lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(6, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss: torch.Tensor = self.layer(batch[1]).square().mean()
+            self.log("loss", loss, on_epoch=True)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trainer = pytorch_lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        callbacks=[CheckFreqCallback(tmp_path / "chk")],
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Older(), loader())
+    assert CheckpointStore(tmp_path / "chk").steps()[-1] == 14
+
+
+def test_importing_checkfreq_imports_no_lightning() -> None:
+    code = "import checkfreq, iterators, sys; print('lightning' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ran.stdout.strip() == "False", ran.stderr

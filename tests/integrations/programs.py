@@ -1,0 +1,31 @@
+"""Programs that use large frameworks, for ranks: imported in a rank's process, not by the tests.
+
+The fork server has them imported; the test's own process, where warnings are errors, never has.
+"""
+
+from __future__ import annotations
+
+from tests.ranks.ranks import Rank
+
+
+def train_trainer(here: Rank) -> None:
+    """A run of Hugging Face's Trainer."""
+    import tests.integrations.vision  # noqa: F401  # first
+    from tests.integrations.trainers import train
+
+    train(here)
+
+
+def refuse_trainer(here: Rank) -> None:
+    """What the callback for the Trainer refuses."""
+    import tests.integrations.vision  # noqa: F401  # first
+    from tests.integrations.trainers import refuse
+
+    refuse(here)
+
+
+def train_accelerated(here: Rank) -> None:
+    """A loop written with accelerate."""
+    from tests.integrations.accelerated import train
+
+    train(here)

@@ -1,0 +1,7 @@
+"""Import this before transformers, which imports torchvision if it is installed."""
+
+from __future__ import annotations
+
+from benchmarks.imagenet.models import import_torchvision
+
+import_torchvision()
